@@ -1,0 +1,1 @@
+//! Thin doors to the kernel. Nothing here knows of Services.

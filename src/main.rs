@@ -1,0 +1,3 @@
+//! Starts the parts and joins them; nothing else.
+
+fn main() {}

@@ -1,0 +1,67 @@
+//! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
+//! its implementations.
+
+pub mod userspace;
+
+use std::fmt;
+
+use crate::services::{Changes, ServiceMap};
+
+/// The modes, by kube-proxy's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModeName {
+    /// Virtual servers in the kernel's IPVS.
+    Ipvs,
+    /// The KUBE-SVC chains.
+    Iptables,
+    /// Connections accepted and spliced by Tripod itself.
+    Userspace,
+}
+
+impl fmt::Display for ModeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ModeName::Ipvs => "ipvs",
+            ModeName::Iptables => "iptables",
+            ModeName::Userspace => "userspace",
+        })
+    }
+}
+
+/// What one sync did.
+#[derive(Clone, Debug, Default)]
+pub struct SyncReport {
+    /// ServicePorts that the mode looked at.
+    pub examined: usize,
+    /// ServicePorts that could not be put in force as asked, each with the
+    /// reason; the rest is in force.
+    pub failed: Vec<(String, String)>,
+}
+
+/// Why a sync as a whole did not take effect. The next sync tries again.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SyncError(pub String);
+
+/// One way to carry a Service's traffic to its endpoints.
+pub trait Mode: Send {
+    /// Its name.
+    fn name(&self) -> ModeName;
+    /// Makes the kernel (or our listeners) match `map`; `changes` says what
+    /// differs since the last success.
+    ///
+    /// # Errors
+    /// When nothing could be applied; what failed for single ServicePorts is
+    /// in the report.
+    fn sync(
+        &mut self,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> impl Future<Output = Result<SyncReport, SyncError>> + Send;
+    /// Removes everything this mode ever installs, also what an earlier
+    /// process left behind.
+    ///
+    /// # Errors
+    /// When something of it could not be removed.
+    fn cleanup(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send;
+}

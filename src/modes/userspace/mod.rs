@@ -1,0 +1,1 @@
+//! Userspace mode: accept a connection, pick an endpoint, splice the bytes.

@@ -1,0 +1,38 @@
+//! Endpoints of a ServicePort, and the sets of them that traffic may reach.
+
+use std::{net::SocketAddr, sync::Arc};
+
+/// One endpoint of a ServicePort: an address and port that serves it, with
+/// what decides whether traffic may go there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// On this node.
+    pub local: bool,
+    /// Ready: takes new connections (`publishNotReadyAddresses` is folded in).
+    pub ready: bool,
+    /// Serving, whether it is terminating or not.
+    pub serving: bool,
+    /// Being shut down.
+    pub terminating: bool,
+    /// Node it runs on, if known.
+    pub node_name: Option<Arc<str>>,
+}
+
+/// The endpoints of a ServicePort, sorted by address and without duplicates,
+/// and the subsets that each kind of traffic may reach, as kube-proxy's
+/// `CategorizeEndpoints` defines them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Endpoints {
+    /// All of them, usable or not.
+    pub all: Box<[Endpoint]>,
+    /// Indices into `all`: where traffic with policy Cluster goes.
+    pub cluster: Box<[u32]>,
+    /// Indices into `all`: where traffic with policy Local goes.
+    pub local: Box<[u32]>,
+    /// Indices into `all`: union of both, each where the policies need it.
+    pub all_reachable: Box<[u32]>,
+    /// Some endpoint in the cluster is usable, even if none is here.
+    pub has_any: bool,
+}

@@ -1,0 +1,150 @@
+//! What a ServicePort is: one port of one Service in one IP family, with
+//! everything that a mode needs to carry its traffic.
+
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+
+use ipnet::IpNet;
+
+use super::endpoint::Endpoints;
+
+/// Transport protocol of a Service port (`core/v1 Protocol`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Protocol {
+    /// TCP, the default where a manifest names none.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Protocol::Tcp => "TCP",
+            Protocol::Udp => "UDP",
+            Protocol::Sctp => "SCTP",
+        })
+    }
+}
+
+/// IP family of a ServicePort; a dual-stack Service has ServicePorts in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum IpFamily {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl IpFamily {
+    /// The family that `ip` belongs to.
+    pub fn of(ip: &IpAddr) -> IpFamily {
+        if ip.is_ipv4() {
+            IpFamily::V4
+        } else {
+            IpFamily::V6
+        }
+    }
+}
+
+impl fmt::Display for IpFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IpFamily::V4 => "IPv4",
+            IpFamily::V6 => "IPv6",
+        })
+    }
+}
+
+/// Namespace and name of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceName {
+    /// Namespace of the Service.
+    pub namespace: Arc<str>,
+    /// Name of the Service.
+    pub name: Arc<str>,
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Identity of a ServicePort. Prints as kube-proxy prints it
+/// (`namespace/name:port`, without the colon for an unnamed port).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServicePortName {
+    /// The Service.
+    pub service: ServiceName,
+    /// Name of the port; empty for a Service's only, unnamed port.
+    pub port: Arc<str>,
+    /// Protocol of the port.
+    pub protocol: Protocol,
+    /// Family of the addresses.
+    pub family: IpFamily,
+}
+
+impl fmt::Display for ServicePortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.service)?;
+        if !self.port.is_empty() {
+            write!(f, ":{}", self.port)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether connections of one client stay on one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionAffinity {
+    /// Each connection is scheduled by itself.
+    None,
+    /// Connections of one client address go to the same endpoint until the
+    /// client was silent for `timeout`.
+    ClientIp {
+        /// Time since the client's last new connection after which it is
+        /// scheduled afresh.
+        timeout: Duration,
+    },
+}
+
+/// `internalTrafficPolicy` or `externalTrafficPolicy` of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrafficPolicy {
+    /// Any endpoint of the cluster.
+    Cluster,
+    /// Endpoints on this node only.
+    Local,
+}
+
+/// One port of one Service in one IP family, with its endpoints: all that a
+/// mode needs to know to carry its traffic. Immutable; a change makes a new one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Identity.
+    pub name: ServicePortName,
+    /// The cluster IP of this family.
+    pub cluster_ip: IpAddr,
+    /// The port on cluster, external and load-balancer IPs.
+    pub port: u16,
+    /// The port on the node's addresses, if there is one.
+    pub node_port: Option<u16>,
+    /// `spec.externalIPs` of this family.
+    pub external_ips: Box<[IpAddr]>,
+    /// `status.loadBalancer.ingress[].ip` of this family whose `ipMode` is VIP.
+    pub load_balancer_ips: Box<[IpAddr]>,
+    /// `spec.loadBalancerSourceRanges` of this family; empty: everyone.
+    pub load_balancer_source_ranges: Box<[IpNet]>,
+    /// Client affinity.
+    pub session_affinity: SessionAffinity,
+    /// Policy for traffic to the cluster IP.
+    pub internal_traffic_policy: TrafficPolicy,
+    /// Policy for traffic to external, load-balancer IPs and node ports.
+    pub external_traffic_policy: TrafficPolicy,
+    /// `spec.healthCheckNodePort`, where the external policy is Local.
+    pub health_check_node_port: Option<u16>,
+    /// The endpoints, and which of them a packet may reach.
+    pub endpoints: Arc<Endpoints>,
+}

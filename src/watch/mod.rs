@@ -1,0 +1,1 @@
+//! Where objects come from: a folder of manifests now, the API server next. Both give the same events.
