@@ -110,18 +110,38 @@ fn parse(message: Message<'_>) -> Result<Option<Address>, Malformed> {
 /// routes, and ARP requests for it stay unanswered. Its scope is "host", so
 /// that it is never chosen as a source address. The kernel makes the route
 /// again when the interface goes down and up: repeat the call then. IPv6
-/// needs none of this and is skipped.
+/// needs none of this: each there has the outcome "fine". Returns the outcome
+/// of each; one that is assigned already is fine.
 ///
 /// # Errors
-/// The first that the kernel refused.
-pub fn assign(socket: &mut Socket, index: u32, addresses: &[IpAddr]) -> Result<(), Error> {
-    let mut requests = Vec::with_capacity(addresses.len() * 2);
-    for address in addresses.iter().filter(|a| a.is_ipv4()) {
-        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
-        requests.push(request(libc::RTM_NEWADDR, flags, "assign", index, *address));
-        requests.push(routes::withdraw(*address, index));
-    }
-    socket.batch_all(&requests, &[Errno::EEXIST, Errno::ESRCH, Errno::ENOENT])
+/// When the socket fails.
+pub fn assign(
+    socket: &mut Socket,
+    index: u32,
+    addresses: &[IpAddr],
+) -> Result<Vec<Result<(), Error>>, Error> {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let pair = |address: &IpAddr| {
+        [
+            request(libc::RTM_NEWADDR, flags, "assign", index, *address),
+            routes::withdraw(*address, index),
+        ]
+    };
+    let v4 = addresses.iter().filter(|a| a.is_ipv4());
+    let requests: Vec<_> = v4.flat_map(pair).collect();
+    let tolerated = [Errno::EEXIST, Errno::ESRCH, Errno::ENOENT];
+    let mut outcomes = socket.batch(&requests, &tolerated)?.into_iter();
+    Ok(addresses
+        .iter()
+        .map(|address| match address {
+            IpAddr::V4(_) => {
+                let assigned = outcomes.next().unwrap_or(Ok(()));
+                let withdrawn = outcomes.next().unwrap_or(Ok(()));
+                assigned.and(withdrawn)
+            }
+            IpAddr::V6(_) => Ok(()),
+        })
+        .collect())
 }
 
 /// Takes back what [`assign`] did; an address that is gone already is fine.
