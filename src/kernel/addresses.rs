@@ -33,6 +33,21 @@ pub struct Address {
     own: bool,
 }
 
+#[cfg(test)]
+impl Address {
+    pub(crate) fn new(address: IpAddr, index: u32, scope: u8, flags: u32) -> Address {
+        Address {
+            prefix: Family::of(&address).bits(),
+            address,
+            index,
+            interface: String::new(),
+            scope,
+            flags,
+            own: false,
+        }
+    }
+}
+
 /// The addresses that others gave this node, in both families: what its
 /// interfaces have, without those that Tripod assigned ([`list_own`]).
 ///

@@ -129,6 +129,7 @@ pub(super) fn withdraw(address: IpAddr, index: u32) -> Request {
     let mut header = [0; 12];
     header[0] = Family::of(&address).number();
     header[1] = Family::of(&address).bits();
+    header[5] = libc::RTPROT_KERNEL;
     header[6] = libc::RT_SCOPE_NOWHERE;
     header[7] = libc::RTN_LOCAL;
     Request::new(

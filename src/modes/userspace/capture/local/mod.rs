@@ -18,6 +18,8 @@
 //!   because the first arrives while its socket is locked.
 
 mod plan;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -54,6 +56,11 @@ struct FamilyState {
     held: HashMap<Object, usize>,
     /// The ground at the last full sync; `None`: the next sync must be full.
     ground: Option<Ground>,
+    /// Rules can match ports here; found out once.
+    ports: bool,
+    /// Nothing of ours was in the kernel when last we looked, and we added
+    /// nothing since.
+    clean: bool,
     /// The node's own addresses at the last full sync.
     own: HashSet<IpAddr>,
 }
@@ -69,6 +76,8 @@ impl Local {
             shapes: BTreeMap::new(),
             held: HashMap::new(),
             ground: None,
+            ports: false,
+            clean: false,
             own: HashSet::new(),
         });
         Ok(Local {
@@ -142,15 +151,17 @@ impl FamilyState {
                 };
                 self.reconcile(socket, want, ground, report)
             }
+            (Some(_), None) if self.clean => Ok(()),
             _ => {
                 // Nothing wanted: no need of a ground that may not be there.
                 let present = installed(socket, self.family.into())?;
                 self.shapes.clear();
                 self.held.clear();
-                if present.is_empty() {
-                    return Ok(());
+                if !present.is_empty() {
+                    remove(socket, links::index("lo")?, present)?;
                 }
-                remove(socket, links::index("lo")?, present)
+                self.clean = true;
+                Ok(())
             }
         }
     }
@@ -178,23 +189,22 @@ impl FamilyState {
         }
         let loopback = links::index("lo")?;
         links::set_up(socket, loopback)?;
-        let ports = match rules::supports_ports(socket, family) {
-            Ok(()) => true,
-            Err(error) if error.errno() == Some(Errno::EPERM) => return Err(error.into()),
-            Err(error) => {
-                report.notes.push(format!(
+        if !self.ports {
+            match rules::supports_ports(socket, family) {
+                Ok(()) => self.ports = true,
+                Err(error) if error.errno() == Some(Errno::EPERM) => return Err(error.into()),
+                Err(error) => report.notes.push(format!(
                     "{family}: service addresses become plain local routes, so that each of \
                      their ports reaches whatever listens on all addresses of this node, because \
                      {error}"
-                ));
-                false
+                )),
             }
-        };
+        }
         let own = addresses::list(socket)?;
         self.own = own.iter().map(|a| a.address).collect();
         Ok(Some(Ground {
             family,
-            ports,
+            ports: self.ports,
             loopback,
             has_loopback_address: own
                 .iter()
@@ -263,11 +273,15 @@ impl FamilyState {
         for (object, before) in touched {
             match (before, count(&self.held, &object)) {
                 (0, 1..) => coming.push(object),
-                (1.., 0) => going.push(object),
+                (before, 0) => {
+                    self.held.remove(&object);
+                    if before > 0 {
+                        going.push(object);
+                    }
+                }
                 _ => {}
             }
         }
-        self.held.retain(|_, users| *users > 0);
         // Until all is applied, what we hold is not what the kernel has.
         self.ground = None;
         let refused = insert(socket, ground.loopback, coming)?;
@@ -285,6 +299,7 @@ impl FamilyState {
         report: &mut Report,
     ) -> Result<(), Error> {
         self.ground = None;
+        self.clean = false;
         self.shapes.clear();
         self.held.clear();
         for frontend in want.keys().filter(|f| f.family == self.family) {

@@ -14,16 +14,20 @@
 //!   default route: the kernel looks for one before nat. kube-proxy's modes
 //!   need the same.
 
+mod applied;
 mod plan;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeSet, HashSet},
     net::IpAddr,
 };
 
 pub use self::plan::NodePortAddresses;
-use self::plan::{Delta, Features, Ground, Jumps, Listener};
-use super::{Error, Frontend, Report, Target, Want};
+use self::{
+    applied::Applied,
+    plan::{Features, Ground, Jumps},
+};
+use super::{Error, Frontend, Report, Want};
 use crate::{
     kernel::{
         Family, addresses,
@@ -45,11 +49,8 @@ struct FamilyState {
     family: IpFamily,
     xtables: Xtables,
     features: Features,
-    /// The nat rules of each frontend, and the listener they lead to.
-    applied: BTreeMap<Frontend, Vec<String>>,
-    listeners: BTreeMap<Frontend, Listener>,
-    /// How many frontends lead to a listener.
-    guarded: BTreeMap<Listener, usize>,
+    /// What is in force.
+    applied: Applied,
     /// The ground at the last full sync; `None`: the next sync must be full.
     ground: Option<Ground>,
     /// Where nat rules led at the last full sync.
@@ -73,9 +74,7 @@ impl Redirect {
                 family: *family,
                 features: features(&xtables).await,
                 xtables,
-                applied: BTreeMap::new(),
-                listeners: BTreeMap::new(),
-                guarded: BTreeMap::new(),
+                applied: Applied::new(*family),
                 ground: None,
                 destination: None,
             });
@@ -169,26 +168,6 @@ async fn features(xtables: &Xtables) -> Features {
 }
 
 impl FamilyState {
-    /// The nat rules of `frontend`; none, and a word in the report, if it cannot
-    /// be captured.
-    fn rules(
-        &self,
-        frontend: &Frontend,
-        target: &Target,
-        ground: &Ground,
-        report: &mut Report,
-    ) -> Option<Vec<String>> {
-        let reason = match frontend.address {
-            Some(ip) if Family::of(&ip) != self.family.into() => {
-                format!("{ip} is no {} address", self.family)
-            }
-            _ if frontend.port == 0 || target.port == 0 => "port 0 cannot be called".to_owned(),
-            _ => return Some(plan::nat(frontend, target, ground)),
-        };
-        report.failed.push((*frontend, reason));
-        None
-    }
-
     /// Writes everything anew.
     async fn rewrite(
         &mut self,
@@ -207,24 +186,14 @@ impl FamilyState {
         };
         self.destination = ground.destination;
         self.note(report);
-        self.applied.clear();
-        self.listeners.clear();
-        self.guarded.clear();
-        for (frontend, target) in want.iter().filter(|(f, _)| f.family == self.family) {
-            if let Some(rules) = self.rules(frontend, target, &ground, report) {
-                let listener = (frontend.protocol, target.port);
-                self.applied.insert(*frontend, rules);
-                self.listeners.insert(*frontend, listener);
-                *self.guarded.entry(listener).or_default() += 1;
-            }
-        }
+        self.applied.replace(want, &ground, report);
         let nat = self.xtables.save("nat").await?;
         let filter = match self.features.guard {
             true => self.xtables.save("filter").await?,
             false => String::new(),
         };
         let jumps = Jumps::repair(&nat, &filter, &self.features);
-        let batch = plan::full(&self.applied, self.guarded.keys(), &self.features, &jumps);
+        let batch = self.applied.batch(&self.features, &jumps);
         self.xtables.restore(&batch).await?;
         self.ground = Some(ground);
         Ok(())
@@ -254,53 +223,7 @@ impl FamilyState {
         ground: Ground,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let mut delta = Delta::default();
-        let mut touched = BTreeMap::<Listener, usize>::new();
-        let count = |guarded: &BTreeMap<Listener, usize>, l: &Listener| {
-            guarded.get(l).copied().unwrap_or(0)
-        };
-        let changed: BTreeSet<_> = changed.iter().filter(|f| f.family == self.family).collect();
-        for frontend in changed {
-            let after = want.get(frontend).and_then(|target| {
-                let rules = self.rules(frontend, target, &ground, report)?;
-                Some((rules, (frontend.protocol, target.port)))
-            });
-            let before = self.applied.remove(frontend);
-            if let Some(listener) = self.listeners.remove(frontend) {
-                touched
-                    .entry(listener)
-                    .or_insert(count(&self.guarded, &listener));
-                if let Some(users) = self.guarded.get_mut(&listener) {
-                    *users = users.saturating_sub(1);
-                }
-            }
-            let same = before.as_ref() == after.as_ref().map(|(rules, _)| rules);
-            if let Some((rules, listener)) = after {
-                touched
-                    .entry(listener)
-                    .or_insert(count(&self.guarded, &listener));
-                *self.guarded.entry(listener).or_default() += 1;
-                self.listeners.insert(*frontend, listener);
-                if !same {
-                    let node_port = frontend.address.is_none();
-                    delta
-                        .add
-                        .extend(rules.iter().map(|r| (node_port, r.clone())));
-                }
-                self.applied.insert(*frontend, rules);
-            }
-            if !same {
-                delta.delete.extend(before.unwrap_or_default());
-            }
-        }
-        for (listener, before) in touched {
-            match (before, count(&self.guarded, &listener)) {
-                (0, 1..) => delta.guard.push(listener),
-                (1.., 0) => delta.unguard.push(listener),
-                _ => {}
-            }
-        }
-        self.guarded.retain(|_, users| *users > 0);
+        let delta = self.applied.update(want, changed, &ground, report);
         let batch = delta.batch(&self.features);
         if !batch.is_empty() {
             // While this fails or is cancelled the ground is unset: what we
