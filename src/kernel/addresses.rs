@@ -261,4 +261,49 @@ mod tests {
             ("lo", 8, libc::RT_SCOPE_HOST)
         );
     }
+
+    #[test]
+    fn changes_by_others_are_told_and_our_own_are_not() {
+        use std::time::Duration;
+
+        use crate::kernel::namespace::{in_namespace, ip};
+
+        in_namespace(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let mut socket = Socket::open(Protocol::Route).unwrap();
+                let mut changes = AddressChanges::open().unwrap();
+                let service = IpAddr::from([10, 96, 0, 1]);
+                assign(&mut socket, 1, &[service])
+                    .unwrap()
+                    .remove(0)
+                    .unwrap();
+                assert_eq!(list_own(&mut socket).unwrap()[0].address, service);
+                assert!(
+                    !list(&mut socket)
+                        .unwrap()
+                        .iter()
+                        .any(|a| a.address == service)
+                );
+                // Its notification is there already: the kernel sends before it
+                // acknowledges.
+                let quiet = tokio::time::timeout(Duration::from_millis(20), changes.changed());
+                assert!(quiet.await.is_err());
+                for step in [
+                    "addr add 192.0.2.1/32 dev lo",
+                    "addr del 192.0.2.1/32 dev lo",
+                    "addr add fd00::1/128 dev lo",
+                ] {
+                    ip(step);
+                    let told = tokio::time::timeout(Duration::from_secs(10), changes.changed());
+                    told.await.expect(step).unwrap();
+                }
+                unassign(&mut socket, 1, &[service]).unwrap();
+                assert!(list_own(&mut socket).unwrap().is_empty());
+            });
+        });
+    }
 }

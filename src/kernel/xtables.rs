@@ -250,8 +250,8 @@ impl Xtables {
     /// out while the kernel has none.
     pub async fn engines_with(family: Family, table: &str) -> Vec<Xtables> {
         let list = match family {
-            Family::V4 => "/proc/net/ip_tables_names",
-            Family::V6 => "/proc/net/ip6_tables_names",
+            Family::V4 => "/proc/thread-self/net/ip_tables_names",
+            Family::V6 => "/proc/thread-self/net/ip6_tables_names",
         };
         let legacy = match fs::read_to_string(list) {
             Ok(names) => names.lines().any(|name| name == table),

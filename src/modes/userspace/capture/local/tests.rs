@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use nix::sched::{CloneFlags, unshare};
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::{
@@ -10,24 +9,10 @@ use super::{
     *,
 };
 use crate::{
+    kernel::namespace::{in_namespace, ip},
     modes::userspace::capture::{OtherPorts, Target},
     services,
 };
-
-/// Runs `test` in a thread with a network namespace of its own. A namespace
-/// needs root; `make test` has it, so CI does not pass this by.
-fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(|| match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) => test(),
-        Err(error) => assert!(
-            std::env::var_os("CI").is_none(),
-            "no network namespace: {error}"
-        ),
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
 
 fn target(other_ports: OtherPorts) -> Target {
     Target {
@@ -72,15 +57,9 @@ fn expected(want: &Want, family: Family) -> BTreeSet<Object> {
         .collect()
 }
 
-fn up() {
-    let mut socket = Socket::open(Protocol::Route).unwrap();
-    links::set_up(&mut socket, 1).unwrap();
-}
-
 #[test]
 fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
     in_namespace(|| {
-        up();
         let frontend =
             (any::<bool>(), any::<bool>(), 1u8..4, 0usize..3).prop_map(|(tcp, v4, last, port)| {
                 let address = if v4 {
@@ -161,14 +140,7 @@ fn a_full_sync_repairs_what_others_broke() {
 #[test]
 fn an_address_of_the_node_is_left_alone() {
     in_namespace(|| {
-        up();
-        // The loopback network is the one address that a bare namespace has;
-        // a second one is assigned as an administrator would.
-        let status = std::process::Command::new("ip")
-            .args(["addr", "add", "192.0.2.1/32", "dev", "lo"])
-            .status()
-            .unwrap();
-        assert!(status.success());
+        ip("addr add 192.0.2.1/32 dev lo");
         let mut local = Local::new(&[IpFamily::V4]).unwrap();
         let own = frontend(services::Protocol::Tcp, "192.0.2.1", 80);
         let want = Want::from([(own, target(OtherPorts::Refuse))]);

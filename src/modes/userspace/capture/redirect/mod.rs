@@ -16,6 +16,8 @@
 
 mod applied;
 mod plan;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeSet, HashSet},
