@@ -17,6 +17,7 @@
 //!   same machine may see one only on its second attempt, a second later,
 //!   because the first arrives while its socket is locked.
 
+mod apply;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -29,13 +30,16 @@ use std::{
 use nix::errno::Errno;
 use socket2::{Domain, Type};
 
-use self::plan::{Ground, Object, Shape};
+use self::{
+    apply::{insert, installed, remove},
+    plan::{Ground, Object, Shape},
+};
 use super::{Error, Frontend, Report, Want};
 use crate::{
     kernel::{
         Family, addresses, links,
         netlink::{self, Protocol, Socket},
-        routes, rules,
+        rules,
     },
     services::IpFamily,
 };
@@ -94,7 +98,10 @@ impl Local {
     /// own addresses changed. A sync after a failure is a full one by itself.
     ///
     /// Blocks, about 10 µs for each object that changes. Listeners may be bound
-    /// before or after; connections that are open need the frontend to stay.
+    /// before or after. A frontend whose Service is gone must stay wanted until
+    /// its last connection has ended: routing carries every packet, and there is
+    /// no conntrack that would remember. New clients are refused meanwhile, as
+    /// nothing listens.
     ///
     /// # Errors
     /// When the kernel cannot be asked; what it refuses is in the report. A
@@ -365,67 +372,4 @@ impl FamilyState {
             }
         }
     }
-}
-
-/// What of ours the kernel has.
-fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Error> {
-    let mut objects: Vec<Object> = Vec::new();
-    objects.extend(rules::list(socket, family)?.into_iter().map(Object::Rule));
-    objects.extend(routes::list(socket, family)?.into_iter().map(Object::Route));
-    let own = addresses::list_own(socket)?.into_iter();
-    let own = own.filter(|a| Family::of(&a.address) == family);
-    objects.extend(own.map(|a| Object::Address(a.address)));
-    objects.retain(Object::is_ours);
-    Ok(objects)
-}
-
-/// Objects of the same phase and kind, for one batch.
-fn split(objects: &[Object]) -> (Vec<IpAddr>, Vec<routes::Route>, Vec<rules::Rule>) {
-    let (mut addresses, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
-    for object in objects {
-        match object {
-            Object::Address(address) => addresses.push(*address),
-            Object::Route(route) => routes.push(route.clone()),
-            Object::Rule(rule) => rules.push(rule.clone()),
-        }
-    }
-    (addresses, routes, rules)
-}
-
-/// Adds `objects`, what refuses packets before what lets them in; returns those
-/// that the kernel refused.
-fn insert(
-    socket: &mut Socket,
-    loopback: u32,
-    mut objects: Vec<Object>,
-) -> Result<HashMap<Object, netlink::Error>, Error> {
-    let mut refused = HashMap::new();
-    objects.sort_by_cached_key(|o| (o.phase(), o.clone()));
-    for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
-        // A phase holds one kind of object, so the outcomes are in its order.
-        let (addresses, routes, rules) = split(phase);
-        let mut outcomes = addresses::assign(socket, loopback, &addresses)?;
-        outcomes.extend(routes::add(socket, &routes)?);
-        outcomes.extend(rules::add(socket, &rules)?);
-        for (object, outcome) in phase.iter().zip(outcomes) {
-            if let Err(error) = outcome {
-                refused.insert(object.clone(), error);
-            }
-        }
-    }
-    Ok(refused)
-}
-
-/// Removes `objects`, the other way round.
-fn remove(socket: &mut Socket, loopback: u32, mut objects: Vec<Object>) -> Result<(), Error> {
-    objects.sort_by_cached_key(|o| (u8::MAX - o.phase(), o.clone()));
-    let mut outcome = Ok(());
-    for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
-        let (addresses, routes, rules) = split(phase);
-        outcome = outcome
-            .and(rules::delete(socket, &rules))
-            .and(routes::delete(socket, &routes))
-            .and(addresses::unassign(socket, loopback, &addresses));
-    }
-    Ok(outcome?)
 }

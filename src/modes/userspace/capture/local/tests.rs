@@ -9,7 +9,10 @@ use super::{
     *,
 };
 use crate::{
-    kernel::namespace::{in_namespace, ip},
+    kernel::{
+        namespace::{in_namespace, ip},
+        routes,
+    },
     modes::userspace::capture::{OtherPorts, Target},
     services,
 };
@@ -133,6 +136,26 @@ fn a_full_sync_repairs_what_others_broke() {
             assert_eq!(present(Family::V4).len(), right.len() - 1);
             local.sync(&want, None).unwrap();
             assert_eq!(present(Family::V4), right, "after {object:?} went");
+        }
+        // A route in the place of ours that differs in its source only.
+        for object in &right {
+            if let Object::Route(route) = object {
+                let other = routes::Route {
+                    source: None,
+                    ..route.clone()
+                };
+                routes::delete(&mut socket, std::slice::from_ref(route)).unwrap();
+                routes::add(&mut socket, &[other])
+                    .unwrap()
+                    .remove(0)
+                    .unwrap();
+                local.sync(&want, None).unwrap();
+                assert_eq!(
+                    present(Family::V4),
+                    right,
+                    "after {object:?} lost its source"
+                );
+            }
         }
     });
 }
