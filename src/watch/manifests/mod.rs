@@ -2,9 +2,9 @@
 //!
 //! Reads every `*.yaml`, `*.yml` and `*.json` of the folder and follows what
 //! changes. Hidden files and folders are skipped, links are followed, so a
-//! mounted ConfigMap works as it is. [`documents`] cuts a file, [`parse`]
-//! reads its objects, [`folder`] decides what is in force: these know no file
-//! system. [`disk`] reads, [`notify`] hears; this file brings them together.
+//! mounted ConfigMap works as it is. `documents` cuts a file, `parse`
+//! reads its objects, `folder` decides what is in force: these know no file
+//! system. `disk` reads, `notify` hears; this file brings them together.
 
 use std::{
     io,
