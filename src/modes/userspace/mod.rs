@@ -1,9 +1,9 @@
 //! Userspace mode: accept a connection, pick an endpoint, splice the bytes;
 //! when a backend does not answer, retry on another.
 //!
-//! A [`plan`] says which portals a ServicePort needs; a gate holds a portal's
+//! A plan says which portals a ServicePort needs; a gate holds a portal's
 //! listening sockets; [`capture`] brings the packets to them. What runs on the
-//! workers ([`tcp`], [`udp`]) sees portals only, and reads them without locks.
+//! workers (`tcp`, `udp`) sees portals only, and reads them without locks.
 
 mod affinity;
 mod backends;

@@ -64,7 +64,7 @@ impl Redirect {
     /// addresses.
     ///
     /// # Errors
-    /// When nat does not work in one of them: see [`super::choose`].
+    /// When nat does not work in one of them: see [`super::choose()`].
     pub async fn new(
         families: &[IpFamily],
         node_ports: NodePortAddresses,
