@@ -57,12 +57,17 @@ impl Process {
     /// `None` if it is not installed.
     fn start(program: &str, arguments: &[&str], file: &str, text: &str) -> Option<Process> {
         let name = program.rsplit('/').next().unwrap_or(program);
-        let folder = std::env::temp_dir().join(format!("tripod-bench-{name}-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("tripod-bench-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).ok()?;
         let text = text.replace("FOLDER", &folder.to_string_lossy());
         fs::write(folder.join(file), text).ok()?;
         let child = Command::new(program)
-            .args(arguments.iter().map(|a| a.replace("FOLDER", &folder.to_string_lossy())))
+            .args(
+                arguments
+                    .iter()
+                    .map(|a| a.replace("FOLDER", &folder.to_string_lossy())),
+            )
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -81,7 +86,8 @@ impl Process {
     /// named file of /proc.
     fn fields(&self, file: &str, read: impl Fn(&str) -> u64) -> u64 {
         let id = self.child.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+        let children =
+            fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
         let children = children.split_whitespace().map(str::to_owned);
         std::iter::once(id.to_string())
             .chain(children)
@@ -147,7 +153,9 @@ macro_rules! proxy {
             /// Started, and answering; `None` if it is not installed.
             pub fn start($backend: SocketAddr) -> Option<Self> {
                 let process = $start?;
-                process.reachable($address.parse().expect("an address")).map($type)
+                process
+                    .reachable($address.parse().expect("an address"))
+                    .map($type)
             }
         }
 
@@ -192,12 +200,13 @@ endpoints: [{{addresses: [{}]}}]
     )
 ));
 
-proxy!(HaProxy, "haproxy", "127.0.0.1:7001", |backend| Process::start(
-    "haproxy",
-    &["-f", "FOLDER/haproxy.cfg"],
-    "haproxy.cfg",
-    &format!(
-        "global
+proxy!(HaProxy, "haproxy", "127.0.0.1:7001", |backend| {
+    Process::start(
+        "haproxy",
+        &["-f", "FOLDER/haproxy.cfg"],
+        "haproxy.cfg",
+        &format!(
+            "global
   maxconn 4500
   nbthread 2
 defaults
@@ -210,8 +219,9 @@ listen bench
   bind 127.0.0.1:7001
   server backend {backend}
 "
+        ),
     )
-));
+});
 
 proxy!(Nginx, "nginx", "127.0.0.1:7002", |backend| Process::start(
     "nginx",

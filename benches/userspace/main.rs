@@ -33,7 +33,9 @@ fn main() -> ExitCode {
         eprintln!("cannot run unshare (util-linux): {failed}");
         return ExitCode::FAILURE;
     }
-    let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
+    let up = Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .status();
     if !up.is_ok_and(|s| s.success()) {
         eprintln!("cannot bring up lo with ip (iproute2)");
         return ExitCode::FAILURE;
@@ -71,7 +73,10 @@ fn main() -> ExitCode {
         }
     }
 
-    println!("\nResident memory with {} idle connections, above start", load::IDLE);
+    println!(
+        "\nResident memory with {} idle connections, above start",
+        load::IDLE
+    );
     for contender in contenders.iter().filter(|c| c.memory().is_some()) {
         let before = contender.memory().unwrap_or(0);
         let held = load::idle(contender.address());
