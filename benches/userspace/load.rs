@@ -151,8 +151,10 @@ pub fn backend() -> SocketAddr {
                 let mut message = [0; MESSAGE];
                 let flood = vec![7; 1 << 20];
                 while stream.read_exact(&mut message).is_ok() {
-                    while message[0] == FLOOD {
-                        stream.write_all(&flood).ok()?;
+                    if message[0] == FLOOD {
+                        loop {
+                            stream.write_all(&flood).ok()?;
+                        }
                     }
                     stream.write_all(&message).ok()?;
                 }
