@@ -94,22 +94,23 @@ impl Backend {
     /// routes lead nowhere. Works without netfilter.
     pub fn blackhole(&self) {
         self.host.ip(&[
-            "route flush table main",
-            "-6 route flush table main",
+            "route del default",
+            "route del 10.244.0.0/24",
             "route add blackhole default",
-            "-6 route add blackhole default",
+            "route del ::/0",
+            "route del fd00:244::/64",
+            "route add blackhole ::/0",
         ]);
     }
 
     /// Undoes [`Backend::blackhole`].
     pub fn heal(&self) {
         self.host.ip(&[
-            "route flush table main",
-            "-6 route flush table main",
+            "route del blackhole default",
             "route add 10.244.0.0/24 dev eth0",
             "route add default via 10.244.0.1",
+            "route del blackhole ::/0",
             "route add fd00:244::/64 dev eth0",
-            "route add fe80::/64 dev eth0",
             "route add ::/0 via fd00:244::1",
         ]);
     }

@@ -37,11 +37,6 @@ impl Host {
         &self.name
     }
 
-    /// Its address in the family of `like`.
-    pub fn address_like(&self, like: IpAddr) -> IpAddr {
-        self.addresses[usize::from(like.is_ipv6())]
-    }
-
     /// Runs ip(8) commands here, in one go.
     pub fn ip(&self, commands: &[&str]) {
         let mut ip = Command::new("ip");

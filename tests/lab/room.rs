@@ -47,6 +47,7 @@ pub fn run(test: &str, share: Share, body: impl FnOnce()) {
     command
         .arg(std::env::current_exe().expect("the path of the test binary"))
         .args(["--exact", name, "--include-ignored", "--nocapture"])
+        .env("RUST_BACKTRACE", "0")
         .env(INSIDE, "1");
     let (passed, output) = finish(command);
     for line in output.lines().filter(|line| line.starts_with(FIGURE)) {

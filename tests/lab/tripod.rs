@@ -21,9 +21,6 @@ pub fn tripod_binary() -> PathBuf {
     std::env::var_os("TRIPOD").map_or_else(|| env!("CARGO_BIN_EXE_tripod").into(), Into::into)
 }
 
-/// How long a UDP client may be silent before Tripod forgets it.
-pub const UDP_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// A running `tripod` on the node; killed on drop.
 pub struct Tripod {
     process: Group,
@@ -32,7 +29,7 @@ pub struct Tripod {
 
 impl Tripod {
     pub fn start(lab: &Lab, flags: &[&str]) -> Tripod {
-        let tripod = Tripod::launch(lab, lab.node.command(tripod_binary()), flags);
+        let mut tripod = Tripod::launch(lab, lab.node.command(tripod_binary()), flags);
         tripod.wait_ready(&lab.node);
         tripod
     }
@@ -43,7 +40,7 @@ impl Tripod {
         command
             .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
             .arg(tripod_binary());
-        let tripod = Tripod::launch(lab, command, &[]);
+        let mut tripod = Tripod::launch(lab, command, &[]);
         tripod.wait_ready(&lab.node);
         tripod
     }
@@ -77,10 +74,10 @@ impl Tripod {
         Tripod { process, log }
     }
 
-    fn wait_ready(&self, node: &Host) {
+    fn wait_ready(&mut self, node: &Host) {
         eventually("tripod is ready", Duration::from_secs(20), || {
-            if !std::path::Path::new(&format!("/proc/{}", self.pid())).exists() {
-                return Err("it is gone".into());
+            if let Some(status) = self.process.wait_until(Instant::now()) {
+                panic!("tripod ended instead of becoming ready: {status}");
             }
             match get(node, SocketAddr::new(node.addresses[0], 10256), "/healthz") {
                 Ok(answer) if answer.starts_with("HTTP/1.1 200") => Ok(()),

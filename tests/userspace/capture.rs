@@ -83,7 +83,8 @@ fn a_restart_finds_its_rules(lab: &mut Lab) {
     lab.three_backends().publish_all(&web);
     let mut tripod = lab.tripod();
     let first = traces(&lab.node);
-    for end in [Tripod::kill, |tripod: &mut Tripod| drop(tripod.terminate())] {
+    let terminate = |tripod: &mut Tripod| assert!(tripod.terminate().success());
+    for end in [Tripod::kill, terminate] {
         end(&mut tripod);
         tripod = lab.tripod();
         for to in web.cluster() {

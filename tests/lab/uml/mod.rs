@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,7 @@ fn modules() -> Option<PathBuf> {
     versions.next().map(|entry| entry.path())
 }
 
-/// Boots a guest, runs this test binary there with `arguments` and these
+/// From within a room: boots a guest, runs this test binary there with `arguments` and these
 /// environment variables, and waits for its end, at most `limit`.
 pub fn run(
     profile: Profile,
@@ -98,8 +98,12 @@ pub fn run(
     job.script("init", include_str!("init.sh"));
 
     let start = Instant::now();
-    let mut command = die_with_parent(kernel().expect("linux.uml"));
+    // Each of the guest's processes is one here. In a PID namespace they all
+    // end with the first, which dies with unshare(1), which dies with us.
+    let mut command = die_with_parent("unshare");
     command
+        .args(["--pid", "--fork", "--kill-child", "--"])
+        .arg(kernel().expect("linux.uml"))
         .args([
             "mem=1G",
             "rootfstype=hostfs",
@@ -140,7 +144,6 @@ pub fn run(
         console
     });
     guest.wait_until(start + limit);
-    // Of the guest's own processes, each is a process here, in its group.
     drop(guest);
     let status = fs::read_to_string(job.path.join("status")).ok();
     Outcome {
@@ -150,14 +153,15 @@ pub fn run(
     }
 }
 
-/// A folder that host and guest share.
+/// A folder that host and guest share; in the room's own `/run`, so that it
+/// goes with the room.
 struct Job {
     path: PathBuf,
 }
 
 impl Job {
     fn new(id: &str) -> Job {
-        let path = std::env::temp_dir().join(id);
+        let path = Path::new("/run").join(id);
         fs::create_dir_all(&path).expect("a folder for the guest");
         Job { path }
     }
