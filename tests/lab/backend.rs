@@ -9,9 +9,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-
-use nix::sys::signal::Signal;
+use std::time::Duration;
 
 use super::call;
 use super::host::Host;
@@ -57,13 +55,6 @@ impl Backend {
     /// SIGKILL: the kernel closes what the process had open.
     pub fn kill(&mut self) {
         self.process = None;
-    }
-
-    /// SIGSTOP: the kernel still accepts for it, nobody answers.
-    pub fn freeze(&self) {
-        if let Some(process) = &self.process {
-            process.signal(Signal::SIGSTOP);
-        }
     }
 
     pub fn restart(&mut self) {
@@ -282,11 +273,7 @@ fn read_line(stream: &mut TcpStream) -> io::Result<String> {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // A frozen process dies only by SIGKILL, which Group sends; waiting for
-        // it here keeps its namespace from outliving it.
-        if let Some(mut process) = self.process.take() {
-            process.kill();
-            process.wait_until(Instant::now());
-        }
+        // Before its namespace, which a living process would keep.
+        self.kill();
     }
 }

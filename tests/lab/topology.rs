@@ -164,12 +164,7 @@ impl Lab {
 
     /// Starts Tripod on the node and waits until it is ready.
     pub fn tripod(&self) -> Tripod {
-        Tripod::start(self, &[])
-    }
-
-    /// As [`Lab::tripod`], with further flags.
-    pub fn tripod_with(&self, flags: &[&str]) -> Tripod {
-        Tripod::start(self, flags)
+        Tripod::start(self)
     }
 
     /// Clients that may call a Service's cluster address: a pod, and the node

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,8 @@ pub struct Tripod {
 }
 
 impl Tripod {
-    pub fn start(lab: &Lab, flags: &[&str]) -> Tripod {
-        let mut tripod = Tripod::launch(lab, lab.node.command(tripod_binary()), flags);
+    pub fn start(lab: &Lab) -> Tripod {
+        let mut tripod = Tripod::launch(lab, lab.node.command(tripod_binary()));
         tripod.wait_ready(&lab.node);
         tripod
     }
@@ -40,12 +40,12 @@ impl Tripod {
         command
             .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
             .arg(tripod_binary());
-        let mut tripod = Tripod::launch(lab, command, &[]);
+        let mut tripod = Tripod::launch(lab, command);
         tripod.wait_ready(&lab.node);
         tripod
     }
 
-    fn launch(lab: &Lab, mut command: std::process::Command, flags: &[&str]) -> Tripod {
+    fn launch(lab: &Lab, mut command: Command) -> Tripod {
         command
             .arg("--proxy-mode=userspace")
             .arg(format!("--userspace-capture={}", lab.capture.flag()))
@@ -54,7 +54,6 @@ impl Tripod {
             .args(["--hostname-override", "node", "--udp-timeout", "2s"])
             .args(["--ipvs-scheduler", "wrr", "--v", "2"])
             .args(["--metrics-bind-address", "127.0.0.1:10249"])
-            .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());

@@ -1,11 +1,13 @@
-//! The hardest minimal kernel: no netfilter, and no way to get it.
+//! Userspace mode on other kernels: one without netfilter, the hardest minimal
+//! kernel, and one with the legacy iptables only.
 
 use std::time::Duration;
 
 use crate::lab::{Share, figure, run, skip, uml};
 
 /// Run inside, one after the other: the guest has one processor.
-const INSIDE: [&str; 8] = [
+const ON_A_BARE_KERNEL: [&str; 9] = [
+    "userspace::guest::no_netfilter_here",
     "lab::checks::",
     "userspace::addresses::cluster_ips_answer::local",
     "userspace::addresses::node_ports_answer::local",
@@ -16,46 +18,48 @@ const INSIDE: [&str; 8] = [
     "userspace::capture::nothing_is_left_after_cleanup::local",
 ];
 
+const ON_A_KERNEL_WITH_MODULES: [&str; 4] = [
+    "userspace::guest::ipvs_and_legacy_iptables_here",
+    "userspace::addresses::cluster_ips_answer::redirect",
+    "userspace::refused::a_service_without_endpoints_refuses::redirect",
+    "userspace::capture::nothing_is_left_after_cleanup::redirect",
+];
+
 #[test]
 fn guest_bare_userspace() {
-    if let Some(reason) = uml::unavailable() {
-        return skip(concat!(module_path!(), "::guest_bare_userspace"), &reason);
-    }
-    // The guest needs no room; the lock of one it does, for its time limit.
     let name = concat!(module_path!(), "::guest_bare_userspace");
-    run(name, Share::Alone, || {
-        let arguments = [
-            &INSIDE[..],
-            &[
-                "no_netfilter_here",
-                "--include-ignored",
-                "--test-threads=1",
-                "--color=never",
-            ],
-        ]
-        .concat();
+    in_guest(name, uml::Profile::Bare, &ON_A_BARE_KERNEL);
+}
+
+#[test]
+fn guest_full_userspace() {
+    let name = concat!(module_path!(), "::guest_full_userspace");
+    in_guest(name, uml::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
+}
+
+/// Runs the tests that `names` begin with, in a guest; Tripod has to find out by
+/// itself which capture works there.
+fn in_guest(test: &str, profile: uml::Profile, names: &[&str]) {
+    if let Some(reason) = uml::unavailable() {
+        return skip(test, &reason);
+    }
+    run(test, Share::Alone, || {
+        let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
+        let arguments = [names, &flags].concat();
         let environment = [("TRIPOD_LAB_CAPTURE", "auto"), ("CI", "true")];
-        let outcome = uml::run(
-            uml::Profile::Bare,
-            &arguments,
-            &environment,
-            Duration::from_secs(85),
-        );
-        assert_eq!(
-            outcome.status,
-            Some(0),
-            "the guest said:\n{}",
-            outcome.console
-        );
-        // Each name must have met a test, the laboratory's own included.
-        for name in INSIDE.iter().chain(&["no_netfilter_here"]) {
+        let outcome = uml::run(profile, &arguments, &environment, Duration::from_secs(85));
+        assert_eq!(outcome.status, Some(0), "see the guest's console");
+        for name in names {
             let met = outcome
                 .console
                 .lines()
-                .any(|l| l.starts_with("test ") && l.contains(name) && l.ends_with("ok"));
-            assert!(met, "{name} did not run in the guest:\n{}", outcome.console);
+                .any(|l| l.starts_with(&format!("test {name}")) && l.ends_with("ok"));
+            assert!(met, "no test {name} in the guest");
         }
-        figure("bare guest, boot and tests", format!("{:?}", outcome.took));
+        figure(
+            &format!("{profile:?} guest, boot and tests"),
+            format!("{:?}", outcome.took),
+        );
     });
 }
 
@@ -69,4 +73,17 @@ fn no_netfilter_here() {
         let output = output.expect("running iptables");
         assert!(!output.status.success(), "{tool} works here: {output:?}");
     }
+}
+
+#[test]
+#[ignore = "for a guest kernel with all of its modules"]
+fn ipvs_and_legacy_iptables_here() {
+    assert!(std::path::Path::new("/proc/net/ip_vs").exists(), "no IPVS");
+    let output = std::process::Command::new("iptables")
+        .args(["-t", "nat", "-S"])
+        .output();
+    assert!(
+        output.as_ref().is_ok_and(|output| output.status.success()),
+        "{output:?}"
+    );
 }
