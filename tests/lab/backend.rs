@@ -11,6 +11,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use super::call;
 use super::host::Host;
 use super::manifests::BACKEND_PORT;
@@ -55,6 +57,13 @@ impl Backend {
     /// SIGKILL: the kernel closes what the process had open.
     pub fn kill(&mut self) {
         self.process = None;
+    }
+
+    /// SIGSTOP: the kernel still accepts for it, but nobody answers.
+    pub fn freeze(&self) {
+        if let Some(process) = &self.process {
+            process.signal(Signal::SIGSTOP);
+        }
     }
 
     pub fn restart(&mut self) {

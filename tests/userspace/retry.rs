@@ -1,5 +1,6 @@
 //! A dead endpoint among living ones is Tripod's trouble, not the client's.
 
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::RwLock;
 use std::time::Duration;
@@ -7,6 +8,8 @@ use std::time::Duration;
 use crate::lab::{FirstByte, Lab, Service, figure, say, tcp};
 
 on_each_capture!(alone: a_killed_backend_fails_no_call, a_silent_backend_fails_no_call);
+
+on_each_capture!(a_backend_that_dies_before_it_answers_is_replaced);
 
 const SHORT: usize = 2_000;
 const LONG: usize = 100;
@@ -105,4 +108,37 @@ fn a_silent_backend_fails_no_call(lab: &mut Lab) {
         extra <= Duration::from_millis(300),
         "{extra:?} extra for a first byte"
     );
+}
+
+/// The kernel took the connection and the question for a process that never
+/// saw them; its death resets the connection.
+fn a_backend_that_dies_before_it_answers_is_replaced(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let _tripod = lab.tripod();
+    for to in web.cluster() {
+        lab.backend("b").freeze();
+        let mut waiting: Vec<_> = (0..9)
+            .map(|_| {
+                let mut stream = tcp(&lab.client, to).expect("a connection");
+                stream.write_all(b"name\n").expect("a question");
+                stream
+            })
+            .collect();
+        // The living have answered; b holds the rest.
+        let mut byte = [0];
+        for stream in &waiting {
+            stream
+                .set_read_timeout(Some(Duration::from_millis(500)))
+                .expect("a time limit");
+        }
+        waiting.retain(|stream| stream.peek(&mut byte).is_err());
+        assert!(!waiting.is_empty(), "of nine calls, none went to b");
+        lab.backend("b").kill();
+        for stream in &mut waiting {
+            assert_eq!(stream.read(&mut byte).expect("an answer by another"), 1);
+            assert_ne!(byte, *b"b");
+        }
+        lab.backend("b").restart();
+    }
 }
