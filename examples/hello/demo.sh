@@ -27,7 +27,8 @@ if [ "${1-}" != inside ]; then
     exec setpriv --pdeathsig KILL -- unshare $user -nmp --fork --kill-child -- "$0" inside
 fi
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+[ -t 1 ] && bold=$(printf '\033[1m') plain=$(printf '\033[0m') || bold='' plain=''
+say() { printf '\n%s\n' "$bold$*$plain"; }
 fail() {
     printf '\ndemo: %s\n' "$*" >&2
     [ ! -s /run/tripod.log ] || { echo "Tripod's log:" >&2 && cat /run/tripod.log >&2; }
@@ -65,6 +66,7 @@ call() { ip netns exec client "$whoami" call 10.96.0.10:80; }
 until_true() {
     tries=0
     until "$@" >/dev/null 2>&1; do
+        [ -z "${tripod_pid-}" ] || kill -0 "$tripod_pid" 2>/dev/null || fail "Tripod ended"
         tries=$((tries + 1))
         [ $tries -lt 200 ] || fail "this never came true: $*"
         sleep 0.05
@@ -88,15 +90,10 @@ mkdir /run/manifests
 cp "$here/hello.yaml" /run/manifests/
 say "Tripod runs on the node and reads a folder: Service hello, 10.96.0.10 port 80"
 echo "    tripod --proxy-mode=userspace --manifests examples/hello --hostname-override node"
-in_node "$tripod" --proxy-mode=userspace --manifests /run/manifests --hostname-override node \
-    2>/run/tripod.log &
+ip netns exec node "$tripod" --proxy-mode=userspace --manifests /run/manifests \
+    --hostname-override node 2>/run/tripod.log &
 tripod_pid=$!
-# shellcheck disable=SC2329 # called through until_true
-is_ready() {
-    kill -0 $tripod_pid 2>/dev/null || fail "Tripod ended"
-    call
-}
-until_true is_ready
+until_true call
 
 say "The client pod calls 10.96.0.10. Nobody has that address; who answers?"
 for _ in 1 2 3 4 5 6; do
@@ -120,7 +117,7 @@ tail -n 80 /run/calls | grep -q bob && fail "bob answered after his death"
 say "An edit of the manifest, carol leaves the Service: in force at once"
 grep -v carol /run/manifests/hello.yaml >/run/hello.new
 mv /run/hello.new /run/manifests/hello.yaml
-# shellcheck disable=SC2329
+# shellcheck disable=SC2329 # called through until_true
 only_alice() {
     for _ in 1 2 3 4 5 6; do [ "$(call)" = alice ] || return 1; done
 }
