@@ -3,8 +3,13 @@
 //! Data flows one way: [`watch`] → [`services`] → [`modes`] → [`kernel`].
 //! `ARCHITECTURE.md` has the map and the flow of one Service through the code.
 
+pub mod cli;
+pub mod config;
 pub mod kernel;
+pub mod log;
 pub mod modes;
+// pub mod runner;
 pub mod sched;
+// pub mod serve;
 pub mod services;
 pub mod watch;

@@ -1,11 +1,12 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
+pub mod choose;
 pub mod userspace;
 
 use std::fmt;
 
-use crate::services::{Changes, ServiceMap};
+use crate::services::{Changes, ServiceMap, ServicePortName};
 
 /// The modes, by kube-proxy's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +35,12 @@ pub struct SyncReport {
     /// ServicePorts that the mode looked at.
     pub examined: usize,
     /// ServicePorts that could not be put in force as asked, each with the
-    /// reason; the rest is in force.
-    pub failed: Vec<(String, String)>,
+    /// reason; the rest is in force, and these are tried again with the next
+    /// sync.
+    pub failed: Vec<(ServicePortName, String)>,
+    /// Addresses that stay only until their last connection ends; another
+    /// sync is due then.
+    pub lingering: usize,
 }
 
 /// Why a sync as a whole did not take effect. The next sync tries again.

@@ -1,11 +1,59 @@
 //! Load-balancing schedulers with the names and meanings of IPVS
 //! (`ipvsadm(8)`, kernel `net/netfilter/ipvs/ip_vs_*.c`).
+//!
+//! ```
+//! use std::net::SocketAddr;
+//! use tripod::sched::{Flow, RealServer, SchedulerName, build};
+//!
+//! let server = |address: &str, weight| RealServer {
+//!     address: address.parse().unwrap(),
+//!     weight,
+//!     load: Default::default(),
+//! };
+//! let servers = [server("10.0.0.1:80", 2), server("10.0.0.2:80", 1)];
+//! let flow = Flow {
+//!     client: SocketAddr::from(([192, 0, 2, 9], 40_000)),
+//!     destination: [10, 96, 0, 1].into(),
+//! };
+//!
+//! let name: SchedulerName = "wrr".parse()?;
+//! let scheduler = build(name, &servers, None);
+//! let picks = [(); 3].map(|()| scheduler.pick(&servers, &flow, &|_| false));
+//! assert_eq!(picks, [Some(0), Some(0), Some(1)]);
+//!
+//! // The first one refused the connection: try another.
+//! assert_eq!(scheduler.pick(&servers, &flow, &|i| i == 0), Some(1));
+//! # Ok::<(), tripod::sched::SchedulerNameError>(())
+//! ```
 
 use std::{
+    any::Any,
     fmt,
     net::{IpAddr, SocketAddr},
     sync::{Arc, atomic::AtomicU32},
 };
+
+mod buckets;
+mod dh;
+mod hash;
+mod lc;
+mod least;
+mod mh;
+mod name;
+mod nq;
+mod order;
+mod random;
+#[cfg(test)]
+mod recorded;
+mod rr;
+mod sed;
+mod sh;
+#[cfg(test)]
+mod tests;
+mod wlc;
+mod wrr;
+
+pub use name::{SchedulerName, SchedulerNameError};
 
 /// Connections that a real server carries now. Shared between successive
 /// sets of real servers, so that counts survive a change of the set.
@@ -37,12 +85,16 @@ pub struct Flow {
     pub destination: IpAddr,
 }
 
-/// Picks the real server of a new connection. Made for one set of real
-/// servers; a changed set gets a new scheduler that may inherit.
-pub trait Scheduler: fmt::Debug + Send + Sync {
+/// Picks the real server of a new connection. Made by [`build`] for one set of
+/// real servers; a changed set gets a new scheduler that may inherit. Several
+/// threads may pick at once.
+///
+/// (`Any`, so that [`build`] can tell whether it may inherit.)
+pub trait Scheduler: Any + fmt::Debug + Send + Sync {
     /// Index of the real server that takes the connection, or `None` if every
     /// one is skipped or has weight 0. `skip(i)` is true for the servers that
-    /// this connection tried already or that are out of order now.
+    /// this connection tried already or that are out of order now. `servers`
+    /// is the set that the scheduler was built for, in the same order.
     /// Does not allocate.
     fn pick(
         &self,
@@ -50,4 +102,60 @@ pub trait Scheduler: fmt::Debug + Send + Sync {
         flow: &Flow,
         skip: &dyn Fn(usize) -> bool,
     ) -> Option<usize>;
+}
+
+/// Makes the scheduler called `name` for the set `servers`.
+///
+/// `previous` is the scheduler of the set before, if there was one. If it is of
+/// the same kind, the new one goes on where it stood: rr and wrr behind the
+/// real server picked last, mh with the table entries of servers that were
+/// given weight 0.
+pub fn build(
+    name: SchedulerName,
+    servers: &[RealServer],
+    previous: Option<&(dyn Scheduler + 'static)>,
+) -> Box<dyn Scheduler> {
+    match name {
+        SchedulerName::Rr => Box::new(rr::RoundRobin::new(servers, of_kind(previous))),
+        SchedulerName::Random => Box::new(random::Random::new(servers)),
+        SchedulerName::Wrr => Box::new(wrr::WeightedRoundRobin::new(servers, of_kind(previous))),
+        SchedulerName::Lc => Box::new(lc::LeastConnections),
+        SchedulerName::Wlc => Box::new(wlc::WeightedLeastConnections),
+        SchedulerName::Sed => Box::new(sed::ShortestExpectedDelay),
+        SchedulerName::Nq => Box::new(nq::NeverQueue),
+        SchedulerName::Sh => Box::new(sh::SourceHash::new(servers)),
+        SchedulerName::Dh => Box::new(dh::DestinationHash::new(servers)),
+        SchedulerName::Mh => Box::new(mh::Maglev::new(servers, of_kind(previous))),
+    }
+}
+
+fn of_kind<'a, S: Scheduler>(previous: Option<&'a (dyn Scheduler + 'static)>) -> Option<&'a S> {
+    let previous: &dyn Any = previous?;
+    previous.downcast_ref()
+}
+
+/// Whether the server at `i` may get the connection.
+fn usable(servers: &[RealServer], skip: &dyn Fn(usize) -> bool, i: usize) -> bool {
+    servers.get(i).is_some_and(|server| server.weight > 0) && !skip(i)
+}
+
+/// The first usable server from `start` on, going round once.
+fn next_usable(
+    servers: &[RealServer],
+    skip: &dyn Fn(usize) -> bool,
+    start: usize,
+) -> Option<usize> {
+    (start..servers.len())
+        .chain(0..start.min(servers.len()))
+        .find(|&i| usable(servers, skip, i))
+}
+
+/// Greatest common divisor of the weights that are not 0; 0 if there is none.
+fn weight_gcd(weights: impl Iterator<Item = u32>) -> u32 {
+    weights.fold(0, |mut a, mut b| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    })
 }

@@ -7,16 +7,39 @@
 
 use std::sync::Arc;
 
+mod address;
+mod assemble;
+mod changes;
 mod endpoint;
+mod event;
+mod extensions;
+mod invalid;
+mod names;
+mod node;
+mod oddity;
 mod port;
+mod select;
+mod service;
+mod slice;
+mod tracker;
 
+pub use changes::{Changes, LostAddresses, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints};
+pub use event::{Batch, Event};
+pub use extensions::Extensions;
+pub use invalid::{Invalid, Reduced};
+pub use names::Names;
+pub use node::Node;
+pub use oddity::Oddity;
 pub use port::{
     IpFamily, Protocol, ServiceName, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
 };
+pub use service::{NotServed, Port, Service, Serving};
+pub use slice::{EndpointSlice, Hints, Owner, SliceEndpoint, SliceName, SlicePort};
+pub use tracker::Tracker;
 
 /// Every ServicePort that this node should serve.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceMap {
     ports: hashbrown::HashMap<ServicePortName, Arc<ServicePort>>,
 }
@@ -31,14 +54,26 @@ impl ServiceMap {
     pub fn iter(&self) -> impl Iterator<Item = &Arc<ServicePort>> {
         self.ports.values()
     }
+
+    /// How many ServicePorts there are.
+    pub fn len(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// There is nothing to serve.
+    pub fn is_empty(&self) -> bool {
+        self.ports.is_empty()
+    }
 }
 
-/// What differs in a [`ServiceMap`] since the last success of a mode.
-#[derive(Clone, Debug, Default)]
-pub struct Changes {
-    /// ServicePorts that came, changed or went.
-    pub ports: hashbrown::HashSet<ServicePortName>,
-    /// Everything is to be compared with the kernel: at start, for repair and
-    /// at each sync period.
-    pub full: bool,
+impl FromIterator<ServicePort> for ServiceMap {
+    /// A map of ServicePorts made by hand, as tests of modes need it.
+    fn from_iter<I: IntoIterator<Item = ServicePort>>(ports: I) -> ServiceMap {
+        let named = ports
+            .into_iter()
+            .map(|port| (port.name.clone(), Arc::new(port)));
+        ServiceMap {
+            ports: named.collect(),
+        }
+    }
 }

@@ -1,1 +1,3 @@
 //! Where objects come from: a folder of manifests now, the API server next. Both give the same events.
+
+pub mod manifests;

@@ -1,1 +1,478 @@
-//! Userspace mode: accept a connection, pick an endpoint, splice the bytes.
+//! Userspace mode: accept a connection, pick an endpoint, splice the bytes;
+//! when a backend does not answer, retry on another.
+//!
+//! A [`plan`] says which portals a ServicePort needs; a gate holds a portal's
+//! listening sockets; [`capture`] brings the packets to them. What runs on the
+//! workers ([`tcp`], [`udp`]) sees portals only, and reads them without locks.
+
+mod affinity;
+mod backends;
+pub mod capture;
+mod claims;
+mod counters;
+mod descriptors;
+mod gate;
+mod listen;
+mod plan;
+mod portal;
+mod ports;
+mod tcp;
+#[cfg(test)]
+mod tests;
+mod udp;
+mod workers;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use hashbrown::HashMap;
+use ipnet::IpNet;
+
+use self::{
+    affinity::Affinity,
+    capture::{Capture, Frontend, Way},
+    claims::Claims,
+    gate::{Gate, InUse},
+    listen::Owner,
+    plan::{Kind, PortalName, PortalPlan},
+    ports::Ports,
+    workers::Workers,
+};
+pub use self::{counters::Counters, descriptors::Descriptors};
+use super::{Mode, ModeName, SyncError, SyncReport};
+use crate::{
+    sched::SchedulerName,
+    services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName},
+};
+
+/// How the mode is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `--proxy-port-range`: local ports for redirect capture.
+    pub port_range: Option<RangeInclusive<u16>>,
+    /// `--udp-timeout`: how long an idle UDP client keeps its backend.
+    pub udp_timeout: Duration,
+    /// `--ipvs-scheduler`: the scheduler of Services that name none.
+    pub scheduler: SchedulerName,
+    /// `--nodeport-addresses`: where node ports are served; empty: on all of
+    /// the node's addresses.
+    pub node_port_addresses: Vec<IpNet>,
+    /// Threads of the data path.
+    pub workers: usize,
+}
+
+/// What all connections and associations share.
+#[derive(Debug)]
+pub struct Shared {
+    descriptors: Descriptors,
+    counters: Counters,
+    udp_timeout: Duration,
+    next_worker: AtomicUsize,
+}
+
+impl Shared {
+    /// The worker where the next listener's `sockets` begin.
+    fn next_worker(&self, sockets: usize) -> usize {
+        self.next_worker.fetch_add(sockets, Relaxed)
+    }
+}
+
+/// Userspace mode.
+pub struct Userspace {
+    options: Options,
+    shared: Arc<Shared>,
+    workers: Workers,
+    capture: Capture,
+    ports: Ports,
+    claims: Claims,
+    gates: BTreeMap<PortalName, Gate>,
+    affinities: HashMap<ServicePortName, Weak<Affinity>>,
+    /// What capture should bring to us, each with its local port.
+    want: BTreeMap<Frontend, u16>,
+    /// Changes of `want` that capture has not confirmed yet.
+    unconfirmed: BTreeSet<Frontend>,
+    /// Listeners to close.
+    closing: BTreeSet<(PortalName, SocketAddr)>,
+    /// Portals to drop once their listeners are closed.
+    gone: BTreeSet<PortalName>,
+    /// ServicePorts that failed and are tried again with the next sync.
+    retry: BTreeSet<ServicePortName>,
+    /// Gone frontends that stay captured while connections use them.
+    retiring: BTreeMap<Frontend, Vec<InUse>>,
+    node_addresses: Vec<IpAddr>,
+}
+
+impl Userspace {
+    /// The mode, not serving anything yet.
+    ///
+    /// # Errors
+    /// When its threads cannot be started.
+    pub fn new(options: Options, capture: Capture, counters: Counters) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            descriptors: Descriptors::of_this_process(),
+            counters,
+            udp_timeout: options.udp_timeout,
+            next_worker: AtomicUsize::new(0),
+        });
+        Ok(Userspace {
+            workers: Workers::start(options.workers)?,
+            ports: Ports::new(options.port_range.clone()),
+            options,
+            shared,
+            capture,
+            claims: Claims::default(),
+            gates: BTreeMap::new(),
+            affinities: HashMap::new(),
+            want: BTreeMap::new(),
+            unconfirmed: BTreeSet::new(),
+            closing: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            retry: BTreeSet::new(),
+            retiring: BTreeMap::new(),
+            node_addresses: Vec::new(),
+        })
+    }
+
+    /// The portals of `name` that exist now.
+    fn portals_of(&self, name: &ServicePortName) -> Vec<PortalName> {
+        [Kind::Internal, Kind::External, Kind::LoadBalancer]
+            .into_iter()
+            .map(|kind| PortalName {
+                port: name.clone(),
+                kind,
+            })
+            .filter(|portal| self.gates.contains_key(portal))
+            .collect()
+    }
+
+    /// The pins of a ServicePort's clients, one table for all its portals.
+    fn affinity(&mut self, plan: &PortalPlan) -> Option<Arc<Affinity>> {
+        let timeout = plan.affinity?;
+        let known = self.affinities.get(&plan.name.port).and_then(Weak::upgrade);
+        Some(known.filter(|a| a.timeout() == timeout).unwrap_or_else(|| {
+            let fresh = Arc::new(Affinity::new(timeout));
+            self.affinities
+                .insert(plan.name.port.clone(), Arc::downgrade(&fresh));
+            fresh
+        }))
+    }
+
+    /// Brings one ServicePort's gates to what `port` needs. Answers the
+    /// ServicePorts that may now have addresses which this one gave up.
+    fn update(
+        &mut self,
+        name: &ServicePortName,
+        port: Option<&ServicePort>,
+        failed: &mut Failures,
+    ) -> Vec<ServicePortName> {
+        let plans = port.map(plan::plan).unwrap_or_default();
+        let wanted: BTreeSet<&Frontend> = plans.iter().flat_map(|p| &p.frontends).collect();
+        let mut given_up = Vec::new();
+        let mut heirs = Vec::new();
+        for portal in self.portals_of(name) {
+            let still = plans.iter().find(|p| p.name == portal);
+            for frontend in &self.gates[&portal].plan.frontends {
+                if still.is_some_and(|p| p.frontends.contains(frontend)) {
+                    continue;
+                }
+                let heir = self.claims.release(frontend, &portal);
+                heirs.extend(heir.map(|h| h.port));
+                if !wanted.contains(frontend) {
+                    given_up.push(frontend.clone());
+                }
+            }
+            if still.is_none() {
+                let listens = self.gates[&portal].listens_on();
+                self.closing.extend(listens.map(|a| (portal.clone(), a)));
+                self.gone.insert(portal);
+            }
+        }
+        heirs.retain(|heir| heir != name);
+        for plan in plans {
+            self.open(plan, failed);
+        }
+        for frontend in given_up {
+            match self.capture.way(frontend.family) {
+                Way::Redirect => self.capture_as(&frontend, None),
+                // Established connections need the route; see `retire`.
+                Way::Local => {
+                    if self.want.contains_key(&frontend) {
+                        self.retiring.entry(frontend).or_default();
+                    }
+                }
+            }
+        }
+        if port.is_none() {
+            self.affinities.remove(name);
+        }
+        heirs
+    }
+
+    /// Makes the portal of `plan` exist and listen where it should.
+    fn open(&mut self, mut plan: PortalPlan, failed: &mut Failures) {
+        let name = plan.name.clone();
+        self.gone.remove(&name);
+        let scheduler = self.options.scheduler;
+        let affinity = self.affinity(&plan);
+        plan.frontends
+            .retain(|frontend| match self.claims.claim(frontend, &name) {
+                Ok(()) => true,
+                Err(owner) => {
+                    failed.add(
+                        &name,
+                        format!("{frontend} belongs to Service {} already", owner.port),
+                    );
+                    false
+                }
+            });
+        let listening = !plan.targets.is_empty();
+        let mut gate = match self.gates.remove(&name) {
+            Some(mut gate) => {
+                if gate.plan != plan {
+                    gate.reroute(plan, scheduler, affinity);
+                }
+                gate
+            }
+            None => Gate::new(&self.shared, plan, scheduler, affinity),
+        };
+
+        let mut desired: BTreeSet<SocketAddr> = BTreeSet::new();
+        let mut captured: Vec<(Frontend, u16)> = Vec::new();
+        match self.capture.way(name.port.family) {
+            Way::Redirect => match self.local_port(&mut gate) {
+                Ok(address) => {
+                    let opened = match listening {
+                        true => self.listen(&mut gate, address, Owner::Node),
+                        false => Ok(()),
+                    };
+                    match opened {
+                        Ok(()) => {
+                            desired.extend(listening.then_some(address));
+                            let port = address.port();
+                            captured.extend(gate.plan.frontends.iter().map(|f| (f.clone(), port)));
+                        }
+                        Err(e) => failed.add(&name, format!("cannot listen on {address}: {e}")),
+                    }
+                }
+                Err(e) => failed.add(&name, format!("no local port for it: {e}")),
+            },
+            Way::Local => {
+                for frontend in gate.plan.frontends.clone() {
+                    let mut open = true;
+                    for (address, owner) in self.binds(&frontend) {
+                        desired.insert(address);
+                        if !listening {
+                            continue;
+                        }
+                        if let Err(e) = self.listen(&mut gate, address, owner) {
+                            failed.add(&name, cannot_bind(address, &e));
+                            open = false;
+                        }
+                    }
+                    // A captured address that we do not listen on would reach
+                    // whoever listens on that port of the node.
+                    if open && frontend.address.is_some() {
+                        captured.push((frontend, 0));
+                    }
+                }
+                if !listening {
+                    desired.clear();
+                }
+            }
+        }
+        for address in gate.listens_on() {
+            let end = (name.clone(), address);
+            match desired.contains(&address) {
+                true => self.closing.remove(&end),
+                false => self.closing.insert(end),
+            };
+        }
+        for frontend in &gate.plan.frontends {
+            self.retiring.remove(frontend);
+            let port = captured
+                .iter()
+                .find(|(f, _)| f == frontend)
+                .map(|(_, p)| *p);
+            self.capture_as(frontend, port);
+        }
+        self.gates.insert(name, gate);
+    }
+
+    /// Closes listeners that are no longer wanted, of families whose capture
+    /// goes `way`.
+    fn close_listeners(&mut self, way: Way) {
+        let closing = std::mem::take(&mut self.closing);
+        for (portal, address) in closing {
+            if self.capture.way(portal.port.family) != way {
+                self.closing.insert((portal, address));
+                continue;
+            }
+            let Some(in_use) = self.gates.get_mut(&portal).and_then(|g| g.close(address)) else {
+                continue;
+            };
+            let frontend = Frontend {
+                protocol: portal.port.protocol,
+                family: portal.port.family,
+                address: Some(address.ip()),
+                port: address.port(),
+            };
+            if let Some(uses) = self.retiring.get_mut(&frontend) {
+                uses.push(in_use);
+            }
+        }
+        let capture = &self.capture;
+        let gates = &mut self.gates;
+        let ports = &mut self.ports;
+        self.gone.retain(|portal| {
+            if capture.way(portal.port.family) != way {
+                return true;
+            }
+            if let Some(held) = gates.remove(portal).and_then(|mut gate| gate.held.take()) {
+                ports.release(&held);
+            }
+            false
+        });
+    }
+
+    /// Gives up the routes of gone frontends that no connection uses any more.
+    fn retire(&mut self) {
+        let unused: Vec<Frontend> = self
+            .retiring
+            .iter()
+            .filter(|(_, uses)| uses.iter().all(|u| u.strong_count() == 0))
+            .map(|(frontend, _)| frontend.clone())
+            .collect();
+        for frontend in unused {
+            self.retiring.remove(&frontend);
+            self.capture_as(&frontend, None);
+        }
+    }
+
+    fn capture_as(&mut self, frontend: &Frontend, port: Option<u16>) {
+        let before = match port {
+            Some(port) => self.want.insert(frontend.clone(), port),
+            None => self.want.remove(frontend),
+        };
+        if before != port {
+            self.unconfirmed.insert(frontend.clone());
+        }
+    }
+
+    fn local_port(&mut self, gate: &mut Gate) -> io::Result<SocketAddr> {
+        if let Some(held) = &gate.held {
+            return Ok(held.address);
+        }
+        let name = &gate.plan.name.port;
+        let held = self.ports.hold(name.protocol, name.family)?;
+        let address = held.address;
+        gate.held = Some(held);
+        Ok(address)
+    }
+
+    fn listen(&self, gate: &mut Gate, address: SocketAddr, owner: Owner) -> io::Result<()> {
+        if gate.has(address) {
+            return Ok(());
+        }
+        gate.open(&self.shared, &self.workers, address, owner)
+    }
+
+    /// Where to listen for `frontend` without netfilter.
+    fn binds(&self, frontend: &Frontend) -> Vec<(SocketAddr, Owner)> {
+        match frontend.address {
+            Some(ip) if self.node_addresses.contains(&ip) => {
+                vec![((ip, frontend.port).into(), Owner::Node)]
+            }
+            Some(ip) => vec![((ip, frontend.port).into(), Owner::Service)],
+            None => self
+                .node_addresses
+                .iter()
+                .filter(|ip| IpFamily::of(ip) == frontend.family && self.serves_node_ports(ip))
+                .map(|ip| ((*ip, frontend.port).into(), Owner::Node))
+                .collect(),
+        }
+    }
+
+    fn serves_node_ports(&self, ip: &IpAddr) -> bool {
+        let ranges = &self.options.node_port_addresses;
+        ranges.is_empty() || ranges.iter().any(|range| range.contains(ip))
+    }
+}
+
+/// What could not be done for single portals.
+#[derive(Debug, Default)]
+struct Failures(Vec<(ServicePortName, String)>);
+
+impl Failures {
+    fn add(&mut self, portal: &PortalName, why: String) {
+        self.0.push((portal.port.clone(), why));
+    }
+}
+
+fn cannot_bind(address: SocketAddr, error: &io::Error) -> String {
+    if error.kind() == io::ErrorKind::AddrInUse {
+        format!(
+            "cannot listen on {address}: another program on this node has that port on this \
+             address or on all addresses; bind it to one address, or use \
+             --userspace-capture=redirect"
+        )
+    } else {
+        format!("cannot listen on {address}: {error}")
+    }
+}
+
+impl Mode for Userspace {
+    fn name(&self) -> ModeName {
+        ModeName::Userspace
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+        if changes.full || self.node_addresses.is_empty() {
+            self.node_addresses = self.capture.node_addresses()?;
+        }
+        let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
+        names.append(&mut self.retry);
+        if changes.full {
+            names.extend(map.iter().map(|port| port.name.clone()));
+            names.extend(self.gates.keys().map(|portal| portal.port.clone()));
+        }
+
+        let mut failed = Failures::default();
+        let examined = names.len();
+        // Removals first: what one Service gives up another may be waiting for.
+        let (there, gone): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| map.get(name).is_some());
+        let mut queue: std::collections::VecDeque<_> = gone.into_iter().chain(there).collect();
+        while let Some(name) = queue.pop_front() {
+            let heirs = self.update(&name, map.get(&name).map(|p| &**p), &mut failed);
+            queue.extend(heirs);
+        }
+
+        self.close_listeners(Way::Local);
+        self.retire();
+        self.capture
+            .sync(&self.want, (!changes.full).then_some(&self.unconfirmed))
+            .await?;
+        self.unconfirmed.clear();
+        self.close_listeners(Way::Redirect);
+
+        self.retry = failed.0.iter().map(|(name, _)| name.clone()).collect();
+        Ok(SyncReport {
+            examined,
+            failed: failed.0,
+            lingering: self.retiring.len(),
+        })
+    }
+
+    async fn cleanup(&mut self) -> Result<(), SyncError> {
+        self.capture.cleanup().await
+    }
+}

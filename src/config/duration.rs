@@ -1,0 +1,134 @@
+//! Durations as kube-proxy's flags and configuration write them: Go's
+//! notation (`time.ParseDuration`), such as `250ms`, `1h15m` or `1.5s`.
+
+use std::time::Duration;
+
+/// Units with their length in nanoseconds; longer names first where one
+/// begins with another.
+const UNITS: [(&str, u128); 8] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("µs", 1_000), // U+00B5, micro sign
+    ("μs", 1_000), // U+03BC, Greek letter mu
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// Digits after the point that still count: nanoseconds of an hour.
+const MAX_FRACTION: usize = 15;
+
+/// Reads a duration.
+///
+/// # Errors
+/// With what is wrong and an example, for anything else, for negative and for
+/// overlong durations.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    let wrong = |what: &str| format!("{what}; write it like 250ms, 30s or 1h15m");
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut rest = match text.strip_prefix('-') {
+        Some(_) => return Err(wrong("a duration must not be negative")),
+        None => text.strip_prefix('+').unwrap_or(text),
+    };
+    if rest.is_empty() {
+        return Err(wrong("a duration is missing"));
+    }
+    let mut nanos: u128 = 0;
+    while !rest.is_empty() {
+        let number = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .map_or(rest, |end| &rest[..end]);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
+            return Err(wrong("a number is missing or malformed"));
+        }
+        rest = &rest[number.len()..];
+        // "m" must not hide "ms".
+        let unit = rest
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .map_or(rest, |end| &rest[..end]);
+        let Some((_, length)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+            return Err(match unit {
+                "" => wrong("the unit is missing"),
+                _ => wrong(&format!("unknown unit {unit:?}")),
+            });
+        };
+        rest = &rest[unit.len()..];
+        let fraction = &fraction[..fraction.len().min(MAX_FRACTION)];
+        let whole: u128 = match whole {
+            "" => 0,
+            digits => digits.parse().map_err(|_| wrong("too long"))?,
+        };
+        let tenths: u128 = format!("{fraction:0<MAX_FRACTION$}").parse().unwrap_or(0);
+        nanos = whole
+            .checked_mul(*length)
+            .and_then(|n| n.checked_add(tenths * length / 10u128.pow(MAX_FRACTION as u32)))
+            .and_then(|n| n.checked_add(nanos))
+            .ok_or_else(|| wrong("too long"))?;
+    }
+    // Go's durations are signed 64-bit nanoseconds.
+    match u64::try_from(nanos) {
+        Ok(n) if i64::try_from(n).is_ok() => Ok(Duration::from_nanos(n)),
+        _ => Err(wrong("too long")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_durations_are_read() {
+        for (text, nanos) in [
+            ("0", 0),
+            ("0s", 0),
+            ("250ms", 250_000_000),
+            ("1h15m", 4_500_000_000_000),
+            ("1.5s", 1_500_000_000),
+            (".5m", 30_000_000_000),
+            ("1m0.25s", 60_250_000_000),
+            ("3µs4ns", 3_004),
+            ("+2us", 2_000),
+            ("2562047h47m16.854775807s", i64::MAX as u64),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_nanos(nanos)), "{text}");
+        }
+    }
+
+    #[test]
+    fn everything_else_says_what_is_wrong() {
+        for (text, word) in [
+            ("", "missing"),
+            ("5", "unit is missing"),
+            ("5 s", "unknown unit"),
+            ("5x", "unknown unit \"x\""),
+            ("ms", "number"),
+            (".s", "number"),
+            ("1.2.3s", "number"),
+            ("-1s", "negative"),
+            ("2562048h", "too long"),
+            ("99999999999999999999999999999999999999999h", "too long"),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_panics(text in "\\PC*") {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn whole_milliseconds_survive(ms in 0u32..) {
+            proptest::prop_assert_eq!(
+                parse(&format!("{ms}ms")),
+                Ok(Duration::from_millis(ms.into()))
+            );
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Who owns an address when several Services name the same one: the first to
+//! claim it keeps it, the others wait in line.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use super::{capture::Frontend, plan::PortalName};
+
+/// Owners of frontends, and who waits for them.
+#[derive(Debug, Default)]
+pub struct Claims {
+    /// The first of each line is the owner.
+    lines: HashMap<Frontend, VecDeque<PortalName>>,
+}
+
+impl Claims {
+    /// Claims `frontend` for `by`.
+    ///
+    /// # Errors
+    /// With the owner's name, when it is another Service's; `by` then waits.
+    pub fn claim(&mut self, frontend: &Frontend, by: &PortalName) -> Result<(), PortalName> {
+        let line = self.lines.entry(frontend.clone()).or_default();
+        if !line.contains(by) {
+            line.push_back(by.clone());
+        }
+        match line.front() {
+            Some(owner) if owner != by => Err(owner.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives up a claim. Answers who owns the frontend now because of that.
+    pub fn release(&mut self, frontend: &Frontend, by: &PortalName) -> Option<PortalName> {
+        let line = self.lines.get_mut(frontend)?;
+        let owned = line.front() == Some(by);
+        line.retain(|name| name != by);
+        let heir = line.front().cloned();
+        if heir.is_none() {
+            self.lines.remove(frontend);
+        }
+        heir.filter(|_| owned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        modes::userspace::plan::Kind,
+        services::{IpFamily, Protocol, ServiceName, ServicePortName},
+    };
+
+    fn portal(name: &str) -> PortalName {
+        PortalName {
+            port: ServicePortName {
+                service: ServiceName {
+                    namespace: "default".into(),
+                    name: name.into(),
+                },
+                port: "".into(),
+                protocol: Protocol::Tcp,
+                family: IpFamily::V4,
+            },
+            kind: Kind::External,
+        }
+    }
+
+    #[test]
+    fn the_first_claim_holds_until_it_is_released() {
+        let frontend = Frontend {
+            protocol: Protocol::Tcp,
+            family: IpFamily::V4,
+            address: Some([192, 0, 2, 1].into()),
+            port: 80,
+        };
+        let (a, b, c) = (portal("a"), portal("b"), portal("c"));
+        let mut claims = Claims::default();
+        assert_eq!(claims.claim(&frontend, &a), Ok(()));
+        assert_eq!(claims.claim(&frontend, &a), Ok(()), "again is the same");
+        assert_eq!(claims.claim(&frontend, &b), Err(a.clone()));
+        assert_eq!(claims.claim(&frontend, &c), Err(a.clone()));
+        assert_eq!(claims.release(&frontend, &b), None, "it only waited");
+        assert_eq!(claims.release(&frontend, &a), Some(c.clone()));
+        assert_eq!(claims.claim(&frontend, &c), Ok(()));
+        assert_eq!(claims.release(&frontend, &c), None);
+        assert!(claims.lines.is_empty());
+    }
+}

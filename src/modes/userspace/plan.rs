@@ -1,0 +1,129 @@
+//! From a ServicePort to the portals that carry it: pure.
+
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use super::{backends::Target, capture::Frontend};
+use crate::services::{Endpoints, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy};
+
+/// Which of a ServicePort's addresses a portal stands for. Addresses that are
+/// treated alike share the portal of the first kind that has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// The cluster IP: internal traffic policy.
+    Internal,
+    /// External IPs and the node port: external traffic policy.
+    External,
+    /// Load-balancer IPs: external traffic policy and source ranges.
+    LoadBalancer,
+}
+
+/// Identity of a portal.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortalName {
+    /// The ServicePort.
+    pub port: ServicePortName,
+    /// Its addresses of this kind, and those treated alike.
+    pub kind: Kind,
+}
+
+/// What a portal should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortalPlan {
+    /// Identity.
+    pub name: PortalName,
+    /// The addresses that clients call.
+    pub frontends: Vec<Frontend>,
+    /// The endpoints that new flows may reach.
+    pub targets: Vec<Target>,
+    /// Peers that may call; empty: everyone.
+    pub allowed: Box<[IpNet]>,
+    /// Timeout of ClientIP affinity.
+    pub affinity: Option<Duration>,
+}
+
+/// Weight of an endpoint that nobody gave one.
+const WEIGHT: u32 = 1;
+
+/// The portals of `port`.
+pub fn plan(port: &ServicePort) -> Vec<PortalPlan> {
+    let frontend = |address| Frontend {
+        protocol: port.name.protocol,
+        family: port.name.family,
+        address: Some(address),
+        port: port.port,
+    };
+    let node_port = port.node_port.map(|number| Frontend {
+        protocol: port.name.protocol,
+        family: port.name.family,
+        address: None,
+        port: number,
+    });
+    let external = port.external_ips.iter().copied().map(frontend);
+    let load_balancer = port.load_balancer_ips.iter().copied().map(frontend);
+    let groups: [(Kind, Vec<Frontend>, TrafficPolicy, &[IpNet]); 3] = [
+        (
+            Kind::Internal,
+            vec![frontend(port.cluster_ip)],
+            port.internal_traffic_policy,
+            &[],
+        ),
+        (
+            Kind::External,
+            external.chain(node_port).collect(),
+            port.external_traffic_policy,
+            &[],
+        ),
+        (
+            Kind::LoadBalancer,
+            load_balancer.collect(),
+            port.external_traffic_policy,
+            &port.load_balancer_source_ranges,
+        ),
+    ];
+    let affinity = match port.session_affinity {
+        SessionAffinity::None => None,
+        SessionAffinity::ClientIp { timeout } => Some(timeout),
+    };
+
+    let mut portals: Vec<PortalPlan> = Vec::new();
+    for (kind, frontends, policy, allowed) in groups {
+        if frontends.is_empty() {
+            continue;
+        }
+        let targets = targets(&port.endpoints, policy);
+        match portals
+            .iter_mut()
+            .find(|p| p.targets == targets && *p.allowed == *allowed)
+        {
+            Some(alike) => alike.frontends.extend(frontends),
+            None => portals.push(PortalPlan {
+                name: PortalName {
+                    port: port.name.clone(),
+                    kind,
+                },
+                frontends,
+                targets,
+                allowed: allowed.into(),
+                affinity,
+            }),
+        }
+    }
+    portals
+}
+
+fn targets(endpoints: &Endpoints, policy: TrafficPolicy) -> Vec<Target> {
+    let reachable = match policy {
+        TrafficPolicy::Cluster => &endpoints.cluster,
+        TrafficPolicy::Local => &endpoints.local,
+    };
+    reachable
+        .iter()
+        .filter_map(|&i| endpoints.all.get(i as usize))
+        .map(|e| Target {
+            address: e.address,
+            weight: WEIGHT,
+        })
+        .collect()
+}

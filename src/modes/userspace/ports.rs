@@ -1,0 +1,164 @@
+//! The local ports that redirect capture sends service addresses to.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
+};
+
+use hashbrown::HashSet;
+use socket2::Socket;
+
+use super::listen::{self, Owner};
+use crate::services::{IpFamily, Protocol};
+
+/// Hands out local ports, each to one portal at a time.
+#[derive(Debug)]
+pub struct Ports {
+    range: Option<RangeInclusive<u16>>,
+    next: u16,
+    used: HashSet<(Protocol, IpFamily, u16)>,
+}
+
+/// A port that is held for a portal.
+#[derive(Debug)]
+pub struct Held {
+    /// The wildcard address with the port.
+    pub address: SocketAddr,
+    key: (Protocol, IpFamily, u16),
+    /// Keeps the port ours while nobody listens on it; connections to it are
+    /// refused then. UDP has no such state: a bound socket would take the
+    /// datagrams.
+    _reservation: Option<Socket>,
+}
+
+impl Ports {
+    /// Ports of `range` (`--proxy-port-range`), or those that the kernel picks.
+    pub fn new(range: Option<RangeInclusive<u16>>) -> Self {
+        Ports {
+            next: range.as_ref().map_or(0, |r| *r.start()),
+            range,
+            used: HashSet::new(),
+        }
+    }
+
+    /// A port that nobody on this node listens on.
+    ///
+    /// # Errors
+    /// When there is none, or the socket to hold it cannot be made.
+    pub fn hold(&mut self, protocol: Protocol, family: IpFamily) -> io::Result<Held> {
+        let Some(range) = self.range.clone() else {
+            return self.try_hold(protocol, family, 0);
+        };
+        for _ in 0..range.len() {
+            let port = self.next;
+            self.next = match port == *range.end() {
+                true => *range.start(),
+                false => port + 1,
+            };
+            if self.used.contains(&(protocol, family, port)) {
+                continue;
+            }
+            match self.try_hold(protocol, family, port) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+                other => return other,
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            format!(
+                "every port of --proxy-port-range {}-{} is taken; give a wider range",
+                range.start(),
+                range.end()
+            ),
+        ))
+    }
+
+    fn try_hold(&mut self, protocol: Protocol, family: IpFamily, port: u16) -> io::Result<Held> {
+        let wildcard: IpAddr = match family {
+            IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+            IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // Asked for without SO_REUSEPORT first, which would share the port
+        // with another of our processes; the kernel's own pick is free anyway.
+        let port = match (port, protocol) {
+            (0, _) => 0,
+            (port, Protocol::Tcp) => {
+                drop(std::net::TcpListener::bind((wildcard, port))?);
+                port
+            }
+            (port, _) => {
+                drop(std::net::UdpSocket::bind((wildcard, port))?);
+                port
+            }
+        };
+        let (bound, reservation) = match protocol {
+            Protocol::Tcp => {
+                let socket = listen::tcp((wildcard, port).into(), Owner::Node)?;
+                (socket.local_addr()?.as_socket(), Some(socket))
+            }
+            Protocol::Udp | Protocol::Sctp => {
+                let socket = listen::udp((wildcard, port).into(), Owner::Node)?;
+                (Some(socket.local_addr()?), None)
+            }
+        };
+        let address = bound.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let key = (protocol, family, address.port());
+        self.used.insert(key);
+        Ok(Held {
+            address,
+            key,
+            _reservation: reservation,
+        })
+    }
+
+    /// Takes the port back.
+    pub fn release(&mut self, held: &Held) {
+        self.used.remove(&held.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_used_up_and_says_so() {
+        // Three neighbouring ports that are free now; taken ones are skipped.
+        let probe = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+        let first = probe.local_addr().unwrap().port().clamp(1024, 65_000);
+        let mut ports = Ports::new(Some(first..=first + 2));
+        let mut held = Vec::new();
+        let error = loop {
+            match ports.hold(Protocol::Tcp, IpFamily::V4) {
+                Ok(port) => held.push(port),
+                Err(error) => break error,
+            }
+        };
+        assert!(held.len() <= 2, "the first is taken by another");
+        assert!(held.iter().all(|h| h.address.port() > first));
+        assert!(error.to_string().contains("--proxy-port-range"), "{error}");
+
+        if let Some(one) = held.pop() {
+            ports.release(&one);
+            let port = one.address.port();
+            drop(one);
+            let again = ports.hold(Protocol::Tcp, IpFamily::V4).unwrap();
+            assert_eq!(again.address.port(), port);
+        }
+    }
+
+    #[test]
+    fn a_held_port_refuses_until_somebody_listens() {
+        let mut ports = Ports::new(None);
+        let held = ports.hold(Protocol::Tcp, IpFamily::V4).unwrap();
+        let target = ("127.0.0.1", held.address.port());
+        let refused = std::net::TcpStream::connect(target).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let listener = listen::start(listen::tcp(held.address, Owner::Node).unwrap()).unwrap();
+        std::net::TcpStream::connect(target).unwrap();
+        drop(listener);
+        let refused = std::net::TcpStream::connect(target).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

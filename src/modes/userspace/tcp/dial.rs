@@ -1,0 +1,158 @@
+//! From an accepted client to a connected backend: which endpoints are tried,
+//! in which order and for how long.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    time::timeout,
+};
+
+use super::super::{
+    Shared,
+    backends::{EndpointState, Lease},
+    descriptors,
+    listen::keep_alive,
+    portal::Portal,
+};
+use crate::sched::Flow;
+
+/// How long the first, second, ... attempt of a connection waits for its
+/// endpoint, as the userspace mode of kube-proxy before 1.26 did.
+const TIMEOUTS: [Duration; 4] = [
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+];
+
+/// A connected backend.
+#[derive(Debug)]
+pub struct Dialed {
+    /// The connection.
+    pub stream: TcpStream,
+    /// Its share in the endpoint's load.
+    pub lease: Lease,
+}
+
+/// One client's search for a backend that answers.
+#[derive(Debug)]
+pub struct Search<'a> {
+    shared: &'a Shared,
+    portal: &'a Portal,
+    flow: Flow,
+    /// Endpoints tried in this round; none is tried twice before all were.
+    tried: Vec<SocketAddr>,
+    attempts: usize,
+    timed_out: usize,
+}
+
+impl<'a> Search<'a> {
+    /// A search for `flow` among the portal's endpoints.
+    pub fn new(shared: &'a Shared, portal: &'a Portal, flow: Flow) -> Self {
+        Search {
+            shared,
+            portal,
+            flow,
+            tried: Vec::new(),
+            attempts: 0,
+            timed_out: 0,
+        }
+    }
+
+    /// The next endpoint that answers, or `None` when there is no more to try:
+    /// every endpoint was tried, and at least as many attempts were made as
+    /// there are timeouts.
+    pub async fn next(&mut self) -> Option<Dialed> {
+        loop {
+            let endpoint = match self.portal.pick(&self.flow, &self.tried) {
+                Some(endpoint) => endpoint,
+                None if self.tried.is_empty() || self.attempts >= TIMEOUTS.len() => return None,
+                None => {
+                    self.tried.clear();
+                    continue;
+                }
+            };
+            let lease = endpoint.lease();
+            if self.attempts > 0 {
+                self.shared.counters.dial_retries.inc();
+            }
+            self.attempts += 1;
+            let patience = TIMEOUTS[self.timed_out.min(TIMEOUTS.len() - 1)];
+            match self.dial(&endpoint, patience).await {
+                Ok(stream) => {
+                    endpoint.answered();
+                    return Some(Dialed { stream, lease });
+                }
+                Err(error) => {
+                    if error.kind() == io::ErrorKind::TimedOut {
+                        self.timed_out += 1;
+                    }
+                    self.failed(&endpoint, &error);
+                }
+            }
+        }
+    }
+
+    /// Notes that `endpoint` did not answer, so that another one is next.
+    pub fn failed(&mut self, endpoint: &Arc<EndpointState>, why: &dyn std::fmt::Display) {
+        endpoint.failed();
+        self.tried.push(endpoint.address);
+        self.shared.counters.dial_failures.inc();
+        tracing::trace!(
+            service = %self.portal.label,
+            endpoint = %endpoint.address,
+            client = %self.flow.client,
+            "endpoint did not answer: {why}"
+        );
+    }
+
+    async fn dial(&self, endpoint: &EndpointState, patience: Duration) -> io::Result<TcpStream> {
+        let socket = loop {
+            match new_socket(endpoint.address) {
+                Err(e) if descriptors::exhausted(&e) => {
+                    self.shared.counters.accept_paused.inc();
+                    tokio::time::sleep(super::EXHAUSTED_PAUSE).await;
+                }
+                other => break other?,
+            }
+        };
+        match timeout(patience, socket.connect(endpoint.address)).await {
+            Ok(connected) => connected,
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no answer within {} ms", patience.as_millis()),
+            )),
+        }
+    }
+}
+
+fn new_socket(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking().cloexec(),
+        Some(Protocol::TCP),
+    )?;
+    keep_alive(SockRef::from(&socket))?;
+    Ok(TcpSocket::from_std_stream(socket.into()))
+}
+
+/// Connections of a search that are still open count as long as it lives.
+#[derive(Debug)]
+pub struct Open<'a>(&'a Shared);
+
+impl<'a> Open<'a> {
+    /// Counts one connection.
+    pub fn count(shared: &'a Shared) -> Self {
+        shared.counters.connections_total.inc();
+        shared.counters.connections.inc();
+        Open(shared)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.counters.connections.dec();
+    }
+}

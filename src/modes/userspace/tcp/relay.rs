@@ -1,0 +1,386 @@
+//! Bytes between a client and its backend: both directions, half-close,
+//! back-pressure and resets.
+//!
+//! Short messages pass through a buffer that all connections of a worker
+//! share; a direction that proves to be bulk is spliced through a pipe. What
+//! a slow receiver does not take is the only thing that a connection keeps.
+
+use std::{
+    cell::RefCell,
+    io,
+    net::Shutdown,
+    os::fd::{AsFd, AsRawFd},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use nix::sys::socket::{MsgFlags, recv, send};
+use socket2::SockRef;
+use tokio::{io::Interest, net::TcpStream, time::Instant};
+
+use super::{super::descriptors::Descriptors, first_flight::FirstFlight, pipe::Pipe};
+
+/// Size of the buffer that a worker's connections share, in bytes.
+const SCRATCH: usize = 64 * 1024;
+
+/// A read of at least this many bytes speaks for a bulk flow.
+const BULK_READ: usize = 16 * 1024;
+
+/// A splice of less than this speaks against one: the pipe then costs more
+/// calls than the copy that it saves.
+const SHORT_SPLICE: usize = 4 * 1024;
+
+/// So many reads (or splices) in a row change a direction's way of moving bytes.
+const STREAK: u8 = 4;
+
+/// Bytes that one connection moves before the worker's others get a turn.
+const TURN: usize = 1024 * 1024;
+
+/// How long after the connection to it a backend's reset still counts as
+/// "did not answer", so that another one is tried.
+const ANSWER_WINDOW: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
+}
+
+/// How a relay ended.
+#[derive(Debug)]
+pub enum End {
+    /// Both directions were closed in order.
+    Closed,
+    /// One side reset the connection, or could no longer be reached.
+    Reset,
+    /// The backend reset the connection before it said anything; this is what
+    /// the client had sent. Another backend may be tried.
+    Unanswered(FirstFlight),
+}
+
+/// What a relay tells its owner before the end.
+#[derive(Debug)]
+pub enum Progress {
+    /// One direction was closed, the other is open.
+    HalfClosed(Side),
+    /// It is over.
+    Ended(End),
+}
+
+/// A side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The client.
+    Client,
+    /// The backend.
+    Backend,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// The sender has closed; what is under way is still to be delivered.
+    Ended,
+    Closed,
+    /// The receiver no longer takes anything.
+    Broken,
+}
+
+/// What went wrong, and with which end of the direction.
+enum Fault {
+    Sender,
+    Receiver,
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Way {
+    phase: Phase,
+    bulk: bool,
+    streak: u8,
+    pipe: Option<Pipe>,
+    /// Copied bytes that the receiver did not take yet, from `written` on.
+    pending: Vec<u8>,
+    written: usize,
+}
+
+impl Way {
+    fn new() -> Self {
+        Way {
+            phase: Phase::Open,
+            bulk: false,
+            streak: 0,
+            pipe: None,
+            pending: Vec::new(),
+            written: 0,
+        }
+    }
+
+    /// Delivers what was read before.
+    fn poll_flush(&mut self, cx: &mut Context<'_>, to: &TcpStream) -> Poll<io::Result<()>> {
+        while self.written < self.pending.len() {
+            let left = &self.pending[self.written..];
+            match write_some(to, left) {
+                Ok(n) => self.written += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(to.poll_write_ready(cx))?;
+                }
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+        if self.written > 0 {
+            self.pending = Vec::new();
+            self.written = 0;
+        }
+        while let Some(pipe) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
+            match to.try_io(Interest::WRITABLE, || pipe.drain_to(to.as_fd())) {
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(to.poll_write_ready(cx))?;
+                }
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads once and passes on at once what the receiver takes. Answers how
+    /// many bytes were read, 0 at the stream's end.
+    fn poll_move(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &TcpStream,
+        to: &TcpStream,
+        descriptors: &Descriptors,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Poll<Result<usize, Fault>> {
+        loop {
+            if self.bulk && self.pipe.is_none() {
+                self.pipe = Pipe::take(descriptors);
+                self.bulk = self.pipe.is_some();
+            }
+            let read = match &mut self.pipe {
+                Some(pipe) => from.try_io(Interest::READABLE, || pipe.fill_from(from.as_fd())),
+                None => SHARED.with_borrow_mut(|buffer| {
+                    let n = read_some(from, buffer)?;
+                    seen(&buffer[..n]);
+                    let mut sent = 0;
+                    while sent < n {
+                        match write_some(to, &buffer[sent..n]) {
+                            Ok(m) => sent += m,
+                            // Whatever else is wrong with the receiver shows
+                            // again when the rest is flushed.
+                            Err(_) => break,
+                        }
+                    }
+                    if sent < n {
+                        self.pending = buffer[sent..n].to_vec();
+                    }
+                    Ok(n)
+                }),
+            };
+            match read {
+                Ok(n) => {
+                    self.judge(n);
+                    return Poll::Ready(Ok(n));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    if let Some(pipe) = self.pipe.take() {
+                        pipe.put_back();
+                    }
+                    ready!(from.poll_read_ready(cx)).map_err(|_| Fault::Sender)?;
+                }
+                Err(_) => return Poll::Ready(Err(Fault::Sender)),
+            }
+        }
+    }
+
+    /// Learns from the size of a read whether this is a bulk flow.
+    fn judge(&mut self, n: usize) {
+        let against = match self.bulk {
+            true => n < SHORT_SPLICE,
+            false => n >= BULK_READ,
+        };
+        self.streak = if against { self.streak + 1 } else { 0 };
+        if self.streak >= STREAK {
+            self.bulk = !self.bulk;
+            self.streak = 0;
+        }
+    }
+
+    /// Moves bytes until one side has to wait or the direction is closed.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &TcpStream,
+        to: &TcpStream,
+        descriptors: &Descriptors,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Poll<Result<(), Fault>> {
+        let mut moved = 0;
+        loop {
+            match self.phase {
+                Phase::Closed | Phase::Broken => return Poll::Ready(Ok(())),
+                Phase::Open | Phase::Ended => {
+                    ready!(self.poll_flush(cx, to)).map_err(|_| Fault::Receiver)?;
+                }
+            }
+            if !self.bulk
+                && let Some(pipe) = self.pipe.take()
+            {
+                pipe.put_back();
+            }
+            if self.phase == Phase::Ended {
+                SockRef::from(to)
+                    .shutdown(Shutdown::Write)
+                    .map_err(|_| Fault::Receiver)?;
+                self.phase = Phase::Closed;
+                continue;
+            }
+            if moved >= TURN {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            match ready!(self.poll_move(cx, from, to, descriptors, seen))? {
+                0 => {
+                    self.phase = Phase::Ended;
+                    if let Some(pipe) = self.pipe.take() {
+                        pipe.put_back();
+                    }
+                }
+                n => moved += n,
+            }
+        }
+    }
+}
+
+/// Both directions of one connection.
+#[derive(Debug)]
+pub struct Relay {
+    out: Way,
+    back: Way,
+    told_half_closed: bool,
+    since: Instant,
+    first_flight: Option<FirstFlight>,
+}
+
+impl Relay {
+    /// A relay to a backend that was just connected. It begins by sending
+    /// `first`, what the client had said to a backend that did not answer.
+    pub fn new(first: FirstFlight) -> Self {
+        let mut out = Way::new();
+        out.pending = first.bytes().to_vec();
+        if first.ended() {
+            out.phase = Phase::Ended;
+        }
+        Relay {
+            out,
+            back: Way::new(),
+            told_half_closed: false,
+            since: Instant::now(),
+            first_flight: Some(first),
+        }
+    }
+
+    /// Moves what can be moved.
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: &TcpStream,
+        backend: &TcpStream,
+        descriptors: &Descriptors,
+    ) -> Poll<Progress> {
+        let first = &mut self.first_flight;
+        let out = self
+            .out
+            .poll(cx, client, backend, descriptors, &mut |bytes| {
+                if first.as_mut().is_some_and(|f| !f.push(bytes)) {
+                    *first = None;
+                }
+            });
+        match out {
+            Poll::Ready(Err(Fault::Sender)) => return Poll::Ready(Progress::Ended(End::Reset)),
+            // The backend takes no more, but what it said before may still be
+            // there to be read.
+            Poll::Ready(Err(Fault::Receiver)) => self.out.phase = Phase::Broken,
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+        if self.out.bulk {
+            self.first_flight = None;
+        }
+
+        let first = &mut self.first_flight;
+        let back = self
+            .back
+            .poll(cx, backend, client, descriptors, &mut |bytes| {
+                if !bytes.is_empty() {
+                    *first = None;
+                }
+            });
+        match back {
+            Poll::Ready(Err(Fault::Sender)) => return self.backend_gone(),
+            Poll::Ready(Err(Fault::Receiver)) => {
+                return Poll::Ready(Progress::Ended(End::Reset));
+            }
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+
+        match (self.out.phase, self.back.phase) {
+            (Phase::Closed, Phase::Closed) => Poll::Ready(Progress::Ended(End::Closed)),
+            // The reset was reported on the write; the read then only sees the end.
+            (Phase::Broken, Phase::Closed) => self.backend_gone(),
+            (Phase::Closed, _) => self.half_closed(Side::Client),
+            (_, Phase::Closed) => self.half_closed(Side::Backend),
+            _ => Poll::Pending,
+        }
+    }
+
+    fn half_closed(&mut self, side: Side) -> Poll<Progress> {
+        if self.told_half_closed {
+            return Poll::Pending;
+        }
+        self.told_half_closed = true;
+        Poll::Ready(Progress::HalfClosed(side))
+    }
+
+    /// A backend that resets closed its socket with our bytes unread (RFC 2525
+    /// section 2.17) or never accepted it: what the client sent was not
+    /// consumed, so it can be sent to another one, as long as nothing came back.
+    fn backend_gone(&mut self) -> Poll<Progress> {
+        let end = match self.first_flight.take() {
+            Some(mut first) if self.since.elapsed() < ANSWER_WINDOW => {
+                if self.out.phase == Phase::Ended || self.out.phase == Phase::Closed {
+                    first.end();
+                }
+                End::Unanswered(first)
+            }
+            _ => End::Reset,
+        };
+        Poll::Ready(Progress::Ended(end))
+    }
+}
+
+/// Reads once. A short read has emptied the socket, so readiness is cleared
+/// without asking the kernel again: its next edge comes with the next bytes
+/// (epoll(7)), and no edge is lost, because the worker's driver does not run
+/// between the read and here.
+fn read_some(from: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut short = None;
+    let read = from.try_io(Interest::READABLE, || {
+        let n = recv(from.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT)?;
+        if n > 0 && n < buffer.len() {
+            short = Some(n);
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(n)
+    });
+    match short {
+        Some(n) => Ok(n),
+        None => read,
+    }
+}
+
+fn write_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    to.try_io(Interest::WRITABLE, || {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        Ok(send(to.as_raw_fd(), bytes, flags)?)
+    })
+}

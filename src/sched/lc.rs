@@ -1,0 +1,56 @@
+//! `lc`: least connections, whatever the weight as long as that is not 0
+//! (kernel `ip_vs_lc.c`).
+
+use super::{
+    Flow, RealServer, Scheduler,
+    least::{least, overhead},
+};
+
+#[derive(Debug)]
+pub(super) struct LeastConnections;
+
+impl Scheduler for LeastConnections {
+    fn pick(
+        &self,
+        servers: &[RealServer],
+        _flow: &Flow,
+        skip: &dyn Fn(usize) -> bool,
+    ) -> Option<usize> {
+        least(servers, skip, overhead, |_| 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::*, *};
+
+    #[test]
+    fn prefers_the_least_loaded() {
+        #[rustfmt::skip]
+        let cases: &[LoadCase] = &[
+            (&[(1, 3, 0), (1, 0, 0), (1, 2, 0)], Some(1)),
+            (&[(1, 1, 0), (1, 1, 0)], Some(0)),
+            (&[(9, 2, 0), (1, 1, 0)], Some(1)),
+            (&[(1, 1, 0), (1, 0, 255)], Some(1)),
+            (&[(1, 1, 0), (1, 0, 256)], Some(0)),
+            (&[(1, 1, 0), (1, 0, 257)], Some(0)),
+            (&[(0, 0, 0), (1, 500, 0)], Some(1)),
+            (&[(1, u32::MAX, u32::MAX), (1, u32::MAX, 0)], Some(1)),
+            (&[(0, 0, 0)], None),
+        ];
+        for &(loads, expected) in cases {
+            let servers = loaded(loads);
+            let picked = LeastConnections.pick(&servers, &flow(1), &|_| false);
+            assert_eq!(picked, expected, "{loads:?}");
+        }
+    }
+
+    #[test]
+    fn connections_that_stay_spread_evenly_whatever_the_weights() {
+        let servers = servers(&[3, 1, 0, 1]);
+        assert_eq!(
+            kept_connections(&LeastConnections, &servers, 7),
+            [0, 1, 3, 0, 1, 3, 0]
+        );
+    }
+}

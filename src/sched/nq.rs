@@ -1,0 +1,61 @@
+//! `nq`: never queue. The first idle real server, however slow; if none is
+//! idle, the one with the shortest expected delay (kernel `ip_vs_nq.c`).
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{
+    Flow, RealServer, Scheduler,
+    least::{expected, least},
+    usable,
+};
+
+#[derive(Debug)]
+pub(super) struct NeverQueue;
+
+impl Scheduler for NeverQueue {
+    fn pick(
+        &self,
+        servers: &[RealServer],
+        _flow: &Flow,
+        skip: &dyn Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let idle =
+            |&i: &usize| servers[i].load.active.load(Relaxed) == 0 && usable(servers, skip, i);
+        (0..servers.len())
+            .find(idle)
+            .or_else(|| least(servers, skip, expected, |server| server.weight))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::*, *};
+
+    #[test]
+    fn an_idle_server_goes_before_a_fast_one() {
+        #[rustfmt::skip]
+        let cases: &[LoadCase] = &[
+            (&[(9, 1, 0), (1, 0, 0)], Some(1)),
+            (&[(9, 1, 0), (0, 0, 0), (1, 0, 7)], Some(2)),
+            (&[(1, 1, 0), (3, 2, 0)], Some(1)),
+            (&[(1, 1, 0), (3, 5, 0)], Some(0)),
+            (&[(0, 0, 0)], None),
+        ];
+        for &(loads, expected) in cases {
+            let servers = loaded(loads);
+            let picked = NeverQueue.pick(&servers, &flow(1), &|_| false);
+            assert_eq!(picked, expected, "{loads:?}");
+        }
+    }
+
+    #[test]
+    fn connections_that_stay_fill_idle_servers_then_follow_the_weights() {
+        // a and b are idle; then (active + 1)/weight: 2/3 2/1 → a;
+        // 3/3 2/1 → a; 4/3 2/1 → a; 5/3 2/1 → a; 6/3 2/1 → a (equal); 7/3 → b.
+        let servers = servers(&[3, 1]);
+        assert_eq!(
+            kept_connections(&NeverQueue, &servers, 8),
+            [0, 1, 0, 0, 0, 0, 0, 1]
+        );
+    }
+}

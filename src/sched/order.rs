@@ -1,0 +1,65 @@
+//! The order in which a round walks the real servers, remembered so that the
+//! round goes on where it was after the set has changed.
+
+use std::net::SocketAddr;
+
+use hashbrown::HashMap;
+
+use super::RealServer;
+
+/// Addresses of one set of real servers, in the set's order.
+#[derive(Debug)]
+pub(super) struct Order(Box<[SocketAddr]>);
+
+impl Order {
+    pub(super) fn of(servers: &[RealServer]) -> Self {
+        Order(servers.iter().map(|server| server.address).collect())
+    }
+
+    /// Where a round stands in `servers` after it served the first `served` of
+    /// this order: behind the last served one, or behind the nearest before it
+    /// that is still there. 0 is the start. IPVS keeps its place in the same
+    /// way (`ip_vs_rr_del_dest`).
+    pub(super) fn resume(&self, served: usize, servers: &[RealServer]) -> usize {
+        let served = &self.0[..served.min(self.0.len())];
+        if served.is_empty() {
+            return 0;
+        }
+        let places: HashMap<SocketAddr, usize> = servers
+            .iter()
+            .enumerate()
+            .map(|(i, server)| (server.address, i))
+            .collect();
+        let last = served.iter().rev().find_map(|old| places.get(old));
+        last.map_or(0, |i| i + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::servers_at, *};
+
+    #[test]
+    fn a_round_resumes_behind_the_last_served_or_the_nearest_before_it() {
+        #[rustfmt::skip]
+        let cases: &[(&[u16], usize, &[u16], usize)] = &[
+            // old set, served of it, new set, resumes at
+            (&[1, 2, 3], 0, &[1, 2, 3], 0),
+            (&[1, 2, 3], 2, &[1, 2, 3], 2),
+            (&[1, 2, 3], 3, &[1, 2, 3], 3),
+            (&[1, 2, 3], 2, &[1, 3], 1),
+            (&[1, 2, 3], 1, &[2, 3], 0),
+            (&[2, 3], 1, &[1, 2, 3], 2),
+            (&[1, 2, 3], 3, &[7, 8], 0),
+            (&[1, 2, 3], 3, &[], 0),
+            (&[], 0, &[1], 0),
+        ];
+        for &(old, served, new, resumes) in cases {
+            assert_eq!(
+                Order::of(&servers_at(old)).resume(served, &servers_at(new)),
+                resumes,
+                "{old:?} {served} {new:?}"
+            );
+        }
+    }
+}

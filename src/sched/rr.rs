@@ -1,0 +1,101 @@
+//! `rr`: round robin. Each real server in its turn, whatever its weight, as
+//! long as that is not 0 (kernel `ip_vs_rr.c`).
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use super::{Flow, RealServer, Scheduler, next_usable, order::Order};
+
+#[derive(Debug)]
+pub(super) struct RoundRobin {
+    /// Index behind the real server picked last; 0 at the start.
+    next: AtomicUsize,
+    order: Order,
+}
+
+impl RoundRobin {
+    pub(super) fn new(servers: &[RealServer], previous: Option<&RoundRobin>) -> Self {
+        let next = previous.map_or(0, |p| p.order.resume(p.next.load(Relaxed), servers));
+        RoundRobin {
+            next: AtomicUsize::new(next),
+            order: Order::of(servers),
+        }
+    }
+}
+
+impl Scheduler for RoundRobin {
+    fn pick(
+        &self,
+        servers: &[RealServer],
+        _flow: &Flow,
+        skip: &dyn Fn(usize) -> bool,
+    ) -> Option<usize> {
+        // The cursor must follow the server that is really picked: a plain
+        // `fetch_add` would give the neighbour of a skipped one a double share.
+        let mut next = self.next.load(Relaxed);
+        loop {
+            let picked = next_usable(servers, skip, next)?;
+            match self
+                .next
+                .compare_exchange_weak(next, picked + 1, Relaxed, Relaxed)
+            {
+                Ok(_) => return Some(picked),
+                Err(now) => next = now,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{SchedulerName, build, tests::*},
+        *,
+    };
+
+    #[test]
+    fn each_in_its_turn_whatever_the_weight() {
+        let servers = servers(&[1, 5, 0, 1]);
+        let rr = RoundRobin::new(&servers, None);
+        assert_eq!(sequence(&rr, &servers, 7), [0, 1, 3, 0, 1, 3, 0]);
+    }
+
+    #[test]
+    fn a_skipped_server_does_not_double_its_neighbours_share() {
+        let servers = servers(&[1, 1, 1, 1]);
+        let rr = RoundRobin::new(&servers, None);
+        let mut counts = [0; 4];
+        for _ in 0..300 {
+            counts[rr.pick(&servers, &flow(1), &|i| i == 1).unwrap()] += 1;
+        }
+        assert_eq!(counts, [100, 0, 100, 100]);
+    }
+
+    #[test]
+    fn goes_on_behind_the_last_one_when_the_set_changes() {
+        let first = servers_at(&[1, 2, 3, 4]);
+        let rr = build(SchedulerName::Rr, &first, None);
+        assert_eq!(sequence(&*rr, &first, 2), [0, 1]);
+        let second = servers_at(&[1, 3, 4, 5]);
+        let rr = build(SchedulerName::Rr, &second, Some(&*rr));
+        assert_eq!(sequence(&*rr, &second, 5), [1, 2, 3, 0, 1]);
+    }
+
+    #[test]
+    fn another_scheduler_leaves_it_nothing_to_inherit() {
+        let servers = servers(&[1, 1]);
+        let wrr = build(SchedulerName::Wrr, &servers, None);
+        sequence(&*wrr, &servers, 1);
+        let rr = build(SchedulerName::Rr, &servers, Some(&*wrr));
+        assert_eq!(sequence(&*rr, &servers, 2), [0, 1]);
+    }
+
+    #[test]
+    fn fair_to_the_connection_among_threads() {
+        let servers = servers(&[1, 1, 0, 1, 1, 1]);
+        let rr = RoundRobin::new(&servers, None);
+        assert_eq!(
+            concurrent_counts(&rr, &servers, 4, 5_000),
+            [4_000, 4_000, 0, 4_000, 4_000, 4_000]
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! `wlc`: least connections for the weight (kernel `ip_vs_wlc.c`).
+
+use super::{
+    Flow, RealServer, Scheduler,
+    least::{least, overhead},
+};
+
+#[derive(Debug)]
+pub(super) struct WeightedLeastConnections;
+
+impl Scheduler for WeightedLeastConnections {
+    fn pick(
+        &self,
+        servers: &[RealServer],
+        _flow: &Flow,
+        skip: &dyn Fn(usize) -> bool,
+    ) -> Option<usize> {
+        least(servers, skip, overhead, |server| server.weight)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::*, *};
+
+    #[test]
+    fn prefers_the_least_loaded_for_its_weight() {
+        #[rustfmt::skip]
+        let cases: &[LoadCase] = &[
+            (&[(1, 1, 0), (3, 2, 0)], Some(1)),
+            (&[(1, 1, 0), (3, 3, 0)], Some(0)),
+            (&[(1, 1, 0), (3, 3, 1)], Some(0)),
+            (&[(1, 1, 1), (3, 3, 0)], Some(1)),
+            (&[(0, 0, 0), (1, 9, 0)], Some(1)),
+            (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
+            (&[(0, 0, 0), (0, 0, 0)], None),
+        ];
+        for &(loads, expected) in cases {
+            let servers = loaded(loads);
+            let picked = WeightedLeastConnections.pick(&servers, &flow(1), &|_| false);
+            assert_eq!(picked, expected, "{loads:?}");
+        }
+    }
+
+    #[test]
+    fn connections_that_stay_follow_the_weights() {
+        // active/weight before each: 0/3 0/1 → a; 1/3 0/1 → b; 1/3 1/1 → a;
+        // 2/3 1/1 → a; 3/3 1/1 → a (equal, the first); 4/3 1/1 → b.
+        let servers = servers(&[3, 1]);
+        assert_eq!(
+            kept_connections(&WeightedLeastConnections, &servers, 6),
+            [0, 1, 0, 0, 0, 1]
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! `wrr`: weighted round robin. Passes over the real servers with a falling
+//! level, from the greatest weight down to the weights' greatest common
+//! divisor; a pass serves those whose weight reaches the level. Weights 4, 3,
+//! 2 give a a b a b c a b c (kernel `ip_vs_wrr.c`).
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::{Flow, RealServer, Scheduler, next_usable, order::Order, usable, weight_gcd};
+
+#[derive(Debug)]
+pub(super) struct WeightedRoundRobin {
+    place: AtomicU64,
+    /// Height of one level: greatest common divisor of the weights, at least 1.
+    step: u32,
+    /// The highest level; 0 if no server has a weight.
+    top: u32,
+    order: Order,
+}
+
+/// Where the round stands. Packed into one word, so that a pick moves both
+/// parts in one exchange and needs no lock.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Index behind the real server picked last; 0 at the start of a pass.
+    next: u32,
+    /// A pass serves weights of at least `level * step`.
+    level: u32,
+}
+
+impl Place {
+    fn pack(self) -> u64 {
+        u64::from(self.next) << 32 | u64::from(self.level)
+    }
+
+    fn unpack(word: u64) -> Self {
+        Place {
+            next: (word >> 32) as u32,
+            level: word as u32,
+        }
+    }
+}
+
+impl WeightedRoundRobin {
+    pub(super) fn new(servers: &[RealServer], previous: Option<&WeightedRoundRobin>) -> Self {
+        let step = weight_gcd(servers.iter().map(|s| s.weight)).max(1);
+        let top = servers.iter().map(|s| s.weight / step).max().unwrap_or(0);
+        let mut place = Place {
+            next: 0,
+            level: top,
+        };
+        if let Some(previous) = previous {
+            let old = Place::unpack(previous.place.load(Relaxed));
+            // The pass goes on at the same height, so that a round half done
+            // is not begun again; as the kernel does. Unlike it, the place
+            // among the servers is kept too: frequent changes would otherwise
+            // favour the first one.
+            if old.level > 0 {
+                let height = u64::from(old.level - 1) * u64::from(previous.step) + 1;
+                let level = height.div_ceil(u64::from(step));
+                place.level = u32::try_from(level).unwrap_or(top).min(top);
+            }
+            place.next = previous.order.resume(old.next as usize, servers) as u32;
+        }
+        WeightedRoundRobin {
+            place: AtomicU64::new(place.pack()),
+            step,
+            top,
+            order: Order::of(servers),
+        }
+    }
+
+    /// The next server in the round, and the level of the pass it is in.
+    fn find(
+        &self,
+        place: Place,
+        servers: &[RealServer],
+        skip: &dyn Fn(usize) -> bool,
+    ) -> Option<(usize, u32)> {
+        let in_pass = |from: usize, level: u32| {
+            (from..servers.len())
+                .find(|&i| servers[i].weight / self.step >= level && usable(servers, skip, i))
+        };
+        if let Some(found) = in_pass(place.next as usize, place.level) {
+            return Some((found, place.level));
+        }
+        let best = (0..servers.len())
+            .filter(|&i| usable(servers, skip, i))
+            .map(|i| servers[i].weight / self.step)
+            .max()?;
+        let next_level = if place.level > 1 {
+            place.level - 1
+        } else {
+            self.top
+        };
+        // Passes above the best weight left would find nobody. Their number is
+        // up to whoever chose the weights, so they are not walked.
+        let level = next_level.min(best);
+        in_pass(0, level)
+            .or_else(|| next_usable(servers, skip, 0))
+            .map(|found| (found, level))
+    }
+}
+
+impl Scheduler for WeightedRoundRobin {
+    fn pick(
+        &self,
+        servers: &[RealServer],
+        _flow: &Flow,
+        skip: &dyn Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let mut word = self.place.load(Relaxed);
+        loop {
+            let (picked, level) = self.find(Place::unpack(word), servers, skip)?;
+            let moved = Place {
+                next: picked as u32 + 1,
+                level,
+            };
+            match self
+                .place
+                .compare_exchange_weak(word, moved.pack(), Relaxed, Relaxed)
+            {
+                Ok(_) => return Some(picked),
+                Err(now) => word = now,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{SchedulerName, build, tests::*},
+        *,
+    };
+
+    #[test]
+    fn interleaves_as_the_kernel_does() {
+        // Two rounds each, worked out by hand from ip_vs_wrr_schedule.
+        #[rustfmt::skip]
+        let cases: &[(&[u32], &[usize])] = &[
+            (&[1], &[0, 0]),
+            (&[1, 1, 1], &[0, 1, 2, 0, 1, 2]),
+            (&[3, 1], &[0, 0, 0, 1, 0, 0, 0, 1]),
+            (&[1, 3], &[1, 1, 0, 1, 1, 1, 0, 1]),
+            (&[4, 3, 2], &[0, 0, 1, 0, 1, 2, 0, 1, 2, 0, 0, 1, 0, 1, 2, 0, 1, 2]),
+            (&[300, 100], &[0, 0, 0, 1, 0, 0, 0, 1]),
+            (&[0, 2, 0, 1], &[1, 1, 3, 1, 1, 3]),
+            (&[u32::MAX, 0], &[0, 0]),
+        ];
+        for &(weights, expected) in cases {
+            let servers = servers(weights);
+            let wrr = WeightedRoundRobin::new(&servers, None);
+            assert_eq!(
+                sequence(&wrr, &servers, expected.len()),
+                expected,
+                "{weights:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn shares_are_exact_also_among_threads() {
+        let servers = servers(&[3, 1, 0, 4]);
+        let wrr = WeightedRoundRobin::new(&servers, None);
+        assert_eq!(
+            concurrent_counts(&wrr, &servers, 4, 4_000),
+            [6_000, 2_000, 0, 8_000]
+        );
+    }
+
+    #[test]
+    fn a_heavy_server_out_of_order_costs_no_empty_passes() {
+        let servers = servers(&[4_000_000_000, 1, 2]);
+        let wrr = WeightedRoundRobin::new(&servers, None);
+        let picks: Vec<_> = (0..6)
+            .map(|_| wrr.pick(&servers, &flow(1), &|i| i == 0).unwrap())
+            .collect();
+        assert_eq!(picks, [2, 1, 2, 2, 1, 2]);
+    }
+
+    #[test]
+    fn a_round_half_done_goes_on_when_the_set_changes() {
+        let first = with_weights(servers_at(&[1, 2]), &[4, 2]);
+        let wrr = build(SchedulerName::Wrr, &first, None);
+        // Levels 2, 1 of step 2: a | a b. Stop after the second a.
+        assert_eq!(sequence(&*wrr, &first, 2), [0, 0]);
+        // With a third server the step is 1, and the pass the lowest still.
+        let second = with_weights(servers_at(&[1, 2, 3]), &[4, 2, 1]);
+        let wrr = build(SchedulerName::Wrr, &second, Some(&*wrr));
+        assert_eq!(sequence(&*wrr, &second, 6), [1, 2, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn a_set_without_weights_recovers_when_one_gets_a_weight() {
+        let none = servers(&[0, 0]);
+        let wrr = build(SchedulerName::Wrr, &none, None);
+        assert_eq!(wrr.pick(&none, &flow(1), &|_| false), None);
+        let one = servers(&[0, 7]);
+        let wrr = build(SchedulerName::Wrr, &one, Some(&*wrr));
+        assert_eq!(sequence(&*wrr, &one, 3), [1, 1, 1]);
+    }
+}

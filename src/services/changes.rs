@@ -1,0 +1,131 @@
+//! What a batch of events made different.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use super::{Endpoint, Protocol, ServicePort, ServicePortName};
+
+/// What differs in a [`ServiceMap`](super::ServiceMap) since the last success
+/// of a mode.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    /// ServicePorts that came, changed or went.
+    pub ports: HashSet<ServicePortName>,
+    /// Everything is to be compared with the kernel: at start, for repair and
+    /// at each sync period.
+    pub full: bool,
+    /// UDP flows that the kernel would go on sending where nothing answers.
+    pub stale_udp: StaleUdp,
+}
+
+/// UDP flows whose connection-tracking entries outlive what they lead to: a
+/// client that keeps its socket keeps its entry, so nothing but deleting it
+/// makes the client's next packet follow the new rules.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StaleUdp {
+    /// Endpoints that no longer serve, each with the ServicePort as it was
+    /// when they did: flows from its addresses to that endpoint are stale.
+    pub endpoints: Vec<(Arc<ServicePort>, SocketAddr)>,
+    /// ServicePorts as they were before they lost an address (cluster,
+    /// external or load-balancer IP), their port or their node port: flows to
+    /// what they lost are stale.
+    pub addresses: Vec<(Arc<ServicePort>, LostAddresses)>,
+    /// ServicePorts that had nothing to reach and now have: flows to their
+    /// addresses that were recorded meanwhile lead nowhere.
+    pub revived: Vec<ServicePortName>,
+}
+
+/// Where a ServicePort no longer answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LostAddresses {
+    /// Addresses and ports on which it was served.
+    pub services: Vec<SocketAddr>,
+    /// The node port on which it was served.
+    pub node_port: Option<u16>,
+}
+
+impl Changes {
+    /// Adds what changed after these changes, for a mode that could not apply
+    /// them before the next ones came.
+    pub fn merge(&mut self, later: Changes) {
+        self.ports.extend(later.ports);
+        self.full |= later.full;
+        self.stale_udp.endpoints.extend(later.stale_udp.endpoints);
+        self.stale_udp.addresses.extend(later.stale_udp.addresses);
+        self.stale_udp.revived.extend(later.stale_udp.revived);
+    }
+
+    /// Nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.ports.is_empty() && !self.full && self.stale_udp == StaleUdp::default()
+    }
+
+    /// Records that a ServicePort went from `old` to `new`.
+    pub(super) fn record(
+        &mut self,
+        old: Option<&Arc<ServicePort>>,
+        new: Option<&Arc<ServicePort>>,
+    ) {
+        let Some(name) = old.or(new).map(|port| &port.name) else {
+            return;
+        };
+        self.ports.insert(name.clone());
+        if name.protocol == Protocol::Udp {
+            self.stale_udp.record(old, new);
+        }
+    }
+}
+
+impl StaleUdp {
+    fn record(&mut self, old: Option<&Arc<ServicePort>>, new: Option<&Arc<ServicePort>>) {
+        if let Some(old) = old {
+            let all = new.map_or(&[][..], |new| &new.endpoints.all);
+            // Nothing was ever sent to an endpoint that did not serve.
+            for gone in old.endpoints.all.iter().filter(|old| old.serving) {
+                if !serves(all, gone.address) {
+                    self.endpoints.push((Arc::clone(old), gone.address));
+                }
+            }
+            let lost = lost(old, new.map(|new| &**new));
+            if lost != LostAddresses::default() {
+                self.addresses.push((Arc::clone(old), lost));
+            }
+        }
+        let reaches = |port: Option<&Arc<ServicePort>>| {
+            port.is_some_and(|port| !port.endpoints.all_reachable.is_empty())
+        };
+        if let Some(new) = new
+            && reaches(Some(new))
+            && !reaches(old)
+        {
+            self.revived.push(new.name.clone());
+        }
+    }
+}
+
+fn serves(endpoints: &[Endpoint], address: SocketAddr) -> bool {
+    endpoints
+        .binary_search_by(|endpoint| endpoint.address.cmp(&address))
+        .is_ok_and(|at| endpoints[at].serving)
+}
+
+fn lost(old: &ServicePort, new: Option<&ServicePort>) -> LostAddresses {
+    let addresses = |port: &ServicePort| -> Vec<SocketAddr> {
+        std::iter::once(&port.cluster_ip)
+            .chain(&port.external_ips)
+            .chain(&port.load_balancer_ips)
+            .map(|ip| SocketAddr::new(*ip, port.port))
+            .collect()
+    };
+    let kept = new.map(addresses).unwrap_or_default();
+    let mut services = addresses(old);
+    services.retain(|address| !kept.contains(address));
+    LostAddresses {
+        services,
+        node_port: old
+            .node_port
+            .filter(|port| new.and_then(|new| new.node_port) != Some(*port)),
+    }
+}

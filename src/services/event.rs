@@ -1,0 +1,30 @@
+//! What happened to the objects of the cluster.
+
+use std::sync::Arc;
+
+use super::{EndpointSlice, Node, Service, ServiceName, SliceName};
+
+/// One object came, changed or went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A Service came or changed.
+    Service(Arc<Service>),
+    /// A Service went.
+    ServiceGone(ServiceName),
+    /// An EndpointSlice came or changed.
+    EndpointSlice(Arc<EndpointSlice>),
+    /// An EndpointSlice went.
+    EndpointSliceGone(SliceName),
+    /// A Node came or changed.
+    Node(Arc<Node>),
+    /// A Node went.
+    NodeGone(Arc<str>),
+}
+
+/// Events that are to be folded together, so that nobody sees the map between
+/// two of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// The events in the order in which they happened.
+    pub events: Vec<Event>,
+}

@@ -1,0 +1,126 @@
+//! What is wrong with an object, in words that lead to the field.
+
+use std::{borrow::Cow, fmt};
+
+/// A field whose value cannot be used. As an error it means that the whole
+/// object is refused; as a warning that only this value is left out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Invalid {
+    /// Kind of the object: `Service`, `EndpointSlice` or `Node`.
+    pub kind: &'static str,
+    /// `namespace/name` of the object, or its name if it has no namespace.
+    pub name: String,
+    /// Path of the field, such as `spec.ports[0].port`.
+    pub field: String,
+    /// What stood there.
+    pub value: String,
+    /// Why it cannot be used.
+    pub reason: Cow<'static, str>,
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Invalid {
+            kind,
+            name,
+            field,
+            value,
+            reason,
+        } = self;
+        write!(f, "{kind} {name}: {field} is {value:?}: {reason}")
+    }
+}
+
+/// A reduced object, and what had to be left out of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reduced<T> {
+    /// The object.
+    pub object: T,
+    /// Values that were skipped; whoever read the object logs them once.
+    pub warnings: Vec<Invalid>,
+}
+
+/// Gathers the warnings of one object while it is reduced.
+pub(super) struct Inspection {
+    kind: &'static str,
+    name: String,
+    warnings: Vec<Invalid>,
+}
+
+impl Inspection {
+    pub(super) fn of(kind: &'static str, name: impl fmt::Display) -> Inspection {
+        Inspection {
+            kind,
+            name: name.to_string(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// An error that refuses the object.
+    pub(super) fn refuse(
+        &self,
+        field: impl Into<String>,
+        value: impl fmt::Display,
+        reason: impl Into<Cow<'static, str>>,
+    ) -> Invalid {
+        Invalid {
+            kind: self.kind,
+            name: self.name.clone(),
+            field: field.into(),
+            value: value.to_string(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Notes a value that is left out.
+    pub(super) fn skip(
+        &mut self,
+        field: impl Into<String>,
+        value: impl fmt::Display,
+        reason: impl Into<Cow<'static, str>>,
+    ) {
+        let warning = self.refuse(field, value, reason);
+        self.warnings.push(warning);
+    }
+
+    /// A port number that must be there.
+    pub(super) fn port(&self, field: impl Into<String>, value: i32) -> Result<u16, Invalid> {
+        u16::try_from(value)
+            .ok()
+            .filter(|port| *port != 0)
+            .ok_or_else(|| self.refuse(field, value, "a port is a number from 1 to 65535"))
+    }
+
+    /// A port number where nothing and 0 mean that there is none.
+    pub(super) fn optional_port(
+        &self,
+        field: impl Into<String>,
+        value: Option<i32>,
+    ) -> Result<Option<u16>, Invalid> {
+        match value {
+            None | Some(0) => Ok(None),
+            Some(value) => self.port(field, value).map(Some),
+        }
+    }
+
+    /// A protocol; TCP where none is named, as the API server defaults it.
+    pub(super) fn protocol(
+        &self,
+        field: impl Into<String>,
+        value: Option<&str>,
+    ) -> Result<super::Protocol, Invalid> {
+        match value {
+            None | Some("" | "TCP") => Ok(super::Protocol::Tcp),
+            Some("UDP") => Ok(super::Protocol::Udp),
+            Some("SCTP") => Ok(super::Protocol::Sctp),
+            Some(other) => Err(self.refuse(field, other, "a protocol is TCP, UDP or SCTP")),
+        }
+    }
+
+    pub(super) fn finish<T>(self, object: T) -> Reduced<T> {
+        Reduced {
+            object,
+            warnings: self.warnings,
+        }
+    }
+}

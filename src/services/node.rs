@@ -1,0 +1,124 @@
+//! A Node object, reduced to what proxying needs.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1 as api;
+
+use super::{
+    address::{parse_cidr, parse_ip},
+    extensions::Extensions,
+    invalid::{Inspection, Invalid, Reduced},
+    names::Names,
+};
+
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// Set by the cluster autoscaler on a node that it is about to remove
+/// (KEP-3458: load balancers should stop sending to it).
+const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// A Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Name.
+    pub name: Arc<str>,
+    /// Zone, from its label.
+    pub zone: Option<Arc<str>>,
+    /// Where its pods have their addresses.
+    pub pod_cidrs: Box<[IpNet]>,
+    /// Its IP addresses: internal ones first, then external ones, each in
+    /// order of the status.
+    pub addresses: Box<[IpAddr]>,
+    /// It is being deleted.
+    pub deleting: bool,
+    /// The cluster autoscaler is about to remove it.
+    pub to_be_deleted: bool,
+    /// What its owner asks of Tripod alone.
+    pub extensions: Extensions,
+}
+
+impl Node {
+    /// Reduces a Node of the API.
+    ///
+    /// # Errors
+    /// A Node without a name cannot be used.
+    pub fn reduce(node: &api::Node, names: &mut Names) -> Result<Reduced<Node>, Invalid> {
+        let metadata = &node.metadata;
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let mut inspection = Inspection::of("Node", name);
+        if name.is_empty() {
+            return Err(inspection.refuse("metadata.name", "", "an object needs a name"));
+        }
+        let labels = metadata.labels.as_ref();
+        let zone = labels.and_then(|labels| labels.get(ZONE_LABEL));
+        let spec = node.spec.as_ref();
+        let pod_cidrs = pod_cidrs(spec, &mut inspection);
+        let addresses = addresses(node.status.as_ref(), &mut inspection);
+        let taints = spec
+            .and_then(|spec| spec.taints.as_deref())
+            .unwrap_or_default();
+        let object = Node {
+            name: names.share(name),
+            zone: zone
+                .filter(|zone| !zone.is_empty())
+                .map(|zone| names.share(zone)),
+            pod_cidrs,
+            addresses,
+            deleting: metadata.deletion_timestamp.is_some(),
+            to_be_deleted: taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
+            extensions: Extensions::of(metadata, names),
+        };
+        Ok(inspection.finish(object))
+    }
+}
+
+fn pod_cidrs(spec: Option<&api::NodeSpec>, inspection: &mut Inspection) -> Box<[IpNet]> {
+    let Some(spec) = spec else {
+        return Box::default();
+    };
+    let listed: Vec<(String, &String)> = match spec.pod_cidrs.as_deref() {
+        Some(cidrs) if !cidrs.is_empty() => cidrs
+            .iter()
+            .enumerate()
+            .map(|(i, cidr)| (format!("spec.podCIDRs[{i}]"), cidr))
+            .collect(),
+        _ => spec
+            .pod_cidr
+            .iter()
+            .filter(|cidr| !cidr.is_empty())
+            .map(|cidr| ("spec.podCIDR".to_owned(), cidr))
+            .collect(),
+    };
+    let mut found = Vec::new();
+    for (field, text) in listed {
+        match parse_cidr(text) {
+            Some(cidr) => found.push(cidr),
+            None => inspection.skip(field, text, "not a CIDR such as 10.244.0.0/24"),
+        }
+    }
+    found.into()
+}
+
+fn addresses(status: Option<&api::NodeStatus>, inspection: &mut Inspection) -> Box<[IpAddr]> {
+    let listed = status
+        .and_then(|status| status.addresses.as_deref())
+        .unwrap_or_default();
+    let mut found = Vec::new();
+    for kind in ["InternalIP", "ExternalIP"] {
+        for (i, address) in listed.iter().enumerate() {
+            if address.type_ != kind {
+                continue;
+            }
+            match parse_ip(&address.address) {
+                Some(ip) if !found.contains(&ip) => found.push(ip),
+                Some(_) => {}
+                None => inspection.skip(
+                    format!("status.addresses[{i}].address"),
+                    &address.address,
+                    "not an IP address",
+                ),
+            }
+        }
+    }
+    found.into()
+}

@@ -1,0 +1,131 @@
+//! Which endpoints traffic may reach: readiness, fall-back to terminating
+//! endpoints (KEP-1669), topology hints (KEP-2433, KEP-3015), traffic policies.
+
+use std::sync::Arc;
+
+use super::{Endpoint, Endpoints, slice::Hints};
+
+/// The node on which traffic is proxied.
+#[derive(Clone, Debug)]
+pub(super) struct ThisNode {
+    pub(super) name: Arc<str>,
+    pub(super) zone: Option<Arc<str>>,
+}
+
+/// Which kinds of endpoint sets a ServicePort ever sends traffic to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Uses {
+    /// Endpoints of the whole cluster: also behind an external policy of
+    /// Local, since pods and the node itself short-circuit that policy.
+    pub(super) cluster: bool,
+    /// Endpoints of this node.
+    pub(super) local: bool,
+}
+
+/// An endpoint and for whom it is meant.
+pub(super) struct Candidate<'a> {
+    pub(super) endpoint: Endpoint,
+    pub(super) hints: Option<&'a Hints>,
+}
+
+/// Sorts out the endpoints of a ServicePort. `candidates` are sorted by
+/// address and without duplicates.
+pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode) -> Endpoints {
+    let mut cluster = Vec::new();
+    let mut local = Vec::new();
+    if uses.cluster {
+        let topology = Topology::of(&candidates, node);
+        cluster = indices(&candidates, |candidate| {
+            candidate.endpoint.ready && topology.admits(candidate.hints, node)
+        });
+        // The topology admits some ready endpoint if there is any, so none
+        // here means none anywhere.
+        if cluster.is_empty() {
+            cluster = indices(&candidates, |candidate| terminating(&candidate.endpoint));
+        }
+    }
+    if uses.local {
+        local = indices(&candidates, |Candidate { endpoint, .. }| {
+            endpoint.local && endpoint.ready
+        });
+        if local.is_empty() {
+            local = indices(&candidates, |Candidate { endpoint, .. }| {
+                endpoint.local && terminating(endpoint)
+            });
+        }
+    }
+    let mut all_reachable: Vec<u32> = cluster.iter().chain(&local).copied().collect();
+    all_reachable.sort_unstable();
+    all_reachable.dedup();
+    let has_any = candidates
+        .iter()
+        .any(|Candidate { endpoint, .. }| endpoint.ready || terminating(endpoint));
+    Endpoints {
+        all: candidates
+            .into_iter()
+            .map(|candidate| candidate.endpoint)
+            .collect(),
+        cluster: cluster.into(),
+        local: local.into(),
+        all_reachable: all_reachable.into(),
+        has_any,
+    }
+}
+
+fn terminating(endpoint: &Endpoint) -> bool {
+    endpoint.serving && endpoint.terminating
+}
+
+fn indices(candidates: &[Candidate<'_>], keep: impl Fn(&Candidate<'_>) -> bool) -> Vec<u32> {
+    let numbered = (0..).zip(candidates);
+    let kept = numbered.filter(|(_, candidate)| keep(candidate));
+    kept.map(|(index, _)| index).collect()
+}
+
+/// Whose hints count. Hints count only if every ready endpoint has them and
+/// some ready endpoint is meant for here: with half of them missing the
+/// controller is still at work, and heeding the rest would overload those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Topology {
+    Everywhere,
+    SameZone,
+    SameNode,
+}
+
+impl Topology {
+    fn of(candidates: &[Candidate<'_>], node: &ThisNode) -> Topology {
+        let none = Hints::default();
+        let ready = || {
+            let ready = candidates
+                .iter()
+                .filter(|candidate| candidate.endpoint.ready);
+            ready.map(|candidate| candidate.hints.unwrap_or(&none))
+        };
+        let every = |has: fn(&Hints) -> bool| ready().all(has);
+        if every(|hints| !hints.nodes.is_empty())
+            && ready().any(|hints| hints.nodes.contains(&node.name))
+        {
+            Topology::SameNode
+        } else if every(|hints| !hints.zones.is_empty())
+            && let Some(zone) = &node.zone
+            && ready().any(|hints| hints.zones.contains(zone))
+        {
+            Topology::SameZone
+        } else {
+            Topology::Everywhere
+        }
+    }
+
+    fn admits(self, hints: Option<&Hints>, node: &ThisNode) -> bool {
+        match self {
+            Topology::Everywhere => true,
+            Topology::SameNode => hints.is_some_and(|hints| hints.nodes.contains(&node.name)),
+            Topology::SameZone => hints
+                .zip(node.zone.as_ref())
+                .is_some_and(|(hints, zone)| hints.zones.contains(zone)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,401 @@
+//! A Service object, reduced to what proxying needs.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1 as api;
+
+use super::{
+    IpFamily, Protocol, ServiceName, SessionAffinity, TrafficPolicy,
+    address::{is_special, is_unusable, parse_cidr, parse_ip},
+    extensions::Extensions,
+    invalid::{Inspection, Invalid, Reduced},
+    names::Names,
+};
+
+/// Label by which a Service asks for another proxy than this one (KEP-2447).
+pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+/// Label that marks what belongs to a headless Service.
+pub(super) const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+
+/// The API server's default for ClientIP affinity (`DefaultClientIPServiceAffinitySeconds`).
+const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
+/// The API server's maximum (`MaxClientIPServiceAffinitySeconds`): one day.
+const MAX_AFFINITY_SECONDS: i32 = 86_400;
+
+/// A Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Namespace and name.
+    pub name: ServiceName,
+    /// What a proxy has to serve, or why there is nothing.
+    pub serving: Result<Serving, NotServed>,
+    /// What its author asks of Tripod alone.
+    pub extensions: Extensions,
+}
+
+/// Why a Service is none of a proxy's business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotServed {
+    /// `clusterIP: None`: clients find the endpoints by DNS.
+    Headless,
+    /// Type ExternalName: a DNS alias.
+    ExternalName,
+    /// Labelled for another proxy.
+    OtherProxy,
+    /// No cluster IP, which only happens where no API server gives one out.
+    NoClusterIp,
+}
+
+/// What a proxy has to serve of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Serving {
+    /// Cluster IPs, at most one of each family.
+    pub cluster_ips: Box<[IpAddr]>,
+    /// Ports, with different names or protocols.
+    pub ports: Box<[Port]>,
+    /// External IPs of the families above.
+    pub external_ips: Box<[IpAddr]>,
+    /// Load-balancer IPs of the families above that the node itself serves.
+    pub load_balancer_ips: Box<[IpAddr]>,
+    /// Who may use the load-balancer IPs; both families.
+    pub load_balancer_source_ranges: Box<[IpNet]>,
+    /// Client affinity.
+    pub session_affinity: SessionAffinity,
+    /// Policy for the cluster IP.
+    pub internal_traffic_policy: TrafficPolicy,
+    /// Policy for everything else.
+    pub external_traffic_policy: TrafficPolicy,
+    /// Where load balancers ask whether this node has endpoints.
+    pub health_check_node_port: Option<u16>,
+}
+
+/// A port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Name; empty for an unnamed port.
+    pub name: Arc<str>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Port on the Service's addresses.
+    pub port: u16,
+    /// Port on the node's addresses.
+    pub node_port: Option<u16>,
+}
+
+impl Service {
+    /// Reduces a Service of the API.
+    ///
+    /// # Errors
+    /// Names the first field without which the Service cannot be served.
+    pub fn reduce(service: &api::Service, names: &mut Names) -> Result<Reduced<Service>, Invalid> {
+        let metadata = &service.metadata;
+        let namespace = metadata.namespace.as_deref().unwrap_or("default");
+        let object_name = metadata.name.as_deref().unwrap_or_default();
+        let mut inspection = Inspection::of("Service", format_args!("{namespace}/{object_name}"));
+        if object_name.is_empty() {
+            return Err(inspection.refuse("metadata.name", "", "an object needs a name"));
+        }
+        let name = ServiceName {
+            namespace: names.share(namespace),
+            name: names.share(object_name),
+        };
+        let spec = service.spec.clone().unwrap_or_default();
+        let serving = match not_served(service, &spec) {
+            Some(reason) => Err(reason),
+            None => Ok(serving(&spec, service, &mut inspection, names)?),
+        };
+        let extensions = Extensions::of(metadata, names);
+        Ok(inspection.finish(Service {
+            name,
+            serving,
+            extensions,
+        }))
+    }
+}
+
+fn not_served(service: &api::Service, spec: &api::ServiceSpec) -> Option<NotServed> {
+    let labelled = |label| {
+        let labels = service.metadata.labels.as_ref();
+        labels.is_some_and(|labels| labels.contains_key(label))
+    };
+    let ips = || {
+        spec.cluster_ip
+            .iter()
+            .chain(spec.cluster_ips.iter().flatten())
+    };
+    if labelled(OTHER_PROXY_LABEL) {
+        Some(NotServed::OtherProxy)
+    } else if spec.type_.as_deref() == Some("ExternalName") {
+        Some(NotServed::ExternalName)
+    } else if labelled(HEADLESS_LABEL) || ips().any(|ip| ip == "None") {
+        Some(NotServed::Headless)
+    } else if ips().all(|ip| ip.is_empty()) {
+        Some(NotServed::NoClusterIp)
+    } else {
+        None
+    }
+}
+
+fn serving(
+    spec: &api::ServiceSpec,
+    service: &api::Service,
+    inspection: &mut Inspection,
+    names: &mut Names,
+) -> Result<Serving, Invalid> {
+    let cluster_ips = cluster_ips(spec, inspection)?;
+    let ports = ports(spec, inspection, names)?;
+    let families: Vec<IpFamily> = cluster_ips.iter().map(IpFamily::of).collect();
+    let external_ips = external_ips(spec, &families, inspection);
+    let load_balancer_ips = load_balancer_ips(service, &families, inspection);
+    let load_balancer_source_ranges = source_ranges(spec, inspection)?;
+
+    let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
+    if !matches!(kind, "ClusterIP" | "NodePort" | "LoadBalancer") {
+        let reason = "a type is ClusterIP, NodePort, LoadBalancer or ExternalName";
+        return Err(inspection.refuse("spec.type", kind, reason));
+    }
+    let internal_traffic_policy = traffic_policy(
+        "spec.internalTrafficPolicy",
+        &spec.internal_traffic_policy,
+        inspection,
+    )?;
+    // kube-proxy heeds the external policy only where the type or an external
+    // IP makes the Service reachable from outside (`ExternalPolicyLocal`).
+    let accessible = kind != "ClusterIP"
+        || spec
+            .external_ips
+            .as_ref()
+            .is_some_and(|ips| !ips.is_empty());
+    let external_traffic_policy = match traffic_policy(
+        "spec.externalTrafficPolicy",
+        &spec.external_traffic_policy,
+        inspection,
+    )? {
+        TrafficPolicy::Local if accessible => TrafficPolicy::Local,
+        _ => TrafficPolicy::Cluster,
+    };
+    let health_check_node_port =
+        if kind == "LoadBalancer" && external_traffic_policy == TrafficPolicy::Local {
+            inspection.optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?
+        } else {
+            None
+        };
+    Ok(Serving {
+        cluster_ips,
+        ports,
+        external_ips,
+        load_balancer_ips,
+        load_balancer_source_ranges,
+        session_affinity: session_affinity(spec, inspection)?,
+        internal_traffic_policy,
+        external_traffic_policy,
+        health_check_node_port,
+    })
+}
+
+fn cluster_ips(
+    spec: &api::ServiceSpec,
+    inspection: &mut Inspection,
+) -> Result<Box<[IpAddr]>, Invalid> {
+    let listed: Vec<(String, &String)> = match spec.cluster_ips.as_deref() {
+        Some(ips) if !ips.is_empty() => ips
+            .iter()
+            .enumerate()
+            .map(|(i, ip)| (format!("spec.clusterIPs[{i}]"), ip))
+            .collect(),
+        _ => spec
+            .cluster_ip
+            .iter()
+            .map(|ip| ("spec.clusterIP".to_owned(), ip))
+            .collect(),
+    };
+    let mut found: Vec<IpAddr> = Vec::with_capacity(listed.len());
+    for (field, text) in listed {
+        let ip =
+            parse_ip(text).ok_or_else(|| inspection.refuse(&*field, text, "not an IP address"))?;
+        if is_unusable(&ip) {
+            return Err(inspection.refuse(field, text, "not an address that can be served"));
+        }
+        if found
+            .iter()
+            .any(|other| IpFamily::of(other) == IpFamily::of(&ip))
+        {
+            let reason = "a Service has at most one cluster IP of each family";
+            return Err(inspection.refuse(field, text, reason));
+        }
+        found.push(ip);
+    }
+    Ok(found.into())
+}
+
+fn ports(
+    spec: &api::ServiceSpec,
+    inspection: &Inspection,
+    names: &mut Names,
+) -> Result<Box<[Port]>, Invalid> {
+    let mut ports: Vec<Port> = Vec::new();
+    for (i, port) in spec.ports.iter().flatten().enumerate() {
+        let at = |field: &str| format!("spec.ports[{i}].{field}");
+        let name = names.share(port.name.as_deref().unwrap_or_default());
+        let protocol = inspection.protocol(at("protocol"), port.protocol.as_deref())?;
+        if ports
+            .iter()
+            .any(|other| other.name == name && other.protocol == protocol)
+        {
+            let reason = format!("another {protocol} port of this Service has that name");
+            return Err(inspection.refuse(at("name"), name, reason));
+        }
+        ports.push(Port {
+            name,
+            protocol,
+            port: inspection.port(at("port"), port.port)?,
+            node_port: inspection.optional_port(at("nodePort"), port.node_port)?,
+        });
+    }
+    Ok(ports.into())
+}
+
+fn external_ips(
+    spec: &api::ServiceSpec,
+    families: &[IpFamily],
+    inspection: &mut Inspection,
+) -> Box<[IpAddr]> {
+    let mut found = Vec::new();
+    for (i, text) in spec.external_ips.iter().flatten().enumerate() {
+        let field = format!("spec.externalIPs[{i}]");
+        match parse_ip(text) {
+            None => inspection.skip(field, text, "not an IP address"),
+            Some(ip) if is_special(&ip) => {
+                inspection.skip(field, text, "a loopback, link-local, multicast or unspecified address cannot be an external IP");
+            }
+            Some(ip) => keep(ip, field, families, &mut found, inspection),
+        }
+    }
+    found.into()
+}
+
+fn load_balancer_ips(
+    service: &api::Service,
+    families: &[IpFamily],
+    inspection: &mut Inspection,
+) -> Box<[IpAddr]> {
+    let status = service.status.as_ref();
+    let ingress = status
+        .and_then(|status| status.load_balancer.as_ref())
+        .and_then(|balancer| balancer.ingress.as_deref())
+        .unwrap_or_default();
+    let mut found = Vec::new();
+    for (i, point) in ingress.iter().enumerate() {
+        // With ipMode Proxy the balancer forwards to node ports by itself, and
+        // traffic to its address must leave the node (KEP-1860).
+        if !matches!(point.ip_mode.as_deref(), None | Some("" | "VIP")) {
+            continue;
+        }
+        let Some(text) = point.ip.as_ref().filter(|ip| !ip.is_empty()) else {
+            continue;
+        };
+        let field = format!("status.loadBalancer.ingress[{i}].ip");
+        match parse_ip(text) {
+            None => inspection.skip(field, text, "not an IP address"),
+            Some(ip) if is_unusable(&ip) => {
+                inspection.skip(field, text, "not an address that can be served");
+            }
+            Some(ip) => keep(ip, field, families, &mut found, inspection),
+        }
+    }
+    found.into()
+}
+
+fn keep(
+    ip: IpAddr,
+    field: String,
+    families: &[IpFamily],
+    found: &mut Vec<IpAddr>,
+    inspection: &mut Inspection,
+) {
+    let family = IpFamily::of(&ip);
+    if !families.contains(&family) {
+        let reason = format!("the Service has no {family} cluster IP");
+        inspection.skip(field, ip, reason);
+    } else if !found.contains(&ip) {
+        found.push(ip);
+    }
+}
+
+fn source_ranges(
+    spec: &api::ServiceSpec,
+    inspection: &mut Inspection,
+) -> Result<Box<[IpNet]>, Invalid> {
+    let listed = spec
+        .load_balancer_source_ranges
+        .as_deref()
+        .unwrap_or_default();
+    let mut found = Vec::with_capacity(listed.len());
+    for (i, text) in listed.iter().enumerate() {
+        // The API server's validation lets white space pass.
+        match parse_cidr(text.trim()) {
+            Some(range) => {
+                if !found.contains(&range) {
+                    found.push(range);
+                }
+            }
+            None => inspection.skip(
+                format!("spec.loadBalancerSourceRanges[{i}]"),
+                text,
+                "not a CIDR such as 192.0.2.0/24",
+            ),
+        }
+    }
+    // No range means everyone: a list of nothing but mistakes must not open
+    // what its author meant to close.
+    if found.is_empty() && !listed.is_empty() {
+        return Err(inspection.refuse(
+            "spec.loadBalancerSourceRanges",
+            listed.join(", "),
+            "none of these is a CIDR, and serving without one would let everyone in",
+        ));
+    }
+    Ok(found.into())
+}
+
+fn session_affinity(
+    spec: &api::ServiceSpec,
+    inspection: &Inspection,
+) -> Result<SessionAffinity, Invalid> {
+    match spec.session_affinity.as_deref() {
+        None | Some("" | "None") => return Ok(SessionAffinity::None),
+        Some("ClientIP") => {}
+        Some(other) => {
+            let reason = "session affinity is None or ClientIP";
+            return Err(inspection.refuse("spec.sessionAffinity", other, reason));
+        }
+    }
+    let config = spec.session_affinity_config.as_ref();
+    let seconds = config
+        .and_then(|config| config.client_ip.as_ref())
+        .and_then(|client_ip| client_ip.timeout_seconds)
+        .unwrap_or(DEFAULT_AFFINITY_SECONDS);
+    match u64::try_from(seconds) {
+        Ok(secs @ 1..) if seconds <= MAX_AFFINITY_SECONDS => Ok(SessionAffinity::ClientIp {
+            timeout: Duration::from_secs(secs),
+        }),
+        _ => Err(inspection.refuse(
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            seconds,
+            "a timeout is from 1 to 86400 seconds",
+        )),
+    }
+}
+
+fn traffic_policy(
+    field: &str,
+    value: &Option<String>,
+    inspection: &Inspection,
+) -> Result<TrafficPolicy, Invalid> {
+    match value.as_deref() {
+        None | Some("" | "Cluster") => Ok(TrafficPolicy::Cluster),
+        Some("Local") => Ok(TrafficPolicy::Local),
+        Some(other) => Err(inspection.refuse(field, other, "a traffic policy is Cluster or Local")),
+    }
+}

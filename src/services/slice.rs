@@ -1,0 +1,242 @@
+//! An EndpointSlice object, reduced to what proxying needs.
+
+use std::{fmt, net::IpAddr, sync::Arc};
+
+use k8s_openapi::api::discovery::v1 as api;
+
+use super::{
+    IpFamily, Protocol, ServiceName,
+    address::{is_unusable, parse_ip},
+    extensions::Extensions,
+    invalid::{Inspection, Invalid, Reduced},
+    names::Names,
+    service::{HEADLESS_LABEL, OTHER_PROXY_LABEL},
+};
+
+/// Label that names the Service of an EndpointSlice.
+pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// Namespace and name of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SliceName {
+    /// Namespace.
+    pub namespace: Arc<str>,
+    /// Name.
+    pub name: Arc<str>,
+}
+
+impl fmt::Display for SliceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// An EndpointSlice: a part of the endpoints of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// Namespace and name.
+    pub name: SliceName,
+    /// The Service whose endpoints these are.
+    pub owner: Owner,
+    /// Ports that each endpoint has.
+    pub ports: Box<[SlicePort]>,
+    /// The endpoints, all of one family.
+    pub endpoints: Box<[SliceEndpoint]>,
+    /// What its author asks of Tripod alone.
+    pub extensions: Extensions,
+}
+
+/// Whose endpoints a slice has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Those of this Service.
+    Service(ServiceName),
+    /// Those of a Service that is none of a proxy's business, by its labels.
+    NotServed,
+    /// It has no `kubernetes.io/service-name` label.
+    Unlabelled,
+}
+
+/// A port that each endpoint of a slice has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Name of the Service port that it serves; empty for the unnamed one.
+    pub name: Arc<str>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Port on the endpoint's address.
+    pub port: u16,
+}
+
+/// An endpoint of a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceEndpoint {
+    /// Its first address; the API defines no meaning for others.
+    pub address: IpAddr,
+    /// Node it runs on, if known.
+    pub node_name: Option<Arc<str>>,
+    /// Takes new connections.
+    pub ready: bool,
+    /// Serves, whether it is terminating or not.
+    pub serving: bool,
+    /// Being shut down.
+    pub terminating: bool,
+    /// For whom it is meant, if the controller gave hints.
+    pub hints: Option<Arc<Hints>>,
+}
+
+/// For whom an endpoint is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Zones whose nodes should use it.
+    pub zones: Box<[Arc<str>]>,
+    /// Nodes that should use it.
+    pub nodes: Box<[Arc<str>]>,
+}
+
+impl EndpointSlice {
+    /// Reduces an EndpointSlice of the API.
+    ///
+    /// # Errors
+    /// Names the first field without which the slice cannot be used.
+    pub fn reduce(
+        slice: &api::EndpointSlice,
+        names: &mut Names,
+    ) -> Result<Reduced<EndpointSlice>, Invalid> {
+        let metadata = &slice.metadata;
+        let namespace = metadata.namespace.as_deref().unwrap_or("default");
+        let object_name = metadata.name.as_deref().unwrap_or_default();
+        let mut inspection =
+            Inspection::of("EndpointSlice", format_args!("{namespace}/{object_name}"));
+        if object_name.is_empty() {
+            return Err(inspection.refuse("metadata.name", "", "an object needs a name"));
+        }
+        let name = SliceName {
+            namespace: names.share(namespace),
+            name: Arc::from(object_name),
+        };
+        let owner = owner(metadata, &name, names);
+        let (ports, endpoints) = match slice.address_type.as_str() {
+            "IPv4" => contents(slice, IpFamily::V4, &mut inspection, names)?,
+            "IPv6" => contents(slice, IpFamily::V6, &mut inspection, names)?,
+            "FQDN" => {
+                let reason = "endpoints that are names cannot be proxied to; none of them is used";
+                inspection.skip("addressType", "FQDN", reason);
+                Default::default()
+            }
+            other => {
+                let reason = "an address type is IPv4 or IPv6";
+                return Err(inspection.refuse("addressType", other, reason));
+            }
+        };
+        let extensions = Extensions::of(metadata, names);
+        Ok(inspection.finish(EndpointSlice {
+            name,
+            owner,
+            ports,
+            endpoints,
+            extensions,
+        }))
+    }
+
+    /// Whether its meaning depends on the zone of this node.
+    pub(super) fn has_zone_hints(&self) -> bool {
+        self.endpoints.iter().any(|endpoint| {
+            let hints = endpoint.hints.as_ref();
+            hints.is_some_and(|hints| !hints.zones.is_empty())
+        })
+    }
+}
+
+fn owner(
+    metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    slice: &SliceName,
+    names: &mut Names,
+) -> Owner {
+    let label = |key| metadata.labels.as_ref().and_then(|labels| labels.get(key));
+    if label(OTHER_PROXY_LABEL).is_some() || label(HEADLESS_LABEL).is_some() {
+        return Owner::NotServed;
+    }
+    match label(SERVICE_LABEL) {
+        Some(service) if !service.is_empty() => Owner::Service(ServiceName {
+            namespace: Arc::clone(&slice.namespace),
+            name: names.share(service),
+        }),
+        _ => Owner::Unlabelled,
+    }
+}
+
+type Contents = (Box<[SlicePort]>, Box<[SliceEndpoint]>);
+
+fn contents(
+    slice: &api::EndpointSlice,
+    family: IpFamily,
+    inspection: &mut Inspection,
+    names: &mut Names,
+) -> Result<Contents, Invalid> {
+    let mut ports = Vec::new();
+    for (i, port) in slice.ports.iter().flatten().enumerate() {
+        let at = |field: &str| format!("ports[{i}].{field}");
+        let Some(number) = port.port else {
+            let reason = "a port without number means every port, which a proxy cannot serve";
+            inspection.skip(at("port"), "", reason);
+            continue;
+        };
+        ports.push(SlicePort {
+            name: names.share(port.name.as_deref().unwrap_or_default()),
+            protocol: inspection.protocol(at("protocol"), port.protocol.as_deref())?,
+            port: inspection.port(at("port"), number)?,
+        });
+    }
+
+    let mut endpoints: Vec<SliceEndpoint> = Vec::new();
+    for (i, endpoint) in slice.endpoints.iter().flatten().enumerate() {
+        let field = format!("endpoints[{i}].addresses[0]");
+        let text = endpoint.addresses.first().map_or("", String::as_str);
+        let address = match parse_ip(text) {
+            None => {
+                inspection.skip(field, text, "not an IP address");
+                continue;
+            }
+            Some(ip) if IpFamily::of(&ip) != family => {
+                let reason = format!("not an {family} address, which addressType says it is");
+                inspection.skip(field, text, reason);
+                continue;
+            }
+            Some(ip) if is_unusable(&ip) => {
+                inspection.skip(field, text, "nothing can be reached at this address");
+                continue;
+            }
+            Some(ip) => ip,
+        };
+        let conditions = endpoint.conditions.clone().unwrap_or_default();
+        let mut hints = hints(endpoint, names);
+        // Most endpoints of a slice have the same hints as the one before.
+        if let Some(last) = endpoints.last()
+            && last.hints == hints
+        {
+            hints.clone_from(&last.hints);
+        }
+        endpoints.push(SliceEndpoint {
+            address,
+            node_name: endpoint.node_name.as_deref().map(|name| names.share(name)),
+            ready: conditions.ready.unwrap_or(true),
+            serving: conditions.serving.unwrap_or(true),
+            terminating: conditions.terminating.unwrap_or(false),
+            hints,
+        });
+    }
+    Ok((ports.into(), endpoints.into()))
+}
+
+fn hints(endpoint: &api::Endpoint, names: &mut Names) -> Option<Arc<Hints>> {
+    let given = endpoint.hints.as_ref()?;
+    let zones = given.for_zones.iter().flatten();
+    let zones: Box<[Arc<str>]> = zones.map(|zone| names.share(&zone.name)).collect();
+    let nodes = given.for_nodes.iter().flatten();
+    let nodes: Box<[Arc<str>]> = nodes.map(|node| names.share(&node.name)).collect();
+    if zones.is_empty() && nodes.is_empty() {
+        return None;
+    }
+    Some(Arc::new(Hints { zones, nodes }))
+}

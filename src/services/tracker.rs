@@ -1,0 +1,249 @@
+//! Folds events into the service map. Work follows the change: only Services
+//! that an event concerns are made anew.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use hashbrown::{HashMap, HashSet};
+use tracing::info;
+
+use super::{
+    Changes, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceMap, ServiceName,
+    ServicePort, SliceName, assemble::service_ports, select::ThisNode, slice::Owner,
+};
+
+/// Keeps the objects and the [`ServiceMap`] that follows from them.
+#[derive(Debug)]
+pub struct Tracker {
+    this: ThisNode,
+    node: Option<Arc<Node>>,
+    services: HashMap<ServiceName, Entry>,
+    /// Which Service each slice is filed under; `None`: under no Service.
+    slices: HashMap<SliceName, Option<ServiceName>>,
+    map: ServiceMap,
+}
+
+/// What is known of one Service name.
+#[derive(Debug, Default)]
+struct Entry {
+    /// The object; slices may come before it and stay after it.
+    service: Option<Arc<Service>>,
+    slices: BTreeMap<SliceName, Arc<EndpointSlice>>,
+    ports: Box<[Arc<ServicePort>]>,
+    /// What was already said about it.
+    oddities: Vec<Oddity>,
+}
+
+impl Tracker {
+    /// An empty map for the node of that name: the name in the API, which
+    /// decides which endpoints are local.
+    pub fn new(node_name: &str) -> Tracker {
+        Tracker {
+            this: ThisNode {
+                name: Arc::from(node_name),
+                zone: None,
+            },
+            node: None,
+            services: HashMap::new(),
+            slices: HashMap::new(),
+            map: ServiceMap::default(),
+        }
+    }
+
+    /// The ServicePorts that this node should serve.
+    pub fn map(&self) -> &ServiceMap {
+        &self.map
+    }
+
+    /// The object of this node, once it is known.
+    pub fn node(&self) -> Option<&Arc<Node>> {
+        self.node.as_ref()
+    }
+
+    /// The object of a Service.
+    pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
+        self.services.get(name)?.service.as_ref()
+    }
+
+    /// The slices of a Service, sorted by name.
+    pub fn slices(&self, name: &ServiceName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
+        let entry = self.services.get(name);
+        entry.into_iter().flat_map(|entry| entry.slices.values())
+    }
+
+    /// Folds events into the map and tells what they changed, which is nothing
+    /// where they cancel out or concern nothing that this node serves. Objects
+    /// that are newly odd are named in the log.
+    pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Changes {
+        let (changes, oddities) = self.fold(events);
+        for oddity in oddities {
+            info!("{oddity}");
+        }
+        changes
+    }
+
+    fn fold(&mut self, events: impl IntoIterator<Item = Event>) -> (Changes, Vec<Oddity>) {
+        let mut dirty = HashSet::new();
+        let mut odd = Vec::new();
+        let zone = self.this.zone.clone();
+        for event in events {
+            match event {
+                Event::Service(service) => self.put_service(service, &mut dirty),
+                Event::ServiceGone(name) => self.remove_service(name, &mut dirty),
+                Event::EndpointSlice(slice) => self.put_slice(slice, &mut dirty, &mut odd),
+                Event::EndpointSliceGone(name) => self.remove_slice(&name, &mut dirty),
+                Event::Node(node) if node.name == self.this.name => self.set_node(Some(node)),
+                Event::NodeGone(name) if name == self.this.name => self.set_node(None),
+                Event::Node(_) | Event::NodeGone(_) => {}
+            }
+        }
+        if zone != self.this.zone {
+            let hinted = self.services.iter().filter(|(_, entry)| {
+                let mut slices = entry.slices.values();
+                slices.any(|slice| slice.has_zone_hints())
+            });
+            dirty.extend(hinted.map(|(name, _)| name.clone()));
+        }
+        let mut changes = Changes::default();
+        for name in dirty {
+            self.renew(&name, &mut changes, &mut odd);
+        }
+        (changes, odd)
+    }
+
+    fn put_service(&mut self, service: Arc<Service>, dirty: &mut HashSet<ServiceName>) {
+        let entry = self.services.entry(service.name.clone()).or_default();
+        if entry.service.as_ref() != Some(&service) {
+            dirty.insert(service.name.clone());
+            entry.service = Some(service);
+        }
+    }
+
+    fn remove_service(&mut self, name: ServiceName, dirty: &mut HashSet<ServiceName>) {
+        if let Some(entry) = self.services.get_mut(&name) {
+            entry.service = None;
+            dirty.insert(name);
+        }
+    }
+
+    fn put_slice(
+        &mut self,
+        slice: Arc<EndpointSlice>,
+        dirty: &mut HashSet<ServiceName>,
+        odd: &mut Vec<Oddity>,
+    ) {
+        let owner = match &slice.owner {
+            Owner::Service(service) => Some(service.clone()),
+            Owner::NotServed | Owner::Unlabelled => None,
+        };
+        let filed = self.slices.get(&slice.name);
+        if filed.is_some_and(|filed| *filed != owner) {
+            self.remove_slice(&slice.name, dirty);
+        }
+        let new = !self.slices.contains_key(&slice.name);
+        if new && slice.owner == Owner::Unlabelled {
+            odd.push(Oddity::NoServiceLabel(slice.name.clone()));
+        }
+        if let Some(service) = &owner {
+            let entry = self.services.entry(service.clone()).or_default();
+            if entry.slices.get(&slice.name) != Some(&slice) {
+                entry.slices.insert(slice.name.clone(), Arc::clone(&slice));
+                dirty.insert(service.clone());
+            }
+        }
+        if new {
+            self.slices.insert(slice.name.clone(), owner);
+        }
+    }
+
+    fn remove_slice(&mut self, name: &SliceName, dirty: &mut HashSet<ServiceName>) {
+        let Some(Some(service)) = self.slices.remove(name) else {
+            return;
+        };
+        if let Some(entry) = self.services.get_mut(&service) {
+            entry.slices.remove(name);
+            dirty.insert(service);
+        }
+    }
+
+    fn set_node(&mut self, node: Option<Arc<Node>>) {
+        self.this.zone = node.as_ref().and_then(|node| node.zone.clone());
+        self.node = node;
+    }
+
+    /// Makes the ServicePorts of one Service anew and records what differs.
+    fn renew(&mut self, name: &ServiceName, changes: &mut Changes, odd: &mut Vec<Oddity>) {
+        let Some(entry) = self.services.get_mut(name) else {
+            return;
+        };
+        let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
+            let slices = entry.slices.values().map(|slice| &**slice);
+            service_ports(service, slices, &self.this)
+        });
+
+        let mut ports = Vec::with_capacity(made.len());
+        for mut new in made {
+            let old = entry.ports.iter().find(|old| old.name == new.name);
+            if let Some(old) = old {
+                if **old == new {
+                    ports.push(Arc::clone(old));
+                    continue;
+                }
+                if old.endpoints == new.endpoints {
+                    new.endpoints = Arc::clone(&old.endpoints);
+                }
+            }
+            let new = Arc::new(new);
+            changes.record(old, Some(&new));
+            self.map.ports.insert(new.name.clone(), Arc::clone(&new));
+            ports.push(new);
+        }
+        for old in &entry.ports {
+            if !ports.iter().any(|new| new.name == old.name) {
+                changes.record(Some(old), None);
+                self.map.ports.remove(&old.name);
+            }
+        }
+        entry.ports = ports.into();
+
+        let oddities = entry.find_oddities(name);
+        let unsaid = oddities
+            .iter()
+            .filter(|oddity| !entry.oddities.contains(oddity));
+        odd.extend(unsaid.cloned());
+        entry.oddities = oddities;
+        if entry.service.is_none() && entry.slices.is_empty() {
+            self.services.remove(name);
+        }
+    }
+}
+
+impl Entry {
+    fn find_oddities(&self, name: &ServiceName) -> Vec<Oddity> {
+        let Some(service) = &self.service else {
+            let orphans = self.slices.keys().cloned();
+            return orphans
+                .map(|slice| Oddity::NoService(slice, name.clone()))
+                .collect();
+        };
+        match &service.serving {
+            Err(NotServed::NoClusterIp) => return vec![Oddity::NoClusterIp(name.clone())],
+            Err(_) => return Vec::new(),
+            Ok(_) if self.ports.is_empty() => return vec![Oddity::NoPorts(name.clone())],
+            Ok(_) => {}
+        }
+        let bare: Vec<_> = self
+            .ports
+            .iter()
+            .filter(|port| port.endpoints.all.is_empty())
+            .collect();
+        if bare.len() == self.ports.len() {
+            return vec![Oddity::NoEndpoints(name.clone())];
+        }
+        bare.iter()
+            .map(|port| Oddity::NoEndpointsForPort(port.name.clone()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

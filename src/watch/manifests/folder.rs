@@ -1,0 +1,349 @@
+//! What a folder of files means: which version of each file is in force, and
+//! which file has the say about an object. Knows no file system.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ffi::{OsStr, OsString},
+    hash::{DefaultHasher, Hash, Hasher},
+    path::Path,
+    sync::Arc,
+};
+
+use super::{
+    documents::{split_json, split_yaml},
+    parse::{self, ApiObject, Format},
+    report::{Kept, Report},
+};
+use crate::services::{
+    EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceName, SliceName,
+};
+
+/// What was found under a file's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Its text.
+    Text(String),
+    /// It is there but cannot be read, and why.
+    Unreadable(String),
+    /// It is not there any more.
+    Gone,
+}
+
+/// Objects of a folder and what was said about them.
+#[derive(Debug, Default)]
+pub(super) struct Folder {
+    files: BTreeMap<OsString, File>,
+    /// Every file's version of an object; that of the last file counts.
+    claims: HashMap<Key, BTreeMap<OsString, Object>>,
+    names: Names,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    /// Hash of the last text or reason seen: what it means was already said.
+    seen: Option<u64>,
+    objects: BTreeMap<Key, Object>,
+    /// Once read without fault: what is in force is a good version.
+    was_good: bool,
+    /// Faulty as it now is.
+    broken: bool,
+    ignored: BTreeSet<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Key {
+    Node(Arc<str>),
+    Service(ServiceName),
+    EndpointSlice(SliceName),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Object {
+    Node(Arc<Node>),
+    Service(Arc<Service>),
+    EndpointSlice(Arc<EndpointSlice>),
+}
+
+/// What one reading of files changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub(super) events: Vec<Event>,
+    pub(super) reports: Vec<Report>,
+}
+
+impl Folder {
+    /// Files that have some meaning now.
+    pub(super) fn files(&self) -> impl Iterator<Item = &OsString> {
+        self.files.keys()
+    }
+
+    /// Takes in what was found under some names; other files are as before.
+    pub(super) fn take(&mut self, found: impl IntoIterator<Item = (OsString, Found)>) -> Outcome {
+        let mut reports = Vec::new();
+        // What the world was told about each object that may differ now.
+        let mut told: BTreeMap<Key, BTreeMap<OsString, Object>> = BTreeMap::new();
+        for (name, found) in found {
+            for (key, object) in self.read(&name, found, &mut reports) {
+                let claims = self.claims.entry(key.clone()).or_default();
+                told.entry(key).or_insert_with(|| claims.clone());
+                match object {
+                    Some(object) => claims.insert(name.clone(), object),
+                    None => claims.remove(&name),
+                };
+            }
+        }
+        let mut events = Vec::new();
+        for (key, before) in told {
+            let now = self.claims.get(&key);
+            let empty = BTreeMap::new();
+            let now = now.unwrap_or(&empty);
+            report_rivals(&key, &before, now, &mut reports);
+            let (old, new) = (before.values().next_back(), now.values().next_back());
+            if old != new {
+                events.push(match new {
+                    Some(object) => object.event(),
+                    None => key.clone().gone(),
+                });
+            }
+            if now.is_empty() {
+                self.claims.remove(&key);
+            }
+        }
+        Outcome { events, reports }
+    }
+
+    /// Makes a file's new version the one in force, if it may be, and gives
+    /// the objects in which it differs from the version before.
+    fn read(
+        &mut self,
+        name: &OsStr,
+        found: Found,
+        reports: &mut Vec<Report>,
+    ) -> Vec<(Key, Option<Object>)> {
+        let hash = {
+            let mut hasher = DefaultHasher::new();
+            match &found {
+                Found::Text(text) => (0, text).hash(&mut hasher),
+                Found::Unreadable(reason) => (1, reason).hash(&mut hasher),
+                Found::Gone => {
+                    let file = self.files.remove(name);
+                    let objects = file.map(|file| file.objects).unwrap_or_default();
+                    return objects.into_keys().map(|key| (key, None)).collect();
+                }
+            }
+            hasher.finish()
+        };
+        let file = self.files.entry(name.to_owned()).or_default();
+        if file.seen.replace(hash) == Some(hash) {
+            return Vec::new();
+        }
+        let kept = if file.was_good {
+            Kept::LastGood
+        } else {
+            Kept::GoodDocuments
+        };
+        let text = match found {
+            Found::Text(text) => text,
+            Found::Unreadable(reason) => {
+                file.broken = true;
+                reports.push(Report::Unreadable {
+                    file: name.to_owned(),
+                    reason,
+                    kept,
+                });
+                return Vec::new();
+            }
+            Found::Gone => return Vec::new(),
+        };
+
+        let version = Version::of(name, &text, kept, &mut self.names);
+        let faults = version.reports.into_iter().filter(|report| match report {
+            Report::IgnoredKind { kind, .. } => file.ignored.insert(kind.clone()),
+            _ => true,
+        });
+        reports.extend(faults);
+        if file.broken && !version.broken {
+            reports.push(Report::Mended {
+                file: name.to_owned(),
+            });
+        }
+        file.broken = version.broken;
+        if version.broken && file.was_good {
+            return Vec::new();
+        }
+        file.was_good |= !version.broken;
+        let old = std::mem::replace(&mut file.objects, version.objects);
+        let changed = file
+            .objects
+            .iter()
+            .filter(|(key, object)| old.get(key) != Some(object))
+            .map(|(key, object)| (key.clone(), Some(object.clone())));
+        let gone = old.keys().filter(|key| !file.objects.contains_key(key));
+        changed.chain(gone.map(|key| (key.clone(), None))).collect()
+    }
+}
+
+/// Says which file counts where that is news.
+fn report_rivals(
+    key: &Key,
+    before: &BTreeMap<OsString, Object>,
+    now: &BTreeMap<OsString, Object>,
+    reports: &mut Vec<Report>,
+) {
+    let Some((winner, _)) = now.last_key_value() else {
+        return;
+    };
+    let same_winner = before.len() > 1 && before.keys().next_back() == Some(winner);
+    for loser in now.keys().filter(|file| *file != winner) {
+        if !(same_winner && before.contains_key(loser)) {
+            reports.push(Report::Duplicate {
+                object: key.to_string(),
+                loser: loser.clone(),
+                winner: winner.clone(),
+            });
+        }
+    }
+}
+
+/// What a file's text says.
+struct Version {
+    objects: BTreeMap<Key, Object>,
+    broken: bool,
+    reports: Vec<Report>,
+}
+
+impl Version {
+    fn of(file: &OsStr, text: &str, kept: Kept, names: &mut Names) -> Version {
+        let json = Path::new(file).extension() == Some(OsStr::new("json"));
+        let (format, documents) = if json {
+            (Format::Json, split_json(text))
+        } else {
+            (Format::Yaml, split_yaml(text))
+        };
+        let mut version = Version {
+            objects: BTreeMap::new(),
+            broken: false,
+            reports: Vec::new(),
+        };
+        for document in documents {
+            let mut broken = |line: Option<usize>, reason: String| {
+                version.broken = true;
+                version.reports.push(Report::Broken {
+                    file: file.to_owned(),
+                    document: document.number,
+                    line: line.map(|line| line + document.first_line - 1),
+                    reason,
+                    kept,
+                });
+            };
+            let contents = match parse::read(document.text, format) {
+                Ok(contents) => contents,
+                Err(fault) => {
+                    broken(fault.line, fault.reason);
+                    continue;
+                }
+            };
+            let mut warnings = Vec::new();
+            for object in contents.objects {
+                match Object::reduce(&object, names) {
+                    Ok(Reduced {
+                        object,
+                        warnings: skipped,
+                    }) => {
+                        warnings.extend(skipped);
+                        let key = object.key();
+                        if version.objects.insert(key.clone(), object).is_some() {
+                            version.reports.push(Report::Duplicate {
+                                object: key.to_string(),
+                                loser: file.to_owned(),
+                                winner: file.to_owned(),
+                            });
+                        }
+                    }
+                    Err(fault) => {
+                        version.broken = true;
+                        version.reports.push(Report::Broken {
+                            file: file.to_owned(),
+                            document: document.number,
+                            line: None,
+                            reason: fault.to_string(),
+                            kept,
+                        });
+                    }
+                }
+            }
+            let skipped = warnings.into_iter().map(|warning| Report::Skipped {
+                file: file.to_owned(),
+                document: document.number,
+                warning,
+            });
+            version.reports.extend(skipped);
+            let ignored = contents
+                .ignored
+                .into_iter()
+                .map(|kind| Report::IgnoredKind {
+                    file: file.to_owned(),
+                    kind,
+                });
+            version.reports.extend(ignored);
+        }
+        version
+    }
+}
+
+impl Object {
+    fn reduce(object: &ApiObject, names: &mut Names) -> Result<Reduced<Object>, Invalid> {
+        fn wrap<T>(reduced: Reduced<T>, wrap: fn(Arc<T>) -> Object) -> Reduced<Object> {
+            Reduced {
+                object: wrap(Arc::new(reduced.object)),
+                warnings: reduced.warnings,
+            }
+        }
+        Ok(match object {
+            ApiObject::Service(service) => wrap(Service::reduce(service, names)?, Object::Service),
+            ApiObject::EndpointSlice(slice) => {
+                wrap(EndpointSlice::reduce(slice, names)?, Object::EndpointSlice)
+            }
+            ApiObject::Node(node) => wrap(Node::reduce(node, names)?, Object::Node),
+        })
+    }
+
+    fn key(&self) -> Key {
+        match self {
+            Object::Node(node) => Key::Node(Arc::clone(&node.name)),
+            Object::Service(service) => Key::Service(service.name.clone()),
+            Object::EndpointSlice(slice) => Key::EndpointSlice(slice.name.clone()),
+        }
+    }
+
+    fn event(&self) -> Event {
+        match self {
+            Object::Node(node) => Event::Node(Arc::clone(node)),
+            Object::Service(service) => Event::Service(Arc::clone(service)),
+            Object::EndpointSlice(slice) => Event::EndpointSlice(Arc::clone(slice)),
+        }
+    }
+}
+
+impl Key {
+    fn gone(self) -> Event {
+        match self {
+            Key::Node(name) => Event::NodeGone(name),
+            Key::Service(name) => Event::ServiceGone(name),
+            Key::EndpointSlice(name) => Event::EndpointSliceGone(name),
+        }
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Key::Node(name) => write!(f, "Node {name}"),
+            Key::Service(name) => write!(f, "Service {name}"),
+            Key::EndpointSlice(name) => write!(f, "EndpointSlice {name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Hears from the kernel when something in the folder may have changed
+//! (inotify(7)).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    io,
+    os::fd::{AsFd, AsRawFd, RawFd},
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use nix::{
+    errno::Errno,
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor},
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::disk::is_manifest;
+
+/// Follows a folder, also while it does not exist or is replaced.
+pub(super) struct Notify {
+    inotify: AsyncFd<Door>,
+    dir: PathBuf,
+    dir_watch: Option<WatchDescriptor>,
+    /// The nearest existing folder above, where `dir` would appear.
+    above_watch: Option<WatchDescriptor>,
+}
+
+/// What was heard since the last look at the folder.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    /// The folder is to be looked at.
+    pub(super) look: bool,
+    /// Events were lost: no stamp can be trusted.
+    pub(super) lost: bool,
+    /// Files that may have changed even if their stamp has not.
+    pub(super) touched: BTreeSet<OsString>,
+    /// Files that are being written, and when that was last heard.
+    pub(super) busy: BTreeMap<OsString, Instant>,
+}
+
+struct Door(Inotify);
+
+impl AsRawFd for Door {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl Notify {
+    pub(super) fn open(dir: &Path) -> io::Result<Notify> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        // SAFETY: the door owns the descriptor, never closes or replaces it
+        // while it lives, and always gives the same one.
+        let inotify =
+            unsafe { AsyncFd::register_with_interest(Door(inotify), Interest::READABLE) }?;
+        let mut notify = Notify {
+            inotify,
+            dir: dir.to_owned(),
+            dir_watch: None,
+            above_watch: None,
+        };
+        notify.arm();
+        Ok(notify)
+    }
+
+    /// Watches the folder as it is now. Says whether it is another one than
+    /// before. Watching what is already watched costs a system call.
+    pub(super) fn arm(&mut self) -> bool {
+        let inotify = &self.inotify.get_ref().0;
+        let place = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_MOVE
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_ONLYDIR;
+        let content = place
+            | AddWatchFlags::IN_MODIFY
+            | AddWatchFlags::IN_CLOSE_WRITE
+            | AddWatchFlags::IN_ATTRIB
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF;
+        let above = self.dir.ancestors().skip(1).find_map(|above| {
+            // The parent of a bare relative name is written as nothing.
+            let above = if above.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                above
+            };
+            inotify.add_watch(above, place).ok()
+        });
+        // The folder comes last: adding a watch replaces that of the same
+        // folder under another name, and this one asks for more.
+        let dir = inotify.add_watch(&self.dir, content).ok();
+        let moved = self.dir_watch != dir;
+        for (old, new) in [(self.dir_watch, dir), (self.above_watch, above)] {
+            if let Some(old) = old
+                && Some(old) != new
+                && Some(old) != dir
+                && Some(old) != above
+            {
+                // Fails where the folder is gone, and its watch with it.
+                let _ = inotify.rm_watch(old);
+            }
+        }
+        self.dir_watch = dir;
+        self.above_watch = above;
+        moved
+    }
+
+    /// Waits until something can be heard and takes it into `heard`; says
+    /// whether it concerned the folder.
+    pub(super) async fn listen(&self, heard: &mut Heard) -> io::Result<bool> {
+        loop {
+            let mut guard = self.inotify.readable().await?;
+            // `hear` takes events without asking for readiness, so it may be
+            // that there is nothing left; then this clears it.
+            if let Ok(events) = guard.try_io(|door| Ok(door.get_ref().0.read_events()?)) {
+                return Ok(self.sort_all(events?, heard));
+            }
+        }
+    }
+
+    /// Takes what can be heard now into `heard`, without waiting for the
+    /// runtime to notice it; says whether any of it concerned the folder.
+    pub(super) fn hear(&self, heard: &mut Heard) -> io::Result<bool> {
+        let mut any = false;
+        loop {
+            match self.inotify.get_ref().0.read_events() {
+                Ok(events) => any |= self.sort_all(events, heard),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(any),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn sort_all(&self, events: Vec<InotifyEvent>, heard: &mut Heard) -> bool {
+        let sorted = events.into_iter().map(|event| self.sort(event, heard));
+        // Each one counts, not only those up to the first that concerns us.
+        sorted.fold(false, |any, concerned| any | concerned)
+    }
+
+    fn sort(&self, event: InotifyEvent, heard: &mut Heard) -> bool {
+        if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+            heard.lost = true;
+            heard.look = true;
+            heard.busy.clear();
+            return true;
+        }
+        let from_dir = Some(event.wd) == self.dir_watch;
+        let Some(name) = event.name else {
+            // The folder itself went, moved or changed its rights.
+            heard.look |= from_dir;
+            return from_dir;
+        };
+        let from_above = Some(event.wd) == self.above_watch;
+        if from_above && self.dir.iter().any(|part| part == name) {
+            heard.look = true;
+            return true;
+        }
+        if !from_dir {
+            return false;
+        }
+        if !is_manifest(&name) {
+            // ConfigMap volumes change all files at once by renaming `..data`.
+            let swapped = name.as_encoded_bytes().starts_with(b"..");
+            heard.look |= swapped;
+            return swapped;
+        }
+        if event.mask.contains(AddWatchFlags::IN_MODIFY) {
+            heard.busy.insert(name, Instant::now());
+        } else {
+            if !event.mask.contains(AddWatchFlags::IN_ATTRIB) {
+                heard.busy.remove(&name);
+            }
+            heard.touched.insert(name);
+            heard.look = true;
+        }
+        true
+    }
+}

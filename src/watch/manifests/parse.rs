@@ -1,0 +1,343 @@
+//! Reads the objects of one document.
+
+use std::{borrow::Cow, fmt};
+
+use k8s_openapi::{
+    Resource,
+    api::{
+        core::v1::{Node, Service},
+        discovery::v1::EndpointSlice,
+    },
+};
+use serde::{
+    Deserialize,
+    de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    Yaml,
+    Json,
+}
+
+/// An object as the API defines it.
+#[derive(Debug)]
+pub(super) enum ApiObject {
+    Service(Box<Service>),
+    EndpointSlice(Box<EndpointSlice>),
+    Node(Box<Node>),
+}
+
+/// What one document holds.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    pub(super) objects: Vec<ApiObject>,
+    /// Kinds that are not for a service proxy, as `apiVersion kind`.
+    pub(super) ignored: Vec<String>,
+}
+
+/// Why a document cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Broken {
+    /// Line within the document's text, from 1.
+    pub(super) line: Option<usize>,
+    pub(super) reason: String,
+}
+
+/// Kinds that a service proxy reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Service,
+    EndpointSlice,
+    Node,
+}
+
+impl Kind {
+    fn of(api_version: &str, kind: &str) -> Option<Kind> {
+        match (api_version, kind) {
+            (Service::API_VERSION, Service::KIND) => Some(Kind::Service),
+            (EndpointSlice::API_VERSION, EndpointSlice::KIND) => Some(Kind::EndpointSlice),
+            (Node::API_VERSION, Node::KIND) => Some(Kind::Node),
+            _ => None,
+        }
+    }
+}
+
+/// Reads a document. One of nothing but comments holds nothing.
+pub(super) fn read(text: &str, format: Format) -> Result<Contents, Broken> {
+    let Some(header) = decode(text, format, Seed::<Option<Header>>::default())? else {
+        return Ok(Contents::default());
+    };
+    let (api_version, kind) = header.identity()?;
+    if let Some(kind) = Kind::of(&api_version, &kind) {
+        return Ok(Contents {
+            objects: vec![decode(text, format, ObjectSeed(kind))?],
+            ignored: Vec::new(),
+        });
+    }
+    match kind.strip_suffix("List") {
+        Some("") if api_version == "v1" => read_list(text, format, None),
+        Some(of) if Kind::of(&api_version, of).is_some() => {
+            read_list(text, format, Some((&api_version, of)))
+        }
+        _ => Ok(Contents {
+            objects: Vec::new(),
+            ignored: vec![format!("{api_version} {kind}")],
+        }),
+    }
+}
+
+/// Reads a list. Items of a list of one kind need not repeat their kind, and
+/// an API server does not write it there.
+fn read_list(text: &str, format: Format, of: Option<(&str, &str)>) -> Result<Contents, Broken> {
+    let list = decode(text, format, Seed::<ListHeader>::default())?;
+    let mut ignored = Vec::new();
+    let mut kinds = Vec::new();
+    for (i, item) in list.items.unwrap_or_default().into_iter().enumerate() {
+        let item = item.unwrap_or_default();
+        let (api_version, kind) = match of {
+            Some((api_version, kind)) if item.kind.is_none() => {
+                (api_version.to_owned(), kind.to_owned())
+            }
+            _ => item.identity().map_err(|broken| Broken {
+                reason: format!("items[{i}]: {}", broken.reason),
+                ..broken
+            })?,
+        };
+        let known = Kind::of(&api_version, &kind);
+        if known.is_none() {
+            ignored.push(format!("{api_version} {kind}"));
+        }
+        kinds.push(known);
+    }
+    Ok(Contents {
+        objects: decode(text, format, ListSeed(&kinds))?,
+        ignored,
+    })
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Header {
+    api_version: Option<String>,
+    kind: Option<String>,
+}
+
+impl Header {
+    fn identity(self) -> Result<(String, String), Broken> {
+        let filled = |field: Option<String>| field.filter(|text| !text.is_empty());
+        match (filled(self.api_version), filled(self.kind)) {
+            (Some(api_version), Some(kind)) => Ok((api_version, kind)),
+            (None, _) => Err(Broken::because(
+                "not a Kubernetes object: it has no apiVersion",
+            )),
+            (_, None) => Err(Broken::because("not a Kubernetes object: it has no kind")),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct ListHeader {
+    items: Option<Vec<Option<Header>>>,
+}
+
+impl Broken {
+    fn because(reason: impl Into<String>) -> Broken {
+        Broken {
+            line: None,
+            reason: reason.into(),
+        }
+    }
+}
+
+fn decode<'de, S>(text: &'de str, format: Format, seed: S) -> Result<S::Value, Broken>
+where
+    S: DeserializeSeed<'de>,
+{
+    match format {
+        Format::Yaml => {
+            let options = yaml_options(text.len());
+            let read = serde_saphyr::with_deserializer_from_str_with_options(
+                text,
+                options,
+                |deserializer| seed.deserialize(deserializer),
+            );
+            read.map_err(|error| yaml_error(&error))
+        }
+        Format::Json => {
+            let mut deserializer = serde_json::Deserializer::from_str(text);
+            let read = seed.deserialize(&mut deserializer);
+            let read = read.and_then(|value| deserializer.end().map(|()| value));
+            read.map_err(|error| json_error(&error))
+        }
+    }
+}
+
+/// Limits under which no document costs more than its size warrants. Aliases
+/// are rare in manifests, and the only way for a short text to become long.
+fn yaml_options(length: usize) -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: 64,
+            max_nodes: length + 1_000,
+            max_events: 2 * length + 1_000,
+            max_anchors: 1_000,
+            max_aliases: 10_000,
+            max_merge_keys: 10_000,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: 200_000,
+            max_replay_stack_depth: 16,
+        },
+        with_snippet: false,
+    }
+}
+
+fn yaml_error(error: &serde_saphyr::Error) -> Broken {
+    let error = error.without_snippet();
+    let line = error.location().map(|location| location.line());
+    let text = error.to_string();
+    Broken {
+        line: line
+            .filter(|line| *line > 0)
+            .and_then(|line| usize::try_from(line).ok()),
+        reason: one_line(without_position(&text)),
+    }
+}
+
+fn json_error(error: &serde_json::Error) -> Broken {
+    let text = error.to_string();
+    Broken {
+        line: Some(error.line()).filter(|line| *line > 0),
+        reason: one_line(without_position(&text)),
+    }
+}
+
+/// The position is said by its own; within a document it would mislead.
+fn without_position(text: &str) -> &str {
+    match text.rfind(" at line ") {
+        Some(at) => &text[..at],
+        None => text,
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Deserializes a type by its own `Deserialize`.
+struct Seed<T>(std::marker::PhantomData<T>);
+
+impl<T> Default for Seed<T> {
+    fn default() -> Self {
+        Seed(std::marker::PhantomData)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Seed<T> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        T::deserialize(deserializer)
+    }
+}
+
+struct ObjectSeed(Kind);
+
+impl<'de> DeserializeSeed<'de> for ObjectSeed {
+    type Value = ApiObject;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<ApiObject, D::Error> {
+        Ok(match self.0 {
+            Kind::Service => ApiObject::Service(Box::deserialize(deserializer)?),
+            Kind::EndpointSlice => ApiObject::EndpointSlice(Box::deserialize(deserializer)?),
+            Kind::Node => ApiObject::Node(Box::deserialize(deserializer)?),
+        })
+    }
+}
+
+/// The objects of a list whose items have these kinds; `None`: not for us.
+struct ListSeed<'a>(&'a [Option<Kind>]);
+
+impl<'de> DeserializeSeed<'de> for ListSeed<'_> {
+    type Value = Vec<ApiObject>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ListSeed<'_> {
+    type Value = Vec<ApiObject>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of objects")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut objects = Vec::new();
+        while let Some(key) = map.next_key::<Cow<'_, str>>()? {
+            if key == "items" {
+                objects = map.next_value_seed(ItemsSeed(self.0))?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(objects)
+    }
+}
+
+struct ItemsSeed<'a>(&'a [Option<Kind>]);
+
+impl<'de> DeserializeSeed<'de> for ItemsSeed<'_> {
+    type Value = Vec<ApiObject>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ItemsSeed<'_> {
+    type Value = Vec<ApiObject>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the items of a list")
+    }
+
+    fn visit_none<E>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut objects = Vec::new();
+        for kind in self.0 {
+            let more = match kind {
+                Some(kind) => match items.next_element_seed(ObjectSeed(*kind))? {
+                    Some(object) => {
+                        objects.push(object);
+                        true
+                    }
+                    None => false,
+                },
+                None => items.next_element::<IgnoredAny>()?.is_some(),
+            };
+            if !more {
+                break;
+            }
+        }
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(objects)
+    }
+}
+
+#[cfg(test)]
+mod tests;
