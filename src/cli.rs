@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::{duration, port_range},
-    modes::{ModeName, userspace::capture},
+    modes::{ModeName, userspace::capture::Requested},
     sched::{SchedulerName, SchedulerNameError},
 };
 
@@ -94,7 +94,7 @@ pub struct Serve {
         default_value = "auto",
         help_heading = "Userspace mode"
     )]
-    pub userspace_capture: capture::Request,
+    pub userspace_capture: CaptureBy,
 
     /// Local ports for redirect capture, like 20000-21999; if not given, the
     /// kernel picks free ones
@@ -147,6 +147,27 @@ pub enum ProxyMode {
     Iptables,
     /// Connections accepted and spliced by Tripod itself.
     Userspace,
+}
+
+/// Values of `--userspace-capture`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CaptureBy {
+    /// What this kernel can.
+    Auto,
+    /// nat rules.
+    Redirect,
+    /// Local routes.
+    Local,
+}
+
+impl From<CaptureBy> for Requested {
+    fn from(by: CaptureBy) -> Self {
+        match by {
+            CaptureBy::Auto => Requested::Auto,
+            CaptureBy::Redirect => Requested::Redirect,
+            CaptureBy::Local => Requested::Local,
+        }
+    }
 }
 
 impl From<ProxyMode> for ModeName {

@@ -18,8 +18,7 @@ use tokio::{
 use crate::{
     kernel::addresses::AddressChanges,
     modes::Mode,
-    services::{Changes, ServicePortName, Tracker},
-    watch::Batch,
+    services::{Batch, Changes, ServicePortName, Tracker},
 };
 
 /// How often everything is compared with the kernel (`--iptables-sync-period`
@@ -75,7 +74,11 @@ impl<M: Mode> Runner<M> {
 
     /// Runs until the source of batches ends. The first sync waits for the
     /// first batch, the complete initial state.
-    pub async fn run(&mut self, mut batches: Receiver<Batch>, mut addresses: Option<AddressChanges>) {
+    pub async fn run(
+        &mut self,
+        mut batches: Receiver<Batch>,
+        mut addresses: Option<AddressChanges>,
+    ) {
         let Some(first) = batches.recv().await else {
             return;
         };
@@ -166,7 +169,12 @@ impl<M: Mode> Runner<M> {
 
 async fn changed(addresses: &mut Option<AddressChanges>) {
     match addresses {
-        Some(changes) => changes.next().await,
+        Some(changes) => {
+            if let Err(error) = changes.changed().await {
+                tracing::error!("node addresses are looked at every sync period only: {error}");
+                *addresses = None;
+            }
+        }
         None => std::future::pending().await,
     }
 }

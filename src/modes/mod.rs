@@ -45,8 +45,11 @@ pub struct SyncReport {
 
 /// Why a sync as a whole did not take effect. The next sync tries again.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct SyncError(pub String);
+pub enum SyncError {
+    /// Service addresses could not be captured for userspace mode.
+    #[error("capture of service addresses: {0}")]
+    Capture(#[from] userspace::capture::Error),
+}
 
 /// One way to carry a Service's traffic to its endpoints.
 pub trait Mode: Send {

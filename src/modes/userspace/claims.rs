@@ -20,7 +20,7 @@ impl Claims {
     /// # Errors
     /// With the owner's name, when it is another Service's; `by` then waits.
     pub fn claim(&mut self, frontend: &Frontend, by: &PortalName) -> Result<(), PortalName> {
-        let line = self.lines.entry(frontend.clone()).or_default();
+        let line = self.lines.entry(*frontend).or_default();
         if !line.contains(by) {
             line.push_back(by.clone());
         }
@@ -28,6 +28,11 @@ impl Claims {
             Some(owner) if owner != by => Err(owner.clone()),
             _ => Ok(()),
         }
+    }
+
+    /// Who owns `frontend`.
+    pub fn owner(&self, frontend: &Frontend) -> Option<&PortalName> {
+        self.lines.get(frontend)?.front()
     }
 
     /// Gives up a claim. Answers who owns the frontend now because of that.

@@ -2,6 +2,7 @@
 //! without losing a connection that the kernel has already completed.
 
 use std::{
+    collections::BTreeSet,
     io,
     net::SocketAddr,
     sync::{Arc, Weak},
@@ -42,6 +43,9 @@ pub struct Gate {
     portal: Arc<Portal>,
     associations: Arc<udp::Associations>,
     ends: HashMap<SocketAddr, End>,
+    /// Bound and silent while there is no endpoint: connections are refused,
+    /// and nobody else's wildcard listener gets them.
+    reserved: HashMap<SocketAddr, socket2::Socket>,
 }
 
 impl Gate {
@@ -65,6 +69,7 @@ impl Gate {
             held: None,
             portal,
             ends: HashMap::new(),
+            reserved: HashMap::new(),
         }
     }
 
@@ -82,6 +87,11 @@ impl Gate {
             allowed: plan.allowed.clone(),
         });
         self.plan = plan;
+    }
+
+    /// The ServicePort, for logs and comments.
+    pub fn label(&self) -> &Arc<str> {
+        &self.portal.label
     }
 
     /// The addresses it listens on.
@@ -171,7 +181,32 @@ impl Gate {
             in_use,
         };
         self.ends.insert(address, end);
+        self.reserved.remove(&address);
         Ok(())
+    }
+
+    /// Makes sure that connections to `address` are refused by the kernel.
+    ///
+    /// # Errors
+    /// When another program would get them (`AddrInUse`), or the address
+    /// cannot be bound.
+    pub fn reserve(&mut self, address: SocketAddr, owner: Owner) -> io::Result<()> {
+        if self.reserved.contains_key(&address) {
+            return Ok(());
+        }
+        match self.plan.name.port.protocol {
+            Protocol::Tcp => {
+                self.reserved.insert(address, listen::tcp(address, owner)?);
+            }
+            // A bound UDP socket would swallow what is to be refused.
+            Protocol::Udp | Protocol::Sctp => drop(listen::udp(address, owner)?),
+        }
+        Ok(())
+    }
+
+    /// Gives up reservations of other addresses than `desired`.
+    pub fn keep_reserved(&mut self, desired: &BTreeSet<SocketAddr>) {
+        self.reserved.retain(|address, _| desired.contains(address));
     }
 
     /// Stops listening on `address`; connections that came in by it live on.

@@ -8,6 +8,7 @@
 mod affinity;
 mod backends;
 pub mod capture;
+mod capturing;
 mod claims;
 mod counters;
 mod descriptors;
@@ -39,7 +40,7 @@ use ipnet::IpNet;
 
 use self::{
     affinity::Affinity,
-    capture::{Capture, Frontend, Way},
+    capture::{Frontend, Method, OtherPorts, Target, Want},
     claims::Claims,
     gate::{Gate, InUse},
     listen::Owner,
@@ -47,7 +48,11 @@ use self::{
     ports::Ports,
     workers::Workers,
 };
-pub use self::{counters::Counters, descriptors::Descriptors};
+pub use self::{
+    capturing::{Capture, cleanup},
+    counters::Counters,
+    descriptors::Descriptors,
+};
 use super::{Mode, ModeName, SyncError, SyncReport};
 use crate::{
     sched::SchedulerName,
@@ -68,6 +73,18 @@ pub struct Options {
     pub node_port_addresses: Vec<IpNet>,
     /// Threads of the data path.
     pub workers: usize,
+}
+
+/// Threads of the data path when none are asked for, at most: more would
+/// multiply listening sockets for little.
+const MOST_WORKERS: usize = 8;
+
+/// How many threads `--userspace-workers=asked` stands for.
+pub fn workers(asked: usize) -> usize {
+    match asked {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_WORKERS)),
+        n => n,
+    }
 }
 
 /// What all connections and associations share.
@@ -97,7 +114,7 @@ pub struct Userspace {
     gates: BTreeMap<PortalName, Gate>,
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
     /// What capture should bring to us, each with its local port.
-    want: BTreeMap<Frontend, u16>,
+    want: Want,
     /// Changes of `want` that capture has not confirmed yet.
     unconfirmed: BTreeSet<Frontend>,
     /// Listeners to close.
@@ -132,7 +149,7 @@ impl Userspace {
             claims: Claims::default(),
             gates: BTreeMap::new(),
             affinities: HashMap::new(),
-            want: BTreeMap::new(),
+            want: Want::new(),
             unconfirmed: BTreeSet::new(),
             closing: BTreeSet::new(),
             gone: BTreeSet::new(),
@@ -187,7 +204,7 @@ impl Userspace {
                 let heir = self.claims.release(frontend, &portal);
                 heirs.extend(heir.map(|h| h.port));
                 if !wanted.contains(frontend) {
-                    given_up.push(frontend.clone());
+                    given_up.push(*frontend);
                 }
             }
             if still.is_none() {
@@ -201,10 +218,10 @@ impl Userspace {
             self.open(plan, failed);
         }
         for frontend in given_up {
-            match self.capture.way(frontend.family) {
-                Way::Redirect => self.capture_as(&frontend, None),
+            match self.capture.method(frontend.family) {
+                Method::Redirect => self.capture_as(&frontend, None),
                 // Established connections need the route; see `retire`.
-                Way::Local => {
+                Method::Local => {
                     if self.want.contains_key(&frontend) {
                         self.retiring.entry(frontend).or_default();
                     }
@@ -245,74 +262,87 @@ impl Userspace {
             None => Gate::new(&self.shared, plan, scheduler, affinity),
         };
 
-        let mut desired: BTreeSet<SocketAddr> = BTreeSet::new();
-        let mut captured: Vec<(Frontend, u16)> = Vec::new();
-        match self.capture.way(name.port.family) {
-            Way::Redirect => match self.local_port(&mut gate) {
-                Ok(address) => {
-                    let opened = match listening {
-                        true => self.listen(&mut gate, address, Owner::Node),
-                        false => Ok(()),
-                    };
-                    match opened {
-                        Ok(()) => {
-                            desired.extend(listening.then_some(address));
-                            let port = address.port();
-                            captured.extend(gate.plan.frontends.iter().map(|f| (f.clone(), port)));
-                        }
-                        Err(e) => failed.add(&name, format!("cannot listen on {address}: {e}")),
-                    }
-                }
-                Err(e) => failed.add(&name, format!("no local port for it: {e}")),
-            },
-            Way::Local => {
-                for frontend in gate.plan.frontends.clone() {
-                    let mut open = true;
-                    for (address, owner) in self.binds(&frontend) {
-                        desired.insert(address);
-                        if !listening {
-                            continue;
-                        }
-                        if let Err(e) = self.listen(&mut gate, address, owner) {
-                            failed.add(&name, cannot_bind(address, &e));
-                            open = false;
-                        }
-                    }
-                    // A captured address that we do not listen on would reach
-                    // whoever listens on that port of the node.
-                    if open && frontend.address.is_some() {
-                        captured.push((frontend, 0));
-                    }
-                }
-                if !listening {
-                    desired.clear();
-                }
-            }
-        }
+        let (captured, desired) = match self.capture.method(name.port.family) {
+            Method::Redirect => self.open_redirected(&mut gate, failed),
+            Method::Local => self.open_routed(&mut gate, failed),
+        };
         for address in gate.listens_on() {
             let end = (name.clone(), address);
-            match desired.contains(&address) {
+            match listening && desired.contains(&address) {
                 true => self.closing.remove(&end),
                 false => self.closing.insert(end),
             };
         }
         for frontend in &gate.plan.frontends {
             self.retiring.remove(frontend);
-            let port = captured
-                .iter()
-                .find(|(f, _)| f == frontend)
-                .map(|(_, p)| *p);
-            self.capture_as(frontend, port);
+            let target = captured.get(frontend).map(|port| Target {
+                port: *port,
+                name: Arc::clone(gate.label()),
+                other_ports: match frontend.address == Some(gate.plan.cluster_ip) {
+                    true => OtherPorts::Refuse,
+                    false => OtherPorts::PassOn,
+                },
+            });
+            self.capture_as(frontend, target);
         }
         self.gates.insert(name, gate);
     }
 
+    /// Listens on the local port of a portal that nat rules lead to. Answers
+    /// what is to be captured, with that port, and where it should listen.
+    fn open_redirected(&mut self, gate: &mut Gate, failed: &mut Failures) -> Opened {
+        let name = gate.plan.name.clone();
+        let address = match self.local_port(gate) {
+            Ok(address) => address,
+            Err(e) => {
+                failed.add(&name, format!("no local port for it: {e}"));
+                return Opened::default();
+            }
+        };
+        // Without endpoints the held port refuses.
+        if !gate.plan.targets.is_empty()
+            && let Err(e) = self.listen(gate, address, Owner::Node)
+        {
+            failed.add(&name, format!("cannot listen on {address}: {e}"));
+            return Opened::default();
+        }
+        let captured = gate.plan.frontends.iter().map(|f| (*f, address.port()));
+        (captured.collect(), BTreeSet::from([address]))
+    }
+
+    /// Listens on the service addresses themselves, which routes lead to.
+    /// Answers as `open_redirected` does.
+    fn open_routed(&mut self, gate: &mut Gate, failed: &mut Failures) -> Opened {
+        let mut opened = Opened::default();
+        for frontend in gate.plan.frontends.clone() {
+            let mut ours = true;
+            for (address, owner) in self.binds(&frontend) {
+                opened.1.insert(address);
+                let bound = match gate.plan.targets.is_empty() {
+                    true => gate.reserve(address, owner),
+                    false => self.listen(gate, address, owner),
+                };
+                if let Err(e) = bound {
+                    failed.add(&gate.plan.name, cannot_bind(address, &e));
+                    ours = false;
+                }
+            }
+            // A captured address that is not bound by us would reach whoever
+            // listens on that port of the node.
+            if ours && frontend.address.is_some() {
+                opened.0.insert(frontend, 0);
+            }
+        }
+        gate.keep_reserved(&opened.1);
+        opened
+    }
+
     /// Closes listeners that are no longer wanted, of families whose capture
     /// goes `way`.
-    fn close_listeners(&mut self, way: Way) {
+    fn close_listeners(&mut self, way: Method) {
         let closing = std::mem::take(&mut self.closing);
         for (portal, address) in closing {
-            if self.capture.way(portal.port.family) != way {
+            if self.capture.method(portal.port.family) != way {
                 self.closing.insert((portal, address));
                 continue;
             }
@@ -333,7 +363,7 @@ impl Userspace {
         let gates = &mut self.gates;
         let ports = &mut self.ports;
         self.gone.retain(|portal| {
-            if capture.way(portal.port.family) != way {
+            if capture.method(portal.port.family) != way {
                 return true;
             }
             if let Some(held) = gates.remove(portal).and_then(|mut gate| gate.held.take()) {
@@ -349,7 +379,7 @@ impl Userspace {
             .retiring
             .iter()
             .filter(|(_, uses)| uses.iter().all(|u| u.strong_count() == 0))
-            .map(|(frontend, _)| frontend.clone())
+            .map(|(frontend, _)| *frontend)
             .collect();
         for frontend in unused {
             self.retiring.remove(&frontend);
@@ -357,14 +387,15 @@ impl Userspace {
         }
     }
 
-    fn capture_as(&mut self, frontend: &Frontend, port: Option<u16>) {
-        let before = match port {
-            Some(port) => self.want.insert(frontend.clone(), port),
+    fn capture_as(&mut self, frontend: &Frontend, target: Option<Target>) {
+        if self.want.get(frontend) == target.as_ref() {
+            return;
+        }
+        match target {
+            Some(target) => self.want.insert(*frontend, target),
             None => self.want.remove(frontend),
         };
-        if before != port {
-            self.unconfirmed.insert(frontend.clone());
-        }
+        self.unconfirmed.insert(*frontend);
     }
 
     fn local_port(&mut self, gate: &mut Gate) -> io::Result<SocketAddr> {
@@ -406,6 +437,10 @@ impl Userspace {
         ranges.is_empty() || ranges.iter().any(|range| range.contains(ip))
     }
 }
+
+/// Frontends to capture, with the local port where that matters, and the
+/// addresses that their portal should be bound to.
+type Opened = (BTreeMap<Frontend, u16>, BTreeSet<SocketAddr>);
 
 /// What could not be done for single portals.
 #[derive(Debug, Default)]
@@ -456,13 +491,25 @@ impl Mode for Userspace {
             queue.extend(heirs);
         }
 
-        self.close_listeners(Way::Local);
+        self.close_listeners(Method::Local);
         self.retire();
-        self.capture
-            .sync(&self.want, (!changes.full).then_some(&self.unconfirmed))
+        let changed: Vec<Frontend> = self.unconfirmed.iter().copied().collect();
+        let captured = self
+            .capture
+            .sync(&self.want, (!changes.full).then_some(&changed))
             .await?;
         self.unconfirmed.clear();
-        self.close_listeners(Way::Redirect);
+        self.close_listeners(Method::Redirect);
+        for note in captured.notes {
+            tracing::warn!("{note}");
+        }
+        for (frontend, why) in captured.failed {
+            self.unconfirmed.insert(frontend);
+            match self.claims.owner(&frontend) {
+                Some(owner) => failed.add(owner, format!("{frontend} is not captured: {why}")),
+                None => tracing::error!("{frontend} is not captured: {why}"),
+            }
+        }
 
         self.retry = failed.0.iter().map(|(name, _)| name.clone()).collect();
         Ok(SyncReport {
@@ -473,6 +520,6 @@ impl Mode for Userspace {
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {
-        self.capture.cleanup().await
+        Ok(cleanup().await?)
     }
 }

@@ -1,6 +1,6 @@
 //! From a ServicePort to the portals that carry it: pure.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 
@@ -33,6 +33,8 @@ pub struct PortalName {
 pub struct PortalPlan {
     /// Identity.
     pub name: PortalName,
+    /// The ServicePort's cluster IP.
+    pub cluster_ip: IpAddr,
     /// The addresses that clients call.
     pub frontends: Vec<Frontend>,
     /// The endpoints that new flows may reach.
@@ -103,6 +105,7 @@ pub fn plan(port: &ServicePort) -> Vec<PortalPlan> {
                     port: port.name.clone(),
                     kind,
                 },
+                cluster_ip: port.cluster_ip,
                 frontends,
                 targets,
                 allowed: allowed.into(),

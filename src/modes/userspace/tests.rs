@@ -90,6 +90,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> PortalPlan {
         family: IpFamily::V4,
     };
     PortalPlan {
+        cluster_ip: [10, 96, 0, 1].into(),
         frontends: vec![Frontend {
             protocol,
             family: IpFamily::V4,

@@ -1,0 +1,229 @@
+//! Addresses of this node's interfaces (`linux/if_addr.h`).
+
+use std::{collections::HashMap, io, net::IpAddr};
+
+use nix::{errno::Errno, libc, net::if_::if_nameindex};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::{
+    Family,
+    netlink::{Error, Malformed, Message, Protocol, Request, Socket},
+    octets, routes,
+};
+
+/// The label of IPv4 addresses that Tripod assigns (`IFA_LABEL`).
+pub const LABEL: &str = "lo:tripod";
+
+/// An address of an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of its subnet's prefix, in bits.
+    pub prefix: u8,
+    /// Index of its interface.
+    pub index: u32,
+    /// Name of its interface; empty if the interface went meanwhile.
+    pub interface: String,
+    /// `RT_SCOPE_*`: 0 global, 253 link, 254 host.
+    pub scope: u8,
+    /// `IFA_F_*`.
+    pub flags: u32,
+    /// Assigned by Tripod.
+    own: bool,
+}
+
+/// The addresses that others gave this node, in both families: what its
+/// interfaces have, without those that Tripod assigned ([`list_own`]).
+///
+/// # Errors
+/// When the kernel cannot list addresses.
+pub fn list(socket: &mut Socket) -> Result<Vec<Address>, Error> {
+    Ok(dump(socket)?.into_iter().filter(|a| !a.own).collect())
+}
+
+/// The addresses that Tripod assigned ([`assign`]), also in an earlier run.
+///
+/// # Errors
+/// When the kernel cannot list addresses.
+pub fn list_own(socket: &mut Socket) -> Result<Vec<Address>, Error> {
+    Ok(dump(socket)?.into_iter().filter(|a| a.own).collect())
+}
+
+fn dump(socket: &mut Socket) -> Result<Vec<Address>, Error> {
+    let request = Request::new(libc::RTM_GETADDR, 0, "list", "addresses").header(&[0; 8]);
+    let mut addresses = socket.dump(&request, parse)?;
+    let names: HashMap<u32, String> = if_nameindex()
+        .map(|all| {
+            all.iter()
+                .map(|i| (i.index(), i.name().to_string_lossy().into_owned()))
+                .collect()
+        })
+        .unwrap_or_default();
+    for address in &mut addresses {
+        if let Some(name) = names.get(&address.index) {
+            address.interface.clone_from(name);
+        }
+    }
+    Ok(addresses)
+}
+
+fn parse(message: Message<'_>) -> Result<Option<Address>, Malformed> {
+    // struct ifaddrmsg: family, prefix length, flags, scope, interface index.
+    let [family, prefix, flags, scope, a, b, c, d] = message.header::<8>()?;
+    if !matches!(message.kind, libc::RTM_NEWADDR | libc::RTM_DELADDR)
+        || Family::from_number(family).is_none()
+    {
+        return Ok(None);
+    }
+    let (mut flags, mut address, mut local, mut own) = (u32::from(flags), None, None, false);
+    for attribute in message.attributes(8) {
+        let attribute = attribute?;
+        match attribute.kind {
+            libc::IFA_ADDRESS => address = Some(attribute.ip()?),
+            libc::IFA_LOCAL => local = Some(attribute.ip()?),
+            libc::IFA_FLAGS => flags = attribute.u32()?,
+            libc::IFA_LABEL => own = attribute.text().is_ok_and(|label| label == LABEL),
+            _ => {}
+        }
+    }
+    // Of a point-to-point link IFA_ADDRESS is the peer's.
+    let Some(address) = local.or(address) else {
+        return Ok(None);
+    };
+    Ok(Some(Address {
+        address,
+        prefix,
+        index: u32::from_ne_bytes([a, b, c, d]),
+        interface: String::new(),
+        scope,
+        flags,
+        own,
+    }))
+}
+
+/// Makes IPv4 `addresses` known as this node's on interface `index`, without
+/// delivering anything to them: the local route that the kernel makes for
+/// each is withdrawn in the same datagram. Such an address passes the kernel's
+/// check of source addresses, so that the kernel itself may answer from it (a
+/// reset, an ICMP error, a ping), yet which packets arrive is left to other
+/// routes, and ARP requests for it stay unanswered. Its scope is "host", so
+/// that it is never chosen as a source address. The kernel makes the route
+/// again when the interface goes down and up: repeat the call then. IPv6
+/// needs none of this and is skipped.
+///
+/// # Errors
+/// The first that the kernel refused.
+pub fn assign(socket: &mut Socket, index: u32, addresses: &[IpAddr]) -> Result<(), Error> {
+    let mut requests = Vec::with_capacity(addresses.len() * 2);
+    for address in addresses.iter().filter(|a| a.is_ipv4()) {
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+        requests.push(request(libc::RTM_NEWADDR, flags, "assign", index, *address));
+        requests.push(routes::withdraw(*address, index));
+    }
+    socket.batch_all(&requests, &[Errno::EEXIST, Errno::ESRCH, Errno::ENOENT])
+}
+
+/// Takes back what [`assign`] did; an address that is gone already is fine.
+///
+/// # Errors
+/// The first that the kernel refused.
+pub fn unassign(socket: &mut Socket, index: u32, addresses: &[IpAddr]) -> Result<(), Error> {
+    let requests: Vec<_> = addresses
+        .iter()
+        .filter(|a| a.is_ipv4())
+        .map(|a| request(libc::RTM_DELADDR, 0, "unassign", index, *a))
+        .collect();
+    socket.batch_all(&requests, &[Errno::EADDRNOTAVAIL])
+}
+
+fn request(kind: u16, flags: i32, operation: &'static str, index: u32, address: IpAddr) -> Request {
+    let family = Family::of(&address);
+    let [a, b, c, d] = index.to_ne_bytes();
+    let header = [
+        family.number(),
+        family.bits(),
+        0,
+        libc::RT_SCOPE_HOST,
+        a,
+        b,
+        c,
+        d,
+    ];
+    let object = format!("address {address}");
+    Request::new(kind, flags as u16, operation, object)
+        .header(&header)
+        .attribute(libc::IFA_LOCAL, &octets(&address))
+        .attribute(libc::IFA_ADDRESS, &octets(&address))
+        // A deletion with a label deletes no address of another.
+        .text(libc::IFA_LABEL, LABEL)
+}
+
+/// Says that addresses of this node changed. Those that Tripod assigns itself
+/// do not count.
+pub struct AddressChanges {
+    socket: AsyncFd<Socket>,
+}
+
+impl AddressChanges {
+    /// Listens in the current network namespace. Must be called within a tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// When no netlink socket can be had.
+    pub fn open() -> Result<AddressChanges, Error> {
+        let groups = [libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
+        let failed = |source: io::Error| Error::Socket {
+            operation: "watch",
+            object: "addresses".to_owned(),
+            source,
+        };
+        let socket = Socket::listen(Protocol::Route, &groups)?;
+        socket.set_nonblocking().map_err(failed)?;
+        // SAFETY: a `Socket` owns its descriptor, never exchanges it, and closes
+        // it when dropped, which `AsyncFd` does after it has deregistered.
+        let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }
+            .map_err(|error| failed(error.into()))?;
+        Ok(AddressChanges { socket })
+    }
+
+    /// Waits for the next change. Changes in quick succession may be told as
+    /// one, and those that came between two calls are not lost. Safe to drop
+    /// while it waits.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub async fn changed(&mut self) -> io::Result<()> {
+        loop {
+            let mut guard = self.socket.readable_mut().await?;
+            let mut changed = false;
+            let lost = guard.get_inner_mut().drain(|message| {
+                // What cannot be read may have been a change.
+                changed |= !matches!(parse(message), Ok(Some(Address { own: true, .. }) | None));
+            })?;
+            guard.clear_ready();
+            if changed || lost {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_address_is_listed() {
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        let all = list(&mut socket).unwrap();
+        let loopback = all
+            .iter()
+            .find(|a| a.address == IpAddr::from([127, 0, 0, 1]))
+            .expect("this machine has a loopback address");
+        assert_eq!(
+            (loopback.interface.as_str(), loopback.prefix, loopback.scope),
+            ("lo", 8, libc::RT_SCOPE_HOST)
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! What can go wrong, always with the operation and the object in its text.
+
+use std::io;
+
+use nix::errno::Errno;
+
+/// A message that is not built as its header says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub &'static str);
+
+/// Why a netlink call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel said no.
+    #[error("cannot {operation} {object}: {}{}", .errno.desc(), detail(.hint))]
+    Refused {
+        /// What was asked, a verb.
+        operation: &'static str,
+        /// What it was asked for.
+        object: String,
+        /// The kernel's reason.
+        errno: Errno,
+        /// The kernel's words (extended acknowledgement), where it has some.
+        hint: Option<String>,
+    },
+    /// The socket failed.
+    #[error("cannot {operation} {object}: netlink socket: {source}")]
+    Socket {
+        /// What was asked, a verb.
+        operation: &'static str,
+        /// What it was asked for.
+        object: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The kernel's answer could not be read.
+    #[error("cannot {operation} {object}: the kernel's answer is malformed: {what}")]
+    Answer {
+        /// What was asked, a verb.
+        operation: &'static str,
+        /// What it was asked for.
+        object: String,
+        /// What is wrong with it.
+        what: Malformed,
+    },
+    /// What was listed kept changing while it was listed.
+    #[error("cannot {operation} {object}: it changed during each of {attempts} attempts")]
+    Unstable {
+        /// What was asked, a verb.
+        operation: &'static str,
+        /// What it was asked for.
+        object: String,
+        /// How often it was tried.
+        attempts: u32,
+    },
+}
+
+fn detail(hint: &Option<String>) -> String {
+    hint.as_ref()
+        .map_or_else(String::new, |h| format!(" ({h})"))
+}
+
+impl Error {
+    /// The kernel's reason, where it was the kernel that refused.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Error::Refused { errno, .. } => Some(*errno),
+            Error::Socket { source, .. } => source.raw_os_error().map(Errno::from_raw),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! The socket: sends requests, gathers answers.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, RawFd},
+};
+
+use neli::{
+    consts::socket::{Msg, NlFamily},
+    socket::NlSocket,
+    utils::Groups,
+};
+use nix::{errno::Errno, libc};
+
+use super::{
+    error::{Error, Malformed},
+    parse::{Message, Messages},
+    request::Request,
+};
+
+/// The kernel fills at most 32 KiB of a dump into one datagram; a refusal
+/// echoes the request, which is at most [`DATAGRAM`] long.
+const RECEIVE: usize = 64 * 1024;
+/// Requests are packed into one datagram up to this size …
+const DATAGRAM: usize = 16 * 1024;
+/// … and this number. Each answer waits in the socket's receive buffer and is
+/// accounted there with about 1 KiB: 64 are far from the usual 208 KiB, beyond
+/// which the kernel drops answers.
+const BATCH: usize = 64;
+/// How often a dump is begun anew when what it lists changed meanwhile.
+const ATTEMPTS: u32 = 10;
+
+/// Netlink protocols that Tripod speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Links, addresses, routes, rules.
+    Route,
+    /// Subsystems of netfilter: ipset, conntrack.
+    Netfilter,
+    /// Families with a name, IPVS among them.
+    Generic,
+}
+
+/// A blocking netlink socket.
+pub struct Socket {
+    inner: NlSocket,
+    sequence: u32,
+    buffer: Box<[u8]>,
+}
+
+impl Socket {
+    /// Opens a socket of that protocol.
+    ///
+    /// # Errors
+    /// When the kernel has no such protocol or no descriptor is free.
+    pub fn open(protocol: Protocol) -> Result<Socket, Error> {
+        Socket::listen(protocol, &[])
+    }
+
+    /// Opens a socket that receives the notifications of `groups` (numbers as
+    /// in `RTNLGRP_*`).
+    ///
+    /// # Errors
+    /// As [`Socket::open`]; also for an unknown group.
+    pub fn listen(protocol: Protocol, groups: &[u32]) -> Result<Socket, Error> {
+        let family = match protocol {
+            Protocol::Route => NlFamily::Route,
+            Protocol::Netfilter => NlFamily::Netfilter,
+            Protocol::Generic => NlFamily::Generic,
+        };
+        let inner =
+            NlSocket::connect(family, None, Groups::new_groups(groups)).map_err(|source| {
+                Error::Socket {
+                    operation: "open",
+                    object: format!("a netlink socket of protocol {protocol:?}"),
+                    source,
+                }
+            })?;
+        // Texts in refusals came with Linux 4.12, filtered dumps with 4.20; an
+        // older kernel does without, and callers filter what they list anyway.
+        let _ = inner.enable_ext_ack(true);
+        if protocol == Protocol::Route {
+            let _ = inner.enable_strict_checking(true);
+        }
+        Ok(Socket {
+            inner,
+            sequence: 0,
+            buffer: vec![0; RECEIVE].into_boxed_slice(),
+        })
+    }
+
+    /// Makes [`Socket::drain`] return instead of waiting.
+    pub(in crate::kernel) fn set_nonblocking(&self) -> io::Result<()> {
+        self.inner.nonblock()
+    }
+
+    /// Sends `request` and waits for the kernel's acknowledgement; `parse` sees
+    /// each message that answers it, and `None` from it means "not for me".
+    ///
+    /// # Errors
+    /// When the kernel refuses, or its answer cannot be read.
+    pub fn call<T>(
+        &mut self,
+        request: &Request,
+        parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
+    ) -> Result<Vec<T>, Error> {
+        let sequence = self.send(std::slice::from_ref(request), libc::NLM_F_ACK as u16)?;
+        let (answers, _) = self.gather(request, sequence, parse)?;
+        Ok(answers)
+    }
+
+    /// Sends `request` as a dump and follows it to its end over as many
+    /// datagrams as it takes, again from the start if it was interrupted by a
+    /// change.
+    ///
+    /// # Errors
+    /// When the kernel refuses, its answer cannot be read, or what is listed
+    /// does not hold still.
+    pub fn dump<T>(
+        &mut self,
+        request: &Request,
+        mut parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
+    ) -> Result<Vec<T>, Error> {
+        for _ in 0..ATTEMPTS {
+            let sequence = self.send(std::slice::from_ref(request), libc::NLM_F_DUMP as u16)?;
+            let (answers, interrupted) = self.gather(request, sequence, &mut parse)?;
+            if !interrupted {
+                return Ok(answers);
+            }
+        }
+        Err(Error::Unstable {
+            operation: request.operation,
+            object: request.object.clone(),
+            attempts: ATTEMPTS,
+        })
+    }
+
+    /// Sends all `requests`, many to a datagram, and returns the outcome of
+    /// each, in order. The kernel carries them out in order and does not stop
+    /// at one that it refuses; `tolerated` are errnos that count as success
+    /// ("exists" of what is to be added, "no such" of what is to be removed).
+    ///
+    /// # Errors
+    /// When the socket fails; what the kernel refuses is in the outcomes.
+    pub fn batch(
+        &mut self,
+        requests: &[Request],
+        tolerated: &[Errno],
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        let mut outcomes = Vec::with_capacity(requests.len());
+        let mut rest = requests;
+        while !rest.is_empty() {
+            let mut size = 0;
+            let fitting = rest
+                .iter()
+                .take(BATCH)
+                .take_while(|r| {
+                    size += r.len();
+                    size <= DATAGRAM
+                })
+                .count();
+            let (chunk, after) = rest.split_at(fitting.max(1));
+            rest = after;
+            let first = self.send(chunk, libc::NLM_F_ACK as u16)?;
+            let mut verdicts: Vec<Option<Result<(), Error>>> = chunk.iter().map(|_| None).collect();
+            while verdicts.iter().any(Option::is_none) {
+                self.receive(&chunk[0], |message| {
+                    let at = message.sequence.wrapping_sub(first) as usize;
+                    if message.kind == libc::NLMSG_ERROR as u16
+                        && let (Some(request), Some(verdict)) =
+                            (chunk.get(at), verdicts.get_mut(at))
+                    {
+                        *verdict = Some(match settle(request, &message) {
+                            Err(Error::Refused { errno, .. }) if tolerated.contains(&errno) => {
+                                Ok(())
+                            }
+                            other => other,
+                        });
+                    }
+                    Ok(())
+                })?;
+            }
+            outcomes.extend(verdicts.into_iter().flatten());
+        }
+        Ok(outcomes)
+    }
+
+    /// [`Socket::batch`], but the first refusal is the error; the requests
+    /// after it have been carried out nevertheless.
+    ///
+    /// # Errors
+    /// When the socket fails or the kernel refused one of the requests.
+    pub fn batch_all(&mut self, requests: &[Request], tolerated: &[Errno]) -> Result<(), Error> {
+        self.batch(requests, tolerated)?.into_iter().collect()
+    }
+
+    /// Sends `requests` in one datagram; returns the sequence number of the
+    /// first, the others follow it.
+    fn send(&mut self, requests: &[Request], flags: u16) -> Result<u32, Error> {
+        let mut datagram = Vec::with_capacity(requests.iter().map(Request::len).sum());
+        let first = self.sequence.wrapping_add(1);
+        for request in requests {
+            self.sequence = self.sequence.wrapping_add(1);
+            request.write(&mut datagram, flags, self.sequence);
+        }
+        loop {
+            match self.inner.send(&datagram, Msg::empty()) {
+                Ok(_) => return Ok(first),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(match requests.first() {
+                        Some(request) => socket_error(request, source),
+                        None => Error::Socket {
+                            operation: "send",
+                            object: "an empty datagram".to_owned(),
+                            source,
+                        },
+                    });
+                }
+            }
+        }
+    }
+
+    /// Collects the answers to `sequence` up to its acknowledgement or the end
+    /// of its dump; true if the dump was interrupted by a change.
+    fn gather<T>(
+        &mut self,
+        request: &Request,
+        sequence: u32,
+        mut parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
+    ) -> Result<(Vec<T>, bool), Error> {
+        let (mut answers, mut interrupted, mut ended) = (Vec::new(), false, false);
+        while !ended {
+            self.receive(request, |message| {
+                if message.sequence != sequence || ended {
+                    return Ok(());
+                }
+                interrupted |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
+                match i32::from(message.kind) {
+                    libc::NLMSG_NOOP => {}
+                    libc::NLMSG_ERROR | libc::NLMSG_DONE => {
+                        ended = true;
+                        settle(request, &message)?;
+                    }
+                    _ => {
+                        let answer = parse(message).map_err(|what| malformed(request, what))?;
+                        answers.extend(answer);
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok((answers, interrupted))
+    }
+
+    /// Waits for one datagram and hands its messages to `each`.
+    fn receive(
+        &mut self,
+        request: &Request,
+        mut each: impl FnMut(Message<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let length = loop {
+            // With MSG_TRUNC the kernel tells the true length of what it cut.
+            match self.inner.recv(&mut self.buffer[..], Msg::TRUNC) {
+                Ok((length, _)) => break length,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(socket_error(request, source)),
+            }
+        };
+        let datagram = self
+            .buffer
+            .get(..length)
+            .ok_or_else(|| malformed(request, Malformed("datagram larger than 64 KiB")))?;
+        for message in Messages::new(datagram) {
+            each(message.map_err(|what| malformed(request, what))?)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what notifications wait and hands each to `each`, without waiting
+    /// for more (the socket must be non-blocking). True if some were lost
+    /// because they came faster than they were taken.
+    pub(in crate::kernel) fn drain(
+        &mut self,
+        mut each: impl FnMut(Message<'_>),
+    ) -> io::Result<bool> {
+        let mut lost = false;
+        loop {
+            match self.inner.recv(&mut self.buffer[..], Msg::TRUNC) {
+                Ok((length, _)) => match self.buffer.get(..length) {
+                    Some(datagram) => Messages::new(datagram).flatten().for_each(&mut each),
+                    None => lost = true,
+                },
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(lost),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.inner.as_raw_fd()
+    }
+}
+
+/// Reads an `NLMSG_ERROR` or `NLMSG_DONE` as the outcome of `request`.
+fn settle(request: &Request, message: &Message<'_>) -> Result<(), Error> {
+    if i32::from(message.kind) == libc::NLMSG_DONE && message.body.len() < 4 {
+        return Ok(());
+    }
+    let verdict = message.verdict().map_err(|what| malformed(request, what))?;
+    match verdict.errno {
+        None => Ok(()),
+        Some(errno) => Err(Error::Refused {
+            operation: request.operation,
+            object: request.object.clone(),
+            errno,
+            hint: verdict.hint,
+        }),
+    }
+}
+
+fn malformed(request: &Request, what: Malformed) -> Error {
+    Error::Answer {
+        operation: request.operation,
+        object: request.object.clone(),
+        what,
+    }
+}
+
+fn socket_error(request: &Request, source: io::Error) -> Error {
+    Error::Socket {
+        operation: request.operation,
+        object: request.object.clone(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTM_GETLINK: u16 = 18;
+    const RTM_DELROUTE: u16 = 25;
+
+    fn delete_nothing(at: u8) -> Request {
+        // `struct rtmsg` for 127.99.0.`at`/32 in table main, which has no such route.
+        Request::new(RTM_DELROUTE, 0, "delete", format!("route 127.99.0.{at}/32"))
+            .header(&[2, 32, 0, 0, 254, 0, 255, 1, 0, 0, 0, 0])
+            .attribute(1, &[127, 99, 0, at])
+    }
+
+    #[test]
+    fn a_dump_and_a_call_find_the_loopback_link() {
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        let dump = Request::new(RTM_GETLINK, 0, "list", "links").header(&[0; 16]);
+        let kinds = socket.dump(&dump, |m| Ok(Some(m.kind))).unwrap();
+        assert!(!kinds.is_empty() && kinds.iter().all(|kind| *kind == 16));
+        let mut header = [0; 16];
+        header[4] = 1;
+        let one = Request::new(RTM_GETLINK, 0, "get", "link 1").header(&header);
+        assert_eq!(socket.call(&one, |m| Ok(Some(m.kind))).unwrap(), [16]);
+    }
+
+    #[test]
+    fn every_refusal_of_a_batch_names_its_object() {
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        let requests: Vec<_> = (0..200).map(delete_nothing).collect();
+        let outcomes = socket.batch(&requests, &[]).unwrap();
+        assert_eq!(outcomes.len(), 200);
+        for (at, outcome) in outcomes.iter().enumerate() {
+            let text = outcome.as_ref().unwrap_err().to_string();
+            let start = format!("cannot delete route 127.99.0.{at}/32: ");
+            assert!(text.starts_with(&start), "{text}");
+        }
+        // Unprivileged runs are refused with EPERM before the look-up.
+        let tolerated = [Errno::ESRCH, Errno::EPERM];
+        assert!(socket.batch_all(&requests, &tolerated).is_ok());
+    }
+}

@@ -1,0 +1,194 @@
+//! Routes of our own ([`PROTOCOL`]) in any table (`linux/rtnetlink.h`).
+
+use std::{fmt, net::IpAddr};
+
+use ipnet::IpNet;
+use nix::{errno::Errno, libc};
+
+use super::{
+    Family, PROTOCOL,
+    netlink::{Error, Malformed, Message, Request, Socket},
+    octets,
+};
+
+/// The table of the kernel's own local routes (`RT_TABLE_LOCAL`), which holds
+/// the node's addresses and is looked up before every rule of ours.
+pub const TABLE_LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
+
+/// What becomes of a packet that takes a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// Delivered to a socket here, through the interface of that index.
+    Local(u32),
+    /// Refused: programs here get EACCES, others an ICMP "prohibited".
+    Prohibit,
+}
+
+/// One route.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Route {
+    /// Number of its table.
+    pub table: u32,
+    /// Where the packets go that take it.
+    pub destination: IpNet,
+    /// What becomes of them.
+    pub kind: Kind,
+    /// Source address of packets that programs here send along it without
+    /// having chosen one.
+    pub source: Option<IpAddr>,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Local(_) => "local",
+            Kind::Prohibit => "prohibit",
+        };
+        write!(f, "route {kind} {} table {}", self.destination, self.table)
+    }
+}
+
+impl Route {
+    fn request(&self, kind: u16, flags: i32, operation: &'static str) -> Request {
+        let (number, scope) = match self.kind {
+            Kind::Local(_) => (libc::RTN_LOCAL, libc::RT_SCOPE_HOST),
+            Kind::Prohibit => (libc::RTN_PROHIBIT, libc::RT_SCOPE_UNIVERSE),
+        };
+        // A deletion asks for no particular scope.
+        let scope = if kind == libc::RTM_DELROUTE {
+            libc::RT_SCOPE_NOWHERE
+        } else {
+            scope
+        };
+        // struct rtmsg: family, lengths of destination and source, TOS, table
+        // (0: see RTA_TABLE), protocol, scope, type, flags.
+        let header = [
+            Family::of(&self.destination.addr()).number(),
+            self.destination.prefix_len(),
+            0,
+            0,
+            0,
+            PROTOCOL,
+            scope,
+            number,
+            0,
+            0,
+            0,
+            0,
+        ];
+        let mut request = Request::new(kind, flags as u16, operation, self.to_string())
+            .header(&header)
+            .u32(libc::RTA_TABLE, self.table)
+            .attribute(libc::RTA_DST, &octets(&self.destination.addr()));
+        if let Kind::Local(index) = self.kind {
+            request = request.u32(libc::RTA_OIF, index);
+        }
+        if let Some(source) = &self.source {
+            request = request.attribute(libc::RTA_PREFSRC, &octets(source));
+        }
+        request
+    }
+}
+
+/// Adds routes; one that is there already is fine.
+///
+/// # Errors
+/// The first that the kernel refused.
+pub fn add(socket: &mut Socket, routes: &[Route]) -> Result<(), Error> {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let requests: Vec<_> = routes
+        .iter()
+        .map(|r| r.request(libc::RTM_NEWROUTE, flags, "add"))
+        .collect();
+    socket.batch_all(&requests, &[Errno::EEXIST])
+}
+
+/// Deletes routes; one that is gone already is fine.
+///
+/// # Errors
+/// The first that the kernel refused.
+pub fn delete(socket: &mut Socket, routes: &[Route]) -> Result<(), Error> {
+    let requests: Vec<_> = routes
+        .iter()
+        .map(|r| r.request(libc::RTM_DELROUTE, 0, "delete"))
+        .collect();
+    // ESRCH: no such route. ENOENT: no such table, or no such route (IPv6).
+    // EAFNOSUPPORT, EOPNOTSUPP: no such family, so no such route either.
+    let gone = [
+        Errno::ESRCH,
+        Errno::ENOENT,
+        Errno::EAFNOSUPPORT,
+        Errno::EOPNOTSUPP,
+    ];
+    socket.batch_all(&requests, &gone)
+}
+
+/// Deletes the local route of `address` from the kernel's own table, which the
+/// kernel put there because the address is assigned to interface `index`.
+pub(super) fn withdraw(address: IpAddr, index: u32) -> Request {
+    let mut header = [0; 12];
+    header[0] = Family::of(&address).number();
+    header[1] = Family::of(&address).bits();
+    header[6] = libc::RT_SCOPE_NOWHERE;
+    header[7] = libc::RTN_LOCAL;
+    Request::new(
+        libc::RTM_DELROUTE,
+        0,
+        "delete",
+        format!("the kernel's route to {address}"),
+    )
+    .header(&header)
+    .u32(libc::RTA_TABLE, TABLE_LOCAL)
+    .attribute(libc::RTA_DST, &octets(&address))
+    .u32(libc::RTA_OIF, index)
+}
+
+/// All routes of [`PROTOCOL`] in all tables that are of a [`Kind`] we make.
+///
+/// # Errors
+/// When the kernel cannot list routes.
+pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Route>, Error> {
+    // A kernel that knows strict checks filters by protocol itself; an older
+    // one lists everything.
+    let mut header = [0; 12];
+    header[0] = family.number();
+    header[5] = PROTOCOL;
+    let object = format!("{family} routes");
+    let request = Request::new(libc::RTM_GETROUTE, 0, "list", object).header(&header);
+    socket.dump(&request, |message| parse(message, family))
+}
+
+fn parse(message: Message<'_>, family: Family) -> Result<Option<Route>, Malformed> {
+    let header: [u8; 12] = message.header()?;
+    let [number, prefix, _, _, table, protocol, _, kind, ..] = header;
+    if message.kind != libc::RTM_NEWROUTE || number != family.number() || protocol != PROTOCOL {
+        return Ok(None);
+    }
+    let (mut table, mut destination, mut index, mut source) = (u32::from(table), None, None, None);
+    for attribute in message.attributes(12) {
+        let attribute = attribute?;
+        match attribute.kind {
+            libc::RTA_TABLE => table = attribute.u32()?,
+            libc::RTA_DST => destination = Some(attribute.ip()?),
+            libc::RTA_OIF => index = Some(attribute.u32()?),
+            libc::RTA_PREFSRC => source = Some(attribute.ip()?),
+            _ => {}
+        }
+    }
+    let kind = match (kind, index) {
+        (libc::RTN_LOCAL, Some(index)) => Kind::Local(index),
+        (libc::RTN_PROHIBIT, _) => Kind::Prohibit,
+        _ => return Ok(None),
+    };
+    let Some(destination) = destination else {
+        return Ok(None);
+    };
+    let destination =
+        IpNet::new(destination, prefix).map_err(|_| Malformed("prefix longer than its address"))?;
+    Ok(Some(Route {
+        table,
+        destination,
+        kind,
+        source,
+    }))
+}

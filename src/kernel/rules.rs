@@ -1,0 +1,229 @@
+//! Policy routing rules of our own ([`PROTOCOL`]): which packets look up which
+//! table (`linux/fib_rules.h`).
+
+use std::fmt;
+
+use nix::{errno::Errno, libc};
+
+use super::{
+    Family, PROTOCOL,
+    netlink::{Error, Malformed, Message, Request, Socket},
+};
+
+const GOTO: u16 = 4;
+const PRIORITY: u16 = 6;
+const TABLE: u16 = 15;
+const FRA_PROTOCOL: u16 = 21;
+const IP_PROTOCOL: u16 = 22;
+const DESTINATION_PORTS: u16 = 24;
+
+const TO_TABLE: u8 = 1;
+const TO_RULE: u8 = 2;
+
+/// The highest port that a rule can name: `fib_rule_port_range_valid` of the
+/// kernel wants the end of a range to be *below* 65,535.
+pub const HIGHEST_PORT: u16 = u16::MAX - 1;
+
+/// What a rule does with the packets that it matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Action {
+    /// Looks the destination up in a table; without a match the next rule is
+    /// asked.
+    Lookup(u32),
+    /// Goes on at the first rule of that priority, which must be higher than
+    /// the rule's own.
+    Goto(u32),
+}
+
+/// One rule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Rule {
+    /// IP family of the packets.
+    pub family: Family,
+    /// Its place: lower is asked earlier. The kernel's own are 0 (table
+    /// local), 32766 (main) and 32767 (default).
+    pub priority: u32,
+    /// `IPPROTO_*` of the packets; `None`: all.
+    pub ip_protocol: Option<u8>,
+    /// First and last destination port, within 1..=[`HIGHEST_PORT`]; `None`:
+    /// all, and packets without ports, such as fragments.
+    pub ports: Option<(u16, u16)>,
+    /// What it does.
+    pub action: Action,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rule {}:", self.family, self.priority)?;
+        if let Some(protocol) = self.ip_protocol {
+            write!(f, " ipproto {protocol}")?;
+        }
+        match self.ports {
+            Some((first, last)) if first == last => write!(f, " dport {first}")?,
+            Some((first, last)) => write!(f, " dport {first}-{last}")?,
+            None => {}
+        }
+        match self.action {
+            Action::Lookup(table) => write!(f, " lookup {table}"),
+            Action::Goto(priority) => write!(f, " goto {priority}"),
+        }
+    }
+}
+
+impl Rule {
+    fn request(&self, kind: u16, flags: i32, operation: &'static str) -> Request {
+        // struct fib_rule_hdr: family, lengths, TOS, table (0: see FRA_TABLE),
+        // two reserved, action, flags.
+        let action = match self.action {
+            Action::Lookup(_) => TO_TABLE,
+            Action::Goto(_) => TO_RULE,
+        };
+        let header = [self.family.number(), 0, 0, 0, 0, 0, 0, action, 0, 0, 0, 0];
+        let mut request = Request::new(kind, flags as u16, operation, self.to_string())
+            .header(&header)
+            .u32(PRIORITY, self.priority)
+            .attribute(FRA_PROTOCOL, &[PROTOCOL]);
+        request = match self.action {
+            Action::Lookup(table) => request.u32(TABLE, table),
+            Action::Goto(priority) => request.u32(GOTO, priority),
+        };
+        if let Some(protocol) = self.ip_protocol {
+            request = request.attribute(IP_PROTOCOL, &[protocol]);
+        }
+        if let Some((first, last)) = self.ports {
+            // struct fib_rule_port_range, in host order.
+            let [a, b] = first.to_ne_bytes();
+            let [c, d] = last.to_ne_bytes();
+            request = request.attribute(DESTINATION_PORTS, &[a, b, c, d]);
+        }
+        request
+    }
+}
+
+/// Adds rules; one that is there already is fine.
+///
+/// # Errors
+/// The first that the kernel refused. Before Linux 4.17 the kernel does not
+/// refuse what it does not know, such as ports, but ignores it: see
+/// [`supports_ports`].
+pub fn add(socket: &mut Socket, rules: &[Rule]) -> Result<(), Error> {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let requests: Vec<_> = rules
+        .iter()
+        .map(|r| r.request(libc::RTM_NEWRULE, flags, "add"))
+        .collect();
+    socket.batch_all(&requests, &[Errno::EEXIST])
+}
+
+/// Deletes rules; one that is gone already is fine.
+///
+/// # Errors
+/// The first that the kernel refused.
+pub fn delete(socket: &mut Socket, rules: &[Rule]) -> Result<(), Error> {
+    let requests: Vec<_> = rules
+        .iter()
+        .map(|r| r.request(libc::RTM_DELRULE, 0, "delete"))
+        .collect();
+    let gone = [
+        Errno::ENOENT,
+        Errno::ESRCH,
+        Errno::EAFNOSUPPORT,
+        Errno::EOPNOTSUPP,
+    ];
+    socket.batch_all(&requests, &gone)
+}
+
+/// All rules of [`PROTOCOL`]; none where the kernel has no policy routing in
+/// this family.
+///
+/// # Errors
+/// When the kernel cannot list rules.
+pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Rule>, Error> {
+    let mut header = [0; 12];
+    header[0] = family.number();
+    let object = format!("{family} rules");
+    let request = Request::new(libc::RTM_GETRULE, 0, "list", object).header(&header);
+    match socket.dump(&request, |message| parse(message, family)) {
+        Err(e) if matches!(e.errno(), Some(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP)) => {
+            Ok(Vec::new())
+        }
+        other => other,
+    }
+}
+
+/// Whether rules can match destination ports here. Tried with a rule on a table
+/// that does not exist, which is deleted again, because old kernels ignore
+/// what they do not know.
+///
+/// # Errors
+/// The kernel's reason why they cannot.
+pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> {
+    // The last priority there is: no packet gets that far.
+    let probe = Rule {
+        family,
+        priority: u32::MAX - 1,
+        ip_protocol: Some(libc::IPPROTO_TCP as u8),
+        ports: Some((1, 1)),
+        action: Action::Lookup(0x5450_ffff),
+    };
+    add(socket, std::slice::from_ref(&probe))?;
+    let listed = list(socket, family);
+    let understood = matches!(&listed, Ok(rules) if rules.contains(&probe));
+    let crippled = Rule {
+        ip_protocol: None,
+        ports: None,
+        ..probe.clone()
+    };
+    delete(
+        socket,
+        std::slice::from_ref(if understood { &probe } else { &crippled }),
+    )?;
+    if understood {
+        return Ok(());
+    }
+    Err(Error::Refused {
+        operation: "match destination ports in",
+        object: format!("{family} routing rules"),
+        errno: Errno::EOPNOTSUPP,
+        hint: Some("needs Linux 4.17 or later".to_owned()),
+    })
+}
+
+fn parse(message: Message<'_>, family: Family) -> Result<Option<Rule>, Malformed> {
+    let header: [u8; 12] = message.header()?;
+    if message.kind != libc::RTM_NEWRULE || header[0] != family.number() {
+        return Ok(None);
+    }
+    let (mut priority, mut table, mut target) = (0, u32::from(header[4]), None);
+    let (mut owner, mut ip_protocol, mut ports) = (0, None, None);
+    for attribute in message.attributes(12) {
+        let attribute = attribute?;
+        match attribute.kind {
+            PRIORITY => priority = attribute.u32()?,
+            TABLE => table = attribute.u32()?,
+            GOTO => target = Some(attribute.u32()?),
+            FRA_PROTOCOL => owner = attribute.u8()?,
+            IP_PROTOCOL => ip_protocol = Some(attribute.u8()?),
+            DESTINATION_PORTS => {
+                let [a, b, c, d] = attribute
+                    .payload
+                    .try_into()
+                    .map_err(|_| Malformed("port range is not two ports"))?;
+                ports = Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])));
+            }
+            _ => {}
+        }
+    }
+    let action = match (header[7], target) {
+        (TO_TABLE, _) => Action::Lookup(table),
+        (TO_RULE, Some(priority)) => Action::Goto(priority),
+        _ => return Ok(None),
+    };
+    Ok((owner == PROTOCOL).then_some(Rule {
+        family,
+        priority,
+        ip_protocol,
+        ports,
+        action,
+    }))
+}

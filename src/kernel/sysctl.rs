@@ -1,0 +1,95 @@
+//! Kernel settings under `/proc/sys`.
+
+use std::{fs, io, path::PathBuf};
+
+/// A setting could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation} sysctl {name}: {source}")]
+pub struct Error {
+    operation: &'static str,
+    name: String,
+    source: io::Error,
+}
+
+impl Error {
+    /// This kernel, or this network namespace, has no such setting.
+    pub fn is_missing(&self) -> bool {
+        self.source.kind() == io::ErrorKind::NotFound
+    }
+}
+
+fn path(name: &str) -> Result<PathBuf, io::Error> {
+    // Interface names may hold dots, so a name with slashes is taken as it is.
+    let relative = if name.contains('/') {
+        name.to_owned()
+    } else {
+        name.replace('.', "/")
+    };
+    if relative.starts_with('/')
+        || relative
+            .split('/')
+            .any(|part| part == ".." || part.is_empty())
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a name of a setting",
+        ));
+    }
+    Ok(PathBuf::from("/proc/sys").join(relative))
+}
+
+/// Value of `name`, as in `net.ipv4.ip_forward` or, where an interface's name
+/// holds a dot, `net/ipv4/conf/eth0.100/rp_filter`.
+///
+/// # Errors
+/// When there is no such setting or it cannot be read.
+pub fn read(name: &str) -> Result<String, Error> {
+    path(name)
+        .and_then(fs::read_to_string)
+        .map(|text| text.trim_end().to_owned())
+        .map_err(|source| error("read", name, source))
+}
+
+/// Sets `name` to `value`, if it has another.
+///
+/// # Errors
+/// When there is no such setting, `/proc/sys` is read-only, or the kernel
+/// refuses the value.
+pub fn write(name: &str, value: &str) -> Result<(), Error> {
+    if read(name).is_ok_and(|present| present == value) {
+        return Ok(());
+    }
+    path(name)
+        .and_then(|path| fs::write(path, value))
+        .map_err(|source| error("write", name, source))
+}
+
+fn error(operation: &'static str, name: &str, source: io::Error) -> Error {
+    Error {
+        operation,
+        name: name.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_dots_and_slashes_lead_to_the_same_setting() {
+        let dots = read("kernel.ostype").unwrap();
+        assert_eq!(dots, "Linux");
+        assert_eq!(read("kernel/ostype").unwrap(), dots);
+    }
+
+    #[test]
+    fn a_missing_setting_is_named() {
+        let error = read("net.ipv4.no_such").unwrap_err();
+        assert!(error.is_missing());
+        assert!(error.to_string().contains("net.ipv4.no_such"), "{error}");
+        for name in ["", "/etc/passwd", "net/../../etc"] {
+            assert!(!read(name).unwrap_err().is_missing(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! iptables and ip6tables, through their own `-restore` and `-save` programs:
+//! they are what every other tool on the node uses, they lock where a lock is
+//! needed, and a batch takes effect at once, table by table.
+//!
+//! Which program works depends on the kernel: one speaks nf_tables, the other
+//! (legacy) x_tables. Plain `iptables-restore` is what the node's owner chose,
+//! so it comes first; the others stand in where it is absent or fails.
+
+use std::{
+    env, fs, io,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+
+use super::Family;
+
+/// The chain that probes make and delete again.
+const SCRATCH: &str = "TRIPOD-PROBE";
+/// Longer than any batch takes; a program that hangs is ended then.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Where the programs are on nodes whose PATH leaves them out.
+const MORE_PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin";
+
+/// Why a program could not do what it was for.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It could not be run to its end.
+    #[error("cannot run {program}: {source}")]
+    Run {
+        /// Which.
+        program: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// It failed.
+    #[error("{program}: {message}{}", .line.as_ref().map_or_else(String::new, |l| format!(" (at: {l})")))]
+    Failed {
+        /// Which.
+        program: String,
+        /// What it said.
+        message: String,
+        /// The line of our batch that it complained about, if it told one.
+        line: Option<String>,
+    },
+    /// None of them works.
+    #[error("no {family} nat with REDIRECT: {reason}")]
+    Unusable {
+        /// For this family.
+        family: Family,
+        /// What each one said.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// For lack of privilege, not of a feature.
+    pub fn is_permission(&self) -> bool {
+        match self {
+            Error::Run { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            Error::Failed { message, .. } => {
+                message.contains("ermission denied") || message.contains("not permitted")
+            }
+            Error::Unusable { .. } => false,
+        }
+    }
+}
+
+/// One program, or one of those within a multi-call program.
+#[derive(Clone, Debug)]
+struct Program {
+    path: PathBuf,
+    applet: Option<String>,
+    name: String,
+}
+
+impl Program {
+    fn find(file: &str, applet: Option<String>) -> Option<Program> {
+        let places = env::var("PATH").unwrap_or_default() + ":" + MORE_PLACES;
+        let path = places
+            .split(':')
+            .filter(|place| place.starts_with('/'))
+            .map(|place| PathBuf::from(place).join(file))
+            .find(|path| {
+                fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+            })?;
+        let name = match &applet {
+            Some(applet) => format!("{file} {applet}"),
+            None => file.to_owned(),
+        };
+        Some(Program { path, applet, name })
+    }
+
+    async fn run(&self, args: &[&str], input: &str) -> Result<Output, Error> {
+        let failed = |source| Error::Run {
+            program: self.name.clone(),
+            source,
+        };
+        let mut child = Command::new(&self.path)
+            .args(&self.applet)
+            .args(args)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(failed)?;
+        let stdin = child.stdin.take();
+        let feed = async {
+            if let Some(mut stdin) = stdin {
+                // A program that fails early closes its input; what it says
+                // tells more than our broken pipe.
+                let _ = stdin.write_all(input.as_bytes()).await;
+            }
+        };
+        let both = async { tokio::join!(feed, child.wait_with_output()).1 };
+        timeout(PATIENCE, both)
+            .await
+            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
+            .map_err(failed)
+    }
+
+    fn checked(&self, output: Output, input: &str) -> Result<String, Error> {
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let message = said
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !line.starts_with("Try `"))
+            .collect::<Vec<_>>()
+            .join("; ");
+        Err(Error::Failed {
+            program: self.name.clone(),
+            line: offending_line(&message, input).map(str::to_owned),
+            message: if message.is_empty() {
+                output.status.to_string()
+            } else {
+                message
+            },
+        })
+    }
+}
+
+/// The line of `input` whose number follows the word "line" in `message`.
+fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
+    let (_, after) = message.split_once("line")?;
+    let digits = after.trim_start_matches([':', ' ']);
+    let end = digits
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(digits.len());
+    let number: usize = digits.get(..end)?.parse().ok()?;
+    input.lines().nth(number.checked_sub(1)?)
+}
+
+/// Which of the kernel's two engines a program speaks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Engine {
+    NfTables,
+    Legacy,
+}
+
+/// iptables or ip6tables as it works on this node.
+#[derive(Clone, Debug)]
+pub struct Xtables {
+    family: Family,
+    restore: Program,
+    save: Program,
+}
+
+impl Xtables {
+    /// Finds the programs of `family` with which nat rules with REDIRECT work,
+    /// by trying them in a scratch chain that is deleted again. What can stay
+    /// is an empty nat table.
+    ///
+    /// # Errors
+    /// When none works; says what each said.
+    pub async fn find(family: Family) -> Result<Xtables, Error> {
+        let mut reasons: Vec<String> = Vec::new();
+        for xtables in Xtables::installed(family) {
+            match xtables
+                .check("nat", "-p tcp --dport 1 -j REDIRECT --to-ports 1")
+                .await
+            {
+                Ok(()) => return Ok(xtables),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        let reason = if reasons.is_empty() {
+            let name = if family == Family::V4 {
+                "iptables"
+            } else {
+                "ip6tables"
+            };
+            format!("{name}-restore is not installed (Debian package iptables)")
+        } else {
+            reasons.join("; ")
+        };
+        Err(Error::Unusable { family, reason })
+    }
+
+    /// All that are installed, the node owner's choice first.
+    fn installed(family: Family) -> impl Iterator<Item = Xtables> {
+        let name = match family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        let plain = ["", "-legacy", "-nft"].map(move |variant| {
+            let program = |what| Program::find(&format!("{name}{variant}-{what}"), None);
+            (program("restore"), program("save"))
+        });
+        let multi = ["legacy", "nft"].map(move |variant| {
+            let program = |what| {
+                let applet = format!("{name}-{variant}-{what}");
+                Program::find(&format!("xtables-{variant}-multi"), Some(applet))
+            };
+            (program("restore"), program("save"))
+        });
+        plain
+            .into_iter()
+            .chain(multi)
+            .filter_map(move |(restore, save)| {
+                Some(Xtables {
+                    family,
+                    restore: restore?,
+                    save: save?,
+                })
+            })
+    }
+
+    /// One for each engine of the kernel in which `table` may hold rules, for
+    /// clean-up: an earlier run may have used the other one. Reading through
+    /// the legacy programs would itself create their table, so they are left
+    /// out while the kernel has none.
+    pub async fn engines_with(family: Family, table: &str) -> Vec<Xtables> {
+        let list = match family {
+            Family::V4 => "/proc/net/ip_tables_names",
+            Family::V6 => "/proc/net/ip6_tables_names",
+        };
+        let legacy = match fs::read_to_string(list) {
+            Ok(names) => names.lines().any(|name| name == table),
+            Err(_) => false,
+        };
+        let (mut found, mut seen) = (Vec::new(), Vec::new());
+        for xtables in Xtables::installed(family) {
+            let Ok(engine) = xtables.engine().await else {
+                continue;
+            };
+            if !seen.contains(&engine) {
+                seen.push(engine);
+                if engine == Engine::NfTables || legacy {
+                    found.push(xtables);
+                }
+            }
+        }
+        found
+    }
+
+    async fn engine(&self) -> Result<Engine, Error> {
+        let output = self.restore.run(&["--version"], "").await?;
+        let text = self.restore.checked(output, "")?;
+        Ok(if text.contains("nf_tables") {
+            Engine::NfTables
+        } else {
+            Engine::Legacy
+        })
+    }
+
+    /// Its family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Name of the program that applies batches.
+    pub fn program(&self) -> &str {
+        &self.restore.name
+    }
+
+    /// Applies a batch in the format of `iptables-restore`. Chains that it
+    /// declares are emptied first, all others stay. Each table takes effect as
+    /// a whole or not at all, in the order written.
+    ///
+    /// # Errors
+    /// What the program said and the line it complained about.
+    pub async fn restore(&self, batch: &str) -> Result<(), Error> {
+        let output = self.restore.run(&["--noflush", "-w", "5"], batch).await?;
+        self.restore.checked(output, batch).map(|_| ())
+    }
+
+    /// The rules of `table` in the format of `iptables-save`.
+    ///
+    /// # Errors
+    /// What the program said.
+    pub async fn save(&self, table: &str) -> Result<String, Error> {
+        let output = self.save.run(&["-t", table], "").await?;
+        self.save.checked(output, "")
+    }
+
+    /// Whether `rule` is possible in `table`: match and target are there, in
+    /// the program and in the kernel. Tried in a scratch chain, which is
+    /// deleted again.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub async fn check(&self, table: &str, rule: &str) -> Result<(), Error> {
+        let outcome = self
+            .restore(&format!(
+                "*{table}\n:{SCRATCH} - [0:0]\n-A {SCRATCH} {rule}\nCOMMIT\n"
+            ))
+            .await;
+        if outcome.is_ok() {
+            // Two batches: the legacy program would hide from the kernel a rule
+            // that goes in the batch that brings it.
+            self.restore(&format!("*{table}\n-F {SCRATCH}\n-X {SCRATCH}\nCOMMIT\n"))
+                .await?;
+        }
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offending_line_is_found_in_each_wording() {
+        let batch = "*nat\n:X - [0:0]\n-A X -j NOPE\nCOMMIT\n";
+        let cases = [
+            ("iptables-restore: line 3 failed", Some("-A X -j NOPE")),
+            ("Error occurred at line: 3", Some("-A X -j NOPE")),
+            ("line 2: CHAIN_ADD failed (File exists)", Some(":X - [0:0]")),
+            ("line 0 is none", None),
+            ("line 99 failed", None),
+            ("Another app is holding the lock", None),
+            ("line", None),
+        ];
+        for (message, line) in cases {
+            assert_eq!(offending_line(message, batch), line, "{message}");
+        }
+    }
+
+    fn program(script: &str) -> Program {
+        Program {
+            path: PathBuf::from("/bin/sh"),
+            applet: Some("-c".to_owned()),
+            name: script.to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_program_says_is_the_error() {
+        let program = program("iptables-restore");
+        let script = "echo 'oops at line 2' >&2; exit 1";
+        let output = program.run(&[script], "").await.unwrap();
+        let error = program.checked(output, "a\nb\n").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "iptables-restore: oops at line 2 (at: b)"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_large_batch_to_a_talkative_program_does_not_stall() {
+        let program = program("cat");
+        let batch = "-A X\n".repeat(200_000);
+        let output = program.run(&["cat; cat /dev/null"], &batch).await.unwrap();
+        assert_eq!(output.stdout.len(), batch.len());
+        // One that does not read at all is no failure of ours either.
+        assert!(
+            program
+                .run(&["exit 0"], &batch)
+                .await
+                .unwrap()
+                .status
+                .success()
+        );
+    }
+}

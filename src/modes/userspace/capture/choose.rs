@@ -1,0 +1,110 @@
+//! Choosing how to capture, per IP family.
+
+use std::fmt;
+
+use super::Error;
+use crate::{
+    kernel::{Family, xtables::Xtables},
+    services::IpFamily,
+};
+
+/// What the operator asked for with `--userspace-capture`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Requested {
+    /// [`Method::Redirect`] where the kernel can, else [`Method::Local`].
+    #[default]
+    Auto,
+    /// [`Method::Redirect`] only.
+    Redirect,
+    /// [`Method::Local`] only.
+    Local,
+}
+
+/// How packets are captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// nat rules: [`super::Redirect`].
+    Redirect,
+    /// Routes: [`super::Local`].
+    Local,
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Method::Redirect => "redirect",
+            Method::Local => "local",
+        })
+    }
+}
+
+/// How each family is captured, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// For IPv4.
+    pub v4: Method,
+    /// For IPv6.
+    pub v6: Method,
+    /// Why, one sentence for each family, for the log.
+    pub reasons: Vec<String>,
+}
+
+impl Choice {
+    /// The method for `family`.
+    pub fn method(&self, family: IpFamily) -> Method {
+        match family {
+            IpFamily::V4 => self.v4,
+            IpFamily::V6 => self.v6,
+        }
+    }
+
+    /// The families that use `method`: for `Redirect::new` and `Local::new`.
+    pub fn families(&self, method: Method) -> Vec<IpFamily> {
+        [IpFamily::V4, IpFamily::V6]
+            .into_iter()
+            .filter(|f| self.method(*f) == method)
+            .collect()
+    }
+}
+
+/// Chooses. Tries nat rules with REDIRECT in a scratch chain that is deleted
+/// again, unless [`Requested::Local`].
+///
+/// # Errors
+/// When [`Requested::Redirect`] cannot work for IPv4. Where only IPv6 cannot,
+/// IPv6 is captured the other way, and a reason says so.
+pub async fn choose(requested: Requested) -> Result<Choice, Error> {
+    if requested == Requested::Local {
+        return Ok(Choice {
+            v4: Method::Local,
+            v6: Method::Local,
+            reasons: vec!["local capture, as asked".to_owned()],
+        });
+    }
+    let mut reasons = Vec::new();
+    let mut methods = [Method::Local; 2];
+    for (method, family) in methods.iter_mut().zip(Family::ALL) {
+        match Xtables::find(family).await {
+            Ok(xtables) => {
+                *method = Method::Redirect;
+                reasons.push(format!(
+                    "{family}: redirect capture, nat works with {}",
+                    xtables.program()
+                ));
+            }
+            Err(error) => {
+                if requested == Requested::Redirect && family == Family::V4 {
+                    return Err(Error::Unsupported {
+                        method: Method::Redirect,
+                        reason: format!(
+                            "{error}. Use --userspace-capture=auto or local, which need no netfilter"
+                        ),
+                    });
+                }
+                reasons.push(format!("{family}: local capture, because {error}"));
+            }
+        }
+    }
+    let [v4, v6] = methods;
+    Ok(Choice { v4, v6, reasons })
+}

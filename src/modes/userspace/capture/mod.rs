@@ -1,0 +1,122 @@
+//! How packets for service addresses reach our listeners.
+//!
+//! Two ways, chosen per IP family ([`choose`]):
+//! - [`Redirect`]: nat rules send them to a listener's own local port, which
+//!   is bound to the wildcard address of its family;
+//! - [`Local`]: no netfilter at all; routing delivers them here, and listeners
+//!   bind `address:port` themselves, with `IP_TRANSPARENT` and `IP_FREEBIND`
+//!   (`IPV6_…`), because the kernel does not count these addresses among its
+//!   local ones. Node ports bind the node's addresses.
+//!
+//! Both take the same map of what is wanted and leave alone what is of a
+//! family that is not theirs.
+
+mod choose;
+mod local;
+mod redirect;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+pub use choose::{Choice, Method, Requested, choose};
+pub use local::Local;
+pub use redirect::{NodePortAddresses, Redirect};
+
+use crate::{
+    kernel::{Family, netlink, xtables},
+    services::{IpFamily, Protocol},
+};
+
+impl From<IpFamily> for Family {
+    fn from(family: IpFamily) -> Family {
+        match family {
+            IpFamily::V4 => Family::V4,
+            IpFamily::V6 => Family::V6,
+        }
+    }
+}
+
+/// An address that clients call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Frontend {
+    /// Protocol of the packets.
+    pub protocol: Protocol,
+    /// Family of the packets.
+    pub family: IpFamily,
+    /// The service address; `None`: a node port, on the node's own addresses.
+    pub address: Option<IpAddr>,
+    /// The port that clients call.
+    pub port: u16,
+}
+
+impl fmt::Display for Frontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(ip) => write!(f, "{}/{}", SocketAddr::new(ip, self.port), self.protocol),
+            None => write!(
+                f,
+                "{} node port {}/{}",
+                self.family, self.port, self.protocol
+            ),
+        }
+    }
+}
+
+/// What becomes of packets to the other ports of a frontend's address. Asked
+/// of [`Local`] only; nat rules name single ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherPorts {
+    /// Refused at once: the address is a cluster IP, nobody else has it.
+    Refuse,
+    /// Routed as if Tripod were not there: an external or load-balancer IP may
+    /// belong to another machine, whose other ports must stay reachable.
+    PassOn,
+}
+
+/// What a frontend is captured for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The local port that our listener is bound to on the wildcard address of
+    /// the family. [`Local`] does not look at it.
+    pub port: u16,
+    /// The ServicePort, for comments on rules.
+    pub name: Arc<str>,
+    /// What becomes of other ports of the address.
+    pub other_ports: OtherPorts,
+}
+
+/// Everything that is to be captured.
+pub type Want = BTreeMap<Frontend, Target>;
+
+/// What a sync did not do as asked. Everything else is in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Frontends that are not captured, each with the reason.
+    pub failed: Vec<(Frontend, String)>,
+    /// What this kernel cannot do and an operator should know. Each is told
+    /// once in the life of a [`Redirect`] or [`Local`].
+    pub notes: Vec<String>,
+}
+
+/// Why a sync or a clean-up did not take effect.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Routes, rules or addresses.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// nat or filter rules.
+    #[error(transparent)]
+    Xtables(#[from] xtables::Error),
+    /// The way of capture that was asked for cannot work here.
+    #[error("userspace capture {method} cannot work here: {reason}")]
+    Unsupported {
+        /// Which way.
+        method: Method,
+        /// Why, and what to do.
+        reason: String,
+    },
+}

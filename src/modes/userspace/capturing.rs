@@ -1,0 +1,101 @@
+//! The two ways of capture as one: each family goes its own.
+
+use std::net::IpAddr;
+
+use super::capture::{
+    Choice, Error, Frontend, Local, Method, NodePortAddresses, Redirect, Report, Want,
+};
+use crate::{
+    kernel::{addresses, netlink},
+    services::IpFamily,
+};
+
+/// Brings packets for service addresses to our listeners.
+pub struct Capture {
+    choice: Choice,
+    redirect: Option<Redirect>,
+    local: Option<Local>,
+    route: netlink::Socket,
+}
+
+impl Capture {
+    /// Capture by the methods of `choice`; touches nothing yet.
+    ///
+    /// # Errors
+    /// When the kernel's doors for it cannot be opened.
+    pub async fn new(choice: Choice, node_ports: NodePortAddresses) -> Result<Self, Error> {
+        let redirected = choice.families(Method::Redirect);
+        let routed = choice.families(Method::Local);
+        Ok(Capture {
+            redirect: match redirected.is_empty() {
+                true => None,
+                false => Some(Redirect::new(&redirected, node_ports).await?),
+            },
+            local: match routed.is_empty() {
+                true => None,
+                false => Some(Local::new(&routed)?),
+            },
+            route: netlink::Socket::open(netlink::Protocol::Route)?,
+            choice,
+        })
+    }
+
+    /// How `family` is captured.
+    pub fn method(&self, family: IpFamily) -> Method {
+        self.choice.method(family)
+    }
+
+    /// The node's own addresses on which node ports can be served. Not those
+    /// of one link only (RFC 4291 section 2.5.6), which mean nothing without it.
+    ///
+    /// # Errors
+    /// When the kernel cannot list them.
+    pub fn node_addresses(&mut self) -> Result<Vec<IpAddr>, Error> {
+        let mut all: Vec<IpAddr> = addresses::list(&mut self.route)?
+            .into_iter()
+            .map(|a| a.address)
+            .filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()))
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+
+    /// Makes the kernel capture what is wanted; `changed` says what differs
+    /// since the last success, `None`: everything is compared.
+    ///
+    /// # Errors
+    /// When the kernel refused.
+    pub async fn sync(
+        &mut self,
+        want: &Want,
+        changed: Option<&[Frontend]>,
+    ) -> Result<Report, Error> {
+        let mut report = Report::default();
+        if changed.is_some_and(|c| c.is_empty()) {
+            return Ok(report);
+        }
+        if let Some(local) = &mut self.local {
+            let done = local.sync(want, changed)?;
+            report.failed.extend(done.failed);
+            report.notes.extend(done.notes);
+        }
+        if let Some(redirect) = &mut self.redirect {
+            let done = redirect.sync(want, changed).await?;
+            report.failed.extend(done.failed);
+            report.notes.extend(done.notes);
+        }
+        Ok(report)
+    }
+}
+
+/// Removes what capture of any kind ever installed on this node.
+///
+/// # Errors
+/// With the first thing that could not be removed; the others are removed all
+/// the same.
+pub async fn cleanup() -> Result<(), Error> {
+    let redirect = Redirect::cleanup().await;
+    let local = Local::cleanup();
+    redirect.and(local)
+}
