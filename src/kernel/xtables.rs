@@ -7,6 +7,7 @@
 //! so it comes first; the others stand in where it is absent or fails.
 
 use std::{
+    collections::HashSet,
     env, fs, io,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
@@ -129,15 +130,19 @@ impl Program {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let said = String::from_utf8_lossy(&output.stderr);
+        let line = offending_line(&said, input).map(str::to_owned);
+        let noise = |line: &&str| {
+            line.is_empty() || line.starts_with("Try `") || line.starts_with("Error occurred at")
+        };
         let message = said
             .lines()
             .map(str::trim)
-            .filter(|line| !line.is_empty() && !line.starts_with("Try `"))
+            .filter(|line| !noise(line))
             .collect::<Vec<_>>()
             .join("; ");
         Err(Error::Failed {
             program: self.name.clone(),
-            line: offending_line(&message, input).map(str::to_owned),
+            line,
             message: if message.is_empty() {
                 output.status.to_string()
             } else {
@@ -204,12 +209,14 @@ impl Xtables {
         Err(Error::Unusable { family, reason })
     }
 
-    /// All that are installed, the node owner's choice first.
+    /// All that are installed, the node owner's choice first, each once: most
+    /// names are links to the same program.
     fn installed(family: Family) -> impl Iterator<Item = Xtables> {
         let name = match family {
             Family::V4 => "iptables",
             Family::V6 => "ip6tables",
         };
+        let mut seen = HashSet::new();
         let plain = ["", "-legacy", "-nft"].map(move |variant| {
             let program = |what| Program::find(&format!("{name}{variant}-{what}"), None);
             (program("restore"), program("save"))
@@ -231,6 +238,10 @@ impl Xtables {
                     save: save?,
                 })
             })
+            .filter(move |xtables| {
+                let path = &xtables.restore.path;
+                seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone()))
+            })
     }
 
     /// One for each engine of the kernel in which `table` may hold rules, for
@@ -239,8 +250,8 @@ impl Xtables {
     /// out while the kernel has none.
     pub async fn engines_with(family: Family, table: &str) -> Vec<Xtables> {
         let list = match family {
-            Family::V4 => "/proc/net/ip_tables_names",
-            Family::V6 => "/proc/net/ip6_tables_names",
+            Family::V4 => "/proc/thread-self/net/ip_tables_names",
+            Family::V6 => "/proc/thread-self/net/ip6_tables_names",
         };
         let legacy = match fs::read_to_string(list) {
             Ok(names) => names.lines().any(|name| name == table),

@@ -2,9 +2,9 @@
 //!
 //! Reads every `*.yaml`, `*.yml` and `*.json` of the folder and follows what
 //! changes. Hidden files and folders are skipped, links are followed, so a
-//! mounted ConfigMap works as it is. [`documents`] cuts a file, [`parse`]
-//! reads its objects, [`folder`] decides what is in force: these know no file
-//! system. [`disk`] reads, [`notify`] hears; this file brings them together.
+//! mounted ConfigMap works as it is. `documents` cuts a file, `parse`
+//! reads its objects, `folder` decides what is in force: these know no file
+//! system. `disk` reads, `notify` hears; this file brings them together.
 
 use std::{
     io,
@@ -53,12 +53,12 @@ const LOOKS_AT_MOST: usize = 10;
 /// in force. The task ends when the receiver is dropped.
 pub fn spawn(dir: impl Into<PathBuf>) -> mpsc::Receiver<Batch> {
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(follow(dir.into(), sender));
+    tokio::spawn(follow(dir.into(), sender, LOOK_ANYWAY));
     receiver
 }
 
-async fn follow(dir: PathBuf, sender: mpsc::Sender<Batch>) {
-    let mut ears = Ears::open(&dir);
+async fn follow(dir: PathBuf, sender: mpsc::Sender<Batch>, look_anyway: Duration) {
+    let mut ears = Ears::open(&dir, look_anyway);
     let mut eyes = Eyes::new(dir);
     let mut first = true;
     loop {
@@ -174,10 +174,11 @@ impl Eyes {
 struct Ears {
     notify: Option<Notify>,
     heard: Heard,
+    look_anyway: Duration,
 }
 
 impl Ears {
-    fn open(dir: &Path) -> Ears {
+    fn open(dir: &Path, look_anyway: Duration) -> Ears {
         let notify = Notify::open(dir).inspect_err(|error| {
             warn!(
                 "{}: changes cannot be followed by inotify ({error}); looking every {} s instead",
@@ -188,6 +189,7 @@ impl Ears {
         Ears {
             notify: notify.ok(),
             heard: Heard::default(),
+            look_anyway,
         }
     }
 
@@ -205,7 +207,7 @@ impl Ears {
     async fn wait(&mut self) {
         let started = Instant::now();
         let pause = match self.notify {
-            Some(_) => LOOK_ANYWAY,
+            Some(_) => self.look_anyway,
             None => LOOK_WITHOUT_NOTIFY,
         };
         while !self.heard.look {
