@@ -230,6 +230,7 @@ proxy!(Nginx, "nginx", "127.0.0.1:7002", |backend| Process::start(
     &format!(
         "load_module /usr/lib/nginx/modules/ngx_stream_module.so;
 daemon off;
+user root;
 worker_processes 2;
 pid FOLDER/pid;
 error_log FOLDER/error;

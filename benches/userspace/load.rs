@@ -22,6 +22,9 @@ const FLOOD: u8 = b'f';
 /// Size of an echoed message, in bytes.
 const MESSAGE: usize = 128;
 
+/// A client that waits longer has met a proxy that does not work.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Clients at once.
 const CLIENTS: usize = 8;
 
@@ -121,6 +124,9 @@ impl fmt::Display for Load {
 fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).expect("a connection");
     stream.set_nodelay(true).expect("TCP_NODELAY");
+    stream
+        .set_read_timeout(Some(PATIENCE))
+        .expect("a time limit");
     stream
 }
 
