@@ -137,8 +137,11 @@ async fn userspace_mode(
         config::NodePortAddresses::Within(ranges) => {
             (NodePortAddresses::Within(ranges.clone()), ranges.clone())
         }
-        // Userspace mode does not know the addresses of its Node yet.
-        config::NodePortAddresses::All | config::NodePortAddresses::Primary => {
+        config::NodePortAddresses::All => (NodePortAddresses::All, Vec::new()),
+        config::NodePortAddresses::Primary => {
+            tracing::warn!(
+                "node ports are served on all addresses: `primary` is not known to this version"
+            );
             (NodePortAddresses::All, Vec::new())
         }
     };

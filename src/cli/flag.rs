@@ -160,7 +160,8 @@ impl Flag {
         let arg = Arg::new(self.name)
             .long(self.name)
             .value_name(self.value_name)
-            .help(help)
+            .help(wrapped(&help))
+            .next_line_help(true)
             .help_heading(heading)
             .hide(self.hidden)
             .action(ArgAction::Append)
@@ -183,4 +184,24 @@ impl Flag {
             .require_equals(true)
             .default_missing_value(missing)
     }
+}
+
+/// Columns for the text of the help, beside its indentation.
+const COLUMNS: usize = 80;
+
+fn wrapped(text: &str) -> String {
+    let mut lines = String::new();
+    let mut column = 0;
+    for word in text.split(' ') {
+        if column > 0 && column + 1 + word.len() > COLUMNS {
+            lines.push('\n');
+            column = 0;
+        } else if column > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += word.len();
+    }
+    lines
 }

@@ -25,9 +25,9 @@ replacement for kube-proxy that works on any kernel.";
 const AFTER_HELP: &str = "\
 A flag is written --flag=value or --flag value; a BOOL alone means true.
 
-With --config, the file counts for everything that it can say. Beside it count
---hostname-override, --master, the logging flags, those of userspace mode, and
-what is under Running except --oom-score-adj and --feature-gates.
+With --config, the file decides all that it can express. Only these flags still
+apply then: --hostname-override, --master, --manifests, those for logging and
+userspace mode, and those under Running but --oom-score-adj and --feature-gates.
 
 Examples:
   Serve the Services and EndpointSlices in a folder, no cluster needed:
@@ -90,7 +90,6 @@ pub fn command() -> Command {
         Command::new("tripod")
             .about(ABOUT)
             .after_help(AFTER_HELP)
-            .max_term_width(100)
             .args_conflicts_with_subcommands(true)
             .subcommand(Command::new("cleanup").about(
                 "Remove every rule, chain and route that Tripod ever installed here, and exit",

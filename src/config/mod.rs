@@ -17,10 +17,9 @@ pub mod port_range;
 mod problem;
 pub mod quantity;
 mod section;
-#[cfg(test)]
-mod tests;
 mod tree;
 mod watch_file;
+mod without_effect;
 
 pub use check::{Checked, check};
 pub use effective::{DetectLocal, Effective, NodePortAddresses};

@@ -71,3 +71,102 @@ impl AsRawFd for Door {
         self.0.as_fd().as_raw_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        future::{Future, poll_fn},
+        path::Path,
+        pin::pin,
+        task::Poll,
+        time::Duration,
+    };
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// A folder of its own with a file `config` that says `old`, gone with it.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let name = format!("tripod-watch-file-{name}-{}", std::process::id());
+            let dir = std::env::temp_dir().join(name);
+            fs::create_dir_all(&dir).expect("folder");
+            fs::write(dir.join("config"), "old").expect("file");
+            Folder(dir)
+        }
+
+        fn file(&self, name: &str) -> ConfigFile {
+            ConfigFile {
+                path: self.0.join(name),
+                text: "old".to_owned(),
+            }
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Whether the watch of `config` ends after `change`.
+    async fn ends(name: &str, change: impl FnOnce(&Path)) -> bool {
+        let folder = Folder::new(name);
+        let file = folder.file("config");
+        let mut watch = pin!(watch_file(&file));
+        assert!(now(&mut watch).await.is_pending());
+        change(&folder.0);
+        // The kernel queues events before the change returns, so what has not
+        // come by now never will; a few turns let the runtime hear of it.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+            if let Poll::Ready(result) = now(&mut watch).await {
+                result.expect("can be watched");
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn now<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Poll<F::Output> {
+        poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
+    }
+
+    #[tokio::test]
+    async fn a_write_and_a_rename_end_it() {
+        let write = |dir: &Path| fs::write(dir.join("config"), "new").expect("write");
+        assert!(ends("write", write).await);
+        let rename = |dir: &Path| fs::rename(dir.join("config"), dir.join("x")).expect("rename");
+        assert!(ends("rename", rename).await);
+    }
+
+    #[tokio::test]
+    async fn another_file_in_its_place_does_not() {
+        let replace = |dir: &Path| {
+            fs::write(dir.join("next"), "new").expect("write");
+            fs::rename(dir.join("next"), dir.join("config")).expect("rename");
+        };
+        assert!(!ends("replace", replace).await);
+        let remove = |dir: &Path| fs::remove_file(dir.join("config")).expect("remove");
+        assert!(!ends("remove", remove).await);
+    }
+
+    #[tokio::test]
+    async fn a_change_before_the_watch_ends_it_at_once() {
+        let folder = Folder::new("before");
+        fs::write(folder.0.join("config"), "new").expect("write");
+        let file = folder.file("config");
+        let watch = timeout(SOON, watch_file(&file)).await;
+        watch.expect("ends").expect("can be watched");
+        let missing = folder.file("missing");
+        let watch = timeout(SOON, watch_file(&missing)).await;
+        let error = watch.expect("ends").expect_err("is missing");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -2,13 +2,15 @@
 //! is wrong with it (`pkg/proxy/apis/config/validation` has kube-proxy's
 //! rules).
 
+mod ranges;
+
 use std::{net::SocketAddr, path::PathBuf};
 
 use ipnet::IpNet;
 
-use super::{
-    DetectLocal, Effective, KubeProxyConfiguration, NodePortAddresses, Problem, bind, duration,
-    kube_proxy::ModeSection, port_range,
+use crate::config::{
+    DetectLocal, Effective, KubeProxyConfiguration, NodePortAddresses, Problem, bind,
+    kube_proxy::ModeSection, port_range, without_effect::without_effect,
 };
 use crate::{
     modes::ModeName,
@@ -70,7 +72,7 @@ pub fn check(
             .filter(|path| !path.is_empty())
             .map(PathBuf::from),
     };
-    check.without_effect(c);
+    check.warnings.extend(without_effect(c));
     match check.problems.is_empty() {
         true => Ok(Checked {
             configuration,
@@ -162,96 +164,6 @@ impl Check {
         bind::parse(text)
             .map_err(|why| self.invalid(field, flag, text, why))
             .ok()
-    }
-
-    fn ranges(&mut self, c: &KubeProxyConfiguration) {
-        let conntrack = &c.conntrack;
-        for (field, flag, value, range) in [
-            (
-                "conntrack.maxPerCore",
-                "conntrack-max-per-core",
-                conntrack.max_per_core,
-                0..=i32::MAX,
-            ),
-            (
-                "conntrack.min",
-                "conntrack-min",
-                conntrack.min,
-                0..=i32::MAX,
-            ),
-            (
-                "clientConnection.burst",
-                "kube-api-burst",
-                c.client_connection.burst,
-                0..=i32::MAX,
-            ),
-            (
-                "oomScoreAdj",
-                "oom-score-adj",
-                c.oom_score_adj,
-                -1000..=1000,
-            ),
-        ] {
-            if !range.contains(&value) {
-                let why = match *range.end() {
-                    i32::MAX => "it must not be negative".to_owned(),
-                    end => format!("it must be from {} to {end}", range.start()),
-                };
-                self.invalid(field, flag, value, why);
-            }
-        }
-        if c.config_sync_period.is_zero() {
-            self.invalid(
-                "configSyncPeriod",
-                "config-sync-period",
-                "0s",
-                "it must be greater than 0",
-            );
-        }
-        let section = match self.blank_mode {
-            true => ModeSection::Iptables,
-            false => c.mode_section(),
-        };
-        let flag = match section {
-            ModeSection::Ipvs => "ipvs-sync-period",
-            _ => "iptables-sync-period",
-        };
-        let field = format!("{}.syncPeriod", section.name());
-        let sync = duration::format(c.sync_period);
-        if c.sync_period.is_zero() {
-            self.invalid(field, flag, sync, "it must be greater than 0");
-        } else if c.min_sync_period_given && c.min_sync_period > c.sync_period {
-            let min = duration::format(c.min_sync_period);
-            self.invalid(
-                field,
-                flag,
-                sync,
-                format!("it must be at least minSyncPeriod, {min}"),
-            );
-        }
-        self.logging(c);
-    }
-
-    fn logging(&mut self, c: &KubeProxyConfiguration) {
-        let logging = &c.logging;
-        if !["text", "json"].contains(&logging.format.as_str()) {
-            let why = "it must be text or json";
-            self.invalid("logging.format", "logging-format", &logging.format, why);
-        } else if logging.format != "text" && !logging.vmodule.is_empty() {
-            let why = "it works with logging.format text only";
-            self.invalid("logging.vmodule", "vmodule", &logging.format, why);
-        }
-        if i32::try_from(logging.verbosity).is_err() {
-            let why = format!("it must be at most {}", i32::MAX);
-            self.invalid("logging.verbosity", "v", logging.verbosity, why);
-        }
-        for (i, item) in logging.vmodule.iter().enumerate() {
-            if item.file_pattern.is_empty() || item.file_pattern.contains(['=', ',']) {
-                let field = format!("logging.vmodule[{i}].filePattern");
-                let why = "it must be neither empty nor contain = or a comma";
-                self.invalid(field, "vmodule", &item.file_pattern, why);
-            }
-        }
     }
 
     fn masquerade_bit(&mut self, c: &KubeProxyConfiguration) -> u8 {
@@ -400,46 +312,5 @@ impl Check {
             self.invalid("portRange", "proxy-port-range", &c.port_range, why);
             None
         })
-    }
-
-    /// One line for all that is accepted and does nothing.
-    fn without_effect(&mut self, c: &KubeProxyConfiguration) {
-        let mut fields: Vec<String> = Vec::new();
-        if !c.feature_gates.is_empty() {
-            let names: Vec<_> = c.feature_gates.keys().map(String::as_str).collect();
-            fields.push(format!("featureGates ({})", names.join(", ")));
-        }
-        let (windows, text, json) = (&c.winkernel, &c.logging.text, &c.logging.json);
-        for (field, given) in [
-            ("winkernel.networkName", !windows.network_name.is_empty()),
-            ("winkernel.sourceVip", !windows.source_vip.is_empty()),
-            ("winkernel.enableDSR", windows.enable_dsr),
-            (
-                "winkernel.rootHnsEndpointName",
-                !windows.root_hns_endpoint_name.is_empty(),
-            ),
-            (
-                "winkernel.forwardHealthCheckVip",
-                windows.forward_health_check_vip,
-            ),
-            ("windowsRunAsService", c.windows_run_as_service),
-            ("enableProfiling", c.enable_profiling),
-            (
-                "showHiddenMetricsForVersion",
-                !c.show_hidden_metrics_for_version.is_empty(),
-            ),
-            ("logging.vmodule", !c.logging.vmodule.is_empty()),
-            ("logging.options.text", *text != Default::default()),
-            ("logging.options.json", *json != Default::default()),
-        ] {
-            if given {
-                fields.push(field.to_owned());
-            }
-        }
-        if !fields.is_empty() {
-            let fields = fields.join(", ");
-            self.warnings
-                .push(format!("accepted, but without effect in Tripod: {fields}"));
-        }
     }
 }
