@@ -33,6 +33,21 @@ pub struct Address {
     own: bool,
 }
 
+#[cfg(test)]
+impl Address {
+    pub(crate) fn new(address: IpAddr, index: u32, scope: u8, flags: u32) -> Address {
+        Address {
+            prefix: Family::of(&address).bits(),
+            address,
+            index,
+            interface: String::new(),
+            scope,
+            flags,
+            own: false,
+        }
+    }
+}
+
 /// The addresses that others gave this node, in both families: what its
 /// interfaces have, without those that Tripod assigned ([`list_own`]).
 ///
@@ -110,18 +125,38 @@ fn parse(message: Message<'_>) -> Result<Option<Address>, Malformed> {
 /// routes, and ARP requests for it stay unanswered. Its scope is "host", so
 /// that it is never chosen as a source address. The kernel makes the route
 /// again when the interface goes down and up: repeat the call then. IPv6
-/// needs none of this and is skipped.
+/// needs none of this: each there has the outcome "fine". Returns the outcome
+/// of each; one that is assigned already is fine.
 ///
 /// # Errors
-/// The first that the kernel refused.
-pub fn assign(socket: &mut Socket, index: u32, addresses: &[IpAddr]) -> Result<(), Error> {
-    let mut requests = Vec::with_capacity(addresses.len() * 2);
-    for address in addresses.iter().filter(|a| a.is_ipv4()) {
-        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
-        requests.push(request(libc::RTM_NEWADDR, flags, "assign", index, *address));
-        requests.push(routes::withdraw(*address, index));
-    }
-    socket.batch_all(&requests, &[Errno::EEXIST, Errno::ESRCH, Errno::ENOENT])
+/// When the socket fails.
+pub fn assign(
+    socket: &mut Socket,
+    index: u32,
+    addresses: &[IpAddr],
+) -> Result<Vec<Result<(), Error>>, Error> {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let pair = |address: &IpAddr| {
+        [
+            request(libc::RTM_NEWADDR, flags, "assign", index, *address),
+            routes::withdraw(*address, index),
+        ]
+    };
+    let v4 = addresses.iter().filter(|a| a.is_ipv4());
+    let requests: Vec<_> = v4.flat_map(pair).collect();
+    let tolerated = [Errno::EEXIST, Errno::ESRCH, Errno::ENOENT];
+    let mut outcomes = socket.batch(&requests, &tolerated)?.into_iter();
+    Ok(addresses
+        .iter()
+        .map(|address| match address {
+            IpAddr::V4(_) => {
+                let assigned = outcomes.next().unwrap_or(Ok(()));
+                let withdrawn = outcomes.next().unwrap_or(Ok(()));
+                assigned.and(withdrawn)
+            }
+            IpAddr::V6(_) => Ok(()),
+        })
+        .collect())
 }
 
 /// Takes back what [`assign`] did; an address that is gone already is fine.
@@ -225,5 +260,50 @@ mod tests {
             (loopback.interface.as_str(), loopback.prefix, loopback.scope),
             ("lo", 8, libc::RT_SCOPE_HOST)
         );
+    }
+
+    #[test]
+    fn changes_by_others_are_told_and_our_own_are_not() {
+        use std::time::Duration;
+
+        use crate::kernel::namespace::{in_namespace, ip};
+
+        in_namespace(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let mut socket = Socket::open(Protocol::Route).unwrap();
+                let mut changes = AddressChanges::open().unwrap();
+                let service = IpAddr::from([10, 96, 0, 1]);
+                assign(&mut socket, 1, &[service])
+                    .unwrap()
+                    .remove(0)
+                    .unwrap();
+                assert_eq!(list_own(&mut socket).unwrap()[0].address, service);
+                assert!(
+                    !list(&mut socket)
+                        .unwrap()
+                        .iter()
+                        .any(|a| a.address == service)
+                );
+                // Its notification is there already: the kernel sends before it
+                // acknowledges.
+                let quiet = tokio::time::timeout(Duration::from_millis(20), changes.changed());
+                assert!(quiet.await.is_err());
+                for step in [
+                    "addr add 192.0.2.1/32 dev lo",
+                    "addr del 192.0.2.1/32 dev lo",
+                    "addr add fd00::1/128 dev lo",
+                ] {
+                    ip(step);
+                    let told = tokio::time::timeout(Duration::from_secs(10), changes.changed());
+                    told.await.expect(step).unwrap();
+                }
+                unassign(&mut socket, 1, &[service]).unwrap();
+                assert!(list_own(&mut socket).unwrap().is_empty());
+            });
+        });
     }
 }

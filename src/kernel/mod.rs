@@ -6,6 +6,8 @@
 
 pub mod addresses;
 pub mod links;
+#[cfg(test)]
+pub(crate) mod namespace;
 pub mod netlink;
 pub mod routes;
 pub mod rules;

@@ -90,17 +90,17 @@ impl Route {
     }
 }
 
-/// Adds routes; one that is there already is fine.
+/// Adds routes; one that is there already is fine. Returns the outcome of each.
 ///
 /// # Errors
-/// The first that the kernel refused.
-pub fn add(socket: &mut Socket, routes: &[Route]) -> Result<(), Error> {
+/// When the socket fails.
+pub fn add(socket: &mut Socket, routes: &[Route]) -> Result<Vec<Result<(), Error>>, Error> {
     let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
     let requests: Vec<_> = routes
         .iter()
         .map(|r| r.request(libc::RTM_NEWROUTE, flags, "add"))
         .collect();
-    socket.batch_all(&requests, &[Errno::EEXIST])
+    socket.batch(&requests, &[Errno::EEXIST])
 }
 
 /// Deletes routes; one that is gone already is fine.
@@ -129,6 +129,7 @@ pub(super) fn withdraw(address: IpAddr, index: u32) -> Request {
     let mut header = [0; 12];
     header[0] = Family::of(&address).number();
     header[1] = Family::of(&address).bits();
+    header[5] = libc::RTPROT_KERNEL;
     header[6] = libc::RT_SCOPE_NOWHERE;
     header[7] = libc::RTN_LOCAL;
     Request::new(
@@ -143,7 +144,8 @@ pub(super) fn withdraw(address: IpAddr, index: u32) -> Request {
     .u32(libc::RTA_OIF, index)
 }
 
-/// All routes of [`PROTOCOL`] in all tables that are of a [`Kind`] we make.
+/// All routes of [`PROTOCOL`] in all tables that are of a [`Kind`] we make;
+/// none where the kernel lacks the family.
 ///
 /// # Errors
 /// When the kernel cannot list routes.
@@ -155,7 +157,12 @@ pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Route>, Error> {
     header[5] = PROTOCOL;
     let object = format!("{family} routes");
     let request = Request::new(libc::RTM_GETROUTE, 0, "list", object).header(&header);
-    socket.dump(&request, |message| parse(message, family))
+    match socket.dump(&request, |message| parse(message, family)) {
+        Err(e) if matches!(e.errno(), Some(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP)) => {
+            Ok(Vec::new())
+        }
+        other => other,
+    }
 }
 
 fn parse(message: Message<'_>, family: Family) -> Result<Option<Route>, Malformed> {

@@ -100,19 +100,19 @@ impl Rule {
     }
 }
 
-/// Adds rules; one that is there already is fine.
+/// Adds rules; one that is there already is fine. Returns the outcome of each.
+/// Before Linux 4.17 the kernel does not refuse what it does not know, such as
+/// ports, but ignores it: see [`supports_ports`].
 ///
 /// # Errors
-/// The first that the kernel refused. Before Linux 4.17 the kernel does not
-/// refuse what it does not know, such as ports, but ignores it: see
-/// [`supports_ports`].
-pub fn add(socket: &mut Socket, rules: &[Rule]) -> Result<(), Error> {
+/// When the socket fails.
+pub fn add(socket: &mut Socket, rules: &[Rule]) -> Result<Vec<Result<(), Error>>, Error> {
     let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
     let requests: Vec<_> = rules
         .iter()
         .map(|r| r.request(libc::RTM_NEWRULE, flags, "add"))
         .collect();
-    socket.batch_all(&requests, &[Errno::EEXIST])
+    socket.batch(&requests, &[Errno::EEXIST])
 }
 
 /// Deletes rules; one that is gone already is fine.
@@ -166,7 +166,9 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
         ports: Some((1, 1)),
         action: Action::Lookup(0x5450_ffff),
     };
-    add(socket, std::slice::from_ref(&probe))?;
+    for outcome in add(socket, std::slice::from_ref(&probe))? {
+        outcome?;
+    }
     let listed = list(socket, family);
     let understood = matches!(&listed, Ok(rules) if rules.contains(&probe));
     let crippled = Rule {

@@ -124,3 +124,94 @@ fn candidates<'a>(
     found.dedup_by_key(|candidate| candidate.endpoint.address);
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::{ServiceMap, Tracker};
+
+    /// Which sets a ServicePort has that could use every one of them.
+    fn sets(spec: &str, status: &str) -> (bool, bool) {
+        let service = format!(
+            "{{metadata: {{name: a}}, spec: {{clusterIP: 10.0.0.1, {spec}}}, status: {{{status}}}}}"
+        );
+        let slice = "{metadata: {name: s, labels: {kubernetes.io/service-name: a}}, \
+                     addressType: IPv4, ports: [{port: 80}], \
+                     endpoints: [{addresses: [10.1.0.1], nodeName: here}]}";
+        let names = &mut crate::services::Names::default();
+        let service = serde_saphyr::from_str(&service).expect("yaml");
+        let service = Service::reduce(&service, names).expect("good").object;
+        let slice = serde_saphyr::from_str(slice).expect("yaml");
+        let slice = EndpointSlice::reduce(&slice, names).expect("good").object;
+        let mut tracker = Tracker::new("here");
+        tracker.apply([
+            crate::services::Event::Service(Arc::new(service)),
+            crate::services::Event::EndpointSlice(Arc::new(slice)),
+        ]);
+        let port = ServiceMap::iter(tracker.map()).next().expect("one port");
+        (
+            !port.endpoints.cluster.is_empty(),
+            !port.endpoints.local.is_empty(),
+        )
+    }
+
+    #[test]
+    fn policies_and_ways_in_decide_which_sets_there_are() {
+        let plain = "ports: [{port: 80}]";
+        let node_port = "type: NodePort, ports: [{port: 80, nodePort: 30080}]";
+        let external = "ports: [{port: 80}], externalIPs: [192.0.2.1]";
+        let balancer = "type: LoadBalancer, ports: [{port: 80}]";
+        let ingress = "loadBalancer: {ingress: [{ip: 192.0.2.2}]}";
+        let cases = [
+            (plain, "", "", (true, false)),
+            (plain, ", internalTrafficPolicy: Local", "", (false, true)),
+            (plain, ", externalTrafficPolicy: Local", "", (true, false)),
+            // Whoever comes in another way still gets policy Cluster.
+            (
+                node_port,
+                ", internalTrafficPolicy: Local",
+                "",
+                (true, true),
+            ),
+            (external, ", internalTrafficPolicy: Local", "", (true, true)),
+            (
+                balancer,
+                ", internalTrafficPolicy: Local",
+                ingress,
+                (true, true),
+            ),
+            (
+                balancer,
+                ", internalTrafficPolicy: Local",
+                "",
+                (false, true),
+            ),
+            // Pods and the node short-circuit an external policy of Local.
+            (
+                node_port,
+                ", externalTrafficPolicy: Local",
+                "",
+                (true, true),
+            ),
+            (
+                balancer,
+                ", externalTrafficPolicy: Local",
+                ingress,
+                (true, true),
+            ),
+            (
+                balancer,
+                ", externalTrafficPolicy: Local",
+                "",
+                (true, false),
+            ),
+        ];
+        for (ways, policy, status, expected) in cases {
+            assert_eq!(
+                sets(&format!("{ways}{policy}"), status),
+                expected,
+                "{ways}{policy} {status}"
+            );
+        }
+    }
+}

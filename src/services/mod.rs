@@ -77,3 +77,6 @@ impl FromIterator<ServicePort> for ServiceMap {
         }
     }
 }
+
+#[cfg(test)]
+mod reduce_tests;

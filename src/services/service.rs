@@ -243,7 +243,7 @@ fn ports(
             .iter()
             .any(|other| other.name == name && other.protocol == protocol)
         {
-            let reason = format!("another {protocol} port of this Service has that name");
+            let reason = format!("another {protocol} port of this Service has that name too");
             return Err(inspection.refuse(at("name"), name, reason));
         }
         ports.push(Port {

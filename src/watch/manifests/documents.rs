@@ -125,6 +125,9 @@ mod tests {
 
     use super::*;
 
+    /// A text, and number, first line and text of each of its documents.
+    type Case = (&'static str, &'static [(usize, usize, &'static str)]);
+
     fn shape(documents: Vec<Document<'_>>) -> Vec<(usize, usize, &str)> {
         let shape = documents.into_iter();
         shape.map(|d| (d.number, d.first_line, d.text)).collect()
@@ -132,7 +135,7 @@ mod tests {
 
     #[test]
     fn yaml_streams() {
-        let cases: [(&str, &[(usize, usize, &str)]); 11] = [
+        let cases: [Case; 11] = [
             ("", &[]),
             ("\n# nothing\n", &[]),
             ("a: 1\n", &[(1, 1, "a: 1\n")]),
@@ -167,7 +170,7 @@ mod tests {
 
     #[test]
     fn json_values() {
-        let cases: [(&str, &[(usize, usize, &str)]); 4] = [
+        let cases: [Case; 4] = [
             ("", &[]),
             ("{\"a\":\n1}\n", &[(1, 1, "{\"a\":\n1}")]),
             (

@@ -72,7 +72,9 @@ pub(super) fn read(text: &str, format: Format) -> Result<Contents, Broken> {
     let (api_version, kind) = header.identity()?;
     if let Some(kind) = Kind::of(&api_version, &kind) {
         return Ok(Contents {
-            objects: vec![decode(text, format, ObjectSeed(kind))?],
+            objects: vec![
+                decode(text, format, ObjectSeed(kind)).map_err(|broken| broken.quoting(text))?,
+            ],
             ignored: Vec::new(),
         });
     }
@@ -112,7 +114,7 @@ fn read_list(text: &str, format: Format, of: Option<(&str, &str)>) -> Result<Con
         kinds.push(known);
     }
     Ok(Contents {
-        objects: decode(text, format, ListSeed(&kinds))?,
+        objects: decode(text, format, ListSeed(&kinds)).map_err(|broken| broken.quoting(text))?,
         ignored,
     })
 }
@@ -149,7 +151,29 @@ impl Broken {
             reason: reason.into(),
         }
     }
+
+    /// Adds the faulty line, which is only to be done where it belongs to an
+    /// object of ours: any other document may be a Secret.
+    fn quoting(self, text: &str) -> Broken {
+        let line = self
+            .line
+            .and_then(|line| text.lines().nth(line.checked_sub(1)?));
+        let Some(line) = line.map(str::trim).filter(|line| !line.is_empty()) else {
+            return self;
+        };
+        let (quote, dots) = match line.char_indices().nth(LONGEST_QUOTE) {
+            Some((end, _)) => (&line[..end], " ..."),
+            None => (line, ""),
+        };
+        Broken {
+            reason: format!("{} (at `{quote}{dots}`)", self.reason),
+            ..self
+        }
+    }
 }
+
+/// Characters of a faulty line that a message repeats at most.
+const LONGEST_QUOTE: usize = 60;
 
 fn decode<'de, S>(text: &'de str, format: Format, seed: S) -> Result<S::Value, Broken>
 where
@@ -197,12 +221,24 @@ fn yaml_options(length: usize) -> serde_saphyr::Options {
 fn yaml_error(error: &serde_saphyr::Error) -> Broken {
     let error = error.without_snippet();
     let line = error.location().map(|location| location.line());
-    let text = error.to_string();
+    let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
     Broken {
         line: line
             .filter(|line| *line > 0)
             .and_then(|line| usize::try_from(line).ok()),
-        reason: one_line(without_position(&text)),
+        reason: in_words(one_line(without_position(&text))),
+    }
+}
+
+/// The parser's commonest words name Rust's types and YAML's grammar.
+fn in_words(reason: String) -> String {
+    match reason.as_str() {
+        "invalid i32" | "invalid i64" => "a whole number belongs here".to_owned(),
+        "expected mapping start" => "`key: value` pairs belong here".to_owned(),
+        "expected string scalar" => "a single value belongs here".to_owned(),
+        "expected sequence start" => "a list belongs here".to_owned(),
+        "recursion limit exceeded" => "nested too deeply".to_owned(),
+        _ => reason,
     }
 }
 
@@ -216,7 +252,7 @@ fn json_error(error: &serde_json::Error) -> Broken {
 
 /// The position is said by its own; within a document it would mislead.
 fn without_position(text: &str) -> &str {
-    match text.rfind(" at line ") {
+    match text.find(" at line ") {
         Some(at) => &text[..at],
         None => text,
     }

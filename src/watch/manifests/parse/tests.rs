@@ -84,14 +84,14 @@ fn documents_and_what_they_hold() {
 fn faults_name_their_line() {
     let cases = [
         ("a: [1\n", Format::Yaml, None, ""),
-        ("just words\n", Format::Yaml, None, ""),
+        ("just words\n", Format::Yaml, Some(1), "`key: value` pairs"),
         ("kind: Service\n", Format::Yaml, None, "no apiVersion"),
         ("apiVersion: v1\n", Format::Yaml, None, "no kind"),
         (
             "apiVersion: v1\nkind: Service\nspec:\n  ports:\n  - port: eighty\n",
             Format::Yaml,
             Some(5),
-            "",
+            "a whole number belongs here (at `- port: eighty`)",
         ),
         (
             "apiVersion: v1\nkind: Service\nspec:\n\tports: []\n",
@@ -109,7 +109,7 @@ fn faults_name_their_line() {
             "apiVersion: v1\nkind: List\nitems:\n- kind: Service\n  apiVersion: v1\n  spec: {ports: [{port: x}]}\n",
             Format::Yaml,
             Some(6),
-            "",
+            "a whole number",
         ),
         (
             "{\n\"apiVersion\": \"v1\",\n\"kind\": \"Service\",\n\"spec\": 7}",
@@ -135,7 +135,7 @@ fn texts_made_to_exhaust_are_refused() {
     let mut laughs = String::from("apiVersion: v1\nkind: Service\na0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
     for level in 1..10 {
         let last = format!("*a{}", level - 1);
-        let items = vec![last.as_str(); 10].join(",");
+        let items = [last.as_str(); 10].join(",");
         laughs += &format!("a{level}: &a{level} [{items}]\n");
     }
     let deep_flow = format!(
@@ -213,4 +213,11 @@ proptest! {
         let _ = read(&text, Format::Yaml);
         let _ = read(&text, Format::Json);
     }
+}
+
+#[test]
+fn documents_of_others_are_not_quoted() {
+    let text = "apiVersion: v1\nkind: Secret\ndata: {password: {hunter2\n";
+    let broken = read(text, Format::Yaml).expect_err("broken");
+    assert!(!broken.reason.contains("hunter2"), "{broken:?}");
 }

@@ -7,6 +7,7 @@
 //! so it comes first; the others stand in where it is absent or fails.
 
 use std::{
+    collections::HashSet,
     env, fs, io,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
@@ -16,6 +17,9 @@ use std::{
 
 use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
+mod parts;
+
+use self::parts::parts;
 use super::Family;
 
 /// The chain that probes make and delete again.
@@ -66,6 +70,11 @@ impl Error {
             }
             Error::Unusable { .. } => false,
         }
+    }
+
+    /// Because the kernel takes no netlink message of that size (EMSGSIZE).
+    fn is_too_long(&self) -> bool {
+        matches!(self, Error::Failed { message, .. } if message.contains("Message too long"))
     }
 }
 
@@ -129,15 +138,19 @@ impl Program {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let said = String::from_utf8_lossy(&output.stderr);
+        let line = offending_line(&said, input).map(str::to_owned);
+        let noise = |line: &&str| {
+            line.is_empty() || line.starts_with("Try `") || line.starts_with("Error occurred at")
+        };
         let message = said
             .lines()
             .map(str::trim)
-            .filter(|line| !line.is_empty() && !line.starts_with("Try `"))
+            .filter(|line| !noise(line))
             .collect::<Vec<_>>()
             .join("; ");
         Err(Error::Failed {
             program: self.name.clone(),
-            line: offending_line(&message, input).map(str::to_owned),
+            line,
             message: if message.is_empty() {
                 output.status.to_string()
             } else {
@@ -157,6 +170,10 @@ fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
     let number: usize = digits.get(..end)?.parse().ok()?;
     input.lines().nth(number.checked_sub(1)?)
 }
+
+/// Rules that fit into a netlink message of the usual `net.core.wmem_max`
+/// (208 KiB) by a wide margin.
+const RULES_IN_A_PART: usize = 200;
 
 /// Which of the kernel's two engines a program speaks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,12 +221,14 @@ impl Xtables {
         Err(Error::Unusable { family, reason })
     }
 
-    /// All that are installed, the node owner's choice first.
+    /// All that are installed, the node owner's choice first, each once: most
+    /// names are links to the same program.
     fn installed(family: Family) -> impl Iterator<Item = Xtables> {
         let name = match family {
             Family::V4 => "iptables",
             Family::V6 => "ip6tables",
         };
+        let mut seen = HashSet::new();
         let plain = ["", "-legacy", "-nft"].map(move |variant| {
             let program = |what| Program::find(&format!("{name}{variant}-{what}"), None);
             (program("restore"), program("save"))
@@ -231,6 +250,10 @@ impl Xtables {
                     save: save?,
                 })
             })
+            .filter(move |xtables| {
+                let path = &xtables.restore.path;
+                seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone()))
+            })
     }
 
     /// One for each engine of the kernel in which `table` may hold rules, for
@@ -239,8 +262,8 @@ impl Xtables {
     /// out while the kernel has none.
     pub async fn engines_with(family: Family, table: &str) -> Vec<Xtables> {
         let list = match family {
-            Family::V4 => "/proc/net/ip_tables_names",
-            Family::V6 => "/proc/net/ip6_tables_names",
+            Family::V4 => "/proc/thread-self/net/ip_tables_names",
+            Family::V6 => "/proc/thread-self/net/ip6_tables_names",
         };
         let legacy = match fs::read_to_string(list) {
             Ok(names) => names.lines().any(|name| name == table),
@@ -283,11 +306,23 @@ impl Xtables {
 
     /// Applies a batch in the format of `iptables-restore`. Chains that it
     /// declares are emptied first, all others stay. Each table takes effect as
-    /// a whole or not at all, in the order written.
+    /// a whole or not at all, in the order written; only where the kernel takes
+    /// no message of that size, in smaller steps.
     ///
     /// # Errors
     /// What the program said and the line it complained about.
     pub async fn restore(&self, batch: &str) -> Result<(), Error> {
+        let whole = self.restore_once(batch).await;
+        if !whole.as_ref().is_err_and(Error::is_too_long) {
+            return whole;
+        }
+        for part in parts(batch, RULES_IN_A_PART) {
+            self.restore_once(&part).await?;
+        }
+        Ok(())
+    }
+
+    async fn restore_once(&self, batch: &str) -> Result<(), Error> {
         let output = self.restore.run(&["--noflush", "-w", "5"], batch).await?;
         self.restore.checked(output, batch).map(|_| ())
     }

@@ -1,0 +1,80 @@
+//! Reading, adding and removing objects in the kernel.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use super::plan::Object;
+use crate::{
+    kernel::{
+        Family, addresses,
+        netlink::{self, Socket},
+        routes, rules,
+    },
+    modes::userspace::capture::Error,
+};
+
+/// What of ours the kernel has.
+pub(super) fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Error> {
+    let mut objects: Vec<Object> = Vec::new();
+    objects.extend(rules::list(socket, family)?.into_iter().map(Object::Rule));
+    objects.extend(routes::list(socket, family)?.into_iter().map(Object::Route));
+    let own = addresses::list_own(socket)?.into_iter();
+    let own = own.filter(|a| Family::of(&a.address) == family);
+    objects.extend(own.map(|a| Object::Address(a.address)));
+    objects.retain(Object::is_ours);
+    Ok(objects)
+}
+
+/// Objects of the same phase and kind, for one batch.
+fn split(objects: &[Object]) -> (Vec<IpAddr>, Vec<routes::Route>, Vec<rules::Rule>) {
+    let (mut addresses, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
+    for object in objects {
+        match object {
+            Object::Address(address) => addresses.push(*address),
+            Object::Route(route) => routes.push(route.clone()),
+            Object::Rule(rule) => rules.push(rule.clone()),
+        }
+    }
+    (addresses, routes, rules)
+}
+
+/// Adds `objects`, what refuses packets before what lets them in; returns those
+/// that the kernel refused.
+pub(super) fn insert(
+    socket: &mut Socket,
+    loopback: u32,
+    mut objects: Vec<Object>,
+) -> Result<HashMap<Object, netlink::Error>, Error> {
+    let mut refused = HashMap::new();
+    objects.sort_by_cached_key(|o| (o.phase(), o.clone()));
+    for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
+        // A phase holds one kind of object, so the outcomes are in its order.
+        let (addresses, routes, rules) = split(phase);
+        let mut outcomes = addresses::assign(socket, loopback, &addresses)?;
+        outcomes.extend(routes::add(socket, &routes)?);
+        outcomes.extend(rules::add(socket, &rules)?);
+        for (object, outcome) in phase.iter().zip(outcomes) {
+            if let Err(error) = outcome {
+                refused.insert(object.clone(), error);
+            }
+        }
+    }
+    Ok(refused)
+}
+
+/// Removes `objects`, the other way round.
+pub(super) fn remove(
+    socket: &mut Socket,
+    loopback: u32,
+    mut objects: Vec<Object>,
+) -> Result<(), Error> {
+    objects.sort_by_cached_key(|o| (u8::MAX - o.phase(), o.clone()));
+    let mut outcome = Ok(());
+    for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
+        let (addresses, routes, rules) = split(phase);
+        outcome = outcome
+            .and(rules::delete(socket, &rules))
+            .and(routes::delete(socket, &routes))
+            .and(addresses::unassign(socket, loopback, &addresses));
+    }
+    Ok(outcome?)
+}

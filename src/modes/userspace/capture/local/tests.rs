@@ -1,0 +1,192 @@
+//! Against the real kernel, in a network namespace of the test's own thread.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use super::{
+    plan::{Ground, Object},
+    *,
+};
+use crate::{
+    kernel::{
+        namespace::{in_namespace, ip},
+        routes,
+    },
+    modes::userspace::capture::{OtherPorts, Target},
+    services,
+};
+
+fn target(other_ports: OtherPorts) -> Target {
+    Target {
+        port: 0,
+        name: Arc::from("default/web:http"),
+        other_ports,
+    }
+}
+
+fn frontend(protocol: services::Protocol, address: &str, port: u16) -> Frontend {
+    let address: IpAddr = address.parse().unwrap();
+    Frontend {
+        protocol,
+        family: IpFamily::of(&address),
+        address: Some(address),
+        port,
+    }
+}
+
+fn present(family: Family) -> BTreeSet<Object> {
+    let mut socket = Socket::open(Protocol::Route).unwrap();
+    installed(&mut socket, family)
+        .unwrap()
+        .into_iter()
+        .collect()
+}
+
+/// What ought to be in the kernel for `want`.
+fn expected(want: &Want, family: Family) -> BTreeSet<Object> {
+    let ground = Ground {
+        family,
+        ports: true,
+        loopback: 1,
+        has_loopback_address: true,
+    };
+    want.iter()
+        .filter(|(f, _)| Family::from(f.family) == family)
+        .flat_map(|(f, t)| {
+            let shape = plan::shape(f, t, &ground, |_| false).unwrap();
+            plan::objects(f, shape, &ground)
+        })
+        .collect()
+}
+
+#[test]
+fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
+    in_namespace(|| {
+        let frontend =
+            (any::<bool>(), any::<bool>(), 1u8..4, 0usize..3).prop_map(|(tcp, v4, last, port)| {
+                let address = if v4 {
+                    format!("10.96.0.{last}")
+                } else {
+                    format!("fd96::{last}")
+                };
+                let protocol = if tcp {
+                    services::Protocol::Tcp
+                } else {
+                    services::Protocol::Udp
+                };
+                frontend(protocol, &address, [80, 65_534, 65_535][port])
+            });
+        let refuse = any::<bool>().prop_map(|refuse| {
+            target(if refuse {
+                OtherPorts::Refuse
+            } else {
+                OtherPorts::PassOn
+            })
+        });
+        let step = prop::collection::vec((frontend, prop::option::of(refuse)), 1..5);
+        let steps = prop::collection::vec((step, any::<bool>()), 1..8);
+        let mut runner = TestRunner::new(ProptestConfig {
+            cases: 48,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        });
+        runner
+            .run(&steps, |steps| {
+                let both = [IpFamily::V4, IpFamily::V6];
+                let mut local = Local::new(&both).unwrap();
+                let mut want = Want::new();
+                for (step, restart) in steps {
+                    let changed: Vec<_> = step.iter().map(|(f, _)| *f).collect();
+                    for (frontend, target) in step {
+                        match target {
+                            Some(target) => want.insert(frontend, target),
+                            None => want.remove(&frontend),
+                        };
+                    }
+                    if restart {
+                        local = Local::new(&both).unwrap();
+                    }
+                    let report = local.sync(&want, Some(&changed)).unwrap();
+                    prop_assert_eq!(report.failed, vec![]);
+                    for family in Family::ALL {
+                        prop_assert_eq!(present(family), expected(&want, family));
+                    }
+                }
+                Ok(())
+            })
+            .unwrap();
+        Local::cleanup(&[IpFamily::V4, IpFamily::V6]).unwrap();
+        Local::cleanup(&[IpFamily::V4, IpFamily::V6]).unwrap();
+        assert!(present(Family::V4).is_empty() && present(Family::V6).is_empty());
+    });
+}
+
+#[test]
+fn a_full_sync_repairs_what_others_broke() {
+    in_namespace(|| {
+        let web = frontend(services::Protocol::Tcp, "10.96.0.1", 80);
+        let want = Want::from([(web, target(OtherPorts::Refuse))]);
+        let mut local = Local::new(&[IpFamily::V4]).unwrap();
+        local.sync(&want, None).unwrap();
+        let right = present(Family::V4);
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        for object in &right {
+            remove(&mut socket, 1, vec![object.clone()]).unwrap();
+            assert_eq!(present(Family::V4).len(), right.len() - 1);
+            local.sync(&want, None).unwrap();
+            assert_eq!(present(Family::V4), right, "after {object:?} went");
+        }
+        // A route in the place of ours that differs in its source only.
+        for object in &right {
+            if let Object::Route(route) = object {
+                let other = routes::Route {
+                    source: None,
+                    ..route.clone()
+                };
+                routes::delete(&mut socket, std::slice::from_ref(route)).unwrap();
+                routes::add(&mut socket, &[other])
+                    .unwrap()
+                    .remove(0)
+                    .unwrap();
+                local.sync(&want, None).unwrap();
+                assert_eq!(
+                    present(Family::V4),
+                    right,
+                    "after {object:?} lost its source"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn an_address_of_the_node_is_left_alone() {
+    in_namespace(|| {
+        ip("addr add 192.0.2.1/32 dev lo");
+        let mut local = Local::new(&[IpFamily::V4]).unwrap();
+        let own = frontend(services::Protocol::Tcp, "192.0.2.1", 80);
+        let want = Want::from([(own, target(OtherPorts::Refuse))]);
+        let report = local.sync(&want, None).unwrap();
+        assert_eq!(report, Report::default());
+        assert!(present(Family::V4).is_empty());
+        Local::cleanup(&[IpFamily::V4]).unwrap();
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        let left = addresses::list(&mut socket).unwrap();
+        assert!(left.iter().any(|a| Some(a.address) == own.address));
+    });
+}
+
+#[test]
+fn what_cannot_be_captured_is_named_and_the_rest_works() {
+    in_namespace(|| {
+        let good = frontend(services::Protocol::Tcp, "10.96.0.1", 80);
+        let bad = frontend(services::Protocol::Tcp, "127.0.0.1", 80);
+        let want = Want::from([good, bad].map(|f| (f, target(OtherPorts::Refuse))));
+        let mut local = Local::new(&[IpFamily::V4]).unwrap();
+        let report = local.sync(&want, None).unwrap();
+        assert_eq!(report.failed.len(), 1);
+        assert_eq!(report.failed[0].0, bad);
+        assert!(!present(Family::V4).is_empty());
+    });
+}

@@ -1,0 +1,274 @@
+//! Capture by nat rules: [`plan`] has the picture. Everything is in one chain
+//! of Tripod's own name in table nat, and one in table filter.
+//!
+//! Verified with namespaces on Linux 6.18, both families, from a pod's
+//! namespace and from the node itself:
+//! - a packet that our nat rules led to a listener has `--ctstate DNAT` in
+//!   filter INPUT, TCP and UDP alike; one that called the listener's port
+//!   directly has not, and is refused at once;
+//! - REDIRECT drops what comes in through an interface without an address;
+//! - a UDP listener on the wildcard address must answer from the address that
+//!   the datagram came to (`IP_PKTINFO`): left to itself the kernel chooses
+//!   another one, conntrack does not know the answer, and the client waits;
+//! - a node's own program needs some route to the service address, be it the
+//!   default route: the kernel looks for one before nat. kube-proxy's modes
+//!   need the same.
+
+mod applied;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    hash::{DefaultHasher, Hash, Hasher},
+    net::IpAddr,
+};
+
+pub use self::plan::NodePortAddresses;
+use self::{
+    applied::Applied,
+    plan::{Features, Ground, Jumps},
+};
+use super::{Error, Frontend, Report, Want};
+use crate::{
+    kernel::{
+        Family, addresses,
+        netlink::{Protocol, Socket},
+        xtables::{self, Xtables},
+    },
+    services::IpFamily,
+};
+
+/// Captures by nat rules. Owns its chains and the jumps to them.
+pub struct Redirect {
+    families: Vec<FamilyState>,
+    node_ports: NodePortAddresses,
+    noted: HashSet<String>,
+}
+
+/// What one family has in the kernel.
+struct FamilyState {
+    family: IpFamily,
+    xtables: Xtables,
+    features: Features,
+    /// What is in force.
+    applied: Applied,
+    /// The ground at the last full sync; `None`: the next sync must be full.
+    ground: Option<Ground>,
+    /// Where nat rules led at the last full sync.
+    destination: Option<IpAddr>,
+    settled: Option<Settled>,
+}
+
+/// What was wanted and what the kernel then had, as hashes: while neither
+/// differs, a full sync has nothing to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Settled {
+    batch: u64,
+    kernel: u64,
+}
+
+impl Redirect {
+    /// For these families. Node ports answer on `node_ports` of the node's
+    /// addresses.
+    ///
+    /// # Errors
+    /// When nat does not work in one of them: see [`super::choose()`].
+    pub async fn new(
+        families: &[IpFamily],
+        node_ports: NodePortAddresses,
+    ) -> Result<Redirect, Error> {
+        let mut states = Vec::new();
+        for family in families {
+            let xtables = Xtables::find(Family::from(*family)).await?;
+            states.push(FamilyState {
+                family: *family,
+                features: features(&xtables).await,
+                xtables,
+                applied: Applied::new(*family),
+                ground: None,
+                destination: None,
+                settled: None,
+            });
+        }
+        Ok(Redirect {
+            families: states,
+            node_ports,
+            noted: HashSet::new(),
+        })
+    }
+
+    /// Makes the kernel capture what is wanted; frontends of other families are
+    /// left out. `changed` names the frontends that came, changed or went since
+    /// the last sync; `None` writes everything anew in one step, which adopts
+    /// or removes what an earlier process left, repairs jumps, and is also due
+    /// when the node's own addresses changed. A sync after a failure is a full
+    /// one by itself.
+    ///
+    /// A frontend's target must be another port than its own: conntrack sees
+    /// no translation where nothing changes, and the guard would refuse it.
+    ///
+    /// # Errors
+    /// When the kernel refused: what was in force still is. A family that fails
+    /// does not keep the other from being synced.
+    pub async fn sync(
+        &mut self,
+        want: &Want,
+        changed: Option<&[Frontend]>,
+    ) -> Result<Report, Error> {
+        let mut report = Report::default();
+        let mut outcome = Ok(());
+        for state in &mut self.families {
+            let synced = match (changed, state.ground.take()) {
+                (Some(changed), Some(ground)) => {
+                    state.update(want, changed, ground, &mut report).await
+                }
+                _ => state.rewrite(want, &self.node_ports, &mut report).await,
+            };
+            outcome = outcome.and(synced);
+        }
+        report.notes.retain(|note| self.noted.insert(note.clone()));
+        outcome.map(|()| report)
+    }
+
+    /// Removes everything that this way of capture ever installs in these
+    /// families, also what an earlier process left, through whichever engine of
+    /// the kernel. Twice is harmless; nothing of others is touched.
+    ///
+    /// # Errors
+    /// When something of it could not be removed.
+    pub async fn cleanup(families: &[IpFamily]) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for family in families {
+            for table in ["nat", "filter"] {
+                for xtables in Xtables::engines_with(Family::from(*family), table).await {
+                    outcome = outcome.and(remove(&xtables, table).await);
+                }
+            }
+        }
+        Ok(outcome?)
+    }
+}
+
+async fn remove(xtables: &Xtables, table: &str) -> Result<(), xtables::Error> {
+    let saved = match xtables.save(table).await {
+        Ok(saved) => saved,
+        Err(error) if error.is_permission() => return Err(error),
+        // A table that cannot be read for want of it holds nothing of ours.
+        Err(_) => return Ok(()),
+    };
+    match plan::removal(table, &saved) {
+        Some(batch) => xtables.restore(&batch).await,
+        None => Ok(()),
+    }
+}
+
+async fn features(xtables: &Xtables) -> Features {
+    let to = match xtables.family() {
+        Family::V4 => "192.0.2.1:1",
+        Family::V6 => "[2001:db8::1]:1",
+    };
+    let dnat = format!("-p tcp -j DNAT --to-destination {to}");
+    let has = async |table, rule: &str| xtables.check(table, rule).await.is_ok();
+    Features {
+        comment: has("nat", "-m comment --comment probe -j RETURN").await,
+        addrtype: has("nat", "-m addrtype --dst-type LOCAL -j RETURN").await,
+        dnat: has("nat", &dnat).await,
+        guard: has("filter", "-m conntrack --ctstate DNAT,UNTRACKED -j RETURN").await,
+        reject: has("filter", "-p tcp -j REJECT --reject-with tcp-reset").await,
+    }
+}
+
+impl FamilyState {
+    /// Writes everything anew.
+    async fn rewrite(
+        &mut self,
+        want: &Want,
+        node_ports: &NodePortAddresses,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        let family = Family::from(self.family);
+        let own = addresses::list(&mut Socket::open(Protocol::Route)?)?;
+        let services: BTreeSet<_> = want.keys().filter_map(|f| f.address).collect();
+        let ground = Ground {
+            features: self.features,
+            destination: plan::destination(&own, family, self.destination, &services)
+                .filter(|_| self.features.dnat),
+            node: plan::node(&self.features, node_ports, &own, family),
+        };
+        self.destination = ground.destination;
+        self.note(report);
+        self.applied.replace(want, &ground, report);
+        let (nat, filter) = self.saved().await?;
+        let wanted = hash(&self.applied.batch(&self.features, &Jumps::default()));
+        let settled = Settled {
+            batch: wanted,
+            kernel: hash(&plan::ours(&nat, &filter)),
+        };
+        if self.settled != Some(settled) {
+            let jumps = Jumps::repair(&nat, &filter, &self.features);
+            let batch = self.applied.batch(&self.features, &jumps);
+            self.xtables.restore(&batch).await?;
+            let (nat, filter) = self.saved().await?;
+            self.settled = Some(Settled {
+                batch: wanted,
+                kernel: hash(&plan::ours(&nat, &filter)),
+            });
+        }
+        self.ground = Some(ground);
+        Ok(())
+    }
+
+    /// Tables nat and filter as they are, filter only if we use it.
+    async fn saved(&self) -> Result<(String, String), Error> {
+        let nat = self.xtables.save("nat").await?;
+        let filter = match self.features.guard {
+            true => self.xtables.save("filter").await?,
+            false => String::new(),
+        };
+        Ok((nat, filter))
+    }
+
+    fn note(&self, report: &mut Report) {
+        let family = self.family;
+        if !self.features.guard {
+            report.notes.push(format!(
+                "{family}: the local ports of our listeners can be called from outside, because \
+                 table filter with the conntrack match is missing here"
+            ));
+        }
+        if !self.features.addrtype {
+            report.notes.push(format!(
+                "{family}: node ports answer on the addresses that the node has at each full \
+                 sync, because the addrtype match is missing here"
+            ));
+        }
+    }
+
+    /// Applies what differs in `changed`.
+    async fn update(
+        &mut self,
+        want: &Want,
+        changed: &[Frontend],
+        ground: Ground,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        let delta = self.applied.update(want, changed, &ground, report);
+        let batch = delta.batch(&self.features);
+        if !batch.is_empty() {
+            // While this fails or is cancelled the ground is unset: what we
+            // hold is then not what the kernel has.
+            self.settled = None;
+            self.xtables.restore(&batch).await?;
+        }
+        self.ground = Some(ground);
+        Ok(())
+    }
+}
+
+fn hash(text: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,186 @@
+//! The rules as text.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::{modes::userspace::capture::OtherPorts, services::IpFamily};
+
+const ALL: Features = Features {
+    comment: true,
+    addrtype: true,
+    dnat: true,
+    guard: true,
+    reject: true,
+};
+
+fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -> Vec<String> {
+    let address: Option<IpAddr> = address.map(|a| a.parse().unwrap());
+    let frontend = Frontend {
+        protocol: Protocol::Tcp,
+        family: address.map_or(IpFamily::V4, |a| IpFamily::of(&a)),
+        address,
+        port: 80,
+    };
+    let target = Target {
+        port: 40_000,
+        name: Arc::from("default/we\"b\n:http"),
+        other_ports: OtherPorts::Refuse,
+    };
+    let own = [own("192.0.2.1", 2, 0, 0), own("10.0.0.1", 3, 0, 0)];
+    let ground = Ground {
+        features,
+        destination: destination.map(|a| a.parse().unwrap()),
+        node: node(&features, &NodePortAddresses::All, &own, Family::V4),
+    };
+    nat(&frontend, &target, &ground)
+}
+
+fn own(address: &str, index: u32, scope: u8, flags: u32) -> Address {
+    Address::new(address.parse().unwrap(), index, scope, flags)
+}
+
+#[test]
+fn nat_rules() {
+    let bare = Features::default();
+    let cases: [(_, _, _, &[&str]); 5] = [
+        (
+            Some("10.96.0.1"),
+            ALL,
+            None,
+            &["-d 10.96.0.1/32 -p tcp -m tcp --dport 80 \
+               -m comment --comment \"default/we_b_:http\" -j REDIRECT --to-ports 40000"],
+        ),
+        (
+            Some("10.96.0.1"),
+            bare,
+            Some("192.0.2.1"),
+            &["-d 10.96.0.1/32 -p tcp -m tcp --dport 80 \
+               -j DNAT --to-destination 192.0.2.1:40000"],
+        ),
+        (
+            Some("fd96::1"),
+            bare,
+            Some("fd01::1"),
+            &["-d fd96::1/128 -p tcp -m tcp --dport 80 \
+               -j DNAT --to-destination [fd01::1]:40000"],
+        ),
+        (
+            None,
+            ALL,
+            Some("192.0.2.1"),
+            &["-m addrtype --dst-type LOCAL -p tcp -m tcp --dport 80 \
+               -m comment --comment \"default/we_b_:http\" \
+               -j DNAT --to-destination 192.0.2.1:40000"],
+        ),
+        (
+            None,
+            bare,
+            None,
+            &[
+                "-d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 40000",
+                "-d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 40000",
+            ],
+        ),
+    ];
+    for (address, features, destination, expected) in cases {
+        assert_eq!(rules(address, features, destination), expected);
+    }
+}
+
+#[test]
+fn node_ports_stay_on_the_nodes_own_addresses() {
+    let own = [own("192.0.2.1", 2, 0, 0), own("10.0.0.1", 3, 0, 0)];
+    let within = NodePortAddresses::Within(vec![
+        "10.0.0.0/8".parse().unwrap(),
+        "fd00::/8".parse().unwrap(),
+    ]);
+    let matches = |features, family| node(&features, &within, &own, family);
+    assert_eq!(
+        matches(ALL, Family::V4),
+        ["-d 10.0.0.0/8 -m addrtype --dst-type LOCAL "]
+    );
+    assert_eq!(
+        matches(Features::default(), Family::V4),
+        ["-d 10.0.0.1/32 "]
+    );
+    assert!(matches(Features::default(), Family::V6).is_empty());
+}
+
+#[test]
+fn nat_leads_to_a_steady_address_of_the_node() {
+    let addresses = [
+        own("127.0.0.1", 1, 254, 0),
+        own("fe80::1", 2, 253, 0),
+        own("192.0.2.9", 2, 0, 0x01),
+        own("192.0.2.1", 2, 0, 0),
+        own("10.0.0.1", 3, 0, 0),
+    ];
+    let pick = |before: Option<&str>, services: &[&str]| {
+        let services = services.iter().map(|a| a.parse().unwrap()).collect();
+        let before = before.map(|b| b.parse().unwrap());
+        destination(&addresses, Family::V4, before, &services).map(|a| a.to_string())
+    };
+    assert_eq!(pick(None, &[]).as_deref(), Some("192.0.2.1"));
+    assert_eq!(pick(Some("10.0.0.1"), &[]).as_deref(), Some("10.0.0.1"));
+    assert_eq!(pick(Some("10.0.0.9"), &[]).as_deref(), Some("192.0.2.1"));
+    assert_eq!(pick(None, &["192.0.2.1"]).as_deref(), Some("10.0.0.1"));
+    let all = ["192.0.2.1", "10.0.0.1"];
+    assert_eq!(pick(None, &all).as_deref(), Some("192.0.2.1"));
+    assert_eq!(
+        destination(&addresses, Family::V6, None, &BTreeSet::new()),
+        None
+    );
+}
+
+#[test]
+fn jumps_are_repaired_to_exactly_one() {
+    let bare = Features::default();
+    let right = "-A PREROUTING -j TRIPOD-USERSPACE\n-A OUTPUT -j TRIPOD-USERSPACE\n";
+    let cases: [(&str, &[&str]); 5] = [
+        (right, &[]),
+        (
+            "-A PREROUTING -j OTHER\n-A OUTPUT -j TRIPOD-USERSPACE-2\n",
+            &[
+                "-I PREROUTING -j TRIPOD-USERSPACE\n",
+                "-I OUTPUT -j TRIPOD-USERSPACE\n",
+            ],
+        ),
+        (
+            &format!("{right}-A OUTPUT -j TRIPOD-USERSPACE\n"),
+            &["-D OUTPUT -j TRIPOD-USERSPACE\n"],
+        ),
+        (
+            &format!("{right}-A POSTROUTING -j TRIPOD-USERSPACE\n"),
+            &["-D POSTROUTING -j TRIPOD-USERSPACE\n"],
+        ),
+        (
+            "-A PREROUTING -s 192.0.2.0/24 -j TRIPOD-USERSPACE\n-A OUTPUT -j TRIPOD-USERSPACE\n",
+            &[
+                "-D PREROUTING -s 192.0.2.0/24 -j TRIPOD-USERSPACE\n",
+                "-I PREROUTING -j TRIPOD-USERSPACE\n",
+            ],
+        ),
+    ];
+    for (saved, expected) in cases {
+        assert_eq!(Jumps::repair(saved, "", &bare).nat, expected, "{saved}");
+    }
+    assert_eq!(Jumps::repair(right, "", &ALL).filter.len(), 1);
+}
+
+#[test]
+fn removal_takes_chain_and_jumps_and_leaves_the_rest() {
+    let saved = "*nat\n:PREROUTING ACCEPT [0:0]\n:TRIPOD-USERSPACE - [0:0]\n\
+                 -A PREROUTING -j KUBE-SERVICES\n-A PREROUTING -j TRIPOD-USERSPACE\n\
+                 -A TRIPOD-USERSPACE -p tcp -j REDIRECT --to-ports 1\nCOMMIT\n";
+    assert_eq!(
+        removal("nat", saved).as_deref(),
+        Some(
+            "*nat\n-D PREROUTING -j TRIPOD-USERSPACE\n-F TRIPOD-USERSPACE\n\
+             -X TRIPOD-USERSPACE\nCOMMIT\n"
+        )
+    );
+    assert_eq!(
+        removal("nat", "*nat\n:TRIPOD-USERSPACE-2 - [0:0]\nCOMMIT\n"),
+        None
+    );
+}

@@ -1,0 +1,112 @@
+//! Against the real kernel, in a network namespace of the test's own thread.
+
+use std::{net::IpAddr, sync::Arc};
+
+use super::*;
+use crate::{
+    kernel::namespace::{in_namespace, ip},
+    modes::userspace::capture::{OtherPorts, Target},
+    services,
+};
+
+const BOTH: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
+
+fn frontend(family: IpFamily, address: Option<&str>, port: u16) -> Frontend {
+    Frontend {
+        protocol: services::Protocol::Tcp,
+        family,
+        address: address.map(|a| a.parse::<IpAddr>().unwrap()),
+        port,
+    }
+}
+
+fn target(port: u16) -> Target {
+    Target {
+        port,
+        name: Arc::from("default/web:http"),
+        other_ports: OtherPorts::Refuse,
+    }
+}
+
+/// Our lines in both tables of `family`, without those that declare chains.
+async fn ours(family: Family) -> String {
+    let xtables = Xtables::find(family).await.unwrap();
+    let saved = xtables.save("filter").await.unwrap() + &xtables.save("nat").await.unwrap();
+    let rules = saved.lines().filter(|line| line.starts_with("-A"));
+    let ours = rules.filter(|line| line.contains(plan::CHAIN));
+    ours.map(|line| format!("{line}\n")).collect()
+}
+
+fn block_on(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(test);
+}
+
+#[test]
+fn rules_follow_are_repaired_and_go() {
+    in_namespace(|| {
+        ip("addr add 192.0.2.1/32 dev lo");
+        block_on(async {
+            let mut redirect = Redirect::new(&BOTH, NodePortAddresses::All).await.unwrap();
+            let web = frontend(IpFamily::V4, Some("10.96.0.1"), 80);
+            let web6 = frontend(IpFamily::V6, Some("fd96::1"), 80);
+            let node = frontend(IpFamily::V4, None, 30_080);
+            let mut want = Want::from([web, web6, node].map(|f| (f, target(40_000))));
+            assert_eq!(redirect.sync(&want, None).await.unwrap().failed, []);
+            let v4 = ours(Family::V4).await;
+            for part in [
+                "-A PREROUTING -m comment",
+                "-A OUTPUT -m comment",
+                "-A INPUT -m conntrack",
+                "--dport 40000 -j REJECT",
+                "-d 10.96.0.1/32 -p tcp -m tcp --dport 80",
+                "--dst-type LOCAL -m tcp --dport 30080",
+                "--to-destination 192.0.2.1:40000",
+            ] {
+                assert!(v4.contains(part), "{part} is missing in\n{v4}");
+            }
+            // Without an address of the family only REDIRECT is left.
+            let v6 = ours(Family::V6).await;
+            assert!(v6.contains("-j REDIRECT --to-ports 40000"), "{v6}");
+
+            want.remove(&web6);
+            let https = frontend(IpFamily::V4, Some("10.96.0.1"), 443);
+            want.insert(https, target(40_001));
+            redirect.sync(&want, Some(&[web6, https])).await.unwrap();
+            let step = ours(Family::V4).await;
+            assert!(step.contains("--dport 443") && step.contains("40001 -j REJECT"));
+            assert!(!ours(Family::V6).await.contains("40000"));
+
+            // Someone flushes our chain and drops a jump: a full sync repairs.
+            let xtables = Xtables::find(Family::V4).await.unwrap();
+            let sorted = |text: String| {
+                let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+                lines.sort();
+                lines
+            };
+            let broken = format!("*nat\n-F {}\n-F PREROUTING\nCOMMIT\n", plan::CHAIN);
+            xtables.restore(&broken).await.unwrap();
+            redirect.sync(&want, None).await.unwrap();
+            assert_eq!(sorted(ours(Family::V4).await), sorted(step));
+
+            // A failed step is made good by the next one, of its own accord.
+            xtables.restore(&broken).await.unwrap();
+            want.remove(&https);
+            redirect.sync(&want, Some(&[https])).await.unwrap_err();
+            redirect.sync(&want, Some(&[])).await.unwrap();
+            let good = ours(Family::V4).await;
+            assert!(!good.contains("--dport 443") && good.contains("--dport 30080"));
+
+            let foreign = "*nat\n-A POSTROUTING -s 192.0.2.0/24 -j RETURN\nCOMMIT\n";
+            xtables.restore(foreign).await.unwrap();
+            Redirect::cleanup(&BOTH).await.unwrap();
+            Redirect::cleanup(&BOTH).await.unwrap();
+            assert_eq!(ours(Family::V4).await + &ours(Family::V6).await, "");
+            let left = xtables.save("nat").await.unwrap();
+            assert!(left.contains("-A POSTROUTING -s 192.0.2.0/24"), "{left}");
+        });
+    });
+}
