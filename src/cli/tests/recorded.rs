@@ -22,6 +22,29 @@ fn flags_alone_make_what_kube_proxy_recorded() {
 }
 
 #[test]
+fn what_exists_once_a_mode_is_written_with_the_mode() {
+    for (mode, periods, masquerade_all) in [
+        ("ipvs", "ipvs", "iptables"),
+        ("iptables", "iptables", "iptables"),
+        ("userspace", "iptables", "iptables"),
+        ("nftables", "nftables", "nftables"),
+    ] {
+        let mode = format!("--proxy-mode={mode}");
+        let written = settings(&[&mode, "--masquerade-all"])
+            .configuration
+            .to_value();
+        for section in ["iptables", "ipvs", "nftables"] {
+            let expected = if section == periods { "30s" } else { "0s" };
+            assert_eq!(written[section]["syncPeriod"], expected, "{mode} {section}");
+        }
+        for section in ["iptables", "nftables"] {
+            let all = &written[section]["masqueradeAll"];
+            assert_eq!(all, &(section == masquerade_all), "{mode} {section}");
+        }
+    }
+}
+
+#[test]
 fn what_is_written_means_the_same_when_read() {
     for (file, flags) in [
         (None, &[][..]),
