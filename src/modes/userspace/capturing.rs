@@ -16,10 +16,13 @@ pub struct Capture {
     redirect: Option<Redirect>,
     local: Option<Local>,
     route: netlink::Socket,
+    /// An earlier run may have captured the other way; that goes once this
+    /// one is in force.
+    other_way_cleaned: bool,
 }
 
 impl Capture {
-    /// Capture by the methods of `choice`; touches nothing yet.
+    /// Capture by the methods of `choice`.
     ///
     /// # Errors
     /// When the kernel's doors for it cannot be opened.
@@ -37,6 +40,7 @@ impl Capture {
             },
             route: netlink::Socket::open(netlink::Protocol::Route)?,
             choice,
+            other_way_cleaned: false,
         })
     }
 
@@ -85,6 +89,11 @@ impl Capture {
             report.failed.extend(done.failed);
             report.notes.extend(done.notes);
         }
+        if !self.other_way_cleaned {
+            Redirect::cleanup(&self.choice.families(Method::Local)).await?;
+            Local::cleanup(&self.choice.families(Method::Redirect))?;
+            self.other_way_cleaned = true;
+        }
         Ok(report)
     }
 }
@@ -95,7 +104,8 @@ impl Capture {
 /// With the first thing that could not be removed; the others are removed all
 /// the same.
 pub async fn cleanup() -> Result<(), Error> {
-    let redirect = Redirect::cleanup().await;
-    let local = Local::cleanup();
+    let both = [IpFamily::V4, IpFamily::V6];
+    let redirect = Redirect::cleanup(&both).await;
+    let local = Local::cleanup(&both);
     redirect.and(local)
 }

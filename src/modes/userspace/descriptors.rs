@@ -103,7 +103,7 @@ mod tests {
         let now = tokio::time::timeout(std::time::Duration::ZERO, &mut waiting).await;
         assert!(now.is_err(), "one is not enough for two");
         drop(most);
-        waiting.await;
+        drop(waiting.await);
     }
 
     #[test]

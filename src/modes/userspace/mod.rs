@@ -1,9 +1,9 @@
 //! Userspace mode: accept a connection, pick an endpoint, splice the bytes;
 //! when a backend does not answer, retry on another.
 //!
-//! A [`plan`] says which portals a ServicePort needs; a gate holds a portal's
+//! A plan says which portals a ServicePort needs; a gate holds a portal's
 //! listening sockets; [`capture`] brings the packets to them. What runs on the
-//! workers ([`tcp`], [`udp`]) sees portals only, and reads them without locks.
+//! workers (`tcp`, `udp`) sees portals only, and reads them without locks.
 
 mod affinity;
 mod backends;
@@ -398,12 +398,25 @@ impl Userspace {
         self.unconfirmed.insert(*frontend);
     }
 
+    /// The local port of a redirected portal: never one that its clients call,
+    /// because a rule would have nothing to translate then.
     fn local_port(&mut self, gate: &mut Gate) -> io::Result<SocketAddr> {
-        if let Some(held) = &gate.held {
-            return Ok(held.address);
+        let called: Vec<u16> = gate.plan.frontends.iter().map(|f| f.port).collect();
+        let name = gate.plan.name.port.clone();
+        let mut unfit = Vec::new();
+        let held = loop {
+            let held = match gate.held.take() {
+                Some(held) => held,
+                None => self.ports.hold(name.protocol, name.family)?,
+            };
+            match called.contains(&held.address.port()) {
+                true => unfit.push(held),
+                false => break held,
+            }
+        };
+        for held in &unfit {
+            self.ports.release(held);
         }
-        let name = &gate.plan.name.port;
-        let held = self.ports.hold(name.protocol, name.family)?;
         let address = held.address;
         gate.held = Some(held);
         Ok(address)

@@ -1,6 +1,6 @@
 //! How packets for service addresses reach our listeners.
 //!
-//! Two ways, chosen per IP family ([`choose`]):
+//! Two ways, chosen per IP family ([`choose()`]):
 //! - [`Redirect`]: nat rules send them to a listener's own local port, which
 //!   is bound to the wildcard address of its family;
 //! - [`Local`]: no netfilter at all; routing delivers them here, and listeners

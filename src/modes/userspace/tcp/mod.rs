@@ -5,7 +5,13 @@ mod first_flight;
 mod pipe;
 mod relay;
 
-use std::{future::poll_fn, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    net::IpAddr,
+    sync::Arc,
+    task::{Poll, ready},
+    time::Duration,
+};
 
 use socket2::SockRef;
 use tokio::{
@@ -15,7 +21,7 @@ use tokio::{
 };
 
 use self::{
-    dial::{Open, Search},
+    dial::{Dialed, Open, Search},
     first_flight::FirstFlight,
     relay::{End, Progress, Relay, Side},
 };
@@ -127,36 +133,7 @@ async fn connection(
             return;
         };
         let mut relay = Relay::new(first);
-        let backend = &dialed.stream;
-        let end = loop {
-            let step = poll_fn(|cx| relay.poll(cx, &client, backend, &shared.descriptors));
-            match step.await {
-                Progress::Ended(end) => break end,
-                Progress::HalfClosed(side) => {
-                    dialed.lease.half_close();
-                    // A side that has closed its direction is not read any
-                    // more, so that its reset is seen only by asking for it.
-                    let closed = match side {
-                        Side::Client => &client,
-                        Side::Backend => backend,
-                    };
-                    let rest = async {
-                        loop {
-                            let step =
-                                poll_fn(|cx| relay.poll(cx, &client, backend, &shared.descriptors));
-                            if let Progress::Ended(end) = step.await {
-                                return end;
-                            }
-                        }
-                    };
-                    break tokio::select! {
-                        biased;
-                        end = rest => end,
-                        _ = closed.ready(Interest::ERROR) => End::Reset,
-                    };
-                }
-            }
-        };
+        let end = carry(&shared, &mut relay, &client, &mut dialed).await;
         match end {
             End::Closed => return,
             End::Reset => {
@@ -172,6 +149,37 @@ async fn connection(
                 first = kept;
             }
         }
+    }
+}
+
+/// Moves bytes until the connection ends.
+async fn carry(shared: &Shared, relay: &mut Relay, client: &TcpStream, dialed: &mut Dialed) -> End {
+    let backend = &dialed.stream;
+    let step = poll_fn(|cx| relay.poll(cx, client, backend, &shared.descriptors));
+    let side = match step.await {
+        Progress::Ended(end) => return end,
+        Progress::HalfClosed(side) => side,
+    };
+    dialed.lease.half_close();
+    // A side that has closed its direction is not read any more, so that its
+    // reset is seen only by asking for it.
+    let closed = match side {
+        Side::Client => client,
+        Side::Backend => backend,
+    };
+    let rest = poll_fn(|cx| {
+        loop {
+            if let Progress::Ended(end) =
+                ready!(relay.poll(cx, client, backend, &shared.descriptors))
+            {
+                return Poll::Ready(end);
+            }
+        }
+    });
+    tokio::select! {
+        biased;
+        end = rest => end,
+        _ = closed.ready(Interest::ERROR) => End::Reset,
     }
 }
 

@@ -37,11 +37,7 @@ pub fn control_buffer() -> Vec<u8> {
 ///
 /// # Errors
 /// Those of recvmsg(2); `WouldBlock` when there is none.
-pub fn receive(
-    socket: &UdpSocket,
-    buffer: &mut [u8],
-    control: &mut Vec<u8>,
-) -> io::Result<Received> {
+pub fn receive(socket: &UdpSocket, buffer: &mut [u8], control: &mut [u8]) -> io::Result<Received> {
     socket.try_io(Interest::READABLE, || {
         let mut parts = [IoSliceMut::new(buffer)];
         let message = recvmsg::<SockaddrStorage>(
