@@ -34,7 +34,8 @@ check:
 	@if command -v cargo-deny >/dev/null && [ -f deny.toml ]; then $(CARGO) deny check; \
 	else echo 'cargo-deny is not installed: licences and advisories not checked'; fi
 
-bench: acceptance
+bench: test-tools
+	$(CARGO) bench --bench userspace
 
 # Figures are the lines that begin with FIGURE.
 acceptance: test-tools
