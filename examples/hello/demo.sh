@@ -62,13 +62,12 @@ backend() { # name address
     ip netns exec "$1" "$whoami" serve "$1" "$2:8080" &
 }
 call() { ip netns exec client "$whoami" call 10.96.0.10:80; }
-# Waits for a command to succeed.
+# Waits for a command to succeed, twenty seconds at most.
 until_true() {
-    tries=0
+    deadline=$(($(date +%s) + 20))
     until "$@" >/dev/null 2>&1; do
         [ -z "${tripod_pid-}" ] || kill -0 "$tripod_pid" 2>/dev/null || fail "Tripod ended"
-        tries=$((tries + 1))
-        [ $tries -lt 200 ] || fail "this never came true: $*"
+        [ "$(date +%s)" -lt "$deadline" ] || fail "this never came true: $*"
         sleep 0.05
     done
 }

@@ -82,11 +82,16 @@ impl Backend {
             .stdout(Stdio::piped());
         let mut process = Group::spawn(&mut command).expect("starting a backend");
         let said = process.child().stdout.take().expect("it is piped");
-        let ready = BufReader::new(said)
+        let mut said = BufReader::new(said);
+        let ready = said
+            .by_ref()
             .lines()
             .map_while(Result::ok)
             .any(|line| line.contains(READY));
         assert!(ready, "backend {} did not start", self.host.name());
+        // Kept open: the harness in there ends when it cannot write its "has
+        // been running for over 60 seconds".
+        process.child().stdout = Some(said.into_inner());
         self.process = Some(process);
     }
 

@@ -58,7 +58,8 @@ impl Lab {
             "addr add 192.0.2.10/24 dev eth0",
             "addr add 2001:db8::10/64 dev eth0 nodad",
         ]);
-        // Nobody's addresses, which the node is said to know about.
+        // It also ends the way of service addresses that nobody captures: having
+        // no route for them, it says so.
         outside.ip(&[
             "link set eth0 up",
             "addr add 192.0.2.20/24 dev eth0",
@@ -67,6 +68,10 @@ impl Lab {
             "route add 203.0.113.0/24 via 192.0.2.10",
             "route add 2001:db8:51::/64 via 2001:db8::10",
             "route add 2001:db8:113::/64 via 2001:db8::10",
+            "route add 10.244.0.0/24 via 192.0.2.10",
+            "route add fd00:244::/64 via 2001:db8::10",
+            "route add unreachable default",
+            "route add unreachable ::/0",
         ]);
         // Without a default route the node could not call a service address:
         // the packet would fail before any rule sees it.

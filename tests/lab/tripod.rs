@@ -31,6 +31,19 @@ impl Tripod {
     pub fn start(lab: &Lab) -> Tripod {
         let mut tripod = Tripod::launch(lab, lab.node.command(tripod_binary()));
         tripod.wait_ready(&lab.node);
+        // Asked to choose by itself, it has to have chosen what works here.
+        for family in ["IPv4", "IPv6"]
+            .iter()
+            .filter(|_| lab.capture.flag() == "auto")
+        {
+            let chosen = format!("{family}: {} capture", lab.capture.name());
+            assert_eq!(
+                tripod.said(&[&chosen]),
+                1,
+                "no {chosen:?} in:\n{}",
+                tripod.log()
+            );
+        }
         tripod
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::comes_to_reach;
+use super::{comes_to_fail, comes_to_reach};
 use crate::lab::{Lab, Service, eventually, udp, udp_ask, udp_say};
 
 on_each_capture!(
@@ -11,6 +11,8 @@ on_each_capture!(
     a_refused_client_moves_on,
     a_client_with_two_addresses_called_gets_the_right_answers,
     large_datagrams_pass,
+    a_client_that_called_too_early_is_served,
+    a_client_survives_a_service_that_goes_and_comes_back,
 );
 on_each_capture!(alone: a_thousand_clients_come_and_go);
 
@@ -60,16 +62,20 @@ fn a_thousand_clients_come_and_go(lab: &mut Lab) {
     }
     assert_eq!(tally.len(), 3, "all backends have a part: {tally:?}");
     let during = tripod.descriptors();
+    // A health check may have been open at first.
     assert!(
-        during >= before + CLIENTS,
+        during + 8 >= before + CLIENTS,
         "{during} descriptors after {before}"
     );
+    let gauge = "tripod_userspace_udp_associations";
+    assert_eq!(tripod.metric(&lab.node, gauge), Some(CLIENTS as f64));
     eventually("all associations end", FORGOTTEN, || {
         match tripod.descriptors() {
             n if n <= before + 8 => Ok(()),
             n => Err(format!("{n} descriptors, {before} before")),
         }
     });
+    assert_eq!(tripod.metric(&lab.node, gauge), Some(0.0));
     // A client that was forgotten is a new one.
     assert!(udp_say(&sockets[0], "again").is_ok());
 }
@@ -153,6 +159,56 @@ fn large_datagrams_pass(lab: &mut Lab) {
             assert_eq!(n, size + "a ".len(), "{size} bytes to {to}");
             assert_eq!(&buffer[..2], b"a ");
             assert_eq!(buffer[2..n], sent);
+        }
+    }
+}
+
+/// Of a client that keeps its socket and keeps sending, the kernel may remember
+/// where its datagrams went before there was anybody to take them.
+fn a_client_that_called_too_early_is_served(lab: &mut Lab) {
+    let (early, empty) = (Service::new("early", 10), Service::new("empty", 11));
+    lab.add_backends(&["a"]);
+    lab.publish(&empty, &[]);
+    let _tripod = lab.tripod();
+    for from in lab.insiders() {
+        for there in [&early, &empty] {
+            for to in there.cluster() {
+                lab.publish(&empty, &[]);
+                let socket = udp(from, to).expect("a socket");
+                socket
+                    .set_read_timeout(Some(Duration::from_millis(200)))
+                    .expect("a time limit");
+                comes_to_fail("nobody is there yet", || udp_say(&socket, "hello?"));
+                lab.publish_all(there);
+                let what = format!("the Service that came, {to} from {}", from.name());
+                comes_to_reach(&what, &["a"], || udp_say(&socket, "hello"));
+                if there.name == early.name {
+                    lab.withdraw(&early);
+                }
+            }
+        }
+    }
+}
+
+fn a_client_survives_a_service_that_goes_and_comes_back(lab: &mut Lab) {
+    let (web, other) = (Service::new("web", 10), Service::new("other", 11));
+    lab.add_backends(&["a"]).publish_all(&web);
+    let _tripod = lab.tripod();
+    for from in lab.insiders() {
+        for to in web.cluster() {
+            let socket = udp(from, to).expect("a socket");
+            socket
+                .set_read_timeout(Some(Duration::from_millis(200)))
+                .expect("a time limit");
+            comes_to_reach("at first", &["a"], || udp_say(&socket, "hello"));
+            lab.withdraw(&web);
+            comes_to_fail("the Service that went", || udp_say(&socket, "hello?"));
+            // In between, another may take what the first one used.
+            lab.publish_all(&other);
+            lab.publish_all(&web);
+            let what = format!("the Service that came back, {to} from {}", from.name());
+            comes_to_reach(&what, &["a"], || udp_say(&socket, "hello again"));
+            lab.withdraw(&other);
         }
     }
 }
