@@ -1,12 +1,26 @@
 //! Starts the parts and joins them; nothing else.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+    process::ExitCode,
+    sync::Arc,
+};
 
+use ipnet::IpNet;
 use prometheus::Registry;
-use tokio::signal::unix::{SignalKind, signal};
+use serde_json::json;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
 use tripod::{
     cli::{self, Command, Serve},
-    kernel::addresses::AddressChanges,
+    events::Recorder,
+    kernel::{
+        addresses::{self, AddressChanges},
+        netlink::{Protocol, Socket},
+    },
     log,
     modes::{
         choose,
@@ -16,15 +30,15 @@ use tripod::{
         },
     },
     node,
-    runner::{Health, Runner},
-    serve,
+    runner::{Runner, health::Health, metrics::Metrics, pace},
+    serve::{self, Bind, Introspection, service_health::ServiceHealth},
     services::Tracker,
     watch,
 };
 
 fn main() -> ExitCode {
     let cli = cli::parse();
-    log::start(cli.serve.verbosity);
+    log::start(cli.serve.verbosity, log::Format::Text);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -75,26 +89,69 @@ async fn run(options: Serve) -> Done {
     }
 
     let registry = Registry::new();
-    let health = Arc::new(Health::default());
+    let pace = pace::Options::default();
+    let health = Arc::new(Health::new(2 * pace.sync_period));
     let proxy = userspace_mode(&options, &registry).await?;
     tracing::info!(%node, %mode, manifests = %manifests.display(), "starting");
+
+    let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
+    let bind = |address| Bind {
+        address,
+        hard_fail: false,
+    };
     if let Some(address) = options.healthz_bind_address.0 {
-        tokio::spawn(serve::health(address, Arc::clone(&health)));
+        let probes = serve::health(bind(address), Arc::clone(&health), &registry)?;
+        serving.spawn(probes);
     }
     if let Some(address) = options.metrics_bind_address.0 {
-        tokio::spawn(serve::metrics(address, registry, mode));
+        let about = Introspection::new(registry.clone(), mode, json!({}), BTreeMap::new());
+        serving.spawn(serve::metrics(bind(address), about)?);
     }
 
     let batches = watch::manifests::spawn(manifests);
-    let mut runner = Runner::new(proxy, Tracker::new(&node), health);
+    let metrics = Metrics::register(&registry)?;
+    let mut runner = Runner::new(
+        proxy,
+        Tracker::new(&node),
+        pace,
+        Arc::clone(&health),
+        metrics,
+    );
+    let ranges = options.nodeport_addresses.clone();
+    runner.follow(ServiceHealth::start(
+        move || node_port_addresses(&ranges),
+        health,
+        Recorder::nowhere(),
+    ));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         () = runner.run(batches, Some(AddressChanges::open()?)) => {
             Err("the source of objects ended unexpectedly".into())
         }
+        Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
+    }
+}
+
+/// Where node ports are served now: the node's addresses within `ranges`, or
+/// every address.
+fn node_port_addresses(ranges: &[IpNet]) -> Vec<IpAddr> {
+    if ranges.is_empty() {
+        return vec![Ipv6Addr::UNSPECIFIED.into()];
+    }
+    let listed = Socket::open(Protocol::Route).and_then(|mut socket| addresses::list(&mut socket));
+    match listed {
+        Ok(all) => {
+            let all = all.into_iter().map(|address| address.address);
+            all.filter(|ip| ranges.iter().any(|range| range.contains(ip)))
+                .collect()
+        }
+        Err(error) => {
+            tracing::error!("health-check node ports are closed until the next full sync: {error}");
+            Vec::new()
+        }
     }
 }
 
