@@ -74,3 +74,83 @@ impl AfterSync for NoLocalEndpoints {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::services::{Endpoints, IpFamily, Protocol, ServiceName, SessionAffinity};
+
+    fn port() -> ServicePort {
+        ServicePort {
+            name: ServicePortName {
+                service: ServiceName {
+                    namespace: Arc::from("ns"),
+                    name: Arc::from("web"),
+                },
+                port: Arc::from(""),
+                protocol: Protocol::Tcp,
+                family: IpFamily::V4,
+            },
+            cluster_ip: [10, 0, 0, 1].into(),
+            port: 80,
+            node_port: Some(30_000),
+            external_ips: Box::default(),
+            load_balancer_ips: Box::default(),
+            load_balancer_source_ranges: Box::default(),
+            session_affinity: SessionAffinity::None,
+            internal_traffic_policy: TrafficPolicy::Local,
+            external_traffic_policy: TrafficPolicy::Local,
+            health_check_node_port: None,
+            endpoints: Arc::new(Endpoints {
+                has_any: true,
+                ..Endpoints::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn traffic_lacks_endpoints_where_its_policy_is_local_and_they_are_elsewhere() {
+        let endpoints = |change: fn(&mut Endpoints)| {
+            let mut endpoints = Endpoints {
+                has_any: true,
+                ..Endpoints::default()
+            };
+            change(&mut endpoints);
+            Arc::new(endpoints)
+        };
+        let elsewhere = port();
+        let here = ServicePort {
+            endpoints: endpoints(|e| e.local = Box::new([0])),
+            ..port()
+        };
+        let nowhere = ServicePort {
+            endpoints: endpoints(|e| e.has_any = false),
+            ..port()
+        };
+        let internal_cluster = ServicePort {
+            internal_traffic_policy: TrafficPolicy::Cluster,
+            ..port()
+        };
+        let external_cluster = ServicePort {
+            external_traffic_policy: TrafficPolicy::Cluster,
+            ..port()
+        };
+        let inside_only = ServicePort {
+            node_port: None,
+            ..port()
+        };
+        for (port, internal, external) in [
+            (elsewhere, true, true),
+            (here, false, false),
+            (nowhere, false, false),
+            (internal_cluster, false, true),
+            (external_cluster, true, false),
+            (inside_only, true, false),
+        ] {
+            assert_eq!(lacks(&port, Policy::Internal), internal, "{port:?}");
+            assert_eq!(lacks(&port, Policy::External), external, "{port:?}");
+        }
+    }
+}

@@ -73,23 +73,22 @@ impl ServiceHealth {
         }
     }
 
-    fn look_at(&mut self, name: &ServicePortName, port: Option<&ServicePort>) {
-        let part = port.and_then(part);
+    /// True if it has, or had, a health-check port.
+    fn look_at(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
         let service = &name.service;
-        match part {
-            Some(part) => {
-                let parts = self.parts.entry(service.clone()).or_default();
-                parts.insert(name.clone(), part);
-            }
-            None => {
-                if let Some(parts) = self.parts.get_mut(service) {
-                    parts.remove(name);
-                    if parts.is_empty() {
-                        self.parts.remove(service);
-                    }
-                }
-            }
+        if let Some(part) = port.and_then(part) {
+            let parts = self.parts.entry(service.clone()).or_default();
+            parts.insert(name.clone(), part);
+            return true;
         }
+        let Some(parts) = self.parts.get_mut(service) else {
+            return false;
+        };
+        let had = parts.remove(name).is_some();
+        if parts.is_empty() {
+            self.parts.remove(service);
+        }
+        had
     }
 
     fn checks(&self) -> BTreeMap<ServiceName, Check> {
@@ -127,6 +126,7 @@ fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>) -> usize {
 
 impl AfterSync for ServiceHealth {
     fn synced(&mut self, map: &ServiceMap, changes: &Changes) {
+        let mut concerned = changes.full;
         if changes.full {
             self.parts.clear();
             for port in map
@@ -137,8 +137,11 @@ impl AfterSync for ServiceHealth {
             }
         } else {
             for name in &changes.ports {
-                self.look_at(name, map.get(name).map(|port| &**port));
+                concerned |= self.look_at(name, map.get(name).map(|port| &**port));
             }
+        }
+        if !concerned {
+            return;
         }
         let addresses = changes
             .full
