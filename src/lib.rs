@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod events;
 pub mod kernel;
 pub mod log;
 pub mod modes;

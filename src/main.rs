@@ -1,13 +1,26 @@
 //! Starts the parts and joins them; nothing else.
 
-use std::{path::Path, process::ExitCode, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+};
 
+use ipnet::IpNet;
 use prometheus::Registry;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
 use tripod::{
     cli::{self, Job, Settings},
     config::{self, ConfigFile},
-    kernel::addresses::AddressChanges,
+    events::Recorder,
+    kernel::{
+        addresses::{self, AddressChanges},
+        netlink::{Protocol, Socket},
+    },
     log,
     modes::{
         choose,
@@ -17,8 +30,8 @@ use tripod::{
         },
     },
     node,
-    runner::{Health, Runner},
-    serve,
+    runner::{Runner, health::Health, metrics::Metrics, pace},
+    serve::{self, Bind, Introspection, service_health::ServiceHealth},
     services::Tracker,
     watch,
 };
@@ -28,7 +41,12 @@ fn main() -> ExitCode {
         Ok(settings) => settings,
         Err(stop) => return stop.print(),
     };
-    log::start(u8::try_from(settings.configuration.logging.verbosity).unwrap_or(u8::MAX));
+    let logging = &settings.configuration.logging;
+    let format = match logging.format.as_str() {
+        "json" => log::Format::Json,
+        _ => log::Format::Text,
+    };
+    log::start(u8::try_from(logging.verbosity).unwrap_or(u8::MAX), format);
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }
@@ -88,24 +106,61 @@ async fn run(settings: Settings) -> Done {
     }
 
     let registry = Registry::new();
-    let health = Arc::new(Health::default());
+    let default = pace::Options::default();
+    let pace = pace::Options {
+        sync_period: effective.sync_period,
+        min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
+        ..default
+    };
+    let health = Arc::new(Health::new(2 * pace.sync_period));
     let proxy = userspace_mode(&settings, &registry).await?;
     tracing::info!(%node, %mode, manifests = %manifests.display(), "starting");
+
+    let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
+    let bind = |address| Bind {
+        address,
+        hard_fail: settings.configuration.bind_address_hard_fail,
+    };
     if let Some(address) = effective.healthz {
-        tokio::spawn(serve::health(address, Arc::clone(&health)));
+        let probes = serve::health(bind(address), Arc::clone(&health), &registry)?;
+        serving.spawn(probes);
     }
     if let Some(address) = effective.metrics {
-        tokio::spawn(serve::metrics(address, registry, mode));
+        let flags = settings
+            .flags
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), v.clone()));
+        let about = Introspection::new(
+            registry.clone(),
+            mode,
+            settings.configuration.to_value(),
+            flags.collect(),
+        );
+        serving.spawn(serve::metrics(bind(address), about)?);
     }
 
     let batches = watch::manifests::spawn(manifests);
-    let mut runner = Runner::new(proxy, Tracker::new(&node), health);
+    let metrics = Metrics::register(&registry)?;
+    let mut runner = Runner::new(
+        proxy,
+        Tracker::new(&node),
+        pace,
+        Arc::clone(&health),
+        metrics,
+    );
+    let ranges = node_port_ranges(&effective.node_ports);
+    runner.follow(ServiceHealth::start(
+        move || node_port_addresses(&ranges),
+        health,
+        Recorder::nowhere(),
+    ));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         () = runner.run(batches, Some(AddressChanges::open()?)) => {
             Err("the source of objects ended unexpectedly".into())
         }
+        Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
         changed = config_changed(settings.file.as_ref()) => Err(changed.into()),
@@ -124,6 +179,40 @@ async fn config_changed(file: Option<&ConfigFile>) -> String {
     }
 }
 
+/// Where node ports are served now: the node's addresses within `ranges`, or
+/// every address.
+fn node_port_addresses(ranges: &[IpNet]) -> Vec<IpAddr> {
+    if ranges.is_empty() {
+        return vec![Ipv6Addr::UNSPECIFIED.into()];
+    }
+    let listed = Socket::open(Protocol::Route).and_then(|mut socket| addresses::list(&mut socket));
+    match listed {
+        Ok(all) => {
+            let all = all.into_iter().map(|address| address.address);
+            all.filter(|ip| ranges.iter().any(|range| range.contains(ip)))
+                .collect()
+        }
+        Err(error) => {
+            tracing::error!("health-check node ports are closed until the next full sync: {error}");
+            Vec::new()
+        }
+    }
+}
+
+/// Networks that serve node ports; empty: all addresses do.
+fn node_port_ranges(configured: &config::NodePortAddresses) -> Vec<IpNet> {
+    match configured {
+        config::NodePortAddresses::Within(ranges) => ranges.clone(),
+        config::NodePortAddresses::All => Vec::new(),
+        config::NodePortAddresses::Primary => {
+            tracing::warn!(
+                "node ports are served on all addresses: `primary` is not known to this version"
+            );
+            Vec::new()
+        }
+    }
+}
+
 async fn userspace_mode(
     settings: &Settings,
     registry: &Registry,
@@ -133,17 +222,10 @@ async fn userspace_mode(
         tracing::info!("{reason}");
     }
     let effective = &settings.effective;
-    let (node_ports, ranges) = match &effective.node_ports {
-        config::NodePortAddresses::Within(ranges) => {
-            (NodePortAddresses::Within(ranges.clone()), ranges.clone())
-        }
-        config::NodePortAddresses::All => (NodePortAddresses::All, Vec::new()),
-        config::NodePortAddresses::Primary => {
-            tracing::warn!(
-                "node ports are served on all addresses: `primary` is not known to this version"
-            );
-            (NodePortAddresses::All, Vec::new())
-        }
+    let ranges = node_port_ranges(&effective.node_ports);
+    let node_ports = match ranges.as_slice() {
+        [] => NodePortAddresses::All,
+        ranges => NodePortAddresses::Within(ranges.to_vec()),
     };
     let capture = Capture::new(choice, node_ports).await?;
     let options = userspace::Options {

@@ -5,6 +5,7 @@
 //! [`addresses::LABEL`], netfilter chains a name of their own.
 
 pub mod addresses;
+pub mod conntrack;
 pub mod links;
 #[cfg(test)]
 pub(crate) mod namespace;

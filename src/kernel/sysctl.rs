@@ -18,6 +18,13 @@ impl Error {
     }
 }
 
+impl From<Error> for io::Error {
+    /// Keeps the kind; the text says what could not be done.
+    fn from(error: Error) -> io::Error {
+        io::Error::new(error.source.kind(), error)
+    }
+}
+
 fn path(name: &str) -> Result<PathBuf, io::Error> {
     // Interface names may hold dots, so a name with slashes is taken as it is.
     let relative = if name.contains('/') {

@@ -1,61 +1,87 @@
 //! A small HTTP/1.1 server: GET requests, answers that fit in memory.
 
-use std::{convert::Infallible, io, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
-    header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
+    header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS},
     server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, task::JoinSet};
 
 /// How long a client may take for its request head.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Pause after a connection could not be accepted: most likely descriptors
+/// ran out, and they come back.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Connections that a listener keeps at once. Probes and scrapes need few;
+/// nobody may take the data path's descriptors by opening more.
+const CONNECTIONS: usize = 256;
+
+/// What an answer may depend on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked<'a> {
+    /// The path, without query.
+    pub(super) path: &'a str,
+    /// The `Accept` header; empty if there is none.
+    pub(super) accept: &'a str,
+}
+
 /// An answer to a GET request.
 #[derive(Debug)]
-pub struct Answer {
-    status: StatusCode,
-    kind: &'static str,
-    body: Vec<u8>,
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) kind: &'static str,
+    pub(super) body: Vec<u8>,
+    more: Option<(HeaderName, HeaderValue)>,
 }
 
 impl Answer {
-    /// 200 with plain text.
-    pub fn text(body: &str) -> Self {
+    fn new(kind: &'static str, body: impl Into<Vec<u8>>) -> Answer {
         Answer {
             status: StatusCode::OK,
-            kind: "text/plain; charset=utf-8",
+            kind,
             body: body.into(),
+            more: None,
         }
+    }
+
+    /// 200 with plain text.
+    pub(super) fn text(body: impl Into<Vec<u8>>) -> Answer {
+        Answer::new("text/plain; charset=utf-8", body)
+    }
+
+    /// 200 with JSON.
+    pub(super) fn json(body: impl Into<Vec<u8>>) -> Answer {
+        Answer::new("application/json", body)
     }
 
     /// 200 with metrics in the Prometheus text format, version 0.0.4.
-    pub fn metrics(body: Vec<u8>) -> Self {
-        Answer {
-            status: StatusCode::OK,
-            kind: "text/plain; version=0.0.4; charset=utf-8",
-            body,
-        }
-    }
-
-    /// 503 with the reason.
-    pub fn unavailable(why: &str) -> Self {
-        Answer {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            ..Answer::text(why)
-        }
+    pub(super) fn metrics(body: Vec<u8>) -> Answer {
+        Answer::new("text/plain; version=0.0.4; charset=utf-8", body)
     }
 
     /// 404.
-    pub fn not_found() -> Self {
+    pub(super) fn not_found() -> Answer {
+        Answer::text("404 page not found\n").with_status(StatusCode::NOT_FOUND)
+    }
+
+    /// The same with another status.
+    pub(super) fn with_status(self, status: StatusCode) -> Answer {
+        Answer { status, ..self }
+    }
+
+    /// The same with one more header, the only one that it may have.
+    pub(super) fn with_header(self, name: HeaderName, value: HeaderValue) -> Answer {
         Answer {
-            status: StatusCode::NOT_FOUND,
-            ..Answer::text("404 page not found\n")
+            more: Some((name, value)),
+            ..self
         }
     }
 
@@ -65,38 +91,31 @@ impl Answer {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.kind));
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        headers.extend(self.more);
         response
     }
 }
 
-/// Answers GET requests for a path as `answer` says, until the listener fails.
-///
-/// # Errors
-/// When the address cannot be bound.
-pub async fn serve(
-    address: SocketAddr,
-    answer: impl Fn(&str) -> Answer + Clone + Send + Sync + 'static,
-) -> io::Result<()> {
-    let listener = TcpListener::bind(address).await?;
+/// Answers GET requests to `listener` as `answer` says, for ever. Connections
+/// end with it.
+pub(super) async fn serve(
+    listener: TcpListener,
+    answer: impl Fn(Asked<'_>) -> Answer + Clone + Send + Sync + 'static,
+) {
+    let mut connections = JoinSet::new();
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(_) => {
-                // Out of descriptors, most likely: they come back.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
+        let accepted = tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
         };
         let answer = answer.clone();
-        tokio::spawn(async move {
+        connections.spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
-                let answer = match *request.method() {
-                    Method::GET | Method::HEAD => answer(request.uri().path()),
-                    _ => Answer {
-                        status: StatusCode::METHOD_NOT_ALLOWED,
-                        ..Answer::text("only GET is served here\n")
-                    },
-                };
+                let answer = respond(&request, &answer);
                 async move { Ok::<_, Infallible>(answer.into_response()) }
             });
             // A client that breaks off is no event of ours.
@@ -107,4 +126,18 @@ pub async fn serve(
                 .await;
         });
     }
+}
+
+fn respond(request: &Request<Incoming>, answer: impl Fn(Asked<'_>) -> Answer) -> Answer {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return Answer::text("only GET is served here\n")
+            .with_status(StatusCode::METHOD_NOT_ALLOWED);
+    }
+    let accept = request.headers().get(ACCEPT);
+    answer(Asked {
+        path: request.uri().path(),
+        accept: accept
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default(),
+    })
 }

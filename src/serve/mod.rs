@@ -1,56 +1,75 @@
-//! What Tripod serves about itself over HTTP.
+//! What Tripod serves about itself over HTTP: probes, metrics, pages for
+//! people, and the health-check ports of Services.
 
+mod bind;
+mod healthz;
 mod http;
+mod introspection;
+mod process;
+pub mod service_health;
+mod zpages;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+#[cfg(test)]
+mod exposition;
+#[cfg(test)]
+mod tests;
 
-use prometheus::{Encoder, Registry, TextEncoder};
+use std::sync::Arc;
 
-use self::http::Answer;
-use crate::{modes::ModeName, runner::Health};
+use prometheus::Registry;
 
-/// Pause before an address that could not be bound is tried again, as
-/// kube-proxy does unless `--bind-address-hard-fail` is set.
-const BIND_AGAIN: Duration = Duration::from_secs(5);
+use self::healthz::Probes;
+pub use self::{
+    bind::{Bind, BindError},
+    introspection::Introspection,
+};
+use crate::runner::health::Health;
 
-/// Serves `/healthz` and `/livez` on `address`, for ever.
-pub async fn health(address: SocketAddr, health: Arc<Health>) {
-    serve("healthz", address, move |path| match path {
-        "/healthz" | "/livez" if health.is_synced() => Answer::text("ok"),
-        "/healthz" | "/livez" => Answer::unavailable("the last sync did not succeed"),
-        _ => Answer::not_found(),
+/// Has `registry` show how probes were answered, and answers with what is to
+/// be run: it serves `/healthz` and `/livez` at `at`, and ends only when the
+/// address cannot be bound and that is to be final.
+///
+/// # Errors
+/// When `registry` has metrics of these names already.
+pub fn health(
+    at: Bind,
+    health: Arc<Health>,
+    registry: &Registry,
+) -> Result<impl Future<Output = Result<(), Error>> + use<>, Error> {
+    let probes = Probes::register(health, registry)?;
+    Ok(async move {
+        let listener = at.listen("/healthz").await?;
+        http::serve(listener, move |asked| probes.answer(asked)).await;
+        Ok(())
     })
-    .await
 }
 
-/// Serves `/metrics` and `/proxyMode` on `address`, for ever.
-pub async fn metrics(address: SocketAddr, registry: Registry, mode: ModeName) {
-    serve("metrics", address, move |path| match path {
-        "/metrics" => {
-            let mut text = Vec::new();
-            match TextEncoder::new().encode(&registry.gather(), &mut text) {
-                Ok(()) => Answer::metrics(text),
-                Err(e) => Answer::unavailable(&e.to_string()),
-            }
-        }
-        "/proxyMode" => Answer::text(&mode.to_string()),
-        _ => Answer::not_found(),
+/// Registers the metrics that describe this process, and answers with what is
+/// to be run: it serves metrics and pages for people at `at`, and ends only
+/// when the address cannot be bound and that is to be final.
+///
+/// # Errors
+/// When the registry has metrics of these names already.
+pub fn metrics(
+    at: Bind,
+    about: Introspection,
+) -> Result<impl Future<Output = Result<(), Error>> + use<>, Error> {
+    about.register()?;
+    Ok(async move {
+        let about = Arc::new(about);
+        let listener = at.listen("/metrics").await?;
+        http::serve(listener, move |asked| about.answer(asked)).await;
+        Ok(())
     })
-    .await
 }
 
-async fn serve(
-    what: &'static str,
-    address: SocketAddr,
-    answer: impl Fn(&str) -> Answer + Clone + Send + Sync + 'static,
-) {
-    loop {
-        if let Err(e) = http::serve(address, answer.clone()).await {
-            tracing::error!(
-                "cannot serve {what} on {address}, trying again every {} s: {e}",
-                BIND_AGAIN.as_secs()
-            );
-        }
-        tokio::time::sleep(BIND_AGAIN).await;
-    }
+/// Something cannot be served at all.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its address cannot be bound.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Its metrics cannot be registered.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
 }

@@ -1,0 +1,112 @@
+//! What Tripod has to say to the cluster: Events (`events.k8s.io/v1`). Whoever
+//! notices something posts it here; whoever can reach the API server takes the
+//! events from the channel and writes them.
+
+use std::fmt;
+
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::services::ServiceName;
+
+/// Something that happened, as `kubectl describe` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The object that it is about.
+    pub regarding: Regarding,
+    /// How bad it is.
+    pub severity: Severity,
+    /// Why, in one CamelCase word (`reason`).
+    pub reason: &'static str,
+    /// What was done or failed, in one CamelCase word (`action`).
+    pub action: &'static str,
+    /// What to tell people (`note`).
+    pub note: String,
+}
+
+/// The object that an event is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Regarding {
+    /// The Node on which this runs.
+    ThisNode,
+    /// A Service.
+    Service(ServiceName),
+}
+
+/// How bad an event is (`type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// It is as it should be.
+    Normal,
+    /// Somebody should look.
+    Warning,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Severity::Normal => "Normal",
+            Severity::Warning => "Warning",
+        })
+    }
+}
+
+impl Event {
+    /// The proxy of this node starts. kube-proxy's words, which alerts know.
+    pub fn starting() -> Event {
+        Event {
+            regarding: Regarding::ThisNode,
+            severity: Severity::Normal,
+            reason: "Starting",
+            action: "StartKubeProxy",
+            note: String::new(),
+        }
+    }
+}
+
+/// Takes events. Clones post to the same place.
+#[derive(Clone, Debug)]
+pub struct Recorder(Option<Sender<Event>>);
+
+impl Recorder {
+    /// A recorder, and where its events come out. Events beyond `capacity` that
+    /// nobody has taken are dropped: they are news, and an API server that is
+    /// away must not cost memory.
+    pub fn new(capacity: usize) -> (Recorder, Receiver<Event>) {
+        let (sender, receiver) = channel(capacity.max(1));
+        (Recorder(Some(sender)), receiver)
+    }
+
+    /// One that drops all events, where there is no API server.
+    pub fn nowhere() -> Recorder {
+        Recorder(None)
+    }
+
+    /// Posts `event`, without waiting.
+    pub fn post(&self, event: Event) {
+        let Some(sender) = &self.0 else {
+            return;
+        };
+        if let Err(error) = sender.try_send(event) {
+            tracing::debug!("an Event is not posted: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn events_come_out_and_too_many_are_dropped() {
+        let (recorder, mut events) = Recorder::new(2);
+        for _ in 0..5 {
+            recorder.clone().post(Event::starting());
+        }
+        drop(recorder);
+        for _ in 0..2 {
+            assert_eq!(events.recv().await, Some(Event::starting()));
+        }
+        assert_eq!(events.recv().await, None);
+        Recorder::nowhere().post(Event::starting());
+    }
+}

@@ -1,0 +1,375 @@
+//! Limits and timeouts of connection tracking
+//! (Documentation/networking/nf_conntrack-sysctl.rst of the kernel), as
+//! kube-proxy sets them at start.
+//!
+//! What is to be set is worked out by [`plan`]; [`apply`] sets it. A kernel
+//! without connection tracking has nothing to set, and a container that may not
+//! set anything still runs: both are told, neither is fatal.
+
+use std::{fmt, fs, io, time::Duration};
+
+use super::sysctl;
+
+/// Where the kernel says how many CPUs are online. The process' own CPU set
+/// says nothing about the size of the node.
+const ONLINE_CPUS: &str = "/sys/devices/system/cpu/online";
+
+/// Buckets of the table of connections. Can be written in the first network
+/// namespace only.
+const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
+
+/// Connections per bucket.
+const PER_BUCKET: u64 = 4;
+
+/// What users set: `conntrack` of KubeProxyConfiguration. Zero everywhere means:
+/// leave it as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Connections that may be tracked, for each CPU; 0: `min` is ignored too.
+    pub max_per_core: u32,
+    /// Connections that may be tracked at least.
+    pub min: u32,
+    /// How long an established TCP connection may be idle.
+    pub tcp_established: Duration,
+    /// How long a TCP connection is kept after one side closed.
+    pub tcp_close_wait: Duration,
+    /// Packets outside the TCP window are tracked, not marked invalid.
+    pub tcp_be_liberal: bool,
+    /// How long a UDP flow is kept that got no answer.
+    pub udp: Duration,
+    /// How long a UDP flow is kept that got answers.
+    pub udp_stream: Duration,
+}
+
+/// One setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Its name, or the path of its file.
+    pub name: &'static str,
+    /// The value to have.
+    pub value: u64,
+    /// A larger value is as good.
+    pub at_least: bool,
+}
+
+/// A setting that could not be made.
+#[derive(Debug)]
+pub struct Unset {
+    /// The setting.
+    pub setting: Setting,
+    /// Why not.
+    pub reason: Reason,
+}
+
+/// Why a setting could not be made.
+#[derive(Debug)]
+pub enum Reason {
+    /// This kernel has no such setting: connection tracking is not there, or
+    /// not loaded yet.
+    Missing,
+    /// It is not ours to change: a read-only file system, or a lack of rights.
+    Forbidden(io::Error),
+    /// Anything else.
+    Failed(io::Error),
+}
+
+impl fmt::Display for Unset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Setting { name, value, .. } = self.setting;
+        write!(f, "{name} is not set to {value}: ")?;
+        match &self.reason {
+            Reason::Missing => f.write_str("this kernel does not have it"),
+            Reason::Forbidden(error) => write!(
+                f,
+                "{error}; set it on the node itself, or give the container /proc/sys and /sys to write"
+            ),
+            Reason::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+/// What `options` mean on a node with so many CPUs.
+pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
+    let mut settings = Vec::new();
+    let mut set = |name, value, at_least| {
+        if value > 0 {
+            settings.push(Setting {
+                name,
+                value,
+                at_least,
+            });
+        }
+    };
+    if options.max_per_core > 0 {
+        let scaled = u64::from(options.max_per_core) * u64::from(cpus);
+        let max = scaled.max(options.min.into());
+        set("net.netfilter.nf_conntrack_max", max, true);
+        set(HASH_SIZE, max / PER_BUCKET, true);
+    }
+    let timeouts = [
+        (
+            "net.netfilter.nf_conntrack_tcp_timeout_established",
+            options.tcp_established,
+        ),
+        (
+            "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
+            options.tcp_close_wait,
+        ),
+        ("net.netfilter.nf_conntrack_udp_timeout", options.udp),
+        (
+            "net.netfilter.nf_conntrack_udp_timeout_stream",
+            options.udp_stream,
+        ),
+    ];
+    for (name, timeout) in timeouts {
+        set(name, timeout.as_secs(), false);
+    }
+    if options.tcp_be_liberal {
+        set("net.netfilter.nf_conntrack_tcp_be_liberal", 1, false);
+    }
+    settings
+}
+
+/// Where settings are read and written.
+pub trait Settings {
+    /// The present value.
+    ///
+    /// # Errors
+    /// When there is no such setting, or it cannot be read as a number.
+    fn read(&self, name: &str) -> io::Result<u64>;
+    /// Sets a value.
+    ///
+    /// # Errors
+    /// When the kernel does not take it.
+    fn write(&mut self, name: &str, value: u64) -> io::Result<()>;
+}
+
+/// Those of the running kernel.
+#[derive(Debug)]
+pub struct Kernel;
+
+impl Settings for Kernel {
+    fn read(&self, name: &str) -> io::Result<u64> {
+        let text = match name.starts_with('/') {
+            true => fs::read_to_string(name)?,
+            false => sysctl::read(name)?,
+        };
+        text.trim().parse().map_err(io::Error::other)
+    }
+
+    fn write(&mut self, name: &str, value: u64) -> io::Result<()> {
+        match name.starts_with('/') {
+            true => fs::write(name, value.to_string()),
+            false => Ok(sysctl::write(name, &value.to_string())?),
+        }
+    }
+}
+
+/// Makes those of `plan` that are not as they should be. Answers with those
+/// that could not be made.
+pub fn apply(plan: &[Setting], settings: &mut impl Settings) -> Vec<Unset> {
+    let mut unset = Vec::new();
+    for setting in plan {
+        let Setting {
+            name,
+            value,
+            at_least,
+        } = *setting;
+        let done = match settings.read(name) {
+            Ok(present) if present == value || (at_least && present > value) => continue,
+            Ok(_) => settings.write(name, value),
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(()) => tracing::info!("{name} is set to {value}"),
+            Err(error) => unset.push(Unset {
+                setting: *setting,
+                reason: reason(error),
+            }),
+        }
+    }
+    unset
+}
+
+fn reason(error: io::Error) -> Reason {
+    use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
+    match error.kind() {
+        NotFound => Reason::Missing,
+        PermissionDenied | ReadOnlyFilesystem => Reason::Forbidden(error),
+        _ => Reason::Failed(error),
+    }
+}
+
+/// CPUs of the node that are online; what this process may use, if the kernel
+/// does not say.
+pub fn cpus() -> u32 {
+    let online = fs::read_to_string(ONLINE_CPUS).ok();
+    online.and_then(|list| count(&list)).unwrap_or_else(|| {
+        let usable = std::thread::available_parallelism();
+        usable.map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+    })
+}
+
+/// Members of a list such as `0-3,8` (Documentation/admin-guide/cputopology.rst).
+fn count(list: &str) -> Option<u32> {
+    let mut count = 0u32;
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const MAX: &str = "net.netfilter.nf_conntrack_max";
+    const ESTABLISHED: &str = "net.netfilter.nf_conntrack_tcp_timeout_established";
+
+    /// kube-proxy's defaults.
+    fn defaults() -> Options {
+        Options {
+            max_per_core: 32_768,
+            min: 131_072,
+            tcp_established: Duration::from_secs(86_400),
+            tcp_close_wait: Duration::from_secs(3_600),
+            ..Options::default()
+        }
+    }
+
+    fn values(options: &Options, cpus: u32) -> Vec<(&'static str, u64)> {
+        let plan = plan(options, cpus);
+        let name = |name: &'static str| name.rsplit(['.', '/']).next().unwrap();
+        plan.iter().map(|s| (name(s.name), s.value)).collect()
+    }
+
+    #[test]
+    fn the_limit_follows_the_cpus() {
+        let limit = |options: &Options, cpus| values(options, cpus).first().copied();
+        for (cpus, max) in [(1, 131_072), (4, 131_072), (5, 163_840), (96, 3_145_728)] {
+            assert_eq!(limit(&defaults(), cpus), Some(("nf_conntrack_max", max)));
+        }
+        let huge = Options {
+            max_per_core: u32::MAX,
+            ..defaults()
+        };
+        let max = u64::from(u32::MAX) * 4096;
+        assert_eq!(limit(&huge, 4096), Some(("nf_conntrack_max", max)));
+    }
+
+    #[test]
+    fn what_is_zero_is_left_alone() {
+        assert_eq!(values(&Options::default(), 4), []);
+        let only_min = Options {
+            min: 1000,
+            ..Options::default()
+        };
+        assert_eq!(values(&only_min, 4), [], "min alone means nothing");
+        let all = Options {
+            tcp_be_liberal: true,
+            udp: Duration::from_millis(30_900),
+            udp_stream: Duration::from_secs(120),
+            ..defaults()
+        };
+        let expected = [
+            ("nf_conntrack_max", 131_072),
+            ("hashsize", 32_768),
+            ("nf_conntrack_tcp_timeout_established", 86_400),
+            ("nf_conntrack_tcp_timeout_close_wait", 3_600),
+            ("nf_conntrack_udp_timeout", 30),
+            ("nf_conntrack_udp_timeout_stream", 120),
+            ("nf_conntrack_tcp_be_liberal", 1),
+        ];
+        assert_eq!(values(&all, 4), expected);
+    }
+
+    /// A kernel with some settings; those written and those that refuse.
+    #[derive(Default)]
+    struct Fake {
+        values: BTreeMap<&'static str, u64>,
+        written: Vec<(String, u64)>,
+        refuses: Option<i32>,
+    }
+
+    impl Settings for Fake {
+        fn read(&self, name: &str) -> io::Result<u64> {
+            let value = self.values.get(name).copied();
+            value.ok_or_else(|| io::ErrorKind::NotFound.into())
+        }
+
+        fn write(&mut self, name: &str, value: u64) -> io::Result<()> {
+            if let Some(errno) = self.refuses {
+                return Err(io::Error::from_raw_os_error(errno));
+            }
+            self.written.push((name.to_owned(), value));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn limits_are_raised_and_never_lowered_timeouts_are_set() {
+        let plan = plan(&defaults(), 1);
+        let mut kernel = Fake {
+            values: BTreeMap::from([
+                (MAX, 262_144),
+                (HASH_SIZE, 1_024),
+                (ESTABLISHED, 432_000),
+                ("net.netfilter.nf_conntrack_tcp_timeout_close_wait", 3_600),
+            ]),
+            ..Fake::default()
+        };
+        assert!(apply(&plan, &mut kernel).is_empty());
+        let written = [(HASH_SIZE, 32_768), (ESTABLISHED, 86_400)];
+        assert_eq!(kernel.written, written.map(|(n, v)| (n.to_owned(), v)));
+    }
+
+    #[test]
+    fn a_kernel_that_will_not_is_named_setting_by_setting() {
+        let plan = plan(&defaults(), 1);
+        let unset = apply(&plan, &mut Fake::default());
+        assert_eq!(unset.len(), plan.len());
+        assert!(unset.iter().all(|u| matches!(u.reason, Reason::Missing)));
+
+        for errno in [nix::libc::EROFS, nix::libc::EACCES, nix::libc::EPERM] {
+            let mut kernel = Fake {
+                values: BTreeMap::from([(MAX, 1)]),
+                refuses: Some(errno),
+                ..Fake::default()
+            };
+            let unset = apply(&plan[..1], &mut kernel);
+            assert!(matches!(unset[0].reason, Reason::Forbidden(_)), "{errno}");
+            let text = unset[0].to_string();
+            assert!(text.contains(MAX) && text.contains("131072"), "{text}");
+        }
+    }
+
+    #[test]
+    fn cpus_are_counted() {
+        for (list, n) in [
+            ("0", Some(1)),
+            ("0-3\n", Some(4)),
+            ("0-1,4,8-9", Some(5)),
+            ("", None),
+            ("3-1", None),
+            ("a", None),
+            ("0-4294967295", None),
+        ] {
+            assert_eq!(count(list), n, "{list:?}");
+        }
+        assert!(cpus() >= 1);
+    }
+
+    #[test]
+    fn this_kernel_is_read() {
+        // Not every machine has connection tracking.
+        if let Ok(max) = Kernel.read(MAX) {
+            assert!(max > 0);
+        }
+        let error = Kernel.read("net.netfilter.no_such").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

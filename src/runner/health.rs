@@ -1,0 +1,246 @@
+//! How syncing goes, for whoever asks: probes, load balancers, metrics.
+//!
+//! A family is unhealthy when something has waited for a sync of it longer
+//! than the timeout. Waiting for the first objects is no fault of the proxy's,
+//! so a proxy that starts is healthy (kube-proxy's `pkg/proxy/healthcheck` has
+//! the same rules, but for one: there, a proxy whose very first sync never
+//! succeeds stays healthy).
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::Instant;
+
+use crate::services::{IpFamily, Node};
+
+/// Both families, in the order in which they are shown.
+pub const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
+
+/// What the runner notes and others read.
+#[derive(Debug)]
+pub struct Health {
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    v4: Syncs,
+    v6: Syncs,
+    node: Eligibility,
+}
+
+#[derive(Debug, Default)]
+struct Syncs {
+    /// When a sync last succeeded.
+    updated: Option<SystemTime>,
+    /// Since when something waits for a sync.
+    waiting: Option<Instant>,
+}
+
+/// Whether load balancers should send to this node.
+#[derive(Debug, Default)]
+enum Eligibility {
+    /// No Node object was ever seen; a folder of manifests need not have one.
+    #[default]
+    Unknown,
+    Known(bool),
+}
+
+/// Health at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// No family is overdue.
+    pub healthy: bool,
+    /// The node neither went, nor is it being deleted, nor about to be.
+    pub node_eligible: bool,
+    /// When the family that was last updated was; `None`: none ever was.
+    pub last_updated: Option<SystemTime>,
+    /// Families that were updated, or should have been.
+    pub families: Vec<(IpFamily, FamilyHealth)>,
+}
+
+/// Health of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FamilyHealth {
+    /// When a sync of it last succeeded; `None`: never.
+    pub last_updated: Option<SystemTime>,
+    /// Nothing has waited for a sync longer than the timeout.
+    pub healthy: bool,
+}
+
+impl Health {
+    /// Of a proxy that starts. `timeout` is how long a change may wait for a
+    /// sync that succeeds; kube-proxy takes twice its sync period.
+    pub fn new(timeout: Duration) -> Health {
+        Health {
+            timeout,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Something waits for a sync of `family`.
+    pub fn queued(&self, family: IpFamily) {
+        let mut state = self.state();
+        let waiting = &mut state.of(family).waiting;
+        *waiting = Some(waiting.unwrap_or_else(Instant::now));
+    }
+
+    /// A sync of `family` succeeded, and nothing waits.
+    pub fn updated(&self, family: IpFamily) {
+        *self.state().of(family) = Syncs {
+            updated: Some(SystemTime::now()),
+            waiting: None,
+        };
+    }
+
+    /// What is known of this node's object now.
+    pub fn set_node(&self, node: Option<&Node>) {
+        let mut state = self.state();
+        match (node, &state.node) {
+            (Some(node), _) => {
+                state.node = Eligibility::Known(!node.deleting && !node.to_be_deleted);
+            }
+            (None, Eligibility::Known(_)) => state.node = Eligibility::Known(false),
+            (None, Eligibility::Unknown) => {}
+        }
+    }
+
+    /// Health now.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut state = self.state();
+        let node_eligible = !matches!(state.node, Eligibility::Known(false));
+        let now = Instant::now();
+        let mut families = Vec::with_capacity(FAMILIES.len());
+        for family in FAMILIES {
+            let syncs = state.of(family);
+            let overdue = syncs
+                .waiting
+                .is_some_and(|since| now.saturating_duration_since(since) >= self.timeout);
+            if overdue || syncs.updated.is_some() {
+                let health = FamilyHealth {
+                    last_updated: syncs.updated,
+                    healthy: !overdue,
+                };
+                families.push((family, health));
+            }
+        }
+        Snapshot {
+            healthy: families.iter().all(|(_, health)| health.healthy),
+            node_eligible,
+            last_updated: families.iter().filter_map(|(_, h)| h.last_updated).max(),
+            families,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change is one assignment, so a panic leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn of(&mut self, family: IpFamily) -> &mut Syncs {
+        match family {
+            IpFamily::V4 => &mut self.v4,
+            IpFamily::V6 => &mut self.v6,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::services::Names;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn node(object: serde_json::Value) -> Node {
+        let object = serde_json::from_value(object).expect("a Node");
+        Node::reduce(&object, &mut Names::default())
+            .expect("a good Node")
+            .object
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_proxy_that_waits_for_its_first_objects_is_healthy() {
+        let health = Health::new(TIMEOUT);
+        advance(10 * TIMEOUT).await;
+        let snapshot = health.snapshot();
+        assert!(snapshot.healthy && snapshot.node_eligible);
+        assert_eq!((snapshot.last_updated, snapshot.families.len()), (None, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_may_wait_for_the_timeout_and_no_longer() {
+        let health = Health::new(TIMEOUT);
+        health.updated(IpFamily::V4);
+        health.updated(IpFamily::V6);
+        advance(10 * TIMEOUT).await;
+        assert!(health.snapshot().healthy, "nothing waits");
+
+        health.queued(IpFamily::V6);
+        advance(TIMEOUT / 2).await;
+        // The first change counts, not the latest.
+        health.queued(IpFamily::V6);
+        advance(TIMEOUT / 2 - Duration::from_millis(1)).await;
+        assert!(health.snapshot().healthy);
+        advance(Duration::from_millis(1)).await;
+        let snapshot = health.snapshot();
+        assert!(!snapshot.healthy);
+        let families: Vec<_> = snapshot
+            .families
+            .iter()
+            .map(|(f, h)| (*f, h.healthy))
+            .collect();
+        assert_eq!(families, [(IpFamily::V4, true), (IpFamily::V6, false)]);
+
+        health.updated(IpFamily::V4);
+        assert!(!health.snapshot().healthy, "the other family is no help");
+        health.updated(IpFamily::V6);
+        assert!(health.snapshot().healthy);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_sync_that_never_succeeds_is_a_fault() {
+        let health = Health::new(TIMEOUT);
+        health.queued(IpFamily::V4);
+        assert!(health.snapshot().families.is_empty());
+        advance(TIMEOUT).await;
+        let snapshot = health.snapshot();
+        assert!(!snapshot.healthy);
+        let overdue = FamilyHealth {
+            last_updated: None,
+            healthy: false,
+        };
+        assert_eq!(snapshot.families, [(IpFamily::V4, overdue)]);
+    }
+
+    #[test]
+    fn a_node_that_goes_is_not_eligible() {
+        let health = Health::new(TIMEOUT);
+        let good = node(json!({"metadata": {"name": "n"}}));
+        let deleted = json!({"name": "n", "deletionTimestamp": "2026-11-20T12:00:00Z"});
+        let deleted = node(json!({ "metadata": deleted }));
+        let taint = json!({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"});
+        let tainted = node(json!({"metadata": {"name": "n"}, "spec": {"taints": [taint]}}));
+        for (object, eligible) in [
+            (None, true),
+            (Some(&good), true),
+            (Some(&deleted), false),
+            (Some(&tainted), false),
+            (Some(&good), true),
+            (None, false),
+        ] {
+            health.set_node(object);
+            let snapshot = health.snapshot();
+            assert_eq!(snapshot.node_eligible, eligible, "{object:?}");
+            assert!(snapshot.healthy, "which is no matter of syncs");
+        }
+    }
+}

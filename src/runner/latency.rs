@@ -1,0 +1,122 @@
+//! Network programming latency: the time from a change of a pod or Service to
+//! its being in force here. The endpoints controller notes the time of the
+//! change on the EndpointSlice (annotation
+//! `endpoints.kubernetes.io/last-change-trigger-time`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, SystemTime},
+};
+
+use crate::services::{Changes, EndpointSlice, IpFamily, ServiceName};
+
+/// Times of changes that are not in force yet.
+#[derive(Debug)]
+pub(super) struct Triggers {
+    /// Changes before it were in force, or not, by another proxy's doing.
+    since: SystemTime,
+    pending: BTreeMap<ServiceName, BTreeSet<SystemTime>>,
+}
+
+impl Triggers {
+    pub(super) fn new(since: SystemTime) -> Triggers {
+        Triggers {
+            since,
+            pending: BTreeMap::new(),
+        }
+    }
+
+    /// Endpoints of `service` changed because of something that happened at `at`.
+    pub(super) fn add(&mut self, service: &ServiceName, at: SystemTime) {
+        if at >= self.since {
+            self.pending.entry(service.clone()).or_default().insert(at);
+        }
+    }
+
+    /// Everything is in force now, `changes` among it. Answers with how long
+    /// each change took; changes that made no difference do not count.
+    pub(super) fn in_force(
+        &mut self,
+        changes: &Changes,
+        now: SystemTime,
+    ) -> Vec<(IpFamily, Duration)> {
+        let pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() {
+            return Vec::new();
+        }
+        let changed: BTreeSet<(&ServiceName, IpFamily)> = changes
+            .ports
+            .iter()
+            .map(|port| (&port.service, port.family))
+            .collect();
+        let mut took = Vec::new();
+        for (service, family) in changed {
+            for at in pending.get(service).into_iter().flatten() {
+                // Clocks of two machines: a change may seem to be yet to come.
+                took.push((family, now.duration_since(*at).unwrap_or_default()));
+            }
+        }
+        took
+    }
+}
+
+/// When that happened because of which `slice` changed, if its author noted it.
+pub(super) fn trigger_time(_slice: &EndpointSlice) -> Option<SystemTime> {
+    // The reduced slice does not carry the annotation yet.
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::UNIX_EPOCH};
+
+    use super::*;
+    use crate::services::{Protocol, ServicePortName};
+
+    fn service(name: &str) -> ServiceName {
+        ServiceName {
+            namespace: Arc::from("ns"),
+            name: Arc::from(name),
+        }
+    }
+
+    fn changed(ports: &[(&str, IpFamily)]) -> Changes {
+        let name = |(name, family): &(&str, IpFamily)| ServicePortName {
+            service: service(name),
+            port: Arc::from("http"),
+            protocol: Protocol::Tcp,
+            family: *family,
+        };
+        Changes {
+            ports: ports.iter().map(name).collect(),
+            ..Changes::default()
+        }
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn each_change_that_made_a_difference_is_told_once() {
+        let mut triggers = Triggers::new(at(100));
+        triggers.add(&service("old"), at(99));
+        triggers.add(&service("web"), at(100));
+        triggers.add(&service("web"), at(103));
+        triggers.add(&service("same"), at(103));
+        triggers.add(&service("ahead"), at(111));
+        let changes = changed(&[
+            ("old", IpFamily::V4),
+            ("web", IpFamily::V6),
+            ("other", IpFamily::V4),
+            ("ahead", IpFamily::V4),
+        ]);
+        let took = triggers.in_force(&changes, at(110));
+        let seconds: Vec<_> = took.iter().map(|(f, d)| (*f, d.as_secs())).collect();
+        assert_eq!(
+            seconds,
+            [(IpFamily::V4, 0), (IpFamily::V6, 10), (IpFamily::V6, 7)]
+        );
+        assert!(triggers.in_force(&changes, at(111)).is_empty());
+    }
+}

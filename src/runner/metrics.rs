@@ -1,0 +1,298 @@
+//! What the runner counts, under kube-proxy's names (`pkg/proxy/metrics`), so
+//! that its dashboards and alerts go on working, and a few of ours.
+//!
+//! kube-proxy syncs each IP family by itself. Tripod syncs both at once; a sync
+//! counts for each family that it concerned.
+
+use std::time::{Duration, SystemTime};
+
+use prometheus::{
+    Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, core::Collector,
+};
+
+use super::health::FAMILIES;
+use crate::services::{IpFamily, ServicePort, TrafficPolicy};
+
+/// Label of the IP family: `IPv4` or `IPv6`.
+const FAMILY: &str = "ip_family";
+/// Label of the policy: `internal` or `external`.
+const POLICY: &str = "traffic_policy";
+
+/// Metrics about syncs.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    sync: HistogramVec,
+    sync_full: HistogramVec,
+    sync_partial: HistogramVec,
+    network_programming: HistogramVec,
+    last_queued: GaugeVec,
+    last_synced: GaugeVec,
+    no_local_endpoints: IntGaugeVec,
+    conntrack_duration: HistogramVec,
+    conntrack_deleted: IntCounterVec,
+    /// Services' events.
+    pub(super) services: Changes,
+    /// EndpointSlices' events.
+    pub(super) endpoints: Changes,
+    /// ServicePorts to serve.
+    pub(super) service_ports: IntGauge,
+    /// ServicePorts that are not in force as asked.
+    pub(super) service_ports_failed: IntGauge,
+    /// Syncs of which nothing took effect.
+    pub(super) failures: IntCounter,
+}
+
+/// Events about one kind of object.
+#[derive(Clone, Debug)]
+pub(super) struct Changes {
+    pending: Gauge,
+    total: IntCounter,
+}
+
+/// Which policy a ServicePort has that leaves its traffic nowhere to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Policy {
+    Internal,
+    External,
+}
+
+impl Policy {
+    pub(super) const ALL: [Policy; 2] = [Policy::Internal, Policy::External];
+
+    fn label(self) -> &'static str {
+        match self {
+            Policy::Internal => "internal",
+            Policy::External => "external",
+        }
+    }
+
+    /// The policy of `port` for this kind of traffic.
+    pub(super) fn of(self, port: &ServicePort) -> TrafficPolicy {
+        match self {
+            Policy::Internal => port.internal_traffic_policy,
+            Policy::External => port.external_traffic_policy,
+        }
+    }
+}
+
+impl Metrics {
+    /// All at zero, and shown by `registry`.
+    ///
+    /// # Errors
+    /// When `registry` has metrics of these names already.
+    pub fn register(registry: &Registry) -> prometheus::Result<Metrics> {
+        let sync = |name: &str, help: &str| histogram(registry, name, help, sync_buckets());
+        let by_family = |name: &str, help: &str| {
+            let gauge = GaugeVec::new(Opts::new(name, help), &[FAMILY])?;
+            registered(registry, gauge)
+        };
+        Ok(Metrics {
+            sync: sync(
+                "kubeproxy_sync_proxy_rules_duration_seconds",
+                "Duration of syncs, full and partial.",
+            )?,
+            sync_full: sync(
+                "kubeproxy_sync_full_proxy_rules_duration_seconds",
+                "Duration of syncs that compared everything with the kernel.",
+            )?,
+            sync_partial: sync(
+                "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+                "Duration of syncs of what had changed.",
+            )?,
+            network_programming: histogram(
+                registry,
+                "kubeproxy_network_programming_duration_seconds",
+                "Time from a change of a pod or Service to its being in force on this node.",
+                network_programming_buckets(),
+            )?,
+            last_queued: by_family(
+                "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+                "When a sync was last asked for, in seconds since 1970.",
+            )?,
+            last_synced: by_family(
+                "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+                "When a sync last succeeded, in seconds since 1970.",
+            )?,
+            no_local_endpoints: {
+                let help = "ServicePorts with a traffic policy of Local that have endpoints, but none on this node.";
+                let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
+                let gauge = IntGaugeVec::new(Opts::new(name, help), &[FAMILY, POLICY])?;
+                for (family, policy) in family_policies() {
+                    gauge.with_label_values(&[family_label(family), policy.label()]);
+                }
+                registered(registry, gauge)?
+            },
+            conntrack_duration: histogram(
+                registry,
+                "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+                "Duration of clearing stale connection-tracking entries.",
+                sync_buckets(),
+            )?,
+            conntrack_deleted: {
+                let name = "kubeproxy_conntrack_reconciler_deleted_entries_total";
+                let help = "Stale connection-tracking entries that were deleted.";
+                let counter = IntCounterVec::new(Opts::new(name, help), &[FAMILY])?;
+                for family in FAMILIES {
+                    counter.with_label_values(&[family_label(family)]);
+                }
+                registered(registry, counter)?
+            },
+            services: Changes::register(registry, "service", "Services")?,
+            endpoints: Changes::register(registry, "endpoint", "EndpointSlices")?,
+            service_ports: registered(
+                registry,
+                IntGauge::new(
+                    "tripod_service_ports",
+                    "ServicePorts that this node serves.",
+                )?,
+            )?,
+            service_ports_failed: registered(
+                registry,
+                IntGauge::new(
+                    "tripod_service_ports_failed",
+                    "ServicePorts that are not in force as asked; the log names them.",
+                )?,
+            )?,
+            failures: registered(
+                registry,
+                IntCounter::new(
+                    "tripod_sync_failures_total",
+                    "Syncs of which nothing took effect.",
+                )?,
+            )?,
+        })
+    }
+
+    /// Stale connection-tracking entries of `family` were looked for, which
+    /// took `took`, and `deleted` of them removed.
+    pub fn conntrack_cleared(&self, family: IpFamily, took: Duration, deleted: u64) {
+        let family = [family_label(family)];
+        let duration = self.conntrack_duration.with_label_values(&family);
+        duration.observe(took.as_secs_f64());
+        self.conntrack_deleted
+            .with_label_values(&family)
+            .inc_by(deleted);
+    }
+
+    /// A sync of `family` was asked for.
+    pub(crate) fn queued(&self, family: IpFamily) {
+        set_to_now(&self.last_queued, family);
+    }
+
+    /// A sync that concerned `family` ended, well or not.
+    pub(crate) fn took(&self, family: IpFamily, took: Duration, full: bool) {
+        let kind = if full {
+            &self.sync_full
+        } else {
+            &self.sync_partial
+        };
+        for histogram in [&self.sync, kind] {
+            let histogram = histogram.with_label_values(&[family_label(family)]);
+            histogram.observe(took.as_secs_f64());
+        }
+    }
+
+    /// A sync that concerned `family` succeeded.
+    pub(crate) fn synced(&self, family: IpFamily) {
+        set_to_now(&self.last_synced, family);
+    }
+
+    /// A change of an endpoint of `family` took `took` to be in force.
+    pub(super) fn programmed(&self, family: IpFamily, took: Duration) {
+        let histogram = self
+            .network_programming
+            .with_label_values(&[family_label(family)]);
+        histogram.observe(took.as_secs_f64());
+    }
+
+    /// How many ServicePorts have nothing local to send to.
+    pub(super) fn set_no_local_endpoints(&self, family: IpFamily, policy: Policy, count: usize) {
+        let labels = [family_label(family), policy.label()];
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.no_local_endpoints
+            .with_label_values(&labels)
+            .set(count);
+    }
+}
+
+impl Changes {
+    fn register(registry: &Registry, word: &str, objects: &str) -> prometheus::Result<Changes> {
+        let name = |what: &str| format!("kubeproxy_sync_proxy_rules_{word}_changes_{what}");
+        let pending = format!("Changes of {objects} that are not in force yet.");
+        let total = format!("Changes of {objects} that were seen.");
+        Ok(Changes {
+            pending: registered(registry, Gauge::new(name("pending"), pending)?)?,
+            total: registered(registry, IntCounter::new(name("total"), total)?)?,
+        })
+    }
+
+    /// So many events came, in a batch that `changed` something or not.
+    pub(super) fn seen(&self, events: u32, changed: bool) {
+        self.total.inc_by(events.into());
+        if changed {
+            self.pending.add(events.into());
+        }
+    }
+
+    pub(super) fn in_force(&self) {
+        self.pending.set(0.0);
+    }
+}
+
+fn registered<C: Collector + Clone + 'static>(registry: &Registry, c: C) -> prometheus::Result<C> {
+    registry.register(Box::new(c.clone()))?;
+    Ok(c)
+}
+
+/// A histogram that shows both families from the start, so that a rate over
+/// the first event is not lost.
+fn histogram(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    buckets: Vec<f64>,
+) -> prometheus::Result<HistogramVec> {
+    let opts = HistogramOpts::new(name, help).buckets(buckets);
+    let histogram = HistogramVec::new(opts, &[FAMILY])?;
+    for family in FAMILIES {
+        histogram.with_label_values(&[family_label(family)]);
+    }
+    registered(registry, histogram)
+}
+
+/// 1 ms to 16 s, each twice the one before.
+fn sync_buckets() -> Vec<f64> {
+    (0..15)
+        .map(|power| f64::from(1 << power) / 1000.0)
+        .collect()
+}
+
+/// Of the service-level objective of network programming: at most 5 minutes,
+/// in growing steps.
+fn network_programming_buckets() -> Vec<f64> {
+    let mut buckets = vec![0.0, 0.25, 0.5];
+    buckets.extend((1..60).map(f64::from));
+    buckets.extend((60..120).step_by(5).map(f64::from));
+    buckets.extend((120..=300).step_by(30).map(f64::from));
+    buckets
+}
+
+fn family_policies() -> impl Iterator<Item = (IpFamily, Policy)> {
+    FAMILIES
+        .into_iter()
+        .flat_map(|f| Policy::ALL.map(|p| (f, p)))
+}
+
+fn family_label(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "IPv4",
+        IpFamily::V6 => "IPv6",
+    }
+}
+
+fn set_to_now(gauge: &GaugeVec, family: IpFamily) {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = since.unwrap_or_default().as_secs_f64();
+    gauge.with_label_values(&[family_label(family)]).set(now);
+}

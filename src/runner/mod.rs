@@ -1,0 +1,276 @@
+//! The sync runner: folds batches of events into the service map and has the
+//! mode put the changes in force, again and again until it succeeds.
+//!
+//! *When* is decided in [`pace`]; what happened is noted in [`health`] and
+//! [`metrics`].
+
+pub mod health;
+mod latency;
+pub mod metrics;
+mod no_local;
+pub mod pace;
+mod told;
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    sync::mpsc::Receiver,
+    time::{Instant, sleep_until},
+};
+
+use self::{
+    health::{FAMILIES, Health},
+    latency::Triggers,
+    metrics::Metrics,
+    no_local::NoLocalEndpoints,
+    pace::{Outcome, Pace},
+    told::Told,
+};
+use crate::{
+    kernel::addresses::AddressChanges,
+    modes::{Mode, SyncError, SyncReport},
+    services::{Batch, Changes, Event, IpFamily, Owner, ServiceMap, Tracker},
+};
+
+/// How soon to look again for addresses that linger.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Whoever is told what came in force.
+pub trait AfterSync: Send {
+    /// `map` is in force; `changes` says what differs from the last time.
+    fn synced(&mut self, map: &ServiceMap, changes: &Changes);
+}
+
+/// Says that addresses of this node changed.
+pub trait NodeAddresses: Send {
+    /// Waits for the next change; is dropped while it waits.
+    ///
+    /// # Errors
+    /// When no further change can be told.
+    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+impl NodeAddresses for AddressChanges {
+    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send {
+        AddressChanges::changed(self)
+    }
+}
+
+/// Brings a mode in step with what batches of events say.
+pub struct Runner<M> {
+    mode: M,
+    tracker: Tracker,
+    pace: pace::Options,
+    health: Arc<Health>,
+    metrics: Metrics,
+    triggers: Triggers,
+    followers: Vec<Box<dyn AfterSync>>,
+    pending: Changes,
+    told: Told,
+}
+
+impl<M: Mode> Runner<M> {
+    /// A runner that has not synced yet.
+    pub fn new(
+        mode: M,
+        tracker: Tracker,
+        pace: pace::Options,
+        health: Arc<Health>,
+        metrics: Metrics,
+    ) -> Self {
+        Runner {
+            mode,
+            tracker,
+            pace,
+            health,
+            triggers: Triggers::new(SystemTime::now()),
+            followers: vec![Box::new(NoLocalEndpoints::new(metrics.clone()))],
+            metrics,
+            pending: Changes {
+                full: true,
+                ..Changes::default()
+            },
+            told: Told::default(),
+        }
+    }
+
+    /// Tells `follower` what came in force, after each sync.
+    pub fn follow(&mut self, follower: impl AfterSync + 'static) {
+        self.followers.push(Box::new(follower));
+    }
+
+    /// Runs until the source of batches ends. The first sync waits for the
+    /// first batch, the complete initial state. A change of node addresses
+    /// causes a full sync.
+    pub async fn run(
+        &mut self,
+        mut batches: Receiver<Batch>,
+        mut addresses: Option<impl NodeAddresses>,
+    ) {
+        let Some(first) = batches.recv().await else {
+            return;
+        };
+        let mut pace = Pace::new(self.pace.clone(), Instant::now());
+        self.fold(first);
+        self.ask(&mut pace);
+        loop {
+            let now = Instant::now();
+            let due = pace.due(now);
+            if due <= now {
+                while let Ok(batch) = batches.try_recv() {
+                    self.fold(batch);
+                }
+                self.sync(&mut pace).await;
+                continue;
+            }
+            tokio::select! {
+                batch = batches.recv() => match batch {
+                    Some(batch) => {
+                        if self.fold(batch) {
+                            self.ask(&mut pace);
+                        }
+                    }
+                    None => return,
+                },
+                () = changed(&mut addresses) => {
+                    self.pending.full = true;
+                    self.ask(&mut pace);
+                }
+                () = sleep_until(due) => {}
+            }
+        }
+    }
+
+    /// True if `batch` changed anything.
+    fn fold(&mut self, batch: Batch) -> bool {
+        let (mut services, mut slices) = (0, 0);
+        for event in &batch.events {
+            match event {
+                Event::Service(_) | Event::ServiceGone(_) => services += 1,
+                Event::EndpointSlice(slice) => {
+                    slices += 1;
+                    if let Owner::Service(service) = &slice.owner
+                        && let Some(at) = latency::trigger_time(slice)
+                    {
+                        self.triggers.add(service, at);
+                    }
+                }
+                Event::EndpointSliceGone(_) => slices += 1,
+                Event::Node(_) | Event::NodeGone(_) => {}
+            }
+        }
+        let changes = self.tracker.apply(batch.events);
+        let changed = !changes.is_empty();
+        self.metrics.services.seen(services, changed);
+        self.metrics.endpoints.seen(slices, changed);
+        let node = self.tracker.node();
+        self.health.set_node(node.map(|node| &**node));
+        self.pending.merge(changes);
+        changed
+    }
+
+    fn ask(&self, pace: &mut Pace) {
+        pace.request();
+        for family in self.concerned() {
+            self.health.queued(family);
+            self.metrics.queued(family);
+        }
+    }
+
+    /// The families that the next sync concerns.
+    fn concerned(&self) -> Vec<IpFamily> {
+        let concerned = |family: &IpFamily| {
+            self.pending.full
+                || self.pending.ports.iter().any(|p| p.family == *family)
+                || self.told.concerns(*family)
+        };
+        FAMILIES.into_iter().filter(concerned).collect()
+    }
+
+    async fn sync(&mut self, pace: &mut Pace) {
+        let begun = Instant::now();
+        if pace.begin(begun) {
+            self.pending.full = true;
+        }
+        let full = self.pending.full;
+        let families = self.concerned();
+        for family in &families {
+            // Not asked for by anybody, perhaps; yet if this sync hangs or
+            // fails, it is what is overdue.
+            self.health.queued(*family);
+        }
+        let done = self.mode.sync(self.tracker.map(), &self.pending).await;
+        let ended = Instant::now();
+        for family in &families {
+            self.metrics.took(*family, ended - begun, full);
+        }
+        let outcome = match done {
+            Ok(report) => {
+                tracing::debug!(
+                    mode = %self.mode.name(),
+                    full,
+                    examined = report.examined,
+                    failed = report.failed.len(),
+                    micros = (ended - begun).as_micros() as u64,
+                    "synced"
+                );
+                if report.lingering > 0 {
+                    pace.look_again(ended + LINGER);
+                }
+                self.in_force(&families, report)
+            }
+            Err(error) => self.failed(&error),
+        };
+        pace.end(ended, outcome, full);
+    }
+
+    fn in_force(&mut self, families: &[IpFamily], report: SyncReport) -> Outcome {
+        for family in families {
+            self.health.updated(*family);
+            self.metrics.synced(*family);
+        }
+        self.metrics.services.in_force();
+        self.metrics.endpoints.in_force();
+        self.metrics
+            .service_ports
+            .set(self.tracker.map().len() as i64);
+        for (family, took) in self.triggers.in_force(&self.pending, SystemTime::now()) {
+            self.metrics.programmed(family, took);
+        }
+        for follower in &mut self.followers {
+            follower.synced(self.tracker.map(), &self.pending);
+        }
+        self.pending = Changes::default();
+        let failed = self.told.tell(report.failed);
+        self.metrics.service_ports_failed.set(failed as i64);
+        match failed {
+            0 => Outcome::Done,
+            _ => Outcome::Partly,
+        }
+    }
+
+    fn failed(&mut self, error: &SyncError) -> Outcome {
+        self.metrics.failures.inc();
+        tracing::error!(mode = %self.mode.name(), "sync failed, will be tried again: {error}");
+        Outcome::Failed
+    }
+}
+
+async fn changed(addresses: &mut Option<impl NodeAddresses>) {
+    match addresses {
+        Some(changes) => {
+            if let Err(error) = changes.changed().await {
+                tracing::error!("node addresses are looked at every sync period only: {error}");
+                *addresses = None;
+            }
+        }
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

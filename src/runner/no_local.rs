@@ -1,0 +1,156 @@
+//! Counts ServicePorts whose traffic policy leaves them nothing to send to on
+//! this node.
+
+use std::collections::HashSet;
+
+use super::{
+    AfterSync,
+    health::FAMILIES,
+    metrics::{Metrics, Policy},
+};
+use crate::services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy};
+
+/// Follows the service map by what changed, and tells [`Metrics`].
+#[derive(Debug)]
+pub(super) struct NoLocalEndpoints {
+    metrics: Metrics,
+    without: HashSet<(ServicePortName, Policy)>,
+}
+
+impl NoLocalEndpoints {
+    pub(super) fn new(metrics: Metrics) -> NoLocalEndpoints {
+        NoLocalEndpoints {
+            metrics,
+            without: HashSet::new(),
+        }
+    }
+
+    fn look_at(&mut self, name: &ServicePortName, port: Option<&ServicePort>) {
+        for policy in Policy::ALL {
+            let key = (name.clone(), policy);
+            if port.is_some_and(|port| lacks(port, policy)) {
+                self.without.insert(key);
+            } else {
+                self.without.remove(&key);
+            }
+        }
+    }
+}
+
+/// Endpoints exist, and the policy forbids to use them.
+fn lacks(port: &ServicePort, policy: Policy) -> bool {
+    let used = match policy {
+        Policy::Internal => true,
+        Policy::External => {
+            port.node_port.is_some()
+                || !port.external_ips.is_empty()
+                || !port.load_balancer_ips.is_empty()
+        }
+    };
+    used && policy.of(port) == TrafficPolicy::Local
+        && port.endpoints.local.is_empty()
+        && port.endpoints.has_any
+}
+
+impl AfterSync for NoLocalEndpoints {
+    fn synced(&mut self, map: &ServiceMap, changes: &Changes) {
+        if changes.full {
+            self.without.clear();
+            for port in map.iter() {
+                self.look_at(&port.name, Some(port));
+            }
+        } else {
+            for name in &changes.ports {
+                self.look_at(name, map.get(name).map(|port| &**port));
+            }
+        }
+        for family in FAMILIES {
+            for policy in Policy::ALL {
+                let of =
+                    |(name, p): &&(ServicePortName, Policy)| name.family == family && *p == policy;
+                let count = self.without.iter().filter(of).count();
+                self.metrics.set_no_local_endpoints(family, policy, count);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::services::{Endpoints, IpFamily, Protocol, ServiceName, SessionAffinity};
+
+    fn port() -> ServicePort {
+        ServicePort {
+            name: ServicePortName {
+                service: ServiceName {
+                    namespace: Arc::from("ns"),
+                    name: Arc::from("web"),
+                },
+                port: Arc::from(""),
+                protocol: Protocol::Tcp,
+                family: IpFamily::V4,
+            },
+            cluster_ip: [10, 0, 0, 1].into(),
+            port: 80,
+            node_port: Some(30_000),
+            external_ips: Box::default(),
+            load_balancer_ips: Box::default(),
+            load_balancer_source_ranges: Box::default(),
+            session_affinity: SessionAffinity::None,
+            internal_traffic_policy: TrafficPolicy::Local,
+            external_traffic_policy: TrafficPolicy::Local,
+            health_check_node_port: None,
+            endpoints: Arc::new(Endpoints {
+                has_any: true,
+                ..Endpoints::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn traffic_lacks_endpoints_where_its_policy_is_local_and_they_are_elsewhere() {
+        let endpoints = |change: fn(&mut Endpoints)| {
+            let mut endpoints = Endpoints {
+                has_any: true,
+                ..Endpoints::default()
+            };
+            change(&mut endpoints);
+            Arc::new(endpoints)
+        };
+        let elsewhere = port();
+        let here = ServicePort {
+            endpoints: endpoints(|e| e.local = Box::new([0])),
+            ..port()
+        };
+        let nowhere = ServicePort {
+            endpoints: endpoints(|e| e.has_any = false),
+            ..port()
+        };
+        let internal_cluster = ServicePort {
+            internal_traffic_policy: TrafficPolicy::Cluster,
+            ..port()
+        };
+        let external_cluster = ServicePort {
+            external_traffic_policy: TrafficPolicy::Cluster,
+            ..port()
+        };
+        let inside_only = ServicePort {
+            node_port: None,
+            ..port()
+        };
+        for (port, internal, external) in [
+            (elsewhere, true, true),
+            (here, false, false),
+            (nowhere, false, false),
+            (internal_cluster, false, true),
+            (external_cluster, true, false),
+            (inside_only, true, false),
+        ] {
+            assert_eq!(lacks(&port, Policy::Internal), internal, "{port:?}");
+            assert_eq!(lacks(&port, Policy::External), external, "{port:?}");
+        }
+    }
+}

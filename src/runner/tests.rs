@@ -1,0 +1,424 @@
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Mutex,
+};
+
+use prometheus::Registry;
+use serde_json::json;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{advance, sleep},
+};
+
+use super::*;
+use crate::{
+    modes::{ModeName, userspace::capture},
+    services::{EndpointSlice, Names, Protocol, Service, ServiceName, ServicePortName},
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// What a sync was asked for: its time in milliseconds, whether it was full,
+/// and the changed Services.
+type Call = (u128, bool, Vec<String>);
+
+/// A mode that notes its syncs and does as it is told.
+struct Noting {
+    start: Instant,
+    calls: watch::Sender<Vec<Call>>,
+    behaviour: Arc<Mutex<Behaviour>>,
+}
+
+#[derive(Clone, Default)]
+struct Behaviour {
+    fails: bool,
+    fails_for: Vec<ServicePortName>,
+    takes: Duration,
+    lingering: usize,
+}
+
+impl Mode for Noting {
+    fn name(&self) -> ModeName {
+        ModeName::Userspace
+    }
+
+    async fn sync(&mut self, _: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+        let behaviour = self.behaviour.lock().unwrap().clone();
+        let mut names: Vec<_> = changes
+            .ports
+            .iter()
+            .map(|p| p.service.name.to_string())
+            .collect();
+        names.sort();
+        names.dedup();
+        let at = (Instant::now() - self.start).as_millis();
+        self.calls
+            .send_modify(|calls| calls.push((at, changes.full, names)));
+        sleep(behaviour.takes).await;
+        if behaviour.fails {
+            return Err(SyncError::Capture(broken()));
+        }
+        let failed = behaviour
+            .fails_for
+            .into_iter()
+            .map(|name| (name, "taken".to_owned()));
+        Ok(SyncReport {
+            failed: failed.collect(),
+            lingering: behaviour.lingering,
+            ..SyncReport::default()
+        })
+    }
+
+    async fn cleanup(&mut self) -> Result<(), SyncError> {
+        Ok(())
+    }
+}
+
+struct Addresses(Receiver<()>);
+
+impl NodeAddresses for Addresses {
+    async fn changed(&mut self) -> io::Result<()> {
+        self.0
+            .recv()
+            .await
+            .ok_or_else(|| io::Error::other("closed"))
+    }
+}
+
+/// A runner at work, under a clock that stands still.
+struct Bench {
+    batches: mpsc::Sender<Batch>,
+    addresses: mpsc::Sender<()>,
+    calls: watch::Receiver<Vec<Call>>,
+    behaviour: Arc<Mutex<Behaviour>>,
+    health: Arc<Health>,
+    registry: Registry,
+    names: Names,
+    _runner: JoinHandle<()>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        Bench::with(pace::Options {
+            burst: 1,
+            ..pace::Options::default()
+        })
+    }
+
+    fn with(pace: pace::Options) -> Bench {
+        let (batches, from_batches) = mpsc::channel(1024);
+        let (addresses, from_addresses) = mpsc::channel(16);
+        let (calls, seen) = watch::channel(Vec::new());
+        let behaviour = Arc::default();
+        let health = Arc::new(Health::new(2 * pace.sync_period));
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry).unwrap();
+        let mode = Noting {
+            start: Instant::now(),
+            calls,
+            behaviour: Arc::clone(&behaviour),
+        };
+        let tracker = Tracker::new("node");
+        let mut runner = Runner::new(mode, tracker, pace, Arc::clone(&health), metrics);
+        let _runner = tokio::spawn(async move {
+            runner
+                .run(from_batches, Some(Addresses(from_addresses)))
+                .await;
+        });
+        Bench {
+            batches,
+            addresses,
+            calls: seen,
+            behaviour,
+            health,
+            registry,
+            names: Names::default(),
+            _runner,
+        }
+    }
+
+    async fn send(&self, events: Vec<Event>) {
+        self.batches.send(Batch { events }).await.unwrap();
+        settle().await;
+    }
+
+    fn service(&mut self, name: &str, ip: &str) -> Event {
+        let object = json!({
+            "metadata": {"namespace": "ns", "name": name},
+            "spec": {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"port": 80}], "internalTrafficPolicy": "Local"},
+        });
+        let object = serde_json::from_value(object).unwrap();
+        Event::Service(Arc::new(
+            Service::reduce(&object, &mut self.names).unwrap().object,
+        ))
+    }
+
+    fn slice(&mut self, service: &str, address: SocketAddr) -> Event {
+        let object = json!({
+            "metadata": {"namespace": "ns", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
+            "addressType": "IPv4",
+            "ports": [{"port": address.port(), "protocol": "TCP", "name": ""}],
+            "endpoints": [{"addresses": [address.ip()], "nodeName": "elsewhere"}],
+        });
+        let object = serde_json::from_value(object).unwrap();
+        let slice = EndpointSlice::reduce(&object, &mut self.names)
+            .unwrap()
+            .object;
+        Event::EndpointSlice(Arc::new(slice))
+    }
+
+    /// The syncs since the last call.
+    fn take(&mut self, from: usize) -> Vec<Call> {
+        self.calls.borrow_and_update()[from..].to_vec()
+    }
+
+    fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == name)?;
+        let metric = family.get_metric().iter().find(|metric| {
+            let mut has = labels.iter().map(|(name, value)| {
+                let mut all = metric.get_label().iter();
+                all.any(|label| label.name() == *name && label.value() == *value)
+            });
+            has.all(|has| has)
+        })?;
+        Some(match family.get_field_type() {
+            prometheus::proto::MetricType::COUNTER => metric.get_counter().get_value(),
+            prometheus::proto::MetricType::HISTOGRAM => {
+                metric.get_histogram().get_sample_count() as f64
+            }
+            _ => metric.get_gauge().get_value(),
+        })
+    }
+}
+
+/// Lets every task run that can, without time passing.
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn pass(time: Duration) {
+    advance(time).await;
+    settle().await;
+}
+
+fn broken() -> capture::Error {
+    capture::Error::Unsupported {
+        method: capture::Method::Redirect,
+        reason: "it is broken".to_owned(),
+    }
+}
+
+fn names(of: &[&str]) -> Vec<String> {
+    of.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_sync_waits_for_the_first_batch_and_is_full() {
+    let mut bench = Bench::new();
+    pass(100_000 * MS).await;
+    bench.addresses.send(()).await.unwrap();
+    settle().await;
+    assert_eq!(bench.take(0), []);
+    bench.send(Vec::new()).await;
+    assert_eq!(bench.take(0), [(100_000, true, names(&[]))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_storm_is_one_batch() {
+    let mut bench = Bench::new();
+    bench.send(Vec::new()).await;
+    pass(1_000 * MS).await;
+    let mut expected = Vec::new();
+    for n in 0..100 {
+        let event = bench.service(&format!("s{n:02}"), &format!("10.0.0.{}", n + 1));
+        bench.send(vec![event]).await;
+        expected.push(format!("s{n:02}"));
+    }
+    pass(10 * MS).await;
+    let first = (1_000, false, names(&["s00"]));
+    let rest = (1_010, false, expected.split_off(1));
+    assert_eq!(bench.take(1), [first, rest]);
+    let total = "kubeproxy_sync_proxy_rules_service_changes_total";
+    assert_eq!(bench.value(total, &[]), Some(100.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_nothing_is_not_synced() {
+    let mut bench = Bench::new();
+    let event = bench.service("web", "10.0.0.1");
+    bench.send(vec![event.clone()]).await;
+    pass(1_000 * MS).await;
+    bench.send(vec![event]).await;
+    pass(1_000 * MS).await;
+    assert_eq!(bench.take(0).len(), 1);
+    let pending = "kubeproxy_sync_proxy_rules_service_changes_pending";
+    assert_eq!(bench.value(pending, &[]), Some(0.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn everything_is_synced_every_sync_period_and_when_node_addresses_change() {
+    let mut bench = Bench::new();
+    bench.send(Vec::new()).await;
+    pass(10_000 * MS).await;
+    bench.addresses.send(()).await.unwrap();
+    settle().await;
+    pass(29_999 * MS).await;
+    assert_eq!(bench.take(1), [(10_000, true, names(&[]))]);
+    pass(MS).await;
+    assert_eq!(bench.take(2), [(40_000, true, names(&[]))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_are_kept_until_a_sync_succeeds() {
+    let mut bench = Bench::new();
+    bench.send(Vec::new()).await;
+    pass(1_000 * MS).await;
+    bench.behaviour.lock().unwrap().fails = true;
+    let a = bench.service("a", "10.0.0.1");
+    bench.send(vec![a]).await;
+    let b = bench.service("b", "10.0.0.2");
+    bench.send(vec![b]).await;
+    let pending = "kubeproxy_sync_proxy_rules_service_changes_pending";
+    assert_eq!(bench.value(pending, &[]), Some(2.0));
+    pass(500 * MS).await;
+    bench.behaviour.lock().unwrap().fails = false;
+    pass(1_000 * MS).await;
+    let both = names(&["a", "b"]);
+    assert_eq!(
+        bench.take(1),
+        [
+            (1_000, false, names(&["a"])),
+            (1_500, false, both.clone()),
+            (2_500, false, both)
+        ]
+    );
+    assert_eq!(bench.value("tripod_sync_failures_total", &[]), Some(2.0));
+    assert_eq!(bench.value(pending, &[]), Some(0.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_failed_for_single_ports_is_tried_again() {
+    let mut bench = Bench::new();
+    let web = bench.service("web", "10.0.0.1");
+    let port = ServicePortName {
+        service: ServiceName {
+            namespace: Arc::from("ns"),
+            name: Arc::from("web"),
+        },
+        port: Arc::from(""),
+        protocol: Protocol::Tcp,
+        family: IpFamily::V4,
+    };
+    bench.behaviour.lock().unwrap().fails_for = vec![port];
+    bench.send(vec![web]).await;
+    assert_eq!(bench.value("tripod_service_ports_failed", &[]), Some(1.0));
+    assert!(bench.health.snapshot().healthy, "one port is not the node");
+    pass(500 * MS).await;
+    bench.behaviour.lock().unwrap().fails_for.clear();
+    pass(1_000 * MS).await;
+    pass(10_000 * MS).await;
+    let times: Vec<_> = bench.take(0).iter().map(|call| call.0).collect();
+    assert_eq!(times, [0, 500, 1_500]);
+    assert_eq!(bench.value("tripod_service_ports_failed", &[]), Some(0.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lingering_addresses_are_looked_at_again() {
+    let mut bench = Bench::new();
+    bench.behaviour.lock().unwrap().lingering = 1;
+    bench.send(Vec::new()).await;
+    pass(1_000 * MS).await;
+    bench.behaviour.lock().unwrap().lingering = 0;
+    pass(1_000 * MS).await;
+    pass(5_000 * MS).await;
+    let times: Vec<_> = bench.take(0).iter().map(|call| call.0).collect();
+    assert_eq!(times, [0, 1_000, 2_000]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_ends_when_syncs_stop_succeeding_and_comes_back() {
+    let bench = Bench::new();
+    bench.send(Vec::new()).await;
+    let families = bench.health.snapshot().families;
+    assert!(
+        families
+            .iter()
+            .all(|(_, health)| health.last_updated.is_some())
+    );
+    assert_eq!(families.len(), 2);
+
+    // Nothing changes: it is the full sync of every 30 s that fails.
+    bench.behaviour.lock().unwrap().fails = true;
+    pass(30_000 * MS).await;
+    for _ in 0..59 {
+        pass(1_000 * MS).await;
+        assert!(bench.health.snapshot().healthy);
+    }
+    pass(1_000 * MS).await;
+    assert!(!bench.health.snapshot().healthy);
+    bench.behaviour.lock().unwrap().fails = false;
+    for _ in 0..30 {
+        pass(1_000 * MS).await;
+    }
+    assert!(bench.health.snapshot().healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sync_that_hangs_is_no_health() {
+    let bench = Bench::new();
+    bench.send(Vec::new()).await;
+    bench.behaviour.lock().unwrap().takes = 1_000_000 * MS;
+    pass(30_000 * MS).await;
+    pass(59_000 * MS).await;
+    assert!(bench.health.snapshot().healthy);
+    pass(1_000 * MS).await;
+    assert!(!bench.health.snapshot().healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn syncs_are_counted_by_family_and_kind() {
+    let mut bench = Bench::new();
+    bench.send(Vec::new()).await;
+    pass(1_000 * MS).await;
+    let service = bench.service("web", "10.0.0.1");
+    let endpoint = SocketAddr::new(IpAddr::from([10, 1, 0, 1]), 8080);
+    let slice = bench.slice("web", endpoint);
+    bench.send(vec![service, slice]).await;
+    for (name, v4, v6) in [
+        ("kubeproxy_sync_proxy_rules_duration_seconds", 2.0, 1.0),
+        ("kubeproxy_sync_full_proxy_rules_duration_seconds", 1.0, 1.0),
+        (
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            1.0,
+            0.0,
+        ),
+    ] {
+        assert_eq!(
+            bench.value(name, &[("ip_family", "IPv4")]),
+            Some(v4),
+            "{name}"
+        );
+        assert_eq!(
+            bench.value(name, &[("ip_family", "IPv6")]),
+            Some(v6),
+            "{name}"
+        );
+    }
+    let endpoints = "kubeproxy_sync_proxy_rules_endpoint_changes_total";
+    assert_eq!(bench.value(endpoints, &[]), Some(1.0));
+    // Its internal policy is Local, and its endpoint is elsewhere.
+    let none = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
+    let internal = [("ip_family", "IPv4"), ("traffic_policy", "internal")];
+    assert_eq!(bench.value(none, &internal), Some(1.0));
+    let gone = Event::ServiceGone(ServiceName {
+        namespace: Arc::from("ns"),
+        name: Arc::from("web"),
+    });
+    bench.send(vec![gone]).await;
+    pass(10 * MS).await;
+    assert_eq!(bench.value(none, &internal), Some(0.0));
+}

@@ -1,0 +1,161 @@
+//! Listening on an address, again and again where it is taken.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Pause before an address that could not be bound is tried again.
+const BIND_AGAIN: Duration = Duration::from_secs(5);
+
+/// Where to serve.
+#[derive(Clone, Copy, Debug)]
+pub struct Bind {
+    /// The address. A wildcard of either family means every address of both,
+    /// as it does for kube-proxy (Go's `net.Listen`).
+    pub address: SocketAddr,
+    /// Give up at once when it cannot be bound (`bindAddressHardFail`).
+    pub hard_fail: bool,
+}
+
+/// An address could not be bound, and was to be.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve {what} on {address}: {source}; free the port, or choose another address")]
+pub struct BindError {
+    what: &'static str,
+    address: SocketAddr,
+    source: io::Error,
+}
+
+impl Bind {
+    /// Listens, if need be after trying for long. `what` is to be served.
+    pub(super) async fn listen(self, what: &'static str) -> Result<TcpListener, BindError> {
+        let address = self.address;
+        let mut told = None;
+        loop {
+            let source = match bind(address) {
+                Ok(listener) => {
+                    if told.is_some() {
+                        tracing::info!("serving {what} on {address} now");
+                    }
+                    return Ok(listener);
+                }
+                Err(source) => source,
+            };
+            let error = BindError {
+                what,
+                address,
+                source,
+            };
+            if self.hard_fail {
+                return Err(error);
+            }
+            let text = error.to_string();
+            if told.as_ref() != Some(&text) {
+                let seconds = BIND_AGAIN.as_secs();
+                tracing::error!("{text}; trying again every {seconds} s");
+                told = Some(text);
+            }
+            tokio::time::sleep(BIND_AGAIN).await;
+        }
+    }
+}
+
+/// Listens on `address`.
+///
+/// # Errors
+/// When it is taken, not this node's, or not for this process to use.
+pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    if !address.ip().is_unspecified() {
+        return listen(address);
+    }
+    let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
+    match listen(both) {
+        Err(error) if has_no_ipv6(&error) && address.is_ipv4() => listen(address),
+        done => done,
+    }
+}
+
+fn has_no_ipv6(error: &io::Error) -> bool {
+    // With the kernel's ipv6.disable=1 there is no such socket; with the sysctl
+    // disable_ipv6 there is no such address.
+    matches!(
+        error.raw_os_error(),
+        Some(nix::libc::EAFNOSUPPORT | nix::libc::EADDRNOTAVAIL)
+    )
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let kind = Type::STREAM.cloexec().nonblocking();
+    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
+    // Connections of an earlier process in TIME_WAIT are no obstacle.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    #[tokio::test]
+    async fn a_wildcard_is_every_address() {
+        let listener = bind("0.0.0.0:0".parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut addresses = vec![HERE];
+        if listen(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), 0)).is_ok() {
+            addresses.push(Ipv6Addr::LOCALHOST.into());
+        }
+        for address in addresses {
+            tokio::net::TcpStream::connect((address, port))
+                .await
+                .unwrap();
+            listener.accept().await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn hard_failure_names_what_and_where() {
+        let taken = bind(SocketAddr::new(HERE, 0)).unwrap();
+        let address = taken.local_addr().unwrap();
+        let bind = Bind {
+            address,
+            hard_fail: true,
+        };
+        let error = bind.listen("metrics").await.unwrap_err().to_string();
+        assert!(error.contains("metrics") && error.contains(&address.to_string()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_taken_address_is_served_once_it_is_free() {
+        let taken = bind(SocketAddr::new(HERE, 0)).unwrap();
+        let address = taken.local_addr().unwrap();
+        let bind = Bind {
+            address,
+            hard_fail: false,
+        };
+        let mut listening = tokio::spawn(bind.listen("metrics"));
+        tokio::select! {
+            _ = &mut listening => panic!("it was taken"),
+            () = tokio::time::sleep(BIND_AGAIN * 3) => {}
+        }
+        drop(taken);
+        let listener = listening.await.unwrap().unwrap();
+        assert_eq!(listener.local_addr().unwrap(), address);
+    }
+}

@@ -1,0 +1,110 @@
+//! What is served at the metrics address: `/metrics`, `/proxyMode`, `/configz`,
+//! `/statusz`, `/flagz`, and `/healthz` in its short form.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use hyper::StatusCode;
+use prometheus::{Encoder, IntGauge, Opts, Registry, TextEncoder};
+use serde_json::{Value, json};
+
+use super::{
+    http::{Answer, Asked},
+    process,
+    zpages::Pages,
+};
+use crate::modes::ModeName;
+
+/// Under which name `/configz` shows the configuration: its API group.
+const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
+
+/// The paths, sorted.
+const PATHS: [&str; 6] = [
+    "/configz",
+    "/flagz",
+    "/healthz",
+    "/metrics",
+    "/proxyMode",
+    "/statusz",
+];
+
+/// What to tell about this process.
+#[derive(Debug)]
+pub struct Introspection {
+    registry: Registry,
+    mode: ModeName,
+    configuration: Value,
+    pages: Pages,
+}
+
+impl Introspection {
+    /// `configuration` is the one in force, without secrets; `flags` are all
+    /// flags with their values.
+    pub fn new(
+        registry: Registry,
+        mode: ModeName,
+        configuration: Value,
+        flags: BTreeMap<String, String>,
+    ) -> Introspection {
+        Introspection {
+            registry,
+            mode,
+            configuration,
+            pages: Pages {
+                started: SystemTime::now(),
+                paths: PATHS.to_vec(),
+                flags,
+            },
+        }
+    }
+
+    /// Registers what describes the process: `process_…`, its version, its mode.
+    pub(super) fn register(&self) -> prometheus::Result<()> {
+        process::register(&self.registry)?;
+        let mode = self.mode.to_string();
+        let info = [
+            (
+                "tripod_mode",
+                "How traffic is carried.",
+                "mode",
+                mode.as_str(),
+            ),
+            (
+                "tripod_build_info",
+                "What is running.",
+                "version",
+                env!("CARGO_PKG_VERSION"),
+            ),
+        ];
+        for (name, help, label, value) in info {
+            let gauge = IntGauge::with_opts(Opts::new(name, help).const_label(label, value))?;
+            gauge.set(1);
+            self.registry.register(Box::new(gauge))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn answer(&self, asked: Asked<'_>) -> Answer {
+        match asked.path {
+            "/metrics" => self.metrics(),
+            "/proxyMode" => Answer::text(self.mode.to_string()),
+            "/healthz" => Answer::text("ok"),
+            "/configz" => Answer::json(json!({ CONFIG_GROUP: self.configuration }).to_string()),
+            "/statusz" => self.pages.statusz(asked),
+            "/flagz" => self.pages.flagz(asked),
+            path if path.starts_with("/debug/") => Answer::text(
+                "profiles as Go has them are not offered; perf(1) works on this process\n",
+            )
+            .with_status(StatusCode::NOT_FOUND),
+            _ => Answer::not_found(),
+        }
+    }
+
+    fn metrics(&self) -> Answer {
+        let mut text = Vec::new();
+        match TextEncoder::new().encode(&self.registry.gather(), &mut text) {
+            Ok(()) => Answer::metrics(text),
+            Err(error) => Answer::text(format!("cannot write metrics: {error}\n"))
+                .with_status(StatusCode::INTERNAL_SERVER_ERROR),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Health-check node ports of Services (`spec.healthCheckNodePort`): load
+//! balancers ask there whether this node has endpoints of a Service whose
+//! external traffic policy is Local.
+//!
+//! Here is counted; `ports` has the listeners.
+
+mod ports;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use hashbrown::HashMap;
+use tokio::sync::watch;
+
+use crate::{
+    events::Recorder,
+    runner::{
+        AfterSync,
+        health::{FAMILIES, Health},
+    },
+    services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
+};
+
+/// What is to be served, and where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Wanted {
+    /// Where each port is served; a wildcard is every address of the node.
+    addresses: BTreeSet<IpAddr>,
+    checks: BTreeMap<ServiceName, Check>,
+}
+
+/// The health check of one Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Check {
+    port: u16,
+    /// Endpoints on this node that take new connections.
+    local_endpoints: usize,
+}
+
+/// What one ServicePort adds to the health check of its Service.
+#[derive(Debug)]
+struct Part {
+    port: u16,
+    local: BTreeSet<IpAddr>,
+}
+
+/// Follows the service map, and has the ports opened and closed.
+pub struct ServiceHealth {
+    addresses: Box<dyn FnMut() -> Vec<IpAddr> + Send>,
+    parts: HashMap<ServiceName, BTreeMap<ServicePortName, Part>>,
+    wanted: watch::Sender<Wanted>,
+}
+
+impl ServiceHealth {
+    /// Starts without any port. `addresses` lists where node ports are served
+    /// now, and is asked at each full sync; a wildcard stands for every address
+    /// of both families. All ports close when this is dropped. Must be called
+    /// within a tokio runtime.
+    pub fn start(
+        addresses: impl FnMut() -> Vec<IpAddr> + Send + 'static,
+        health: Arc<Health>,
+        events: Recorder,
+    ) -> ServiceHealth {
+        let (wanted, see) = watch::channel(Wanted::default());
+        tokio::spawn(ports::keep(see, health, events));
+        ServiceHealth {
+            addresses: Box::new(addresses),
+            parts: HashMap::new(),
+            wanted,
+        }
+    }
+
+    /// True if it has, or had, a health-check port.
+    fn look_at(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
+        let service = &name.service;
+        if let Some(part) = port.and_then(part) {
+            let parts = self.parts.entry(service.clone()).or_default();
+            parts.insert(name.clone(), part);
+            return true;
+        }
+        let Some(parts) = self.parts.get_mut(service) else {
+            return false;
+        };
+        let had = parts.remove(name).is_some();
+        if parts.is_empty() {
+            self.parts.remove(service);
+        }
+        had
+    }
+
+    fn checks(&self) -> BTreeMap<ServiceName, Check> {
+        let checks = self.parts.iter().filter_map(|(service, parts)| {
+            let port = parts.values().next()?.port;
+            let check = Check {
+                port,
+                local_endpoints: local_endpoints(parts),
+            };
+            Some((service.clone(), check))
+        });
+        checks.collect()
+    }
+}
+
+fn part(port: &ServicePort) -> Option<Part> {
+    let endpoints = port.endpoints.all.iter();
+    let local = endpoints.filter(|endpoint| endpoint.local && endpoint.ready);
+    Some(Part {
+        port: port.health_check_node_port?,
+        local: local.map(|endpoint| endpoint.address.ip()).collect(),
+    })
+}
+
+/// Endpoints of a Service with several ports are the same pods, and so are
+/// those of both families: addresses count once, and the larger family counts.
+fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>) -> usize {
+    let count = |family| {
+        let parts = parts.iter().filter(|(name, _)| name.family == family);
+        let local = parts.flat_map(|(_, part)| &part.local);
+        local.collect::<BTreeSet<_>>().len()
+    };
+    FAMILIES.into_iter().map(count).max().unwrap_or(0)
+}
+
+impl AfterSync for ServiceHealth {
+    fn synced(&mut self, map: &ServiceMap, changes: &Changes) {
+        let mut concerned = changes.full;
+        if changes.full {
+            self.parts.clear();
+            for port in map
+                .iter()
+                .filter(|port| port.health_check_node_port.is_some())
+            {
+                self.look_at(&port.name, Some(port));
+            }
+        } else {
+            for name in &changes.ports {
+                concerned |= self.look_at(name, map.get(name).map(|port| &**port));
+            }
+        }
+        if !concerned {
+            return;
+        }
+        let addresses = changes
+            .full
+            .then(|| (self.addresses)().into_iter().collect());
+        let checks = self.checks();
+        self.wanted.send_if_modified(|wanted| {
+            let now = Wanted {
+                addresses: addresses.unwrap_or_else(|| std::mem::take(&mut wanted.addresses)),
+                checks,
+            };
+            let before = std::mem::replace(wanted, now);
+            before != *wanted
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! The listeners of health-check node ports.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use hyper::{
+    StatusCode,
+    header::{HeaderName, HeaderValue},
+};
+use serde_json::Value;
+use tokio::{sync::watch, task::JoinHandle};
+
+use super::Wanted;
+use crate::{
+    events::{Event, Recorder, Regarding, Severity},
+    runner::health::Health,
+    serve::{
+        bind::bind,
+        http::{Answer, serve},
+    },
+    services::ServiceName,
+};
+
+/// Pause before a port that could not be bound is tried again; it doubles up to
+/// the longest.
+const BIND_AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// Tells load balancers that can weigh how many endpoints are here.
+const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
+
+/// One listener of one Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    service: ServiceName,
+    address: SocketAddr,
+}
+
+/// A listener at work; ends when dropped.
+struct Listening(JoinHandle<()>);
+
+impl Listening {
+    async fn end(mut self) {
+        self.0.abort();
+        // Cancelled, which is what was asked for.
+        let _ = (&mut self.0).await;
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Opens and closes ports as `wanted` says, until its sender goes.
+pub(super) async fn keep(
+    mut wanted: watch::Receiver<Wanted>,
+    health: Arc<Health>,
+    events: Recorder,
+) {
+    let mut open: BTreeMap<Place, Listening> = BTreeMap::new();
+    while wanted.changed().await.is_ok() {
+        let places = places(&wanted.borrow_and_update());
+        // A port may go from one Service to another: closed before it is opened.
+        let gone: Vec<Place> = open
+            .keys()
+            .filter(|p| !places.contains(p))
+            .cloned()
+            .collect();
+        for place in gone {
+            if let Some(listening) = open.remove(&place) {
+                listening.end().await;
+                tracing::debug!(service = %place.service, address = %place.address, "health-check port closed");
+            }
+        }
+        for place in places {
+            open.entry(place.clone()).or_insert_with(|| {
+                let health = Arc::clone(&health);
+                Listening(tokio::spawn(listen(
+                    place,
+                    wanted.clone(),
+                    health,
+                    events.clone(),
+                )))
+            });
+        }
+    }
+}
+
+fn places(wanted: &Wanted) -> BTreeSet<Place> {
+    let places = wanted.checks.iter().flat_map(|(service, check)| {
+        let at = |address: &IpAddr| Place {
+            service: service.clone(),
+            address: SocketAddr::new(*address, check.port),
+        };
+        wanted.addresses.iter().map(at)
+    });
+    places.collect()
+}
+
+async fn listen(
+    place: Place,
+    wanted: watch::Receiver<Wanted>,
+    health: Arc<Health>,
+    events: Recorder,
+) {
+    let Place { service, address } = place;
+    let mut told = false;
+    let mut pause = BIND_AGAIN.0;
+    let listener = loop {
+        match bind(address) {
+            Ok(listener) => break listener,
+            Err(error) => {
+                if !told {
+                    told = true;
+                    let note = format!(
+                        "health-check node port {} cannot be served on {}: {error}; load balancers will pass this node over until it can",
+                        address.port(),
+                        address.ip()
+                    );
+                    tracing::error!(%service, "{note}");
+                    events.post(Event {
+                        regarding: Regarding::Service(service.clone()),
+                        severity: Severity::Warning,
+                        reason: "FailedToStartServiceHealthcheck",
+                        action: "Listen",
+                        note,
+                    });
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(BIND_AGAIN.1);
+            }
+        }
+    };
+    match told {
+        true => tracing::info!(%service, %address, "health-check port served now"),
+        false => tracing::debug!(%service, %address, "health-check port opened"),
+    }
+    serve(listener, move |_| {
+        let check = wanted.borrow().checks.get(&service).copied();
+        let count = check.map_or(0, |check| check.local_endpoints);
+        answer(&service, count, health.snapshot().healthy)
+    })
+    .await;
+}
+
+fn answer(service: &ServiceName, count: usize, healthy: bool) -> Answer {
+    // Laid out as kube-proxy lays it out, for checks that match on text.
+    let body = format!(
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": {},\n\t\t\"name\": {}\n\t}},\n\t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}\n}}",
+        Value::from(&*service.namespace),
+        Value::from(&*service.name),
+    );
+    let status = if count > 0 && healthy {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    Answer::json(body)
+        .with_status(status)
+        .with_header(WEIGHT, HeaderValue::from(count))
+}

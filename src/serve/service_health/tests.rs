@@ -1,0 +1,279 @@
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::atomic::{AtomicU16, Ordering},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use super::*;
+use crate::{
+    events::Event,
+    runner::health::Health,
+    services::{Endpoint, Endpoints, IpFamily, Protocol, SessionAffinity, TrafficPolicy},
+};
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn name(service: &str, port: &str, family: IpFamily) -> ServicePortName {
+    ServicePortName {
+        service: ServiceName {
+            namespace: Arc::from("hc"),
+            name: Arc::from(service),
+        },
+        port: Arc::from(port),
+        protocol: Protocol::Tcp,
+        family,
+    }
+}
+
+/// An endpoint as `address`, and words about it.
+fn endpoint(address: &str, words: &str) -> Endpoint {
+    Endpoint {
+        address: address.parse().unwrap(),
+        local: words.contains("local"),
+        ready: words.contains("ready"),
+        serving: true,
+        terminating: !words.contains("ready"),
+        node_name: None,
+    }
+}
+
+fn port(name: ServicePortName, check: Option<u16>, endpoints: &[Endpoint]) -> ServicePort {
+    ServicePort {
+        cluster_ip: match name.family {
+            IpFamily::V4 => "10.0.0.1".parse().unwrap(),
+            IpFamily::V6 => "fd00::1".parse().unwrap(),
+        },
+        name,
+        port: 80,
+        node_port: None,
+        external_ips: Box::default(),
+        load_balancer_ips: Box::default(),
+        load_balancer_source_ranges: Box::default(),
+        session_affinity: SessionAffinity::None,
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Local,
+        health_check_node_port: check,
+        endpoints: Arc::new(Endpoints {
+            all: endpoints.into(),
+            ..Endpoints::default()
+        }),
+    }
+}
+
+/// Follows maps as the runner would have it.
+struct Bench {
+    serving: ServiceHealth,
+    health: Arc<Health>,
+    events: tokio::sync::mpsc::Receiver<Event>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let health = Arc::new(Health::new(Duration::from_millis(1)));
+        let (recorder, events) = Recorder::new(16);
+        Bench {
+            serving: ServiceHealth::start(|| vec![HERE], Arc::clone(&health), recorder),
+            health,
+            events,
+        }
+    }
+
+    fn sync(&mut self, full: bool, changed: &[ServicePortName], ports: &[ServicePort]) {
+        let changes = Changes {
+            full,
+            ports: changed.iter().cloned().collect(),
+            ..Changes::default()
+        };
+        self.serving
+            .synced(&ports.iter().cloned().collect(), &changes);
+    }
+
+    fn counts(&self) -> Vec<(String, u16, usize)> {
+        let wanted = self.serving.wanted.borrow();
+        let checks = wanted.checks.iter();
+        checks
+            .map(|(s, c)| (s.name.to_string(), c.port, c.local_endpoints))
+            .collect()
+    }
+}
+
+/// A port that nobody has, below those that the kernel gives to callers.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + (std::process::id() % 8_000) as u16;
+    loop {
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed);
+        if std::net::TcpListener::bind((HERE, port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+async fn get(port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect(SocketAddr::new(HERE, port)).await.ok()?;
+    let request = b"GET /anything HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    Some(answer)
+}
+
+/// Asks until the answer is as it should be.
+async fn eventually(port: u16, good: impl Fn(Option<&str>) -> bool) -> Option<String> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let answer = get(port).await;
+        if good(answer.as_deref()) {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "{answer:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn endpoints_of_a_service_are_counted_once() {
+    let mut bench = Bench::new();
+    let local = [
+        endpoint("10.1.0.1:8080", "local ready"),
+        endpoint("10.1.0.2:8080", "local ready"),
+        endpoint("10.1.0.3:8080", "local"),
+        endpoint("10.1.0.4:8080", "ready"),
+    ];
+    let other = [
+        endpoint("10.1.0.1:9090", "local ready"),
+        endpoint("10.1.0.9:9090", "local ready"),
+    ];
+    let v6 = [endpoint("[fd01::1]:8080", "local ready")];
+    let (http, more, six) = (
+        name("web", "http", IpFamily::V4),
+        name("web", "more", IpFamily::V4),
+        name("web", "http", IpFamily::V6),
+    );
+    let ports = [
+        port(http.clone(), Some(30_000), &local),
+        port(more.clone(), Some(30_000), &other),
+        port(six, Some(30_000), &v6),
+        port(name("none", "", IpFamily::V4), None, &local),
+    ];
+    bench.sync(true, &[], &ports);
+    assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 3)]);
+
+    // Only what changed is looked at.
+    bench.sync(false, std::slice::from_ref(&more), &ports[..1]);
+    assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 2)]);
+    bench.sync(false, &[], &[]);
+    assert_eq!(bench.counts().len(), 1);
+    let without = port(http.clone(), None, &local);
+    bench.sync(false, &[http], &[without, ports[2].clone()]);
+    assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 1)]);
+    bench.sync(true, &[], &[]);
+    assert_eq!(bench.counts(), []);
+}
+
+#[tokio::test]
+async fn a_health_check_is_answered_in_kube_proxys_words() {
+    let mut bench = Bench::new();
+    let http = name("hc", "", IpFamily::V4);
+    let check = free_port();
+    let ready = [endpoint("10.1.0.1:80", "local ready")];
+    bench.sync(true, &[], &[port(http.clone(), Some(check), &ready)]);
+    let answer = eventually(check, |answer| answer.is_some()).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert_eq!(
+        body,
+        "{\n\t\"service\": {\n\t\t\"namespace\": \"hc\",\n\t\t\"name\": \"hc\"\n\t},\n\t\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": true\n}"
+    );
+    let head = head.to_lowercase();
+    assert!(head.starts_with("http/1.1 200 ok\r\n"), "{head}");
+    for line in [
+        "x-load-balancing-endpoint-weight: 1",
+        "content-type: application/json",
+        "x-content-type-options: nosniff",
+    ] {
+        assert!(head.lines().any(|l| l == line), "{line} in {head}");
+    }
+
+    bench.sync(
+        false,
+        std::slice::from_ref(&http),
+        &[port(http.clone(), Some(check), &[])],
+    );
+    let answer = get(check).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("\"localEndpoints\": 0"));
+
+    bench.sync(
+        false,
+        std::slice::from_ref(&http),
+        &[port(http.clone(), Some(check), &ready)],
+    );
+    assert!(get(check).await.unwrap().starts_with("HTTP/1.1 200 "));
+    bench.health.queued(IpFamily::V4);
+    let answer = eventually(check, |a| a.is_some_and(|a| a.contains("HTTP/1.1 503 "))).await;
+    let answer = answer.unwrap();
+    assert!(answer.contains("\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": false"));
+}
+
+#[tokio::test]
+async fn ports_come_go_and_change_hands() {
+    let mut bench = Bench::new();
+    let (a, b) = (name("a", "", IpFamily::V4), name("b", "", IpFamily::V4));
+    let (first, second) = (free_port(), free_port());
+    let says = |name: &'static str| {
+        move |answer: Option<&str>| {
+            answer.is_some_and(|a| a.contains(&format!("\"name\": \"{name}\"")))
+        }
+    };
+    bench.sync(true, &[], &[port(a.clone(), Some(first), &[])]);
+    eventually(first, says("a")).await;
+
+    let swapped = [
+        port(a.clone(), Some(second), &[]),
+        port(b.clone(), Some(first), &[]),
+    ];
+    bench.sync(false, &[a.clone(), b.clone()], &swapped);
+    eventually(first, says("b")).await;
+    eventually(second, says("a")).await;
+    bench.sync(
+        false,
+        &[a.clone(), b.clone()],
+        &[port(b.clone(), Some(second), &[])],
+    );
+    eventually(second, says("b")).await;
+    eventually(first, |answer| answer.is_none()).await;
+    // A port that changes hands was never in the way of itself.
+    assert!(bench.events.try_recv().is_err());
+
+    drop(bench.serving);
+    eventually(second, |answer| answer.is_none()).await;
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named_once_and_tried_again() {
+    let mut bench = Bench::new();
+    let taken = TcpListener::bind((HERE, 0)).await.unwrap();
+    let check = taken.local_addr().unwrap().port();
+    let web = name("web", "", IpFamily::V4);
+    let ports = [port(web.clone(), Some(check), &[])];
+    bench.sync(true, &[], &ports);
+    let event = bench.events.recv().await.unwrap();
+    assert_eq!(
+        event.regarding,
+        crate::events::Regarding::Service(web.service)
+    );
+    assert!(event.note.contains(&check.to_string()), "{}", event.note);
+    // It is tried again in vain a few times.
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    tokio::time::resume();
+    drop(taken);
+    bench.sync(true, &[], &ports);
+    let answer = eventually(check, |answer| answer.is_some()).await.unwrap();
+    assert!(answer.contains("\"name\": \"web\""));
+    assert!(bench.events.try_recv().is_err(), "it was said already");
+}

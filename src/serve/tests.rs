@@ -1,0 +1,362 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use hyper::StatusCode;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::advance,
+};
+
+use super::{exposition, healthz::Probes, http::Asked, *};
+use crate::{
+    modes::ModeName,
+    runner::metrics::Metrics,
+    services::{IpFamily, Names, Node},
+};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Names and types that kube-proxy 1.36 serves whatever its mode, and those of
+/// the iptables mode that mean something everywhere: recorded from a running
+/// one. What is left out is about iptables rules, or about the API client.
+const KUBE_PROXY: [(&str, &str); 26] = [
+    (
+        "kubeproxy_conntrack_reconciler_deleted_entries_total",
+        "counter",
+    ),
+    (
+        "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+        "histogram",
+    ),
+    (
+        "kubeproxy_network_programming_duration_seconds",
+        "histogram",
+    ),
+    ("kubeproxy_proxy_healthz_total", "counter"),
+    ("kubeproxy_proxy_livez_total", "counter"),
+    (
+        "kubeproxy_sync_full_proxy_rules_duration_seconds",
+        "histogram",
+    ),
+    (
+        "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+        "histogram",
+    ),
+    ("kubeproxy_sync_proxy_rules_duration_seconds", "histogram"),
+    (
+        "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+        "gauge",
+    ),
+    (
+        "kubeproxy_sync_proxy_rules_endpoint_changes_total",
+        "counter",
+    ),
+    (
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+        "gauge",
+    ),
+    ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "gauge"),
+    (
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+        "gauge",
+    ),
+    (
+        "kubeproxy_sync_proxy_rules_service_changes_pending",
+        "gauge",
+    ),
+    (
+        "kubeproxy_sync_proxy_rules_service_changes_total",
+        "counter",
+    ),
+    ("process_cpu_seconds_total", "counter"),
+    ("process_max_fds", "gauge"),
+    ("process_network_receive_bytes_total", "counter"),
+    ("process_network_transmit_bytes_total", "counter"),
+    ("process_open_fds", "gauge"),
+    ("process_resident_memory_bytes", "gauge"),
+    ("process_start_time_seconds", "gauge"),
+    ("process_virtual_memory_bytes", "gauge"),
+    ("process_virtual_memory_max_bytes", "gauge"),
+    ("tripod_build_info", "gauge"),
+    ("tripod_mode", "gauge"),
+];
+
+fn get<'a>(path: &'a str) -> Asked<'a> {
+    Asked { path, accept: "" }
+}
+
+fn probes(health: &Arc<Health>) -> Probes {
+    Probes::register(Arc::clone(health), &Registry::new()).unwrap()
+}
+
+fn about(registry: &Registry) -> Introspection {
+    let configuration = json!({"mode": "userspace"});
+    let flags = BTreeMap::from([("proxy-mode".to_owned(), "userspace".to_owned())]);
+    Introspection::new(registry.clone(), ModeName::Userspace, configuration, flags)
+}
+
+/// Status and body, its times replaced by T after they were checked.
+fn probe(probes: &Probes, path: &str) -> (u16, String) {
+    let answer = probes.answer(get(path));
+    assert_eq!(answer.kind, "application/json");
+    let text = String::from_utf8(answer.body).unwrap();
+    let body: Value = serde_json::from_str(&text).unwrap();
+    let mut plain = text.clone();
+    let status = body["status"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(_, v)| v);
+    for time in std::iter::once(&body)
+        .chain(status)
+        .flat_map(|v| [&v["lastUpdated"], &v["currentTime"]])
+        .filter_map(Value::as_str)
+        .filter(|time| !time.starts_with("0001"))
+    {
+        let at: Timestamp = time.parse().unwrap();
+        let age = Timestamp::now().duration_since(at).as_secs();
+        assert!((0..60).contains(&age), "{time} in {text}");
+        plain = plain.replace(time, "T");
+    }
+    (answer.status.as_u16(), plain)
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_are_answered_in_kube_proxys_words() {
+    let health = Arc::new(Health::new(TIMEOUT));
+    let probes = probes(&health);
+    let expect = |path: &str, status: u16, body: &str| {
+        assert_eq!(probe(&probes, path), (status, body.to_owned()), "{path}");
+    };
+
+    // Starting: nothing synced, nothing overdue, no Node seen.
+    expect(
+        "/healthz",
+        200,
+        r#"{"lastUpdated":"T","currentTime":"T","nodeEligible":true,"healthy":true}"#,
+    );
+    expect(
+        "/livez",
+        200,
+        r#"{"lastUpdated":"T","currentTime":"T","healthy":true}"#,
+    );
+
+    health.updated(IpFamily::V4);
+    health.updated(IpFamily::V6);
+    let fine = r#""healthy":true,"status":{"IPv4":{"lastUpdated":"T","healthy":true},"IPv6":{"lastUpdated":"T","healthy":true}}}"#;
+    let healthz = format!(r#"{{"lastUpdated":"T","currentTime":"T","nodeEligible":true,{fine}"#);
+    let livez = format!(r#"{{"lastUpdated":"T","currentTime":"T",{fine}"#);
+    expect("/healthz", 200, &healthz);
+    expect("/livez", 200, &livez);
+
+    // The node is about to go: load balancers should look elsewhere, but the
+    // proxy lives.
+    let node = json!({"metadata": {"name": "n"}, "spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}});
+    let node = serde_json::from_value(node).unwrap();
+    let node = Node::reduce(&node, &mut Names::default()).unwrap().object;
+    health.set_node(Some(&node));
+    expect(
+        "/healthz",
+        503,
+        &healthz.replace(r#"nodeEligible":true"#, r#"nodeEligible":false"#),
+    );
+    expect("/livez", 200, &livez);
+
+    // One family is overdue.
+    health.queued(IpFamily::V6);
+    advance(TIMEOUT).await;
+    let stale = livez
+        .replace(r#""healthy":true,"status""#, r#""healthy":false,"status""#)
+        .replace(r#""healthy":true}}}"#, r#""healthy":false}}}"#);
+    expect("/livez", 503, &stale);
+    health.updated(IpFamily::V6);
+    expect("/livez", 200, &livez);
+
+    assert_eq!(probes.answer(get("/")).status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_goes_before_the_first_sync_has_no_time_to_show() {
+    let health = Arc::new(Health::new(TIMEOUT));
+    health.queued(IpFamily::V4);
+    advance(TIMEOUT).await;
+    let never = "0001-01-01T00:00:00Z";
+    let body = format!(
+        r#"{{"lastUpdated":"{never}","currentTime":"T","healthy":false,"status":{{"IPv4":{{"lastUpdated":"{never}","healthy":false}}}}}}"#
+    );
+    assert_eq!(probe(&probes(&health), "/livez"), (503, body));
+}
+
+#[test]
+fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
+    let registry = Registry::new();
+    let health = Arc::new(Health::new(TIMEOUT));
+    let probes = Probes::register(Arc::clone(&health), &registry).unwrap();
+    let metrics = Metrics::register(&registry).unwrap();
+    metrics.queued(IpFamily::V4);
+    metrics.synced(IpFamily::V4);
+    metrics.took(IpFamily::V4, Duration::from_millis(3), false);
+    metrics.conntrack_cleared(IpFamily::V6, Duration::from_millis(1), 7);
+    probes.answer(get("/healthz"));
+    let about = about(&registry);
+    about.register().unwrap();
+    let answer = about.answer(get("/metrics"));
+    assert_eq!(answer.kind, "text/plain; version=0.0.4; charset=utf-8");
+    let text = String::from_utf8(answer.body).unwrap();
+    let scrape = exposition::parse(&text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
+
+    for (name, kind) in KUBE_PROXY {
+        let metric = scrape
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} is missing"));
+        assert_eq!(metric.kind, kind, "{name}");
+    }
+    let value = |name: &str, labels: &[(&str, &str)]| {
+        let labels = labels
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        let labels: BTreeMap<_, _> = labels.collect();
+        let mut samples = scrape.values().flat_map(|metric| &metric.samples);
+        let sample = samples.find(|s| s.name == name && s.labels == labels);
+        sample.unwrap_or_else(|| panic!("{name} {labels:?}")).value
+    };
+    let v4 = ("ip_family", "IPv4");
+    let v6 = ("ip_family", "IPv6");
+    assert_eq!(
+        value("kubeproxy_proxy_healthz_total", &[("code", "200")]),
+        1.0
+    );
+    assert_eq!(
+        value(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total",
+            &[v6]
+        ),
+        7.0
+    );
+    let none = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
+    for family in [v4, v6] {
+        for policy in ["internal", "external"] {
+            assert_eq!(value(none, &[family, ("traffic_policy", policy)]), 0.0);
+        }
+    }
+    let took = "kubeproxy_sync_partial_proxy_rules_duration_seconds_bucket";
+    assert_eq!(value(took, &[v4, ("le", "0.002")]), 0.0);
+    assert_eq!(value(took, &[v4, ("le", "0.004")]), 1.0);
+    assert_eq!(value("tripod_mode", &[("mode", "userspace")]), 1.0);
+}
+
+#[test]
+fn buckets_are_kube_proxys() {
+    let registry = Registry::new();
+    Metrics::register(&registry).unwrap();
+    let text = String::from_utf8(about(&registry).answer(get("/metrics")).body).unwrap();
+    let scrape = exposition::parse(&text).unwrap();
+    let bounds = |name: &str| -> Vec<String> {
+        let samples = scrape[name].samples.iter();
+        let v4 = samples.filter(|s| s.labels["ip_family"] == "IPv4");
+        v4.filter_map(|s| s.labels.get("le").cloned()).collect()
+    };
+    let numbers = |numbers: Vec<f64>| -> Vec<String> {
+        let mut text: Vec<_> = numbers.iter().map(f64::to_string).collect();
+        text.push("+Inf".to_owned());
+        text
+    };
+    let sync = [
+        0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
+        8.192, 16.384,
+    ];
+    for name in ["", "_full", "_partial"] {
+        let name = format!("kubeproxy_sync{name}_proxy_rules_duration_seconds");
+        assert_eq!(bounds(&name), numbers(sync.to_vec()));
+    }
+    let mut programming = vec![0.0, 0.25, 0.5];
+    programming.extend((1..=60).map(f64::from));
+    programming.extend([65., 70., 75., 80., 85., 90., 95., 100., 105., 110., 115.]);
+    programming.extend([120., 150., 180., 210., 240., 270., 300.]);
+    let name = "kubeproxy_network_programming_duration_seconds";
+    assert_eq!(bounds(name), numbers(programming));
+}
+
+#[test]
+fn the_other_pages() {
+    let about = about(&Registry::new());
+    let text = |path: &str| String::from_utf8(about.answer(get(path)).body).unwrap();
+    assert_eq!(text("/proxyMode"), "userspace");
+    assert_eq!(text("/healthz"), "ok");
+    let configuration: Value = serde_json::from_str(&text("/configz")).unwrap();
+    let expected = json!({"kubeproxy.config.k8s.io": {"mode": "userspace"}});
+    assert_eq!(configuration, expected);
+    for path in ["/debug/pprof/", "/debug/pprof/profile", "/nothing"] {
+        assert_eq!(
+            about.answer(get(path)).status,
+            StatusCode::NOT_FOUND,
+            "{path}"
+        );
+    }
+    assert!(text("/debug/pprof/").contains("perf"));
+    let listed: BTreeSet<_> = text("/statusz")
+        .lines()
+        .find_map(|line| line.strip_prefix("Paths: "))
+        .unwrap()
+        .split(' ')
+        .map(str::to_owned)
+        .collect();
+    for path in &listed {
+        assert_eq!(about.answer(get(path)).status, StatusCode::OK, "{path}");
+    }
+    assert_eq!(listed.len(), 6);
+}
+
+/// Sends `request` and reads until the server closes.
+async fn exchange(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer.to_lowercase()
+}
+
+#[tokio::test]
+async fn over_the_wire() {
+    let listener = bind::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let probes = probes(&Arc::new(Health::new(TIMEOUT)));
+    let server = tokio::spawn(http::serve(listener, move |asked| probes.answer(asked)));
+    let close = "host: x\r\nconnection: close\r\n\r\n";
+
+    let answer = exchange(
+        address,
+        &format!("GET /healthz?verbose HTTP/1.1\r\n{close}"),
+    )
+    .await;
+    assert!(answer.starts_with("http/1.1 200 ok\r\n"), "{answer}");
+    assert!(answer.contains("\r\ncontent-type: application/json\r\n"));
+    assert!(answer.contains("\r\nx-content-type-options: nosniff\r\n"));
+    assert!(answer.ends_with("\"healthy\":true}"));
+
+    let answer = exchange(address, &format!("HEAD /livez HTTP/1.1\r\n{close}")).await;
+    assert!(answer.starts_with("http/1.1 200 ok\r\n") && answer.ends_with("\r\n\r\n"));
+    let answer = exchange(address, &format!("POST /livez HTTP/1.1\r\n{close}")).await;
+    assert!(answer.starts_with("http/1.1 405 "), "{answer}");
+    let answer = exchange(address, "nonsense\r\n\r\n").await;
+    assert!(answer.starts_with("http/1.1 400 "), "{answer}");
+
+    // An open connection ends with the server.
+    let mut idle = TcpStream::connect(address).await.unwrap();
+    idle.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let mut byte = [0];
+    idle.read_exact(&mut byte).await.unwrap();
+    server.abort();
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(Duration::from_secs(10), idle.read_to_end(&mut rest));
+    // An end or a reset: either is one.
+    let _ = end.await.expect("the connection is still open");
+}
