@@ -1,0 +1,1 @@
+//! Objects from an API server, over its wire protocol.

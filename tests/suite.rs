@@ -1,0 +1,3 @@
+//! Tests of the program as users meet it: real sockets, the real wire.
+
+mod api;
