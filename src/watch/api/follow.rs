@@ -41,7 +41,7 @@ const PAGE: u32 = 500;
 const WATCH: u32 = 300;
 const OVERDUE: Duration = Duration::from_secs(30);
 /// A watch that told something or lasted this long shows that the server is
-/// well: the next failure is the first of a new outage.
+/// well.
 const PROVEN: Duration = Duration::from_secs(5);
 /// A watch that ends sooner, having told nothing, is a failure.
 const SHORT: Duration = Duration::from_secs(1);
@@ -62,6 +62,8 @@ pub(super) struct Follower<'a, K: Kind> {
     /// the next list comes in pages, in case something between the server and
     /// us holds streams back.
     unfinished: bool,
+    /// Listing anew was tried since the server was last well.
+    expired: bool,
     outage: Option<Outage>,
     /// Hashes of what was last said about objects that are odd.
     complaints: HashMap<K::Name, u64>,
@@ -98,6 +100,7 @@ impl<'a, K: Kind> Follower<'a, K> {
             pauses,
             version: None,
             unfinished: false,
+            expired: false,
             outage: None,
             complaints: HashMap::new(),
         }
@@ -113,7 +116,7 @@ impl<'a, K: Kind> Follower<'a, K> {
                 Some(version) => self.watch(&version).await,
             };
             if begun.elapsed() >= PROVEN {
-                self.pauses.reset();
+                self.is_well();
             }
             if let Err(failure) = result {
                 let pause = self.failed(&failure);
@@ -124,18 +127,19 @@ impl<'a, K: Kind> Follower<'a, K> {
 
     /// Says what happened and answers how long to wait.
     fn failed(&mut self, failure: &Failure) -> Duration {
-        let first = self.pauses.is_fresh();
-        let pause = match failure {
-            Failure::Busy(at_least, _) => self.pauses.told(*at_least),
-            _ => self.pauses.next(),
-        };
         if *failure == Failure::Expired {
             debug!("{}: {failure}; listing them anew", K::PLURAL);
             self.version = None;
             // It happens to whoever was away for long, and waiting does not
-            // make it better; but not twice in a row.
-            return if first { Duration::ZERO } else { pause };
+            // make it better; but not again and again.
+            if !std::mem::replace(&mut self.expired, true) {
+                return Duration::ZERO;
+            }
         }
+        let pause = match failure {
+            Failure::Busy(at_least, _) => self.pauses.told(*at_least),
+            _ => self.pauses.next(),
+        };
         if matches!(failure, Failure::Withheld(_)) {
             lock(self.known).settle();
             self.news.notify_one();
@@ -158,6 +162,12 @@ impl<'a, K: Kind> Follower<'a, K> {
             outage.said = Some(text);
         }
         pause
+    }
+
+    /// The next failure is the first of a new outage.
+    fn is_well(&mut self) {
+        self.pauses.reset();
+        self.expired = false;
     }
 
     fn works(&mut self) {
@@ -236,7 +246,7 @@ impl<'a, K: Kind> Follower<'a, K> {
                     self.line(line, &mut listing)?;
                     if !listing {
                         told = true;
-                        self.pauses.reset();
+                        self.is_well();
                     }
                 }
                 Err(End::Broken(text)) => return Err(Failure::Broken(text)),

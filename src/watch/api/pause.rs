@@ -38,11 +38,6 @@ impl Pauses {
         at_least + self.next()
     }
 
-    /// There was no failure since it last worked.
-    pub(super) fn is_fresh(&self) -> bool {
-        self.failures == 0
-    }
-
     /// It works again.
     pub(super) fn reset(&mut self) {
         self.failures = 0;
