@@ -32,8 +32,12 @@ pub struct Recorder {
 
 impl Recorder {
     pub fn start(access: Access) -> Recorder {
+        Recorder::with(access, Settings::for_node(NODE))
+    }
+
+    pub fn with(access: Access, settings: Settings) -> Recorder {
         Recorder {
-            batches: api::spawn(access, Settings::for_node(NODE)),
+            batches: api::spawn(access, settings),
             tracker: Tracker::new(NODE),
             seen: Vec::new(),
             untouched: Vec::new(),

@@ -243,8 +243,9 @@ impl<'a, K: Kind> Follower<'a, K> {
             };
             match lines.next(patience).await {
                 Ok(line) => {
+                    let of_list = listing;
                     self.line(line, &mut listing)?;
-                    if !listing {
+                    if !of_list {
                         told = true;
                         self.is_well();
                     }
