@@ -10,5 +10,6 @@ mod server;
 mod tls;
 
 mod credentials;
+mod footprint;
 mod lists;
 mod outages;

@@ -311,8 +311,10 @@ impl Watcher {
             };
             let cut = rest.is_err();
             self.sender.send(Ok(half)).await.map_err(|_| ())?;
-            // The half is to be on the wire before the rest is.
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            if cut {
+                // The half is to be on the wire before the rest is not.
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
             self.sender.send(rest).await.map_err(|_| ())?;
             if cut {
                 return Err(());

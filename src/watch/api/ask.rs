@@ -76,10 +76,8 @@ async fn refused(response: Response<Body>) -> Failure {
     let code = response.status();
     let retry_after = response.headers().get(RETRY_AFTER);
     let retry_after = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
-    let text = match timeout(STALLED, beginning(response.into_body())).await {
-        Ok(text) => text,
-        Err(_) => String::new(),
-    };
+    let text = timeout(STALLED, beginning(response.into_body())).await;
+    let text = text.unwrap_or_default();
     let mut status = serde_json::from_str::<Status>(&text).unwrap_or_else(|_| {
         // The server's own filters, and what may stand before it, answer with
         // plain text.

@@ -1,9 +1,9 @@
 //! Objects from the API server.
 //!
-//! [`access`] says where it is and who we are, [`ask`] makes one request.
-//! [`follow`] lists and watches one kind of objects and comes back after every
-//! failure, with [`wire`] and [`kind`] reducing each object as it is decoded.
-//! [`known`] holds them and knows what the receiver has not heard of; this
+//! `access` says where it is and who we are, `ask` makes one request.
+//! `follow` lists and watches one kind of objects and comes back after every
+//! failure, with `wire` and `kind` reducing each object as it is decoded.
+//! `known` holds them and knows what the receiver has not heard of; this
 //! file brings the kinds together and tells.
 //!
 //! # Calls
