@@ -102,6 +102,22 @@ async fn tries_during_an_outage_are_few_and_scattered() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn slow_failures_are_failures_too() {
+    let server = shop();
+    let mut recorder = followed(&server).await;
+    server.script().refuse_after = Duration::from_secs(10);
+    server.down();
+    meanwhile(&server);
+    recorder.is_quiet(Duration::from_secs(900)).await;
+    // Three kinds, each 10 s and then a pause of 15 to 30 s.
+    let tries = server.script().refused / 3;
+    assert!((20..40).contains(&tries), "{tries} tries");
+    server.up();
+    recorder.catches_up(&server, PATIENT).await;
+    assert_eq!(recorder.seen(), MEANWHILE);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_version_expired_during_an_outage() {
     for (gone_as_status, streaming) in [(true, true), (false, true), (true, false), (false, false)]
     {

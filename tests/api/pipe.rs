@@ -25,6 +25,9 @@ pub fn access(server: &Server) -> Access {
         let connector = connector.clone();
         async move {
             if server.script().down {
+                let after = server.script().refuse_after;
+                tokio::time::sleep(after).await;
+                server.script().refused += 1;
                 return Err(tower::BoxError::from(io::Error::from(
                     io::ErrorKind::ConnectionRefused,
                 )));

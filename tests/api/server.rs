@@ -50,6 +50,10 @@ pub struct Script {
     pub token: Option<String>,
     /// Nobody is let in.
     pub down: bool,
+    /// How long it takes to find out that nobody is let in.
+    pub refuse_after: Duration,
+    /// How often someone tried meanwhile.
+    pub refused: u32,
     /// Answers to the next requests, whatever they ask for: collection, HTTP
     /// status, `Retry-After`.
     pub refuse: Vec<(&'static str, u16, Option<u32>)>,
@@ -77,6 +81,8 @@ impl Server {
                 gone_as_status: false,
                 token: None,
                 down: false,
+                refuse_after: Duration::ZERO,
+                refused: 0,
                 refuse: Vec::new(),
                 cut: None,
                 expire_page: None,

@@ -2,8 +2,8 @@
 //!
 //! `access` says where it is and who we are, `ask` makes one request.
 //! `follow` lists and watches one kind of objects and comes back after every
-//! failure, with `wire` and `kind` reducing each object as it is decoded.
-//! `known` holds them and knows what the receiver has not heard of; this
+//! failure; `intake` decodes and reduces what it gets, one object at a time,
+//! as `wire` and `kind` say. `known` holds them and knows what the receiver has not heard of; this
 //! file brings the kinds together and tells.
 //!
 //! # Calls
@@ -18,6 +18,8 @@
 //! A streaming list (KEP-3157) is a watch with `sendInitialEvents`; the server
 //! asks for the verb `watch` then.
 //!
+//! Events are created through [`Access::client`] by who has something to say.
+//!
 //! ServiceCIDRs are not watched: kube-proxy uses them in nftables mode alone,
 //! to refuse cluster IPs that no Service has, and we have no such mode.
 
@@ -29,7 +31,8 @@ use tokio::{
 };
 
 use self::{
-    follow::{Follower, lock},
+    follow::Follower,
+    intake::{Intake, lock},
     known::Known,
     pause::Pauses,
 };
@@ -40,6 +43,7 @@ mod ask;
 mod budget;
 mod connect;
 mod follow;
+mod intake;
 mod kind;
 mod known;
 mod lines;
@@ -112,9 +116,27 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
     };
     let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
     let own = format!("metadata.name={}", settings.node_name);
-    let services = Follower::new(access, None, names, &objects.services, news, pauses());
-    let slices = Follower::new(access, None, names, &objects.slices, news, pauses());
-    let nodes = Follower::new(access, Some(own), names, &objects.nodes, news, pauses());
+    let services = Follower::new(
+        access,
+        None,
+        Intake::new(names, &objects.services),
+        news,
+        pauses(),
+    );
+    let slices = Follower::new(
+        access,
+        None,
+        Intake::new(names, &objects.slices),
+        news,
+        pauses(),
+    );
+    let nodes = Follower::new(
+        access,
+        Some(own),
+        Intake::new(names, &objects.nodes),
+        news,
+        pauses(),
+    );
     tokio::select! {
         () = async { tokio::join!(services.run(), slices.run(), nodes.run()); } => {}
         () = objects.tell(news, sender) => {}
