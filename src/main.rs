@@ -1,11 +1,12 @@
 //! Starts the parts and joins them; nothing else.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{path::Path, process::ExitCode, sync::Arc};
 
 use prometheus::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tripod::{
-    cli::{self, Command, Serve},
+    cli::{self, Job, Settings},
+    config::{self, ConfigFile},
     kernel::addresses::AddressChanges,
     log,
     modes::{
@@ -23,17 +24,24 @@ use tripod::{
 };
 
 fn main() -> ExitCode {
-    let cli = cli::parse();
-    log::start(cli.serve.verbosity);
+    let settings = match cli::from_process() {
+        Ok(settings) => settings,
+        Err(stop) => return stop.print(),
+    };
+    log::start(u8::try_from(settings.configuration.logging.verbosity).unwrap_or(u8::MAX));
+    for warning in &settings.warnings {
+        tracing::warn!("{warning}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     let done = match runtime {
         Ok(runtime) => runtime.block_on(async {
-            match cli.command {
-                Some(Command::Cleanup) => cleanup().await,
-                None if cli.serve.cleanup => cleanup().await,
-                None => run(cli.serve).await,
+            match &settings.job {
+                Job::WriteConfig(path) => write_config(&settings, path),
+                Job::Cleanup => cleanup().await,
+                Job::Init => Ok(()),
+                Job::Serve => run(settings).await,
             }
         }),
         Err(e) => Err(format!("cannot start: {e}").into()),
@@ -55,15 +63,20 @@ async fn cleanup() -> Done {
     Ok(())
 }
 
-async fn run(options: Serve) -> Done {
-    let manifests = options.manifests.as_deref().ok_or(
+fn write_config(settings: &Settings, path: &Path) -> Done {
+    let yaml = settings.configuration.to_yaml()?;
+    std::fs::write(path, yaml).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+    tracing::info!(file = %path.display(), "wrote the configuration");
+    Ok(())
+}
+
+async fn run(settings: Settings) -> Done {
+    let effective = &settings.effective;
+    let manifests = settings.own.manifests.as_deref().ok_or(
         "nothing to serve: this version reads objects from a folder only; name it with --manifests DIR",
     )?;
-    let node = node::name(&options.hostname_override)?;
-    if let Some(warning) = &options.ipvs_scheduler.warning {
-        tracing::warn!("{warning}");
-    }
-    let (mode, passed_over) = choose::choose(options.proxy_mode.into());
+    let node = node::name(&settings.configuration.hostname_override)?;
+    let (mode, passed_over) = choose::choose(effective.mode);
     for (better, missing) in passed_over {
         for lack in missing {
             tracing::warn!(
@@ -76,12 +89,12 @@ async fn run(options: Serve) -> Done {
 
     let registry = Registry::new();
     let health = Arc::new(Health::default());
-    let proxy = userspace_mode(&options, &registry).await?;
+    let proxy = userspace_mode(&settings, &registry).await?;
     tracing::info!(%node, %mode, manifests = %manifests.display(), "starting");
-    if let Some(address) = options.healthz_bind_address.0 {
+    if let Some(address) = effective.healthz {
         tokio::spawn(serve::health(address, Arc::clone(&health)));
     }
-    if let Some(address) = options.metrics_bind_address.0 {
+    if let Some(address) = effective.metrics {
         tokio::spawn(serve::metrics(address, registry, mode));
     }
 
@@ -95,28 +108,50 @@ async fn run(options: Serve) -> Done {
         }
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
+        changed = config_changed(settings.file.as_ref()) => Err(changed.into()),
+    }
+}
+
+/// Ends when the configuration file was changed: with what to say about it.
+async fn config_changed(file: Option<&ConfigFile>) -> String {
+    let Some(file) = file else {
+        return std::future::pending().await;
+    };
+    let path = file.path.display();
+    match config::watch_file(file).await {
+        Ok(()) => format!("{path} was changed: ending, to be started again with what it says now"),
+        Err(e) => format!("cannot watch {path}: {e}"),
     }
 }
 
 async fn userspace_mode(
-    options: &Serve,
+    settings: &Settings,
     registry: &Registry,
 ) -> Result<Userspace, Box<dyn std::error::Error>> {
-    let choice = capture::choose(options.userspace_capture.into()).await?;
+    let choice = capture::choose(settings.own.capture).await?;
     for reason in &choice.reasons {
         tracing::info!("{reason}");
     }
-    let node_ports = match options.nodeport_addresses.as_slice() {
-        [] => NodePortAddresses::All,
-        ranges => NodePortAddresses::Within(ranges.to_vec()),
+    let effective = &settings.effective;
+    let (node_ports, ranges) = match &effective.node_ports {
+        config::NodePortAddresses::Within(ranges) => {
+            (NodePortAddresses::Within(ranges.clone()), ranges.clone())
+        }
+        config::NodePortAddresses::All => (NodePortAddresses::All, Vec::new()),
+        config::NodePortAddresses::Primary => {
+            tracing::warn!(
+                "node ports are served on all addresses: `primary` is not known to this version"
+            );
+            (NodePortAddresses::All, Vec::new())
+        }
     };
     let capture = Capture::new(choice, node_ports).await?;
     let options = userspace::Options {
-        port_range: options.proxy_port_range.0.clone(),
-        udp_timeout: options.udp_timeout,
-        scheduler: options.ipvs_scheduler.name,
-        node_port_addresses: options.nodeport_addresses.clone(),
-        workers: userspace::workers(options.userspace_workers),
+        port_range: effective.proxy_ports.clone(),
+        udp_timeout: settings.own.udp_timeout,
+        scheduler: effective.scheduler,
+        node_port_addresses: ranges,
+        workers: userspace::workers(settings.own.workers),
     };
     Ok(Userspace::new(
         options,

@@ -1,3 +1,7 @@
-//! Tests of the program as users meet it: real sockets, the real wire.
+//! Tests of the program as users meet it: real namespaces, real sockets, the
+//! real binary. `lab` is the laboratory, the other modules are the tests.
 
+#[macro_use]
+mod lab;
 mod api;
+mod userspace;

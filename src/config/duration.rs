@@ -76,6 +76,41 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Writes a duration the way Go prints it (`time.Duration.String`), which is
+/// how kube-proxy writes its configuration: `0s`, `1.5ms`, `15m0s`, `24h0m0s`.
+pub fn format(duration: Duration) -> String {
+    const SECOND: u128 = 1_000_000_000;
+    let nanos = duration.as_nanos();
+    if nanos == 0 {
+        return "0s".to_owned();
+    }
+    if nanos < SECOND {
+        let (unit, length) = match nanos {
+            1_000_000.. => ("ms", 1_000_000),
+            1_000.. => ("µs", 1_000),
+            _ => ("ns", 1),
+        };
+        return format!("{}{unit}", decimal(nanos, length));
+    }
+    let (minutes, rest) = (nanos / (60 * SECOND), nanos % (60 * SECOND));
+    let seconds = decimal(rest, SECOND);
+    match (minutes / 60, minutes % 60) {
+        (0, 0) => format!("{seconds}s"),
+        (0, minutes) => format!("{minutes}m{seconds}s"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+/// `nanos` in units of `unit` nanoseconds, a power of ten.
+fn decimal(nanos: u128, unit: u128) -> String {
+    let digits = unit.ilog10() as usize;
+    let fraction = format!("{:0digits$}", nanos % unit);
+    match fraction.trim_end_matches('0') {
+        "" => (nanos / unit).to_string(),
+        fraction => format!("{}.{fraction}", nanos / unit),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,7 +152,32 @@ mod tests {
         }
     }
 
+    #[test]
+    fn durations_are_written_as_go_writes_them() {
+        for (nanos, text) in [
+            (0, "0s"),
+            (1, "1ns"),
+            (1_100, "1.1µs"),
+            (2_200_000, "2.2ms"),
+            (250_000_000, "250ms"),
+            (1_000_000_000, "1s"),
+            (1_500_000_000, "1.5s"),
+            (60_000_000_000, "1m0s"),
+            (900_000_000_000, "15m0s"),
+            (3_661_000_000_001, "1h1m1.000000001s"),
+            (86_400_000_000_000, "24h0m0s"),
+        ] {
+            assert_eq!(format(Duration::from_nanos(nanos)), text);
+        }
+    }
+
     proptest::proptest! {
+        #[test]
+        fn what_is_written_reads_the_same(nanos in 0..=i64::MAX as u64) {
+            let duration = Duration::from_nanos(nanos);
+            proptest::prop_assert_eq!(parse(&format(duration)), Ok(duration));
+        }
+
         #[test]
         fn no_text_panics(text in "\\PC*") {
             let _ = parse(&text);

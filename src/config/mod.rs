@@ -1,4 +1,31 @@
-//! Values that users set, in kube-proxy's notations.
+//! kube-proxy's configuration: `KubeProxyConfiguration` v1alpha1 with its
+//! defaults and its checks, and the notations that its values are written in.
+//!
+//! A file is [decoded](decode) into a [`KubeProxyConfiguration`], which flags
+//! may change (`crate::cli`), and which is then made into [`Effective`]
+//! values: what is wrong with it is said all at once.
 
+pub mod bind;
+mod check;
+pub mod decode;
 pub mod duration;
+mod effective;
+mod encode;
+mod kube_proxy;
+pub mod notation;
 pub mod port_range;
+mod problem;
+pub mod quantity;
+mod section;
+mod tree;
+mod watch_file;
+mod without_effect;
+
+pub use check::{Checked, check};
+pub use effective::{DetectLocal, Effective, NodePortAddresses};
+pub use kube_proxy::{
+    ClientConnection, Conntrack, Detect, Iptables, Ipvs, KubeProxyConfiguration, Logging, Nftables,
+    StreamOptions, VmoduleItem, Winkernel,
+};
+pub use problem::Problem;
+pub use watch_file::{ConfigFile, watch_file};

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 
 /// Reads an IP address.
-pub(super) fn parse_ip(text: &str) -> Option<IpAddr> {
+pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Some(ip.to_canonical()),
         Err(_) => parse_padded_v4(text).map(IpAddr::V4),
@@ -35,7 +35,7 @@ fn parse_padded_v4(text: &str) -> Option<Ipv4Addr> {
 }
 
 /// Reads a CIDR and clears its host bits.
-pub(super) fn parse_cidr(text: &str) -> Option<IpNet> {
+pub(crate) fn parse_cidr(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     if length.is_empty() || !length.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

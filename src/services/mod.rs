@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-mod address;
+pub(crate) mod address;
 mod assemble;
 mod changes;
 mod endpoint;

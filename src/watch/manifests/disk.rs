@@ -38,8 +38,8 @@ pub(super) struct Look {
     pub(super) stamps: Stamps,
     /// Files that were left as they were.
     pub(super) busy: BTreeSet<OsString>,
-    /// A file changed while it was read: look again.
-    pub(super) unsettled: bool,
+    /// Files that changed while they were read.
+    pub(super) unsettled: BTreeSet<OsString>,
 }
 
 /// Which files to read.
@@ -94,7 +94,9 @@ pub(super) fn look(dir: &Path, focus: Focus) -> io::Result<Look> {
         }
         let found = match read(&path) {
             Ok((text, read_stamp)) => {
-                look.unsettled |= Some(read_stamp) != stamp;
+                if Some(read_stamp) != stamp {
+                    look.unsettled.insert(name.clone());
+                }
                 look.stamps.insert(name.clone(), read_stamp);
                 Found::Text(text)
             }

@@ -7,6 +7,8 @@
 //! system. `disk` reads, `notify` hears; this file brings them together.
 
 use std::{
+    collections::BTreeSet,
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -40,7 +42,7 @@ const WRITER_STALLS: Duration = Duration::from_secs(2);
 const LOOK_ANYWAY: Duration = Duration::from_secs(10);
 /// The same where the kernel has no inotify to spare.
 const LOOK_WITHOUT_NOTIFY: Duration = Duration::from_secs(1);
-/// How often to look again while files change under our eyes.
+/// How often to look again while the folder is turned over.
 const LOOKS_AT_MOST: usize = 10;
 
 /// Follows the folder `dir` in a task of its own, on the Tokio runtime that
@@ -93,22 +95,26 @@ impl Eyes {
         }
     }
 
-    /// Reads what changed, when it has come to rest.
+    /// Reads what changed, if it is at rest.
     async fn look(&mut self, ears: &mut Ears) -> Batch {
         for left in (0..LOOKS_AT_MOST).rev() {
             ears.arm();
-            let looked = self.look_once(ears).await;
-            // What was heard meanwhile may be about what was just read.
-            let disturbed = ears.hear();
-            let look = match looked {
+            let asked = ears.begin_look();
+            let look = match self.look_once(&asked).await {
                 Ok(look) => look,
                 Err(error) => {
                     self.say_blind(&error);
-                    ears.heard.look = false;
+                    ears.put_back(asked);
                     return Batch::default();
                 }
             };
-            if (look.unsettled || disturbed) && left > 0 {
+            // The kernel shows a write before it tells of it, so what was read
+            // counts only if nothing is told for a while.
+            if !look.found.is_empty() {
+                ears.pass(QUIET).await;
+            }
+            if ears.heard.upheaval && left > 0 {
+                ears.put_back(asked);
                 ears.settle().await;
                 continue;
             }
@@ -117,25 +123,41 @@ impl Eyes {
         Batch::default()
     }
 
-    async fn look_once(&self, ears: &Ears) -> io::Result<Look> {
+    async fn look_once(&self, asked: &Asked) -> io::Result<Look> {
         let dir = self.dir.clone();
         let focus = Focus {
-            stamps: if ears.heard.lost {
+            stamps: if asked.lost {
                 Stamps::new()
             } else {
                 self.stamps.clone()
             },
-            touched: ears.heard.touched.clone(),
-            busy: ears.busy(),
+            touched: asked.touched.clone(),
+            busy: asked.busy.clone(),
         };
         tokio::task::spawn_blocking(move || disk::look(&dir, focus))
             .await
             .unwrap_or_else(|stopped| Err(io::Error::other(stopped)))
     }
 
-    fn take(&mut self, look: Look, ears: &mut Ears) -> Batch {
+    fn take(&mut self, mut look: Look, ears: &mut Ears) -> Batch {
         if self.blind.take().is_some() {
             info!("{}: can be read now", self.dir.display());
+        }
+        // What is being written stays as it was until it is at rest.
+        let unsettled = std::mem::take(&mut look.unsettled);
+        for name in unsettled.iter().chain(&ears.heard.written) {
+            if look.found.remove(name).is_none() {
+                continue;
+            }
+            match self.stamps.get(name) {
+                Some(stamp) => look.stamps.insert(name.clone(), *stamp),
+                None => look.stamps.remove(name),
+            };
+            look.busy.insert(name.clone());
+            if !ears.heard.busy.contains_key(name) {
+                ears.heard.touched.insert(name.clone());
+                ears.heard.look = true;
+            }
         }
         let mut found = look.found;
         for name in self.folder.files() {
@@ -145,7 +167,6 @@ impl Eyes {
             }
         }
         self.stamps = look.stamps;
-        ears.forget();
         let outcome = self.folder.take(found);
         for report in outcome.reports {
             report.log();
@@ -231,6 +252,13 @@ impl Ears {
         }
     }
 
+    /// Listens for this long.
+    async fn pass(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        let left = || until.saturating_duration_since(Instant::now());
+        while timeout(left(), self.listen()).await.is_ok() && !left().is_zero() {}
+    }
+
     /// Waits until something is told.
     async fn listen(&mut self) {
         let Some(notify) = &self.notify else {
@@ -238,20 +266,6 @@ impl Ears {
         };
         if let Err(error) = notify.listen(&mut self.heard).await {
             self.deaf(&error);
-        }
-    }
-
-    /// Takes in what was told; says whether that concerned the folder.
-    fn hear(&mut self) -> bool {
-        let Some(notify) = &self.notify else {
-            return false;
-        };
-        match notify.hear(&mut self.heard) {
-            Ok(any) => any,
-            Err(error) => {
-                self.deaf(&error);
-                false
-            }
         }
     }
 
@@ -264,22 +278,33 @@ impl Ears {
         };
     }
 
-    /// Files that are being written by someone who still is at it.
-    fn busy(&self) -> std::collections::BTreeSet<std::ffi::OsString> {
-        let busy = self.heard.busy.iter();
-        busy.filter(|(_, at)| at.elapsed() < WRITER_STALLS)
-            .map(|(name, _)| name.clone())
-            .collect()
+    /// What a look is to deal with; from here on what is heard is newer.
+    fn begin_look(&mut self) -> Asked {
+        let heard = &mut self.heard;
+        heard.busy.retain(|_, at| at.elapsed() < WRITER_STALLS);
+        heard.written.clear();
+        heard.upheaval = false;
+        heard.look = false;
+        Asked {
+            lost: std::mem::take(&mut heard.lost),
+            touched: std::mem::take(&mut heard.touched),
+            busy: heard.busy.keys().cloned().collect(),
+        }
     }
 
-    /// Everything heard is dealt with, except that a file is being written.
-    fn forget(&mut self) {
-        let busy = self.busy();
-        self.heard.look = false;
-        self.heard.lost = false;
-        self.heard.touched.clear();
-        self.heard.busy.retain(|name, _| busy.contains(name));
+    /// The look came to nothing: the next one has the same to deal with.
+    fn put_back(&mut self, asked: Asked) {
+        self.heard.lost |= asked.lost;
+        self.heard.touched.extend(asked.touched);
     }
+}
+
+/// What a look at the folder is to deal with.
+struct Asked {
+    lost: bool,
+    touched: BTreeSet<OsString>,
+    /// Files that are being written by someone who still is at it.
+    busy: BTreeSet<OsString>,
 }
 
 #[cfg(test)]

@@ -10,10 +10,7 @@ use std::{
     time::Instant,
 };
 
-use nix::{
-    errno::Errno,
-    sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor},
-};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::disk::is_manifest;
@@ -27,7 +24,7 @@ pub(super) struct Notify {
     above_watch: Option<WatchDescriptor>,
 }
 
-/// What was heard since the last look at the folder.
+/// What was heard and is not yet dealt with.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     /// The folder is to be looked at.
@@ -38,6 +35,10 @@ pub(super) struct Heard {
     pub(super) touched: BTreeSet<OsString>,
     /// Files that are being written, and when that was last heard.
     pub(super) busy: BTreeMap<OsString, Instant>,
+    /// Files that were written to since the latest look began.
+    pub(super) written: BTreeSet<OsString>,
+    /// More than single files changed since the latest look began.
+    pub(super) upheaval: bool,
 }
 
 struct Door(Inotify);
@@ -107,65 +108,54 @@ impl Notify {
         moved
     }
 
-    /// Waits until something can be heard and takes it into `heard`; says
-    /// whether it concerned the folder.
-    pub(super) async fn listen(&self, heard: &mut Heard) -> io::Result<bool> {
+    /// Waits until something can be heard and takes it into `heard`.
+    pub(super) async fn listen(&self, heard: &mut Heard) -> io::Result<()> {
         loop {
             let mut guard = self.inotify.readable().await?;
-            // `hear` takes events without asking for readiness, so it may be
-            // that there is nothing left; then this clears it.
             if let Ok(events) = guard.try_io(|door| Ok(door.get_ref().0.read_events()?)) {
-                return Ok(self.sort_all(events?, heard));
+                for event in events? {
+                    self.sort(event, heard);
+                }
+                return Ok(());
             }
         }
     }
 
-    /// Takes what can be heard now into `heard`, without waiting for the
-    /// runtime to notice it; says whether any of it concerned the folder.
-    pub(super) fn hear(&self, heard: &mut Heard) -> io::Result<bool> {
-        let mut any = false;
-        loop {
-            match self.inotify.get_ref().0.read_events() {
-                Ok(events) => any |= self.sort_all(events, heard),
-                Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Ok(any),
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    fn sort_all(&self, events: Vec<InotifyEvent>, heard: &mut Heard) -> bool {
-        let sorted = events.into_iter().map(|event| self.sort(event, heard));
-        // Each one counts, not only those up to the first that concerns us.
-        sorted.fold(false, |any, concerned| any | concerned)
-    }
-
-    fn sort(&self, event: InotifyEvent, heard: &mut Heard) -> bool {
+    fn sort(&self, event: InotifyEvent, heard: &mut Heard) {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
             heard.lost = true;
             heard.look = true;
+            heard.upheaval = true;
             heard.busy.clear();
-            return true;
+            return;
         }
         let from_dir = Some(event.wd) == self.dir_watch;
+        let from_above = Some(event.wd) == self.above_watch;
         let Some(name) = event.name else {
             // The folder itself went, moved or changed its rights.
             heard.look |= from_dir;
-            return from_dir;
+            heard.upheaval |= from_dir;
+            return;
         };
-        let from_above = Some(event.wd) == self.above_watch;
         if from_above && self.dir.iter().any(|part| part == name) {
             heard.look = true;
-            return true;
+            heard.upheaval = true;
         }
         if !from_dir {
-            return false;
+            return;
         }
         if !is_manifest(&name) {
             // ConfigMap volumes change all files at once by renaming `..data`.
             let swapped = name.as_encoded_bytes().starts_with(b"..");
             heard.look |= swapped;
-            return swapped;
+            heard.upheaval |= swapped;
+            return;
+        }
+        if event
+            .mask
+            .intersects(AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE)
+        {
+            heard.written.insert(name.clone());
         }
         if event.mask.contains(AddWatchFlags::IN_MODIFY) {
             heard.busy.insert(name, Instant::now());
@@ -176,6 +166,5 @@ impl Notify {
             heard.touched.insert(name);
             heard.look = true;
         }
-        true
     }
 }

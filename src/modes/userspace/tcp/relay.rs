@@ -37,8 +37,10 @@ const STREAK: u8 = 4;
 const TURN: usize = 1024 * 1024;
 
 /// How long after the connection to it a backend's reset still counts as
-/// "did not answer", so that another one is tried.
-const ANSWER_WINDOW: Duration = Duration::from_secs(1);
+/// "did not answer", so that another one is tried. Long enough for a backend
+/// that hangs before it dies; too short for a machine that read the bytes, was
+/// restarted, and now resets what it no longer knows.
+const ANSWER_WINDOW: Duration = Duration::from_secs(5);
 
 thread_local! {
     static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());

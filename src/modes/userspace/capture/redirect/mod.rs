@@ -21,6 +21,7 @@ mod tests;
 
 use std::{
     collections::{BTreeSet, HashSet},
+    hash::{DefaultHasher, Hash, Hasher},
     net::IpAddr,
 };
 
@@ -57,6 +58,15 @@ struct FamilyState {
     ground: Option<Ground>,
     /// Where nat rules led at the last full sync.
     destination: Option<IpAddr>,
+    settled: Option<Settled>,
+}
+
+/// What was wanted and what the kernel then had, as hashes: while neither
+/// differs, a full sync has nothing to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Settled {
+    batch: u64,
+    kernel: u64,
 }
 
 impl Redirect {
@@ -79,6 +89,7 @@ impl Redirect {
                 applied: Applied::new(*family),
                 ground: None,
                 destination: None,
+                settled: None,
             });
         }
         Ok(Redirect {
@@ -189,16 +200,34 @@ impl FamilyState {
         self.destination = ground.destination;
         self.note(report);
         self.applied.replace(want, &ground, report);
+        let (nat, filter) = self.saved().await?;
+        let wanted = hash(&self.applied.batch(&self.features, &Jumps::default()));
+        let settled = Settled {
+            batch: wanted,
+            kernel: hash(&plan::ours(&nat, &filter)),
+        };
+        if self.settled != Some(settled) {
+            let jumps = Jumps::repair(&nat, &filter, &self.features);
+            let batch = self.applied.batch(&self.features, &jumps);
+            self.xtables.restore(&batch).await?;
+            let (nat, filter) = self.saved().await?;
+            self.settled = Some(Settled {
+                batch: wanted,
+                kernel: hash(&plan::ours(&nat, &filter)),
+            });
+        }
+        self.ground = Some(ground);
+        Ok(())
+    }
+
+    /// Tables nat and filter as they are, filter only if we use it.
+    async fn saved(&self) -> Result<(String, String), Error> {
         let nat = self.xtables.save("nat").await?;
         let filter = match self.features.guard {
             true => self.xtables.save("filter").await?,
             false => String::new(),
         };
-        let jumps = Jumps::repair(&nat, &filter, &self.features);
-        let batch = self.applied.batch(&self.features, &jumps);
-        self.xtables.restore(&batch).await?;
-        self.ground = Some(ground);
-        Ok(())
+        Ok((nat, filter))
     }
 
     fn note(&self, report: &mut Report) {
@@ -230,9 +259,16 @@ impl FamilyState {
         if !batch.is_empty() {
             // While this fails or is cancelled the ground is unset: what we
             // hold is then not what the kernel has.
+            self.settled = None;
             self.xtables.restore(&batch).await?;
         }
         self.ground = Some(ground);
         Ok(())
     }
+}
+
+fn hash(text: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }

@@ -309,6 +309,15 @@ fn repair(saved: &str, wanted: &[String]) -> Vec<String> {
     commands
 }
 
+/// The lines of tables as `iptables-save` prints them that make up or lead to
+/// our chains, without counters.
+pub fn ours<'a>(nat: &'a str, filter: &'a str) -> Vec<&'a str> {
+    nat.lines()
+        .chain(filter.lines())
+        .filter(|line| line.starts_with('-') && line.contains(CHAIN))
+        .collect()
+}
+
 /// Batch text that removes our chain and every jump to it from a table that
 /// `iptables-save` printed; `None` if it holds neither.
 pub fn removal(table: &str, saved: &str) -> Option<String> {

@@ -17,6 +17,9 @@ use std::{
 
 use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
+mod parts;
+
+use self::parts::parts;
 use super::Family;
 
 /// The chain that probes make and delete again.
@@ -67,6 +70,11 @@ impl Error {
             }
             Error::Unusable { .. } => false,
         }
+    }
+
+    /// Because the kernel takes no netlink message of that size (EMSGSIZE).
+    fn is_too_long(&self) -> bool {
+        matches!(self, Error::Failed { message, .. } if message.contains("Message too long"))
     }
 }
 
@@ -162,6 +170,10 @@ fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
     let number: usize = digits.get(..end)?.parse().ok()?;
     input.lines().nth(number.checked_sub(1)?)
 }
+
+/// Rules that fit into a netlink message of the usual `net.core.wmem_max`
+/// (208 KiB) by a wide margin.
+const RULES_IN_A_PART: usize = 200;
 
 /// Which of the kernel's two engines a program speaks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,11 +306,23 @@ impl Xtables {
 
     /// Applies a batch in the format of `iptables-restore`. Chains that it
     /// declares are emptied first, all others stay. Each table takes effect as
-    /// a whole or not at all, in the order written.
+    /// a whole or not at all, in the order written; only where the kernel takes
+    /// no message of that size, in smaller steps.
     ///
     /// # Errors
     /// What the program said and the line it complained about.
     pub async fn restore(&self, batch: &str) -> Result<(), Error> {
+        let whole = self.restore_once(batch).await;
+        if !whole.as_ref().is_err_and(Error::is_too_long) {
+            return whole;
+        }
+        for part in parts(batch, RULES_IN_A_PART) {
+            self.restore_once(&part).await?;
+        }
+        Ok(())
+    }
+
+    async fn restore_once(&self, batch: &str) -> Result<(), Error> {
         let output = self.restore.run(&["--noflush", "-w", "5"], batch).await?;
         self.restore.checked(output, batch).map(|_| ())
     }

@@ -1,0 +1,63 @@
+# What people do with this repository. `make` alone tells.
+CARGO ?= cargo
+
+# Tests and demo make network namespaces and rules in them; one test boots a
+# kernel of its own (User-Mode Linux).
+TOOLS    := ip unshare setpriv iptables
+TEST_TOOLS := $(TOOLS) linux.uml modprobe
+PACKAGES := iproute2 util-linux iptables
+TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod
+
+# ip and iptables are often in sbin, which is not on every user's PATH.
+export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
+
+.PHONY: help demo test check bench acceptance demo-tools test-tools
+
+help:
+	@echo 'make demo        Tripod at work in a playground of namespaces (a minute, no root needed)'
+	@echo 'make test        all tests'
+	@echo 'make check       formatting, lints, documentation'
+	@echo 'make bench       measurements'
+	@echo 'make acceptance  the measuring tests, with the sizes of the acceptance list (release build)'
+
+demo: demo-tools
+	$(CARGO) build --quiet --bin tripod --example whoami
+	@examples/hello/demo.sh
+
+test: test-tools
+	$(CARGO) test
+
+check:
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps
+	@if command -v cargo-deny >/dev/null && [ -f deny.toml ]; then $(CARGO) deny check; \
+	else echo 'cargo-deny is not installed: licences and advisories not checked'; fi
+
+bench: test-tools
+	$(CARGO) bench --bench userspace
+
+# Figures are the lines that begin with FIGURE.
+acceptance: test-tools
+	TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(CARGO) test --release --test suite -- \
+	    userspace::retry userspace::streams userspace::idle userspace::udp userspace::guest
+
+demo-tools:
+	@$(call need,$(TOOLS),$(PACKAGES))
+test-tools:
+	@$(call need,$(TEST_TOOLS),$(TEST_PACKAGES))
+
+# $(call need,TOOLS,PACKAGES): root on Debian gets what is missing, others a
+# clear word. Tests that cannot run without say SKIP; the demo stops.
+define need
+missing=; for tool in $(1); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+[ -n "$$missing" ] || exit 0; \
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    echo "installing what provides$$missing"; \
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends $(2) >/dev/null; \
+else \
+    echo "missing:$$missing. On Debian, as root: apt-get install $(2)" >&2; \
+    [ "$@" = test-tools ]; \
+fi
+endef

@@ -1,0 +1,134 @@
+#!/bin/sh
+# Tripod at work, on this machine, in a playground of its own: network
+# namespaces for a node, a client pod and three backends. Needs no root where
+# ordinary users may have namespaces. Everything runs inside one PID namespace:
+# when this script ends, however it ends, nothing of it is left.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+target=${CARGO_TARGET_DIR:-$here/../../target}/debug
+tripod=${TRIPOD:-$target/tripod}
+whoami=${WHOAMI:-$target/examples/whoami}
+
+if [ "${1-}" != inside ]; then
+    for tool in ip unshare; do
+        command -v "$tool" >/dev/null || {
+            echo "demo: no $tool(8): apt-get install iproute2 util-linux" >&2
+            exit 1
+        }
+    done
+    [ "$(id -u)" = 0 ] && user= || user=-Ur
+    # shellcheck disable=SC2086 # no flag at all for root
+    unshare $user -nm true 2>/dev/null || {
+        echo "demo: ordinary users may not make namespaces here: run it as root, or allow it with" >&2
+        echo "      sysctl -w kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0" >&2
+        exit 1
+    }
+    # shellcheck disable=SC2086
+    exec setpriv --pdeathsig KILL -- unshare $user -nmp --fork --kill-child -- "$0" inside
+fi
+
+[ -t 1 ] && bold=$(printf '\033[1m') plain=$(printf '\033[0m') || bold='' plain=''
+say() { printf '\n%s\n' "$bold$*$plain"; }
+fail() {
+    printf '\ndemo: %s\n' "$*" >&2
+    [ ! -s /run/tripod.log ] || { echo "Tripod's log:" >&2 && cat /run/tripod.log >&2; }
+    exit 1
+}
+trap 'exit 130' INT TERM
+
+mount -t tmpfs playground /run # ip and iptables keep their things here
+
+# --- the playground -----------------------------------------------------------
+in_node() { ip netns exec node "$@"; }
+ip netns add node
+ip -n node link set lo up
+ip -n node link add cni0 type bridge
+ip -n node link set cni0 up
+ip -n node addr add 10.244.0.1/24 dev cni0
+ip -n node route add default via 10.244.0.254 # service addresses must lead somewhere
+in_node sysctl -qw net.ipv4.ip_forward=1
+
+pod() { # name address
+    ip netns add "$1"
+    ip -n node link add "to-$1" type veth peer name eth0 netns "$1"
+    ip -n node link set "to-$1" master cni0 up
+    ip -n "$1" link set lo up
+    ip -n "$1" link set eth0 up
+    ip -n "$1" addr add "$2/24" dev eth0
+    ip -n "$1" route add default via 10.244.0.1
+}
+backend() { # name address
+    pod "$1" "$2"
+    ip netns exec "$1" "$whoami" serve "$1" "$2:8080" &
+}
+call() { ip netns exec client "$whoami" call 10.96.0.10:80; }
+# Waits for a command to succeed, twenty seconds at most.
+until_true() {
+    deadline=$(($(date +%s) + 20))
+    until "$@" >/dev/null 2>&1; do
+        [ -z "${tripod_pid-}" ] || kill -0 "$tripod_pid" 2>/dev/null || fail "Tripod ended"
+        [ "$(date +%s)" -lt "$deadline" ] || fail "this never came true: $*"
+        sleep 0.05
+    done
+}
+tally() { sort "$1" | uniq -c | awk '{printf "    %-6s answered %3d times\n", $2, $1}'; }
+
+pod client 10.244.0.9
+backend alice 10.244.0.11
+backend bob 10.244.0.12
+victim=$!
+backend carol 10.244.0.13
+for address in 10.244.0.11 10.244.0.12 10.244.0.13; do
+    until_true in_node "$whoami" call $address:8080
+done
+say "A playground: a node, a client pod, and three backends that tell their name"
+echo "    client 10.244.0.9, alice 10.244.0.11, bob 10.244.0.12, carol 10.244.0.13"
+
+# --- Tripod -------------------------------------------------------------------
+mkdir /run/manifests
+cp "$here/hello.yaml" /run/manifests/
+say "Tripod runs on the node and reads a folder: Service hello, 10.96.0.10 port 80"
+echo "    tripod --proxy-mode=userspace --manifests examples/hello --hostname-override node"
+ip netns exec node "$tripod" --proxy-mode=userspace --manifests /run/manifests \
+    --hostname-override node 2>/run/tripod.log &
+tripod_pid=$!
+until_true call
+
+say "The client pod calls 10.96.0.10. Nobody has that address; who answers?"
+for _ in 1 2 3 4 5 6; do
+    name=$(call) || fail "a call failed"
+    echo "    $name"
+    echo "$name" >>/run/first
+done
+[ "$(sort -u /run/first | wc -l)" = 3 ] || fail "not all three backends answered"
+
+say "120 calls; after the 40th, bob is killed (kill -9)"
+failed=0
+for n in $(seq 120); do
+    [ "$n" != 41 ] || kill -9 "$victim"
+    call >>/run/calls || failed=$((failed + 1))
+done
+tally /run/calls
+echo "    $failed calls failed"
+[ $failed = 0 ] || fail "clients noticed"
+tail -n 80 /run/calls | grep -q bob && fail "bob answered after his death"
+
+say "An edit of the manifest, carol leaves the Service: in force at once"
+grep -v carol /run/manifests/hello.yaml >/run/hello.new
+mv /run/hello.new /run/manifests/hello.yaml
+# shellcheck disable=SC2329 # called through until_true
+only_alice() {
+    for _ in 1 2 3 4 5 6; do [ "$(call)" = alice ] || return 1; done
+}
+until_true only_alice
+for _ in $(seq 20); do call >>/run/edited || fail "a call failed"; done
+tally /run/edited
+[ "$(sort -u /run/edited)" = alice ] || fail "somebody else answered"
+
+# --- the end ------------------------------------------------------------------
+say "Tripod ends, and takes its rules and routes with it: tripod cleanup"
+kill -TERM $tripod_pid
+wait $tripod_pid || fail "Tripod ended badly"
+in_node "$tripod" cleanup 2>>/run/tripod.log || fail "cleanup failed"
+! call >/dev/null 2>&1 || fail "10.96.0.10 still answers"
+echo "    10.96.0.10 answers no more; the playground is gone with this script."

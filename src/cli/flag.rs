@@ -1,0 +1,207 @@
+//! A flag: its name, its meaning, and how a value gets where it belongs. The
+//! rules are those of pflag, which kube-proxy's flags go by.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, builder::ValueParser};
+
+use super::Options;
+use crate::config::{duration, notation};
+
+/// A flag.
+pub(super) struct Flag {
+    /// Without dashes.
+    pub(super) name: &'static str,
+    /// One letter that means the same.
+    pub(super) short: Option<char>,
+    /// What stands for the value in the help.
+    pub(super) value_name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) field: Field,
+    /// It still counts when there is a configuration file.
+    pub(super) beside_file: bool,
+    /// It is not in the help.
+    pub(super) hidden: bool,
+}
+
+/// Where a flag's value belongs. Where it is a place, the flag's default is
+/// what stands there before any flag is read.
+#[derive(Clone, Copy)]
+pub(super) enum Field {
+    Switch(fn(&mut Options) -> &mut bool),
+    Int(fn(&mut Options) -> &mut i32),
+    Float(fn(&mut Options) -> &mut f32),
+    Time(fn(&mut Options) -> &mut Duration),
+    Text(fn(&mut Options) -> &mut String),
+    /// Several, with commas or by giving the flag again.
+    List(fn(&mut Options) -> &mut Vec<String>),
+    /// A setter and the default for the help.
+    Set(fn(&mut Options, &str) -> Result<(), String>, &'static str),
+    /// As `Set`, with the value to take when none is given.
+    SetOr(fn(&mut Options, &str) -> Result<(), String>, &'static str),
+}
+
+impl Flag {
+    pub(super) const fn new(
+        name: &'static str,
+        value_name: &'static str,
+        field: Field,
+        help: &'static str,
+    ) -> Flag {
+        Flag {
+            name,
+            short: None,
+            value_name,
+            help,
+            field,
+            beside_file: false,
+            hidden: false,
+        }
+    }
+
+    pub(super) const fn switch(
+        name: &'static str,
+        at: fn(&mut Options) -> &mut bool,
+        help: &'static str,
+    ) -> Flag {
+        Flag::new(name, "BOOL", Field::Switch(at), help)
+    }
+
+    pub(super) const fn int(
+        name: &'static str,
+        at: fn(&mut Options) -> &mut i32,
+        help: &'static str,
+    ) -> Flag {
+        Flag::new(name, "N", Field::Int(at), help)
+    }
+
+    pub(super) const fn time(
+        name: &'static str,
+        at: fn(&mut Options) -> &mut Duration,
+        help: &'static str,
+    ) -> Flag {
+        Flag::new(name, "DURATION", Field::Time(at), help)
+    }
+
+    pub(super) const fn text(
+        name: &'static str,
+        value_name: &'static str,
+        at: fn(&mut Options) -> &mut String,
+        help: &'static str,
+    ) -> Flag {
+        Flag::new(name, value_name, Field::Text(at), help)
+    }
+
+    pub(super) const fn beside_file(mut self) -> Flag {
+        self.beside_file = true;
+        self
+    }
+
+    pub(super) const fn hidden(mut self) -> Flag {
+        self.hidden = true;
+        self
+    }
+
+    pub(super) const fn short(mut self, letter: char) -> Flag {
+        self.short = Some(letter);
+        self
+    }
+
+    /// Puts a value where it belongs.
+    pub(super) fn set(&self, options: &mut Options, text: &str) -> Result<(), String> {
+        match self.field {
+            Field::Switch(at) => {
+                let value = notation::boolean(text);
+                *at(options) = value.ok_or("it must be true or false")?;
+            }
+            Field::Int(at) => {
+                let value = text.parse();
+                *at(options) = value.map_err(|_| "it must be a whole number of 32 bits")?;
+            }
+            Field::Float(at) => {
+                let value = text.parse().ok().filter(|value: &f32| value.is_finite());
+                *at(options) = value.ok_or("it must be a number")?;
+            }
+            Field::Time(at) => *at(options) = duration::parse(text)?,
+            Field::Text(at) => *at(options) = text.to_owned(),
+            Field::List(at) => {
+                let items = text.split(',').filter(|_| !text.is_empty());
+                at(options).extend(items.map(|item| item.trim().to_owned()));
+            }
+            Field::Set(set, _) | Field::SetOr(set, _) => set(options, text)?,
+        }
+        Ok(())
+    }
+
+    /// Its default as the help shows it; empty if there is nothing to show.
+    pub(super) fn default(&self) -> String {
+        let options = &mut Options::default();
+        match self.field {
+            Field::Switch(at) => at(options).then(|| "true".to_owned()).unwrap_or_default(),
+            Field::Int(at) => at(options).to_string(),
+            Field::Float(at) => at(options).to_string(),
+            Field::Time(at) => match *at(options) {
+                Duration::ZERO => String::new(),
+                time => duration::format(time),
+            },
+            Field::Text(at) => at(options).clone(),
+            Field::List(at) => at(options).join(","),
+            Field::Set(_, default) => default.to_owned(),
+            Field::SetOr(..) => String::new(),
+        }
+    }
+
+    /// The flag as clap knows it.
+    pub(super) fn arg(&'static self, heading: &'static str) -> Arg {
+        let help = match self.default() {
+            none if none.is_empty() => self.help.to_owned(),
+            default => format!("{} [default: {default}]", self.help),
+        };
+        let arg = Arg::new(self.name)
+            .long(self.name)
+            .value_name(self.value_name)
+            .help(wrapped(&help))
+            .next_line_help(true)
+            .help_heading(heading)
+            .hide(self.hidden)
+            .action(ArgAction::Append)
+            .value_parser(ValueParser::new(|text: &str| {
+                // Whether the value can be had shows when it is set.
+                let mut scratch = Options::default();
+                self.set(&mut scratch, text).map(|()| text.to_owned())
+            }));
+        let arg = match self.short {
+            Some(letter) => arg.short(letter),
+            None => arg,
+        };
+        let missing = match self.field {
+            Field::Switch(_) => "true",
+            Field::SetOr(_, missing) => missing,
+            // pflag takes the next argument whatever it looks like.
+            _ => return arg.num_args(1).allow_hyphen_values(true),
+        };
+        arg.num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value(missing)
+    }
+}
+
+/// Columns for the text of the help, beside its indentation.
+const COLUMNS: usize = 80;
+
+fn wrapped(text: &str) -> String {
+    let mut lines = String::new();
+    let mut column = 0;
+    for word in text.split(' ') {
+        if column > 0 && column + 1 + word.len() > COLUMNS {
+            lines.push('\n');
+            column = 0;
+        } else if column > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += word.len();
+    }
+    lines
+}

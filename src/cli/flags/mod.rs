@@ -1,0 +1,27 @@
+//! Every flag: those of kube-proxy 1.36 with its names, defaults and meanings,
+//! and ours among them.
+
+mod objects;
+mod observing;
+mod proxying;
+mod running;
+
+use super::flag::Flag;
+
+/// The flags by the headings that they have in the help.
+pub(super) const GROUPS: [(&str, &[Flag]); 9] = [
+    ("Objects", objects::OBJECTS),
+    ("Proxying", proxying::PROXYING),
+    ("iptables mode", proxying::IPTABLES),
+    ("ipvs mode", proxying::IPVS),
+    ("Userspace mode", proxying::USERSPACE),
+    ("Connection tracking of the kernel", proxying::CONNTRACK),
+    ("Observing", observing::OBSERVING),
+    ("Logging", observing::LOGGING),
+    ("Running", running::RUNNING),
+];
+
+/// Every flag.
+pub(super) fn all() -> impl Iterator<Item = &'static Flag> {
+    GROUPS.iter().flat_map(|(_, flags)| flags.iter())
+}

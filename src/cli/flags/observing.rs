@@ -1,0 +1,158 @@
+//! Flags about what can be seen of the program.
+
+use crate::{
+    cli::flag::{Field, Flag},
+    config::{bind, notation, quantity},
+};
+
+pub(super) const OBSERVING: &[Flag] = &[
+    Flag::new(
+        "healthz-bind-address",
+        "IP:PORT",
+        Field::Set(
+            |o, text| {
+                bind::check_flag(text)?;
+                o.configuration.healthz_bind_address = text.to_owned();
+                Ok(())
+            },
+            "0.0.0.0:10256",
+        ),
+        "Where /healthz and /livez are served; empty: nowhere",
+    ),
+    Flag::new(
+        "metrics-bind-address",
+        "IP:PORT",
+        Field::Set(
+            |o, text| {
+                bind::check_flag(text)?;
+                o.configuration.metrics_bind_address = text.to_owned();
+                Ok(())
+            },
+            "127.0.0.1:10249",
+        ),
+        "Where /metrics is served; empty: nowhere",
+    ),
+    Flag::switch(
+        "bind-address-hard-fail",
+        |o| &mut o.configuration.bind_address_hard_fail,
+        "End if one of these addresses cannot be bound, instead of trying again",
+    ),
+    Flag::switch(
+        "profiling",
+        |o| &mut o.configuration.enable_profiling,
+        "Accepted for kube-proxy's sake: there is no /debug/pprof here",
+    ),
+    Flag::text(
+        "show-hidden-metrics-for-version",
+        "VERSION",
+        |o| &mut o.configuration.show_hidden_metrics_for_version,
+        "Accepted for kube-proxy's sake: no metric is hidden here",
+    ),
+    Flag::new(
+        "healthz-port",
+        "PORT",
+        Field::Set(|o, text| port(&mut o.ports.0, text), ""),
+        "Port for --healthz-bind-address where it names none; 0: serve nowhere",
+    )
+    .hidden(),
+    Flag::new(
+        "metrics-port",
+        "PORT",
+        Field::Set(|o, text| port(&mut o.ports.1, text), ""),
+        "Port for --metrics-bind-address where it names none; 0: serve nowhere",
+    )
+    .hidden(),
+];
+
+pub(super) const LOGGING: &[Flag] = &[
+    Flag::new(
+        "v",
+        "LEVEL",
+        Field::Set(
+            |o, text| {
+                let level = text.parse().ok().filter(|level| *level <= i32::MAX as u32);
+                o.configuration.logging.verbosity =
+                    level.ok_or("it must be a whole number from 0")?;
+                Ok(())
+            },
+            "0",
+        ),
+        "How much is logged: 0 what an operator must know, 2 each sync too, 4 each attempt to \
+         reach an endpoint that failed too",
+    )
+    .short('v')
+    .beside_file(),
+    Flag::text(
+        "logging-format",
+        "FORMAT",
+        |o| &mut o.configuration.logging.format,
+        "text or json",
+    )
+    .beside_file(),
+    Flag::time(
+        "log-flush-frequency",
+        |o| &mut o.configuration.logging.flush_frequency,
+        "Longest time that a line may be held back; Tripod holds none back",
+    )
+    .beside_file(),
+    Flag::new(
+        "vmodule",
+        "PATTERN=N,...",
+        Field::Set(
+            |o, text| {
+                o.configuration
+                    .logging
+                    .vmodule
+                    .extend(notation::vmodule(text)?);
+                Ok(())
+            },
+            "",
+        ),
+        "Accepted for kube-proxy's sake: there is one verbosity for all files here",
+    )
+    .beside_file(),
+    Flag::switch(
+        "log-text-split-stream",
+        |o| &mut o.configuration.logging.text.split_stream,
+        "Accepted for kube-proxy's sake: the log is on standard error",
+    )
+    .beside_file(),
+    Flag::new(
+        "log-text-info-buffer-size",
+        "SIZE",
+        Field::Set(
+            |o, text| size(&mut o.configuration.logging.text.info_buffer_size, text),
+            "",
+        ),
+        "Accepted for kube-proxy's sake: nothing is buffered",
+    )
+    .beside_file(),
+    Flag::switch(
+        "log-json-split-stream",
+        |o| &mut o.configuration.logging.json.split_stream,
+        "Accepted for kube-proxy's sake: the log is on standard error",
+    )
+    .beside_file(),
+    Flag::new(
+        "log-json-info-buffer-size",
+        "SIZE",
+        Field::Set(
+            |o, text| size(&mut o.configuration.logging.json.info_buffer_size, text),
+            "",
+        ),
+        "Accepted for kube-proxy's sake: nothing is buffered",
+    )
+    .beside_file(),
+];
+
+fn port(into: &mut Option<u16>, text: &str) -> Result<(), String> {
+    let port = text.parse::<u16>();
+    *into = Some(port.map_err(|_| "it must be a port from 0 to 65535")?);
+    Ok(())
+}
+
+fn size(into: &mut String, text: &str) -> Result<(), String> {
+    quantity::is_nonzero(text)?;
+    *into = text.to_owned();
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! Flags about how traffic is carried, in any mode and in each.
+
+use std::time::Duration;
+
+use crate::{
+    cli::{
+        flag::{Field, Flag},
+        options::Options,
+    },
+    config::{duration, notation, port_range},
+    modes::userspace::capture::Requested,
+    services::address::parse_ip,
+};
+
+pub(super) const PROXYING: &[Flag] = &[
+    Flag::text(
+        "proxy-mode",
+        "MODE",
+        |o| &mut o.configuration.mode,
+        "How traffic is carried: ipvs, iptables or userspace; nftables means the best one. A mode \
+         that this build or this kernel cannot run falls back to the next. Without it: ipvs",
+    ),
+    Flag::new(
+        "bind-address",
+        "IP",
+        Field::Set(
+            |o, text| {
+                // kube-proxy keeps its default when the flag is empty.
+                if !text.is_empty() {
+                    parse_ip(text).ok_or("it must be an IP address")?;
+                    o.configuration.bind_address = text.to_owned();
+                }
+                Ok(())
+            },
+            "0.0.0.0",
+        ),
+        "This node's own address, if it is not to be taken from its Node; nothing is bound to it, \
+         whatever the name says",
+    ),
+    Flag::text(
+        "detect-local-mode",
+        "HOW",
+        |o| &mut o.configuration.detect_local_mode,
+        "How traffic from this node's own pods is told from other traffic: ClusterCIDR, NodeCIDR, \
+         BridgeInterface or InterfaceNamePrefix. Without it: ClusterCIDR",
+    ),
+    Flag::text(
+        "cluster-cidr",
+        "CIDRS",
+        |o| &mut o.cluster_cidr,
+        "Where the cluster's pods have their addresses, for ClusterCIDR: one CIDR, or one of each \
+         family with a comma between them",
+    ),
+    Flag::text(
+        "pod-bridge-interface",
+        "NAME",
+        |o| &mut o.configuration.detect_local.bridge_interface,
+        "The bridge that this node's pods are on, for BridgeInterface",
+    ),
+    Flag::text(
+        "pod-interface-name-prefix",
+        "PREFIX",
+        |o| &mut o.configuration.detect_local.interface_name_prefix,
+        "How the names of links to this node's pods begin, for InterfaceNamePrefix",
+    ),
+    Flag::new(
+        "nodeport-addresses",
+        "CIDRS",
+        Field::List(|o| &mut o.configuration.node_port_addresses),
+        "Node addresses that serve node ports: those within these CIDRs, or `primary` for the \
+         addresses of the Node object; all, if there is none",
+    ),
+    Flag::switch(
+        "masquerade-all",
+        |o| &mut o.configuration.masquerade_all,
+        "Give the node's address to all traffic that is sent to cluster IPs",
+    ),
+];
+
+pub(super) const IPTABLES: &[Flag] = &[
+    Flag::new(
+        "iptables-sync-period",
+        "DURATION",
+        Field::Set(|o, text| period(&mut o.periods.iptables, text), "30s"),
+        "How often everything is compared with the kernel, unless the mode is ipvs",
+    ),
+    Flag::new(
+        "iptables-min-sync-period",
+        "DURATION",
+        Field::Set(|o, text| period(&mut o.periods.iptables_min, text), "1s"),
+        "Least time between two syncs, unless the mode is ipvs; 0: each change at once",
+    ),
+    Flag::int(
+        "iptables-masquerade-bit",
+        |o| &mut o.configuration.iptables.masquerade_bit,
+        "Bit of the packet mark that asks for SNAT, 0 to 31; in ipvs mode too",
+    ),
+    Flag::switch(
+        "iptables-localhost-nodeports",
+        |o| &mut o.configuration.iptables.localhost_node_ports,
+        "Serve node ports on loopback addresses too (iptables mode, IPv4)",
+    ),
+];
+
+pub(super) const IPVS: &[Flag] = &[
+    Flag::new(
+        "ipvs-sync-period",
+        "DURATION",
+        Field::Set(|o, text| period(&mut o.periods.ipvs, text), "30s"),
+        "How often everything is compared with the kernel, if the mode is ipvs",
+    ),
+    Flag::new(
+        "ipvs-min-sync-period",
+        "DURATION",
+        Field::Set(|o, text| period(&mut o.periods.ipvs_min, text), "1s"),
+        "Least time between two syncs, if the mode is ipvs; 0: each change at once",
+    ),
+    Flag::text(
+        "ipvs-scheduler",
+        "NAME",
+        |o| &mut o.configuration.ipvs.scheduler,
+        "Scheduler of Services that name none: rr, random, wrr, lc, wlc, sed, nq, sh, dh or mh; \
+         in userspace mode too. Without it: rr",
+    ),
+    Flag::new(
+        "ipvs-exclude-cidrs",
+        "CIDRS",
+        Field::List(|o| &mut o.configuration.ipvs.exclude_cidrs),
+        "Virtual servers with addresses in these CIDRs are somebody else's and left alone",
+    ),
+    Flag::switch(
+        "ipvs-strict-arp",
+        |o| &mut o.configuration.ipvs.strict_arp,
+        "Do not answer ARP for service addresses (arp_ignore 1, arp_announce 2)",
+    ),
+    Flag::time(
+        "ipvs-tcp-timeout",
+        |o| &mut o.configuration.ipvs.tcp_timeout,
+        "Timeout of idle TCP connections; 0: as the kernel has it",
+    ),
+    Flag::time(
+        "ipvs-tcpfin-timeout",
+        |o| &mut o.configuration.ipvs.tcp_fin_timeout,
+        "Timeout of TCP connections after a FIN; 0: as the kernel has it",
+    ),
+    Flag::time(
+        "ipvs-udp-timeout",
+        |o| &mut o.configuration.ipvs.udp_timeout,
+        "Timeout of UDP flows; 0: as the kernel has it",
+    ),
+];
+
+pub(super) const USERSPACE: &[Flag] = &[
+    Flag::new(
+        "userspace-capture",
+        "HOW",
+        Field::Set(capture, "auto"),
+        "How the packets of service addresses come to Tripod: nat rules that redirect them \
+         (redirect), local routes without any netfilter (local), or what this kernel can (auto)",
+    )
+    .beside_file(),
+    Flag::new(
+        "proxy-port-range",
+        "FIRST-LAST",
+        Field::Set(
+            |o, text| {
+                port_range::parse(text)?;
+                o.own.proxy_port_range = Some(text.to_owned());
+                Ok(())
+            },
+            "",
+        ),
+        "Local ports for redirect capture, like 20000-21999; without it, free ones that the \
+         kernel picks. Wins over portRange of the configuration file",
+    )
+    .beside_file(),
+    Flag::new(
+        "udp-timeout",
+        "DURATION",
+        Field::Set(
+            |o, text| {
+                o.own.udp_timeout = notation::positive(text)?;
+                Ok(())
+            },
+            "30s",
+        ),
+        "How long a UDP client that is silent keeps its backend",
+    )
+    .beside_file(),
+    Flag::new(
+        "userspace-workers",
+        "N",
+        Field::Set(
+            |o, text| {
+                o.own.workers = text.parse().map_err(|_| "it must be a whole number")?;
+                Ok(())
+            },
+            "0",
+        ),
+        "Threads of the data path; 0: one a core, at most 8",
+    )
+    .beside_file(),
+];
+
+pub(super) const CONNTRACK: &[Flag] = &[
+    Flag::int(
+        "conntrack-max-per-core",
+        |o| &mut o.configuration.conntrack.max_per_core,
+        "Entries for each core; 0: as the kernel has it, and conntrack-min does not count",
+    ),
+    Flag::int(
+        "conntrack-min",
+        |o| &mut o.configuration.conntrack.min,
+        "Entries at least, however few the cores are",
+    ),
+    Flag::switch(
+        "conntrack-tcp-be-liberal",
+        |o| &mut o.configuration.conntrack.tcp_be_liberal,
+        "Do not take packets outside the TCP window for invalid ones",
+    ),
+    Flag::time(
+        "conntrack-tcp-timeout-established",
+        |o| &mut o.configuration.conntrack.tcp_established_timeout,
+        "Timeout of idle TCP connections; 0: as the kernel has it",
+    ),
+    Flag::time(
+        "conntrack-tcp-timeout-close-wait",
+        |o| &mut o.configuration.conntrack.tcp_close_wait_timeout,
+        "Timeout of TCP connections in CLOSE_WAIT; 0: as the kernel has it",
+    ),
+    Flag::time(
+        "conntrack-udp-timeout",
+        |o| &mut o.configuration.conntrack.udp_timeout,
+        "Timeout of UDP flows without an answer; 0: as the kernel has it",
+    ),
+    Flag::time(
+        "conntrack-udp-timeout-stream",
+        |o| &mut o.configuration.conntrack.udp_stream_timeout,
+        "Timeout of UDP flows with answers; 0: as the kernel has it",
+    ),
+];
+
+fn period(into: &mut Option<Duration>, text: &str) -> Result<(), String> {
+    *into = Some(duration::parse(text)?);
+    Ok(())
+}
+
+fn capture(options: &mut Options, text: &str) -> Result<(), String> {
+    options.own.capture = match text {
+        "auto" => Requested::Auto,
+        "redirect" => Requested::Redirect,
+        "local" => Requested::Local,
+        _ => return Err("it must be auto, redirect or local".to_owned()),
+    };
+    Ok(())
+}

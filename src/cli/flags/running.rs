@@ -1,0 +1,85 @@
+//! Flags about the run of the program as a whole.
+
+use crate::{
+    cli::{
+        flag::{Field, Flag},
+        options::{Options, Version},
+    },
+    config::notation,
+};
+
+pub(super) const RUNNING: &[Flag] = &[
+    Flag::text(
+        "config",
+        "FILE",
+        |o| &mut o.config,
+        "Configuration file (KubeProxyConfiguration); it wins over the flags it can express",
+    )
+    .beside_file(),
+    Flag::text(
+        "write-config-to",
+        "FILE",
+        |o| &mut o.write_config_to,
+        "Write the configuration that flags and --config make to this file, and exit",
+    )
+    .beside_file(),
+    Flag::switch(
+        "init-only",
+        |o| &mut o.init_only,
+        "Do what needs full root privileges and exit; CAP_NET_ADMIN is enough to serve then",
+    )
+    .beside_file(),
+    Flag::switch(
+        "cleanup",
+        |o| &mut o.cleanup,
+        "Remove what Tripod installed, like the subcommand, and exit",
+    )
+    .beside_file(),
+    Flag::int(
+        "oom-score-adj",
+        |o| &mut o.configuration.oom_score_adj,
+        "Score for the kernel's out-of-memory killer, -1000 to 1000",
+    ),
+    Flag::new(
+        "feature-gates",
+        "GATE=BOOL,...",
+        Field::Set(
+            |o, text| notation::feature_gates(text, &mut o.configuration.feature_gates),
+            "",
+        ),
+        "Accepted for kube-proxy's sake: Tripod has no feature gates",
+    ),
+    Flag::text(
+        "machine-id-file",
+        "FILES",
+        |o| &mut o.id_files.0,
+        "Accepted for kube-proxy's sake: nothing reads it [default: \
+         /etc/machine-id,/var/lib/dbus/machine-id]",
+    )
+    .beside_file(),
+    Flag::text(
+        "boot-id-file",
+        "FILES",
+        |o| &mut o.id_files.1,
+        "Accepted for kube-proxy's sake: nothing reads it [default: \
+         /proc/sys/kernel/random/boot_id]",
+    )
+    .beside_file(),
+    Flag::new(
+        "version",
+        "raw",
+        Field::SetOr(version, "true"),
+        "Print the version and exit; with =raw, all there is to say about it",
+    )
+    .beside_file(),
+];
+
+fn version(options: &mut Options, text: &str) -> Result<(), String> {
+    options.version = match (text, notation::boolean(text)) {
+        ("raw", _) => Version::Raw,
+        (_, Some(true)) => Version::Line,
+        (_, Some(false)) => Version::No,
+        _ => return Err("it must be true, false or raw".to_owned()),
+    };
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! The command line: kube-proxy's flags with kube-proxy's names and meanings,
+//! ours beside them, and the subcommands.
+
+mod flag;
+mod flags;
+mod options;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::{ffi::OsString, fs, io, path::Path, process::ExitCode};
+
+use clap::{Command, parser::ValueSource};
+use options::CommandLine;
+
+pub use self::{
+    options::{Options, Own, Periods, Version},
+    settings::{Job, Settings},
+};
+
+const ABOUT: &str = "\
+Tripod carries the traffic of Kubernetes Services on this node: a drop-in
+replacement for kube-proxy that works on any kernel.";
+
+const AFTER_HELP: &str = "\
+A flag is written --flag=value or --flag value; a BOOL alone means true.
+
+With --config, the file decides all that it can express. Only these flags still
+apply then: --hostname-override, --master, --manifests, those for logging and
+userspace mode, and those under Running but --oom-score-adj and --feature-gates.
+
+Examples:
+  Serve the Services and EndpointSlices in a folder, no cluster needed:
+      tripod --proxy-mode=userspace --manifests /etc/tripod/manifests
+  Take kube-proxy's place on a node of kubeadm's:
+      tripod --config /var/lib/kube-proxy/config.conf --hostname-override node-1
+  Remove everything that Tripod ever installed on this node:
+      tripod cleanup";
+
+/// The end of the program before it began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// This was asked for, and goes to standard output.
+    Answer(String),
+    /// The command line or the configuration is wrong.
+    Refusal(String),
+}
+
+impl Stop {
+    /// Prints it. Answers with the status to exit with: 0 or 2.
+    pub fn print(&self) -> ExitCode {
+        match self {
+            Stop::Answer(text) => {
+                println!("{text}");
+                ExitCode::SUCCESS
+            }
+            Stop::Refusal(text) => {
+                eprintln!("{text}");
+                ExitCode::from(2)
+            }
+        }
+    }
+}
+
+/// Reads the command line of this process and the configuration file that it
+/// names.
+///
+/// # Errors
+/// See [`read`].
+pub fn from_process() -> Result<Settings, Stop> {
+    read(std::env::args_os(), |path| fs::read_to_string(path))
+}
+
+/// Reads a command line, program name first; `read_file` gives the text of a
+/// file that it names.
+///
+/// # Errors
+/// The program ends at once: because of `--help` or `--version`, or because
+/// something is wrong.
+pub fn read(
+    arguments: impl IntoIterator<Item = OsString>,
+    read_file: impl Fn(&Path) -> io::Result<String>,
+) -> Result<Settings, Stop> {
+    settings::settle(parse(arguments)?, read_file)
+}
+
+/// The command line as clap knows it.
+pub fn command() -> Command {
+    let mut command =
+        Command::new("tripod")
+            .about(ABOUT)
+            .after_help(AFTER_HELP)
+            .args_conflicts_with_subcommands(true)
+            .subcommand(Command::new("cleanup").about(
+                "Remove every rule, chain and route that Tripod ever installed here, and exit",
+            ));
+    for (heading, flags) in flags::GROUPS {
+        command = command.args(flags.iter().map(|flag| flag.arg(heading)));
+    }
+    command
+}
+
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, Stop> {
+    let arguments = arguments
+        .into_iter()
+        .map(|argument| match argument.to_str() {
+            Some(text) => normalized(text).into(),
+            None => argument,
+        });
+    let matches = command().try_get_matches_from(arguments).map_err(|error| {
+        let text = error.render().to_string().trim_end().to_owned();
+        match error.use_stderr() {
+            true => Stop::Refusal(text),
+            false => Stop::Answer(text),
+        }
+    })?;
+    let mut options = Options::default();
+    let mut given = Vec::new();
+    for flag in flags::all() {
+        if matches.value_source(flag.name) != Some(ValueSource::CommandLine) {
+            continue;
+        }
+        let values = matches.get_many::<String>(flag.name);
+        for value in values.clone().into_iter().flatten() {
+            flag.set(&mut options, value).map_err(|why| {
+                Stop::Refusal(format!(
+                    "error: invalid value '{value}' for '--{}': {why}",
+                    flag.name
+                ))
+            })?;
+        }
+        let last = values.and_then(Iterator::last);
+        given.push((flag.name, last.cloned().unwrap_or_default()));
+    }
+    Ok(CommandLine {
+        options,
+        given,
+        cleanup: matches.subcommand_name() == Some("cleanup"),
+    })
+}
+
+/// kube-proxy takes flag names with underscores for those with dashes
+/// (`WordSepNormalizeFunc` of k8s.io/component-base).
+fn normalized(argument: &str) -> String {
+    let (name, value) = match argument.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (argument, None),
+    };
+    if !name.starts_with("--") || !name.contains('_') {
+        return argument.to_owned();
+    }
+    let name = name.replace('_', "-");
+    match value {
+        Some(value) => format!("{name}={value}"),
+        None => name,
+    }
+}

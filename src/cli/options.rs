@@ -1,0 +1,104 @@
+//! What the flags say, before a configuration file has its say.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::{config::KubeProxyConfiguration, modes::userspace::capture::Requested};
+
+/// What the flags say. `Default`: when there are none.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Flags that a configuration file can express.
+    pub configuration: KubeProxyConfiguration,
+    /// Flags that depend on the mode, which another flag may name later.
+    pub periods: Periods,
+    /// `--cluster-cidr`.
+    pub cluster_cidr: String,
+    /// `--hostname-override`.
+    pub hostname_override: Option<String>,
+    /// `--healthz-port` and `--metrics-port`, which kube-proxy deprecates.
+    pub ports: (Option<u16>, Option<u16>),
+    /// `--master`.
+    pub master: String,
+    /// `--config`.
+    pub config: String,
+    /// `--write-config-to`.
+    pub write_config_to: String,
+    /// `--cleanup`.
+    pub cleanup: bool,
+    /// `--init-only`.
+    pub init_only: bool,
+    /// `--version`.
+    pub version: Version,
+    /// `--machine-id-file` and `--boot-id-file`, which nothing reads.
+    pub id_files: (String, String),
+    /// Flags that kube-proxy has not.
+    pub own: Own,
+}
+
+/// Flags that kube-proxy has not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// Folder of manifests to serve instead of an API server's objects.
+    pub manifests: Option<PathBuf>,
+    /// How userspace mode gets its packets.
+    pub capture: Requested,
+    /// How long a silent UDP client keeps its backend in userspace mode.
+    pub udp_timeout: Duration,
+    /// Threads of the userspace data path; 0: one a core, at most 8.
+    pub workers: usize,
+    /// `--proxy-port-range`.
+    pub proxy_port_range: Option<String>,
+}
+
+impl Default for Own {
+    fn default() -> Self {
+        Own {
+            manifests: None,
+            capture: Requested::Auto,
+            udp_timeout: Duration::from_secs(30),
+            workers: 0,
+            proxy_port_range: None,
+        }
+    }
+}
+
+/// Sync periods, each for one mode.
+#[derive(Clone, Debug, Default)]
+pub struct Periods {
+    /// `--iptables-sync-period`.
+    pub iptables: Option<Duration>,
+    /// `--iptables-min-sync-period`.
+    pub iptables_min: Option<Duration>,
+    /// `--ipvs-sync-period`.
+    pub ipvs: Option<Duration>,
+    /// `--ipvs-min-sync-period`.
+    pub ipvs_min: Option<Duration>,
+}
+
+/// Values of `--version`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    /// Do not print it.
+    #[default]
+    No,
+    /// Print the line.
+    Line,
+    /// Print all there is to say.
+    Raw,
+}
+
+/// A command line, taken apart.
+#[derive(Clone, Debug)]
+pub(super) struct CommandLine {
+    pub(super) options: Options,
+    /// The flags that were given, each with its last value.
+    pub(super) given: Vec<(&'static str, String)>,
+    /// The subcommand `cleanup` was given.
+    pub(super) cleanup: bool,
+}
+
+impl CommandLine {
+    pub(super) fn has(&self, flag: &str) -> bool {
+        self.given.iter().any(|(name, _)| *name == flag)
+    }
+}

@@ -1,0 +1,259 @@
+//! Flags and configuration file made into one.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::{Own, Stop, Version, flags, options::CommandLine};
+use crate::config::{
+    self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Logging, Problem, bind,
+};
+
+/// Everything that the user wants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// What to do.
+    pub job: Job,
+    /// The configuration, complete, as `/configz` shows it.
+    pub configuration: KubeProxyConfiguration,
+    /// What it means.
+    pub effective: Effective,
+    /// Address of the API server, if it is not to be the kubeconfig's.
+    pub master: Option<String>,
+    /// What only Tripod has.
+    pub own: Own,
+    /// The configuration file that was read, to be
+    /// [watched](config::watch_file) while serving.
+    pub file: Option<ConfigFile>,
+    /// What has no effect or another one than might be thought, a line each,
+    /// for the log.
+    pub warnings: Vec<String>,
+    /// Every flag with its value or its default, by name, for `/flagz`.
+    pub flags: Vec<(&'static str, String)>,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// Serve.
+    Serve,
+    /// Do what needs full privileges (conntrack settings, kernel modules),
+    /// and exit.
+    Init,
+    /// Remove what was ever installed, and exit.
+    Cleanup,
+    /// Write [`Settings::configuration`] to this file, and exit.
+    WriteConfig(PathBuf),
+}
+
+/// Has the file its say, and checks what comes out.
+pub(super) fn settle(
+    mut line: CommandLine,
+    read_file: impl Fn(&Path) -> io::Result<String>,
+) -> Result<Settings, Stop> {
+    if let Some(version) = version(&line.options.version) {
+        return Err(Stop::Answer(version));
+    }
+    let mut warnings = Vec::new();
+    for name in ["machine-id-file", "boot-id-file"] {
+        if !line.has(name) {
+            continue;
+        }
+        warnings.push(format!("--{name}: accepted, but without effect in Tripod"));
+    }
+    let mut problems = Vec::new();
+    let file = match line.options.config.as_str() {
+        "" => {
+            from_flags(&mut line);
+            None
+        }
+        path => {
+            let file = ConfigFile {
+                path: PathBuf::from(path),
+                text: read_file(Path::new(path)).map_err(|e| {
+                    Stop::Refusal(format!("error: cannot read --config {path}: {e}"))
+                })?,
+            };
+            from_file(&mut line, &file, &mut problems, &mut warnings)?;
+            Some(file)
+        }
+    };
+    let flags = with_values(&line);
+    let (mut options, cleanup) = (line.options, line.cleanup);
+    if let Some(name) = &options.hostname_override {
+        options.configuration.hostname_override.clone_from(name);
+    }
+    if let Some(range) = &options.own.proxy_port_range {
+        options.configuration.port_range.clone_from(range);
+    }
+    let checked = config::check(options.configuration, problems)
+        .map_err(|problems| refusal(&problems, file.as_ref()))?;
+    let Checked {
+        configuration,
+        effective,
+        warnings: more,
+    } = checked;
+    warnings.extend(more);
+    let job = if cleanup || options.cleanup {
+        Job::Cleanup
+    } else if options.init_only {
+        Job::Init
+    } else {
+        Job::Serve
+    };
+    let job = match options.write_config_to.as_str() {
+        "" => job,
+        // kube-proxy does this before anything else.
+        path => Job::WriteConfig(PathBuf::from(path)),
+    };
+    Ok(Settings {
+        job,
+        configuration,
+        effective,
+        master: Some(options.master).filter(|master| !master.is_empty()),
+        own: options.own,
+        file,
+        warnings,
+        flags,
+    })
+}
+
+/// What kube-proxy does with flags that its configuration has no place for
+/// (`Options.processV1Alpha1Flags`, `addressFromDeprecatedFlags`).
+fn from_flags(line: &mut CommandLine) {
+    let options = &mut line.options;
+    let c = &mut options.configuration;
+    if !options.cluster_cidr.is_empty() {
+        let cidrs = options.cluster_cidr.split(',');
+        c.detect_local.cluster_cidrs = cidrs.map(|cidr| cidr.trim().to_owned()).collect();
+    }
+    let periods = &options.periods;
+    let (sync, min) = match c.mode.as_str() {
+        "ipvs" => (periods.ipvs, periods.ipvs_min),
+        // kube-proxy would run iptables mode, Tripod runs ipvs: its flags
+        // count where those of iptables say nothing.
+        "" => (
+            periods.iptables.or(periods.ipvs),
+            periods.iptables_min.or(periods.ipvs_min),
+        ),
+        _ => (periods.iptables, periods.iptables_min),
+    };
+    c.sync_period = sync.unwrap_or(c.sync_period);
+    c.min_sync_period_given = min.is_some();
+    c.min_sync_period = min.unwrap_or(c.min_sync_period);
+    for (port, address, usual) in [
+        (
+            options.ports.0,
+            &mut c.healthz_bind_address,
+            bind::HEALTHZ_PORT,
+        ),
+        (
+            options.ports.1,
+            &mut c.metrics_bind_address,
+            bind::METRICS_PORT,
+        ),
+    ] {
+        *address = match port {
+            Some(0) => String::new(),
+            port => bind::with_port(address, port.unwrap_or(usual)),
+        };
+    }
+}
+
+fn from_file(
+    line: &mut CommandLine,
+    file: &ConfigFile,
+    problems: &mut Vec<Problem>,
+    warnings: &mut Vec<String>,
+) -> Result<(), Stop> {
+    let path = file.path.display();
+    let decoded = config::decode::decode(&file.text)
+        .map_err(|why| Stop::Refusal(format!("error: --config {path} cannot be used: {why}")))?;
+    let more = decoded.warnings.into_iter();
+    warnings.extend(more.map(|warning| format!("--config {path}: {warning}")));
+    let ignored: Vec<String> = flags::all()
+        .filter(|flag| !flag.beside_file && line.has(flag.name))
+        .map(|flag| format!("--{}", flag.name))
+        .collect();
+    if !ignored.is_empty() {
+        warnings.push(format!(
+            "ignored, because --config counts for what they say: {}",
+            ignored.join(", ")
+        ));
+    }
+    problems.extend(decoded.problems);
+    let configuration = &mut line.options.configuration;
+    let flags = std::mem::replace(configuration, decoded.configuration).logging;
+    logging(&mut configuration.logging, flags, &line.given);
+    Ok(())
+}
+
+/// Logging flags count before the file, one by one
+/// (`copyLogsFromFlags` of kube-proxy).
+fn logging(into: &mut Logging, mut flags: Logging, given: &[(&str, String)]) {
+    for (name, _) in given {
+        match *name {
+            "v" => into.verbosity = flags.verbosity,
+            "logging-format" => into.format.clone_from(&flags.format),
+            "log-flush-frequency" => into.flush_frequency = flags.flush_frequency,
+            "vmodule" => {
+                flags.vmodule.append(&mut into.vmodule);
+                into.vmodule = std::mem::take(&mut flags.vmodule);
+            }
+            "log-text-split-stream" => into.text.split_stream = flags.text.split_stream,
+            "log-json-split-stream" => into.json.split_stream = flags.json.split_stream,
+            "log-text-info-buffer-size" => {
+                into.text
+                    .info_buffer_size
+                    .clone_from(&flags.text.info_buffer_size);
+            }
+            "log-json-info-buffer-size" => {
+                into.json
+                    .info_buffer_size
+                    .clone_from(&flags.json.info_buffer_size);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn with_values(line: &CommandLine) -> Vec<(&'static str, String)> {
+    let mut flags: Vec<_> = flags::all()
+        .filter(|flag| !flag.hidden)
+        .map(|flag| {
+            let given = line.given.iter().find(|(name, _)| *name == flag.name);
+            let value = given.map_or_else(|| flag.default(), |(_, value)| value.clone());
+            (flag.name, value)
+        })
+        .collect();
+    flags.sort_unstable();
+    flags
+}
+
+fn refusal(problems: &[Problem], file: Option<&ConfigFile>) -> Stop {
+    let mut text = match file {
+        Some(file) => format!("error: --config {} cannot be used:", file.path.display()),
+        None => "error: the flags cannot be used:".to_owned(),
+    };
+    for problem in problems {
+        text.push_str(&format!("\n  {problem}"));
+    }
+    Stop::Refusal(text)
+}
+
+/// The line is that of kube-proxy with our name: `Tripod v0.1.0`.
+fn version(asked: &Version) -> Option<String> {
+    let version = env!("CARGO_PKG_VERSION");
+    match asked {
+        Version::No => None,
+        Version::Line => Some(format!("Tripod v{version}")),
+        Version::Raw => Some(format!(
+            "version.Info{{Major:\"{}\", Minor:\"{}\", GitVersion:\"v{version}\", Platform:\"{}/{}\"}}",
+            env!("CARGO_PKG_VERSION_MAJOR"),
+            env!("CARGO_PKG_VERSION_MINOR"),
+            std::env::consts::OS,
+            std::env::consts::ARCH,
+        )),
+    }
+}

@@ -1,0 +1,345 @@
+//! What the flags mean by themselves.
+
+use super::*;
+
+#[test]
+fn the_command_is_well_formed() {
+    command().debug_assert();
+}
+
+/// What the help says of each flag, in one line.
+fn help_entries(help: &str) -> BTreeMap<&str, String> {
+    let mut entries: BTreeMap<&str, String> = BTreeMap::new();
+    let mut name = "";
+    for line in help.lines() {
+        let text = line.trim_start();
+        let long = text
+            .find("--")
+            .filter(|at| *at == 0 || text.starts_with('-'));
+        if line.starts_with("  ")
+            && let Some(at) = long
+        {
+            let rest = &text[at + 2..];
+            let end = rest.find([' ', '[']).unwrap_or(rest.len());
+            name = &rest[..end];
+        }
+        let entry = entries.entry(name).or_default();
+        *entry = format!("{entry} {text}");
+    }
+    entries
+}
+
+#[test]
+fn every_flag_of_kube_proxy_is_in_the_help_with_its_default() {
+    let help = answer(&["--help"]);
+    let entries = help_entries(&help);
+    let mut seen = 0;
+    for line in FLAGS.lines().skip(1) {
+        let columns: Vec<&str> = line.split('\t').collect();
+        let (name, default) = (columns[0], columns[2].trim_matches('"'));
+        let entry = entries.get(name);
+        let entry = entry.unwrap_or_else(|| panic!("--{name} is not in the help"));
+        if !default.is_empty() {
+            let shown = format!("[default: {default}]");
+            assert!(entry.contains(&shown), "{entry}: no {shown}");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 57, "flags in the recording");
+    for line in help.lines() {
+        assert!(line.len() <= 100, "{line}");
+    }
+    assert_eq!(answer(&["-h"]), help);
+}
+
+#[test]
+fn values_are_written_as_for_kube_proxy() {
+    let verbosity = |arguments: &[&str]| settings(arguments).configuration.logging.verbosity;
+    for arguments in [
+        &["-v", "2"][..],
+        &["-v=2"],
+        &["-v2"],
+        &["--v=2"],
+        &["--v", "2"],
+        &["--v=5", "--v=2"],
+    ] {
+        assert_eq!(verbosity(arguments), 2, "{arguments:?}");
+    }
+    assert!(settings(&["--masquerade-all"]).effective.masquerade_all);
+    assert!(settings(&["--masquerade_all=T"]).effective.masquerade_all);
+    assert!(
+        !settings(&["--masquerade-all", "--masquerade-all=false"])
+            .effective
+            .masquerade_all
+    );
+    let c = settings(&[
+        "--iptables-localhost-nodeports=0",
+        "--oom-score-adj",
+        "-500",
+    ])
+    .configuration;
+    assert!(!c.iptables.localhost_node_ports);
+    assert_eq!(c.oom_score_adj, -500);
+    let c = settings(&[
+        "--nodeport-addresses=10.0.0.0/8,fd00::/8",
+        "--nodeport_addresses",
+        "192.0.2.0/24",
+        "--feature-gates=A=true,B=false",
+        "--feature-gates=B=true",
+        "--vmodule=a=1,b=2",
+        "--kube-api-qps=2.5",
+        "--log-json-info-buffer-size=64Ki",
+    ])
+    .configuration;
+    assert_eq!(
+        c.node_port_addresses,
+        ["10.0.0.0/8", "fd00::/8", "192.0.2.0/24"]
+    );
+    let gates = BTreeMap::from([("A".to_owned(), true), ("B".to_owned(), true)]);
+    assert_eq!(c.feature_gates, gates);
+    assert_eq!(c.logging.vmodule.len(), 2);
+    assert_eq!(c.client_connection.qps, 2.5);
+    assert_eq!(c.logging.json.info_buffer_size, "64Ki");
+}
+
+#[test]
+fn addresses_to_serve_on() {
+    for (flags, healthz, metrics) in [
+        (&[][..], "0.0.0.0:10256", "127.0.0.1:10249"),
+        (&["--bind-address=::"], "0.0.0.0:10256", "127.0.0.1:10249"),
+        (&["--bind-address="], "0.0.0.0:10256", "127.0.0.1:10249"),
+        (
+            &[
+                "--healthz-bind-address=::1",
+                "--metrics-bind-address=192.0.2.1",
+            ],
+            "[::1]:10256",
+            "192.0.2.1:10249",
+        ),
+        (
+            &[
+                "--healthz-bind-address=[::1]:1",
+                "--metrics-bind-address=192.0.2.1:2",
+            ],
+            "[::1]:1",
+            "192.0.2.1:2",
+        ),
+        (
+            &["--healthz-bind-address=", "--metrics-bind-address="],
+            "",
+            "",
+        ),
+        (&["--healthz-port=0", "--metrics-port=0"], "", ""),
+        (
+            &[
+                "--healthz-port=1",
+                "--metrics-bind-address=::",
+                "--metrics-port=2",
+            ],
+            "0.0.0.0:10256",
+            "[::]:2",
+        ),
+    ] {
+        let effective = settings(flags).effective;
+        let text = |address: Option<std::net::SocketAddr>| {
+            address.map(|a| a.to_string()).unwrap_or_default()
+        };
+        assert_eq!(text(effective.healthz), healthz, "{flags:?}");
+        assert_eq!(text(effective.metrics), metrics, "{flags:?}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (arguments, words) in [
+        (&["--no-such-flag"][..], &["--no-such-flag"][..]),
+        (&["stray"], &["stray"]),
+        (&["--master"], &["--master"]),
+        (
+            &["--masquerade-all=maybe"],
+            &["--masquerade-all", "true or false"],
+        ),
+        (&["--udp-timeout=5"], &["--udp-timeout", "unit is missing"]),
+        (&["--udp-timeout=0s"], &["--udp-timeout", "greater than 0"]),
+        (
+            &["--proxy-mode=magic"],
+            &["--proxy-mode", "magic", "userspace"],
+        ),
+        (&["--proxy-mode=kernelspace"], &["--proxy-mode", "Windows"]),
+        (
+            &["--proxy-mode=userspace", "--ipvs-scheduler=magic"],
+            &["--ipvs-scheduler", "magic", "wrr"],
+        ),
+        (&["--proxy-port-range=9-8"], &["--proxy-port-range", "9-8"]),
+        (
+            &["--nodeport-addresses=nowhere"],
+            &["--nodeport-addresses", "nowhere"],
+        ),
+        (
+            &["--metrics-bind-address=here"],
+            &["--metrics-bind-address", "0.0.0.0:10256"],
+        ),
+        (
+            &["--userspace-capture=net"],
+            &["--userspace-capture", "redirect"],
+        ),
+        (&["--bind-address=node"], &["--bind-address", "IP address"]),
+        (
+            &["--oom-score-adj=1e3"],
+            &["--oom-score-adj", "whole number"],
+        ),
+        (&["--feature-gates=A"], &["--feature-gates", "Gate=true"]),
+        (&["--vmodule=a"], &["--vmodule", "pattern=N"]),
+        (
+            &["--hostname-override= "],
+            &["--hostname-override", "blank"],
+        ),
+        (&["--config=elsewhere"], &["--config elsewhere"]),
+        (
+            &["--iptables-sync-period=0"],
+            &["--iptables-sync-period", "greater than 0"],
+        ),
+        (
+            &["--iptables-sync-period=1s", "--iptables-min-sync-period=2s"],
+            &["--iptables-sync-period", "at least"],
+        ),
+    ] {
+        let text = refusal("", arguments);
+        for word in words {
+            assert!(text.contains(word), "{text}");
+        }
+    }
+}
+
+#[test]
+fn modes() {
+    for (file, flags, mode, warns) in [
+        (None, &[][..], ModeName::Ipvs, false),
+        (None, &["--proxy-mode="], ModeName::Ipvs, false),
+        (None, &["--proxy-mode=ipvs"], ModeName::Ipvs, false),
+        (None, &["--proxy-mode=iptables"], ModeName::Iptables, false),
+        (
+            None,
+            &["--proxy-mode=userspace"],
+            ModeName::Userspace,
+            false,
+        ),
+        (None, &["--proxy-mode=nftables"], ModeName::Ipvs, true),
+        (Some("mode: nftables\n"), &[], ModeName::Ipvs, true),
+        // kube-proxy would not look at these in its default mode.
+        (
+            Some("ipvs: {scheduler: magic}\n"),
+            &[],
+            ModeName::Ipvs,
+            true,
+        ),
+        (
+            Some("ipvs: {excludeCIDRs: [x]}\n"),
+            &[],
+            ModeName::Ipvs,
+            true,
+        ),
+        (
+            None,
+            &["--proxy-mode=ipvs", "--ipvs-scheduler=lblc"],
+            ModeName::Ipvs,
+            true,
+        ),
+    ] {
+        let settings = match file {
+            Some(text) => settings_of_file(&format!("{TOP}{text}"), flags),
+            None => settings(flags),
+        };
+        assert_eq!(settings.effective.mode, mode, "{file:?} {flags:?}");
+        assert_eq!(
+            !settings.warnings.is_empty(),
+            warns,
+            "{:?}",
+            settings.warnings
+        );
+        assert_eq!(settings.effective.scheduler, SchedulerName::Rr);
+    }
+    // Who asked for nftables must not find node ports open on more addresses.
+    let nftables = settings(&["--proxy-mode=nftables"]).effective;
+    assert_eq!(nftables.node_ports, NodePortAddresses::Primary);
+}
+
+#[test]
+fn sync_periods_follow_the_mode() {
+    let seconds = Duration::from_secs;
+    let both = ["--iptables-sync-period=11s", "--ipvs-sync-period=22s"];
+    for (flags, sync, min) in [
+        (vec![], 30, None),
+        (vec!["--proxy-mode=ipvs", both[0], both[1]], 22, None),
+        (vec!["--proxy-mode=userspace", both[0], both[1]], 11, None),
+        (vec![both[0], both[1]], 11, None),
+        (vec![both[1], "--ipvs-min-sync-period=3s"], 22, Some(3)),
+        (vec!["--iptables-min-sync-period=0"], 30, Some(0)),
+    ] {
+        let effective = settings(&flags).effective;
+        assert_eq!(effective.sync_period, seconds(sync), "{flags:?}");
+        assert_eq!(effective.min_sync_period, min.map(seconds), "{flags:?}");
+    }
+    for (file, sync, min) in [
+        (
+            "mode: ipvs\niptables: {syncPeriod: 11s}\nipvs: {syncPeriod: 22s}\n",
+            22,
+            None,
+        ),
+        (
+            "mode: nftables\nnftables: {syncPeriod: 33s, minSyncPeriod: 1s}\n",
+            33,
+            Some(1),
+        ),
+        (
+            "iptables: {syncPeriod: 11s}\nipvs: {syncPeriod: 22s}\n",
+            11,
+            None,
+        ),
+        ("ipvs: {syncPeriod: 22s, minSyncPeriod: 2s}\n", 22, Some(2)),
+    ] {
+        let effective = settings_of_file(&format!("{TOP}{file}"), &[]).effective;
+        assert_eq!(effective.sync_period, seconds(sync), "{file}");
+        assert_eq!(effective.min_sync_period, min.map(seconds), "{file}");
+    }
+}
+
+#[test]
+fn jobs() {
+    for (arguments, job) in [
+        (&[][..], Job::Serve),
+        (&["--cleanup=false"], Job::Serve),
+        (&["--cleanup"], Job::Cleanup),
+        (&["cleanup"], Job::Cleanup),
+        (&["--init-only"], Job::Init),
+        (
+            &["--cleanup", "--write-config-to=f"],
+            Job::WriteConfig("f".into()),
+        ),
+    ] {
+        assert_eq!(settings(arguments).job, job, "{arguments:?}");
+    }
+    assert_eq!(
+        answer(&["--version"]),
+        format!("Tripod v{}", env!("CARGO_PKG_VERSION"))
+    );
+    assert!(answer(&["--version=raw"]).starts_with("version.Info{Major:"));
+    assert_eq!(settings(&["--version=false"]).job, Job::Serve);
+}
+
+#[test]
+fn flags_are_listed_with_their_values() {
+    let flags = settings(&["--v=4", "--ipvs-strict-arp"]).flags;
+    assert!(flags.is_sorted());
+    for expected in [
+        ("v", "4"),
+        ("ipvs-strict-arp", "true"),
+        ("oom-score-adj", "-999"),
+    ] {
+        assert!(
+            flags
+                .iter()
+                .any(|(name, value)| (*name, value.as_str()) == expected)
+        );
+    }
+}

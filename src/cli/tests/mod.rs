@@ -1,0 +1,62 @@
+mod file;
+mod flags;
+mod recorded;
+
+use std::{collections::BTreeMap, io, path::Path, time::Duration};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde_json::Value;
+
+use super::*;
+use crate::{
+    config::{DetectLocal, NodePortAddresses},
+    modes::{ModeName, userspace::capture::Requested},
+    sched::SchedulerName,
+};
+
+const FLAGS: &str = include_str!("../../../tests/config/kube-proxy-1.36-flags.tsv");
+const DEFAULTS: &str = include_str!("../../../tests/config/kube-proxy-1.36-config-defaults.yaml");
+const EVERY_FIELD: &str = include_str!("../../../tests/config/every-field.yaml");
+const EVERY_FIELD_COMPLETE: &str = include_str!("../../../tests/config/every-field.complete.yaml");
+const KUBEADM: &str = include_str!("../../../tests/config/kubeadm-configmap.yaml");
+const KUBEADM_COMPLETE: &str = include_str!("../../../tests/config/kubeadm.complete.yaml");
+
+const TOP: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+/// What `tripod` with these arguments means, if the file `config` holds `text`.
+fn read_with(text: &str, arguments: &[&str]) -> Result<Settings, Stop> {
+    let all = std::iter::once(&"tripod").chain(arguments);
+    read(all.map(Into::into), |path| {
+        match path == Path::new("config") {
+            true => Ok(text.to_owned()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    })
+}
+
+fn settings(arguments: &[&str]) -> Settings {
+    read_with("", arguments).unwrap_or_else(|stop| panic!("{arguments:?}: {stop:?}"))
+}
+
+fn settings_of_file(text: &str, more: &[&str]) -> Settings {
+    let arguments = [&["--config=config"], more].concat();
+    read_with(text, &arguments).unwrap_or_else(|stop| panic!("{text}: {stop:?}"))
+}
+
+fn refusal(text: &str, arguments: &[&str]) -> String {
+    match read_with(text, arguments) {
+        Err(Stop::Refusal(text)) => text,
+        other => panic!("{arguments:?}: {other:?}"),
+    }
+}
+
+fn answer(arguments: &[&str]) -> String {
+    match read_with("", arguments) {
+        Err(Stop::Answer(text)) => text,
+        other => panic!("{arguments:?}: {other:?}"),
+    }
+}
+
+fn yaml(text: &str) -> Value {
+    serde_saphyr::from_str(text).expect("valid")
+}

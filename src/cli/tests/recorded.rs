@@ -1,0 +1,152 @@
+//! Whole configurations: what kube-proxy recorded, kubeadm's, one with every
+//! field.
+
+use super::*;
+
+#[test]
+fn flags_alone_make_what_kube_proxy_recorded() {
+    let recorded = yaml(DEFAULTS);
+    let iptables = settings(&["--proxy-mode=iptables"]).configuration;
+    assert_eq!(iptables.to_value(), recorded);
+    // Without a mode, Tripod's differs only in the mode and where it puts the
+    // periods for it.
+    let mut ours = settings(&[]).configuration.to_value();
+    assert_eq!(ours["mode"], "ipvs");
+    ours["mode"] = "iptables".into();
+    for period in ["syncPeriod", "minSyncPeriod"] {
+        let (of_ipvs, of_iptables) = (ours["ipvs"][period].take(), ours["iptables"][period].take());
+        ours["ipvs"][period] = of_iptables;
+        ours["iptables"][period] = of_ipvs;
+    }
+    assert_eq!(ours, recorded);
+}
+
+#[test]
+fn what_exists_once_a_mode_is_written_with_the_mode() {
+    for (mode, periods, masquerade_all) in [
+        ("ipvs", "ipvs", "iptables"),
+        ("iptables", "iptables", "iptables"),
+        ("userspace", "iptables", "iptables"),
+        ("nftables", "nftables", "nftables"),
+    ] {
+        let mode = format!("--proxy-mode={mode}");
+        let written = settings(&[&mode, "--masquerade-all"])
+            .configuration
+            .to_value();
+        for section in ["iptables", "ipvs", "nftables"] {
+            let expected = if section == periods { "30s" } else { "0s" };
+            assert_eq!(written[section]["syncPeriod"], expected, "{mode} {section}");
+        }
+        for section in ["iptables", "nftables"] {
+            let all = &written[section]["masqueradeAll"];
+            assert_eq!(all, &(section == masquerade_all), "{mode} {section}");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_means_the_same_when_read() {
+    for (file, flags) in [
+        (None, &[][..]),
+        (
+            None,
+            &["--proxy-mode=iptables", "--iptables-sync-period=7s"],
+        ),
+        (
+            None,
+            &["--hostname-override=yes", "--pod-bridge-interface=1e3"],
+        ),
+        (
+            None,
+            &["--hostname-override=null", "--pod-bridge-interface=0x1f"],
+        ),
+        (
+            None,
+            &["--hostname-override=~", "--pod-bridge-interface=- #: 'a\"b"],
+        ),
+        (
+            None,
+            &[
+                "--healthz-bind-address=::1",
+                "--ipvs-scheduler=sh",
+                "--log-text-split-stream",
+            ],
+        ),
+        (Some(EVERY_FIELD), &[]),
+        (Some(DEFAULTS), &[]),
+    ] {
+        let first = match file {
+            Some(text) => settings_of_file(text, flags),
+            None => settings(flags),
+        };
+        let written = first.configuration.to_yaml().expect("can be written");
+        let again = settings_of_file(&written, &[]);
+        assert_eq!(
+            again.configuration.to_value(),
+            first.configuration.to_value(),
+            "{written}"
+        );
+        let mut again = again.effective;
+        // A default minimum is a value like any other once it is written.
+        again.min_sync_period = first.effective.min_sync_period;
+        assert_eq!(again, first.effective);
+    }
+}
+
+#[test]
+fn the_configuration_of_kubeadm_is_taken() {
+    let map: ConfigMap = serde_saphyr::from_str(KUBEADM).expect("a ConfigMap");
+    let text = &map.data.expect("has data")["config.conf"];
+    let settings = settings_of_file(text, &["--hostname-override=node-1"]);
+    assert_eq!(settings.configuration.to_value(), yaml(KUBEADM_COMPLETE));
+    assert_eq!(settings.warnings, Vec::<String>::new());
+    assert_eq!(settings.job, Job::Serve);
+    let effective = settings.effective;
+    assert_eq!(effective.mode, ModeName::Ipvs);
+    assert_eq!(effective.scheduler, SchedulerName::Rr);
+    assert_eq!(effective.sync_period, Duration::from_secs(30));
+    assert_eq!(effective.min_sync_period, None);
+    assert_eq!(effective.masquerade_bit, 14);
+    assert_eq!(effective.node_ports, NodePortAddresses::All);
+    let cidr = "10.244.0.0/16".parse().expect("CIDR");
+    assert_eq!(effective.detect_local, DetectLocal::ClusterCidr(vec![cidr]));
+    let kubeconfig = Path::new("/var/lib/kube-proxy/kubeconfig.conf");
+    assert_eq!(effective.kubeconfig.as_deref(), Some(kubeconfig));
+}
+
+#[test]
+fn every_field_is_taken() {
+    let settings = settings_of_file(EVERY_FIELD, &[]);
+    assert_eq!(
+        settings.configuration.to_value(),
+        yaml(EVERY_FIELD_COMPLETE)
+    );
+    let effective = settings.effective;
+    assert_eq!(effective.node_ip, "fd00::1".parse().ok());
+    assert!(effective.prefers_ipv6);
+    assert_eq!(effective.healthz, "[::]:10256".parse().ok());
+    assert_eq!(effective.metrics, "[::]:11249".parse().ok());
+    assert_eq!(effective.sync_period, Duration::from_secs(45));
+    assert_eq!(effective.min_sync_period, Some(Duration::from_millis(250)));
+    assert!(effective.masquerade_all);
+    assert_eq!(effective.masquerade_bit, 0);
+    assert_eq!(effective.scheduler, SchedulerName::Wlc);
+    assert_eq!(effective.ipvs_exclude.len(), 2);
+    assert_eq!(
+        effective.detect_local,
+        DetectLocal::InterfaceNamePrefix("cali".to_owned())
+    );
+    assert!(matches!(effective.node_ports, NodePortAddresses::Within(cidrs) if cidrs.len() == 2));
+    assert_eq!(effective.proxy_ports, Some(20000..=21999));
+    let [warning] = settings.warnings.as_slice() else {
+        panic!("{:?}", settings.warnings);
+    };
+    for field in [
+        "featureGates (AllAlpha, NFTablesProxyMode)",
+        "winkernel.networkName",
+        "windowsRunAsService",
+        "enableProfiling",
+    ] {
+        assert!(warning.contains(field), "{warning}");
+    }
+}

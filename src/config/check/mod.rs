@@ -1,0 +1,316 @@
+//! Makes [`Effective`] values out of a configuration and says everything that
+//! is wrong with it (`pkg/proxy/apis/config/validation` has kube-proxy's
+//! rules).
+
+mod ranges;
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use ipnet::IpNet;
+
+use crate::config::{
+    DetectLocal, Effective, KubeProxyConfiguration, NodePortAddresses, Problem, bind,
+    kube_proxy::ModeSection, port_range, without_effect::without_effect,
+};
+use crate::{
+    modes::ModeName,
+    sched::{SchedulerName, SchedulerNameError},
+    services::address::{parse_cidr, parse_ip},
+};
+
+/// A configuration without faults.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checked {
+    /// Complete: with the values that depend on others.
+    pub configuration: KubeProxyConfiguration,
+    /// What it means.
+    pub effective: Effective,
+    /// What has no effect, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// Checks `configuration`; `problems` are those already known of it.
+///
+/// # Errors
+/// All problems at once, those already known first.
+pub fn check(
+    mut configuration: KubeProxyConfiguration,
+    problems: Vec<Problem>,
+) -> Result<Checked, Vec<Problem>> {
+    let mut check = Check {
+        problems,
+        warnings: Vec::new(),
+        blank_mode: configuration.mode.is_empty(),
+    };
+    complete(&mut configuration);
+    let c = &configuration;
+    check.ranges(c);
+    let effective = Effective {
+        mode: check.mode(c),
+        node_ip: check.node_ip(c),
+        prefers_ipv6: parse_ip(&c.bind_address).is_some_and(|ip| ip.is_ipv6()),
+        healthz: check.bind(
+            "healthzBindAddress",
+            "healthz-bind-address",
+            &c.healthz_bind_address,
+        ),
+        metrics: check.bind(
+            "metricsBindAddress",
+            "metrics-bind-address",
+            &c.metrics_bind_address,
+        ),
+        sync_period: c.sync_period,
+        min_sync_period: c.min_sync_period_given.then_some(c.min_sync_period),
+        masquerade_all: c.masquerade_all,
+        masquerade_bit: check.masquerade_bit(c),
+        scheduler: check.scheduler(c),
+        ipvs_exclude: check.ipvs_exclude(c),
+        detect_local: check.detect_local(c),
+        node_ports: check.node_ports(c),
+        proxy_ports: check.proxy_ports(c),
+        kubeconfig: Some(&c.client_connection.kubeconfig)
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from),
+    };
+    check.warnings.extend(without_effect(c));
+    match check.problems.is_empty() {
+        true => Ok(Checked {
+            configuration,
+            effective,
+            warnings: check.warnings,
+        }),
+        false => Err(check.problems),
+    }
+}
+
+/// What kube-proxy fills in last (`platformApplyDefaults` of
+/// `cmd/kube-proxy/app/init_linux.go`), with the mode that Tripod prefers.
+fn complete(c: &mut KubeProxyConfiguration) {
+    if c.mode.is_empty() {
+        c.mode = ModeName::Ipvs.to_string();
+    }
+    if c.mode == "nftables" && c.node_port_addresses.is_empty() {
+        c.node_port_addresses.push(PRIMARY.to_owned());
+    }
+    if c.detect_local_mode.is_empty() {
+        c.detect_local_mode = "ClusterCIDR".to_owned();
+    }
+}
+
+const PRIMARY: &str = "primary";
+const LOCAL_MODES: &str = "ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix";
+const CIDR: &str = "it must be a CIDR, like 10.244.0.0/16 or fd00:10:244::/56";
+
+struct Check {
+    problems: Vec<Problem>,
+    warnings: Vec<String>,
+    blank_mode: bool,
+}
+
+impl Check {
+    /// Notes a problem; one that was known of the field before says enough.
+    fn invalid(
+        &mut self,
+        field: impl Into<String>,
+        flag: &'static str,
+        value: impl std::fmt::Debug,
+        why: impl std::fmt::Display,
+    ) {
+        let problem = Problem::invalid(field, Some(flag), value, why);
+        if !self.problems.iter().any(|p| p.field == problem.field) {
+            self.problems.push(problem);
+        }
+    }
+
+    fn mode(&mut self, c: &KubeProxyConfiguration) -> ModeName {
+        match c.mode.as_str() {
+            "ipvs" => ModeName::Ipvs,
+            "iptables" => ModeName::Iptables,
+            "userspace" => ModeName::Userspace,
+            "nftables" => {
+                self.warnings.push(
+                    "mode nftables: Tripod has no such mode and runs the best one that this kernel can"
+                        .to_owned(),
+                );
+                ModeName::Ipvs
+            }
+            other => {
+                let why = match other {
+                    "kernelspace" => "that is kube-proxy's mode on Windows; ",
+                    _ => "",
+                };
+                let why = format!("{why}it must be ipvs, iptables, userspace, nftables or empty");
+                self.invalid("mode", "proxy-mode", other, why);
+                ModeName::Ipvs
+            }
+        }
+    }
+
+    fn node_ip(&mut self, c: &KubeProxyConfiguration) -> Option<std::net::IpAddr> {
+        match parse_ip(&c.bind_address) {
+            Some(ip) => Some(ip).filter(|ip| !ip.is_unspecified()),
+            None => {
+                let why = "it must be an IP address";
+                self.invalid("bindAddress", "bind-address", &c.bind_address, why);
+                None
+            }
+        }
+    }
+
+    fn bind(&mut self, field: &str, flag: &'static str, text: &str) -> Option<SocketAddr> {
+        if text.is_empty() {
+            return None;
+        }
+        bind::parse(text)
+            .map_err(|why| self.invalid(field, flag, text, why))
+            .ok()
+    }
+
+    fn masquerade_bit(&mut self, c: &KubeProxyConfiguration) -> u8 {
+        // kube-proxy's iptables rules are checked in every mode, those of
+        // nftables in nftables mode.
+        let mut bits = vec![(
+            "iptables",
+            "iptables-masquerade-bit",
+            c.iptables.masquerade_bit,
+        )];
+        if c.mode_section() == ModeSection::Nftables {
+            bits.push((
+                "nftables",
+                "iptables-masquerade-bit",
+                c.nftables.masquerade_bit,
+            ));
+        }
+        let mut valid = 14;
+        for (section, flag, bit) in bits {
+            match u8::try_from(bit) {
+                Ok(bit @ 0..=31) => valid = bit,
+                _ => {
+                    let field = format!("{section}.masqueradeBit");
+                    self.invalid(field, flag, bit, "it must be from 0 to 31");
+                }
+            }
+        }
+        valid
+    }
+
+    /// kube-proxy reads what is for ipvs in ipvs mode only: elsewhere a value
+    /// that it would not even look at must not keep a node from starting.
+    fn invalid_for_ipvs(
+        &mut self,
+        c: &KubeProxyConfiguration,
+        field: String,
+        flag: &'static str,
+        value: &str,
+        why: &str,
+    ) {
+        if !self.blank_mode && ["ipvs", "userspace"].contains(&c.mode.as_str()) {
+            self.invalid(field, flag, value, why);
+        } else {
+            let problem = Problem::invalid(field, Some(flag), value, why);
+            self.warnings.push(format!("{problem}; ignored"));
+        }
+    }
+
+    fn scheduler(&mut self, c: &KubeProxyConfiguration) -> SchedulerName {
+        let (field, flag, name) = ("ipvs.scheduler", "ipvs-scheduler", &c.ipvs.scheduler);
+        match name.parse() {
+            Ok(scheduler) => return scheduler,
+            // Valid for kube-proxy, so it must not keep a node from starting.
+            Err(why @ SchedulerNameError::KernelOnly { .. }) => {
+                let problem = Problem::invalid(field, Some(flag), name, why);
+                self.warnings.push(format!("{problem}; using rr"));
+            }
+            Err(why) => self.invalid_for_ipvs(c, field.to_owned(), flag, name, &why.to_string()),
+        }
+        SchedulerName::Rr
+    }
+
+    fn ipvs_exclude(&mut self, c: &KubeProxyConfiguration) -> Vec<IpNet> {
+        let mut cidrs = Vec::new();
+        for (i, text) in c.ipvs.exclude_cidrs.iter().enumerate() {
+            match parse_cidr(text) {
+                Some(cidr) => cidrs.push(cidr),
+                None => {
+                    let field = format!("ipvs.excludeCIDRs[{i}]");
+                    self.invalid_for_ipvs(c, field, "ipvs-exclude-cidrs", text, CIDR);
+                }
+            }
+        }
+        cidrs
+    }
+
+    fn detect_local(&mut self, c: &KubeProxyConfiguration) -> DetectLocal {
+        let detect = &c.detect_local;
+        let empty = "it must not be empty with this detectLocalMode";
+        match c.detect_local_mode.as_str() {
+            "NodeCIDR" => DetectLocal::NodeCidr,
+            "BridgeInterface" => {
+                let name = detect.bridge_interface.clone();
+                if name.is_empty() {
+                    let field = "detectLocal.bridgeInterface";
+                    self.invalid(field, "pod-bridge-interface", &name, empty);
+                }
+                DetectLocal::BridgeInterface(name)
+            }
+            "InterfaceNamePrefix" => {
+                let prefix = detect.interface_name_prefix.clone();
+                if prefix.is_empty() {
+                    let field = "detectLocal.interfaceNamePrefix";
+                    self.invalid(field, "pod-interface-name-prefix", &prefix, empty);
+                }
+                DetectLocal::InterfaceNamePrefix(prefix)
+            }
+            other => {
+                if other != "ClusterCIDR" {
+                    let why = format!("it must be {LOCAL_MODES}");
+                    self.invalid("detectLocalMode", "detect-local-mode", other, why);
+                }
+                DetectLocal::ClusterCidr(self.cluster_cidrs(&detect.cluster_cidrs))
+            }
+        }
+    }
+
+    fn cluster_cidrs(&mut self, texts: &[String]) -> Vec<IpNet> {
+        let cidrs: Vec<IpNet> = texts.iter().filter_map(|text| parse_cidr(text)).collect();
+        let why = match cidrs.as_slice() {
+            _ if cidrs.len() < texts.len() => CIDR,
+            [] | [_] => return cidrs,
+            [IpNet::V4(_), IpNet::V6(_)] | [IpNet::V6(_), IpNet::V4(_)] => return cidrs,
+            _ => "it must be one CIDR, or one of each family: 10.244.0.0/16,fd00:10:244::/56",
+        };
+        self.invalid("clusterCIDR", "cluster-cidr", texts.join(","), why);
+        Vec::new()
+    }
+
+    fn node_ports(&mut self, c: &KubeProxyConfiguration) -> NodePortAddresses {
+        let texts = &c.node_port_addresses;
+        match texts.as_slice() {
+            [] => return NodePortAddresses::All,
+            [only] if only == PRIMARY => return NodePortAddresses::Primary,
+            _ => {}
+        }
+        let mut cidrs = Vec::new();
+        for (i, text) in texts.iter().enumerate() {
+            let why = match parse_cidr(text) {
+                Some(cidr) => {
+                    cidrs.push(cidr);
+                    continue;
+                }
+                None if text == PRIMARY => "primary must stand alone",
+                None => CIDR,
+            };
+            let field = format!("nodePortAddresses[{i}]");
+            self.invalid(field, "nodeport-addresses", text, why);
+        }
+        NodePortAddresses::Within(cidrs)
+    }
+
+    fn proxy_ports(&mut self, c: &KubeProxyConfiguration) -> Option<std::ops::RangeInclusive<u16>> {
+        let parsed = port_range::parse(&c.port_range);
+        parsed.unwrap_or_else(|why| {
+            self.invalid("portRange", "proxy-port-range", &c.port_range, why);
+            None
+        })
+    }
+}

@@ -1,0 +1,311 @@
+//! Reads a configuration file as kube-proxy 1.36 does
+//! (`Options.loadConfig` of `cmd/kube-proxy/app/options.go`): unknown fields
+//! and fields given twice are named and ignored, anything else that is wrong
+//! is an error.
+
+use std::time::Duration;
+
+use super::{
+    KubeProxyConfiguration, Problem, StreamOptions, VmoduleItem, bind,
+    kube_proxy::ModeSection,
+    quantity,
+    section::{Findings, Readable, Section},
+    tree::{self, Tree},
+};
+
+/// `apiVersion` of the file.
+pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+/// `kind` of the file.
+pub const KIND: &str = "KubeProxyConfiguration";
+
+/// What a file says.
+#[derive(Clone, Debug)]
+pub struct Decoded {
+    /// With defaults for what is not said or cannot be used.
+    pub configuration: KubeProxyConfiguration,
+    /// Values that cannot be used.
+    pub problems: Vec<Problem>,
+    /// What is ignored, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// Why a file is no configuration at all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAConfiguration {
+    /// It has no content.
+    #[error("it is empty; it must hold a {KIND} of apiVersion {API_VERSION}")]
+    Empty,
+    /// It is neither YAML nor JSON.
+    #[error("it is neither YAML nor JSON: {0}")]
+    Syntax(String),
+    /// It is something else.
+    #[error("its {field} is {found}; it must be {wanted}")]
+    Other {
+        /// `kind` or `apiVersion`.
+        field: &'static str,
+        /// What it has there.
+        found: String,
+        /// What it must have.
+        wanted: &'static str,
+    },
+}
+
+/// Reads the text of a file.
+///
+/// # Errors
+/// When the text is no `KubeProxyConfiguration` v1alpha1. Fields that cannot
+/// be used are in the answer, so that all can be told at once.
+pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
+    let mut documents = tree::parse(text)
+        .map_err(NotAConfiguration::Syntax)?
+        .into_iter();
+    let entries = match documents.next() {
+        Some(Tree::Map(entries)) => entries,
+        None | Some(Tree::Null) => return Err(NotAConfiguration::Empty),
+        Some(other) => {
+            return Err(NotAConfiguration::Syntax(format!(
+                "it is {other}, not a group of fields"
+            )));
+        }
+    };
+    for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+        let found = entries.iter().rev().find(|(key, _)| key == field);
+        match found.map(|(_, value)| value) {
+            Some(Tree::Text(found)) if found == wanted => {}
+            other => {
+                let found = other.map_or("missing".to_owned(), Tree::to_string);
+                return Err(NotAConfiguration::Other {
+                    field,
+                    found,
+                    wanted,
+                });
+            }
+        }
+    }
+    let mut findings = Findings::default();
+    let mut configuration = KubeProxyConfiguration::default();
+    Section::visit(String::new(), &entries, &mut findings, |top| {
+        read(top, &mut configuration);
+    });
+    let mut warnings = Vec::new();
+    if !findings.ignored.is_empty() {
+        warnings.push(format!("ignored fields: {}", findings.ignored.join("; ")));
+    }
+    let more = documents.count();
+    if more > 0 {
+        warnings.push(format!(
+            "only the first document counts; {more} more in the file are ignored"
+        ));
+    }
+    Ok(Decoded {
+        configuration,
+        problems: findings.problems,
+        warnings,
+    })
+}
+
+fn read(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
+    top.skip("apiVersion");
+    top.skip("kind");
+    top.value("featureGates", &mut c.feature_gates);
+    top.section("clientConnection", |section| {
+        let client = &mut c.client_connection;
+        section.value("kubeconfig", &mut client.kubeconfig);
+        section.value("acceptContentTypes", &mut client.accept_content_types);
+        section.value("contentType", &mut client.content_type);
+        section.value("qps", &mut client.qps);
+        section.value("burst", &mut client.burst);
+    });
+    logging(top, c);
+    top.value("hostnameOverride", &mut c.hostname_override);
+    addresses(top, c);
+    top.value("bindAddressHardFail", &mut c.bind_address_hard_fail);
+    top.value("enableProfiling", &mut c.enable_profiling);
+    let hidden = &mut c.show_hidden_metrics_for_version;
+    top.value("showHiddenMetricsForVersion", hidden);
+    top.value("mode", &mut c.mode);
+    modes(top, c);
+    top.section("winkernel", |section| {
+        let windows = &mut c.winkernel;
+        section.value("networkName", &mut windows.network_name);
+        section.value("sourceVip", &mut windows.source_vip);
+        section.value("enableDSR", &mut windows.enable_dsr);
+        section.value("rootHnsEndpointName", &mut windows.root_hns_endpoint_name);
+        let forward = &mut windows.forward_health_check_vip;
+        section.value("forwardHealthCheckVip", forward);
+    });
+    top.value("detectLocalMode", &mut c.detect_local_mode);
+    top.section("detectLocal", |section| {
+        section.value("bridgeInterface", &mut c.detect_local.bridge_interface);
+        let prefix = &mut c.detect_local.interface_name_prefix;
+        section.value("interfaceNamePrefix", prefix);
+    });
+    let mut cidrs = String::new();
+    if top.value("clusterCIDR", &mut cidrs) {
+        c.detect_local.cluster_cidrs = cidrs.split(',').map(str::to_owned).collect();
+    }
+    top.value("nodePortAddresses", &mut c.node_port_addresses);
+    top.pointer("oomScoreAdj", &mut c.oom_score_adj);
+    top.section("conntrack", |section| {
+        let conntrack = &mut c.conntrack;
+        section.pointer("maxPerCore", &mut conntrack.max_per_core);
+        section.pointer("min", &mut conntrack.min);
+        let established = &mut conntrack.tcp_established_timeout;
+        section.pointer("tcpEstablishedTimeout", established);
+        section.pointer("tcpCloseWaitTimeout", &mut conntrack.tcp_close_wait_timeout);
+        section.value("tcpBeLiberal", &mut conntrack.tcp_be_liberal);
+        section.value("udpTimeout", &mut conntrack.udp_timeout);
+        section.value("udpStreamTimeout", &mut conntrack.udp_stream_timeout);
+    });
+    top.value("configSyncPeriod", &mut c.config_sync_period);
+    top.value("portRange", &mut c.port_range);
+    top.value("windowsRunAsService", &mut c.windows_run_as_service);
+}
+
+/// What is served where depends on the family of `bindAddress`.
+fn addresses(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
+    if top.value("bindAddress", &mut c.bind_address) && c.bind_address.contains(':') {
+        c.healthz_bind_address = format!("[::]:{}", bind::HEALTHZ_PORT);
+        c.metrics_bind_address = format!("[::1]:{}", bind::METRICS_PORT);
+    }
+    top.value("healthzBindAddress", &mut c.healthz_bind_address);
+    top.value("metricsBindAddress", &mut c.metrics_bind_address);
+    c.healthz_bind_address = bind::with_port(&c.healthz_bind_address, bind::HEALTHZ_PORT);
+    c.metrics_bind_address = bind::with_port(&c.metrics_bind_address, bind::METRICS_PORT);
+}
+
+/// What a file can say once a mode.
+struct Periods {
+    sync: Duration,
+    min: Duration,
+    min_given: bool,
+    given: bool,
+    masquerade_all: bool,
+}
+
+impl Periods {
+    /// With the defaults of v1alpha1, which leave a minimum of zero in ipvs
+    /// mode and nowhere else.
+    fn read(section: &mut Section<'_>, min: Duration) -> Periods {
+        let mut periods = Periods {
+            sync: Duration::from_secs(30),
+            min,
+            min_given: false,
+            given: false,
+            masquerade_all: false,
+        };
+        periods.given = section.value("syncPeriod", &mut periods.sync);
+        periods.min_given = section.value("minSyncPeriod", &mut periods.min);
+        periods.given |= periods.min_given;
+        periods
+    }
+}
+
+fn modes(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
+    const SECOND: Duration = Duration::from_secs(1);
+    let (mut iptables, mut ipvs, mut nftables) = (None, None, None);
+    top.section("iptables", |section| {
+        let mut periods = Periods::read(section, SECOND);
+        section.value("masqueradeAll", &mut periods.masquerade_all);
+        section.pointer("masqueradeBit", &mut c.iptables.masquerade_bit);
+        section.pointer("localhostNodePorts", &mut c.iptables.localhost_node_ports);
+        iptables = Some(periods);
+    });
+    top.section("ipvs", |section| {
+        ipvs = Some(Periods::read(section, Duration::ZERO));
+        section.value("scheduler", &mut c.ipvs.scheduler);
+        section.value("excludeCIDRs", &mut c.ipvs.exclude_cidrs);
+        section.value("strictARP", &mut c.ipvs.strict_arp);
+        section.value("tcpTimeout", &mut c.ipvs.tcp_timeout);
+        section.value("tcpFinTimeout", &mut c.ipvs.tcp_fin_timeout);
+        section.value("udpTimeout", &mut c.ipvs.udp_timeout);
+    });
+    top.section("nftables", |section| {
+        let mut periods = Periods::read(section, SECOND);
+        section.value("masqueradeAll", &mut periods.masquerade_all);
+        section.pointer("masqueradeBit", &mut c.nftables.masquerade_bit);
+        nftables = Some(periods);
+    });
+    let (Some(iptables), Some(ipvs), Some(nftables)) = (iptables, ipvs, nftables) else {
+        return;
+    };
+    c.masquerade_all = match c.mode_section() {
+        ModeSection::Nftables => nftables.masquerade_all,
+        ModeSection::Ipvs | ModeSection::Iptables => iptables.masquerade_all,
+    };
+    let periods = match c.mode_section() {
+        ModeSection::Ipvs => ipvs,
+        ModeSection::Nftables => nftables,
+        // With no mode named, kube-proxy would go by these, and Tripod runs
+        // ipvs: the first group that says anything counts.
+        ModeSection::Iptables if c.mode.is_empty() && !iptables.given && ipvs.given => ipvs,
+        ModeSection::Iptables => iptables,
+    };
+    c.sync_period = periods.sync;
+    c.min_sync_period = periods.min;
+    c.min_sync_period_given = periods.min_given;
+}
+
+fn logging(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
+    let logging = &mut c.logging;
+    top.section("logging", |section| {
+        section.value("format", &mut logging.format);
+        let mut flush = FlushFrequency::default();
+        if section.value("flushFrequency", &mut flush) {
+            logging.flush_frequency = flush.0;
+        }
+        section.value("verbosity", &mut logging.verbosity);
+        section.sections("vmodule", |section| {
+            let mut item = VmoduleItem::default();
+            section.value("filePattern", &mut item.file_pattern);
+            section.value("verbosity", &mut item.verbosity);
+            logging.vmodule.push(item);
+        });
+        section.section("options", |section| {
+            stream(section, "text", &mut logging.text);
+            stream(section, "json", &mut logging.json);
+        });
+    });
+}
+
+fn stream(options: &mut Section<'_>, name: &'static str, stream: &mut StreamOptions) {
+    options.section(name, |section| {
+        section.value("splitStream", &mut stream.split_stream);
+        let mut size = BufferSize::default();
+        if section.value("infoBufferSize", &mut size) {
+            stream.info_buffer_size = size.0;
+        }
+    });
+}
+
+/// A duration, or nanoseconds as a number, which was its first notation
+/// (`TimeOrMetaDuration` of `k8s.io/component-base/logs/api/v1`).
+#[derive(Default, PartialEq)]
+struct FlushFrequency(Duration);
+
+impl Readable for FlushFrequency {
+    fn read(tree: &Tree) -> Result<Self, String> {
+        match tree {
+            Tree::Int(nanos) => match u64::try_from(*nanos) {
+                Ok(nanos) => Ok(FlushFrequency(Duration::from_nanos(nanos))),
+                Err(_) => Err(format!("{nanos} ns is no duration; write it like 5s")),
+            },
+            other => Duration::read(other).map(FlushFrequency),
+        }
+    }
+}
+
+/// A quantity, which may be written as a number.
+#[derive(Default, PartialEq)]
+struct BufferSize(String);
+
+impl Readable for BufferSize {
+    fn read(tree: &Tree) -> Result<Self, String> {
+        let text = match tree {
+            Tree::Int(number) => number.to_string(),
+            other => String::read(other)?,
+        };
+        quantity::is_nonzero(&text)?;
+        Ok(BufferSize(text))
+    }
+}

@@ -1,0 +1,75 @@
+//! What a configuration means, with each value in its own type.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::PathBuf,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+
+use crate::{modes::ModeName, sched::SchedulerName};
+
+/// The values that the parts of the program take. What is simple enough
+/// already (conntrack settings, logging, request rates) they take from the
+/// [`KubeProxyConfiguration`](super::KubeProxyConfiguration) itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Effective {
+    /// The mode to begin with; what this kernel lacks may lead to another.
+    pub mode: ModeName,
+    /// This node's own address, if it is not to be taken from its Node. Its
+    /// family is the primary one.
+    pub node_ip: Option<IpAddr>,
+    /// The primary family is IPv6 (`bindAddress` is of it, even `::`).
+    pub prefers_ipv6: bool,
+    /// Where `/healthz` is served.
+    pub healthz: Option<SocketAddr>,
+    /// Where `/metrics` is served.
+    pub metrics: Option<SocketAddr>,
+    /// How often everything is compared with the kernel.
+    pub sync_period: Duration,
+    /// Least time between two syncs, if anybody chose one.
+    pub min_sync_period: Option<Duration>,
+    /// SNAT everything that is sent to cluster IPs.
+    pub masquerade_all: bool,
+    /// Bit of the packet mark that asks for SNAT, 0 to 31.
+    pub masquerade_bit: u8,
+    /// Scheduler of Services that name none.
+    pub scheduler: SchedulerName,
+    /// Virtual servers with addresses of these are somebody else's.
+    pub ipvs_exclude: Vec<IpNet>,
+    /// How traffic from this node's pods is told from other traffic.
+    pub detect_local: DetectLocal,
+    /// Which of the node's addresses serve node ports.
+    pub node_ports: NodePortAddresses,
+    /// Ports for redirecting capture in userspace mode; `None`: any.
+    pub proxy_ports: Option<RangeInclusive<u16>>,
+    /// Path of a kubeconfig file.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// How traffic from this node's pods is told from other traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// Its source is in one of these, at most one a family. If there is none,
+    /// it cannot be told.
+    ClusterCidr(Vec<IpNet>),
+    /// Its source is in a pod CIDR of this Node.
+    NodeCidr,
+    /// It comes through the bridge of this name.
+    BridgeInterface(String),
+    /// It comes through a link whose name begins with this.
+    InterfaceNamePrefix(String),
+}
+
+/// Which of the node's addresses serve node ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// All of them.
+    All,
+    /// The addresses of the Node object, one a family.
+    Primary,
+    /// Those within one of these.
+    Within(Vec<IpNet>),
+}

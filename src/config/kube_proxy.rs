@@ -1,0 +1,313 @@
+//! `KubeProxyConfiguration`, with the values that kube-proxy 1.36 gives to
+//! what is not said.
+//!
+//! The form is that of kube-proxy's internal type
+//! (`pkg/proxy/apis/config/types.go`): what a file says once a mode (sync
+//! periods, `masqueradeAll`) stands here once, for the mode that is asked for.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::bind::{HEALTHZ_PORT, METRICS_PORT};
+
+/// The configuration. `Default` is what an empty file means.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KubeProxyConfiguration {
+    /// Feature gates by name.
+    pub feature_gates: BTreeMap<String, bool>,
+    /// How the API server is talked to.
+    pub client_connection: ClientConnection,
+    /// What is logged, and how.
+    pub logging: Logging,
+    /// Name of this node; empty: the machine's host name.
+    pub hostname_override: String,
+    /// This node's own address; 0.0.0.0 or ::, if the Node says it.
+    pub bind_address: String,
+    /// Where `/healthz` is served; empty: nowhere.
+    pub healthz_bind_address: String,
+    /// Where `/metrics` is served; empty: nowhere.
+    pub metrics_bind_address: String,
+    /// An address that cannot be bound ends the program.
+    pub bind_address_hard_fail: bool,
+    /// Serve `/debug/pprof`.
+    pub enable_profiling: bool,
+    /// Show metrics that were hidden since this version.
+    pub show_hidden_metrics_for_version: String,
+    /// The mode asked for, as written; empty: the default.
+    pub mode: String,
+    /// How often everything is compared with the kernel.
+    pub sync_period: Duration,
+    /// Least time between two syncs.
+    pub min_sync_period: Duration,
+    /// Somebody chose `min_sync_period`: it is not a default.
+    pub min_sync_period_given: bool,
+    /// SNAT everything that is sent to cluster IPs.
+    pub masquerade_all: bool,
+    /// For iptables mode, and for ipvs mode where it uses iptables.
+    pub iptables: Iptables,
+    /// For ipvs mode.
+    pub ipvs: Ipvs,
+    /// For kube-proxy's nftables mode.
+    pub nftables: Nftables,
+    /// For Windows.
+    pub winkernel: Winkernel,
+    /// How traffic from this node's pods is told from other traffic; empty:
+    /// by cluster CIDR.
+    pub detect_local_mode: String,
+    /// What `detect_local_mode` needs.
+    pub detect_local: Detect,
+    /// CIDRs of node addresses that serve node ports, or `primary`; none: all.
+    pub node_port_addresses: Vec<String>,
+    /// For the kernel's out-of-memory killer, -1000 to 1000.
+    pub oom_score_adj: i32,
+    /// Settings of the kernel's connection tracking.
+    pub conntrack: Conntrack,
+    /// How often everything is fetched again from the API server.
+    pub config_sync_period: Duration,
+    /// Ports for redirecting capture in userspace mode.
+    pub port_range: String,
+    /// For Windows.
+    pub windows_run_as_service: bool,
+}
+
+/// How the API server is talked to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClientConnection {
+    /// Path of a kubeconfig file; empty: that of the pod's service account.
+    pub kubeconfig: String,
+    /// `Accept` of requests; empty: as `content_type`.
+    pub accept_content_types: String,
+    /// `Content-Type` of requests.
+    pub content_type: String,
+    /// Requests a second.
+    pub qps: f32,
+    /// Requests at once.
+    pub burst: i32,
+}
+
+/// What is logged, and how (`k8s.io/component-base/logs/api/v1`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logging {
+    /// `text` or `json`.
+    pub format: String,
+    /// Longest time that a line may be held back.
+    pub flush_frequency: Duration,
+    /// `--v`.
+    pub verbosity: u32,
+    /// `--vmodule`.
+    pub vmodule: Vec<VmoduleItem>,
+    /// For format `text`.
+    pub text: StreamOptions,
+    /// For format `json`.
+    pub json: StreamOptions,
+}
+
+/// Another verbosity for some source files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmoduleItem {
+    /// Which files.
+    pub file_pattern: String,
+    /// Their verbosity.
+    pub verbosity: u32,
+}
+
+/// Where lines of the log go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Errors to standard error, the rest to standard output.
+    pub split_stream: bool,
+    /// Bytes to buffer, a [quantity](super::quantity).
+    pub info_buffer_size: String,
+}
+
+/// For iptables mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Iptables {
+    /// Bit of the packet mark that asks for SNAT, 0 to 31.
+    pub masquerade_bit: i32,
+    /// Node ports are served on loopback too.
+    pub localhost_node_ports: bool,
+}
+
+/// For ipvs mode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ipvs {
+    /// Name of the scheduler; empty: rr.
+    pub scheduler: String,
+    /// CIDRs of virtual servers that are somebody else's.
+    pub exclude_cidrs: Vec<String>,
+    /// Do not answer ARP for service addresses.
+    pub strict_arp: bool,
+    /// Of idle TCP connections; zero: as the kernel has it.
+    pub tcp_timeout: Duration,
+    /// Of TCP connections after a FIN; zero: as the kernel has it.
+    pub tcp_fin_timeout: Duration,
+    /// Of UDP; zero: as the kernel has it.
+    pub udp_timeout: Duration,
+}
+
+/// For kube-proxy's nftables mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nftables {
+    /// Bit of the packet mark that asks for SNAT, 0 to 31.
+    pub masquerade_bit: i32,
+}
+
+/// For Windows; accepted only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Winkernel {
+    /// `networkName`.
+    pub network_name: String,
+    /// `sourceVip`.
+    pub source_vip: String,
+    /// `enableDSR`.
+    pub enable_dsr: bool,
+    /// `rootHnsEndpointName`.
+    pub root_hns_endpoint_name: String,
+    /// `forwardHealthCheckVip`.
+    pub forward_health_check_vip: bool,
+}
+
+/// What the ways to tell local traffic need.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Detect {
+    /// For `BridgeInterface`.
+    pub bridge_interface: String,
+    /// For `InterfaceNamePrefix`.
+    pub interface_name_prefix: String,
+    /// For `ClusterCIDR`: one CIDR, or one of each family.
+    pub cluster_cidrs: Vec<String>,
+}
+
+/// Settings of the kernel's connection tracking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conntrack {
+    /// Entries a core; 0: as the kernel has it.
+    pub max_per_core: i32,
+    /// Entries at least, unless `max_per_core` is 0.
+    pub min: i32,
+    /// Zero: as the kernel has it.
+    pub tcp_established_timeout: Duration,
+    /// Zero: as the kernel has it.
+    pub tcp_close_wait_timeout: Duration,
+    /// Take packets outside the window for valid ones.
+    pub tcp_be_liberal: bool,
+    /// Of flows without an answer; zero: as the kernel has it.
+    pub udp_timeout: Duration,
+    /// Of flows with an answer; zero: as the kernel has it.
+    pub udp_stream_timeout: Duration,
+}
+
+impl Default for KubeProxyConfiguration {
+    fn default() -> Self {
+        KubeProxyConfiguration {
+            feature_gates: BTreeMap::new(),
+            client_connection: ClientConnection::default(),
+            logging: Logging::default(),
+            hostname_override: String::new(),
+            bind_address: "0.0.0.0".to_owned(),
+            healthz_bind_address: format!("0.0.0.0:{HEALTHZ_PORT}"),
+            metrics_bind_address: format!("127.0.0.1:{METRICS_PORT}"),
+            bind_address_hard_fail: false,
+            enable_profiling: false,
+            show_hidden_metrics_for_version: String::new(),
+            mode: String::new(),
+            sync_period: Duration::from_secs(30),
+            min_sync_period: Duration::from_secs(1),
+            min_sync_period_given: false,
+            masquerade_all: false,
+            iptables: Iptables {
+                masquerade_bit: 14,
+                localhost_node_ports: true,
+            },
+            ipvs: Ipvs::default(),
+            nftables: Nftables { masquerade_bit: 14 },
+            winkernel: Winkernel::default(),
+            detect_local_mode: String::new(),
+            detect_local: Detect::default(),
+            node_port_addresses: Vec::new(),
+            oom_score_adj: -999,
+            conntrack: Conntrack::default(),
+            config_sync_period: Duration::from_secs(15 * 60),
+            port_range: String::new(),
+            windows_run_as_service: false,
+        }
+    }
+}
+
+impl Default for ClientConnection {
+    fn default() -> Self {
+        ClientConnection {
+            kubeconfig: String::new(),
+            accept_content_types: String::new(),
+            content_type: "application/vnd.kubernetes.protobuf".to_owned(),
+            qps: 5.0,
+            burst: 10,
+        }
+    }
+}
+
+impl Default for Logging {
+    fn default() -> Self {
+        Logging {
+            format: "text".to_owned(),
+            flush_frequency: Duration::from_secs(5),
+            verbosity: 0,
+            vmodule: Vec::new(),
+            text: StreamOptions::default(),
+            json: StreamOptions::default(),
+        }
+    }
+}
+
+impl Default for StreamOptions {
+    fn default() -> Self {
+        StreamOptions {
+            split_stream: false,
+            info_buffer_size: "0".to_owned(),
+        }
+    }
+}
+
+impl Default for Conntrack {
+    fn default() -> Self {
+        Conntrack {
+            max_per_core: 32 * 1024,
+            min: 128 * 1024,
+            tcp_established_timeout: Duration::from_secs(24 * 3600),
+            tcp_close_wait_timeout: Duration::from_secs(3600),
+            tcp_be_liberal: false,
+            udp_timeout: Duration::ZERO,
+            udp_stream_timeout: Duration::ZERO,
+        }
+    }
+}
+
+impl KubeProxyConfiguration {
+    /// The group of the file's fields that hold what exists once a mode.
+    pub(super) fn mode_section(&self) -> ModeSection {
+        match self.mode.as_str() {
+            "ipvs" => ModeSection::Ipvs,
+            "nftables" => ModeSection::Nftables,
+            _ => ModeSection::Iptables,
+        }
+    }
+}
+
+/// A group of fields for a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ModeSection {
+    Iptables,
+    Ipvs,
+    Nftables,
+}
+
+impl ModeSection {
+    /// Its name in the file.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            ModeSection::Iptables => "iptables",
+            ModeSection::Ipvs => "ipvs",
+            ModeSection::Nftables => "nftables",
+        }
+    }
+}

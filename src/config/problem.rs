@@ -1,0 +1,42 @@
+//! What is wrong with one field.
+
+use std::fmt;
+
+/// A value that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where the file has it, below the top: `iptables.masqueradeBit`.
+    pub field: String,
+    /// The flag that sets the same, without dashes, if there is one.
+    pub flag: Option<&'static str>,
+    /// What is wrong, and what would be right.
+    pub what: String,
+}
+
+impl Problem {
+    /// `value` of `field` is wrong because of `why`.
+    pub(super) fn invalid(
+        field: impl Into<String>,
+        flag: Option<&'static str>,
+        value: impl fmt::Debug,
+        why: impl fmt::Display,
+    ) -> Problem {
+        Problem {
+            field: field.into(),
+            flag,
+            what: format!("invalid value {value:?}: {why}"),
+        }
+    }
+}
+
+/// The whole path, as kube-proxy gives it, with the names that the file has;
+/// and the flag, since the value may have come from there.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KubeProxyConfiguration.{}", self.field)?;
+        if let Some(flag) = self.flag {
+            write!(f, " (--{flag})")?;
+        }
+        write!(f, ": {}", self.what)
+    }
+}

@@ -1,0 +1,41 @@
+//! What is accepted for kube-proxy's sake and does nothing here.
+
+use super::KubeProxyConfiguration;
+
+/// One line for all of it, if there is any.
+pub(super) fn without_effect(c: &KubeProxyConfiguration) -> Option<String> {
+    let mut fields: Vec<String> = Vec::new();
+    if !c.feature_gates.is_empty() {
+        let names: Vec<_> = c.feature_gates.keys().map(String::as_str).collect();
+        fields.push(format!("featureGates ({})", names.join(", ")));
+    }
+    let (windows, text, json) = (&c.winkernel, &c.logging.text, &c.logging.json);
+    for (field, given) in [
+        ("winkernel.networkName", !windows.network_name.is_empty()),
+        ("winkernel.sourceVip", !windows.source_vip.is_empty()),
+        ("winkernel.enableDSR", windows.enable_dsr),
+        (
+            "winkernel.rootHnsEndpointName",
+            !windows.root_hns_endpoint_name.is_empty(),
+        ),
+        (
+            "winkernel.forwardHealthCheckVip",
+            windows.forward_health_check_vip,
+        ),
+        ("windowsRunAsService", c.windows_run_as_service),
+        ("enableProfiling", c.enable_profiling),
+        (
+            "showHiddenMetricsForVersion",
+            !c.show_hidden_metrics_for_version.is_empty(),
+        ),
+        ("logging.vmodule", !c.logging.vmodule.is_empty()),
+        ("logging.options.text", *text != Default::default()),
+        ("logging.options.json", *json != Default::default()),
+    ] {
+        if given {
+            fields.push(field.to_owned());
+        }
+    }
+    let fields = fields.join(", ");
+    (!fields.is_empty()).then(|| format!("accepted, but without effect in Tripod: {fields}"))
+}

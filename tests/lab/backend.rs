@@ -1,0 +1,293 @@
+//! Backends: real processes, so that what a client sees when one dies is what
+//! the kernel does, and nothing staged.
+//!
+//! A backend speaks first words: a client sends one line, and the rest of the
+//! connection follows from it; see [`serve`]. Over UDP it answers
+//! `<name> <what it was sent>`.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::call;
+use super::host::Host;
+use super::manifests::BACKEND_PORT;
+use super::pattern::{send_pattern, verify_pattern};
+use super::process::Group;
+
+/// Names the backend inside its process.
+const NAME: &str = "TRIPOD_LAB_BACKEND";
+
+const READY: &str = "backend is ready";
+
+/// A pod with a backend process in it.
+#[derive(Debug)]
+pub struct Backend {
+    process: Option<Group>,
+    host: Host,
+}
+
+impl Backend {
+    pub fn start(host: Host) -> Backend {
+        let mut backend = Backend {
+            process: None,
+            host,
+        };
+        backend.restart();
+        backend
+    }
+
+    pub fn name(&self) -> &str {
+        self.host.name()
+    }
+
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Its own address and port, IPv4.
+    pub fn direct(&self) -> SocketAddr {
+        SocketAddr::new(self.host.addresses[0], BACKEND_PORT)
+    }
+
+    /// SIGKILL: the kernel closes what the process had open.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// SIGSTOP: the kernel still accepts for it, but nobody answers.
+    pub fn freeze(&self) {
+        if let Some(process) = &self.process {
+            process.signal(Signal::SIGSTOP);
+        }
+    }
+
+    pub fn restart(&mut self) {
+        self.kill();
+        let exe = std::env::current_exe().expect("the path of the test binary");
+        let mut command = self.host.command(exe);
+        command
+            .args([
+                "--exact",
+                "lab::backend::process",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env(NAME, self.host.name())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut process = Group::spawn(&mut command).expect("starting a backend");
+        let said = process.child().stdout.take().expect("it is piped");
+        let mut said = BufReader::new(said);
+        let ready = said
+            .by_ref()
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line.contains(READY));
+        assert!(ready, "backend {} did not start", self.host.name());
+        // Kept open: the harness in there ends when it cannot write its "has
+        // been running for over 60 seconds".
+        process.child().stdout = Some(said.into_inner());
+        self.process = Some(process);
+    }
+
+    /// From now on nothing comes back from this pod, not even a reset: its
+    /// routes lead nowhere. Works without netfilter.
+    pub fn blackhole(&self) {
+        self.host.ip(&[
+            "route del default",
+            "route del 10.244.0.0/24",
+            "route add blackhole default",
+            "route del ::/0",
+            "route del fd00:244::/64",
+            "route add blackhole ::/0",
+        ]);
+    }
+
+    /// Undoes [`Backend::blackhole`].
+    pub fn heal(&self) {
+        self.host.ip(&[
+            "route del blackhole default",
+            "route add 10.244.0.0/24 dev eth0",
+            "route add default via 10.244.0.1",
+            "route del blackhole ::/0",
+            "route add fd00:244::/64 dev eth0",
+            "route add ::/0 via fd00:244::1",
+        ]);
+    }
+
+    /// What the backend has counted; asked for past Tripod, from `node`.
+    pub fn counts(&self, node: &Host) -> Counts {
+        let mut stream = call::tcp(node, self.direct()).expect("asking a backend for its counts");
+        let line = call::say(&mut stream, "counts").expect("a backend's counts");
+        let mut numbers = line.split(' ').filter_map(|word| word.parse().ok());
+        let mut next = || {
+            numbers
+                .next()
+                .unwrap_or_else(|| panic!("counts, not {line:?}"))
+        };
+        Counts {
+            accepted: next(),
+            ended: next(),
+            reset: next(),
+            drained: next(),
+        }
+    }
+}
+
+/// Totals since the backend's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections whose client ended them properly.
+    pub ended: u64,
+    /// Connections that the client's side reset.
+    pub reset: u64,
+    /// Bytes of the pattern that came after the backend had ended its own
+    /// direction.
+    pub drained: u64,
+}
+
+static ACCEPTED: AtomicU64 = AtomicU64::new(0);
+static ENDED: AtomicU64 = AtomicU64::new(0);
+static RESET: AtomicU64 = AtomicU64::new(0);
+static DRAINED: AtomicU64 = AtomicU64::new(0);
+
+#[test]
+#[ignore = "the body of a backend process, not a test"]
+fn process() {
+    let Ok(name) = std::env::var(NAME) else {
+        return;
+    };
+    // Both families: Linux maps IPv4 into this address unless told otherwise.
+    let any = (Ipv6Addr::UNSPECIFIED, BACKEND_PORT);
+    let udp = UdpSocket::bind(any).expect("binding UDP");
+    let tcp = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None)
+        .and_then(|socket| {
+            socket.set_reuse_address(true)?;
+            socket.bind(&SocketAddr::from(any).into())?;
+            socket.listen(4096)?;
+            Ok(TcpListener::from(socket))
+        })
+        .expect("listening");
+    println!("\n{READY}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| answer_datagrams(&udp, &name));
+        for stream in tcp.incoming().flatten() {
+            ACCEPTED.fetch_add(1, Relaxed);
+            let name = name.clone();
+            // Thousands of connections, each on a thread: small stacks.
+            let _ = std::thread::Builder::new()
+                .stack_size(192 * 1024)
+                .spawn(move || {
+                    match serve(stream, &name) {
+                        Ok(()) => ENDED.fetch_add(1, Relaxed),
+                        Err(_) => RESET.fetch_add(1, Relaxed),
+                    };
+                });
+        }
+    });
+}
+
+fn answer_datagrams(socket: &UdpSocket, name: &str) {
+    let mut buffer = vec![0; 65_536];
+    loop {
+        let Ok((n, from)) = socket.recv_from(&mut buffer) else {
+            continue;
+        };
+        let mut answer = format!("{name} ").into_bytes();
+        answer.extend_from_slice(&buffer[..n]);
+        let _ = socket.send_to(&answer, from);
+    }
+}
+
+fn serve(mut stream: TcpStream, name: &str) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    loop {
+        let line = read_line(&mut stream)?;
+        let (word, count) = line.split_once(' ').unwrap_or((&line, "0"));
+        let count: u64 = count.parse().unwrap_or(0);
+        match word {
+            // The client is done.
+            "" => return Ok(()),
+            "name" => writeln!(stream, "{name}")?,
+            "peer" => {
+                let peer = stream.peer_addr()?;
+                writeln!(stream, "{peer}")?;
+            }
+            "counts" => {
+                let [accepted, ended, reset, drained] =
+                    [&ACCEPTED, &ENDED, &RESET, &DRAINED].map(|count| count.load(Relaxed));
+                writeln!(stream, "{accepted} {ended} {reset} {drained}")?;
+            }
+            // Says everything back until the client ends its direction.
+            "echo" => {
+                writeln!(stream, "{name}")?;
+                let mut reader = stream.try_clone()?;
+                io::copy(&mut reader, &mut stream)?;
+                return Ok(());
+            }
+            // Reads to the end, then says how much it was.
+            "sink" => {
+                let seen = verify_pattern(&mut stream, None)?;
+                writeln!(stream, "{seen}")?;
+                return Ok(());
+            }
+            // Sends, ends its direction, then still reads.
+            "source" => {
+                send_pattern(&mut stream, count)?;
+                stream.shutdown(Shutdown::Write)?;
+                let seen = verify_pattern(&mut stream, None)?;
+                DRAINED.fetch_add(seen, Relaxed);
+                return Ok(());
+            }
+            // Reads to the end, and only then sends.
+            "late" => {
+                io::copy(&mut stream, &mut io::sink())?;
+                send_pattern(&mut stream, count)?;
+                return Ok(());
+            }
+            // Sends and reads at once, then says how much it read.
+            "pump" => {
+                let mut writer = stream.try_clone()?;
+                let sender = std::thread::spawn(move || send_pattern(&mut writer, count));
+                let seen = verify_pattern(&mut stream, Some(count))?;
+                sender
+                    .join()
+                    .map_err(|_| io::Error::other("sender panicked"))??;
+                writeln!(stream, "{seen}")?;
+            }
+            // Never reads again.
+            "stall" => loop {
+                std::thread::park();
+            },
+            "reset" => {
+                socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+                return Ok(());
+            }
+            _ => return Err(io::Error::other(format!("no such command: {line:?}"))),
+        }
+    }
+}
+
+/// Byte by byte, so that nothing behind the line is taken from the stream.
+fn read_line(stream: &mut TcpStream) -> io::Result<String> {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte)? == 1 && byte[0] != b'\n' {
+        line.push(byte[0]);
+    }
+    String::from_utf8(line).map_err(io::Error::other)
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        // Before its namespace, which a living process would keep.
+        self.kill();
+    }
+}

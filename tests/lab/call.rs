@@ -1,0 +1,159 @@
+//! Clients.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+
+use super::host::Host;
+
+/// Nobody in a laboratory is that slow; what hangs longer is a failure.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection from `host`, with a time limit on connecting and reading.
+pub fn tcp(host: &Host, to: SocketAddr) -> io::Result<TcpStream> {
+    host.enter(|| connect(None, to))
+}
+
+/// As [`tcp`], from one of the host's addresses.
+pub fn tcp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    host.enter(|| connect(Some(from), to))
+}
+
+/// As [`tcp`], in the calling thread's namespace.
+fn connect(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    if let Some(from) = from {
+        socket.bind(&from.into())?;
+    }
+    socket.connect_timeout(&to.into(), PATIENCE)?;
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Sends one line and reads one.
+pub fn say(stream: &mut TcpStream, line: &str) -> io::Result<String> {
+    writeln!(stream, "{line}")?;
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    loop {
+        match stream.read(&mut byte)? {
+            0 => {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "ended before the answer",
+                ));
+            }
+            _ if byte[0] == b'\n' => break,
+            _ => answer.push(byte[0]),
+        }
+    }
+    String::from_utf8(answer).map_err(io::Error::other)
+}
+
+/// Which backend answers a new connection.
+pub fn ask(host: &Host, to: SocketAddr) -> io::Result<String> {
+    say(&mut tcp(host, to)?, "name")
+}
+
+/// Calls of one kind, many of them.
+#[derive(Debug, Default)]
+pub struct FirstByte {
+    /// From before connect to the first line of the answer, of each call.
+    pub delays: Vec<Duration>,
+    /// Who answered, or what failed.
+    pub answers: Vec<Result<String, String>>,
+}
+
+impl FirstByte {
+    /// `calls` connections by `workers` threads; `between` is entered by each
+    /// call for its whole length, so that a writer of that lock acts between
+    /// calls.
+    pub fn measure(
+        host: &Host,
+        to: SocketAddr,
+        calls: usize,
+        workers: usize,
+        between: &std::sync::RwLock<()>,
+    ) -> FirstByte {
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let all = std::sync::Mutex::new(FirstByte::default());
+        std::thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    host.enter(|| {
+                        while next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < calls {
+                            let call = between.read();
+                            let start = Instant::now();
+                            let answer = connect(None, to).and_then(|mut s| say(&mut s, "name"));
+                            let delay = start.elapsed();
+                            drop(call);
+                            let mut all = all.lock().expect("no worker panics");
+                            all.delays.push(delay);
+                            all.answers.push(answer.map_err(|error| error.to_string()));
+                        }
+                    });
+                });
+            }
+        });
+        all.into_inner().expect("no worker panics")
+    }
+
+    pub fn failures(&self) -> Vec<&str> {
+        self.answers
+            .iter()
+            .filter_map(|a| a.as_ref().err().map(String::as_str))
+            .collect()
+    }
+
+    pub fn slowest(&self) -> Duration {
+        self.delays.iter().copied().max().unwrap_or_default()
+    }
+
+    pub fn median(&self) -> Duration {
+        let mut sorted = self.delays.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+    }
+}
+
+/// A connected UDP socket.
+pub fn udp(host: &Host, to: SocketAddr) -> io::Result<UdpSocket> {
+    let any = match to {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    udp_from(host, any, to)
+}
+
+/// As [`udp`], from one of the host's addresses.
+pub fn udp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
+    host.enter(|| {
+        let socket = UdpSocket::bind(from)?;
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        Ok(socket)
+    })
+}
+
+/// Sends `text`; hands back who answered. An answer to another text fails.
+pub fn udp_say(socket: &UdpSocket, text: &str) -> io::Result<String> {
+    socket.send(text.as_bytes())?;
+    let mut buffer = [0; 2048];
+    let n = socket.recv(&mut buffer)?;
+    let answer = String::from_utf8_lossy(&buffer[..n]).into_owned();
+    match answer.split_once(' ') {
+        Some((name, echoed)) if echoed == text => Ok(name.into()),
+        _ => Err(io::Error::other(format!(
+            "asked {text:?}, answered {answer:?}"
+        ))),
+    }
+}
+
+/// Which backend answers a datagram from a new socket.
+pub fn udp_ask(host: &Host, to: SocketAddr) -> io::Result<String> {
+    udp_say(&udp(host, to)?, "name")
+}

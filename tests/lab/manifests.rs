@@ -1,0 +1,196 @@
+//! Services and EndpointSlices as text.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use serde_json::{Value, json};
+
+/// The port on which every backend listens, TCP and UDP.
+pub const BACKEND_PORT: u16 = 8080;
+
+/// A dual-stack Service whose addresses follow from its number.
+#[derive(Clone, Debug)]
+pub struct Service {
+    pub name: String,
+    number: u8,
+    sticky: Option<u32>,
+    node_port: bool,
+    external_ip: bool,
+    load_balancer: bool,
+}
+
+/// A backend as an endpoint, and its conditions.
+#[derive(Clone, Debug)]
+pub struct EndpointChoice {
+    pub name: String,
+    pub ready: bool,
+}
+
+impl EndpointChoice {
+    pub fn ready(name: &str) -> EndpointChoice {
+        EndpointChoice {
+            name: name.into(),
+            ready: true,
+        }
+    }
+
+    pub fn unready(name: &str) -> EndpointChoice {
+        EndpointChoice {
+            name: name.into(),
+            ready: false,
+        }
+    }
+}
+
+/// What every Service listens on, TCP and UDP.
+const PORT: u16 = 80;
+
+impl Service {
+    pub fn new(name: &str, number: u8) -> Service {
+        Service {
+            name: name.into(),
+            number,
+            sticky: None,
+            node_port: false,
+            external_ip: false,
+            load_balancer: false,
+        }
+    }
+
+    /// ClientIP affinity for that many seconds.
+    pub fn sticky(mut self, seconds: u32) -> Service {
+        self.sticky = Some(seconds);
+        self
+    }
+
+    pub fn with_node_port(mut self) -> Service {
+        self.node_port = true;
+        self
+    }
+
+    pub fn with_external_ip(mut self) -> Service {
+        self.external_ip = true;
+        self
+    }
+
+    pub fn with_load_balancer(mut self) -> Service {
+        self.load_balancer = true;
+        self
+    }
+
+    fn ips(&self, v4: [u8; 3], v6: [u16; 3]) -> [IpAddr; 2] {
+        [
+            Ipv4Addr::new(v4[0], v4[1], v4[2], self.number).into(),
+            Ipv6Addr::new(v6[0], v6[1], v6[2], 0, 0, 0, 0, self.number.into()).into(),
+        ]
+    }
+
+    fn cluster_ips(&self) -> [IpAddr; 2] {
+        self.ips([10, 96, 0], [0xfd00, 0x96, 0])
+    }
+
+    fn external_ips(&self) -> [IpAddr; 2] {
+        self.ips([198, 51, 100], [0x2001, 0xdb8, 0x51])
+    }
+
+    fn ingress_ips(&self) -> [IpAddr; 2] {
+        self.ips([203, 0, 113], [0x2001, 0xdb8, 0x113])
+    }
+
+    /// The cluster address of each family, IPv4 first.
+    pub fn cluster(&self) -> [SocketAddr; 2] {
+        self.cluster_ips().map(|ip| SocketAddr::new(ip, PORT))
+    }
+
+    pub fn external(&self) -> [SocketAddr; 2] {
+        self.external_ips().map(|ip| SocketAddr::new(ip, PORT))
+    }
+
+    pub fn ingress(&self) -> [SocketAddr; 2] {
+        self.ingress_ips().map(|ip| SocketAddr::new(ip, PORT))
+    }
+
+    pub fn node_port(&self) -> u16 {
+        30_000 + u16::from(self.number)
+    }
+
+    fn manifest(&self) -> Value {
+        let cluster = self.cluster_ips();
+        let ports = ["TCP", "UDP"].map(|protocol| {
+            let mut port = json!({
+                "name": protocol.to_lowercase(), "protocol": protocol,
+                "port": PORT, "targetPort": BACKEND_PORT,
+            });
+            if self.node_port {
+                port["nodePort"] = self.node_port().into();
+            }
+            port
+        });
+        let kind = if self.load_balancer {
+            "LoadBalancer"
+        } else if self.node_port {
+            "NodePort"
+        } else {
+            "ClusterIP"
+        };
+        let mut spec = json!({
+            "type": kind,
+            "clusterIP": cluster[0],
+            "clusterIPs": cluster,
+            "ipFamilies": ["IPv4", "IPv6"],
+            "ipFamilyPolicy": "RequireDualStack",
+            "ports": ports,
+        });
+        if self.external_ip {
+            spec["externalIPs"] = json!(self.external_ips());
+        }
+        if let Some(seconds) = self.sticky {
+            spec["sessionAffinity"] = "ClientIP".into();
+            spec["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": seconds}});
+        }
+        let mut service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": self.name, "namespace": "default"},
+            "spec": spec,
+        });
+        if self.load_balancer {
+            let ingress = self.ingress_ips().map(|ip| json!({"ip": ip}));
+            service["status"] = json!({"loadBalancer": {"ingress": ingress}});
+        }
+        service
+    }
+
+    fn slice(&self, family: usize, endpoints: &[(&EndpointChoice, [IpAddr; 2])]) -> Value {
+        let address_type = ["IPv4", "IPv6"][family];
+        let ports = ["TCP", "UDP"].map(|protocol| {
+            json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": BACKEND_PORT})
+        });
+        let endpoints = endpoints.iter().map(|(choice, addresses)| {
+            json!({
+                "addresses": [addresses[family]],
+                "conditions":
+                    {"ready": choice.ready, "serving": choice.ready, "terminating": false},
+            })
+        });
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("{}-{}", self.name, address_type.to_lowercase()),
+                "namespace": "default",
+                "labels": {"kubernetes.io/service-name": self.name},
+            },
+            "addressType": address_type,
+            "ports": ports,
+            "endpoints": endpoints.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The Service and its slices, one for each family, as a `List`.
+pub fn list(service: &Service, endpoints: &[(&EndpointChoice, [IpAddr; 2])]) -> String {
+    let items = json!([
+        service.manifest(),
+        service.slice(0, endpoints),
+        service.slice(1, endpoints)
+    ]);
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+}

@@ -1,0 +1,69 @@
+//! The laboratory: a node, a client pod, backends and an outside host, each a
+//! network namespace of its own.
+//!
+//! ```text
+//!   outside 192.0.2.20 ──── 192.0.2.10 node 10.244.0.1 ──┬── client  10.244.0.9
+//!          2001:db8::20   2001:db8::10      fd00:244::1  ├── a       10.244.0.11
+//!                                                        ├── b       10.244.0.12
+//!                                                        └── c       10.244.0.13
+//! ```
+//!
+//! Service addresses belong to nobody: pods and the outside host send them to
+//! the node, and what happens there is Tripod's work.
+
+mod backend;
+mod call;
+mod checks;
+mod host;
+mod manifests;
+mod pattern;
+mod process;
+mod room;
+mod topology;
+mod tripod;
+pub mod uml;
+mod wait;
+
+pub use call::{FirstByte, ask, say, tcp, tcp_from, udp, udp_ask, udp_from, udp_say};
+pub use host::Host;
+pub use manifests::{EndpointChoice, Service};
+pub use pattern::{Pattern, send_pattern, verify_pattern};
+pub use room::{Share, acceptance, figure, run, skip};
+pub use topology::{Capture, Lab};
+pub use tripod::{Tripod, tripod_binary};
+pub use wait::eventually;
+
+/// Declares each named function, which takes `&mut Lab`, as two tests: one for
+/// each way to capture traffic.
+macro_rules! on_each_capture {
+    ($($name:ident),+ $(,)?) => { on_each_capture!(@ Beside: $($name),+); };
+    (alone: $($name:ident),+ $(,)?) => { on_each_capture!(@ Alone: $($name),+); };
+    (@ $share:ident: $($name:ident),+) => { $(
+        mod $name {
+            #[test]
+            fn redirect() { on_one_capture!($share, Redirect, redirect, super::$name); }
+            #[test]
+            fn local() { on_one_capture!($share, Local, local, super::$name); }
+        }
+    )+ };
+}
+
+/// As [`on_each_capture`], for what makes sense with local capture only.
+macro_rules! on_local_capture {
+    ($($name:ident),+ $(,)?) => { $(
+        mod $name {
+            #[test]
+            fn local() { on_one_capture!(Beside, Local, local, super::$name); }
+        }
+    )+ };
+}
+
+macro_rules! on_one_capture {
+    ($share:ident, $capture:ident, $test:ident, $body:path) => {
+        $crate::lab::run(
+            concat!(module_path!(), "::", stringify!($test)),
+            $crate::lab::Share::$share,
+            || $body(&mut $crate::lab::Lab::new($crate::lab::Capture::$capture)),
+        )
+    };
+}

@@ -1,0 +1,147 @@
+//! A room of its own for each test: the test binary started again, for that
+//! one test, in fresh user (when not root), network and mount namespaces with
+//! an empty `/run`. Whatever a test leaves behind, also when it is killed,
+//! goes with the room; and no root is needed where user namespaces are allowed.
+
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::sync::{OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use super::process::{Group, die_with_parent};
+
+/// Tells the binary inside that it is in a room.
+const INSIDE: &str = "TRIPOD_LAB_ROOM";
+
+/// Longest life of one test; well above the slowest with acceptance sizes.
+const LIFETIME: Duration = Duration::from_secs(240);
+
+/// Whether a test may run while others do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Next to others.
+    Beside,
+    /// With the machine to itself, because it measures.
+    Alone,
+}
+
+static MACHINE: RwLock<()> = RwLock::new(());
+
+/// Runs `body` in a room. `test` is the test's path as `module_path!` and the
+/// function's name give it.
+pub fn run(test: &str, share: Share, body: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        return body();
+    }
+    let (_beside, _alone);
+    match share {
+        Share::Beside => _beside = MACHINE.read().unwrap_or_else(PoisonError::into_inner),
+        Share::Alone => _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner),
+    }
+    if let Some(reason) = no_room() {
+        return skip(test, reason);
+    }
+    // libtest knows its tests without the name of the crate.
+    let name = test.split_once("::").map_or(test, |(_crate, rest)| rest);
+    let mut command = enter();
+    command
+        .arg(std::env::current_exe().expect("the path of the test binary"))
+        .args(["--exact", name, "--include-ignored", "--nocapture"])
+        .env("RUST_BACKTRACE", "0")
+        .env(INSIDE, "1");
+    let (passed, output) = finish(command);
+    for line in output.lines().filter(|line| line.starts_with(FIGURE)) {
+        aloud(line);
+    }
+    // Zero tests run would be a pass, too.
+    assert!(
+        passed && output.contains("1 passed"),
+        "{name} failed in its room:\n{output}"
+    );
+}
+
+const FIGURE: &str = "FIGURE ";
+
+/// Reports a measured figure, past the output capture of the test harness.
+pub fn figure(name: &str, value: impl std::fmt::Display) {
+    println!("\n{FIGURE}{name}: {value}");
+}
+
+/// Whether tests run with the sizes of the acceptance list instead of those
+/// that fit an everyday run.
+pub fn acceptance() -> bool {
+    std::env::var_os("TRIPOD_ACCEPTANCE").is_some()
+}
+
+/// Says that `test` did not run; a failure where nothing may be skipped.
+pub fn skip(test: &str, reason: &str) {
+    let strict = std::env::var("CI").is_ok_and(|v| v == "true")
+        || std::env::var_os("TRIPOD_NO_SKIP").is_some();
+    assert!(!strict, "{test} may not be skipped here, but: {reason}");
+    aloud(&format!("SKIP {test}: {reason}"));
+}
+
+fn aloud(line: &str) {
+    // The handle itself, because the harness captures what eprintln! writes.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn enter() -> Command {
+    let flags = if nix::unistd::geteuid().is_root() {
+        "-nm"
+    } else {
+        "-Urnm"
+    };
+    let mut command = die_with_parent("unshare");
+    command.args([flags, "--", "sh", "-c"]);
+    // iptables keeps its lock and ip(8) its namespaces in /run. Thousands of
+    // connections need more descriptors than the usual soft limit.
+    command.arg(r#"mount -t tmpfs lab /run && ulimit -n "$(ulimit -Hn)" && exec "$@""#);
+    command.arg("room");
+    command
+}
+
+fn no_room() -> Option<&'static str> {
+    static REASON: OnceLock<Option<String>> = OnceLock::new();
+    REASON
+        .get_or_init(|| {
+            let mut command = enter();
+            command.args(["sh", "-c", "ip netns add a && ip -n a link add v type veth peer name w"]);
+            match finish(command) {
+                (true, _) => None,
+                (false, output) => Some(format!(
+                    "network namespaces cannot be made here (run as root, or allow user namespaces; \
+                     needs iproute2 and util-linux): {}",
+                    output.trim()
+                )),
+            }
+        })
+        .as_deref()
+}
+
+/// Runs a command to its end and hands back whether it succeeded, and what it said.
+fn finish(mut command: Command) -> (bool, String) {
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone().expect("a pipe"))
+        .stderr(writer);
+    let mut group = match Group::spawn(&mut command) {
+        Ok(group) => group,
+        Err(error) => return (false, format!("{:?}: {error}", command.get_program())),
+    };
+    drop(command); // and with it our writing ends
+    let output = std::thread::spawn(move || {
+        let mut output = Vec::new();
+        let _ = reader.read_to_end(&mut output);
+        String::from_utf8_lossy(&output).into_owned()
+    });
+    let status = group.wait_until(Instant::now() + LIFETIME);
+    let late = status.is_none();
+    drop(group);
+    let mut output = output.join().unwrap_or_default();
+    if late {
+        output.push_str(&format!("\nkilled after {LIFETIME:?}\n"));
+    }
+    (status.is_some_and(|status| status.success()), output)
+}

@@ -1,0 +1,195 @@
+//! The program under test.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::call;
+use super::host::Host;
+use super::process::Group;
+use super::topology::Lab;
+use super::wait::eventually;
+
+/// The binary under test; `TRIPOD` names another than the one built with the
+/// tests.
+pub fn tripod_binary() -> PathBuf {
+    std::env::var_os("TRIPOD").map_or_else(|| env!("CARGO_BIN_EXE_tripod").into(), Into::into)
+}
+
+/// A running `tripod` on the node; killed on drop.
+pub struct Tripod {
+    process: Group,
+    log: Arc<Mutex<String>>,
+}
+
+impl Tripod {
+    pub fn start(lab: &Lab) -> Tripod {
+        let mut tripod = Tripod::launch(lab, lab.node.command(tripod_binary()));
+        tripod.wait_ready(&lab.node);
+        // Asked to choose by itself, it has to have chosen what works here.
+        for family in ["IPv4", "IPv6"]
+            .iter()
+            .filter(|_| lab.capture.flag() == "auto")
+        {
+            let chosen = format!("{family}: {} capture", lab.capture.name());
+            assert_eq!(
+                tripod.said(&[&chosen]),
+                1,
+                "no {chosen:?} in:\n{}",
+                tripod.log()
+            );
+        }
+        tripod
+    }
+
+    /// As [`Tripod::start`], with a low limit on open files.
+    pub fn start_with_descriptors(lab: &Lab, limit: u32) -> Tripod {
+        let mut command = lab.node.command("sh");
+        command
+            .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
+            .arg(tripod_binary());
+        let mut tripod = Tripod::launch(lab, command);
+        tripod.wait_ready(&lab.node);
+        tripod
+    }
+
+    fn launch(lab: &Lab, mut command: Command) -> Tripod {
+        command
+            .arg("--proxy-mode=userspace")
+            .arg(format!("--userspace-capture={}", lab.capture.flag()))
+            .arg("--manifests")
+            .arg(lab.manifests())
+            .args(["--hostname-override", "node", "--udp-timeout", "2s"])
+            .args(["--ipvs-scheduler", "wrr", "--v", "2"])
+            .args(["--metrics-bind-address", "127.0.0.1:10249"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut process = Group::spawn(&mut command).expect("starting tripod");
+        let stderr = process.child().stderr.take().expect("it is piped");
+        let log = Arc::new(Mutex::new(String::new()));
+        let copy = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                // Shown when the test fails.
+                eprintln!("tripod: {line}");
+                let mut log = copy.lock().expect("no holder panics");
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        Tripod { process, log }
+    }
+
+    fn wait_ready(&mut self, node: &Host) {
+        eventually("tripod is ready", Duration::from_secs(20), || {
+            if let Some(status) = self.process.wait_until(Instant::now()) {
+                panic!("tripod ended instead of becoming ready: {status}");
+            }
+            match get(node, SocketAddr::new(node.addresses[0], 10256), "/healthz") {
+                Ok(answer) if answer.starts_with("HTTP/1.1 200") => Ok(()),
+                Ok(answer) => Err(answer),
+                Err(error) => Err(error.to_string()),
+            }
+        });
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// What it has said so far.
+    pub fn log(&self) -> String {
+        self.log.lock().expect("no holder panics").clone()
+    }
+
+    /// Lines of the log that contain all of `words`.
+    pub fn said(&self, words: &[&str]) -> usize {
+        self.log()
+            .lines()
+            .filter(|line| words.iter().all(|word| line.contains(word)))
+            .count()
+    }
+
+    /// Sum over the labels of a metric, or `None` when it is not there.
+    pub fn metric(&self, node: &Host, name: &str) -> Option<f64> {
+        let body = get(node, ([127, 0, 0, 1], 10249).into(), "/metrics").ok()?;
+        let values = body.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            if !rest.starts_with(['{', ' ']) {
+                return None;
+            }
+            rest.rsplit(' ').next()?.parse::<f64>().ok()
+        });
+        values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
+    }
+
+    /// Resident memory in KiB.
+    pub fn resident_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        status
+            .unwrap_or_default()
+            .lines()
+            .find_map(|line| {
+                line.strip_prefix("VmRSS:")?
+                    .trim()
+                    .strip_suffix(" kB")?
+                    .parse()
+                    .ok()
+            })
+            .expect("VmRSS of a running process")
+    }
+
+    /// Open descriptors.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .expect("a running process")
+            .count()
+    }
+
+    /// Processor time used so far.
+    pub fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        let stat = stat.expect("a running process");
+        // Fields 14 and 15 of proc_pid_stat(5); the name in parentheses, field
+        // 2, may hold spaces. A tick is 10 ms on every Linux of today.
+        let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        let ticks: u64 = after_name
+            .split(' ')
+            .skip(11)
+            .take(2)
+            .filter_map(|w| w.parse::<u64>().ok())
+            .sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    /// SIGTERM, and its exit status.
+    pub fn terminate(&mut self) -> ExitStatus {
+        self.process.signal(Signal::SIGTERM);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        self.process
+            .wait_until(deadline)
+            .expect("tripod ends within ten seconds of SIGTERM")
+    }
+
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+}
+
+/// One HTTP answer, head and body.
+pub fn get(host: &Host, at: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut stream = call::tcp(host, at)?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}

@@ -1,0 +1,54 @@
+#!/bin/sh
+# First process of a guest. The root is the host's, by hostfs: nothing of it but
+# the job's folder may be written to. From the kernel's command line:
+# TRIPOD_GUEST_JOB, TRIPOD_GUEST_PROFILE, TRIPOD_GUEST_MODULES.
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+# Our own things; the job's folder, too, because it is in the host's /run, which
+# is about to be hidden. Not in /run: tests put a fresh one over that.
+mount -t tmpfs tmpfs /mnt
+mkdir -p /mnt/job /mnt/tmp /mnt/bin /mnt/modules/lib/modules
+mount --bind "$TRIPOD_GUEST_JOB" /mnt/job
+mount -t tmpfs tmpfs /run
+export TMPDIR=/mnt/tmp HOME=/mnt/tmp
+
+# The guest's modules, in a place of their own: /lib/modules is the host's.
+ln -s "$TRIPOD_GUEST_MODULES" "/mnt/modules/lib/modules/${TRIPOD_GUEST_MODULES##*/}"
+[ -d /lib/modules ] && mount -t tmpfs tmpfs /lib/modules
+load() {
+    for module in "$@"; do
+        modprobe -d /mnt/modules "$module"
+    done
+}
+
+load ipv6 veth bridge
+case $TRIPOD_GUEST_PROFILE in
+full)
+    # nf_tables knows no IPv4 in this kernel: only the legacy iptables work.
+    for name in iptables ip6tables; do
+        for tool in "$name" "$name-save" "$name-restore"; do
+            ln -s /usr/sbin/xtables-legacy-multi "/mnt/bin/$tool"
+        done
+    done
+    # For programs that call modprobe, and for the kernel, which does, too.
+    printf '#!/bin/sh\nexec /sbin/modprobe -d /mnt/modules "$@"\n' >/mnt/bin/modprobe
+    chmod +x /mnt/bin/modprobe
+    echo /mnt/bin/modprobe >/proc/sys/kernel/modprobe
+    PATH=/mnt/bin:$PATH
+    load dummy ip_vs ip_tables ip6_tables iptable_nat ip6table_nat
+    ;;
+bare)
+    rm -r /mnt/modules
+    echo /bin/false >/proc/sys/kernel/modprobe
+    ;;
+esac
+
+ip link set lo up
+/mnt/job/work </dev/null 2>&1
+echo $? >/mnt/job/status
+sync
+echo o >/proc/sysrq-trigger
+# Powering off takes a moment, and init must not end before.
+sleep 60

@@ -1,0 +1,22 @@
+//! Waiting for a condition instead of for a time.
+
+use std::time::{Duration, Instant};
+
+/// Looks until `look` succeeds; panics with the last reason when it has not
+/// within `within`.
+pub fn eventually<T>(
+    what: &str,
+    within: Duration,
+    mut look: impl FnMut() -> Result<T, String>,
+) -> T {
+    let deadline = Instant::now() + within;
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(reason) if Instant::now() > deadline => {
+                panic!("not within {within:?}: {what}; last seen: {reason}")
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}

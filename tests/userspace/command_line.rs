@@ -1,0 +1,55 @@
+//! The command line: kind to people, strict about what it does not know.
+
+use std::process::{Command, Output};
+
+use crate::lab::tripod_binary;
+
+fn tripod(arguments: &[&str]) -> Output {
+    Command::new(tripod_binary())
+        .args(arguments)
+        .output()
+        .expect("running tripod")
+}
+
+#[test]
+fn help_names_what_a_newcomer_needs() {
+    let output = tripod(&["--help"]);
+    assert!(output.status.success());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for word in [
+        "--proxy-mode",
+        "--manifests",
+        "--userspace-capture",
+        "--hostname-override",
+        "cleanup",
+    ] {
+        assert!(text.contains(word), "{word} is missing in:\n{text}");
+    }
+}
+
+#[test]
+fn what_is_not_understood_names_itself_and_exits_2() {
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["--no-such-flag"], &["--no-such-flag"]),
+        (&["--proxy-mode=magic"], &["magic", "--proxy-mode"]),
+        (
+            &["--userspace-capture=magic"],
+            &["magic", "--userspace-capture"],
+        ),
+        (&["--udp-timeout=soon"], &["soon", "--udp-timeout"]),
+        (&["--ipvs-scheduler=best"], &["best", "--ipvs-scheduler"]),
+        (
+            &["--metrics-bind-address=here"],
+            &["here", "--metrics-bind-address"],
+        ),
+    ];
+    for (arguments, words) in cases {
+        let output = tripod(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        for word in words {
+            assert!(said.contains(word), "{arguments:?}: no {word:?} in: {said}");
+        }
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}

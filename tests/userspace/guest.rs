@@ -1,0 +1,89 @@
+//! Userspace mode on other kernels: one without netfilter, the hardest minimal
+//! kernel, and one with the legacy iptables only.
+
+use std::time::Duration;
+
+use crate::lab::{Share, figure, run, skip, uml};
+
+/// Run inside, one after the other: the guest has one processor.
+const ON_A_BARE_KERNEL: [&str; 9] = [
+    "userspace::guest::no_netfilter_here",
+    "lab::checks::",
+    "userspace::addresses::cluster_ips_answer::local",
+    "userspace::addresses::node_ports_answer::local",
+    "userspace::addresses::external_and_load_balancer_ips_answer::local",
+    "userspace::affinity::clients_stick_to_their_endpoint::local",
+    "userspace::affinity::a_client_moves_when_its_endpoint_goes_and_stays_there::local",
+    "userspace::refused::a_service_without_endpoints_refuses::local",
+    "userspace::capture::nothing_is_left_after_cleanup::local",
+];
+
+const ON_A_KERNEL_WITH_MODULES: [&str; 4] = [
+    "userspace::guest::ipvs_and_legacy_iptables_here",
+    "userspace::addresses::cluster_ips_answer::redirect",
+    "userspace::refused::a_service_without_endpoints_refuses::redirect",
+    "userspace::capture::nothing_is_left_after_cleanup::redirect",
+];
+
+#[test]
+fn guest_bare_userspace() {
+    let name = concat!(module_path!(), "::guest_bare_userspace");
+    in_guest(name, uml::Profile::Bare, &ON_A_BARE_KERNEL);
+}
+
+#[test]
+fn guest_full_userspace() {
+    let name = concat!(module_path!(), "::guest_full_userspace");
+    in_guest(name, uml::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
+}
+
+/// Runs the tests that `names` begin with, in a guest; Tripod has to find out by
+/// itself which capture works there.
+fn in_guest(test: &str, profile: uml::Profile, names: &[&str]) {
+    if let Some(reason) = uml::unavailable() {
+        return skip(test, &reason);
+    }
+    run(test, Share::Alone, || {
+        let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
+        let arguments = [names, &flags].concat();
+        let environment = [("TRIPOD_LAB_CAPTURE", "auto"), ("CI", "true")];
+        let outcome = uml::run(profile, &arguments, &environment, Duration::from_secs(85));
+        assert_eq!(outcome.status, Some(0), "see the guest's console");
+        for name in names {
+            let met = outcome
+                .console
+                .lines()
+                .any(|l| l.starts_with(&format!("test {name}")) && l.ends_with("ok"));
+            assert!(met, "no test {name} in the guest");
+        }
+        figure(
+            &format!("{profile:?} guest, boot and tests"),
+            format!("{:?}", outcome.took),
+        );
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel without netfilter"]
+fn no_netfilter_here() {
+    for tool in ["iptables", "iptables-legacy"] {
+        let output = std::process::Command::new(tool)
+            .args(["-t", "nat", "-S"])
+            .output();
+        let output = output.expect("running iptables");
+        assert!(!output.status.success(), "{tool} works here: {output:?}");
+    }
+}
+
+#[test]
+#[ignore = "for a guest kernel with all of its modules"]
+fn ipvs_and_legacy_iptables_here() {
+    assert!(std::path::Path::new("/proc/net/ip_vs").exists(), "no IPVS");
+    let output = std::process::Command::new("iptables")
+        .args(["-t", "nat", "-S"])
+        .output();
+    assert!(
+        output.as_ref().is_ok_and(|output| output.status.success()),
+        "{output:?}"
+    );
+}

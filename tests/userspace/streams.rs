@@ -1,0 +1,184 @@
+//! A connection through Tripod is a TCP connection: both directions, their
+//! ends, resets, back-pressure.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::lab::{
+    Lab, Pattern, Service, Tripod, acceptance, eventually, figure, say, send_pattern, tcp,
+    verify_pattern,
+};
+
+on_each_capture!(
+    half_close_of_the_client_delivers_both_ways,
+    half_close_of_the_backend_delivers_both_ways,
+    a_reset_reaches_the_other_side,
+    a_frozen_reader_stops_the_writer,
+    small_messages_are_not_delayed,
+);
+on_each_capture!(alone: bulk_arrives_unharmed_both_ways);
+
+const MIB: u64 = 1 << 20;
+
+fn one_backend(lab: &mut Lab) -> (Tripod, [SocketAddr; 2]) {
+    let web = Service::new("web", 10);
+    lab.add_backends(&["a"]).publish_all(&web);
+    (lab.tripod(), web.cluster())
+}
+
+fn begin(lab: &Lab, to: SocketAddr, command: &str) -> TcpStream {
+    let mut stream = tcp(&lab.client, to).expect("a connection");
+    writeln!(stream, "{command}").expect("a command");
+    stream
+}
+
+fn half_close_of_the_client_delivers_both_ways(lab: &mut Lab) {
+    let (_tripod, cluster) = one_backend(lab);
+    for to in cluster {
+        for size in [0, 1, 1_000, 3 * MIB] {
+            let mut stream = begin(lab, to, "sink");
+            send_pattern(&mut stream, size).expect("sending");
+            stream.shutdown(Shutdown::Write).expect("half-close");
+            let mut answer = String::new();
+            stream
+                .read_to_string(&mut answer)
+                .expect("the answer after half-close");
+            assert_eq!(answer, format!("{size}\n"));
+
+            let mut stream = begin(lab, to, &format!("late {size}"));
+            send_pattern(&mut stream, MIB).expect("sending");
+            stream.shutdown(Shutdown::Write).expect("half-close");
+            assert_eq!(
+                verify_pattern(&mut stream, None).expect("what came late"),
+                size
+            );
+        }
+    }
+}
+
+fn half_close_of_the_backend_delivers_both_ways(lab: &mut Lab) {
+    let (_tripod, cluster) = one_backend(lab);
+    let mut drained = 0;
+    for to in cluster {
+        for size in [0, 1, 1_000, 3 * MIB] {
+            let mut stream = begin(lab, to, &format!("source {size}"));
+            assert_eq!(verify_pattern(&mut stream, None).expect("the source"), size);
+            // The backend has ended its direction; ours is still open.
+            send_pattern(&mut stream, 2 * MIB).expect("sending to a half-closed connection");
+            drop(stream);
+            drained += 2 * MIB;
+            eventually(
+                "the backend reads on",
+                Duration::from_secs(5),
+                || match lab.backends[0].counts(&lab.node).drained {
+                    n if n == drained => Ok(()),
+                    n => Err(format!("{n} of {drained} bytes")),
+                },
+            );
+        }
+    }
+}
+
+fn a_reset_reaches_the_other_side(lab: &mut Lab) {
+    let (_tripod, cluster) = one_backend(lab);
+    for (resets, to) in (1..).zip(cluster) {
+        let mut stream = tcp(&lab.client, to).expect("a connection");
+        say(&mut stream, "echo").expect("an answer");
+        socket2::SockRef::from(&stream)
+            .set_linger(Some(Duration::ZERO))
+            .expect("SO_LINGER");
+        drop(stream);
+        eventually(
+            "the backend sees the reset",
+            Duration::from_secs(5),
+            || match lab.backends[0].counts(&lab.node).reset {
+                n if n == resets => Ok(()),
+                n => Err(format!("{n} resets, not {resets}")),
+            },
+        );
+
+        let mut stream = begin(lab, to, "reset");
+        let error = stream.read(&mut [0]).expect_err("a reset, not an end");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+}
+
+/// What nobody reads must not pile up in Tripod.
+fn a_frozen_reader_stops_the_writer(lab: &mut Lab) {
+    let (tripod, cluster) = one_backend(lab);
+    let before = tripod.resident_kib();
+    let mut stream = begin(lab, cluster[0], "stall");
+    stream
+        .set_write_timeout(Some(Duration::from_secs(1)))
+        .expect("a time limit");
+    let mut pattern = Pattern::default();
+    let mut sent = 0;
+    let stopped = loop {
+        match stream.write(pattern.next(65_536)) {
+            Ok(n) => sent += n as u64,
+            Err(error) => break error,
+        }
+        assert!(
+            sent < 256 * MIB,
+            "{sent} bytes went somewhere, and nobody reads"
+        );
+    };
+    assert_eq!(stopped.kind(), ErrorKind::WouldBlock);
+    let grown = tripod.resident_kib().saturating_sub(before);
+    assert!(grown < 4 * 1024, "resident memory grew by {grown} KiB");
+    // And others are still served.
+    let mut other = tcp(&lab.client, cluster[0]).expect("a connection");
+    assert_eq!(say(&mut other, "name").expect("an answer"), "a");
+}
+
+/// Without TCP_NODELAY each exchange would wait for a delayed ACK, 40 ms.
+fn small_messages_are_not_delayed(lab: &mut Lab) {
+    let (_tripod, cluster) = one_backend(lab);
+    let mut stream = tcp(&lab.client, cluster[0]).expect("a connection");
+    say(&mut stream, "echo").expect("an answer");
+    let start = Instant::now();
+    let mut byte = [0; 1];
+    for _ in 0..100 {
+        // Two small writes: the second is what Nagle's algorithm holds back.
+        stream.write_all(b"x").expect("sending");
+        stream.write_all(b"y").expect("sending");
+        for _ in 0..2 {
+            stream.read_exact(&mut byte).expect("the echo");
+        }
+    }
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?} for 100 exchanges",
+        start.elapsed()
+    );
+}
+
+fn bulk_arrives_unharmed_both_ways(lab: &mut Lab) {
+    let (_tripod, cluster) = one_backend(lab);
+    let size = if acceptance() { 4096 * MIB } else { 64 * MIB };
+    let start = Instant::now();
+    let mut stream = begin(lab, cluster[0], &format!("pump {size}"));
+    let mut writer = stream.try_clone().expect("a second handle");
+    std::thread::scope(|scope| {
+        scope.spawn(move || send_pattern(&mut writer, size).expect("sending"));
+        assert_eq!(
+            verify_pattern(&mut stream, Some(size)).expect("receiving"),
+            size
+        );
+    });
+    let mut answer = String::new();
+    stream.shutdown(Shutdown::Write).expect("half-close");
+    stream
+        .read_to_string(&mut answer)
+        .expect("the backend's count");
+    assert_eq!(answer, format!("{size}\n"));
+    figure(
+        &format!(
+            "{}, {} MiB each way at once",
+            lab.capture.name(),
+            size / MIB
+        ),
+        format!("{:?}", start.elapsed()),
+    );
+}

@@ -1,0 +1,214 @@
+//! UDP: each client an association of its own.
+
+use std::time::Duration;
+
+use super::{comes_to_fail, comes_to_reach};
+use crate::lab::{Lab, Service, eventually, udp, udp_ask, udp_say};
+
+on_each_capture!(
+    a_client_keeps_its_endpoint,
+    a_removed_endpoint_is_left_at_once,
+    a_refused_client_moves_on,
+    a_client_with_two_addresses_called_gets_the_right_answers,
+    large_datagrams_pass,
+    a_client_that_called_too_early_is_served,
+    a_client_survives_a_service_that_goes_and_comes_back,
+);
+on_each_capture!(alone: a_thousand_clients_come_and_go);
+
+/// Longer than Tripod's `--udp-timeout` in these tests, and the time it may
+/// take to look.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
+fn a_client_keeps_its_endpoint(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let _tripod = lab.tripod();
+    for to in web.cluster() {
+        let socket = udp(&lab.client, to).expect("a socket");
+        let first = udp_say(&socket, "0").expect("an answer");
+        for n in 1..20 {
+            assert_eq!(udp_say(&socket, &n.to_string()).expect("an answer"), first);
+        }
+    }
+}
+
+fn a_thousand_clients_come_and_go(lab: &mut Lab) {
+    const CLIENTS: usize = 1_000;
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let tripod = lab.tripod();
+    let to = web.cluster()[0];
+    let before = tripod.descriptors();
+    let sockets: Vec<_> = (0..CLIENTS)
+        .map(|_| udp(&lab.client, to).expect("a socket"))
+        .collect();
+    // All questions first, so that an answer to the wrong client is possible.
+    let mut tally = std::collections::HashMap::new();
+    for batch in sockets.chunks(100) {
+        for (n, socket) in batch.iter().enumerate() {
+            socket
+                .send(format!("client {n} {socket:?}").as_bytes())
+                .expect("sending");
+        }
+        for (n, socket) in batch.iter().enumerate() {
+            let mut buffer = [0; 512];
+            let length = socket.recv(&mut buffer).expect("an answer");
+            let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            let (name, echoed) = answer.split_once(' ').expect("a name and the question");
+            assert_eq!(echoed, format!("client {n} {socket:?}"));
+            *tally.entry(name.to_owned()).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(tally.len(), 3, "all backends have a part: {tally:?}");
+    let during = tripod.descriptors();
+    // A health check may have been open at first.
+    assert!(
+        during + 8 >= before + CLIENTS,
+        "{during} descriptors after {before}"
+    );
+    let gauge = "tripod_userspace_udp_associations";
+    assert_eq!(tripod.metric(&lab.node, gauge), Some(CLIENTS as f64));
+    eventually("all associations end", FORGOTTEN, || {
+        match tripod.descriptors() {
+            n if n <= before + 8 => Ok(()),
+            n => Err(format!("{n} descriptors, {before} before")),
+        }
+    });
+    assert_eq!(tripod.metric(&lab.node, gauge), Some(0.0));
+    // A client that was forgotten is a new one.
+    assert!(udp_say(&sockets[0], "again").is_ok());
+}
+
+fn a_removed_endpoint_is_left_at_once(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let _tripod = lab.tripod();
+    for to in web.cluster() {
+        lab.publish_all(&web);
+        let socket = udp(&lab.client, to).expect("a socket");
+        let first = udp_say(&socket, "before").expect("an answer");
+        let others: Vec<_> = ["a", "b", "c"]
+            .into_iter()
+            .filter(|name| *name != first)
+            .collect();
+        lab.publish(&web, &others);
+        comes_to_reach("another endpoint", &others, || udp_say(&socket, "after"));
+        for n in 0..10 {
+            let name = udp_say(&socket, &format!("then {n}")).expect("an answer");
+            assert_ne!(name, first);
+        }
+    }
+}
+
+fn a_refused_client_moves_on(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let _tripod = lab.tripod();
+    for to in web.cluster() {
+        let socket = udp(&lab.client, to).expect("a socket");
+        let first = udp_say(&socket, "before").expect("an answer");
+        lab.backend(&first).kill();
+        let others: Vec<_> = ["a", "b", "c"]
+            .into_iter()
+            .filter(|name| *name != first)
+            .collect();
+        // The datagram that was refused may be lost, as datagrams may.
+        socket
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .expect("a time limit");
+        comes_to_reach("the next endpoint", &others, || udp_say(&socket, "after"));
+        lab.backend(&first).restart();
+    }
+}
+
+fn a_client_with_two_addresses_called_gets_the_right_answers(lab: &mut Lab) {
+    let (web, dns) = (Service::new("web", 10), Service::new("dns", 11));
+    lab.three_backends();
+    lab.publish(&web, &["a"]);
+    lab.publish(&dns, &["b"]);
+    let _tripod = lab.tripod();
+    for (to, other) in web.cluster().into_iter().zip(dns.cluster()) {
+        // One socket, one source port, two Services: not the same association.
+        let socket = udp(&lab.client, to).expect("a socket");
+        assert_eq!(udp_say(&socket, "to web").expect("an answer"), "a");
+        socket.connect(other).expect("the other Service");
+        assert_eq!(udp_say(&socket, "to dns").expect("an answer"), "b");
+        socket.connect(to).expect("the first Service");
+        assert_eq!(udp_say(&socket, "to web again").expect("an answer"), "a");
+    }
+    for to in web.cluster() {
+        assert_eq!(udp_ask(&lab.node, to).expect("an answer to the node"), "a");
+    }
+}
+
+fn large_datagrams_pass(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.add_backends(&["a"]).publish_all(&web);
+    let _tripod = lab.tripod();
+    for to in web.cluster() {
+        // Above the MTU, and the largest that both families can answer.
+        for size in [0, 1, 1_400, 9_000, 60_000] {
+            let socket = udp(&lab.client, to).expect("a socket");
+            let sent = vec![b'x'; size];
+            socket.send(&sent).expect("sending");
+            let mut buffer = vec![0; 65_536];
+            let n = socket
+                .recv(&mut buffer)
+                .unwrap_or_else(|e| panic!("{size} bytes to {to}: {e}"));
+            assert_eq!(n, size + "a ".len(), "{size} bytes to {to}");
+            assert_eq!(&buffer[..2], b"a ");
+            assert_eq!(buffer[2..n], sent);
+        }
+    }
+}
+
+/// Of a client that keeps its socket and keeps sending, the kernel may remember
+/// where its datagrams went before there was anybody to take them.
+fn a_client_that_called_too_early_is_served(lab: &mut Lab) {
+    let (early, empty) = (Service::new("early", 10), Service::new("empty", 11));
+    lab.add_backends(&["a"]);
+    lab.publish(&empty, &[]);
+    let _tripod = lab.tripod();
+    for from in lab.insiders() {
+        for there in [&early, &empty] {
+            for to in there.cluster() {
+                lab.publish(&empty, &[]);
+                let socket = udp(from, to).expect("a socket");
+                socket
+                    .set_read_timeout(Some(Duration::from_millis(200)))
+                    .expect("a time limit");
+                comes_to_fail("nobody is there yet", || udp_say(&socket, "hello?"));
+                lab.publish_all(there);
+                let what = format!("the Service that came, {to} from {}", from.name());
+                comes_to_reach(&what, &["a"], || udp_say(&socket, "hello"));
+                if there.name == early.name {
+                    lab.withdraw(&early);
+                }
+            }
+        }
+    }
+}
+
+fn a_client_survives_a_service_that_goes_and_comes_back(lab: &mut Lab) {
+    let (web, other) = (Service::new("web", 10), Service::new("other", 11));
+    lab.add_backends(&["a"]).publish_all(&web);
+    let _tripod = lab.tripod();
+    for from in lab.insiders() {
+        for to in web.cluster() {
+            let socket = udp(from, to).expect("a socket");
+            socket
+                .set_read_timeout(Some(Duration::from_millis(200)))
+                .expect("a time limit");
+            comes_to_reach("at first", &["a"], || udp_say(&socket, "hello"));
+            lab.withdraw(&web);
+            comes_to_fail("the Service that went", || udp_say(&socket, "hello?"));
+            // In between, another may take what the first one used.
+            lab.publish_all(&other);
+            lab.publish_all(&web);
+            let what = format!("the Service that came back, {to} from {}", from.name());
+            comes_to_reach(&what, &["a"], || udp_say(&socket, "hello again"));
+            lab.withdraw(&other);
+        }
+    }
+}
