@@ -3,4 +3,5 @@
 
 #[macro_use]
 mod lab;
+mod api;
 mod userspace;

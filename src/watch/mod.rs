@@ -1,3 +1,5 @@
-//! Where objects come from: a folder of manifests now, the API server next. Both give the same events.
+//! Where objects come from: the API server, or a folder of manifests. Both
+//! give the same events.
 
+pub mod api;
 pub mod manifests;

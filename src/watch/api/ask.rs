@@ -1,0 +1,197 @@
+//! One request, and what its failure means.
+
+use std::{error::Error, time::Duration};
+
+use http::{Response, StatusCode, header::RETRY_AFTER};
+use http_body_util::BodyExt;
+use kube::{client::Body, core::Status};
+use tokio::time::timeout;
+
+use super::Access;
+
+/// How long the server may take until it begins to answer: it may have to
+/// wait for its own cache (client-go has no limit, and hangs where we try
+/// again).
+const ANSWER: Duration = Duration::from_secs(60);
+/// How long a page of a list may stand still.
+pub(super) const STALLED: Duration = Duration::from_secs(30);
+/// Longest part of an error's body that is read.
+const LONGEST_ERROR: usize = 64 << 10;
+
+/// Why something was not to be had.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Failure {
+    /// The version from which to go on is too old for the server (410), or
+    /// not yet known to it: everything is to be listed anew.
+    Expired,
+    /// The server does not do what was asked (400, 406, 422).
+    Unsupported(String),
+    /// We are not who we say (401).
+    Unauthorized(String),
+    /// It is not there, or not for us (403, 404).
+    Withheld(String),
+    /// The server asks for a pause (429, or any answer with `Retry-After`).
+    Busy(Duration, String),
+    /// All else: no connection, a broken stream, an error of the server.
+    Broken(String),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Expired => f.write_str("the version to go on from has expired"),
+            Failure::Unsupported(text)
+            | Failure::Unauthorized(text)
+            | Failure::Withheld(text)
+            | Failure::Broken(text) => f.write_str(text),
+            Failure::Busy(pause, text) => {
+                write!(f, "{text} (the server asks to wait {} s)", pause.as_secs())
+            }
+        }
+    }
+}
+
+/// Makes a request; what is answered is a success.
+pub(super) async fn ask(
+    access: &Access,
+    request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+) -> Result<Response<Body>, Failure> {
+    let request = request.map_err(|error| Failure::Broken(chain(&error)))?;
+    let client = access.client().await;
+    let answer = timeout(ANSWER, client.send(request.map(Body::from))).await;
+    let response = answer
+        .map_err(|_| Failure::Broken(format!("no answer for {} s", ANSWER.as_secs())))?
+        .map_err(|error| Failure::Broken(chain(&error)))?;
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let failure = refused(response).await;
+    if matches!(failure, Failure::Unauthorized(_)) {
+        access.distrust().await;
+    }
+    Err(failure)
+}
+
+async fn refused(response: Response<Body>) -> Failure {
+    let code = response.status();
+    let retry_after = response.headers().get(RETRY_AFTER);
+    let retry_after = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
+    let text = timeout(STALLED, beginning(response.into_body())).await;
+    let text = text.unwrap_or_default();
+    let mut status = serde_json::from_str::<Status>(&text).unwrap_or_else(|_| {
+        // The server's own filters, and what may stand before it, answer with
+        // plain text.
+        let line = text.lines().next().unwrap_or_default();
+        Status::failure(line.trim(), "")
+    });
+    status.code = code.as_u16();
+    meaning(&status, retry_after)
+}
+
+async fn beginning(mut body: Body) -> String {
+    let mut bytes = Vec::new();
+    while let Some(Ok(frame)) = body.frame().await
+        && bytes.len() < LONGEST_ERROR
+    {
+        if let Ok(data) = frame.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What an ERROR event says.
+pub(super) fn of_status(status: &Status) -> Failure {
+    meaning(status, None)
+}
+
+/// `retry_after`: seconds from the header of that name.
+fn meaning(status: &Status, retry_after: Option<u32>) -> Failure {
+    let code = StatusCode::from_u16(status.code).ok();
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    // A server that lags behind the one that we asked before: what client-go
+    // calls `IsTooLargeResourceVersionError`.
+    let mut unknown_yet = causes.map(|cause| cause.reason == "ResourceVersionTooLarge");
+    if code == Some(StatusCode::GONE)
+        || matches!(&*status.reason, "Expired" | "Gone")
+        || unknown_yet.any(|is| is)
+    {
+        return Failure::Expired;
+    }
+    let mut text = match code {
+        Some(code) => code.to_string(),
+        None => "error".to_owned(),
+    };
+    if !status.message.is_empty() {
+        text = format!("{text}: {}", status.message);
+    }
+    let in_body = status
+        .details
+        .as_ref()
+        .map(|details| details.retry_after_seconds);
+    let pause = Duration::from_secs(retry_after.or(in_body).unwrap_or(0).into());
+    match code {
+        Some(StatusCode::TOO_MANY_REQUESTS) => Failure::Busy(pause, text),
+        _ if !pause.is_zero() => Failure::Busy(pause, text),
+        Some(
+            StatusCode::BAD_REQUEST | StatusCode::NOT_ACCEPTABLE | StatusCode::UNPROCESSABLE_ENTITY,
+        ) => Failure::Unsupported(text),
+        Some(StatusCode::UNAUTHORIZED) => Failure::Unauthorized(text),
+        Some(StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) => Failure::Withheld(text),
+        _ => Failure::Broken(text),
+    }
+}
+
+/// An error with its causes; each only says its own part.
+pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(json: &str) -> Failure {
+        of_status(&serde_json::from_str(json).expect("table"))
+    }
+
+    #[test]
+    fn what_a_status_means() {
+        let expired = [
+            r#"{"code":410,"reason":"Expired","message":"too old resource version: 1 (5)"}"#,
+            r#"{"code":410,"reason":"Gone"}"#,
+            r#"{"code":504,"reason":"Timeout","message":"Too large resource version: 9, current: 5",
+                "details":{"retryAfterSeconds":1,"causes":[{"reason":"ResourceVersionTooLarge"}]}}"#,
+        ];
+        for json in expired {
+            assert_eq!(status(json), Failure::Expired, "{json}");
+        }
+        let busy = status(r#"{"code":429,"message":"later","details":{"retryAfterSeconds":7}}"#);
+        let text = "429 Too Many Requests: later".to_owned();
+        assert_eq!(busy, Failure::Busy(Duration::from_secs(7), text));
+        let failures = [
+            (r#"{"code":422,"reason":"Invalid"}"#, "Unsupported"),
+            (r#"{"code":400}"#, "Unsupported"),
+            (r#"{"code":401}"#, "Unauthorized"),
+            (r#"{"code":403,"reason":"Forbidden"}"#, "Withheld"),
+            (r#"{"code":404}"#, "Withheld"),
+            (r#"{"code":429}"#, "Busy"),
+            (r#"{"code":503,"details":{"retryAfterSeconds":1}}"#, "Busy"),
+            (r#"{"code":500}"#, "Broken"),
+            (r#"{}"#, "Broken"),
+        ];
+        for (json, expected) in failures {
+            let failure = format!("{:?}", status(json));
+            assert!(failure.starts_with(expected), "{json}: {failure}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! How many requests we make: client-go's token bucket (`flowcontrol`), to
+//! which `clientConnection.qps` and `.burst` are parameters.
+
+use std::{sync::Mutex, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
+
+/// client-go's `DefaultQPS` and `DefaultBurst`.
+const DEFAULT_QPS: f32 = 5.0;
+const DEFAULT_BURST: u32 = 10;
+
+/// A token bucket.
+pub(super) struct Budget {
+    /// Time that each request costs; `None`: nothing.
+    cost: Option<Duration>,
+    /// How far requests may be ahead of the clock.
+    credit: Duration,
+    /// When all requests so far are paid for.
+    paid_at: Mutex<Instant>,
+}
+
+impl Budget {
+    /// `qps` 0 means 5, negative no limit; `burst` 0 means 10.
+    pub(super) fn new(qps: f32, burst: u32) -> Budget {
+        let qps = if qps == 0.0 { DEFAULT_QPS } else { qps };
+        let burst = if burst == 0 { DEFAULT_BURST } else { burst };
+        let cost = Duration::try_from_secs_f32(1.0 / qps).ok();
+        Budget {
+            cost,
+            credit: cost.unwrap_or_default().saturating_mul(burst - 1),
+            paid_at: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Waits for the turn of one request.
+    pub(super) async fn take(&self) {
+        let Some(cost) = self.cost else {
+            return;
+        };
+        let now = Instant::now();
+        let turn = {
+            let mut paid_at = self.paid_at.lock().unwrap_or_else(|e| e.into_inner());
+            let turn = paid_at.checked_sub(self.credit).unwrap_or(now).max(now);
+            *paid_at = (*paid_at).max(now) + cost;
+            turn
+        };
+        sleep_until(turn).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn seconds_for(requests: u32, qps: f32, burst: u32) -> f32 {
+        let budget = Budget::new(qps, burst);
+        let begun = Instant::now();
+        for _ in 0..requests {
+            budget.take().await;
+        }
+        begun.elapsed().as_secs_f32()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bursts_are_free_and_the_rest_is_paced() {
+        let cases = [
+            (10, 0.0, 0, 0.0),
+            (15, 0.0, 0, 1.0),
+            (4, 2.0, 1, 1.5),
+            (1000, -1.0, 0, 0.0),
+            (1000, f32::NAN, 0, 0.0),
+            (5, f32::INFINITY, 1, 0.0),
+        ];
+        for (requests, qps, burst, expected) in cases {
+            let took = seconds_for(requests, qps, burst).await;
+            assert!(
+                (took - expected).abs() < 0.05,
+                "{requests} at {qps}/{burst}: {took}"
+            );
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Follows one kind of objects: lists it, watches it, and comes back after
+//! every failure. The last known state stays in force all the while.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use http::Response;
+use http_body_util::BodyExt;
+use kube::{
+    api::{ListParams, WatchParams},
+    client::Body,
+    core::Request,
+};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout},
+};
+use tracing::{debug, info, warn};
+
+use super::{
+    Access,
+    ask::{self, Failure, STALLED, ask},
+    intake::Intake,
+    kind::Kind,
+    lines::{End, Lines},
+    pause::Pauses,
+};
+
+/// Objects on a page of a list, as client-go has it.
+const PAGE: u32 = 500;
+/// A watch is ended by the server after this many seconds, up to twice as many
+/// by chance (client-go has the same), and by us when it should have been.
+const WATCH: u32 = 300;
+const OVERDUE: Duration = Duration::from_secs(30);
+/// A watch that told something or lasted this long shows that the server is
+/// well.
+const PROVEN: Duration = Duration::from_secs(5);
+/// A watch that ends sooner, having told nothing, is a failure.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// Follows one kind of objects.
+pub(super) struct Follower<'a, K: Kind> {
+    access: &'a Access,
+    fields: Option<String>,
+    intake: Intake<'a, K>,
+    news: &'a Notify,
+    pauses: Pauses,
+    /// A watch that should have listed everything broke off before it had:
+    /// the next list comes in pages, in case something between the server and
+    /// us holds streams back.
+    unfinished: bool,
+    /// Listing anew was tried since the server was last well.
+    expired: bool,
+    outage: Option<Outage>,
+}
+
+struct Outage {
+    since: Instant,
+    failures: u32,
+    /// What was last said of it.
+    said: Option<String>,
+}
+
+impl<'a, K: Kind> Follower<'a, K> {
+    pub(super) fn new(
+        access: &'a Access,
+        fields: Option<String>,
+        intake: Intake<'a, K>,
+        news: &'a Notify,
+        pauses: Pauses,
+    ) -> Self {
+        Follower {
+            access,
+            fields,
+            intake,
+            news,
+            pauses,
+            unfinished: false,
+            expired: false,
+            outage: None,
+        }
+    }
+
+    /// Never ends.
+    pub(super) async fn run(mut self) {
+        loop {
+            self.access.turn().await;
+            let result = match self.intake.version() {
+                None => self.list().await,
+                Some(_) => self.watch().await,
+            };
+            if let Err(failure) = result {
+                let pause = self.failed(&failure);
+                sleep(pause).await;
+            }
+        }
+    }
+
+    /// Says what happened and answers how long to wait.
+    fn failed(&mut self, failure: &Failure) -> Duration {
+        if *failure == Failure::Expired {
+            debug!("{}: {failure}; listing them anew", K::PLURAL);
+            self.intake.expire();
+            // It happens to whoever was away for long, and waiting does not
+            // make it better; but not again and again.
+            if !std::mem::replace(&mut self.expired, true) {
+                return Duration::ZERO;
+            }
+        }
+        let pause = match failure {
+            Failure::Busy(at_least, _) => self.pauses.told(*at_least),
+            _ => self.pauses.next(),
+        };
+        if matches!(failure, Failure::Withheld(_)) {
+            self.intake.settle();
+            self.news.notify_one();
+        }
+        let outage = self.outage.get_or_insert_with(|| Outage {
+            since: Instant::now(),
+            failures: 0,
+            said: None,
+        });
+        outage.failures += 1;
+        let text = failure.to_string();
+        debug!("{}: {text}; trying again in {pause:?}", K::PLURAL);
+        // A stream that breaks once is an API server being restarted.
+        let by_chance = outage.failures == 1 && matches!(failure, Failure::Broken(_));
+        if !by_chance && outage.said.as_ref() != Some(&text) {
+            warn!(
+                "{} cannot be followed: {text}; the last known state stays in force",
+                K::PLURAL
+            );
+            outage.said = Some(text);
+        }
+        pause
+    }
+
+    /// The next failure is the first of a new outage.
+    fn is_well(&mut self) {
+        self.pauses.reset();
+        self.expired = false;
+    }
+
+    fn works(&mut self) {
+        if let Some(outage) = self.outage.take()
+            && outage.said.is_some()
+        {
+            let seconds = outage.since.elapsed().as_secs_f32();
+            info!("{} are followed again after {seconds:.1} s", K::PLURAL);
+        }
+    }
+
+    async fn list(&mut self) -> Result<(), Failure> {
+        if !std::mem::take(&mut self.unfinished) {
+            match self.list_by_watch().await {
+                Err(Failure::Unsupported(text)) => {
+                    debug!("{}: no streaming list ({text}); in pages", K::PLURAL);
+                }
+                other => return other,
+            }
+        }
+        self.list_in_pages().await
+    }
+
+    async fn list_by_watch(&mut self) -> Result<(), Failure> {
+        let params = WatchParams {
+            send_initial_events: true,
+            ..self.watch_params()
+        };
+        // Without a version: at least as new as this request, also where the
+        // server's cache lags behind (`resourceVersion=0` would not be).
+        let request = Request::new(K::PATH).watch(&params, "");
+        let response = ask(self.access, request).await?;
+        self.intake.begin_list();
+        self.unfinished = true;
+        self.read(response, &params).await
+    }
+
+    async fn watch(&mut self) -> Result<(), Failure> {
+        let params = self.watch_params();
+        let version = self.intake.version().unwrap_or_default();
+        let request = Request::new(K::PATH).watch(&params, version);
+        let response = ask(self.access, request).await?;
+        self.works();
+        self.read(response, &params).await
+    }
+
+    fn watch_params(&self) -> WatchParams {
+        let chance = RandomState::new().hash_one(K::PATH) % u64::from(WATCH);
+        WatchParams {
+            label_selector: K::LABELS.map(str::to_owned),
+            field_selector: self.fields.clone(),
+            timeout: Some(WATCH + u32::try_from(chance).unwrap_or(0)),
+            bookmarks: true,
+            send_initial_events: false,
+        }
+    }
+
+    /// Reads a watch to its end; it may begin with a list.
+    async fn read(
+        &mut self,
+        response: Response<Body>,
+        params: &WatchParams,
+    ) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let lasts = Duration::from_secs(params.timeout.unwrap_or(WATCH).into());
+        let mut lines = Lines::of(response.into_body());
+        let mut told = false;
+        loop {
+            let listing = self.intake.is_listing();
+            let patience = match listing {
+                true => STALLED,
+                false => (lasts + OVERDUE).saturating_sub(begun.elapsed()),
+            };
+            let next = lines.next(patience).await;
+            if next.is_err() && !listing && begun.elapsed() >= PROVEN {
+                self.is_well();
+            }
+            match next {
+                Ok(line) => {
+                    self.intake.line(line)?;
+                    if listing && !self.intake.is_listing() {
+                        self.listed();
+                    }
+                    if !listing {
+                        told = true;
+                        self.is_well();
+                    }
+                    if self.intake.has_news() {
+                        self.news.notify_one();
+                    }
+                }
+                Err(End::Broken(text)) => return Err(Failure::Broken(text)),
+                Err(End::Silent | End::Clean) if listing => {
+                    let text = "the server did not finish the list";
+                    return Err(Failure::Broken(text.to_owned()));
+                }
+                Err(End::Clean) if !told && begun.elapsed() < SHORT => {
+                    let text = "the server ended the watch at once";
+                    return Err(Failure::Broken(text.to_owned()));
+                }
+                Err(End::Silent | End::Clean) => return Ok(()),
+            }
+        }
+    }
+
+    async fn list_in_pages(&mut self) -> Result<(), Failure> {
+        let mut params = ListParams {
+            label_selector: K::LABELS.map(str::to_owned),
+            field_selector: self.fields.clone(),
+            limit: Some(PAGE),
+            ..ListParams::default()
+        };
+        self.intake.begin_list();
+        loop {
+            let request = Request::new(K::PATH).list(&params);
+            let body = whole(ask(self.access, request).await?).await?;
+            params.continue_token = self.intake.page(&body)?;
+            if params.continue_token.is_none() {
+                self.listed();
+                return Ok(());
+            }
+        }
+    }
+
+    /// A list is complete.
+    fn listed(&mut self) {
+        self.unfinished = false;
+        self.works();
+        // Even if there is nothing: now that is known.
+        self.news.notify_one();
+    }
+}
+
+/// The whole body of an answer.
+async fn whole(response: Response<Body>) -> Result<BytesMut, Failure> {
+    let mut body = response.into_body();
+    let mut bytes = BytesMut::new();
+    loop {
+        match timeout(STALLED, body.frame()).await {
+            Err(_) => return Err(Failure::Broken("a list stands still".to_owned())),
+            Ok(None) => return Ok(bytes),
+            Ok(Some(Err(error))) => return Err(Failure::Broken(ask::chain(&error))),
+            Ok(Some(Ok(frame))) => {
+                if let Ok(data) = frame.into_data() {
+                    bytes.extend_from_slice(&data);
+                }
+            }
+        }
+    }
+}

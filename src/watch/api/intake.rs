@@ -1,0 +1,239 @@
+//! Takes in what the server says of objects: decodes and reduces them one by
+//! one, and keeps count of how far we are.
+
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Mutex, MutexGuard},
+};
+
+use hashbrown::HashMap;
+use kube::core::Status;
+use serde_json::value::RawValue;
+use tracing::{debug, warn};
+
+use super::{
+    ask::{self, Failure},
+    kind::Kind,
+    known::Known,
+    wire::{Bare, Page, WatchLine},
+};
+use crate::services::Names;
+
+/// Marks the bookmark after the initial events of a watch (KEP-3157).
+const INITIAL_END: &str = "k8s.io/initial-events-end";
+
+/// Takes in objects of one kind.
+pub(super) struct Intake<'a, K: Kind> {
+    names: &'a Mutex<Names>,
+    known: &'a Mutex<Known<K>>,
+    /// Where a watch goes on; `None`: everything is to be listed.
+    version: Option<String>,
+    /// What comes is part of a list.
+    listing: bool,
+    /// Hashes of what was last said about objects that are odd.
+    complaints: HashMap<K::Name, u64>,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl<'a, K: Kind> Intake<'a, K> {
+    pub(super) fn new(names: &'a Mutex<Names>, known: &'a Mutex<Known<K>>) -> Self {
+        Intake {
+            names,
+            known,
+            version: None,
+            listing: false,
+            complaints: HashMap::new(),
+        }
+    }
+
+    /// Where a watch goes on; `None`: everything is to be listed.
+    pub(super) fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+
+    /// What comes is part of a list that is not complete.
+    pub(super) fn is_listing(&self) -> bool {
+        self.listing
+    }
+
+    /// Something is to be told.
+    pub(super) fn has_news(&self) -> bool {
+        lock(self.known).has_news()
+    }
+
+    /// There is no waiting for these objects.
+    pub(super) fn settle(&self) {
+        lock(self.known).settle();
+    }
+
+    /// No watch can go on: everything is to be listed.
+    pub(super) fn expire(&mut self) {
+        self.version = None;
+    }
+
+    /// A list begins.
+    pub(super) fn begin_list(&mut self) {
+        self.version = None;
+        self.listing = true;
+        lock(self.known).begin_list();
+    }
+
+    /// Takes a page and answers with the token of the next, if there is one.
+    pub(super) fn page(&mut self, body: &[u8]) -> Result<Option<String>, Failure> {
+        let page: Page<'_> = serde_json::from_slice(body)
+            .map_err(|error| Failure::Broken(format!("a list cannot be read: {error}")))?;
+        for item in page.items.into_iter().flatten() {
+            self.came(item)?;
+        }
+        let next = page.metadata.continue_.filter(|token| !token.is_empty());
+        if next.is_none() {
+            self.end_list(page.metadata.resource_version)?;
+        }
+        Ok(next)
+    }
+
+    /// Takes a line of a watch.
+    pub(super) fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
+        let line: WatchLine<'_> = serde_json::from_slice(line)
+            .map_err(|error| Failure::Broken(format!("an event cannot be read: {error}")))?;
+        match line.kind {
+            "ADDED" | "MODIFIED" => self.came(line.object),
+            "DELETED" => self.went(line.object),
+            "BOOKMARK" => {
+                let Bare { metadata } = bare(line.object)?;
+                let ends = |notes: &BTreeMap<String, String>| {
+                    notes.get(INITIAL_END).is_some_and(|value| value == "true")
+                };
+                if !self.listing {
+                    self.advance(metadata.resource_version.as_deref())?;
+                } else if metadata.annotations.as_ref().is_some_and(ends) {
+                    self.end_list(metadata.resource_version)?;
+                }
+                Ok(())
+            }
+            "ERROR" => {
+                let status: Status = serde_json::from_str(line.object.get())
+                    .map_err(|error| Failure::Broken(format!("an ERROR event: {error}")))?;
+                Err(ask::of_status(&status))
+            }
+            other => {
+                debug!("{}: unknown event {other:?}", K::PLURAL);
+                Ok(())
+            }
+        }
+    }
+
+    /// The list is complete.
+    fn end_list(&mut self, version: Option<String>) -> Result<(), Failure> {
+        let version = version.filter(|version| !version.is_empty());
+        let Some(version) = version else {
+            let text = "the server lists without a resourceVersion";
+            return Err(Failure::Broken(text.to_owned()));
+        };
+        lock(self.known).end_list();
+        self.version = Some(version);
+        self.listing = false;
+        Ok(())
+    }
+
+    /// An object came or changed, or is on the list.
+    fn came(&mut self, object: &RawValue) -> Result<(), Failure> {
+        let wire: K::Wire = match serde_json::from_str(object.get()) {
+            Ok(wire) => wire,
+            Err(error) => {
+                let Bare { metadata } = bare(object)?;
+                if self.listing || self.advance(metadata.resource_version.as_deref())? {
+                    let name = K::name(&metadata, &mut lock(self.names));
+                    self.unusable(name, &format!("it cannot be read: {error}"));
+                }
+                return Ok(());
+            }
+        };
+        let meta = K::meta(&wire);
+        if !self.listing && !self.advance(meta.resource_version.as_deref())? {
+            return Ok(());
+        }
+        let mut names = lock(self.names);
+        let name = K::name(meta, &mut names);
+        let reduced = K::reduce(wire, &mut names);
+        drop(names);
+        match (name, reduced) {
+            (Some(name), Ok(reduced)) => {
+                if reduced.warnings.is_empty() {
+                    self.complaints.remove(&name);
+                } else {
+                    let texts = reduced.warnings.iter().map(ToString::to_string);
+                    let text = texts.collect::<Vec<_>>().join("; ");
+                    self.complain(&name, &format!("{text}; this is left out"));
+                }
+                lock(self.known).put(name, reduced.object);
+            }
+            (name, Err(invalid)) => self.unusable(name, &invalid.to_string()),
+            (None, Ok(_)) => self.unusable(None, "it has no name"),
+        }
+        Ok(())
+    }
+
+    fn unusable(&mut self, name: Option<K::Name>, text: &str) {
+        match name {
+            Some(name) => {
+                lock(self.known).keep(&name);
+                self.complain(&name, &format!("{text}; it stays as it was"));
+            }
+            None => warn!("one of the {} is left out: {text}", K::PLURAL),
+        }
+    }
+
+    /// Says it unless it was the last thing said about that object.
+    fn complain(&mut self, name: &K::Name, text: &str) {
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        let hash = hasher.finish();
+        if self.complaints.insert(name.clone(), hash) != Some(hash) {
+            warn!("{} {name}: {text}", K::PLURAL);
+        }
+    }
+
+    /// An object went.
+    fn went(&mut self, object: &RawValue) -> Result<(), Failure> {
+        let Bare { metadata } = bare(object)?;
+        if !self.listing && !self.advance(metadata.resource_version.as_deref())? {
+            return Ok(());
+        }
+        if let Some(name) = K::name(&metadata, &mut lock(self.names)) {
+            self.complaints.remove(&name);
+            lock(self.known).remove(name);
+        }
+        Ok(())
+    }
+
+    /// A watch goes on from `version`. False if what has it is older than what
+    /// we know: versions of one resource can be compared as numbers (KEP-5504).
+    fn advance(&mut self, version: Option<&str>) -> Result<bool, Failure> {
+        let Some(version) = version.filter(|version| !version.is_empty()) else {
+            let text = "an event without a resourceVersion";
+            return Err(Failure::Broken(text.to_owned()));
+        };
+        let held = self.version.get_or_insert_default();
+        let number = |text: &str| text.parse::<u64>().ok();
+        if let (Some(new), Some(old)) = (number(version), number(held))
+            && new < old
+        {
+            debug!("{}: an event from before {old} at {new}", K::PLURAL);
+            return Ok(false);
+        }
+        version.clone_into(held);
+        Ok(true)
+    }
+}
+
+fn bare(object: &RawValue) -> Result<Bare, Failure> {
+    serde_json::from_str(object.get())
+        .map_err(|error| Failure::Broken(format!("an object's metadata: {error}")))
+}

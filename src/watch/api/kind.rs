@@ -1,0 +1,138 @@
+//! The kinds of objects that are watched, and how each is asked for.
+
+use std::{
+    fmt::{self, Display},
+    hash::Hash,
+    sync::Arc,
+};
+
+use serde::de::DeserializeOwned;
+
+use super::wire;
+use crate::services::{
+    EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceName, SliceName,
+};
+
+/// A kind of objects.
+pub(super) trait Kind: Sized + PartialEq + Send + Sync + 'static {
+    /// What one object is called.
+    type Name: Clone + Eq + Hash + fmt::Debug + Display + Send + Sync;
+    /// The object as it is decoded.
+    type Wire: DeserializeOwned;
+    /// In the plural, for the log.
+    const PLURAL: &str;
+    /// Of the collection in all namespaces.
+    const PATH: &str;
+    /// Labels by which the server leaves out what is not for us.
+    ///
+    /// kube-proxy has these labels too (`cmd/kube-proxy/app/server.go`). Its
+    /// newer versions also select `spec.clusterIP!=None` of Services, which
+    /// servers before 1.31 refuse as an unknown field; headless Services
+    /// reduce to next to nothing here, so we do without.
+    const LABELS: Option<&str> =
+        Some("!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name");
+
+    fn meta(wire: &Self::Wire) -> &wire::Meta;
+    /// `None` if it has no name.
+    fn name(meta: &wire::Meta, names: &mut Names) -> Option<Self::Name>;
+    fn reduce(wire: Self::Wire, names: &mut Names) -> Result<Reduced<Self>, Invalid>;
+    fn came(object: Arc<Self>) -> Event;
+    fn gone(name: Self::Name) -> Event;
+}
+
+/// Namespace and name, both filled.
+fn namespaced(meta: &wire::Meta) -> Option<(&str, &str)> {
+    let name = meta.name.as_deref().filter(|name| !name.is_empty())?;
+    Some((meta.namespace.as_deref().unwrap_or("default"), name))
+}
+
+impl Kind for Service {
+    type Name = ServiceName;
+    type Wire = wire::Service;
+    const PLURAL: &str = "Services";
+    const PATH: &str = "/api/v1/services";
+
+    fn meta(wire: &wire::Service) -> &wire::Meta {
+        &wire.metadata
+    }
+
+    fn name(meta: &wire::Meta, names: &mut Names) -> Option<ServiceName> {
+        let (namespace, name) = namespaced(meta)?;
+        Some(ServiceName {
+            namespace: names.share(namespace),
+            name: names.share(name),
+        })
+    }
+
+    fn reduce(wire: wire::Service, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
+        Service::reduce(&wire.into(), names)
+    }
+
+    fn came(object: Arc<Self>) -> Event {
+        Event::Service(object)
+    }
+
+    fn gone(name: ServiceName) -> Event {
+        Event::ServiceGone(name)
+    }
+}
+
+impl Kind for EndpointSlice {
+    type Name = SliceName;
+    type Wire = wire::EndpointSlice;
+    const PLURAL: &str = "EndpointSlices";
+    const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+
+    fn meta(wire: &wire::EndpointSlice) -> &wire::Meta {
+        &wire.metadata
+    }
+
+    fn name(meta: &wire::Meta, names: &mut Names) -> Option<SliceName> {
+        let (namespace, name) = namespaced(meta)?;
+        Some(SliceName {
+            namespace: names.share(namespace),
+            name: Arc::from(name),
+        })
+    }
+
+    fn reduce(wire: wire::EndpointSlice, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
+        EndpointSlice::reduce(&wire.into(), names)
+    }
+
+    fn came(object: Arc<Self>) -> Event {
+        Event::EndpointSlice(object)
+    }
+
+    fn gone(name: SliceName) -> Event {
+        Event::EndpointSliceGone(name)
+    }
+}
+
+impl Kind for Node {
+    type Name = Arc<str>;
+    type Wire = wire::Node;
+    const PLURAL: &str = "Nodes";
+    const PATH: &str = "/api/v1/nodes";
+    const LABELS: Option<&str> = None;
+
+    fn meta(wire: &wire::Node) -> &wire::Meta {
+        &wire.metadata
+    }
+
+    fn name(meta: &wire::Meta, names: &mut Names) -> Option<Arc<str>> {
+        let name = meta.name.as_deref().filter(|name| !name.is_empty())?;
+        Some(names.share(name))
+    }
+
+    fn reduce(wire: wire::Node, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
+        Node::reduce(&wire.into(), names)
+    }
+
+    fn came(object: Arc<Self>) -> Event {
+        Event::Node(object)
+    }
+
+    fn gone(name: Arc<str>) -> Event {
+        Event::NodeGone(name)
+    }
+}

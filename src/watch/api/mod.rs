@@ -1,0 +1,181 @@
+//! Objects from the API server.
+//!
+//! `access` says where it is and who we are, `ask` makes one request.
+//! `follow` lists and watches one kind of objects and comes back after every
+//! failure; `intake` decodes and reduces what it gets, one object at a time,
+//! as `wire` and `kind` say. `known` holds them and knows what the receiver has not heard of; this
+//! file brings the kinds together and tells.
+//!
+//! # Calls
+//! These are all calls that are made, and what RBAC has to allow:
+//!
+//! | group | resource | verbs | how |
+//! |---|---|---|---|
+//! | (core) | `services` | list, watch | all namespaces; label selector |
+//! | `discovery.k8s.io` | `endpointslices` | list, watch | all namespaces; label selector |
+//! | (core) | `nodes` | list, watch | field selector `metadata.name` of our own node; never get |
+//!
+//! A streaming list (KEP-3157) is a watch with `sendInitialEvents`; the server
+//! asks for the verb `watch` then.
+//!
+//! Events are created through [`Access::client`] by who has something to say.
+//!
+//! ServiceCIDRs are not watched: kube-proxy uses them in nftables mode alone,
+//! to refuse cluster IPs that no Service has, and we have no such mode.
+
+use std::{sync::Mutex, time::Duration};
+
+use tokio::{
+    sync::{Notify, mpsc},
+    time::sleep,
+};
+
+use self::{
+    follow::Follower,
+    intake::{Intake, lock},
+    known::Known,
+    pause::Pauses,
+};
+use crate::services::{Batch, EndpointSlice, Names, Node, Service};
+
+mod access;
+mod ask;
+mod budget;
+mod connect;
+mod follow;
+mod intake;
+mod kind;
+mod known;
+mod lines;
+mod pause;
+mod wire;
+
+pub use access::{Access, AccessError, Connection};
+
+/// What is near in time becomes one batch: the changes of a roll-out come in
+/// pairs, a Service with its slice or one slice with the next.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// What to follow, and how patiently.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of our Node in the API.
+    pub node_name: String,
+    /// Longest pause after a first failure ...
+    pub first_pause: Duration,
+    /// ... which doubles with each one that follows, up to this. Half of a
+    /// pause is left to chance.
+    pub longest_pause: Duration,
+}
+
+impl Settings {
+    /// For that node, with client-go's pauses (its reflector has 800 ms to
+    /// 30 s).
+    pub fn for_node(name: impl Into<String>) -> Settings {
+        Settings {
+            node_name: name.into(),
+            first_pause: Duration::from_millis(800),
+            longest_pause: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Follows Services, EndpointSlices and our Node in a task of its own, on the
+/// Tokio runtime that this is called in.
+///
+/// The first batch is everything that there is, when Services and
+/// EndpointSlices are complete and our Node is known, or known not to be there
+/// or not to be for us to see. Each later one is what became different in
+/// reduced form, each object at most once. Whatever happens to the server,
+/// the last known state stays in force. The task ends when the receiver is
+/// dropped.
+pub fn spawn(access: Access, settings: Settings) -> mpsc::Receiver<Batch> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = follow_all(&access, &settings, &sender) => {}
+            () = sender.closed() => {}
+        }
+    });
+    receiver
+}
+
+struct Objects {
+    services: Mutex<Known<Service>>,
+    slices: Mutex<Known<EndpointSlice>>,
+    nodes: Mutex<Known<Node>>,
+}
+
+async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<Batch>) {
+    let names = &Mutex::new(Names::default());
+    let news = &Notify::new();
+    let objects = Objects {
+        services: Mutex::new(Known::new()),
+        slices: Mutex::new(Known::new()),
+        nodes: Mutex::new(Known::new()),
+    };
+    let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
+    let own = format!("metadata.name={}", settings.node_name);
+    let services = Follower::new(
+        access,
+        None,
+        Intake::new(names, &objects.services),
+        news,
+        pauses(),
+    );
+    let slices = Follower::new(
+        access,
+        None,
+        Intake::new(names, &objects.slices),
+        news,
+        pauses(),
+    );
+    let nodes = Follower::new(
+        access,
+        Some(own),
+        Intake::new(names, &objects.nodes),
+        news,
+        pauses(),
+    );
+    tokio::select! {
+        () = async { tokio::join!(services.run(), slices.run(), nodes.run()); } => {}
+        () = objects.tell(news, sender) => {}
+    }
+}
+
+impl Objects {
+    /// Tells what changed, until nobody listens.
+    async fn tell(&self, news: &Notify, sender: &mpsc::Sender<Batch>) {
+        let mut first = true;
+        loop {
+            news.notified().await;
+            if !self.are_settled() {
+                continue;
+            }
+            sleep(GATHER).await;
+            // The receiver may be busy; what comes meanwhile goes along.
+            let Ok(place) = sender.reserve().await else {
+                return;
+            };
+            let batch = self.batch();
+            if first || !batch.events.is_empty() {
+                place.send(batch);
+                first = false;
+            }
+        }
+    }
+
+    fn are_settled(&self) -> bool {
+        lock(&self.services).is_settled()
+            && lock(&self.slices).is_settled()
+            && lock(&self.nodes).is_settled()
+    }
+
+    fn batch(&self) -> Batch {
+        let mut events = Vec::new();
+        lock(&self.nodes).tell(&mut events);
+        lock(&self.services).tell(&mut events);
+        lock(&self.slices).tell(&mut events);
+        Batch { events }
+    }
+}

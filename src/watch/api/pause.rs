@@ -1,0 +1,92 @@
+//! How long to wait after a failure.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+/// Pauses that double from `first` to `longest`, each with half of it left to
+/// chance, so that the nodes of a cluster do not come back all at once.
+#[derive(Debug)]
+pub(super) struct Pauses {
+    first: Duration,
+    longest: Duration,
+    failures: u32,
+    chance: RandomState,
+}
+
+impl Pauses {
+    pub(super) fn new(first: Duration, longest: Duration) -> Pauses {
+        Pauses {
+            first,
+            longest,
+            failures: 0,
+            chance: RandomState::new(),
+        }
+    }
+
+    /// There was a failure: how long to wait.
+    pub(super) fn next(&mut self) -> Duration {
+        let doubled = self.first.saturating_mul(1 << self.failures.min(20));
+        self.failures = self.failures.saturating_add(1);
+        self.scatter(doubled.min(self.longest))
+    }
+
+    /// There was a failure, and the server said how long to wait: not less
+    /// than that, and not all at once when it is over.
+    pub(super) fn told(&mut self, at_least: Duration) -> Duration {
+        at_least + self.next()
+    }
+
+    /// It works again.
+    pub(super) fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    fn scatter(&self, whole: Duration) -> Duration {
+        let share = self.chance.hash_one(self.failures) % 1024;
+        whole / 2 + whole / 2 * u32::try_from(share).unwrap_or(0) / 1024
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Duration = Duration::from_millis(500);
+    const LONGEST: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_start_anew() {
+        let mut pauses = Pauses::new(FIRST, LONGEST);
+        for doublings in 0..200 {
+            let whole = FIRST.saturating_mul(1 << doublings.min(20)).min(LONGEST);
+            let pause = pauses.next();
+            assert!(
+                pause >= whole / 2 && pause <= whole,
+                "{doublings}: {pause:?}"
+            );
+        }
+        pauses.reset();
+        assert!(pauses.next() <= FIRST);
+    }
+
+    #[test]
+    fn nodes_do_not_come_back_at_once() {
+        let thousand = (0..1000).map(|_| {
+            let mut pauses = Pauses::new(LONGEST, LONGEST);
+            pauses.next()
+        });
+        let mut spread: Vec<_> = thousand.collect();
+        spread.sort();
+        assert!(spread[900] - spread[100] > LONGEST / 3);
+    }
+
+    #[test]
+    fn what_the_server_says_is_a_minimum() {
+        let mut pauses = Pauses::new(FIRST, LONGEST);
+        let told = Duration::from_secs(7);
+        let pause = pauses.told(told);
+        assert!(pause > told && pause <= told + FIRST, "{pause:?}");
+    }
+}

@@ -1,0 +1,173 @@
+//! Objects as they come over the wire, without what no proxy reads: decoding
+//! skips `managedFields`, a Node's images and the like before they take
+//! memory.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::{core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// A page of a list, its items yet to be decoded one by one: so that one
+/// which cannot be decoded does not hide the others, and no two are there in
+/// full at once.
+#[derive(Deserialize)]
+pub(super) struct Page<'a> {
+    pub(super) metadata: ListMeta,
+    #[serde(borrow)]
+    pub(super) items: Option<Vec<&'a RawValue>>,
+}
+
+/// Metadata of a page.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListMeta {
+    pub(super) resource_version: Option<String>,
+    #[serde(rename = "continue")]
+    pub(super) continue_: Option<String>,
+}
+
+/// A line of a watch.
+#[derive(Deserialize)]
+pub(super) struct WatchLine<'a> {
+    #[serde(rename = "type")]
+    pub(super) kind: &'a str,
+    #[serde(borrow)]
+    pub(super) object: &'a RawValue,
+}
+
+/// What is read of any object.
+#[derive(Deserialize)]
+pub(super) struct Bare {
+    pub(super) metadata: Meta,
+}
+
+/// Metadata of an object.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Meta {
+    pub(super) name: Option<String>,
+    pub(super) namespace: Option<String>,
+    pub(super) resource_version: Option<String>,
+    deletion_timestamp: Option<Time>,
+    labels: Option<BTreeMap<String, String>>,
+    pub(super) annotations: Option<BTreeMap<String, String>>,
+}
+
+impl Meta {
+    fn into_api(self) -> ObjectMeta {
+        ObjectMeta {
+            name: self.name,
+            namespace: self.namespace,
+            deletion_timestamp: self.deletion_timestamp,
+            labels: self.labels,
+            annotations: self.annotations,
+            ..ObjectMeta::default()
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Service {
+    pub(super) metadata: Meta,
+    spec: Option<core::ServiceSpec>,
+    status: Option<ServiceStatus>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ServiceStatus {
+    load_balancer: Option<core::LoadBalancerStatus>,
+}
+
+impl From<Service> for core::Service {
+    fn from(wire: Service) -> Self {
+        core::Service {
+            metadata: wire.metadata.into_api(),
+            spec: wire.spec,
+            status: wire.status.map(|status| core::ServiceStatus {
+                load_balancer: status.load_balancer,
+                ..core::ServiceStatus::default()
+            }),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct EndpointSlice {
+    pub(super) metadata: Meta,
+    address_type: String,
+    endpoints: Option<Vec<Endpoint>>,
+    ports: Option<Vec<discovery::EndpointPort>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Endpoint {
+    addresses: Option<Vec<String>>,
+    conditions: Option<discovery::EndpointConditions>,
+    hints: Option<discovery::EndpointHints>,
+    node_name: Option<String>,
+}
+
+impl From<EndpointSlice> for discovery::EndpointSlice {
+    fn from(wire: EndpointSlice) -> Self {
+        let endpoints = wire.endpoints.into_iter().flatten();
+        let endpoints = endpoints.map(|endpoint| discovery::Endpoint {
+            addresses: endpoint.addresses.unwrap_or_default(),
+            conditions: endpoint.conditions,
+            hints: endpoint.hints,
+            node_name: endpoint.node_name,
+            ..discovery::Endpoint::default()
+        });
+        discovery::EndpointSlice {
+            metadata: wire.metadata.into_api(),
+            address_type: wire.address_type,
+            endpoints: Some(endpoints.collect()),
+            ports: wire.ports,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Node {
+    pub(super) metadata: Meta,
+    spec: Option<NodeSpec>,
+    status: Option<NodeStatus>,
+}
+
+#[derive(Deserialize)]
+struct NodeSpec {
+    #[serde(rename = "podCIDR")]
+    pod_cidr: Option<String>,
+    #[serde(rename = "podCIDRs")]
+    pod_cidrs: Option<Vec<String>>,
+    taints: Option<Vec<core::Taint>>,
+}
+
+#[derive(Deserialize)]
+struct NodeStatus {
+    addresses: Option<Vec<core::NodeAddress>>,
+}
+
+impl From<Node> for core::Node {
+    fn from(wire: Node) -> Self {
+        core::Node {
+            metadata: wire.metadata.into_api(),
+            spec: wire.spec.map(|spec| core::NodeSpec {
+                pod_cidr: spec.pod_cidr,
+                pod_cidrs: spec.pod_cidrs,
+                taints: spec.taints,
+                ..core::NodeSpec::default()
+            }),
+            status: wire.status.map(|status| core::NodeStatus {
+                addresses: status.addresses,
+                ..core::NodeStatus::default()
+            }),
+        }
+    }
+}

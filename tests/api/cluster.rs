@@ -1,0 +1,193 @@
+//! What the server stores: objects, and every change of them since the last
+//! compaction.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+/// A collection, by its path.
+pub const SERVICES: &str = "/api/v1/services";
+pub const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+pub const NODES: &str = "/api/v1/nodes";
+
+/// Namespace and name.
+type Key = (String, String);
+
+/// Objects and their history.
+#[derive(Default)]
+pub struct Cluster {
+    /// Version of the last change.
+    pub version: u64,
+    /// Changes up to this version are forgotten.
+    pub compacted: u64,
+    objects: BTreeMap<(&'static str, Key), Value>,
+    history: Vec<Change>,
+}
+
+/// A change of an object, or a bookmark.
+#[derive(Clone)]
+pub struct Change {
+    pub version: u64,
+    collection: &'static str,
+    old: Option<Value>,
+    new: Option<Value>,
+    bookmark: bool,
+}
+
+/// What a request selects.
+#[derive(Clone, Default)]
+pub struct Selector {
+    pub without_labels: Vec<String>,
+    pub name: Option<String>,
+}
+
+impl Selector {
+    fn picks(&self, object: &Value) -> bool {
+        let labels = &object["metadata"]["labels"];
+        let clean = self
+            .without_labels
+            .iter()
+            .all(|label| labels[label].is_null());
+        let named = self.name.as_ref();
+        clean && named.is_none_or(|name| object["metadata"]["name"] == json!(name))
+    }
+}
+
+fn collection(object: &Value) -> &'static str {
+    match object["kind"].as_str() {
+        Some("Service") => SERVICES,
+        Some("EndpointSlice") => SLICES,
+        Some("Node") => NODES,
+        other => panic!("no collection of {other:?}"),
+    }
+}
+
+fn key(object: &Value) -> Key {
+    let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+    (text("namespace").to_owned(), text("name").to_owned())
+}
+
+impl Cluster {
+    /// Creates or replaces an object.
+    pub fn put(&mut self, mut object: Value) {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let collection = collection(&object);
+        let old = self
+            .objects
+            .insert((collection, key(&object)), object.clone());
+        self.remember(collection, old, Some(object));
+    }
+
+    /// Deletes an object.
+    pub fn delete(&mut self, object: &Value) {
+        let collection = collection(object);
+        let old = self.objects.remove(&(collection, key(object)));
+        assert!(old.is_some(), "nothing to delete");
+        self.version += 1;
+        self.remember(collection, old, None);
+    }
+
+    /// Changes nothing but the version, as changes of other resources do.
+    pub fn tick(&mut self) {
+        self.version += 1;
+    }
+
+    /// Tells watchers of a collection how far it is.
+    pub fn bookmark(&mut self, collection: &'static str) {
+        self.remember(collection, None, None);
+        self.history.last_mut().expect("just added").bookmark = true;
+    }
+
+    /// Repeats the change before the last `back` ones of a collection, at its
+    /// old version: as a server would that plays its history again.
+    pub fn replay(&mut self, collection: &'static str, back: usize) {
+        let mut of = self
+            .history
+            .iter()
+            .rev()
+            .filter(|change| change.collection == collection);
+        let change = of.nth(back).expect("as many changes").clone();
+        self.history.push(change);
+    }
+
+    /// Forgets the history.
+    pub fn compact(&mut self) {
+        self.version += 1;
+        self.compacted = self.version;
+    }
+
+    fn remember(&mut self, collection: &'static str, old: Option<Value>, new: Option<Value>) {
+        self.history.push(Change {
+            version: self.version,
+            collection,
+            old,
+            new,
+            bookmark: false,
+        });
+    }
+
+    /// Objects of a collection.
+    pub fn list(&self, collection: &str, selector: &Selector) -> Vec<Value> {
+        let of = self.objects.iter().filter(|((of, _), _)| *of == collection);
+        let picked = of
+            .map(|(_, object)| object)
+            .filter(|object| selector.picks(object));
+        picked.cloned().collect()
+    }
+
+    /// All objects.
+    pub fn all(&self) -> impl Iterator<Item = &Value> {
+        self.objects.values()
+    }
+
+    /// How many changes there have been; where a watch from now on begins.
+    pub fn now(&self) -> usize {
+        self.history.len()
+    }
+
+    /// The first change after a version.
+    pub fn since(&self, version: u64) -> usize {
+        self.history
+            .iter()
+            .take_while(|change| change.version <= version)
+            .count()
+    }
+
+    /// The events of a watch from one place of the history on.
+    pub fn events(&self, from: usize, collection: &str, selector: &Selector) -> Vec<Value> {
+        let changes = self.history[from..].iter();
+        let of = changes.filter(|change| change.collection == collection);
+        of.filter_map(|change| change.event(selector)).collect()
+    }
+}
+
+impl Change {
+    /// As a watch with that selector sees it.
+    fn event(&self, selector: &Selector) -> Option<Value> {
+        if self.bookmark {
+            return Some(bookmark(self.version, false));
+        }
+        let old = self.old.as_ref().filter(|object| selector.picks(object));
+        let new = self.new.as_ref().filter(|object| selector.picks(object));
+        Some(match (old, new) {
+            (None, None) => return None,
+            (None, Some(new)) => json!({"type": "ADDED", "object": new}),
+            (Some(_), Some(new)) => json!({"type": "MODIFIED", "object": new}),
+            (Some(old), None) => {
+                let mut last = old.clone();
+                last["metadata"]["resourceVersion"] = json!(self.version.to_string());
+                json!({"type": "DELETED", "object": last})
+            }
+        })
+    }
+}
+
+/// A bookmark; `ends_list` where it ends the initial events.
+pub fn bookmark(version: u64, ends_list: bool) -> Value {
+    let mut metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
+    if ends_list {
+        metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+    }
+    json!({"type": "BOOKMARK", "object": {"kind": "X", "apiVersion": "v1", "metadata": metadata}})
+}

@@ -1,0 +1,177 @@
+//! The first state, and what is told after it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use serde_json::json;
+
+use super::{
+    cluster::{NODES, SERVICES, SLICES},
+    objects::{node, service, slice},
+    pipe,
+    recorder::{NODE, Recorder},
+    server::Server,
+};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// A shop with a front and a back.
+pub fn shop() -> Server {
+    let server = Server::new();
+    server.change(|cluster| {
+        cluster.put(node(NODE, "zone-1"));
+        cluster.put(node("node-b", "zone-2"));
+        cluster.put(service("front", 1));
+        cluster.put(slice("front-x", "front", &[1, 2]));
+        cluster.put(service("back", 2));
+        cluster.put(slice("back-x", "back", &[3]));
+    });
+    server
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_batch_is_everything_however_it_is_listed() {
+    for streaming in [true, false] {
+        let server = shop();
+        server.script().streaming = streaming;
+        server.change(|cluster| {
+            for i in 0..1100 {
+                let name = format!("many-{i:04}");
+                let mut object = service(&name, 0);
+                let ip = format!("10.97.{}.{}", i / 250, i % 250 + 1);
+                object["spec"]["clusterIP"] = json!(ip);
+                object["spec"]["clusterIPs"] = json!([ip]);
+                cluster.put(object);
+                cluster.put(slice(&format!("{name}-x"), &name, &[7]));
+            }
+        });
+        let mut recorder = Recorder::start(pipe::access(&server));
+        let events = recorder.next(SOON).await;
+        assert_eq!(events, Some(2 * 1102 + 1), "streaming: {streaming}");
+        recorder.catches_up(&server, Duration::ZERO).await;
+        let zone = recorder.tracker().node().and_then(|node| node.zone.clone());
+        assert_eq!(zone.as_deref(), Some("zone-1"));
+        assert!(recorder.seen().iter().all(|name| name != "node-b"));
+        recorder.is_quiet(Duration::from_secs(3600)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_batch_waits_for_both_lists() {
+    for late in [SERVICES, SLICES] {
+        let server = shop();
+        server.script().refuse = vec![(late, 500, None); 3];
+        let mut recorder = Recorder::start(pipe::access(&server));
+        assert_eq!(recorder.next(Duration::from_secs(60)).await, Some(5));
+        recorder.catches_up(&server, Duration::ZERO).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_cluster_is_a_first_batch_too() {
+    let server = Server::new();
+    let mut recorder = Recorder::start(pipe::access(&server));
+    assert_eq!(recorder.next(SOON).await, Some(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_withheld_or_not_there_yet_is_not_waited_for() {
+    for code in [None, Some(403), Some(404)] {
+        let server = shop();
+        match code {
+            Some(code) => server.script().refuse = vec![(NODES, code, None); 3],
+            None => server.change(|cluster| cluster.delete(&node(NODE, "zone-1"))),
+        }
+        let mut recorder = Recorder::start(pipe::access(&server));
+        assert_eq!(recorder.next(SOON).await, Some(4), "{code:?}");
+        recorder.seen();
+        if code.is_none() {
+            server.change(|cluster| cluster.put(node(NODE, "zone-1")));
+        }
+        assert_eq!(recorder.next(Duration::from_secs(60)).await, Some(1));
+        assert_eq!(recorder.seen(), [NODE]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_mean_nothing_here_are_not_told() {
+    let server = shop();
+    let mut recorder = Recorder::start(pipe::access(&server));
+    recorder.next(SOON).await;
+    let mut front = service("front", 1);
+    front["metadata"]["annotations"] = json!({"touched": "again"});
+    front["status"]["conditions"] = json!([]);
+    let mut moved = slice("front-x", "front", &[1, 2]);
+    moved["endpoints"][0]["targetRef"]["uid"] = json!("another");
+    let mut other_node = node("node-b", "zone-3");
+    other_node["status"]["images"] = json!([]);
+    server.change(|cluster| {
+        cluster.put(front);
+        cluster.put(moved);
+        cluster.put(other_node);
+        cluster.tick();
+        cluster.bookmark(SERVICES);
+    });
+    recorder.is_quiet(Duration::from_secs(60)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_is_labelled_for_another_proxy_goes() {
+    let server = shop();
+    let mut recorder = Recorder::start(pipe::access(&server));
+    recorder.next(SOON).await;
+    recorder.seen();
+    let label = "service.kubernetes.io/service-proxy-name";
+    let mut front = service("front", 1);
+    front["metadata"]["labels"] = json!({label: "another"});
+    server.change(|cluster| cluster.put(front));
+    recorder.catches_up(&server, SOON).await;
+    assert_eq!(recorder.seen(), ["-front"]);
+    server.change(|cluster| cluster.put(service("front", 1)));
+    recorder.catches_up(&server, SOON).await;
+    assert_eq!(recorder.seen(), ["front"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_storm_is_few_batches_with_the_last_state() {
+    let server = shop();
+    let mut recorder = Recorder::start(pipe::access(&server));
+    recorder.next(SOON).await;
+    recorder.leave_alone(&["front", "front-x", NODE]);
+    server.change(|cluster| {
+        for round in 0..1000 {
+            let last = [3, u8::try_from(4 + round % 200).unwrap()];
+            cluster.put(slice("back-x", "back", &last));
+        }
+    });
+    // The receiver is busy meanwhile.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    recorder.catches_up(&server, SOON).await;
+    assert!(recorder.batches() <= 4, "{} batches", recorder.batches());
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_other_calls_than_documented() {
+    let server = shop();
+    for streaming in [true, false] {
+        server.script().streaming = streaming;
+        let mut recorder = Recorder::start(pipe::access(&server));
+        recorder.next(SOON).await;
+        server.change(|cluster| cluster.put(service("front", 9)));
+        recorder.next(SOON).await;
+    }
+    let calls: BTreeSet<(&str, String)> = {
+        let script = server.script();
+        let calls = script.calls.iter();
+        calls.map(|(_, verb, path)| (*verb, path.clone())).collect()
+    };
+    let expected = [SERVICES, SLICES, NODES].into_iter();
+    let expected = expected.flat_map(|path| ["list", "watch"].map(|verb| (verb, path.to_owned())));
+    assert_eq!(calls, expected.collect());
+    for query in &server.script().queries {
+        let selected = match query.starts_with(NODES) {
+            true => query.contains("fieldSelector=metadata.name%3Dnode-a"),
+            false => query.contains("service-proxy-name") && query.contains("headless"),
+        };
+        assert!(selected, "{query}");
+    }
+}

@@ -1,0 +1,15 @@
+//! Objects from an API server, over its wire protocol: a test server with TLS,
+//! chunked watches, paging and bookmarks is led through what happens to real
+//! ones. Most tests let Tokio's clock run ahead, so that minutes take no time.
+
+mod cluster;
+mod objects;
+mod pipe;
+mod recorder;
+mod server;
+mod tls;
+
+mod credentials;
+mod footprint;
+mod lists;
+mod outages;

@@ -1,0 +1,149 @@
+//! Records every batch, folds it into a map as the program does, and holds it
+//! to what a user may expect: what was not touched is never touched.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::{
+    sync::mpsc::Receiver,
+    time::{Instant, timeout_at},
+};
+use tripod::{
+    services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceMap, Tracker},
+    watch::api::{self, Access, Settings},
+};
+
+use super::server::Server;
+
+pub const NODE: &str = "node-a";
+
+/// After this long without a batch none is under way.
+const REST: Duration = Duration::from_millis(100);
+
+pub struct Recorder {
+    batches: Receiver<Batch>,
+    tracker: Tracker,
+    /// Names in all events since they were last looked at.
+    seen: Vec<String>,
+    /// Names that must not be in any event.
+    untouched: Vec<&'static str>,
+    count: usize,
+}
+
+impl Recorder {
+    pub fn start(access: Access) -> Recorder {
+        Recorder::with(access, Settings::for_node(NODE))
+    }
+
+    pub fn with(access: Access, settings: Settings) -> Recorder {
+        Recorder {
+            batches: api::spawn(access, settings),
+            tracker: Tracker::new(NODE),
+            seen: Vec::new(),
+            untouched: Vec::new(),
+            count: 0,
+        }
+    }
+
+    /// From now on no event may be about these.
+    pub fn leave_alone(&mut self, names: &[&'static str]) {
+        self.untouched.extend(names);
+    }
+
+    pub fn tracker(&self) -> &Tracker {
+        &self.tracker
+    }
+
+    /// Names that events were about since this was last called, sorted; those
+    /// of what is gone with a minus.
+    pub fn seen(&mut self) -> Vec<String> {
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.sort();
+        seen
+    }
+
+    /// Batches so far.
+    pub fn batches(&self) -> usize {
+        self.count
+    }
+
+    /// The next batch, if there is one within that time.
+    pub async fn next(&mut self, within: Duration) -> Option<usize> {
+        self.before(Instant::now() + within).await
+    }
+
+    async fn before(&mut self, deadline: Instant) -> Option<usize> {
+        let batch = timeout_at(deadline, self.batches.recv()).await.ok()?;
+        let events = batch.expect("the source goes on for ever").events;
+        let length = events.len();
+        self.count += 1;
+        for event in &events {
+            let name = match event {
+                Event::Service(service) => service.name.name.to_string(),
+                Event::EndpointSlice(slice) => slice.name.name.to_string(),
+                Event::Node(node) => node.name.to_string(),
+                Event::ServiceGone(name) => format!("-{}", name.name),
+                Event::EndpointSliceGone(name) => format!("-{}", name.name),
+                Event::NodeGone(name) => format!("-{name}"),
+            };
+            let bare = name.trim_start_matches('-');
+            assert!(
+                !self.untouched.contains(&bare),
+                "{name} was not to be touched"
+            );
+            self.seen.push(name);
+        }
+        self.tracker.apply(events);
+        Some(length)
+    }
+
+    /// Takes batches until the map is what the server has and no more come;
+    /// fails after that time.
+    pub async fn catches_up(&mut self, server: &Server, within: Duration) {
+        let deadline = Instant::now() + within;
+        loop {
+            while self.next(REST).await.is_some() {}
+            if *self.tracker.map() == map_of(server) {
+                return;
+            }
+            let more = self.before(deadline).await;
+            assert!(
+                more.is_some(),
+                "after {within:?} the map is {:#?} and the server has {:#?}",
+                self.tracker.map(),
+                map_of(server)
+            );
+        }
+    }
+
+    /// Nothing comes for that time.
+    pub async fn is_quiet(&mut self, time: Duration) {
+        let more = self.next(time).await;
+        assert_eq!(more, None, "seen {:?}", self.seen);
+    }
+}
+
+/// The map that follows from what the server has, worked out from scratch.
+fn map_of(server: &Server) -> ServiceMap {
+    let names = &mut Names::default();
+    let objects: Vec<Value> = server.look(|cluster| cluster.all().cloned().collect());
+    let events = objects
+        .into_iter()
+        .map(|object| match object["kind"].as_str() {
+            Some("Service") => {
+                let service = serde_json::from_value(object).unwrap();
+                Event::Service(Service::reduce(&service, names).unwrap().object.into())
+            }
+            Some("EndpointSlice") => {
+                let slice = serde_json::from_value(object).unwrap();
+                Event::EndpointSlice(EndpointSlice::reduce(&slice, names).unwrap().object.into())
+            }
+            _ => {
+                let node = serde_json::from_value(object).unwrap();
+                Event::Node(Node::reduce(&node, names).unwrap().object.into())
+            }
+        });
+    let mut tracker = Tracker::new(NODE);
+    tracker.apply(events);
+    tracker.map().clone()
+}

@@ -1,0 +1,404 @@
+//! A server that speaks the API's protocol, and fails as it is told to.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::{
+    body::{Body, Frame, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::cluster::{Cluster, Selector, bookmark};
+
+/// The server; clones are the same one.
+#[derive(Clone)]
+pub struct Server {
+    cluster: Arc<Mutex<Cluster>>,
+    script: Arc<Mutex<Script>>,
+    /// Counts whatever watchers should look at.
+    stir: Arc<watch::Sender<u64>>,
+    connections: Arc<Mutex<JoinSet<()>>>,
+}
+
+/// How it behaves.
+pub struct Script {
+    /// It lists by watch; otherwise it refuses to, as servers without the
+    /// WatchList feature do.
+    pub streaming: bool,
+    /// It answers expired versions with the HTTP status 410; otherwise with
+    /// an ERROR event.
+    pub gone_as_status: bool,
+    /// It wants this token.
+    pub token: Option<String>,
+    /// Nobody is let in.
+    pub down: bool,
+    /// How long it takes to find out that nobody is let in.
+    pub refuse_after: Duration,
+    /// How often someone tried meanwhile.
+    pub refused: u32,
+    /// Answers to the next requests, whatever they ask for: collection, HTTP
+    /// status, `Retry-After`.
+    pub refuse: Vec<(&'static str, u16, Option<u32>)>,
+    /// The next event of that collection is cut in the middle.
+    pub cut: Option<&'static str>,
+    /// The next page of that collection is answered with 410.
+    pub expire_page: Option<&'static str>,
+    /// The next streaming list of that collection ends before it is complete.
+    pub break_list: Option<&'static str>,
+    /// All requests: when, verb and collection.
+    pub calls: Vec<(tokio::time::Instant, &'static str, String)>,
+    /// Queries of all requests.
+    pub queries: Vec<String>,
+    /// Counts; watches of an older number end.
+    watches: u64,
+    pages: BTreeMap<String, (u64, Vec<Value>)>,
+}
+
+impl Server {
+    pub fn new() -> Server {
+        Server {
+            cluster: Arc::default(),
+            script: Arc::new(Mutex::new(Script {
+                streaming: true,
+                gone_as_status: false,
+                token: None,
+                down: false,
+                refuse_after: Duration::ZERO,
+                refused: 0,
+                refuse: Vec::new(),
+                cut: None,
+                expire_page: None,
+                break_list: None,
+                calls: Vec::new(),
+                queries: Vec::new(),
+                watches: 0,
+                pages: BTreeMap::new(),
+            })),
+            stir: Arc::new(watch::Sender::new(0)),
+            connections: Arc::default(),
+        }
+    }
+
+    /// Changes what is stored; watchers hear of it.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Cluster) -> T) -> T {
+        let result = change(&mut self.cluster.lock().unwrap());
+        self.stir.send_modify(|count| *count += 1);
+        result
+    }
+
+    /// Looks at what is stored.
+    pub fn look<T>(&self, look: impl FnOnce(&Cluster) -> T) -> T {
+        look(&self.cluster.lock().unwrap())
+    }
+
+    /// How it behaves.
+    pub fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap()
+    }
+
+    /// Ends all watches in an orderly way.
+    pub fn end_watches(&self) {
+        self.script().watches += 1;
+        self.stir.send_modify(|count| *count += 1);
+    }
+
+    /// Is gone: every connection breaks, and no new one opens.
+    pub fn down(&self) {
+        self.script().down = true;
+        self.connections.lock().unwrap().abort_all();
+    }
+
+    /// Is back.
+    pub fn up(&self) {
+        self.script().down = false;
+    }
+
+    /// Serves one connection.
+    pub fn serve<S>(&self, socket: S, tls: TlsAcceptor)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let server = self.clone();
+        self.connections.lock().unwrap().spawn(async move {
+            let Ok(stream) = tls.accept(socket).await else {
+                return;
+            };
+            let service = service_fn(move |request| {
+                let server = server.clone();
+                async move { Ok::<_, Infallible>(server.answer(request)) }
+            });
+            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            let _ = connection.await;
+        });
+    }
+
+    fn answer(&self, request: Request<Incoming>) -> Response<Feed> {
+        let path = request.uri().path().to_owned();
+        let query: BTreeMap<String, String> = request
+            .uri()
+            .query()
+            .unwrap_or_default()
+            .split('&')
+            .filter_map(|pair| pair.split_once('='))
+            .map(|(key, value)| (key.to_owned(), unescape(value)))
+            .collect();
+        let get = |key: &str| query.get(key).map(String::as_str);
+        let watch = get("watch") == Some("true");
+        let mut script = self.script();
+        let verb = if watch { "watch" } else { "list" };
+        let call = (tokio::time::Instant::now(), verb, path.clone());
+        script.calls.push(call);
+        let text = request.uri().query().unwrap_or_default().to_owned();
+        script.queries.push(format!("{path} {text}"));
+        let wanted = script.token.as_ref().map(|token| format!("Bearer {token}"));
+        let given = request.headers().get("authorization");
+        if wanted.is_some() && given.and_then(|value| value.to_str().ok()) != wanted.as_deref() {
+            return status(401, "Unauthorized", None);
+        }
+        if let Some(at) = script.refuse.iter().position(|(of, ..)| *of == path) {
+            let (_, code, retry_after) = script.refuse.remove(at);
+            return status(code, "Scripted", retry_after);
+        }
+        let selector = selector(get("labelSelector"), get("fieldSelector"));
+        if !watch {
+            return self.page(&mut script, &path, &selector, get("limit"), get("continue"));
+        }
+        let initial = get("sendInitialEvents") == Some("true");
+        if initial && !script.streaming {
+            return status(422, "Invalid", None);
+        }
+        assert_eq!(get("allowWatchBookmarks"), Some("true"));
+        let cluster = self.cluster.lock().unwrap();
+        let version: u64 = get("resourceVersion")
+            .unwrap_or_default()
+            .parse()
+            .unwrap_or(0);
+        let mut first = Vec::new();
+        let mut at = cluster.now();
+        if initial {
+            assert_eq!(get("resourceVersionMatch"), Some("NotOlderThan"));
+            let objects = cluster.list(&path, &selector);
+            first.extend(
+                objects
+                    .iter()
+                    .map(|o| json!({"type": "ADDED", "object": o})),
+            );
+            if script.break_list.take_if(|of| **of == *path).is_some() {
+                first.pop();
+                return Response::new(Feed::of(lines(&first)));
+            }
+            first.push(bookmark(cluster.version, true));
+        } else if version < cluster.compacted {
+            if script.gone_as_status {
+                return status(410, "Expired", None);
+            }
+            let gone = json!({"kind": "Status", "status": "Failure", "code": 410,
+                "reason": "Expired", "message": "too old resource version"});
+            let event = json!({"type": "ERROR", "object": gone});
+            return Response::new(Feed::of(lines(&[event])));
+        } else {
+            at = cluster.since(version);
+        }
+        let (sender, feed) = mpsc::channel(1);
+        let number = script.watches;
+        let watcher = Watcher {
+            server: self.clone(),
+            path,
+            selector,
+            at,
+            number,
+            sender,
+        };
+        tokio::spawn(watcher.run(first));
+        Response::new(Feed(feed))
+    }
+
+    fn page(
+        &self,
+        script: &mut Script,
+        path: &str,
+        selector: &Selector,
+        limit: Option<&str>,
+        token: Option<&str>,
+    ) -> Response<Feed> {
+        let cluster = self.cluster.lock().unwrap();
+        let (version, mut items) = match token {
+            Some(_) if script.expire_page.take_if(|of| **of == *path).is_some() => {
+                return status(410, "Expired", None);
+            }
+            Some(token) => match script.pages.remove(token) {
+                Some(rest) => rest,
+                None => return status(410, "Expired", None),
+            },
+            None => (cluster.version, cluster.list(path, selector)),
+        };
+        let limit: usize = limit.map_or(usize::MAX, |limit| limit.parse().unwrap());
+        let rest = items.split_off(limit.min(items.len()));
+        let mut metadata = json!({"resourceVersion": version.to_string()});
+        if !rest.is_empty() {
+            let token = format!("{path}@{}", rest.len());
+            metadata["continue"] = json!(token);
+            script.pages.insert(token, (version, rest));
+        }
+        // Items of a list do not repeat their kind.
+        for item in &mut items {
+            let item = item.as_object_mut().unwrap();
+            item.remove("kind");
+            item.remove("apiVersion");
+        }
+        let list =
+            json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items});
+        Response::new(Feed::of(list.to_string().into_bytes()))
+    }
+}
+
+struct Watcher {
+    server: Server,
+    path: String,
+    selector: Selector,
+    at: usize,
+    number: u64,
+    sender: mpsc::Sender<io::Result<Bytes>>,
+}
+
+impl Watcher {
+    async fn run(mut self, first: Vec<Value>) {
+        let mut stir = self.server.stir.subscribe();
+        if self.send(first).await.is_err() {
+            return;
+        }
+        loop {
+            if self.server.script().watches != self.number {
+                return;
+            }
+            let events = {
+                let cluster = self.server.cluster.lock().unwrap();
+                let events = cluster.events(self.at, &self.path, &self.selector);
+                self.at = cluster.now();
+                events
+            };
+            if self.send(events).await.is_err() {
+                return;
+            }
+            tokio::select! {
+                changed = stir.changed() => if changed.is_err() { return },
+                () = self.sender.closed() => return,
+            }
+        }
+    }
+
+    /// Each line in two pieces, as no line need come in one.
+    async fn send(&self, events: Vec<Value>) -> Result<(), ()> {
+        for event in events {
+            let line = Bytes::from(lines(&[event]));
+            let (half, rest) = (line.slice(..line.len() / 2), line.slice(line.len() / 2..));
+            let cut = self.server.script().cut.take_if(|of| **of == *self.path);
+            let rest = match cut {
+                None => Ok(rest),
+                Some(_) => Err(io::Error::other("cut")),
+            };
+            let cut = rest.is_err();
+            self.sender.send(Ok(half)).await.map_err(|_| ())?;
+            if cut {
+                // The half is to be on the wire before the rest is not.
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            self.sender.send(rest).await.map_err(|_| ())?;
+            if cut {
+                return Err(());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lines(events: &[Value]) -> Vec<u8> {
+    let lines: String = events.iter().map(|event| format!("{event}\n")).collect();
+    lines.into_bytes()
+}
+
+fn selector(labels: Option<&str>, fields: Option<&str>) -> Selector {
+    let labels = labels.into_iter().flat_map(|labels| labels.split(','));
+    let without_labels = labels.map(|label| {
+        let without = label.strip_prefix('!');
+        without.expect("only `!label` is understood").to_owned()
+    });
+    let name = fields.map(|fields| {
+        let name = fields.strip_prefix("metadata.name=");
+        name.expect("only metadata.name is understood").to_owned()
+    });
+    Selector {
+        without_labels: without_labels.collect(),
+        name,
+    }
+}
+
+fn status(code: u16, reason: &str, retry_after: Option<u32>) -> Response<Feed> {
+    let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+        "code": code, "reason": reason, "message": format!("scripted {code}")});
+    let mut response = Response::builder().status(code);
+    if let Some(seconds) = retry_after {
+        response = response.header("Retry-After", seconds);
+    }
+    response
+        .body(Feed::of(body.to_string().into_bytes()))
+        .unwrap()
+}
+
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let hex = [rest.next().unwrap(), rest.next().unwrap()];
+                u8::from_str_radix(std::str::from_utf8(&hex).unwrap(), 16).unwrap()
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+/// A body that comes as it is made.
+pub struct Feed(mpsc::Receiver<io::Result<Bytes>>);
+
+impl Feed {
+    fn of(bytes: Vec<u8>) -> Feed {
+        let (sender, receiver) = mpsc::channel(1);
+        sender.try_send(Ok(bytes.into())).unwrap();
+        Feed(receiver)
+    }
+}
+
+impl Body for Feed {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let polled = self.0.poll_recv(context);
+        polled.map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }
+}

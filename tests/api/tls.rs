@@ -1,0 +1,73 @@
+//! Certificates of a server, its clients, and who signed them.
+
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio_rustls::{
+    TlsAcceptor, TlsConnector,
+    rustls::{
+        ClientConfig, RootCertStore, ServerConfig,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        server::WebPkiClientVerifier,
+    },
+};
+
+/// An authority that signs for servers and clients.
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, in PEM.
+pub struct Identity {
+    pub certificate: String,
+    pub key: String,
+}
+
+impl Authority {
+    pub fn new() -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        Authority(CertifiedIssuer::self_signed(params, key).unwrap())
+    }
+
+    pub fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Signs for a host or a client.
+    pub fn identity(&self, name: &str) -> Identity {
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let key = KeyPair::generate().unwrap();
+        Identity {
+            certificate: params.signed_by(&key, &self.0).unwrap().pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    fn roots(&self) -> Arc<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
+        Arc::new(roots)
+    }
+
+    /// For a server; with `clients`, only those that this authority signed.
+    pub fn acceptor(&self, host: &str, clients: bool) -> TlsAcceptor {
+        let identity = self.identity(host);
+        let certificate = CertificateDer::from_pem_slice(identity.certificate.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).unwrap();
+        let config = match clients {
+            true => {
+                let verifier = WebPkiClientVerifier::builder(self.roots()).build().unwrap();
+                ServerConfig::builder().with_client_cert_verifier(verifier)
+            }
+            false => ServerConfig::builder().with_no_client_auth(),
+        };
+        let config = config.with_single_cert(vec![certificate], key).unwrap();
+        TlsAcceptor::from(Arc::new(config))
+    }
+
+    /// For a client that trusts this authority.
+    pub fn connector(&self) -> TlsConnector {
+        let config = ClientConfig::builder().with_root_certificates(self.roots());
+        TlsConnector::from(Arc::new(config.with_no_client_auth()))
+    }
+}
