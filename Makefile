@@ -8,6 +8,8 @@ TEST_TOOLS := $(TOOLS) linux.uml modprobe
 PACKAGES := iproute2 util-linux iptables
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod
 
+RELEASE := $(abspath $(or $(CARGO_TARGET_DIR),target))/release
+
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
@@ -39,7 +41,8 @@ bench: test-tools
 
 # Figures are the lines that begin with FIGURE.
 acceptance: test-tools
-	TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(CARGO) test --release --test suite -- \
+	$(CARGO) build --release --bin tripod
+	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(CARGO) test --test suite -- \
 	    userspace::retry userspace::streams userspace::idle userspace::udp userspace::guest
 
 demo-tools:

@@ -4,6 +4,9 @@
 # TRIPOD_GUEST_JOB, TRIPOD_GUEST_PROFILE, TRIPOD_GUEST_MODULES.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
+# An ordinary user's guest sees the host's root as nobody, and mount(8) would
+# become nobody by its set-user-ID bit: leave such bits without effect.
+[ "${1-}" = plain ] || exec setpriv --no-new-privs "$0" plain
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 # Our own things; the job's folder, too, because it is in the host's /run, which
