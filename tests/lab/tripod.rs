@@ -92,7 +92,11 @@ impl Tripod {
                 panic!("tripod ended instead of becoming ready: {status}");
             }
             match get(node, SocketAddr::new(node.addresses[0], 10256), "/healthz") {
-                Ok(answer) if answer.starts_with("HTTP/1.1 200") => Ok(()),
+                Ok(answer)
+                    if answer.starts_with("HTTP/1.1 200") && answer.contains("\"status\"") =>
+                {
+                    Ok(())
+                }
                 Ok(answer) => Err(answer),
                 Err(error) => Err(error.to_string()),
             }

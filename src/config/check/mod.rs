@@ -194,8 +194,9 @@ impl Check {
         valid
     }
 
-    /// kube-proxy reads what is for ipvs in ipvs mode only: elsewhere a value
-    /// that it would not even look at must not keep a node from starting.
+    /// Where another mode was asked for by name, kube-proxy does not even look
+    /// at what is for ipvs, so it must not keep a node from starting there. A
+    /// blank mode is ipvs.
     fn invalid_for_ipvs(
         &mut self,
         c: &KubeProxyConfiguration,
@@ -204,7 +205,7 @@ impl Check {
         value: &str,
         why: &str,
     ) {
-        if !self.blank_mode && ["ipvs", "userspace"].contains(&c.mode.as_str()) {
+        if ["ipvs", "userspace"].contains(&c.mode.as_str()) {
             self.invalid(field, flag, value, why);
         } else {
             let problem = Problem::invalid(field, Some(flag), value, why);
