@@ -16,7 +16,7 @@ use tokio::{
 use tripod::{
     cli::{self, Job, Settings},
     config::{self, ConfigFile},
-    events::Recorder,
+    events::{self, Event, Recorder},
     kernel::{
         addresses::{self, AddressChanges},
         netlink::{Protocol, Socket},
@@ -33,7 +33,7 @@ use tripod::{
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
     services::Tracker,
-    watch,
+    watch::{self, Source},
 };
 
 fn main() -> ExitCode {
@@ -58,7 +58,10 @@ fn main() -> ExitCode {
             match &settings.job {
                 Job::WriteConfig(path) => write_config(&settings, path),
                 Job::Cleanup => cleanup().await,
-                Job::Init => Ok(()),
+                Job::Init => {
+                    node::prepare(&settings.configuration, &Recorder::nowhere());
+                    Ok(())
+                }
                 Job::Serve => run(settings).await,
             }
         }),
@@ -72,6 +75,9 @@ fn main() -> ExitCode {
         }
     }
 }
+
+/// Events that may wait for the API server; more are dropped.
+const EVENTS: usize = 64;
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
@@ -90,10 +96,18 @@ fn write_config(settings: &Settings, path: &Path) -> Done {
 
 async fn run(settings: Settings) -> Done {
     let effective = &settings.effective;
-    let manifests = settings.own.manifests.as_deref().ok_or(
-        "nothing to serve: this version reads objects from a folder only; name it with --manifests DIR",
-    )?;
     let node = node::name(&settings.configuration.hostname_override)?;
+    let source = source(&settings).await?;
+    let recorder = match &source {
+        Source::Folder(_) => Recorder::nowhere(),
+        Source::Cluster(access) => {
+            let (recorder, events) = Recorder::new(EVENTS);
+            tokio::spawn(events::post(access.clone(), node.clone(), events));
+            recorder
+        }
+    };
+    recorder.post(Event::starting());
+    node::prepare(&settings.configuration, &recorder);
     let (mode, passed_over) = choose::choose(effective.mode);
     for (better, missing) in passed_over {
         for lack in missing {
@@ -114,7 +128,7 @@ async fn run(settings: Settings) -> Done {
     };
     let health = Arc::new(Health::new(2 * pace.sync_period));
     let proxy = userspace_mode(&settings, &registry).await?;
-    tracing::info!(%node, %mode, manifests = %manifests.display(), "starting");
+    tracing::info!(%node, %mode, objects = %source, "starting");
 
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
     let bind = |address| Bind {
@@ -139,7 +153,6 @@ async fn run(settings: Settings) -> Done {
         serving.spawn(serve::metrics(bind(address), about)?);
     }
 
-    let batches = watch::manifests::spawn(manifests);
     let metrics = Metrics::register(&registry)?;
     let mut runner = Runner::new(
         proxy,
@@ -152,12 +165,12 @@ async fn run(settings: Settings) -> Done {
     runner.follow(ServiceHealth::start(
         move || node_port_addresses(&ranges),
         health,
-        Recorder::nowhere(),
+        recorder,
     ));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
-        () = runner.run(batches, Some(AddressChanges::open()?)) => {
+        () = runner.run(source.follow(&node), Some(AddressChanges::open()?)) => {
             Err("the source of objects ended unexpectedly".into())
         }
         Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),
@@ -165,6 +178,19 @@ async fn run(settings: Settings) -> Done {
         _ = interrupt.recv() => Ok(()),
         changed = config_changed(settings.file.as_ref()) => Err(changed.into()),
     }
+}
+
+/// Where objects come from, as the settings say.
+async fn source(settings: &Settings) -> Result<Source, Box<dyn std::error::Error>> {
+    let client = &settings.configuration.client_connection;
+    let cluster = watch::api::Connection {
+        kubeconfig: settings.effective.kubeconfig.clone(),
+        master: settings.master.clone(),
+        qps: client.qps,
+        burst: u32::try_from(client.burst).unwrap_or(0),
+    };
+    let opened = Source::open(settings.own.manifests.clone(), cluster).await;
+    Ok(opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?)
 }
 
 /// Ends when the configuration file was changed: with what to say about it.

@@ -1,5 +1,54 @@
 //! Where objects come from: the API server, or a folder of manifests. Both
 //! give the same events.
 
+use std::{fmt, path::PathBuf};
+
+use tokio::sync::mpsc::Receiver;
+
+use crate::services::Batch;
+
 pub mod api;
 pub mod manifests;
+
+/// Where objects come from.
+#[derive(Clone)]
+pub enum Source {
+    /// A folder of manifests.
+    Folder(PathBuf),
+    /// The API server.
+    Cluster(api::Access),
+}
+
+impl Source {
+    /// The folder if one is given, else the API server.
+    ///
+    /// # Errors
+    /// When there is no folder, and no way to an API server either.
+    pub async fn open(
+        folder: Option<PathBuf>,
+        cluster: api::Connection,
+    ) -> Result<Source, api::AccessError> {
+        match folder {
+            Some(folder) => Ok(Source::Folder(folder)),
+            None => Ok(Source::Cluster(api::Access::open(cluster).await?)),
+        }
+    }
+
+    /// Follows the objects that matter on the node called `node`: the first
+    /// batch is the complete state, each later one what became different.
+    pub fn follow(&self, node: &str) -> Receiver<Batch> {
+        match self {
+            Source::Folder(folder) => manifests::spawn(folder),
+            Source::Cluster(access) => api::spawn(access.clone(), api::Settings::for_node(node)),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Folder(folder) => write!(f, "manifests in {}", folder.display()),
+            Source::Cluster(_) => f.write_str("the API server"),
+        }
+    }
+}

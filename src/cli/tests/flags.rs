@@ -226,17 +226,17 @@ fn modes() {
         ),
         (None, &["--proxy-mode=nftables"], ModeName::Ipvs, true),
         (Some("mode: nftables\n"), &[], ModeName::Ipvs, true),
-        // kube-proxy would not look at these in its default mode.
+        // kube-proxy would not look at these in that mode.
         (
-            Some("ipvs: {scheduler: magic}\n"),
+            Some("mode: iptables\nipvs: {scheduler: magic}\n"),
             &[],
-            ModeName::Ipvs,
+            ModeName::Iptables,
             true,
         ),
         (
-            Some("ipvs: {excludeCIDRs: [x]}\n"),
+            Some("mode: iptables\nipvs: {excludeCIDRs: [x]}\n"),
             &[],
-            ModeName::Ipvs,
+            ModeName::Iptables,
             true,
         ),
         (

@@ -1,4 +1,8 @@
-//! Which node this is.
+//! The node: which one this is, and what is set on it before it serves.
+
+mod prepare;
+
+pub use self::prepare::prepare;
 
 /// The node's name: `hostname_override` if given, else the machine's host
 /// name, as kube-proxy finds it (`k8s.io/component-helpers/node/util`

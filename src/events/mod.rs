@@ -2,10 +2,13 @@
 //! notices something posts it here; whoever can reach the API server takes the
 //! events from the channel and writes them.
 
+mod post;
+
 use std::fmt;
 
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
+pub use self::post::post;
 use crate::services::ServiceName;
 
 /// Something that happened, as `kubectl describe` shows it.

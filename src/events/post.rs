@@ -1,0 +1,92 @@
+//! Writes events to the API server (`events.k8s.io/v1`).
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event as ApiEvent},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use kube::{Api, api::PostParams};
+use tokio::sync::mpsc::Receiver;
+
+use super::{Event, Regarding};
+use crate::watch::api::Access;
+
+/// Where events about objects without a namespace live, by client-go's custom.
+const DEFAULT_NAMESPACE: &str = "default";
+
+/// The component's name in events, which people filter for.
+const CONTROLLER: &str = "kube-proxy";
+
+/// Writes what comes out of `events`, one after the other. One that cannot be
+/// written is dropped: it is news, and the log has it too.
+pub async fn post(access: Access, node: String, mut events: Receiver<Event>) {
+    while let Some(event) = events.recv().await {
+        let object = object(&event, &node, Timestamp::now());
+        let namespace = object.metadata.namespace.clone().unwrap_or_default();
+        let api: Api<ApiEvent> = Api::namespaced(access.client().await, &namespace);
+        if let Err(error) = api.create(&PostParams::default(), &object).await {
+            tracing::debug!(reason = event.reason, "an Event was not written: {error}");
+        }
+    }
+}
+
+/// The API object for `event`.
+fn object(event: &Event, node: &str, now: Timestamp) -> ApiEvent {
+    let regarding = match &event.regarding {
+        Regarding::ThisNode => ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            // The kubelet and kube-proxy put the name here, and `kubectl
+            // describe node` looks for it.
+            uid: Some(node.to_owned()),
+            ..ObjectReference::default()
+        },
+        Regarding::Service(name) => ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Service".to_owned()),
+            namespace: Some(name.namespace.to_string()),
+            name: Some(name.name.to_string()),
+            ..ObjectReference::default()
+        },
+    };
+    let namespace = regarding.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let about = regarding.name.as_deref().unwrap_or(node);
+    ApiEvent {
+        metadata: ObjectMeta {
+            name: Some(format!("{about}.{:x}", now.as_nanosecond())),
+            namespace: Some(namespace.to_owned()),
+            ..ObjectMeta::default()
+        },
+        action: Some(event.action.to_owned()),
+        event_time: Some(MicroTime(now)),
+        note: Some(event.note.clone()).filter(|note| !note.is_empty()),
+        reason: Some(event.reason.to_owned()),
+        regarding: Some(regarding),
+        reporting_controller: Some(CONTROLLER.to_owned()),
+        reporting_instance: Some(format!("{CONTROLLER}-{node}")),
+        type_: Some(event.severity.to_string()),
+        ..ApiEvent::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_what_kubectl_describe_looks_for() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let object = object(&Event::starting(), "node-1", now);
+        let json = serde_json::to_value(object).unwrap();
+        assert_eq!(json["metadata"]["namespace"], "default");
+        assert_eq!(json["regarding"]["kind"], "Node");
+        assert_eq!(json["regarding"]["uid"], "node-1");
+        assert_eq!(json["reason"], "Starting");
+        assert_eq!(json["reportingController"], "kube-proxy");
+        assert_eq!(json["type"], "Normal");
+        // The server refuses an event without these (validateV1EventSeries).
+        for field in ["eventTime", "action", "reportingInstance"] {
+            assert!(json[field].is_string(), "{field}");
+        }
+    }
+}

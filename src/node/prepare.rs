@@ -1,0 +1,49 @@
+//! What is set on a node before it serves.
+
+use std::fs;
+
+use crate::{
+    config::KubeProxyConfiguration,
+    events::{Event, Recorder, Regarding, Severity},
+    kernel::conntrack::{self, Kernel, Reason},
+};
+
+/// The kernel's knob for who is ended first when memory runs out (proc(5)).
+const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
+
+/// Sets the limits and timeouts of connection tracking and our place in the
+/// order of those that are ended when memory runs out. What cannot be set is
+/// told, and keeps nothing from starting.
+pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) {
+    let score = configuration.oom_score_adj;
+    if let Err(error) = fs::write(OOM_SCORE_ADJ, score.to_string()) {
+        tracing::info!("oomScoreAdj {score} is not set: {OOM_SCORE_ADJ}: {error}");
+    }
+    let wanted = &configuration.conntrack;
+    let options = conntrack::Options {
+        max_per_core: u32::try_from(wanted.max_per_core).unwrap_or(0),
+        min: u32::try_from(wanted.min).unwrap_or(0),
+        tcp_established: wanted.tcp_established_timeout,
+        tcp_close_wait: wanted.tcp_close_wait_timeout,
+        tcp_be_liberal: wanted.tcp_be_liberal,
+        udp: wanted.udp_timeout,
+        udp_stream: wanted.udp_stream_timeout,
+    };
+    let plan = conntrack::plan(&options, conntrack::cpus());
+    for unset in conntrack::apply(&plan, &mut Kernel) {
+        match unset.reason {
+            Reason::Missing => tracing::debug!("{unset}"),
+            Reason::Forbidden(_) => {
+                tracing::warn!("{unset}");
+                recorder.post(Event {
+                    regarding: Regarding::ThisNode,
+                    severity: Severity::Warning,
+                    reason: "ReadOnlySysctl",
+                    action: "SetConntrack",
+                    note: unset.to_string(),
+                });
+            }
+            _ => tracing::warn!("{unset}"),
+        }
+    }
+}
