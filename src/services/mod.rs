@@ -22,6 +22,7 @@ mod select;
 mod service;
 mod slice;
 mod tracker;
+mod trigger;
 
 pub use changes::{Changes, LostAddresses, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints};
@@ -37,6 +38,7 @@ pub use port::{
 pub use service::{NotServed, Port, Service, Serving};
 pub use slice::{EndpointSlice, Hints, Owner, SliceEndpoint, SliceName, SlicePort};
 pub use tracker::Tracker;
+pub use trigger::Trigger;
 
 /// Every ServicePort that this node should serve.
 #[derive(Clone, Debug, Default, PartialEq)]
