@@ -239,6 +239,23 @@ fn node_port_ranges(configured: &config::NodePortAddresses) -> Vec<IpNet> {
     }
 }
 
+/// How userspace mode tells pods from others.
+fn detect_local(configured: &config::DetectLocal) -> userspace::DetectLocal {
+    match configured {
+        config::DetectLocal::ClusterCidr(cidrs) => userspace::DetectLocal::Within(cidrs.clone()),
+        config::DetectLocal::NodeCidr => userspace::DetectLocal::PodCidrs,
+        config::DetectLocal::BridgeInterface(link)
+        | config::DetectLocal::InterfaceNamePrefix(link) => {
+            tracing::warn!(
+                "userspace mode cannot tell pods by their link ({link}): to a Service with \
+                 externalTrafficPolicy Local they are as callers from outside; set \
+                 detectLocalMode to ClusterCIDR or NodeCIDR"
+            );
+            userspace::DetectLocal::Unknown
+        }
+    }
+}
+
 async fn userspace_mode(
     settings: &Settings,
     registry: &Registry,
@@ -259,6 +276,7 @@ async fn userspace_mode(
         udp_timeout: settings.own.udp_timeout,
         scheduler: effective.scheduler,
         node_port_addresses: ranges,
+        detect_local: detect_local(&effective.detect_local),
         workers: userspace::workers(settings.own.workers),
     };
     Ok(Userspace::new(

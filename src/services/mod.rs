@@ -44,12 +44,18 @@ pub use trigger::Trigger;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceMap {
     ports: hashbrown::HashMap<ServicePortName, Arc<ServicePort>>,
+    node: Option<Arc<Node>>,
 }
 
 impl ServiceMap {
     /// The ServicePort of that name, if the node should serve it.
     pub fn get(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
         self.ports.get(name)
+    }
+
+    /// The object of this node, once it is known.
+    pub fn this_node(&self) -> Option<&Arc<Node>> {
+        self.node.as_ref()
     }
 
     /// All ServicePorts, in no particular order.
@@ -76,6 +82,7 @@ impl FromIterator<ServicePort> for ServiceMap {
             .map(|port| (port.name.clone(), Arc::new(port)));
         ServiceMap {
             ports: named.collect(),
+            node: None,
         }
     }
 }

@@ -13,6 +13,7 @@ mod claims;
 mod counters;
 mod descriptors;
 mod gate;
+mod insiders;
 mod listen;
 mod plan;
 mod portal;
@@ -43,6 +44,7 @@ use self::{
     capture::{Frontend, Method, OtherPorts, Target, Want},
     claims::Claims,
     gate::{Gate, InUse},
+    insiders::Insiders,
     listen::Owner,
     plan::{Kind, PortalName, PortalPlan},
     ports::Ports,
@@ -52,6 +54,7 @@ pub use self::{
     capturing::{Capture, cleanup},
     counters::Counters,
     descriptors::Descriptors,
+    insiders::DetectLocal,
 };
 use super::{Mode, ModeName, SyncError, SyncReport};
 use crate::{
@@ -71,6 +74,8 @@ pub struct Options {
     /// `--nodeport-addresses`: where node ports are served; empty: on all of
     /// the node's addresses.
     pub node_port_addresses: Vec<IpNet>,
+    /// How pods are told from others.
+    pub detect_local: DetectLocal,
     /// Threads of the data path.
     pub workers: usize,
 }
@@ -93,6 +98,7 @@ pub struct Shared {
     descriptors: Descriptors,
     counters: Counters,
     udp_timeout: Duration,
+    insiders: Arc<Insiders>,
     next_worker: AtomicUsize,
 }
 
@@ -138,6 +144,7 @@ impl Userspace {
             descriptors: Descriptors::of_this_process(),
             counters,
             udp_timeout: options.udp_timeout,
+            insiders: Arc::new(Insiders::new(options.detect_local.clone())),
             next_worker: AtomicUsize::new(0),
         });
         Ok(Userspace {
@@ -251,11 +258,11 @@ impl Userspace {
                     false
                 }
             });
-        let listening = !plan.targets.is_empty();
+        let listening = !plan.is_hopeless();
         let mut gate = match self.gates.remove(&name) {
             Some(mut gate) => {
                 if gate.plan != plan {
-                    gate.reroute(plan, scheduler, affinity);
+                    gate.reroute(&self.shared, plan, scheduler, affinity);
                 }
                 gate
             }
@@ -300,7 +307,7 @@ impl Userspace {
             }
         };
         // Without endpoints the held port refuses.
-        if !gate.plan.targets.is_empty()
+        if !gate.plan.is_hopeless()
             && let Err(e) = self.listen(gate, address, Owner::Node)
         {
             failed.add(&name, format!("cannot listen on {address}: {e}"));
@@ -318,7 +325,7 @@ impl Userspace {
             let mut ours = true;
             for (address, owner) in self.binds(&frontend) {
                 opened.1.insert(address);
-                let bound = match gate.plan.targets.is_empty() {
+                let bound = match gate.plan.is_hopeless() {
                     true => gate.reserve(address, owner),
                     false => self.listen(gate, address, owner),
                 };
@@ -486,6 +493,9 @@ impl Mode for Userspace {
         if changes.full || self.node_addresses.is_empty() {
             self.node_addresses = self.capture.node_addresses()?;
         }
+        self.shared
+            .insiders
+            .update(map.this_node().map(|n| &**n), &self.node_addresses);
         let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
         names.append(&mut self.retry);
         if changes.full {
