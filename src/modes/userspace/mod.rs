@@ -38,7 +38,6 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use ipnet::IpNet;
 
 use self::{
     affinity::Affinity,
@@ -58,6 +57,7 @@ pub use self::{
 };
 use super::{Mode, ModeName, SyncError, SyncReport};
 use crate::{
+    node::NodePorts,
     sched::SchedulerName,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
@@ -71,9 +71,8 @@ pub struct Options {
     pub udp_timeout: Duration,
     /// `--ipvs-scheduler`: the scheduler of Services that name none.
     pub scheduler: SchedulerName,
-    /// `--nodeport-addresses`: where node ports are served; empty: on all of
-    /// the node's addresses.
-    pub node_port_addresses: Vec<IpNet>,
+    /// `--nodeport-addresses`: where node ports are served.
+    pub node_ports: Arc<NodePorts>,
     /// How pods are told from others.
     pub detect_local: DetectLocal,
     /// Threads of the data path.
@@ -319,15 +318,17 @@ impl Mode for Userspace {
     }
 
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
-        if changes.full || self.node_addresses.is_empty() {
+        let node = map.this_node().map(|node| &**node);
+        let full = self.options.node_ports.learn(node) || changes.full;
+        if full || self.node_addresses.is_empty() {
             self.node_addresses = self.capture.node_addresses()?;
+            self.capture
+                .serve_node_ports(&self.options.node_ports.served());
         }
-        self.shared
-            .insiders
-            .update(map.this_node().map(|n| &**n), &self.node_addresses);
+        self.shared.insiders.update(node, &self.node_addresses);
         let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
         names.append(&mut self.retry);
-        if changes.full {
+        if full {
             names.extend(map.iter().map(|port| port.name.clone()));
             names.extend(self.gates.keys().map(|portal| portal.port.clone()));
         }
@@ -348,7 +349,7 @@ impl Mode for Userspace {
         let changed: Vec<Frontend> = self.unconfirmed.iter().copied().collect();
         let captured = self
             .capture
-            .sync(&self.want, (!changes.full).then_some(&changed))
+            .sync(&self.want, (!full).then_some(&changed))
             .await?;
         self.unconfirmed.clear();
         self.close_listeners(Method::Redirect);

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
 };
 
@@ -166,15 +166,13 @@ impl Userspace {
             None => self
                 .node_addresses
                 .iter()
-                .filter(|ip| IpFamily::of(ip) == frontend.family && self.serves_node_ports(ip))
+                .filter(|ip| {
+                    IpFamily::of(ip) == frontend.family
+                        && self.options.node_ports.served().contains(ip)
+                })
                 .map(|ip| ((*ip, frontend.port).into(), Owner::Node))
                 .collect(),
         }
-    }
-
-    fn serves_node_ports(&self, ip: &IpAddr) -> bool {
-        let ranges = &self.options.node_port_addresses;
-        ranges.is_empty() || ranges.iter().any(|range| range.contains(ip))
     }
 }
 
