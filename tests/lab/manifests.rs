@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The port on which every backend listens, TCP and UDP.
 pub const BACKEND_PORT: u16 = 8080;
@@ -16,13 +16,19 @@ pub struct Service {
     node_port: bool,
     external_ip: bool,
     load_balancer: bool,
+    /// Fields of its `spec` beyond those above.
+    said: Map<String, Value>,
 }
 
-/// A backend as an endpoint, and its conditions.
+/// A backend as an endpoint: its conditions, and whom it is for.
 #[derive(Clone, Debug)]
 pub struct EndpointChoice {
     pub name: String,
-    pub ready: bool,
+    ready: bool,
+    serving: bool,
+    terminating: bool,
+    node: Option<String>,
+    hints: Map<String, Value>,
 }
 
 impl EndpointChoice {
@@ -30,14 +36,58 @@ impl EndpointChoice {
         EndpointChoice {
             name: name.into(),
             ready: true,
+            serving: true,
+            terminating: false,
+            node: None,
+            hints: Map::new(),
         }
     }
 
     pub fn unready(name: &str) -> EndpointChoice {
         EndpointChoice {
-            name: name.into(),
             ready: false,
+            serving: false,
+            ..EndpointChoice::ready(name)
         }
+    }
+
+    /// On its way out, still answering or not.
+    pub fn terminating(name: &str, serving: bool) -> EndpointChoice {
+        EndpointChoice {
+            ready: false,
+            serving,
+            terminating: true,
+            ..EndpointChoice::ready(name)
+        }
+    }
+
+    /// On the node of that name.
+    pub fn on(mut self, node: &str) -> EndpointChoice {
+        self.node = Some(node.into());
+        self
+    }
+
+    /// A topology hint: for callers of one zone (`forZones`) or node
+    /// (`forNodes`).
+    pub fn hint(mut self, field: &str, name: &str) -> EndpointChoice {
+        self.hints.insert(field.into(), json!([{"name": name}]));
+        self
+    }
+
+    fn manifest(&self, address: IpAddr) -> Value {
+        let mut endpoint = json!({
+            "addresses": [address],
+            "conditions": {
+                "ready": self.ready, "serving": self.serving, "terminating": self.terminating,
+            },
+        });
+        if let Some(node) = &self.node {
+            endpoint["nodeName"] = node.as_str().into();
+        }
+        if !self.hints.is_empty() {
+            endpoint["hints"] = self.hints.clone().into();
+        }
+        endpoint
     }
 }
 
@@ -53,7 +103,14 @@ impl Service {
             node_port: false,
             external_ip: false,
             load_balancer: false,
+            said: Map::new(),
         }
+    }
+
+    /// Sets a further field of its `spec`.
+    pub fn says(mut self, field: &str, value: impl Into<Value>) -> Service {
+        self.said.insert(field.into(), value.into());
+        self
     }
 
     /// ClientIP affinity for that many seconds.
@@ -147,6 +204,9 @@ impl Service {
             spec["sessionAffinity"] = "ClientIP".into();
             spec["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": seconds}});
         }
+        for (field, value) in &self.said {
+            spec[field] = value.clone();
+        }
         let mut service = json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": self.name, "namespace": "default"},
@@ -164,13 +224,9 @@ impl Service {
         let ports = ["TCP", "UDP"].map(|protocol| {
             json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": BACKEND_PORT})
         });
-        let endpoints = endpoints.iter().map(|(choice, addresses)| {
-            json!({
-                "addresses": [addresses[family]],
-                "conditions":
-                    {"ready": choice.ready, "serving": choice.ready, "terminating": false},
-            })
-        });
+        let endpoints = endpoints
+            .iter()
+            .map(|(choice, addresses)| choice.manifest(addresses[family]));
         json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": {

@@ -30,7 +30,7 @@ pub use manifests::{EndpointChoice, Service};
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use room::{Share, acceptance, figure, run, skip};
 pub use topology::{Capture, Lab};
-pub use tripod::{Tripod, tripod_binary};
+pub use tripod::{Tripod, get, tripod_binary};
 pub use wait::eventually;
 
 /// Declares each named function, which takes `&mut Lab`, as two tests: one for

@@ -64,6 +64,8 @@ impl Tripod {
             .arg(format!("--userspace-capture={}", lab.capture.flag()))
             .arg("--manifests")
             .arg(lab.manifests())
+            // Where pods are: what tells them from callers outside.
+            .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
             .args(["--hostname-override", "node", "--udp-timeout", "2s"])
             .args(["--ipvs-scheduler", "wrr", "--v", "2"])
             .args(["--metrics-bind-address", "127.0.0.1:10249"])

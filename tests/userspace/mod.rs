@@ -9,6 +9,7 @@ mod descriptors;
 mod guest;
 mod idle;
 mod manifests;
+mod policies;
 mod refused;
 mod retry;
 mod streams;
