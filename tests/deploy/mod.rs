@@ -6,6 +6,7 @@ mod chroot;
 mod command;
 mod configuration;
 mod objects;
+mod privileges;
 mod rights;
 
 use std::{path::PathBuf, time::Duration};
