@@ -7,7 +7,6 @@ use std::{
     sync::Arc,
 };
 
-use ipnet::IpNet;
 use prometheus::Registry;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -24,12 +23,9 @@ use tripod::{
     log,
     modes::{
         choose,
-        userspace::{
-            self, Capture, Counters, Userspace,
-            capture::{self, NodePortAddresses},
-        },
+        userspace::{self, Capture, Counters, Userspace, capture},
     },
-    node,
+    node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
     services::Tracker,
@@ -127,7 +123,8 @@ async fn run(settings: Settings) -> Done {
         ..default
     };
     let health = Arc::new(Health::new(2 * pace.sync_period));
-    let proxy = userspace_mode(&settings, &registry).await?;
+    let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
+    let proxy = userspace_mode(&settings, Arc::clone(&node_ports), &registry).await?;
     tracing::info!(%node, %mode, objects = %source, "starting");
 
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
@@ -161,9 +158,8 @@ async fn run(settings: Settings) -> Done {
         Arc::clone(&health),
         metrics,
     );
-    let ranges = node_port_ranges(&effective.node_ports);
     runner.follow(ServiceHealth::start(
-        move || node_port_addresses(&ranges),
+        move || health_check_addresses(&node_ports),
         health,
         recorder,
     ));
@@ -205,18 +201,17 @@ async fn config_changed(file: Option<&ConfigFile>) -> String {
     }
 }
 
-/// Where node ports are served now: the node's addresses within `ranges`, or
-/// every address.
-fn node_port_addresses(ranges: &[IpNet]) -> Vec<IpAddr> {
-    if ranges.is_empty() {
+/// Where health-check node ports listen now.
+fn health_check_addresses(node_ports: &NodePorts) -> Vec<IpAddr> {
+    let served = node_ports.served();
+    if *served == Served::All {
         return vec![Ipv6Addr::UNSPECIFIED.into()];
     }
     let listed = Socket::open(Protocol::Route).and_then(|mut socket| addresses::list(&mut socket));
     match listed {
         Ok(all) => {
             let all = all.into_iter().map(|address| address.address);
-            all.filter(|ip| ranges.iter().any(|range| range.contains(ip)))
-                .collect()
+            all.filter(|ip| served.contains(ip)).collect()
         }
         Err(error) => {
             tracing::error!("health-check node ports are closed until the next full sync: {error}");
@@ -225,22 +220,26 @@ fn node_port_addresses(ranges: &[IpNet]) -> Vec<IpAddr> {
     }
 }
 
-/// Networks that serve node ports; empty: all addresses do.
-fn node_port_ranges(configured: &config::NodePortAddresses) -> Vec<IpNet> {
+/// How userspace mode tells pods from others.
+fn detect_local(configured: &config::DetectLocal) -> userspace::DetectLocal {
     match configured {
-        config::NodePortAddresses::Within(ranges) => ranges.clone(),
-        config::NodePortAddresses::All => Vec::new(),
-        config::NodePortAddresses::Primary => {
+        config::DetectLocal::ClusterCidr(cidrs) => userspace::DetectLocal::Within(cidrs.clone()),
+        config::DetectLocal::NodeCidr => userspace::DetectLocal::PodCidrs,
+        config::DetectLocal::BridgeInterface(link)
+        | config::DetectLocal::InterfaceNamePrefix(link) => {
             tracing::warn!(
-                "node ports are served on all addresses: `primary` is not known to this version"
+                "userspace mode cannot tell pods by their link ({link}): to a Service with \
+                 externalTrafficPolicy Local they are as callers from outside; set \
+                 detectLocalMode to ClusterCIDR or NodeCIDR"
             );
-            Vec::new()
+            userspace::DetectLocal::Unknown
         }
     }
 }
 
 async fn userspace_mode(
     settings: &Settings,
+    node_ports: Arc<NodePorts>,
     registry: &Registry,
 ) -> Result<Userspace, Box<dyn std::error::Error>> {
     let choice = capture::choose(settings.own.capture).await?;
@@ -248,17 +247,13 @@ async fn userspace_mode(
         tracing::info!("{reason}");
     }
     let effective = &settings.effective;
-    let ranges = node_port_ranges(&effective.node_ports);
-    let node_ports = match ranges.as_slice() {
-        [] => NodePortAddresses::All,
-        ranges => NodePortAddresses::Within(ranges.to_vec()),
-    };
-    let capture = Capture::new(choice, node_ports).await?;
+    let capture = Capture::new(choice).await?;
     let options = userspace::Options {
         port_range: effective.proxy_ports.clone(),
         udp_timeout: settings.own.udp_timeout,
         scheduler: effective.scheduler,
-        node_port_addresses: ranges,
+        node_ports,
+        detect_local: detect_local(&effective.detect_local),
         workers: userspace::workers(settings.own.workers),
     };
     Ok(Userspace::new(

@@ -1,8 +1,12 @@
 //! The node: which one this is, and what is set on it before it serves.
 
+mod ports;
 mod prepare;
 
-pub use self::prepare::prepare;
+pub use self::{
+    ports::{NodePorts, Served},
+    prepare::prepare,
+};
 
 /// The node's name: `hostname_override` if given, else the machine's host
 /// name, as kube-proxy finds it (`k8s.io/component-helpers/node/util`

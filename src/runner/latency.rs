@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::services::{Changes, EndpointSlice, IpFamily, ServiceName};
+use crate::services::{Changes, IpFamily, ServiceName};
 
 /// Times of changes that are not in force yet.
 #[derive(Debug)]
@@ -58,12 +58,6 @@ impl Triggers {
         }
         took
     }
-}
-
-/// When that happened because of which `slice` changed, if its author noted it.
-pub(super) fn trigger_time(_slice: &EndpointSlice) -> Option<SystemTime> {
-    // The reduced slice does not carry the annotation yet.
-    None
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ impl<M: Mode> Runner<M> {
                 Event::EndpointSlice(slice) => {
                     slices += 1;
                     if let Owner::Service(service) = &slice.owner
-                        && let Some(at) = latency::trigger_time(slice)
+                        && let Some(at) = slice.trigger.time()
                     {
                         self.triggers.add(service, at);
                     }

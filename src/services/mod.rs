@@ -22,6 +22,7 @@ mod select;
 mod service;
 mod slice;
 mod tracker;
+mod trigger;
 
 pub use changes::{Changes, LostAddresses, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints};
@@ -37,17 +38,24 @@ pub use port::{
 pub use service::{NotServed, Port, Service, Serving};
 pub use slice::{EndpointSlice, Hints, Owner, SliceEndpoint, SliceName, SlicePort};
 pub use tracker::Tracker;
+pub use trigger::Trigger;
 
 /// Every ServicePort that this node should serve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceMap {
     ports: hashbrown::HashMap<ServicePortName, Arc<ServicePort>>,
+    node: Option<Arc<Node>>,
 }
 
 impl ServiceMap {
     /// The ServicePort of that name, if the node should serve it.
     pub fn get(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
         self.ports.get(name)
+    }
+
+    /// The object of this node, once it is known.
+    pub fn this_node(&self) -> Option<&Arc<Node>> {
+        self.node.as_ref()
     }
 
     /// All ServicePorts, in no particular order.
@@ -74,6 +82,7 @@ impl FromIterator<ServicePort> for ServiceMap {
             .map(|port| (port.name.clone(), Arc::new(port)));
         ServiceMap {
             ports: named.collect(),
+            node: None,
         }
     }
 }

@@ -11,6 +11,7 @@ use super::{
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     service::{HEADLESS_LABEL, OTHER_PROXY_LABEL},
+    trigger::Trigger,
 };
 
 /// Label that names the Service of an EndpointSlice.
@@ -44,6 +45,8 @@ pub struct EndpointSlice {
     pub endpoints: Box<[SliceEndpoint]>,
     /// What its author asks of Tripod alone.
     pub extensions: Extensions,
+    /// When that happened because of which it was written.
+    pub trigger: Trigger,
 }
 
 /// Whose endpoints a slice has.
@@ -136,6 +139,7 @@ impl EndpointSlice {
             ports,
             endpoints,
             extensions,
+            trigger: Trigger::of(metadata.annotations.as_ref()),
         }))
     }
 

@@ -15,7 +15,6 @@ use super::{
 #[derive(Debug)]
 pub struct Tracker {
     this: ThisNode,
-    node: Option<Arc<Node>>,
     services: HashMap<ServiceName, Entry>,
     /// Which Service each slice is filed under; `None`: under no Service.
     slices: HashMap<SliceName, Option<ServiceName>>,
@@ -42,7 +41,6 @@ impl Tracker {
                 name: Arc::from(node_name),
                 zone: None,
             },
-            node: None,
             services: HashMap::new(),
             slices: HashMap::new(),
             map: ServiceMap::default(),
@@ -56,7 +54,7 @@ impl Tracker {
 
     /// The object of this node, once it is known.
     pub fn node(&self) -> Option<&Arc<Node>> {
-        self.node.as_ref()
+        self.map.this_node()
     }
 
     /// The object of a Service.
@@ -167,7 +165,7 @@ impl Tracker {
 
     fn set_node(&mut self, node: Option<Arc<Node>>) {
         self.this.zone = node.as_ref().and_then(|node| node.zone.clone());
-        self.node = node;
+        self.map.node = node;
     }
 
     /// Makes the ServicePorts of one Service anew and records what differs.

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName};
@@ -85,7 +85,8 @@ impl EndpointState {
         }
     }
 
-    fn remove(&self) {
+    /// Tells everything that hangs on it that it has left its Service.
+    pub fn remove(&self) {
         self.removed.store(true, Relaxed);
         self.removal.notify_waiters();
     }
@@ -146,13 +147,16 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// The set of `targets`; what `previous` knows of an endpoint is kept.
-    pub fn new(name: SchedulerName, targets: &[Target], previous: Option<&Backends>) -> Self {
-        let known: HashMap<SocketAddr, &Arc<EndpointState>> = previous
-            .iter()
-            .flat_map(|p| p.states.iter())
-            .map(|s| (s.address, s))
-            .collect();
+    /// The set of `targets`, scheduled on from where `previous` was; what is
+    /// `known` of an endpoint is kept.
+    pub fn new<'a>(
+        name: SchedulerName,
+        targets: &[Target],
+        previous: Option<&Backends>,
+        known: impl Iterator<Item = &'a Arc<EndpointState>>,
+    ) -> Self {
+        let known: HashMap<SocketAddr, &Arc<EndpointState>> =
+            known.map(|s| (s.address, s)).collect();
         let states: Box<[_]> = targets
             .iter()
             .map(|t| match known.get(&t.address) {
@@ -178,18 +182,9 @@ impl Backends {
         }
     }
 
-    /// Ends what hangs on endpoints of this set that `next` no longer has.
-    pub fn retire_missing_from(&self, next: &Backends) {
-        let kept: HashSet<SocketAddr> = next.states.iter().map(|s| s.address).collect();
-        self.states
-            .iter()
-            .filter(|s| !kept.contains(&s.address))
-            .for_each(|s| s.remove());
-    }
-
-    /// Tells everything that hangs on these endpoints that they are gone.
-    pub fn retire(&self) {
-        self.states.iter().for_each(|s| s.remove());
+    /// What is known of each endpoint.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Arc<EndpointState>> {
+        self.states.iter()
     }
 
     /// The endpoint at `address` if it may take a connection.

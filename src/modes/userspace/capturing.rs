@@ -7,6 +7,7 @@ use super::capture::{
 };
 use crate::{
     kernel::{addresses, netlink},
+    node::Served,
     services::IpFamily,
 };
 
@@ -26,13 +27,13 @@ impl Capture {
     ///
     /// # Errors
     /// When the kernel's doors for it cannot be opened.
-    pub async fn new(choice: Choice, node_ports: NodePortAddresses) -> Result<Self, Error> {
+    pub async fn new(choice: Choice) -> Result<Self, Error> {
         let redirected = choice.families(Method::Redirect);
         let routed = choice.families(Method::Local);
         Ok(Capture {
             redirect: match redirected.is_empty() {
                 true => None,
-                false => Some(Redirect::new(&redirected, node_ports).await?),
+                false => Some(Redirect::new(&redirected, NodePortAddresses::All).await?),
             },
             local: match routed.is_empty() {
                 true => None,
@@ -42,6 +43,17 @@ impl Capture {
             choice,
             other_way_cleaned: false,
         })
+    }
+
+    /// On which addresses node ports are to be served; in force with the next
+    /// full sync.
+    pub fn serve_node_ports(&mut self, served: &Served) {
+        if let Some(redirect) = &mut self.redirect {
+            redirect.serve_node_ports(match served {
+                Served::All => NodePortAddresses::All,
+                Served::Within(networks) => NodePortAddresses::Within(networks.clone()),
+            });
+        }
     }
 
     /// How `family` is captured.

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::{
@@ -56,11 +56,7 @@ impl Gate {
         scheduler: SchedulerName,
         affinity: Option<Arc<Affinity>>,
     ) -> Self {
-        let routing = Routing {
-            backends: Backends::new(scheduler, &plan.targets, None),
-            affinity,
-            allowed: plan.allowed.clone(),
-        };
+        let routing = routing(shared, &plan, scheduler, affinity, None);
         let label = plan.name.port.to_string().into();
         let portal = Arc::new(Portal::new(label, routing));
         Gate {
@@ -76,16 +72,14 @@ impl Gate {
     /// Sends new traffic as `plan` says.
     pub fn reroute(
         &mut self,
+        shared: &Shared,
         plan: PortalPlan,
         scheduler: SchedulerName,
         affinity: Option<Arc<Affinity>>,
     ) {
         let before = self.portal.routing();
-        self.portal.reroute(Routing {
-            backends: Backends::new(scheduler, &plan.targets, Some(&before.backends)),
-            affinity,
-            allowed: plan.allowed.clone(),
-        });
+        self.portal
+            .reroute(routing(shared, &plan, scheduler, affinity, Some(&before)));
         self.plan = plan;
     }
 
@@ -227,6 +221,32 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        self.portal.routing().backends.retire();
+        self.portal.routing().retire_except(&HashSet::new());
+    }
+}
+
+/// The routing that `plan` asks for; what `before` knows of endpoints is kept.
+fn routing(
+    shared: &Shared,
+    plan: &PortalPlan,
+    scheduler: SchedulerName,
+    affinity: Option<Arc<Affinity>>,
+    before: Option<&Routing>,
+) -> Routing {
+    let known = || before.into_iter().flat_map(Routing::endpoints);
+    let previous = before.map(|b| &b.backends);
+    let backends = Backends::new(scheduler, &plan.targets, previous, known());
+    let inside = plan.inside.as_ref().map(|targets| {
+        let previous = before.and_then(|b| Some(&b.inside.as_ref()?.1));
+        // One endpoint has one state, whichever way a caller took to it.
+        let known = known().chain(backends.endpoints());
+        let inside = Backends::new(scheduler, targets, previous, known);
+        (Arc::clone(&shared.insiders), inside)
+    });
+    Routing {
+        backends,
+        inside,
+        affinity,
+        allowed: plan.allowed.clone(),
     }
 }

@@ -13,7 +13,9 @@ mod claims;
 mod counters;
 mod descriptors;
 mod gate;
+mod insiders;
 mod listen;
+mod open;
 mod plan;
 mod portal;
 mod ports;
@@ -36,14 +38,13 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use ipnet::IpNet;
 
 use self::{
     affinity::Affinity,
-    capture::{Frontend, Method, OtherPorts, Target, Want},
+    capture::{Frontend, Method, Target, Want},
     claims::Claims,
     gate::{Gate, InUse},
-    listen::Owner,
+    insiders::Insiders,
     plan::{Kind, PortalName, PortalPlan},
     ports::Ports,
     workers::Workers,
@@ -52,11 +53,13 @@ pub use self::{
     capturing::{Capture, cleanup},
     counters::Counters,
     descriptors::Descriptors,
+    insiders::DetectLocal,
 };
 use super::{Mode, ModeName, SyncError, SyncReport};
 use crate::{
+    node::NodePorts,
     sched::SchedulerName,
-    services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// How the mode is to run.
@@ -68,9 +71,10 @@ pub struct Options {
     pub udp_timeout: Duration,
     /// `--ipvs-scheduler`: the scheduler of Services that name none.
     pub scheduler: SchedulerName,
-    /// `--nodeport-addresses`: where node ports are served; empty: on all of
-    /// the node's addresses.
-    pub node_port_addresses: Vec<IpNet>,
+    /// `--nodeport-addresses`: where node ports are served.
+    pub node_ports: Arc<NodePorts>,
+    /// How pods are told from others.
+    pub detect_local: DetectLocal,
     /// Threads of the data path.
     pub workers: usize,
 }
@@ -93,6 +97,7 @@ pub struct Shared {
     descriptors: Descriptors,
     counters: Counters,
     udp_timeout: Duration,
+    insiders: Arc<Insiders>,
     next_worker: AtomicUsize,
 }
 
@@ -138,6 +143,7 @@ impl Userspace {
             descriptors: Descriptors::of_this_process(),
             counters,
             udp_timeout: options.udp_timeout,
+            insiders: Arc::new(Insiders::new(options.detect_local.clone())),
             next_worker: AtomicUsize::new(0),
         });
         Ok(Userspace {
@@ -234,109 +240,6 @@ impl Userspace {
         heirs
     }
 
-    /// Makes the portal of `plan` exist and listen where it should.
-    fn open(&mut self, mut plan: PortalPlan, failed: &mut Failures) {
-        let name = plan.name.clone();
-        self.gone.remove(&name);
-        let scheduler = self.options.scheduler;
-        let affinity = self.affinity(&plan);
-        plan.frontends
-            .retain(|frontend| match self.claims.claim(frontend, &name) {
-                Ok(()) => true,
-                Err(owner) => {
-                    failed.add(
-                        &name,
-                        format!("{frontend} belongs to Service {} already", owner.port),
-                    );
-                    false
-                }
-            });
-        let listening = !plan.targets.is_empty();
-        let mut gate = match self.gates.remove(&name) {
-            Some(mut gate) => {
-                if gate.plan != plan {
-                    gate.reroute(plan, scheduler, affinity);
-                }
-                gate
-            }
-            None => Gate::new(&self.shared, plan, scheduler, affinity),
-        };
-
-        let (captured, desired) = match self.capture.method(name.port.family) {
-            Method::Redirect => self.open_redirected(&mut gate, failed),
-            Method::Local => self.open_routed(&mut gate, failed),
-        };
-        for address in gate.listens_on() {
-            let end = (name.clone(), address);
-            match listening && desired.contains(&address) {
-                true => self.closing.remove(&end),
-                false => self.closing.insert(end),
-            };
-        }
-        for frontend in &gate.plan.frontends {
-            self.retiring.remove(frontend);
-            let target = captured.get(frontend).map(|port| Target {
-                port: *port,
-                name: Arc::clone(gate.label()),
-                other_ports: match frontend.address == Some(gate.plan.cluster_ip) {
-                    true => OtherPorts::Refuse,
-                    false => OtherPorts::PassOn,
-                },
-            });
-            self.capture_as(frontend, target);
-        }
-        self.gates.insert(name, gate);
-    }
-
-    /// Listens on the local port of a portal that nat rules lead to. Answers
-    /// what is to be captured, with that port, and where it should listen.
-    fn open_redirected(&mut self, gate: &mut Gate, failed: &mut Failures) -> Opened {
-        let name = gate.plan.name.clone();
-        let address = match self.local_port(gate) {
-            Ok(address) => address,
-            Err(e) => {
-                failed.add(&name, format!("no local port for it: {e}"));
-                return Opened::default();
-            }
-        };
-        // Without endpoints the held port refuses.
-        if !gate.plan.targets.is_empty()
-            && let Err(e) = self.listen(gate, address, Owner::Node)
-        {
-            failed.add(&name, format!("cannot listen on {address}: {e}"));
-            return Opened::default();
-        }
-        let captured = gate.plan.frontends.iter().map(|f| (*f, address.port()));
-        (captured.collect(), BTreeSet::from([address]))
-    }
-
-    /// Listens on the service addresses themselves, which routes lead to.
-    /// Answers as `open_redirected` does.
-    fn open_routed(&mut self, gate: &mut Gate, failed: &mut Failures) -> Opened {
-        let mut opened = Opened::default();
-        for frontend in gate.plan.frontends.clone() {
-            let mut ours = true;
-            for (address, owner) in self.binds(&frontend) {
-                opened.1.insert(address);
-                let bound = match gate.plan.targets.is_empty() {
-                    true => gate.reserve(address, owner),
-                    false => self.listen(gate, address, owner),
-                };
-                if let Err(e) = bound {
-                    failed.add(&gate.plan.name, cannot_bind(address, &e));
-                    ours = false;
-                }
-            }
-            // A captured address that is not bound by us would reach whoever
-            // listens on that port of the node.
-            if ours && frontend.address.is_some() {
-                opened.0.insert(frontend, 0);
-            }
-        }
-        gate.keep_reserved(&opened.1);
-        opened
-    }
-
     /// Closes listeners that are no longer wanted, of families whose capture
     /// goes `way`.
     fn close_listeners(&mut self, way: Method) {
@@ -397,63 +300,7 @@ impl Userspace {
         };
         self.unconfirmed.insert(*frontend);
     }
-
-    /// The local port of a redirected portal: never one that its clients call,
-    /// because a rule would have nothing to translate then.
-    fn local_port(&mut self, gate: &mut Gate) -> io::Result<SocketAddr> {
-        let called: Vec<u16> = gate.plan.frontends.iter().map(|f| f.port).collect();
-        let name = gate.plan.name.port.clone();
-        let mut unfit = Vec::new();
-        let held = loop {
-            let held = match gate.held.take() {
-                Some(held) => held,
-                None => self.ports.hold(name.protocol, name.family)?,
-            };
-            match called.contains(&held.address.port()) {
-                true => unfit.push(held),
-                false => break held,
-            }
-        };
-        for held in &unfit {
-            self.ports.release(held);
-        }
-        let address = held.address;
-        gate.held = Some(held);
-        Ok(address)
-    }
-
-    fn listen(&self, gate: &mut Gate, address: SocketAddr, owner: Owner) -> io::Result<()> {
-        if gate.has(address) {
-            return Ok(());
-        }
-        gate.open(&self.shared, &self.workers, address, owner)
-    }
-
-    /// Where to listen for `frontend` without netfilter.
-    fn binds(&self, frontend: &Frontend) -> Vec<(SocketAddr, Owner)> {
-        match frontend.address {
-            Some(ip) if self.node_addresses.contains(&ip) => {
-                vec![((ip, frontend.port).into(), Owner::Node)]
-            }
-            Some(ip) => vec![((ip, frontend.port).into(), Owner::Service)],
-            None => self
-                .node_addresses
-                .iter()
-                .filter(|ip| IpFamily::of(ip) == frontend.family && self.serves_node_ports(ip))
-                .map(|ip| ((*ip, frontend.port).into(), Owner::Node))
-                .collect(),
-        }
-    }
-
-    fn serves_node_ports(&self, ip: &IpAddr) -> bool {
-        let ranges = &self.options.node_port_addresses;
-        ranges.is_empty() || ranges.iter().any(|range| range.contains(ip))
-    }
 }
-
-/// Frontends to capture, with the local port where that matters, and the
-/// addresses that their portal should be bound to.
-type Opened = (BTreeMap<Frontend, u16>, BTreeSet<SocketAddr>);
 
 /// What could not be done for single portals.
 #[derive(Debug, Default)]
@@ -465,30 +312,23 @@ impl Failures {
     }
 }
 
-fn cannot_bind(address: SocketAddr, error: &io::Error) -> String {
-    if error.kind() == io::ErrorKind::AddrInUse {
-        format!(
-            "cannot listen on {address}: another program on this node has that port on this \
-             address or on all addresses; bind it to one address, or use \
-             --userspace-capture=redirect"
-        )
-    } else {
-        format!("cannot listen on {address}: {error}")
-    }
-}
-
 impl Mode for Userspace {
     fn name(&self) -> ModeName {
         ModeName::Userspace
     }
 
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
-        if changes.full || self.node_addresses.is_empty() {
+        let node = map.this_node().map(|node| &**node);
+        let full = self.options.node_ports.learn(node) || changes.full;
+        if full || self.node_addresses.is_empty() {
             self.node_addresses = self.capture.node_addresses()?;
+            self.capture
+                .serve_node_ports(&self.options.node_ports.served());
         }
+        self.shared.insiders.update(node, &self.node_addresses);
         let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
         names.append(&mut self.retry);
-        if changes.full {
+        if full {
             names.extend(map.iter().map(|port| port.name.clone()));
             names.extend(self.gates.keys().map(|portal| portal.port.clone()));
         }
@@ -509,7 +349,7 @@ impl Mode for Userspace {
         let changed: Vec<Frontend> = self.unconfirmed.iter().copied().collect();
         let captured = self
             .capture
-            .sync(&self.want, (!changes.full).then_some(&changed))
+            .sync(&self.want, (!full).then_some(&changed))
             .await?;
         self.unconfirmed.clear();
         self.close_listeners(Method::Redirect);

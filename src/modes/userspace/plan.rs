@@ -39,10 +39,19 @@ pub struct PortalPlan {
     pub frontends: Vec<Frontend>,
     /// The endpoints that new flows may reach.
     pub targets: Vec<Target>,
+    /// Those that callers inside the cluster may reach, if others.
+    pub inside: Option<Vec<Target>>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
     /// Timeout of ClientIP affinity.
     pub affinity: Option<Duration>,
+}
+
+impl PortalPlan {
+    /// Nobody can be served: connections are refused.
+    pub fn is_hopeless(&self) -> bool {
+        self.targets.is_empty() && self.inside.as_ref().is_none_or(Vec::is_empty)
+    }
 }
 
 /// Weight of an endpoint that nobody gave one.
@@ -94,10 +103,17 @@ pub fn plan(port: &ServicePort) -> Vec<PortalPlan> {
         if frontends.is_empty() {
             continue;
         }
-        let targets = targets(&port.endpoints, policy);
+        let reach = |policy| targets(&port.endpoints, policy);
+        let targets = reach(policy);
+        let inside = match (kind, policy) {
+            (Kind::External | Kind::LoadBalancer, TrafficPolicy::Local) => {
+                Some(reach(TrafficPolicy::Cluster)).filter(|inside| *inside != targets)
+            }
+            _ => None,
+        };
         match portals
             .iter_mut()
-            .find(|p| p.targets == targets && *p.allowed == *allowed)
+            .find(|p| p.targets == targets && p.inside == inside && *p.allowed == *allowed)
         {
             Some(alike) => alike.frontends.extend(frontends),
             None => portals.push(PortalPlan {
@@ -108,6 +124,7 @@ pub fn plan(port: &ServicePort) -> Vec<PortalPlan> {
                 cluster_ip: port.cluster_ip,
                 frontends,
                 targets,
+                inside,
                 allowed: allowed.into(),
                 affinity,
             }),

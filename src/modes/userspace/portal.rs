@@ -8,11 +8,13 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use super::{
     affinity::Affinity,
     backends::{Backends, EndpointState},
+    insiders::Insiders,
 };
 use crate::sched::Flow;
 
@@ -21,10 +23,36 @@ use crate::sched::Flow;
 pub struct Routing {
     /// The endpoints.
     pub backends: Backends,
+    /// The endpoints for who calls from inside the cluster, where they differ.
+    pub inside: Option<(Arc<Insiders>, Backends)>,
     /// The clients' pins, for a Service with ClientIP affinity.
     pub affinity: Option<Arc<Affinity>>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
+}
+
+impl Routing {
+    fn backends_for(&self, peer: IpAddr) -> &Backends {
+        match &self.inside {
+            Some((insiders, backends)) if insiders.contains(peer) => backends,
+            _ => &self.backends,
+        }
+    }
+
+    /// All endpoints, for whomever.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Arc<EndpointState>> {
+        let inside = self.inside.as_ref().map(|(_, backends)| backends);
+        std::iter::once(&self.backends)
+            .chain(inside)
+            .flat_map(Backends::endpoints)
+    }
+
+    /// Ends what hangs on endpoints that are not among `kept`.
+    pub fn retire_except(&self, kept: &HashSet<SocketAddr>) {
+        self.endpoints()
+            .filter(|endpoint| !kept.contains(&endpoint.address))
+            .for_each(|endpoint| endpoint.remove());
+    }
 }
 
 /// The data path's view of one group of addresses of a ServicePort.
@@ -54,7 +82,8 @@ impl Portal {
     pub fn reroute(&self, next: Routing) {
         let next = Arc::new(next);
         let before = self.routing.swap(Arc::clone(&next));
-        before.backends.retire_missing_from(&next.backends);
+        let kept = next.endpoints().map(|e| e.address).collect();
+        before.retire_except(&kept);
     }
 
     /// Whether source ranges let `peer` call.
@@ -68,14 +97,15 @@ impl Portal {
     /// picked.
     pub fn pick(&self, flow: &Flow, tried: &[SocketAddr]) -> Option<Arc<EndpointState>> {
         let routing = self.routing.load();
-        let fresh = || routing.backends.pick(flow, tried).map(Arc::clone);
+        let backends = routing.backends_for(flow.client.ip());
+        let fresh = || backends.pick(flow, tried).map(Arc::clone);
         let Some(affinity) = &routing.affinity else {
             return fresh();
         };
         affinity.pin(flow.client.ip(), |current| {
             let endpoint = current
                 .filter(|address| !tried.contains(address))
-                .and_then(|address| routing.backends.usable(address))
+                .and_then(|address| backends.usable(address))
                 .map(Arc::clone)
                 .or_else(fresh)?;
             Some((endpoint.address, endpoint))

@@ -15,6 +15,7 @@ use super::{
     backends::Target,
     capture::Frontend,
     gate::Gate,
+    insiders::{DetectLocal, Insiders},
     listen::Owner,
     plan::{Kind, PortalName, PortalPlan},
     ports::Ports,
@@ -42,6 +43,7 @@ impl Proxy {
             descriptors: Descriptors::of_this_process(),
             counters: Counters::register(&prometheus::Registry::new()).unwrap(),
             udp_timeout: Duration::from_millis(300),
+            insiders: Arc::new(Insiders::new(DetectLocal::Unknown)),
             next_worker: Default::default(),
         });
         let workers = Workers::start(2).unwrap();
@@ -60,8 +62,12 @@ impl Proxy {
     }
 
     fn retarget(&mut self, protocol: Protocol, targets: &[SocketAddr]) {
-        self.gate
-            .reroute(plan(protocol, targets), SchedulerName::Rr, None);
+        self.gate.reroute(
+            &self.shared,
+            plan(protocol, targets),
+            SchedulerName::Rr,
+            None,
+        );
     }
 
     fn connect(&self) -> TcpStream {
@@ -101,6 +107,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> PortalPlan {
             .iter()
             .map(|&address| Target { address, weight: 1 })
             .collect(),
+        inside: None,
         allowed: Box::default(),
         affinity: None,
         name: PortalName {

@@ -99,6 +99,11 @@ impl Redirect {
         })
     }
 
+    /// Serves node ports on these addresses from the next full sync on.
+    pub fn serve_node_ports(&mut self, node_ports: NodePortAddresses) {
+        self.node_ports = node_ports;
+    }
+
     /// Makes the kernel capture what is wanted; frontends of other families are
     /// left out. `changed` names the frontends that came, changed or went since
     /// the last sync; `None` writes everything anew in one step, which adopts

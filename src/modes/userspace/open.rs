@@ -1,0 +1,189 @@
+//! Making a portal exist: whose its addresses are, where it listens, and what
+//! is to be captured for it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use super::{
+    Failures, Userspace,
+    capture::{Frontend, Method, OtherPorts, Target},
+    gate::Gate,
+    listen::Owner,
+    plan::PortalPlan,
+};
+use crate::services::IpFamily;
+
+/// Frontends to capture, with the local port where that matters, and the
+/// addresses that their portal should be bound to.
+type Opened = (BTreeMap<Frontend, u16>, BTreeSet<SocketAddr>);
+
+impl Userspace {
+    /// Makes the portal of `plan` exist and listen where it should.
+    pub(super) fn open(&mut self, mut plan: PortalPlan, failed: &mut Failures) {
+        let name = plan.name.clone();
+        self.gone.remove(&name);
+        let scheduler = self.options.scheduler;
+        let affinity = self.affinity(&plan);
+        plan.frontends
+            .retain(|frontend| match self.claims.claim(frontend, &name) {
+                Ok(()) => true,
+                Err(owner) => {
+                    failed.add(
+                        &name,
+                        format!("{frontend} belongs to Service {} already", owner.port),
+                    );
+                    false
+                }
+            });
+        let listening = !plan.is_hopeless();
+        let mut gate = match self.gates.remove(&name) {
+            Some(mut gate) => {
+                if gate.plan != plan {
+                    gate.reroute(&self.shared, plan, scheduler, affinity);
+                }
+                gate
+            }
+            None => Gate::new(&self.shared, plan, scheduler, affinity),
+        };
+
+        let (captured, desired) = match self.capture.method(name.port.family) {
+            Method::Redirect => self.open_redirected(&mut gate, failed),
+            Method::Local => self.open_routed(&mut gate, failed),
+        };
+        for address in gate.listens_on() {
+            let end = (name.clone(), address);
+            match listening && desired.contains(&address) {
+                true => self.closing.remove(&end),
+                false => self.closing.insert(end),
+            };
+        }
+        for frontend in &gate.plan.frontends {
+            self.retiring.remove(frontend);
+            let target = captured.get(frontend).map(|port| Target {
+                port: *port,
+                name: Arc::clone(gate.label()),
+                other_ports: match frontend.address == Some(gate.plan.cluster_ip) {
+                    true => OtherPorts::Refuse,
+                    false => OtherPorts::PassOn,
+                },
+            });
+            self.capture_as(frontend, target);
+        }
+        self.gates.insert(name, gate);
+    }
+
+    /// Listens on the local port of a portal that nat rules lead to. Answers
+    /// what is to be captured, with that port, and where it should listen.
+    fn open_redirected(&mut self, gate: &mut Gate, failed: &mut Failures) -> Opened {
+        let name = gate.plan.name.clone();
+        let address = match self.local_port(gate) {
+            Ok(address) => address,
+            Err(e) => {
+                failed.add(&name, format!("no local port for it: {e}"));
+                return Opened::default();
+            }
+        };
+        // Without endpoints the held port refuses.
+        if !gate.plan.is_hopeless()
+            && let Err(e) = self.listen(gate, address, Owner::Node)
+        {
+            failed.add(&name, format!("cannot listen on {address}: {e}"));
+            return Opened::default();
+        }
+        let captured = gate.plan.frontends.iter().map(|f| (*f, address.port()));
+        (captured.collect(), BTreeSet::from([address]))
+    }
+
+    /// Listens on the service addresses themselves, which routes lead to.
+    /// Answers as `open_redirected` does.
+    fn open_routed(&mut self, gate: &mut Gate, failed: &mut Failures) -> Opened {
+        let mut opened = Opened::default();
+        for frontend in gate.plan.frontends.clone() {
+            let mut ours = true;
+            for (address, owner) in self.binds(&frontend) {
+                opened.1.insert(address);
+                let bound = match gate.plan.is_hopeless() {
+                    true => gate.reserve(address, owner),
+                    false => self.listen(gate, address, owner),
+                };
+                if let Err(e) = bound {
+                    failed.add(&gate.plan.name, cannot_bind(address, &e));
+                    ours = false;
+                }
+            }
+            // A captured address that is not bound by us would reach whoever
+            // listens on that port of the node.
+            if ours && frontend.address.is_some() {
+                opened.0.insert(frontend, 0);
+            }
+        }
+        gate.keep_reserved(&opened.1);
+        opened
+    }
+
+    /// The local port of a redirected portal: never one that its clients call,
+    /// because a rule would have nothing to translate then.
+    fn local_port(&mut self, gate: &mut Gate) -> io::Result<SocketAddr> {
+        let called: Vec<u16> = gate.plan.frontends.iter().map(|f| f.port).collect();
+        let name = gate.plan.name.port.clone();
+        let mut unfit = Vec::new();
+        let held = loop {
+            let held = match gate.held.take() {
+                Some(held) => held,
+                None => self.ports.hold(name.protocol, name.family)?,
+            };
+            match called.contains(&held.address.port()) {
+                true => unfit.push(held),
+                false => break held,
+            }
+        };
+        for held in &unfit {
+            self.ports.release(held);
+        }
+        let address = held.address;
+        gate.held = Some(held);
+        Ok(address)
+    }
+
+    fn listen(&self, gate: &mut Gate, address: SocketAddr, owner: Owner) -> io::Result<()> {
+        if gate.has(address) {
+            return Ok(());
+        }
+        gate.open(&self.shared, &self.workers, address, owner)
+    }
+
+    /// Where to listen for `frontend` without netfilter.
+    fn binds(&self, frontend: &Frontend) -> Vec<(SocketAddr, Owner)> {
+        match frontend.address {
+            Some(ip) if self.node_addresses.contains(&ip) => {
+                vec![((ip, frontend.port).into(), Owner::Node)]
+            }
+            Some(ip) => vec![((ip, frontend.port).into(), Owner::Service)],
+            None => self
+                .node_addresses
+                .iter()
+                .filter(|ip| {
+                    IpFamily::of(ip) == frontend.family
+                        && self.options.node_ports.served().contains(ip)
+                })
+                .map(|ip| ((*ip, frontend.port).into(), Owner::Node))
+                .collect(),
+        }
+    }
+}
+
+fn cannot_bind(address: SocketAddr, error: &io::Error) -> String {
+    if error.kind() == io::ErrorKind::AddrInUse {
+        format!(
+            "cannot listen on {address}: another program on this node has that port on this \
+             address or on all addresses; bind it to one address, or use \
+             --userspace-capture=redirect"
+        )
+    } else {
+        format!("cannot listen on {address}: {error}")
+    }
+}

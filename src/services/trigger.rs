@@ -1,0 +1,59 @@
+//! Why an EndpointSlice changed, in time.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use k8s_openapi::jiff::Timestamp;
+
+/// Where the endpoints controller notes when that happened because of which
+/// it wrote the slice (`core/v1 EndpointsLastChangeTriggerTime`).
+const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// The time of the change that a slice brings, if its author noted it. It says
+/// nothing about endpoints, so all are equal: a slice on which only this
+/// differs did not change.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Trigger(Option<SystemTime>);
+
+impl Trigger {
+    /// As the annotations have it. One that is malformed is none: it is for
+    /// statistics only.
+    pub(super) fn of(annotations: Option<&BTreeMap<String, String>>) -> Trigger {
+        let noted = annotations.and_then(|a| a.get(ANNOTATION));
+        Trigger(noted.and_then(|text| Some(text.parse::<Timestamp>().ok()?.into())))
+    }
+
+    /// When it happened.
+    pub fn time(self) -> Option<SystemTime> {
+        self.0
+    }
+}
+
+impl PartialEq for Trigger {
+    fn eq(&self, _: &Trigger) -> bool {
+        true
+    }
+}
+
+impl Eq for Trigger {}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn rfc_3339_is_read_and_anything_else_is_none() {
+        let of = |text: &str| {
+            let annotations = BTreeMap::from([(ANNOTATION.to_owned(), text.to_owned())]);
+            Trigger::of(Some(&annotations)).time()
+        };
+        let expected = UNIX_EPOCH + Duration::from_millis(1_800_000_000_250);
+        assert_eq!(of("2027-01-15T08:00:00.25Z"), Some(expected));
+        assert_eq!(of("2027-01-15T09:00:00.25+01:00"), Some(expected));
+        for malformed in ["", "yesterday", "2027-13-01T00:00:00Z"] {
+            assert_eq!(of(malformed), None, "{malformed}");
+        }
+        assert_eq!(Trigger::of(None).time(), None);
+    }
+}
