@@ -4,4 +4,5 @@
 #[macro_use]
 mod lab;
 mod api;
+mod deploy;
 mod userspace;

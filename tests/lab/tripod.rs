@@ -53,6 +53,12 @@ impl Tripod {
         command
             .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
             .arg(tripod_binary());
+        Tripod::start_as(lab, command)
+    }
+
+    /// As [`Tripod::start`], by a command of the caller's, which flags are
+    /// added to.
+    pub fn start_as(lab: &Lab, command: Command) -> Tripod {
         let mut tripod = Tripod::launch(lab, command);
         tripod.wait_ready(&lab.node);
         tripod

@@ -7,13 +7,10 @@
 //! file brings the kinds together and tells.
 //!
 //! # Calls
-//! These are all calls that are made, and what RBAC has to allow:
-//!
-//! | group | resource | verbs | how |
-//! |---|---|---|---|
-//! | (core) | `services` | list, watch | all namespaces; label selector |
-//! | `discovery.k8s.io` | `endpointslices` | list, watch | all namespaces; label selector |
-//! | (core) | `nodes` | list, watch | field selector `metadata.name` of our own node; never get |
+//! [`CALLS`] has all calls that are made; RBAC has to allow these and no
+//! others. Services and EndpointSlices are asked for in all namespaces, with a
+//! label selector; Nodes with the field selector `metadata.name` of our own
+//! node, and never by `get`.
 //!
 //! A streaming list (KEP-3157) is a watch with `sendInitialEvents`; the server
 //! asks for the verb `watch` then.
@@ -41,6 +38,7 @@ use crate::services::{Batch, EndpointSlice, Names, Node, Service};
 mod access;
 mod ask;
 mod budget;
+mod calls;
 mod connect;
 mod follow;
 mod intake;
@@ -51,6 +49,7 @@ mod pause;
 mod wire;
 
 pub use access::{Access, AccessError, Connection};
+pub use calls::{CALLS, Call};
 
 /// What is near in time becomes one batch: the changes of a roll-out come in
 /// pairs, a Service with its slice or one slice with the next.

@@ -1,0 +1,111 @@
+//! The commands of the DaemonSet are understood by the binary in the image.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use tripod::config::decode;
+
+use super::{config_map, daemon_set, read};
+use crate::lab::tripod_binary;
+
+fn pod() -> PodSpec {
+    daemon_set().spec.unwrap().template.spec.unwrap()
+}
+
+fn words(container: &Container) -> Vec<String> {
+    let command = container.command.iter().flatten();
+    command
+        .chain(container.args.iter().flatten())
+        .cloned()
+        .collect()
+}
+
+#[test]
+fn the_command_is_that_of_kubeadm() {
+    // cmd/kubeadm/app/phases/addons/proxy/manifests.go
+    let kubeadm = [
+        "/usr/local/bin/kube-proxy",
+        "--config=/var/lib/kube-proxy/config.conf",
+        "--hostname-override=$(NODE_NAME)",
+    ];
+    let pod = pod();
+    assert_eq!(words(&pod.containers[0]), kubeadm);
+    let init = &pod.init_containers.unwrap()[0];
+    let (last, first) = words(init)
+        .split_last()
+        .map(|(l, f)| (l.clone(), f.to_vec()))
+        .unwrap();
+    assert_eq!(
+        (first, &*last),
+        (kubeadm.map(Into::into).into(), "--init-only")
+    );
+}
+
+#[test]
+fn the_image_has_the_program_under_that_name() {
+    let steps = read("Dockerfile");
+    for step in [
+        "COPY --from=build /src/target/static/tripod /usr/local/bin/tripod",
+        "RUN ln -s tripod /usr/local/bin/kube-proxy",
+    ] {
+        assert!(steps.lines().any(|line| line == step), "no {step:?}");
+    }
+}
+
+/// The ConfigMap as the kubelet mounts it, and the binary under the name that
+/// the image gives it.
+fn image(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&root);
+    let mounted = root.join("var/lib/kube-proxy");
+    fs::create_dir_all(&mounted).unwrap();
+    for (file, text) in config_map().data.unwrap() {
+        fs::write(mounted.join(file), text).unwrap();
+    }
+    let programs = root.join("usr/local/bin");
+    fs::create_dir_all(&programs).unwrap();
+    symlink(tripod_binary(), programs.join("kube-proxy")).unwrap();
+    root
+}
+
+#[test]
+fn flags_are_accepted() {
+    let root = image("flags");
+    let place = |path: &str| {
+        root.join(path.trim_start_matches('/'))
+            .display()
+            .to_string()
+    };
+    let pod = pod();
+    for container in pod.init_containers.iter().flatten().chain(&pod.containers) {
+        // As the kubelet expands it.
+        let node = "$(NODE_NAME)";
+        let mut variables = container.env.iter().flatten();
+        assert!(variables.any(|variable| variable.name == "NODE_NAME"));
+        let words = words(container);
+        let words = words.iter().map(|word| word.replace(node, "node-7"));
+        let mut words = words.map(|word| match word.split_once("=/") {
+            Some((flag, path)) => format!("{flag}={}", place(path)),
+            None => word,
+        });
+        let written = place("written.yaml");
+        let output = Command::new(place(&words.next().unwrap()))
+            .args(words)
+            .arg(format!("--write-config-to={written}"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {said}", container.name);
+        assert!(!said.contains("warn") && !said.contains("WARN"), "{said}");
+        let text = fs::read_to_string(&written).unwrap();
+        let decoded = decode::decode(&text).unwrap();
+        assert_eq!(decoded.configuration.hostname_override, "node-7", "{text}");
+        assert_eq!(decoded.configuration.oom_score_adj, -997, "{text}");
+        fs::remove_file(&written).unwrap();
+    }
+}

@@ -1,0 +1,46 @@
+//! What `deploy/` promises: manifests that Kubernetes takes as they are meant,
+//! rights for exactly the calls that are made, flags that the binary accepts,
+//! and a static binary that needs nothing beside itself.
+
+mod chroot;
+mod command;
+mod configuration;
+mod objects;
+mod privileges;
+mod rights;
+
+use std::{path::PathBuf, time::Duration};
+
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ConfigMap};
+use serde_json::Value;
+
+/// How soon an edit of a manifest must be in force.
+const SOON: Duration = Duration::from_secs(5);
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy")
+}
+
+fn read(file: &str) -> String {
+    let path = folder().join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The documents of a file.
+fn documents(file: &str) -> Vec<Value> {
+    serde_saphyr::from_multiple(&read(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
+}
+
+/// The only document of a file.
+fn only<T: serde::de::DeserializeOwned>(file: &str) -> T {
+    let [document] = <[Value; 1]>::try_from(documents(file)).expect("one document");
+    serde_json::from_value(document).unwrap_or_else(|e| panic!("{file}: {e}"))
+}
+
+fn daemon_set() -> DaemonSet {
+    only("kustomize/base/daemon-set.yaml")
+}
+
+fn config_map() -> ConfigMap {
+    only("kustomize/new-cluster/config-map.yaml")
+}
