@@ -29,7 +29,7 @@
 //! ```
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{
     collections::{HashMap, HashSet},
