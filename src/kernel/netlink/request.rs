@@ -85,7 +85,7 @@ impl Request {
     }
 
     /// Appends the whole message to `datagram`.
-    pub(super) fn write(&self, datagram: &mut Vec<u8>, flags: u16, sequence: u32) {
+    pub(in crate::kernel) fn write(&self, datagram: &mut Vec<u8>, flags: u16, sequence: u32) {
         let flags = self.flags | flags | libc::NLM_F_REQUEST as u16;
         datagram.extend_from_slice(&(self.len() as u32).to_ne_bytes());
         datagram.extend_from_slice(&self.kind.to_ne_bytes());

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use super::plan::Object;
+use super::plan::{self, Object};
 use crate::{
     kernel::{
         Family, addresses,
@@ -38,7 +38,7 @@ fn split(objects: &[Object]) -> (Vec<IpAddr>, Vec<routes::Route>, Vec<rules::Rul
 }
 
 /// Adds `objects`, what refuses packets before what lets them in; returns those
-/// that the kernel refused.
+/// that the kernel refused. Programs that are connected already feel it too.
 pub(super) fn insert(
     socket: &mut Socket,
     loopback: u32,
@@ -58,7 +58,27 @@ pub(super) fn insert(
             }
         }
     }
+    let is_new = |o: &Object| matches!(o, Object::Route(r) if Family::of(&r.destination.addr()) == Family::V6);
+    if objects.iter().any(is_new) {
+        outdate_cached_routes(socket)?;
+    }
     Ok(refused)
+}
+
+/// Makes connected IPv6 sockets look for their route again.
+///
+/// They keep it for as long as the node of the tree where it was found is
+/// unchanged (`rt6_check`), and a route in another table leaves that alone; the
+/// IPv4 code outdates all of them by itself (`rt_cache_flush`). Adding a rule
+/// does it for IPv6 (`fib6_rule_flush_cache` calls `rt_genid_bump_ipv6`, since
+/// Linux 6.9 and the stable releases of that time), but often there is none to
+/// add, because another Service has the same port. On an older kernel such a
+/// socket waits until its route changes for another reason.
+fn outdate_cached_routes(socket: &mut Socket) -> Result<(), Error> {
+    let scratch = [plan::scratch(Family::V6)];
+    // A kernel that will not has said so for the rules that matter.
+    let _ = rules::add(socket, &scratch)?;
+    Ok(rules::delete(socket, &scratch)?)
 }
 
 /// Removes `objects`, the other way round.

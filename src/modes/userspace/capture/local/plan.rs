@@ -98,6 +98,18 @@ impl Object {
     }
 }
 
+/// A rule that finds nothing: its table belongs to port 0. Whatever becomes of
+/// it, [`Object::is_ours`] knows it.
+pub fn scratch(family: Family) -> Rule {
+    Rule {
+        family,
+        priority: PRIORITY_PORTLESS,
+        ip_protocol: None,
+        ports: None,
+        action: Action::Lookup(TABLES),
+    }
+}
+
 /// How one frontend is carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -356,6 +368,9 @@ mod tests {
                 }
             }
         }
+        assert!(Object::Rule(scratch(Family::V6)).is_ours());
+        let port_0 = format!("{:?}", scratch(Family::V6).action);
+        assert!(!tables.contains(&port_0));
         let foreign = Rule {
             family: Family::V4,
             priority: 77,

@@ -57,9 +57,19 @@ impl Applied {
         self.listeners.get(listener).copied().unwrap_or(0)
     }
 
-    /// Becomes what is wanted.
-    pub fn replace(&mut self, want: &Want, ground: &Ground, report: &mut Report) {
-        self.frontends.clear();
+    /// Where the rules of `frontend` lead; `None` if it has none.
+    pub fn listener(&self, frontend: &Frontend) -> Option<Listener> {
+        self.frontends.get(frontend).map(|(_, listener)| *listener)
+    }
+
+    /// Becomes what is wanted. Answers with the frontends whose rules differ.
+    pub fn replace(
+        &mut self,
+        want: &Want,
+        ground: &Ground,
+        report: &mut Report,
+    ) -> BTreeSet<Frontend> {
+        let before = std::mem::take(&mut self.frontends);
         self.listeners.clear();
         for (frontend, target) in want.iter().filter(|(f, _)| f.family == self.family) {
             if let Some((rules, listener)) = self.rules(frontend, target, ground, report) {
@@ -67,6 +77,11 @@ impl Applied {
                 *self.listeners.entry(listener).or_default() += 1;
             }
         }
+        let (before, after) = (&before, &self.frontends);
+        let both = before.keys().chain(after.keys());
+        both.filter(|f| before.get(f) != after.get(f))
+            .copied()
+            .collect()
     }
 
     /// Batch text that makes our chains hold exactly this.
@@ -113,6 +128,7 @@ impl Applied {
                 self.frontends.insert(*frontend, (rules.clone(), *listener));
             }
             if before != after {
+                delta.frontends.push(*frontend);
                 let node_port = frontend.address.is_none();
                 let add = after.into_iter().flat_map(|(rules, _)| rules);
                 delta.add.extend(add.map(|rule| (node_port, rule)));

@@ -10,12 +10,15 @@
 //! - a UDP listener on the wildcard address must answer from the address that
 //!   the datagram came to (`IP_PKTINFO`): left to itself the kernel chooses
 //!   another one, conntrack does not know the answer, and the client waits;
+//! - a UDP client that keeps its socket is led where connection tracking led
+//!   it first, whatever the rules say by now ([`stale`] helps);
 //! - a node's own program needs some route to the service address, be it the
 //!   default route: the kernel looks for one before nat. kube-proxy's modes
 //!   need the same.
 
 mod applied;
 mod plan;
+mod stale;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +32,7 @@ pub use self::plan::NodePortAddresses;
 use self::{
     applied::Applied,
     plan::{Features, Ground, Jumps},
+    stale::Stale,
 };
 use super::{Error, Frontend, Report, Want};
 use crate::{
@@ -59,6 +63,7 @@ struct FamilyState {
     /// Where nat rules led at the last full sync.
     destination: Option<IpAddr>,
     settled: Option<Settled>,
+    stale: Stale,
 }
 
 /// What was wanted and what the kernel then had, as hashes: while neither
@@ -90,6 +95,7 @@ impl Redirect {
                 ground: None,
                 destination: None,
                 settled: None,
+                stale: Stale::default(),
             });
         }
         Ok(Redirect {
@@ -204,7 +210,8 @@ impl FamilyState {
         };
         self.destination = ground.destination;
         self.note(report);
-        self.applied.replace(want, &ground, report);
+        let changed = self.applied.replace(want, &ground, report);
+        self.stale.extend(changed);
         let (nat, filter) = self.saved().await?;
         let wanted = hash(&self.applied.batch(&self.features, &Jumps::default()));
         let settled = Settled {
@@ -222,7 +229,18 @@ impl FamilyState {
             });
         }
         self.ground = Some(ground);
+        self.forget_stale(report).await;
         Ok(())
+    }
+
+    /// Deletes the flows that lead elsewhere than the rules in force.
+    async fn forget_stale(&mut self, report: &mut Report) {
+        let family = self.family.into();
+        let forgotten = self
+            .stale
+            .forget(family, &self.applied, self.destination)
+            .await;
+        report.notes.extend(forgotten.err());
     }
 
     /// Tables nat and filter as they are, filter only if we use it.
@@ -261,6 +279,7 @@ impl FamilyState {
     ) -> Result<(), Error> {
         let delta = self.applied.update(want, changed, &ground, report);
         let batch = delta.batch(&self.features);
+        self.stale.extend(delta.frontends);
         if !batch.is_empty() {
             // While this fails or is cancelled the ground is unset: what we
             // hold is then not what the kernel has.
@@ -268,6 +287,7 @@ impl FamilyState {
             self.xtables.restore(&batch).await?;
         }
         self.ground = Some(ground);
+        self.forget_stale(report).await;
         Ok(())
     }
 }

@@ -225,6 +225,8 @@ pub struct Delta {
     pub guard: Vec<Listener>,
     /// Listeners to guard no more.
     pub unguard: Vec<Listener>,
+    /// The frontends whose rules are to be added or deleted.
+    pub frontends: Vec<Frontend>,
 }
 
 impl Delta {

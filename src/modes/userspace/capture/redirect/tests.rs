@@ -4,7 +4,10 @@ use std::{net::IpAddr, sync::Arc};
 
 use super::*;
 use crate::{
-    kernel::namespace::{in_namespace, ip},
+    kernel::{
+        conntrack::flows::tests::{enter_udp, udp},
+        namespace::{in_namespace, ip},
+    },
     modes::userspace::capture::{OtherPorts, Target},
     services,
 };
@@ -107,6 +110,71 @@ fn rules_follow_are_repaired_and_go() {
             assert_eq!(ours(Family::V4).await + &ours(Family::V6).await, "");
             let left = xtables.save("nat").await.unwrap();
             assert!(left.contains("-A POSTROUTING -s 192.0.2.0/24"), "{left}");
+        });
+    });
+}
+
+#[test]
+fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
+    in_namespace(|| {
+        ip("addr add 192.0.2.1/32 dev lo");
+        block_on(async {
+            let udp_frontend = |address, port| Frontend {
+                protocol: services::Protocol::Udp,
+                ..frontend(IpFamily::V4, address, port)
+            };
+            let dns = udp_frontend(Some("10.96.0.10"), 53);
+            let node = udp_frontend(None, 30_053);
+            let other = udp_frontend(Some("10.96.0.11"), 53);
+            let mut netfilter = Socket::open(Protocol::Netfilter).unwrap();
+            let socket = &mut netfilter;
+            let good = "10.96.0.10:53 192.0.2.1:40000";
+            let strange = "10.96.0.99:53 10.1.0.9:53";
+            let enter = |socket: &mut Socket| {
+                for (client, called, served) in [
+                    ("10.0.0.1:1001", "10.96.0.10:53", "192.0.2.1:40000"),
+                    ("10.0.0.1:1002", "10.96.0.10:53", "192.0.2.1:39999"),
+                    ("10.0.0.1:1003", "10.96.0.10:53", "10.96.0.10:53"),
+                    ("10.0.0.1:1004", "192.0.2.1:30053", "192.0.2.1:30053"),
+                    ("10.0.0.1:1005", "10.96.0.99:53", "10.1.0.9:53"),
+                ] {
+                    enter_udp(socket, client, called, served);
+                }
+            };
+            let mut redirect = Redirect::new(&BOTH, NodePortAddresses::All).await.unwrap();
+            let mut want = Want::from([(dns, target(40_000)), (node, target(40_001))]);
+            enter(socket);
+            let report = redirect.sync(&want, None).await.unwrap();
+            assert_eq!(report, Report::default());
+            assert_eq!(udp(socket, Family::V4), [good, strange]);
+
+            // Nothing changed: nobody looks.
+            let stray = ("10.0.0.1:1002", "10.96.0.10:53", "192.0.2.1:39999");
+            enter_udp(socket, stray.0, stray.1, stray.2);
+            redirect.sync(&want, None).await.unwrap();
+            want.insert(other, target(40_002));
+            redirect.sync(&want, Some(&[other, node])).await.unwrap();
+            assert_eq!(udp(socket, Family::V4).len(), 3);
+
+            // Another listener, in one step; and it went, in a full sync.
+            want.insert(dns, target(39_999));
+            redirect.sync(&want, Some(&[dns])).await.unwrap();
+            let led = "10.96.0.10:53 192.0.2.1:39999";
+            assert_eq!(udp(socket, Family::V4), [led, strange]);
+            want.remove(&dns);
+            redirect.sync(&want, None).await.unwrap();
+            assert_eq!(udp(socket, Family::V4), [strange]);
+
+            // What could not be written is made good, and its flows with it.
+            let xtables = Xtables::find(Family::V4).await.unwrap();
+            let broken = format!("*nat\n-F {}\nCOMMIT\n", plan::CHAIN);
+            xtables.restore(&broken).await.unwrap();
+            enter_udp(socket, "10.0.0.1:1006", "10.96.0.11:53", "192.0.2.1:40002");
+            want.remove(&other);
+            redirect.sync(&want, Some(&[other])).await.unwrap_err();
+            assert_eq!(udp(socket, Family::V4).len(), 2);
+            redirect.sync(&want, Some(&[])).await.unwrap();
+            assert_eq!(udp(socket, Family::V4), [strange]);
         });
     });
 }

@@ -8,7 +8,7 @@
 
 use std::{fmt, fs, io, time::Duration};
 
-use super::sysctl;
+use crate::kernel::sysctl;
 
 /// Where the kernel says how many CPUs are online. The process' own CPU set
 /// says nothing about the size of the node.

@@ -1,0 +1,355 @@
+//! Flows that connection tracking remembers, over ctnetlink
+//! (`linux/netfilter/nfnetlink_conntrack.h`).
+//!
+//! nat rules are asked for the first packet of a flow only; the others go where
+//! that one went. A UDP flow lives for as long as its client sends, so that
+//! after a change of rules a flow that leads elsewhere must be deleted: its next
+//! packet is then a first one.
+//!
+//! ```no_run
+//! use tripod::kernel::{
+//!     Family,
+//!     conntrack::flows::{self, Match, Reply, UDP},
+//!     netlink::{Protocol, Socket},
+//! };
+//!
+//! # fn main() -> Result<(), tripod::kernel::netlink::Error> {
+//! let mut socket = Socket::open(Protocol::Netfilter)?;
+//! // What was sent to a Service whose only endpoint is 10.1.0.7:53 now, and
+//! // goes to another.
+//! let stale = Match {
+//!     protocol: UDP,
+//!     destination: Some([10, 96, 0, 10].into()),
+//!     port: Some(53),
+//!     reply: Reply::NotFrom([([10, 1, 0, 7], 53).into()].into()),
+//! };
+//! flows::delete(&mut socket, Family::V4, &[stale])?;
+//! # Ok(())
+//! # }
+//! ```
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use nix::{errno::Errno, libc};
+
+use crate::kernel::{
+    Family,
+    netlink::{Attributes, Error, Malformed, Message, Request, Socket},
+};
+
+/// Messages of NFNL_SUBSYS_CTNETLINK (1) in the upper byte: `IPCTNL_MSG_CT_*`.
+const CT_NEW: u16 = 1 << 8;
+const CT_GET: u16 = 1 << 8 | 1;
+const CT_DELETE: u16 = 1 << 8 | 2;
+/// Size of `struct nfgenmsg`: family, version, a number that is 0 here.
+const HEADER: usize = 4;
+
+// enum ctattr_type
+const TUPLE_ORIGINAL: u16 = 1;
+const TUPLE_REPLY: u16 = 2;
+const ID: u16 = 12;
+const ZONE: u16 = 18;
+const FILTER: u16 = 25;
+// enum ctattr_tuple
+const TUPLE_IP: u16 = 1;
+const TUPLE_PROTOCOL: u16 = 2;
+// enum ctattr_ip
+const V4_SOURCE: u16 = 1;
+const V4_DESTINATION: u16 = 2;
+const V6_SOURCE: u16 = 3;
+const V6_DESTINATION: u16 = 4;
+// enum ctattr_l4proto
+const PROTOCOL_NUMBER: u16 = 1;
+const SOURCE_PORT: u16 = 2;
+const DESTINATION_PORT: u16 = 3;
+// enum ctattr_filter, and the flags of net/netfilter/nf_internals.h.
+const FILTER_ORIGINAL: u16 = 1;
+const BY_PROTOCOL: u32 = 1 << 3;
+const BY_DESTINATION_PORT: u32 = 1 << 5;
+
+/// `IPPROTO_UDP`.
+pub const UDP: u8 = libc::IPPROTO_UDP as u8;
+
+/// Which flows are meant. What is `None` may be anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// `IPPROTO_*`; one that has ports.
+    pub protocol: u8,
+    /// The address that the client called.
+    pub destination: Option<IpAddr>,
+    /// The port that the client called.
+    pub port: Option<u16>,
+    /// Where the packets were led.
+    pub reply: Reply,
+}
+
+/// Where answers come from: where nat led the packets, or what the client
+/// called, if it led them nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// From anywhere.
+    Any,
+    /// From one of these.
+    From(HashSet<Source>),
+    /// From none of these.
+    NotFrom(HashSet<Source>),
+}
+
+/// A place that answers. What is `None` may be anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// Its address.
+    pub address: Option<IpAddr>,
+    /// Its port.
+    pub port: Option<u16>,
+}
+
+impl<T: Into<SocketAddr>> From<T> for Source {
+    fn from(address: T) -> Source {
+        let address = address.into();
+        Source {
+            address: Some(address.ip()),
+            port: Some(address.port()),
+        }
+    }
+}
+
+/// A flow in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tuple {
+    /// Where packets come from.
+    pub source: SocketAddr,
+    /// Where they go.
+    pub destination: SocketAddr,
+}
+
+/// One entry of connection tracking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// `IPPROTO_*`.
+    pub protocol: u8,
+    /// As the client sends.
+    pub original: Tuple,
+    /// As answers are expected.
+    pub reply: Tuple,
+    /// What names the entry to the kernel, as it came: the original tuple, a
+    /// number by which a later one with the same tuple mostly differs (it hashes
+    /// the place in memory too: `nf_ct_get_id`), the zone.
+    tuple: Vec<u8>,
+    id: Option<Vec<u8>>,
+    zone: Option<Vec<u8>>,
+}
+
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tuple {
+            source,
+            destination,
+        } = self.original;
+        let (protocol, from) = (self.protocol, self.reply.source);
+        write!(
+            f,
+            "flow of protocol {protocol}, {source} to {destination} answered by {from}"
+        )
+    }
+}
+
+/// Lists the flows of `family` that one of `matches` means. The cost is one
+/// pass over the kernel's table, however many matches there are; none for no
+/// matches.
+///
+/// # Errors
+/// When the kernel refuses, as without CAP_NET_ADMIN (EPERM) or without
+/// ctnetlink (EINVAL), or its answer cannot be read.
+pub fn list(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<Vec<Flow>, Error> {
+    if matches.is_empty() {
+        return Ok(Vec::new());
+    }
+    let index = Index::new(matches);
+    let mut flows = socket.dump(&dump(family, matches), |message| {
+        Ok(parse(message)?.filter(|flow| index.means(flow)))
+    })?;
+    // While the kernel walks its table, an entry may move and come twice.
+    let mut seen = HashSet::new();
+    flows.retain(|f| seen.insert((f.tuple.clone(), f.zone.clone())));
+    Ok(flows)
+}
+
+/// Deletes the flows of `family` that one of `matches` means, and returns how
+/// many there were. One that ended meanwhile is fine.
+///
+/// # Errors
+/// As [`list`]; the first deletion that the kernel refused, after all others
+/// have been carried out.
+pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<usize, Error> {
+    let flows = list(socket, family, matches)?;
+    let requests: Vec<_> = flows.iter().map(|f| deletion(family, f)).collect();
+    let mut deleted = 0;
+    for outcome in socket.batch(&requests, &[])? {
+        match outcome {
+            Ok(()) => deleted += 1,
+            Err(error) if error.errno() == Some(Errno::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(deleted)
+}
+
+/// Matches by what they say of the original direction.
+struct Index<'a>(HashMap<Key, Vec<&'a Reply>>);
+
+/// Protocol, destination and port of a [`Match`].
+type Key = (u8, Option<IpAddr>, Option<u16>);
+
+impl<'a> Index<'a> {
+    fn new(matches: &'a [Match]) -> Index<'a> {
+        let mut index = HashMap::<Key, Vec<&Reply>>::new();
+        for m in matches {
+            let key = (m.protocol, m.destination, m.port);
+            index.entry(key).or_default().push(&m.reply);
+        }
+        Index(index)
+    }
+
+    fn means(&self, flow: &Flow) -> bool {
+        let called = flow.original.destination;
+        let keys = or_any(called).map(|(address, port)| (flow.protocol, address, port));
+        let mut replies = keys.iter().filter_map(|key| self.0.get(key)).flatten();
+        let from = or_any(flow.reply.source).map(|(address, port)| Source { address, port });
+        let is_of = |sources: &HashSet<Source>| from.iter().any(|s| sources.contains(s));
+        replies.any(|reply| match reply {
+            Reply::Any => true,
+            Reply::From(sources) => is_of(sources),
+            Reply::NotFrom(sources) => !is_of(sources),
+        })
+    }
+}
+
+/// An address and port, and with either or both left open.
+fn or_any(at: SocketAddr) -> [(Option<IpAddr>, Option<u16>); 4] {
+    let (address, port) = (Some(at.ip()), Some(at.port()));
+    [(address, port), (None, port), (address, None), (None, None)]
+}
+
+fn message(kind: u16, family: Family, operation: &'static str, object: String) -> Request {
+    Request::new(kind, 0, operation, object).header(&[family.number(), 0, 0, 0])
+}
+
+/// The dump, filtered by the protocol and port that all matches have in common.
+/// Not by address: `ctnetlink_filter_match_tuple` of Linux 6.18 takes an IPv6
+/// address the wrong way round. Linux before 5.8 ignores the filter; what comes
+/// is filtered here anyway.
+fn dump(family: Family, matches: &[Match]) -> Request {
+    let object = format!("{family} flows of connection tracking");
+    let request = message(CT_GET, family, "list", object);
+    let Some(first) = matches.first() else {
+        return request;
+    };
+    // The kernel wants the protocol for the sake of a port.
+    if matches.iter().any(|m| m.protocol != first.protocol) {
+        return request;
+    }
+    let same_port = matches.iter().all(|m| m.port == first.port);
+    let (port, flags) = match first.port.filter(|_| same_port) {
+        Some(port) => (Some(port), BY_PROTOCOL | BY_DESTINATION_PORT),
+        None => (None, BY_PROTOCOL),
+    };
+    request
+        .nested(TUPLE_ORIGINAL, |r| {
+            r.nested(TUPLE_PROTOCOL, |r| {
+                let r = r.attribute(PROTOCOL_NUMBER, &[first.protocol]);
+                match port {
+                    Some(port) => r.attribute(DESTINATION_PORT, &port.to_be_bytes()),
+                    None => r,
+                }
+            })
+        })
+        .nested(FILTER, |r| r.u32(FILTER_ORIGINAL, flags))
+}
+
+/// Names the entry by its tuple: a deletion without one empties the table.
+fn deletion(family: Family, flow: &Flow) -> Request {
+    let nested = TUPLE_ORIGINAL | libc::NLA_F_NESTED as u16;
+    let mut request =
+        message(CT_DELETE, family, "delete", flow.to_string()).attribute(nested, &flow.tuple);
+    if let Some(id) = &flow.id {
+        request = request.attribute(ID, id);
+    }
+    if let Some(zone) = &flow.zone {
+        request = request.attribute(ZONE, zone);
+    }
+    request
+}
+
+/// Reads an entry; `None` for one of a protocol without ports.
+fn parse(message: Message<'_>) -> Result<Option<Flow>, Malformed> {
+    let [family, ..]: [u8; HEADER] = message.header()?;
+    if message.kind != CT_NEW || Family::from_number(family).is_none() {
+        return Ok(None);
+    }
+    let (mut original, mut reply, mut id, mut zone) = (None, None, None, None);
+    for attribute in message.attributes(HEADER) {
+        let attribute = attribute?;
+        let payload = attribute.payload;
+        match attribute.kind {
+            TUPLE_ORIGINAL => original = tuple(attribute.nested())?.map(|t| (t, payload)),
+            TUPLE_REPLY => reply = tuple(attribute.nested())?,
+            ID => id = Some(payload.to_vec()),
+            ZONE => zone = Some(payload.to_vec()),
+            _ => {}
+        }
+    }
+    let (Some(((protocol, original), tuple)), Some((_, reply))) = (original, reply) else {
+        return Ok(None);
+    };
+    Ok(Some(Flow {
+        protocol,
+        original,
+        reply,
+        tuple: tuple.to_vec(),
+        id,
+        zone,
+    }))
+}
+
+fn tuple(attributes: Attributes<'_>) -> Result<Option<(u8, Tuple)>, Malformed> {
+    let (mut source, mut destination) = (None, None);
+    let (mut protocol, mut from, mut to) = (None, None, None);
+    for outer in attributes {
+        let outer = outer?;
+        if outer.kind != TUPLE_IP && outer.kind != TUPLE_PROTOCOL {
+            continue;
+        }
+        for inner in outer.nested() {
+            let inner = inner?;
+            match (outer.kind, inner.kind) {
+                (TUPLE_IP, V4_SOURCE | V6_SOURCE) => source = Some(inner.ip()?),
+                (TUPLE_IP, V4_DESTINATION | V6_DESTINATION) => destination = Some(inner.ip()?),
+                (TUPLE_PROTOCOL, PROTOCOL_NUMBER) => protocol = Some(inner.u8()?),
+                (TUPLE_PROTOCOL, SOURCE_PORT) => from = Some(port(inner.payload)?),
+                (TUPLE_PROTOCOL, DESTINATION_PORT) => to = Some(port(inner.payload)?),
+                _ => {}
+            }
+        }
+    }
+    Ok((|| {
+        let tuple = Tuple {
+            source: SocketAddr::new(source?, from?),
+            destination: SocketAddr::new(destination?, to?),
+        };
+        Some((protocol?, tuple))
+    })())
+}
+
+/// Ports are in network order.
+fn port(payload: &[u8]) -> Result<u16, Malformed> {
+    let bytes = payload.try_into().map(u16::from_be_bytes);
+    bytes.map_err(|_| Malformed("port is not a number of 16 bits"))
+}

@@ -1,0 +1,146 @@
+//! Flows that connection tracking leads elsewhere than the rules do now.
+//!
+//! It asks nat rules for a flow's first packet only. A TCP client that is led
+//! astray is refused and connects anew; a UDP socket keeps its flow alive with
+//! each datagram and is never led right: one that called before the Service was
+//! there goes past the rules, one of a Service that came back goes to a local
+//! port that nobody listens on.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use nix::errno::Errno;
+
+use super::applied::Applied;
+use crate::{
+    kernel::{
+        Family,
+        conntrack::flows::{self, Match, Reply, Source, UDP},
+        netlink::{self, Socket},
+    },
+    modes::userspace::capture::Frontend,
+    services::Protocol,
+};
+
+/// Errors that will be the same the next time: no right to, no ctnetlink
+/// (EINVAL), no netfilter at all.
+const LASTING: [Errno; 4] = [
+    Errno::EPERM,
+    Errno::EINVAL,
+    Errno::EOPNOTSUPP,
+    Errno::EPROTONOSUPPORT,
+];
+
+/// Frontends whose rules changed and whose flows were not yet looked through.
+#[derive(Debug, Default)]
+pub struct Stale {
+    frontends: BTreeSet<Frontend>,
+}
+
+impl Stale {
+    /// Adds those of `changed` that can have such flows.
+    pub fn extend(&mut self, changed: impl IntoIterator<Item = Frontend>) {
+        let udp = |f: &Frontend| f.protocol == Protocol::Udp;
+        self.frontends.extend(changed.into_iter().filter(udp));
+    }
+
+    /// What to delete, now that what is `applied` is in the kernel and leads to
+    /// `destination` (REDIRECT: to some address of the node): of a frontend that
+    /// is there, what leads elsewhere than its listener; of one that is gone,
+    /// everything. Node ports are meant on any address, as only the kernel can
+    /// tell which ones it has translated.
+    fn matches(&self, applied: &Applied, destination: Option<IpAddr>) -> Vec<Match> {
+        let one = |frontend: &Frontend| Match {
+            protocol: UDP,
+            destination: frontend.address,
+            port: Some(frontend.port),
+            reply: match applied.listener(frontend) {
+                Some((_, port)) => {
+                    let listener = Source {
+                        address: destination,
+                        port: Some(port),
+                    };
+                    Reply::NotFrom([listener].into())
+                }
+                None => Reply::Any,
+            },
+        };
+        self.frontends.iter().map(one).collect()
+    }
+
+    /// Deletes the stale flows of `family`. What fails for now is tried again
+    /// the next time.
+    ///
+    /// # Errors
+    /// In words, what is amiss meanwhile and why.
+    pub async fn forget(
+        &mut self,
+        family: Family,
+        applied: &Applied,
+        destination: Option<IpAddr>,
+    ) -> Result<(), String> {
+        let matches = self.matches(applied, destination);
+        if matches.is_empty() {
+            return Ok(());
+        }
+        // The socket belongs to the network namespace of the thread that opens
+        // it; the table may hold a million entries, which takes a while.
+        let deleted = match Socket::open(netlink::Protocol::Netfilter) {
+            Ok(mut socket) => {
+                let work = move || flows::delete(&mut socket, family, &matches);
+                match tokio::task::spawn_blocking(work).await {
+                    Ok(deleted) => deleted,
+                    // The runtime is shutting down.
+                    Err(_) => return Ok(()),
+                }
+            }
+            Err(error) => Err(error),
+        };
+        match deleted {
+            Ok(count) => {
+                self.frontends.clear();
+                if count > 0 {
+                    tracing::debug!("{family}: {count} stale UDP flows were deleted");
+                }
+                Ok(())
+            }
+            Err(error) => {
+                if error.errno().is_some_and(|errno| LASTING.contains(&errno)) {
+                    self.frontends.clear();
+                }
+                Err(format!(
+                    "{family}: a UDP client that keeps its socket may not reach a Service that \
+                     came or changed while it was sending, because we {error}; the kernel needs \
+                     nf_conntrack_netlink, and Tripod CAP_NET_ADMIN"
+                ))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::IpFamily;
+
+    #[test]
+    fn only_udp_has_stale_flows_and_what_is_gone_has_no_place_to_be() {
+        let frontend = |protocol, port| Frontend {
+            protocol,
+            family: IpFamily::V4,
+            address: Some([10, 96, 0, 1].into()),
+            port,
+        };
+        let mut stale = Stale::default();
+        let none = Applied::new(IpFamily::V4);
+        assert_eq!(stale.matches(&none, None), []);
+        let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+        stale.extend(protocols.map(|protocol| frontend(protocol, 53)));
+        let gone = Match {
+            protocol: UDP,
+            destination: Some([10, 96, 0, 1].into()),
+            port: Some(53),
+            reply: Reply::Any,
+        };
+        assert_eq!(stale.matches(&none, None), [gone]);
+    }
+}
