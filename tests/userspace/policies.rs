@@ -23,8 +23,10 @@ on_each_capture!(
 );
 
 const ALL: [&str; 3] = ["a", "b", "c"];
-const PROTOCOLS: [(&str, fn(&Host, SocketAddr) -> std::io::Result<String>); 2] =
-    [("TCP", ask), ("UDP", udp_ask)];
+/// One question and its answer.
+type Call = fn(&Host, SocketAddr) -> std::io::Result<String>;
+
+const PROTOCOLS: [(&str, Call); 2] = [("TCP", ask), ("UDP", udp_ask)];
 
 /// Exactly `names` answer. Round robin meets each of three endpoints long
 /// before the last of these calls.
