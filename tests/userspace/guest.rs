@@ -47,7 +47,7 @@ fn in_guest(test: &str, profile: uml::Profile, names: &[&str]) {
         let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
         let arguments = [names, &flags].concat();
         let environment = [("TRIPOD_LAB_CAPTURE", "auto"), ("CI", "true")];
-        let outcome = uml::run(profile, &arguments, &environment, Duration::from_secs(85));
+        let outcome = uml::run(profile, &arguments, &environment, Duration::from_secs(300));
         assert_eq!(outcome.status, Some(0), "see the guest's console");
         for name in names {
             let met = outcome

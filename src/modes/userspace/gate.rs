@@ -56,9 +56,9 @@ impl Gate {
         scheduler: SchedulerName,
         affinity: Option<Arc<Affinity>>,
     ) -> Self {
-        let routing = routing(shared, &plan, scheduler, affinity, None);
+        let routing = routing(&plan, scheduler, affinity, None);
         let label = plan.name.port.to_string().into();
-        let portal = Arc::new(Portal::new(label, routing));
+        let portal = Arc::new(Portal::new(label, Arc::clone(&shared.insiders), routing));
         Gate {
             associations: udp::Associations::new(Arc::clone(shared), Arc::clone(&portal)),
             plan,
@@ -72,14 +72,13 @@ impl Gate {
     /// Sends new traffic as `plan` says.
     pub fn reroute(
         &mut self,
-        shared: &Shared,
         plan: PortalPlan,
         scheduler: SchedulerName,
         affinity: Option<Arc<Affinity>>,
     ) {
         let before = self.portal.routing();
         self.portal
-            .reroute(routing(shared, &plan, scheduler, affinity, Some(&before)));
+            .reroute(routing(&plan, scheduler, affinity, Some(&before)));
         self.plan = plan;
     }
 
@@ -227,7 +226,6 @@ impl Drop for Gate {
 
 /// The routing that `plan` asks for; what `before` knows of endpoints is kept.
 fn routing(
-    shared: &Shared,
     plan: &PortalPlan,
     scheduler: SchedulerName,
     affinity: Option<Arc<Affinity>>,
@@ -237,11 +235,10 @@ fn routing(
     let previous = before.map(|b| &b.backends);
     let backends = Backends::new(scheduler, &plan.targets, previous, known());
     let inside = plan.inside.as_ref().map(|targets| {
-        let previous = before.and_then(|b| Some(&b.inside.as_ref()?.1));
+        let previous = before.and_then(|b| b.inside.as_ref());
         // One endpoint has one state, whichever way a caller took to it.
         let known = known().chain(backends.endpoints());
-        let inside = Backends::new(scheduler, targets, previous, known);
-        (Arc::clone(&shared.insiders), inside)
+        Backends::new(scheduler, targets, previous, known)
     });
     Routing {
         backends,

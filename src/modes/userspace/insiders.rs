@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
-use crate::services::Node;
+use crate::{sched::Flow, services::Node};
 
 /// How pods are told from others (`detectLocalMode`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,18 +62,42 @@ impl Insiders {
         }
     }
 
-    /// Whether `peer` calls from inside.
-    pub fn contains(&self, peer: IpAddr) -> bool {
+    /// Whether the client of `flow` calls from inside.
+    pub fn contains(&self, flow: &Flow) -> bool {
         let known = self.known.load();
-        peer.is_loopback()
+        let peer = flow.client.ip();
+        is_the_node(flow)
             || known.addresses.contains(&peer)
             || known.networks.iter().any(|network| network.contains(&peer))
     }
+
+    /// Whether `wanted` holds for the client's address: for one of the node's
+    /// own, if the client is the node by whatever address it calls.
+    pub fn any_address(&self, flow: &Flow, wanted: impl Fn(&IpAddr) -> bool) -> bool {
+        let known = || self.known.load();
+        wanted(&flow.client.ip()) || is_the_node(flow) && known().addresses.iter().any(wanted)
+    }
+}
+
+/// The node calls an address that is routed to itself from that very address
+/// (`ip_route_output_key_hash_rcu` in net/ipv4/route.c takes the destination
+/// for the source of what goes to RTN_LOCAL); from outside, such a packet is a
+/// martian.
+fn is_the_node(flow: &Flow) -> bool {
+    let peer = flow.client.ip();
+    peer.is_loopback() || peer == flow.destination
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn flow(client: &str, destination: &str) -> Flow {
+        Flow {
+            client: (client.parse::<IpAddr>().unwrap(), 40_000).into(),
+            destination: destination.parse().unwrap(),
+        }
+    }
 
     #[test]
     fn pods_and_the_node_are_inside() {
@@ -103,7 +127,18 @@ mod tests {
                 ("127.0.0.1", true),
                 ("::1", true),
             ] {
-                assert_eq!(insiders.contains(ip(peer)), inside, "{detect:?} {peer}");
+                let flow = flow(peer, "10.96.0.1");
+                assert_eq!(insiders.contains(&flow), inside, "{detect:?} {peer}");
+            }
+            assert!(insiders.contains(&flow("10.96.0.1", "10.96.0.1")));
+            let is_node = |ip: &IpAddr| ip.to_string() == "192.0.2.1";
+            for (peer, is) in [
+                ("10.96.0.1", true),
+                ("192.0.2.1", true),
+                ("192.0.2.9", false),
+            ] {
+                let flow = flow(peer, "10.96.0.1");
+                assert_eq!(insiders.any_address(&flow, is_node), is, "{peer}");
             }
         }
     }

@@ -43,7 +43,7 @@ impl Userspace {
         let mut gate = match self.gates.remove(&name) {
             Some(mut gate) => {
                 if gate.plan != plan {
-                    gate.reroute(&self.shared, plan, scheduler, affinity);
+                    gate.reroute(plan, scheduler, affinity);
                 }
                 gate
             }

@@ -24,7 +24,7 @@ pub struct Routing {
     /// The endpoints.
     pub backends: Backends,
     /// The endpoints for who calls from inside the cluster, where they differ.
-    pub inside: Option<(Arc<Insiders>, Backends)>,
+    pub inside: Option<Backends>,
     /// The clients' pins, for a Service with ClientIP affinity.
     pub affinity: Option<Arc<Affinity>>,
     /// Peers that may call; empty: everyone.
@@ -32,18 +32,17 @@ pub struct Routing {
 }
 
 impl Routing {
-    fn backends_for(&self, peer: IpAddr) -> &Backends {
+    fn backends_for(&self, flow: &Flow, insiders: &Insiders) -> &Backends {
         match &self.inside {
-            Some((insiders, backends)) if insiders.contains(peer) => backends,
+            Some(backends) if insiders.contains(flow) => backends,
             _ => &self.backends,
         }
     }
 
     /// All endpoints, for whomever.
     pub fn endpoints(&self) -> impl Iterator<Item = &Arc<EndpointState>> {
-        let inside = self.inside.as_ref().map(|(_, backends)| backends);
         std::iter::once(&self.backends)
-            .chain(inside)
+            .chain(&self.inside)
             .flat_map(Backends::endpoints)
     }
 
@@ -60,14 +59,16 @@ impl Routing {
 pub struct Portal {
     /// The ServicePort, for logs.
     pub label: Arc<str>,
+    insiders: Arc<Insiders>,
     routing: ArcSwap<Routing>,
 }
 
 impl Portal {
     /// A portal that sends its traffic along `routing`.
-    pub fn new(label: Arc<str>, routing: Routing) -> Self {
+    pub fn new(label: Arc<str>, insiders: Arc<Insiders>, routing: Routing) -> Self {
         Portal {
             label,
+            insiders,
             routing: ArcSwap::from_pointee(routing),
         }
     }
@@ -86,10 +87,11 @@ impl Portal {
         before.retire_except(&kept);
     }
 
-    /// Whether source ranges let `peer` call.
-    pub fn admits(&self, peer: IpAddr) -> bool {
+    /// Whether source ranges let the client of `flow` call.
+    pub fn admits(&self, flow: &Flow) -> bool {
         let routing = self.routing.load();
-        routing.allowed.is_empty() || routing.allowed.iter().any(|range| range.contains(&peer))
+        let allowed = |peer: &IpAddr| routing.allowed.iter().any(|range| range.contains(peer));
+        routing.allowed.is_empty() || self.insiders.any_address(flow, allowed)
     }
 
     /// The endpoint for a new flow, beside those it `tried`. A client with
@@ -97,7 +99,7 @@ impl Portal {
     /// picked.
     pub fn pick(&self, flow: &Flow, tried: &[SocketAddr]) -> Option<Arc<EndpointState>> {
         let routing = self.routing.load();
-        let backends = routing.backends_for(flow.client.ip());
+        let backends = routing.backends_for(flow, &self.insiders);
         let fresh = || backends.pick(flow, tried).map(Arc::clone);
         let Some(affinity) = &routing.affinity else {
             return fresh();

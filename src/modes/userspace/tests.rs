@@ -62,12 +62,8 @@ impl Proxy {
     }
 
     fn retarget(&mut self, protocol: Protocol, targets: &[SocketAddr]) {
-        self.gate.reroute(
-            &self.shared,
-            plan(protocol, targets),
-            SchedulerName::Rr,
-            None,
-        );
+        self.gate
+            .reroute(plan(protocol, targets), SchedulerName::Rr, None);
     }
 
     fn connect(&self) -> TcpStream {

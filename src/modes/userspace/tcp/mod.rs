@@ -118,7 +118,7 @@ async fn connection(
     _held: (OwnedSemaphorePermit, Hold),
 ) {
     let _open = Open::count(&shared);
-    if !portal.admits(flow.client.ip()) {
+    if !portal.admits(&flow) {
         shared.counters.connections_refused.inc();
         reset(&client);
         return;

@@ -92,7 +92,7 @@ impl Associations {
         let known = self.lock().get(&key).cloned();
         let association = match known {
             Some(association) => association,
-            None if !self.portal.admits(from.ip()) => {
+            None if !self.portal.admits(&flow(key)) => {
                 self.shared.counters.datagrams_dropped.inc();
                 return;
             }
@@ -134,13 +134,8 @@ impl Associations {
         tried: Vec<SocketAddr>,
         closing: &watch::Receiver<bool>,
     ) -> Option<Arc<Association>> {
-        let (client, called) = key;
         let descriptor = self.shared.descriptors.try_take(1)?;
-        let flow = Flow {
-            client,
-            destination: called,
-        };
-        let endpoint = self.portal.pick(&flow, &tried)?;
+        let endpoint = self.portal.pick(&flow(key), &tried)?;
         let backend = connected(endpoint.address)
             .inspect_err(|e| {
                 endpoint.failed();
@@ -285,6 +280,13 @@ impl Association {
             self.lease.endpoint().answered();
             *lock(&self.unanswered) = Vec::new();
         }
+    }
+}
+
+fn flow((client, destination): Key) -> Flow {
+    Flow {
+        client,
+        destination,
     }
 }
 
