@@ -1,6 +1,11 @@
 //! Against the real kernel, in a network namespace of the test's own thread.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    net::{SocketAddr, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
 
 use proptest::{prelude::*, test_runner::TestRunner};
 
@@ -188,5 +193,55 @@ fn what_cannot_be_captured_is_named_and_the_rest_works() {
         assert_eq!(report.failed.len(), 1);
         assert_eq!(report.failed[0].0, bad);
         assert!(!present(Family::V4).is_empty());
+    });
+}
+
+/// A socket that is connected keeps its route, and where another Service has
+/// the same port, nothing but routes is added.
+#[test]
+fn a_connected_socket_takes_a_route_that_came_later() {
+    in_namespace(|| {
+        // Whose other end takes what is sent too early.
+        ip("link add out type veth peer name away");
+        ip("link set away up");
+        ip("link set out up");
+        ip("addr add 192.0.2.1/24 dev out");
+        ip("addr add fd00::1/64 dev out nodad");
+        ip("route add 10.96.0.0/24 dev out");
+        ip("route add fd96::/64 dev out");
+        for (first, second) in [("10.96.0.1", "10.96.0.2"), ("fd96::1", "fd96::2")] {
+            let [first, second] =
+                [first, second].map(|a| frontend(services::Protocol::Udp, a, 5353));
+            let refuse = target(OtherPorts::Refuse);
+            let mut want = Want::from([(first, refuse.clone())]);
+            let mut local = Local::new(&[first.family]).unwrap();
+            local.sync(&want, None).unwrap();
+
+            let to = SocketAddr::new(second.address.unwrap(), second.port);
+            let listener = socket2::Socket::new(Domain::for_address(to), Type::DGRAM, None);
+            let listener = listener.unwrap();
+            match second.family {
+                IpFamily::V4 => listener.set_freebind_v4(true).unwrap(),
+                IpFamily::V6 => listener.set_freebind_v6(true).unwrap(),
+            }
+            listener.bind(&to.into()).unwrap();
+            let listener = UdpSocket::from(listener);
+            let patience = Some(Duration::from_secs(1));
+            listener.set_read_timeout(patience).unwrap();
+            let client = UdpSocket::bind((["0.0.0.0", "::"][usize::from(to.is_ipv6())], 0));
+            let client = client.unwrap();
+            client.connect(to).unwrap();
+            client.send(b"early").unwrap();
+
+            want.insert(second, refuse);
+            let rules = rules::list(&mut local.socket, second.family.into()).unwrap();
+            local.sync(&want, Some(&[second])).unwrap();
+            let after = rules::list(&mut local.socket, second.family.into()).unwrap();
+            assert_eq!(rules, after, "no rule came or stayed");
+            client.send(b"late").unwrap();
+            let mut buffer = [0; 16];
+            let (length, _) = listener.recv_from(&mut buffer).expect("the datagram");
+            assert_eq!(&buffer[..length], b"late", "{to}");
+        }
     });
 }
