@@ -1,16 +1,10 @@
 //! Waits until somebody changes the configuration file.
 
-use std::{
-    io,
-    os::fd::{AsFd, AsRawFd, RawFd},
-    path::PathBuf,
-};
+use std::{io, path::PathBuf};
 
-use nix::{
-    errno::Errno,
-    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
-};
-use tokio::io::{Interest, unix::AsyncFd};
+use nix::{errno::Errno, sys::inotify::AddWatchFlags};
+
+use crate::kernel::inotify;
 
 /// A configuration file that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,18 +28,15 @@ pub struct ConfigFile {
 /// # Errors
 /// When the file cannot be watched.
 pub async fn watch_file(file: &ConfigFile) -> io::Result<()> {
-    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+    let inotify = inotify::open()?;
     let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_MOVE_SELF;
-    inotify.add_watch(&file.path, changes)?;
+    inotify.get_ref().add_watch(&file.path, changes)?;
     if std::fs::read(&file.path)? != file.text.as_bytes() {
         return Ok(());
     }
-    // SAFETY: the door owns the descriptor, never closes or replaces it while
-    // it lives, and always gives the same one.
-    let inotify = unsafe { AsyncFd::register_with_interest(Door(inotify), Interest::READABLE) }?;
     loop {
         let mut ready = inotify.readable().await?;
-        match ready.get_inner().0.read_events() {
+        match ready.get_inner().read_events() {
             Ok(events) => {
                 // Without being asked, the kernel says IN_IGNORED when the file
                 // is gone, and IN_Q_OVERFLOW when it could not say all.
@@ -61,14 +52,6 @@ pub async fn watch_file(file: &ConfigFile) -> io::Result<()> {
             Err(Errno::EAGAIN) => ready.clear_ready(),
             Err(errno) => return Err(errno.into()),
         }
-    }
-}
-
-struct Door(Inotify);
-
-impl AsRawFd for Door {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod addresses;
 pub mod conntrack;
+pub mod inotify;
 pub mod links;
 #[cfg(test)]
 pub(crate) mod namespace;

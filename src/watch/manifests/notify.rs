@@ -5,15 +5,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     io,
-    os::fd::{AsFd, AsRawFd, RawFd},
     path::{Path, PathBuf},
     time::Instant,
 };
 
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
-use tokio::io::{Interest, unix::AsyncFd};
+use nix::sys::inotify::{AddWatchFlags, InotifyEvent, WatchDescriptor};
+use tokio::io::unix::AsyncFd;
 
 use super::disk::is_manifest;
+use crate::kernel::inotify::{self, Door};
 
 /// Follows a folder, also while it does not exist or is replaced.
 pub(super) struct Notify {
@@ -41,23 +41,10 @@ pub(super) struct Heard {
     pub(super) upheaval: bool,
 }
 
-struct Door(Inotify);
-
-impl AsRawFd for Door {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
 impl Notify {
     pub(super) fn open(dir: &Path) -> io::Result<Notify> {
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        // SAFETY: the door owns the descriptor, never closes or replaces it
-        // while it lives, and always gives the same one.
-        let inotify =
-            unsafe { AsyncFd::register_with_interest(Door(inotify), Interest::READABLE) }?;
         let mut notify = Notify {
-            inotify,
+            inotify: inotify::open()?,
             dir: dir.to_owned(),
             dir_watch: None,
             above_watch: None,
@@ -69,7 +56,7 @@ impl Notify {
     /// Watches the folder as it is now. Says whether it is another one than
     /// before. Watching what is already watched costs a system call.
     pub(super) fn arm(&mut self) -> bool {
-        let inotify = &self.inotify.get_ref().0;
+        let inotify = self.inotify.get_ref();
         let place = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MOVE
             | AddWatchFlags::IN_DELETE
@@ -112,7 +99,7 @@ impl Notify {
     pub(super) async fn listen(&self, heard: &mut Heard) -> io::Result<()> {
         loop {
             let mut guard = self.inotify.readable().await?;
-            if let Ok(events) = guard.try_io(|door| Ok(door.get_ref().0.read_events()?)) {
+            if let Ok(events) = guard.try_io(|door| Ok(door.get_ref().read_events()?)) {
                 for event in events? {
                     self.sort(event, heard);
                 }
