@@ -41,11 +41,7 @@ mod tests {
             (&[(1, 1, 0), (3, 5, 0)], Some(0)),
             (&[(0, 0, 0)], None),
         ];
-        for &(loads, expected) in cases {
-            let servers = loaded(loads);
-            let picked = NeverQueue.pick(&servers, &flow(1), &|_| false);
-            assert_eq!(picked, expected, "{loads:?}");
-        }
+        assert_picks(&NeverQueue, cases);
     }
 
     #[test]

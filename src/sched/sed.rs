@@ -37,11 +37,7 @@ mod tests {
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0)], None),
         ];
-        for &(loads, expected) in cases {
-            let servers = loaded(loads);
-            let picked = ShortestExpectedDelay.pick(&servers, &flow(1), &|_| false);
-            assert_eq!(picked, expected, "{loads:?}");
-        }
+        assert_picks(&ShortestExpectedDelay, cases);
     }
 
     #[test]

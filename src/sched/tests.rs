@@ -50,6 +50,15 @@ pub(super) fn loaded(loads: &[(u32, u32, u32)]) -> Vec<RealServer> {
 /// Weight, active and inactive connections of each server, and who is picked.
 pub(super) type LoadCase = (&'static [(u32, u32, u32)], Option<usize>);
 
+/// Each case's next connection goes where it says.
+pub(super) fn assert_picks(scheduler: &dyn Scheduler, cases: &[LoadCase]) {
+    for &(loads, expected) in cases {
+        let servers = loaded(loads);
+        let picked = scheduler.pick(&servers, &flow(1), &|_| false);
+        assert_eq!(picked, expected, "{loads:?}");
+    }
+}
+
 /// A flow from the client of that number, in 172.16.0.0/12.
 pub(super) fn flow(client: u32) -> Flow {
     let address = Ipv4Addr::from_bits(0xac10_0000 + client);

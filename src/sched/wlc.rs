@@ -35,11 +35,7 @@ mod tests {
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0), (0, 0, 0)], None),
         ];
-        for &(loads, expected) in cases {
-            let servers = loaded(loads);
-            let picked = WeightedLeastConnections.pick(&servers, &flow(1), &|_| false);
-            assert_eq!(picked, expected, "{loads:?}");
-        }
+        assert_picks(&WeightedLeastConnections, cases);
     }
 
     #[test]
