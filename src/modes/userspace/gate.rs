@@ -130,35 +130,27 @@ impl Gate {
             Protocol::Tcp => {
                 // All are bound before the first one listens, so that an
                 // address that is taken leaves nothing behind.
-                let bound = (0..spread)
-                    .map(|_| listen::tcp(address, owner))
-                    .collect::<io::Result<Vec<_>>>()?;
+                let bound = each(spread, || listen::tcp(address, owner))?;
                 for (i, socket) in bound.into_iter().enumerate() {
                     let listener = listen::start(socket)?;
                     let (shared, portal) = (Arc::clone(shared), Arc::clone(&self.portal));
                     let (closed, hold) = (closed.clone(), hold.clone());
                     let descriptors = Arc::clone(&descriptors);
                     let called = self.called(address);
-                    workers.run(first + i, move || {
-                        tokio::task::spawn_local(async move {
-                            tcp::accept_loop(shared, portal, listener, called, hold, closed).await;
-                            drop(descriptors);
-                        });
+                    workers.spawn(first + i, move || async move {
+                        tcp::accept_loop(shared, portal, listener, called, hold, closed).await;
+                        drop(descriptors);
                     });
                 }
             }
             Protocol::Udp => {
-                let bound = (0..spread)
-                    .map(|_| listen::udp(address, owner))
-                    .collect::<io::Result<Vec<_>>>()?;
+                let bound = each(spread, || listen::udp(address, owner))?;
                 for (i, socket) in bound.into_iter().enumerate() {
                     let (closed, descriptors) = (closed.clone(), Arc::clone(&descriptors));
                     let associations = Arc::clone(&self.associations);
-                    workers.run(first + i, move || {
-                        tokio::task::spawn_local(async move {
-                            udp::receive_loop(associations, socket, closed).await;
-                            drop(descriptors);
-                        });
+                    workers.spawn(first + i, move || async move {
+                        udp::receive_loop(associations, socket, closed).await;
+                        drop(descriptors);
                     });
                 }
             }
@@ -222,6 +214,11 @@ impl Drop for Gate {
     fn drop(&mut self) {
         self.portal.routing().retire_except(&HashSet::new());
     }
+}
+
+/// `count` sockets, or none.
+fn each<T>(count: usize, bind: impl Fn() -> io::Result<T>) -> io::Result<Vec<T>> {
+    (0..count).map(|_| bind()).collect()
 }
 
 /// The routing that `plan` asks for; what `before` knows of endpoints is kept.

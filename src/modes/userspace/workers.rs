@@ -7,7 +7,7 @@ use std::{io, thread};
 use tokio::{
     runtime::Builder,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    task::LocalSet,
+    task::{LocalSet, spawn_local},
 };
 
 /// Something to start on a worker; runs inside its `LocalSet`.
@@ -43,8 +43,14 @@ impl Workers {
         self.jobs.len()
     }
 
-    /// Runs `job` on worker `i` (modulo their number).
-    pub fn run(&self, i: usize, job: impl FnOnce() + Send + 'static) {
+    /// Runs what `start` makes on worker `i` (modulo their number).
+    pub fn spawn<F>(&self, i: usize, start: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let job = move || {
+            spawn_local(start());
+        };
         // A worker takes jobs until `self` is dropped.
         let _ = self.jobs[i % self.jobs.len()].send(Box::new(job));
     }
