@@ -2,6 +2,8 @@
 //! its implementations.
 
 pub mod choose;
+pub mod iptables;
+pub mod ipvs;
 pub mod userspace;
 
 use std::fmt;

@@ -18,6 +18,7 @@ use std::{
 use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
 mod parts;
+pub mod rule;
 
 use self::parts::parts;
 use super::Family;

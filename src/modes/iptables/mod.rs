@@ -1,0 +1,1 @@
+//! iptables mode: the KUBE-SVC chains.

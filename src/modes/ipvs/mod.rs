@@ -1,0 +1,1 @@
+//! ipvs mode: virtual servers in the kernel's IPVS.
