@@ -17,6 +17,7 @@ use std::{
 
 use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
+pub mod features;
 mod parts;
 pub mod rule;
 
