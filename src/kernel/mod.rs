@@ -11,6 +11,7 @@ pub mod links;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod netlink;
+pub mod probe;
 pub mod routes;
 pub mod rules;
 pub mod sysctl;
