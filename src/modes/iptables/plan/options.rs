@@ -4,11 +4,15 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::fixed::{LOOPBACK_V4, LOOPBACK_V6};
 use crate::{
     config::{self, Effective, NodePortAddresses},
     kernel::{
         Family,
-        xtables::{features::Features, rule::Rule},
+        xtables::{
+            features::Features,
+            rule::{Match, Maybe, Rule, Side},
+        },
     },
     node::Served,
     services::Node,
@@ -173,9 +177,33 @@ impl Options {
         asked && served && self.features.conntrack
     }
 
-    /// The bits of an address.
-    pub(super) fn v6(&self) -> bool {
-        self.family == Family::V6
+    /// The family's loopback addresses.
+    pub(super) fn loopback(&self) -> IpNet {
+        match self.family {
+            Family::V4 => LOOPBACK_V4,
+            Family::V6 => LOOPBACK_V6,
+        }
+    }
+
+    /// The node's addresses, loopback too, for kernels that lack `addrtype`.
+    pub(super) fn local_networks(&self) -> impl Iterator<Item = IpNet> {
+        let loopback = std::iter::once(self.loopback());
+        loopback.chain(self.node_addresses.iter().copied().map(IpNet::from))
+    }
+
+    /// The rule, for what is sent to the node's own addresses.
+    pub(super) fn to_node(&self, rule: Rule) -> Vec<Rule> {
+        if self.features.addrtype {
+            let local = Match::LocalAddress(Maybe::yes(Side::Destination));
+            return vec![rule.with(local)];
+        }
+        self.local_networks()
+            .filter(|network| match &rule.destination {
+                Some(wanted) => wanted.value.contains(network) != wanted.not,
+                None => true,
+            })
+            .map(|network| rule.clone().destination(network))
+            .collect()
     }
 
     /// The rule with a comment, where the kernel has comments.
