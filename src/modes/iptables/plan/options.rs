@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::fixed::{LOOPBACK_V4, LOOPBACK_V6};
 use crate::{
-    config::{self, Effective, NodePortAddresses},
+    config::{self, Effective, KubeProxyConfiguration, NodePortAddresses},
     kernel::{
         Family,
         xtables::{
@@ -127,9 +127,10 @@ fn above(threshold: usize, count: usize, now: bool) -> bool {
 }
 
 impl Options {
-    /// What the configuration says. `node` is this node's object, `served` the
-    /// addresses of node ports that follow from both.
+    /// What the configuration says, for few Services. `node` is this node's
+    /// object, `served` the addresses of node ports that follow from both.
     pub fn new(
+        configuration: &KubeProxyConfiguration,
         configured: &Effective,
         family: Family,
         node: Option<&Node>,
@@ -155,8 +156,8 @@ impl Options {
             masquerade_all: configured.masquerade_all,
             masquerade_mark: 1 << configured.masquerade_bit,
             node_ports: node_ports(&configured.node_ports, served, family),
-            localhost_node_ports: false,
-            tcp_be_liberal: false,
+            localhost_node_ports: configuration.iptables.localhost_node_ports,
+            tcp_be_liberal: configuration.conntrack.tcp_be_liberal,
             features,
             large_cluster: false,
             dispatch: Dispatch::Linear,
