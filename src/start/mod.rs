@@ -3,6 +3,8 @@
 
 mod mode;
 mod options;
+mod probe;
+mod render;
 mod serve;
 mod takeover;
 
@@ -29,6 +31,8 @@ pub async fn run(settings: Settings) -> Done {
             node::prepare(&settings.configuration, &Recorder::nowhere());
             Ok(())
         }
+        Job::Probe { json } => probe::print(&settings, *json),
+        Job::Render(folder) => render::render(&settings, folder).await,
         Job::Serve => serve::serve(settings).await,
     }
 }

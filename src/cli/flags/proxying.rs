@@ -8,7 +8,7 @@ use crate::{
         options::Options,
     },
     config::{duration, notation, port_range},
-    modes::userspace::capture::Requested,
+    modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
     services::address::parse_ip,
 };
 
@@ -20,6 +20,12 @@ pub(super) const PROXYING: &[Flag] = &[
         "How traffic is carried: ipvs, iptables or userspace; nftables means the best one. A mode \
          that this build or this kernel cannot run falls back to the next. Without it: ipvs",
     ),
+    Flag::switch(
+        "strict-proxy-mode",
+        |o| &mut o.own.strict_mode,
+        "End with what is missing, instead of running in another mode than --proxy-mode says",
+    )
+    .beside_file(),
     Flag::new(
         "bind-address",
         "IP",
@@ -100,6 +106,14 @@ pub(super) const IPTABLES: &[Flag] = &[
         |o| &mut o.configuration.iptables.localhost_node_ports,
         "Serve node ports on loopback addresses too (iptables mode, IPv4)",
     ),
+    Flag::new(
+        "iptables-dispatch",
+        "HOW",
+        Field::Set(dispatch, "auto"),
+        "How packets find their Service: rule by rule as with kube-proxy (linear), through chains \
+         by address prefix (indexed), or indexed from about 1000 Service ports on (auto)",
+    )
+    .beside_file(),
 ];
 
 pub(super) const IPVS: &[Flag] = &[
@@ -242,6 +256,16 @@ pub(super) const CONNTRACK: &[Flag] = &[
 
 fn period(into: &mut Option<Duration>, text: &str) -> Result<(), String> {
     *into = Some(duration::parse(text)?);
+    Ok(())
+}
+
+fn dispatch(options: &mut Options, text: &str) -> Result<(), String> {
+    options.own.iptables_dispatch = match text {
+        "auto" => DispatchChoice::Auto,
+        "linear" => DispatchChoice::Linear,
+        "indexed" => DispatchChoice::Indexed,
+        _ => return Err("it must be auto, linear or indexed".to_owned()),
+    };
     Ok(())
 }
 
