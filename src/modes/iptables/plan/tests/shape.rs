@@ -17,7 +17,7 @@ use crate::{
         },
     },
     modes::iptables::plan::{Dispatch, Options, fixed, names, service_port},
-    services::{Protocol, ServicePort},
+    services::{Protocol, ServicePort, TrafficPolicy},
 };
 
 /// Longest name of a chain: `XT_EXTENSION_MAXNAMELEN` of
@@ -62,6 +62,7 @@ fn busy() -> ServicePort {
         },
         load_balancer_source_ranges: [net("192.0.2.0/24")].into(),
         health_check_node_port: Some(31_000),
+        external_traffic_policy: TrafficPolicy::Local,
         endpoints: endpoints(&[("10.244.0.6:80", true, 1), ("10.244.1.7:80", false, 2)]),
         ..exposed("busy")
     }
@@ -93,8 +94,9 @@ proptest! {
         let mut busy = busy();
         busy.name.service.name = name.as_str().into();
         busy.name.port = port.as_str().into();
+        let plain = ServicePort { endpoints: busy.endpoints.clone(), ..service("plain") };
         let refused = service("refused");
-        let set = Ruleset::new([&busy, &refused], &options);
+        let set = Ruleset::new([&busy, &plain, &refused], &options);
         let mut jumped_to = HashSet::new();
         for ((table, chain), rules) in &set.chains {
             prop_assert!(chain.len() <= LONGEST, "{}", chain);
