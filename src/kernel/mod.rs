@@ -14,6 +14,8 @@ pub mod modules;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod netlink;
+pub mod nfacct;
+pub mod nftables;
 pub mod probe;
 pub mod routes;
 pub mod rules;

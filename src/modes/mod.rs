@@ -1,7 +1,6 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
-pub mod choose;
 pub mod iptables;
 pub mod ipvs;
 pub mod render;
@@ -77,6 +76,9 @@ pub enum SyncError {
     /// Service addresses could not be captured for userspace mode.
     #[error("capture of service addresses: {0}")]
     Capture(#[from] userspace::capture::Error),
+    /// iptables mode.
+    #[error(transparent)]
+    Iptables(#[from] iptables::Error),
 }
 
 /// One way to carry a Service's traffic to its endpoints.
@@ -94,6 +96,11 @@ pub trait Mode: Send {
         map: &ServiceMap,
         changes: &Changes,
     ) -> impl Future<Output = Result<SyncReport, SyncError>> + Send;
+    /// Waits until somebody disturbs what this mode installed, where it can
+    /// notice: then a full sync is due. May be dropped while it waits.
+    fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
     /// Removes everything this mode ever installs, also what an earlier
     /// process left behind.
     ///
