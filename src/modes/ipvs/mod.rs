@@ -1,1 +1,3 @@
 //! ipvs mode: virtual servers in the kernel's IPVS.
+
+pub mod plan;
