@@ -1,6 +1,7 @@
 //! Starts the parts and joins them; nothing else.
 
 use std::{
+    io::Write,
     net::{IpAddr, Ipv6Addr},
     path::Path,
     process::ExitCode,
@@ -22,7 +23,7 @@ use tripod::{
     },
     log,
     modes::{
-        choose,
+        choose, render,
         userspace::{self, Capture, Counters, Userspace, capture},
     },
     node::{self, NodePorts, Served},
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
             match &settings.job {
                 Job::WriteConfig(path) => write_config(&settings, path),
                 Job::Cleanup => cleanup().await,
+                Job::Render(folder) => render(&settings, folder).await,
                 Job::Init => {
                     node::prepare(&settings.configuration, &Recorder::nowhere());
                     Ok(())
@@ -87,6 +89,26 @@ fn write_config(settings: &Settings, path: &Path) -> Done {
     let yaml = settings.configuration.to_yaml()?;
     std::fs::write(path, yaml).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
     tracing::info!(file = %path.display(), "wrote the configuration");
+    Ok(())
+}
+
+async fn render(settings: &Settings, folder: &Path) -> Done {
+    std::fs::read_dir(folder)
+        .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
+    let mut tracker = Tracker::new(&node::name(&settings.configuration.hostname_override)?);
+    let objects = watch::manifests::spawn(folder).recv().await;
+    tracker.apply(objects.unwrap_or_default().events);
+    let effective = &settings.effective;
+    let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
+    node_ports.learn(tracker.node().map(|node| &**node));
+    let choices = render::Choices {
+        configuration: &settings.configuration,
+        effective,
+        dispatch: settings.own.iptables_dispatch,
+        served: &node_ports.served(),
+    };
+    let text = render::render(effective.mode, tracker.map(), &choices)?;
+    std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
 }
 

@@ -5,4 +5,5 @@
 mod lab;
 mod api;
 mod deploy;
+mod iptables;
 mod userspace;

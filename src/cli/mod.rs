@@ -11,7 +11,7 @@ mod tests;
 use std::{ffi::OsString, fs, io, path::Path, process::ExitCode};
 
 use clap::{Command, parser::ValueSource};
-use options::CommandLine;
+use options::{CommandLine, Subcommand};
 
 pub use self::{
     options::{Options, Own, Periods, Version},
@@ -26,14 +26,17 @@ const AFTER_HELP: &str = "\
 A flag is written --flag=value or --flag value; a BOOL alone means true.
 
 With --config, the file decides all that it can express. Only these flags still
-apply then: --hostname-override, --master, --manifests, those for logging and
-userspace mode, and those under Running but --oom-score-adj and --feature-gates.
+apply then: --hostname-override, --master, --manifests, --iptables-dispatch,
+those for logging and userspace mode, and those under Running but
+--oom-score-adj and --feature-gates.
 
 Examples:
   Serve the Services and EndpointSlices in a folder, no cluster needed:
       tripod --proxy-mode=userspace --manifests /etc/tripod/manifests
   Take kube-proxy's place on a node of kubeadm's:
       tripod --config /var/lib/kube-proxy/config.conf --hostname-override node-1
+  See the rules for a folder, without root and without touching the kernel:
+      tripod render --proxy-mode=iptables --manifests /etc/tripod/manifests
   Remove everything that Tripod ever installed on this node:
       tripod cleanup";
 
@@ -86,18 +89,25 @@ pub fn read(
 
 /// The command line as clap knows it.
 pub fn command() -> Command {
-    let mut command =
+    let command =
         Command::new("tripod")
             .about(ABOUT)
             .after_help(AFTER_HELP)
             .args_conflicts_with_subcommands(true)
             .subcommand(Command::new("cleanup").about(
                 "Remove every rule, chain and route that Tripod ever installed here, and exit",
-            ));
-    for (heading, flags) in flags::GROUPS {
-        command = command.args(flags.iter().map(|flag| flag.arg(heading)));
-    }
-    command
+            ))
+            .subcommand(with_flags(Command::new("render").about(
+                "Print what a mode would put into the kernel for a folder of manifests, and exit",
+            )));
+    with_flags(command)
+}
+
+fn with_flags(command: Command) -> Command {
+    let groups = flags::GROUPS.into_iter();
+    groups.fold(command, |command, (heading, flags)| {
+        command.args(flags.iter().map(|flag| flag.arg(heading)))
+    })
 }
 
 fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, Stop> {
@@ -114,6 +124,11 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
             false => Stop::Answer(text),
         }
     })?;
+    let (subcommand, matches) = match matches.subcommand() {
+        Some(("render", matches)) => (Some(Subcommand::Render), matches),
+        Some(_) => (Some(Subcommand::Cleanup), &matches),
+        None => (None, &matches),
+    };
     let mut options = Options::default();
     let mut given = Vec::new();
     for flag in flags::all() {
@@ -135,7 +150,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     Ok(CommandLine {
         options,
         given,
-        cleanup: matches.subcommand_name() == Some("cleanup"),
+        subcommand,
     })
 }
 

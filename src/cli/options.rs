@@ -2,7 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{config::KubeProxyConfiguration, modes::userspace::capture::Requested};
+use crate::{
+    config::KubeProxyConfiguration,
+    modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
+};
 
 /// What the flags say. `Default`: when there are none.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +43,8 @@ pub struct Options {
 pub struct Own {
     /// Folder of manifests to serve instead of an API server's objects.
     pub manifests: Option<PathBuf>,
+    /// How packets find their Service in iptables mode.
+    pub iptables_dispatch: DispatchChoice,
     /// How userspace mode gets its packets.
     pub capture: Requested,
     /// How long a silent UDP client keeps its backend in userspace mode.
@@ -54,6 +59,7 @@ impl Default for Own {
     fn default() -> Self {
         Own {
             manifests: None,
+            iptables_dispatch: DispatchChoice::Auto,
             capture: Requested::Auto,
             udp_timeout: Duration::from_secs(30),
             workers: 0,
@@ -93,8 +99,15 @@ pub(super) struct CommandLine {
     pub(super) options: Options,
     /// The flags that were given, each with its last value.
     pub(super) given: Vec<(&'static str, String)>,
-    /// The subcommand `cleanup` was given.
-    pub(super) cleanup: bool,
+    /// The subcommand, if one was given.
+    pub(super) subcommand: Option<Subcommand>,
+}
+
+/// What to do instead of serving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subcommand {
+    Cleanup,
+    Render,
 }
 
 impl CommandLine {

@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Own, Stop, Version, flags, options::CommandLine};
+use super::{
+    Own, Stop, Version, flags,
+    options::{CommandLine, Subcommand},
+};
 use crate::config::{
     self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Logging, Problem, bind,
 };
@@ -43,6 +46,9 @@ pub enum Job {
     Init,
     /// Remove what was ever installed, and exit.
     Cleanup,
+    /// Print what the mode would put into the kernel for the objects in this
+    /// folder of manifests, and exit.
+    Render(PathBuf),
     /// Write [`Settings::configuration`] to this file, and exit.
     WriteConfig(PathBuf),
 }
@@ -80,7 +86,7 @@ pub(super) fn settle(
         }
     };
     let flags = with_values(&line);
-    let (mut options, cleanup) = (line.options, line.cleanup);
+    let (mut options, subcommand) = (line.options, line.subcommand);
     if let Some(name) = &options.hostname_override {
         options.configuration.hostname_override.clone_from(name);
     }
@@ -95,7 +101,13 @@ pub(super) fn settle(
         warnings: more,
     } = checked;
     warnings.extend(more);
-    let job = if cleanup || options.cleanup {
+    let job = if subcommand == Some(Subcommand::Render) {
+        let folder = options.own.manifests.clone();
+        Job::Render(folder.ok_or_else(|| {
+            let why = "error: tripod render needs to know the objects: --manifests DIR";
+            Stop::Refusal(why.to_owned())
+        })?)
+    } else if subcommand == Some(Subcommand::Cleanup) || options.cleanup {
         Job::Cleanup
     } else if options.init_only {
         Job::Init

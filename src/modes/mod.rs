@@ -4,6 +4,7 @@
 pub mod choose;
 pub mod iptables;
 pub mod ipvs;
+pub mod render;
 pub mod userspace;
 
 use std::fmt;

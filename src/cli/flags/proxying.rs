@@ -8,7 +8,7 @@ use crate::{
         options::Options,
     },
     config::{duration, notation, port_range},
-    modes::userspace::capture::Requested,
+    modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
     services::address::parse_ip,
 };
 
@@ -100,6 +100,14 @@ pub(super) const IPTABLES: &[Flag] = &[
         |o| &mut o.configuration.iptables.localhost_node_ports,
         "Serve node ports on loopback addresses too (iptables mode, IPv4)",
     ),
+    Flag::new(
+        "iptables-dispatch",
+        "HOW",
+        Field::Set(dispatch, "auto"),
+        "How packets find their Service: rule by rule as with kube-proxy (linear), through chains \
+         by address prefix (indexed), or indexed from about 1000 Service ports on (auto)",
+    )
+    .beside_file(),
 ];
 
 pub(super) const IPVS: &[Flag] = &[
@@ -242,6 +250,16 @@ pub(super) const CONNTRACK: &[Flag] = &[
 
 fn period(into: &mut Option<Duration>, text: &str) -> Result<(), String> {
     *into = Some(duration::parse(text)?);
+    Ok(())
+}
+
+fn dispatch(options: &mut Options, text: &str) -> Result<(), String> {
+    options.own.iptables_dispatch = match text {
+        "auto" => DispatchChoice::Auto,
+        "linear" => DispatchChoice::Linear,
+        "indexed" => DispatchChoice::Indexed,
+        _ => return Err("it must be auto, linear or indexed".to_owned()),
+    };
     Ok(())
 }
 

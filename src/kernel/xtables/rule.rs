@@ -9,6 +9,10 @@ use std::{
 
 use ipnet::IpNet;
 
+/// Bytes of a comment: `XT_MAX_COMMENT_LEN` of
+/// `linux/netfilter/xt_comment.h` without the terminating zero.
+const COMMENT_LENGTH: usize = 255;
+
 /// The tables that hold rules of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
@@ -97,6 +101,10 @@ pub enum Match {
     Transport(Transport),
     /// The same with `--dport`.
     DestinationPort(Transport, u16),
+    /// The same with a range of ports, first and last.
+    DestinationPorts(Transport, u16, u16),
+    /// The same with `--sport` and a range of ports, first and last.
+    SourcePorts(Transport, u16, u16),
     /// `-m mark`: value and mask.
     Mark(Maybe<(u32, u32)>),
     /// `-m conntrack --ctstate`: names as iptables prints them, such as
@@ -172,6 +180,9 @@ pub enum Target {
 pub struct Rule {
     /// `-s`.
     pub source: Option<Maybe<IpNet>>,
+    /// `-s` with a mask that is no prefix: value and mask. Stands instead of
+    /// `source`.
+    pub source_bits: Option<(IpAddr, IpAddr)>,
     /// `-d`.
     pub destination: Option<Maybe<IpNet>>,
     /// `-i`: a link's name, or a prefix of names that ends in `+`.
@@ -193,6 +204,12 @@ impl Rule {
     /// `-s NET`.
     pub fn source(mut self, net: impl Into<IpNet>) -> Rule {
         self.source = Some(Maybe::yes(net.into()));
+        self
+    }
+
+    /// `-s VALUE/MASK`, where the mask is no prefix.
+    pub fn source_bits(mut self, value: IpAddr, mask: IpAddr) -> Rule {
+        self.source_bits = Some((value, mask));
         self
     }
 
@@ -232,9 +249,11 @@ impl Rule {
         self
     }
 
-    /// `-m comment --comment TEXT`.
+    /// `-m comment --comment TEXT`; what is too long for the kernel is cut.
     pub fn comment(self, text: impl Into<String>) -> Rule {
-        self.with(Match::Comment(text.into()))
+        let mut text = text.into();
+        text.truncate(text.floor_char_boundary(COMMENT_LENGTH));
+        self.with(Match::Comment(text))
     }
 
     /// `-m PROTOCOL --dport PORT`; says nothing of `-p`.
@@ -290,6 +309,13 @@ impl<T> Maybe<T> {
     }
 }
 
+impl Maybe<IpNet> {
+    /// iptables-save leaves out what every address matches.
+    fn says_something(&self) -> bool {
+        self.not || self.value.prefix_len() > 0
+    }
+}
+
 struct Words<'a> {
     rule: &'a Rule,
     v6: bool,
@@ -299,10 +325,13 @@ impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rule = self.rule;
         let mut words = Spaced { f, first: true };
-        if let Some(net) = &rule.source {
+        if let Some(net) = rule.source.as_ref().filter(|net| net.says_something()) {
             words.put(format_args!("{}-s {}", net.bang(), net.value))?;
         }
-        if let Some(net) = &rule.destination {
+        if let Some((value, mask)) = rule.source_bits {
+            words.put(format_args!("-s {value}/{mask}"))?;
+        }
+        if let Some(net) = rule.destination.as_ref().filter(|net| net.says_something()) {
             words.put(format_args!("{}-d {}", net.bang(), net.value))?;
         }
         if let Some(link) = &rule.input {
@@ -352,6 +381,12 @@ impl fmt::Display for MatchWords<'_> {
             Match::Comment(text) => write!(f, "comment --comment \"{}\"", Quoted(text)),
             Match::Transport(transport) => write!(f, "{transport}"),
             Match::DestinationPort(transport, port) => write!(f, "{transport} --dport {port}"),
+            Match::DestinationPorts(transport, first, last) => {
+                write!(f, "{transport} --dport {first}:{last}")
+            }
+            Match::SourcePorts(transport, first, last) => {
+                write!(f, "{transport} --sport {first}:{last}")
+            }
             Match::Mark(mark) => {
                 let (value, mask) = mark.value;
                 write!(f, "mark {}--mark {value:#x}/{mask:#x}", mark.bang())
@@ -474,6 +509,19 @@ mod tests {
             (
                 Rule::new().comment("a \"b\"\n-A X"),
                 "-m comment --comment \"a \\\"b\\\" -A X\"",
+            ),
+            (
+                Rule::new()
+                    .source("0.0.0.0/0".parse::<IpNet>().unwrap())
+                    .not_destination("0.0.0.0/0".parse::<IpNet>().unwrap())
+                    .not_input("cni+"),
+                "! -d 0.0.0.0/0 ! -i cni+",
+            ),
+            (
+                Rule::new()
+                    .source_bits("0.0.0.5".parse().unwrap(), "0.0.0.7".parse().unwrap())
+                    .with(Match::SourcePorts(Transport::Udp, 0, 4095)),
+                "-s 0.0.0.5/0.0.0.7 -m udp --sport 0:4095",
             ),
         ];
         for (rule, words) in cases {

@@ -1,3 +1,4 @@
 //! iptables mode: the KUBE-SVC chains.
 
 pub mod plan;
+pub mod render;

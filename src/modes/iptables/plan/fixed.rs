@@ -1,7 +1,12 @@
 //! What does not depend on Services.
 
-use super::{Chain, Entry, Options};
-use crate::kernel::xtables::rule::{Rule, Table};
+use ipnet::IpNet;
+
+use super::{Chain, Entry, Options, names};
+use crate::{
+    kernel::xtables::rule::{Match, Maybe, Rule, Table, Target},
+    node::Served,
+};
 
 /// A jump from a chain of the kernel's own to one of ours.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +29,7 @@ pub struct Fixed {
     /// which kube-proxy leaves them. One that is missing goes to the top of
     /// its chain; to get this order, begin with the last.
     pub jumps: Vec<Jump>,
-    /// Closing rules of shared chains, after everything else in them.
+    /// Closing rules of shared chains, in order, after everything else there.
     pub tails: Vec<Entry>,
     /// Counters of nfacct that the rules of this plan and of any ServicePort
     /// use, which must exist before.
@@ -32,6 +37,236 @@ pub struct Fixed {
 }
 
 /// What does not depend on Services.
-pub fn fixed(_options: &Options) -> Fixed {
-    Fixed::default()
+pub fn fixed(options: &Options) -> Fixed {
+    let mut accounts = Vec::new();
+    if options.features.nfacct {
+        if drops_invalid(options) {
+            accounts.push(names::INVALID_DROPPED);
+        }
+        if options.serves_localhost() {
+            accounts.push(names::LOCALHOST_ACCEPTED);
+        }
+    }
+    Fixed {
+        chains: chains(options),
+        jumps: jumps(options),
+        tails: tails(options),
+        accounts,
+    }
 }
+
+fn chains(options: &Options) -> Vec<Chain> {
+    let filter = [
+        (names::EXTERNAL_SERVICES, Vec::new()),
+        (names::FIREWALL, firewall(options)),
+        (names::FORWARD, forward(options)),
+        (names::NODE_PORTS, Vec::new()),
+        (names::PROXY_FIREWALL, Vec::new()),
+        (names::SERVICES, Vec::new()),
+    ];
+    let nat = [
+        (names::MARK_MASQ, vec![mark_masq(options)]),
+        (names::POSTROUTING, postrouting(options)),
+        (names::NODE_PORTS, Vec::new()),
+        (names::SERVICES, Vec::new()),
+    ];
+    let of = |table, chains: Vec<(&'static str, Vec<Rule>)>| {
+        chains.into_iter().map(move |(name, rules)| Chain {
+            table,
+            name: name.to_owned(),
+            rules,
+        })
+    };
+    let canaries = Table::ALL.map(|table| of(table, vec![(names::CANARY, Vec::new())]));
+    let all = canaries.into_iter().flatten();
+    all.chain(of(Table::Filter, filter.into()))
+        .chain(of(Table::Nat, nat.into()))
+        .collect()
+}
+
+fn marked(options: &Options) -> (u32, u32) {
+    (options.masquerade_mark, options.masquerade_mark)
+}
+
+fn mark_masq(options: &Options) -> Rule {
+    let (value, mask) = marked(options);
+    Rule::new().target(Target::Mark { value, mask })
+}
+
+fn postrouting(options: &Options) -> Vec<Rule> {
+    let not_marked = Match::Mark(Maybe::no(marked(options)));
+    // A packet may come by again, decapsulated or encrypted, and must not be
+    // masqueraded twice.
+    let unmark = Target::Mark {
+        value: options.masquerade_mark,
+        mask: 0,
+    };
+    let masquerade = Target::Masquerade {
+        random_fully: options.features.random_fully,
+    };
+    vec![
+        Rule::new().with(not_marked).target(Target::Return),
+        Rule::new().target(unmark),
+        options
+            .note(Rule::new(), || {
+                "kubernetes service traffic requiring SNAT".to_owned()
+            })
+            .target(masquerade),
+    ]
+}
+
+/// Without this, `route_localnet` would let neighbours reach what listens on
+/// this node's loopback (kubernetes issue 90259).
+fn firewall(options: &Options) -> Vec<Rule> {
+    if !options.serves_localhost() {
+        return Vec::new();
+    }
+    let rule = Rule::new().not_source(LOOPBACK_V4).destination(LOOPBACK_V4);
+    let rule = options.note(rule, || "block incoming localnet connections".to_owned());
+    let answers = Maybe::no("RELATED,ESTABLISHED,DNAT");
+    vec![
+        rule.with(Match::ConnectionState(answers))
+            .target(Target::Drop),
+    ]
+}
+
+/// The kernel does not translate packets that connection tracking calls
+/// invalid: they would reach the client from an address that it never called,
+/// and be answered with a reset (kubernetes issue 74839).
+fn drops_invalid(options: &Options) -> bool {
+    options.features.conntrack && !options.tcp_be_liberal
+}
+
+fn forward(options: &Options) -> Vec<Rule> {
+    let state = |states| Match::ConnectionState(Maybe::yes(states));
+    let mut rules = Vec::new();
+    if drops_invalid(options) {
+        let mut rule = Rule::new().with(state("INVALID"));
+        if options.features.nfacct {
+            rule = rule.with(Match::Account(names::INVALID_DROPPED));
+        }
+        rules.push(rule.target(Target::Drop));
+    }
+    let note = |text: &str| options.note(Rule::new(), || text.to_owned());
+    let first_packets = note("kubernetes forwarding rules");
+    rules.push(
+        first_packets
+            .with(Match::Mark(Maybe::yes(marked(options))))
+            .target(Target::Accept),
+    );
+    if options.features.conntrack {
+        let later_packets = note("kubernetes forwarding conntrack rule");
+        rules.push(
+            later_packets
+                .with(state("RELATED,ESTABLISHED"))
+                .target(Target::Accept),
+        );
+    }
+    rules
+}
+
+fn jumps(options: &Options) -> Vec<Jump> {
+    const PORTALS: &str = "kubernetes service portals";
+    const EXTERNAL: &str = "kubernetes externally-visible service portals";
+    const FIREWALL: &str = "kubernetes load balancer firewall";
+    const FORWARDING: &str = "kubernetes forwarding rules";
+    const HEALTH: &str = "kubernetes health check service ports";
+    let jump = |table, from, only_new: bool, text: &str, to: &str| {
+        let mut rule = Rule::new();
+        if only_new && options.features.conntrack {
+            rule = rule.with(Match::ConnectionState(Maybe::yes("NEW")));
+        }
+        if !text.is_empty() {
+            rule = options.note(rule, || text.to_owned());
+        }
+        Jump {
+            table,
+            from,
+            rule: rule.jump(to),
+        }
+    };
+    let filter = |from, only_new, text, to| jump(Table::Filter, from, only_new, text, to);
+    let nat = |from, text, to| jump(Table::Nat, from, false, text, to);
+    vec![
+        filter("INPUT", false, "", names::FIREWALL),
+        filter("INPUT", true, FIREWALL, names::PROXY_FIREWALL),
+        filter("INPUT", false, HEALTH, names::NODE_PORTS),
+        filter("INPUT", true, EXTERNAL, names::EXTERNAL_SERVICES),
+        filter("FORWARD", true, FIREWALL, names::PROXY_FIREWALL),
+        filter("FORWARD", false, FORWARDING, names::FORWARD),
+        filter("FORWARD", true, PORTALS, names::SERVICES),
+        filter("FORWARD", true, EXTERNAL, names::EXTERNAL_SERVICES),
+        filter("OUTPUT", false, "", names::FIREWALL),
+        filter("OUTPUT", true, FIREWALL, names::PROXY_FIREWALL),
+        filter("OUTPUT", true, PORTALS, names::SERVICES),
+        nat("PREROUTING", PORTALS, names::SERVICES),
+        nat("OUTPUT", PORTALS, names::SERVICES),
+        nat(
+            "POSTROUTING",
+            "kubernetes postrouting rules",
+            names::POSTROUTING,
+        ),
+    ]
+}
+
+/// What is sent to the node and to no Service's address may be for a node
+/// port. kube-proxy looks up the node's addresses within the networks that
+/// serve node ports; here the kernel does (`addrtype`), so that an address
+/// that comes or goes needs no new rule.
+fn tails(options: &Options) -> Vec<Entry> {
+    let loopback = options.loopback();
+    let node_ports = |rule| {
+        options.note(rule, || {
+            "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+                .to_owned()
+        })
+    };
+    let rules = match &options.node_ports {
+        Served::All => {
+            let rule = match options.serves_localhost() {
+                true => Rule::new(),
+                false => Rule::new().not_destination(loopback),
+            };
+            options.to_node(node_ports(rule))
+        }
+        Served::Within(networks) => {
+            let mut rules = Vec::new();
+            let without_loopback = !options.serves_localhost();
+            if without_loopback && networks.iter().any(|network| network.contains(&loopback)) {
+                rules.push(Rule::new().destination(loopback).target(Target::Return));
+            }
+            for network in networks {
+                if without_loopback && loopback.contains(network) {
+                    continue;
+                }
+                let rule = node_ports(Rule::new().destination(*network));
+                if network.prefix_len() == network.max_prefix_len() {
+                    rules.push(rule);
+                } else {
+                    rules.extend(options.to_node(rule));
+                }
+            }
+            rules
+        }
+    };
+    let tail = |rule: Rule| Entry {
+        table: Table::Nat,
+        chain: names::SERVICES.to_owned(),
+        rule: match rule.target {
+            None => rule.jump(names::NODE_PORTS),
+            Some(_) => rule,
+        },
+    };
+    rules.into_iter().map(tail).collect()
+}
+
+/// 127.0.0.0/8 (RFC 1122, section 3.2.1.3).
+pub(super) const LOOPBACK_V4: IpNet = IpNet::V4(ipnet::Ipv4Net::new_assert(
+    std::net::Ipv4Addr::new(127, 0, 0, 0),
+    8,
+));
+/// ::1 (RFC 4291, section 2.5.3).
+pub(super) const LOOPBACK_V6: IpNet = IpNet::V6(ipnet::Ipv6Net::new_assert(
+    std::net::Ipv6Addr::LOCALHOST,
+    128,
+));

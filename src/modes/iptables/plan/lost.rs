@@ -16,16 +16,123 @@ pub struct Loss {
 pub struct Impossible {
     /// What is missing, as iptables names it: `-j DNAT`.
     pub what: &'static str,
-    /// What it is needed for and which kernel module has it.
+    /// What it is needed for, and which kernel modules have it.
     pub remedy: &'static str,
 }
 
 /// What is lost with these features, each thing once.
-pub fn lost(_features: &Features) -> Vec<Loss> {
-    Vec::new()
+pub fn lost(features: &Features) -> Vec<Loss> {
+    let all = [
+        (
+            features.comment,
+            "-m comment",
+            "rules do not tell which Service they are for; the names of chains are as ever",
+        ),
+        (
+            features.statistic,
+            "-m statistic",
+            "connections are spread over endpoints by the client's source port instead of at \
+             random: even (within a sixth) over many connections from the usual port ranges, but \
+             a client that keeps its source port keeps its endpoint",
+        ),
+        (
+            features.recent,
+            "-m recent",
+            "session affinity goes by the last bits of the client's address: it does not time \
+             out, clients with the same bits share an endpoint, and some of them move when \
+             endpoints come or go",
+        ),
+        (
+            features.addrtype,
+            "-m addrtype",
+            "node ports, and external addresses called by the node itself, work on loopback and on \
+             the addresses of the Node object only",
+        ),
+        (
+            features.conntrack,
+            "-m conntrack",
+            "node ports on loopback are not served, since nothing could protect the node's \
+             loopback; packets that connection tracking finds invalid are not dropped; where \
+             the policy of FORWARD is DROP, answers to service traffic need a rule of your own",
+        ),
+        (
+            features.nfacct,
+            "-m nfacct",
+            "dropped invalid packets and packets to node ports on loopback are not counted",
+        ),
+        (
+            features.reject,
+            "-j REJECT",
+            "clients of Services without endpoints time out instead of being refused",
+        ),
+        (
+            features.random_fully,
+            "-j MASQUERADE --random-fully",
+            "two masqueraded connections made at the same moment may collide, and one then \
+             waits for its client to try again",
+        ),
+    ];
+    all.into_iter()
+        .filter(|(there, ..)| !there)
+        .map(|(_, what, effect)| Loss { what, effect })
+        .collect()
 }
 
 /// What keeps the mode from running at all.
-pub fn impossible(_features: &Features) -> Vec<Impossible> {
-    Vec::new()
+pub fn impossible(features: &Features) -> Vec<Impossible> {
+    let all = [
+        (
+            features.dnat,
+            "-j DNAT",
+            "needed to send connections to endpoints: kernel modules iptable_nat and xt_nat \
+             (legacy), or nft_chain_nat and nft_compat",
+        ),
+        (
+            features.masquerade,
+            "-j MASQUERADE",
+            "needed so that answers come back through this node: kernel module xt_MASQUERADE",
+        ),
+        (
+            features.mark,
+            "-m mark, -j MARK",
+            "needed to say which connections to masquerade: kernel module xt_mark",
+        ),
+    ];
+    all.into_iter()
+        .filter(|(there, ..)| !there)
+        .map(|(_, what, remedy)| Impossible { what, remedy })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_lost_with_everything_and_everything_is_named_once_with_nothing() {
+        assert!(lost(&Features::ALL).is_empty());
+        assert!(impossible(&Features::ALL).is_empty());
+        let none = Features {
+            comment: false,
+            statistic: false,
+            recent: false,
+            addrtype: false,
+            mark: false,
+            conntrack: false,
+            nfacct: false,
+            set: false,
+            physdev: false,
+            reject: false,
+            dnat: false,
+            masquerade: false,
+            random_fully: false,
+        };
+        let mut named: Vec<_> = lost(&none).iter().map(|loss| loss.what).collect();
+        named.extend(impossible(&none).iter().map(|lack| lack.what));
+        assert_eq!(named.len(), 11, "all but set and physdev: {named:?}");
+        let count = named.len();
+        named.sort_unstable();
+        named.dedup();
+        assert_eq!(named.len(), count);
+    }
 }

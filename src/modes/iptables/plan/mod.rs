@@ -12,6 +12,7 @@
 //!   Ports that need the same step give equal ones: it is there as long as
 //!   somebody needs it.
 
+mod backends;
 mod balance;
 mod fixed;
 mod index;

@@ -1,4 +1,7 @@
-//! Names of chains.
+//! Names of chains and of nfacct counters.
+
+use data_encoding::BASE32;
+use sha2::{Digest, Sha256};
 
 /// Shared by all ServicePorts: service addresses (nat, filter).
 pub const SERVICES: &str = "KUBE-SERVICES";
@@ -18,3 +21,68 @@ pub const FORWARD: &str = "KUBE-FORWARD";
 pub const FIREWALL: &str = "KUBE-FIREWALL";
 /// Empty, in each table: whether somebody flushed it.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
+/// Packets that connection tracking could not make sense of.
+pub const INVALID_DROPPED: &str = "ct_state_invalid_dropped_pkts";
+/// Packets to node ports on loopback.
+pub const LOCALHOST_ACCEPTED: &str = "localhost_nps_accepted_pkts";
+
+/// What the names of a ServicePort's own chains begin with, and those of the
+/// index: kube-proxy, if it takes over, deletes chains of the nat table that
+/// begin so and that it has no use for, all at once. Any other beginning would
+/// leave chains that refer to those it deletes, which the kernel refuses.
+pub const OWN_PREFIXES: [&str; 5] = [
+    "KUBE-SVC-",
+    "KUBE-SVL-",
+    "KUBE-EXT-",
+    "KUBE-FW-",
+    "KUBE-SEP-",
+];
+
+/// Names of the chains of one ServicePort.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortChains {
+    /// To any endpoint of the cluster.
+    pub cluster: String,
+    /// To endpoints of this node.
+    pub local: String,
+    /// What comes to external addresses and node ports.
+    pub external: String,
+    /// What comes to load-balancer addresses that have source ranges.
+    pub firewall: String,
+}
+
+impl PortChains {
+    /// Those of the ServicePort that kube-proxy calls `shown`; `protocol` in
+    /// lower case.
+    pub fn new(shown: &str, protocol: &str) -> PortChains {
+        let hash = hash(&[shown, protocol]);
+        PortChains {
+            cluster: format!("KUBE-SVC-{hash}"),
+            local: format!("KUBE-SVL-{hash}"),
+            external: format!("KUBE-EXT-{hash}"),
+            firewall: format!("KUBE-FW-{hash}"),
+        }
+    }
+}
+
+/// The chain of an endpoint of that ServicePort; `endpoint` is address and
+/// port, as in `10.0.0.1:80` or `[fd00::1]:80`.
+pub fn endpoint(shown: &str, protocol: &str, endpoint: &str) -> String {
+    format!("KUBE-SEP-{}", hash(&[shown, protocol, endpoint]))
+}
+
+/// A chain of the index of the shared chain `root`, for what `part` says.
+pub(super) fn index(root: &str, part: &str) -> String {
+    let hash = hash(&[root, " ", part]);
+    // No hash of a ServicePort holds a dash.
+    format!("KUBE-SVC-IDX-{}", &hash[..12])
+}
+
+/// 80 bits of SHA-256, which are 16 letters of base 32.
+fn hash(parts: &[&str]) -> String {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    BASE32.encode(&hasher.finalize()[..10])
+}

@@ -4,11 +4,15 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::fixed::{LOOPBACK_V4, LOOPBACK_V6};
 use crate::{
-    config::{self, Effective, NodePortAddresses},
+    config::{self, Effective, KubeProxyConfiguration, NodePortAddresses},
     kernel::{
         Family,
-        xtables::{features::Features, rule::Rule},
+        xtables::{
+            features::Features,
+            rule::{Match, Maybe, Rule, Side},
+        },
     },
     node::Served,
     services::Node,
@@ -123,9 +127,10 @@ fn above(threshold: usize, count: usize, now: bool) -> bool {
 }
 
 impl Options {
-    /// What the configuration says. `node` is this node's object, `served` the
-    /// addresses of node ports that follow from both.
+    /// What the configuration says, for few Services. `node` is this node's
+    /// object, `served` the addresses of node ports that follow from both.
     pub fn new(
+        configuration: &KubeProxyConfiguration,
         configured: &Effective,
         family: Family,
         node: Option<&Node>,
@@ -151,8 +156,8 @@ impl Options {
             masquerade_all: configured.masquerade_all,
             masquerade_mark: 1 << configured.masquerade_bit,
             node_ports: node_ports(&configured.node_ports, served, family),
-            localhost_node_ports: false,
-            tcp_be_liberal: false,
+            localhost_node_ports: configuration.iptables.localhost_node_ports,
+            tcp_be_liberal: configuration.conntrack.tcp_be_liberal,
             features,
             large_cluster: false,
             dispatch: Dispatch::Linear,
@@ -173,9 +178,33 @@ impl Options {
         asked && served && self.features.conntrack
     }
 
-    /// The bits of an address.
-    pub(super) fn v6(&self) -> bool {
-        self.family == Family::V6
+    /// The family's loopback addresses.
+    pub(super) fn loopback(&self) -> IpNet {
+        match self.family {
+            Family::V4 => LOOPBACK_V4,
+            Family::V6 => LOOPBACK_V6,
+        }
+    }
+
+    /// The node's addresses, loopback too, for kernels that lack `addrtype`.
+    pub(super) fn local_networks(&self) -> impl Iterator<Item = IpNet> {
+        let loopback = std::iter::once(self.loopback());
+        loopback.chain(self.node_addresses.iter().copied().map(IpNet::from))
+    }
+
+    /// The rule, for what is sent to the node's own addresses.
+    pub(super) fn to_node(&self, rule: Rule) -> Vec<Rule> {
+        if self.features.addrtype {
+            let local = Match::LocalAddress(Maybe::yes(Side::Destination));
+            return vec![rule.with(local)];
+        }
+        self.local_networks()
+            .filter(|network| match &rule.destination {
+                Some(wanted) => wanted.value.contains(network) != wanted.not,
+                None => true,
+            })
+            .map(|network| rule.clone().destination(network))
+            .collect()
     }
 
     /// The rule with a comment, where the kernel has comments.

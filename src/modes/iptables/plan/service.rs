@@ -1,9 +1,393 @@
 //! The rules of one ServicePort.
 
-use super::{Options, ServiceRules};
-use crate::services::ServicePort;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{
+    Chain, Options, ServiceRules,
+    backends::{Backend, Backends},
+    balance::Balance,
+    index::Key,
+    names::{self, PortChains},
+};
+use crate::{
+    kernel::xtables::rule::{Match, Maybe, Rule, Side, Table, Target, Transport, host},
+    services::{Protocol, ServicePort, SessionAffinity, TrafficPolicy},
+};
 
 /// The rules of one ServicePort of the options' family.
-pub fn service_port(_port: &ServicePort, _options: &Options) -> ServiceRules {
-    ServiceRules::default()
+pub fn service_port(port: &ServicePort, options: &Options) -> ServiceRules {
+    let shown = port.name.to_string();
+    let transport = transport(port.name.protocol);
+    let protocol = transport.to_string();
+    let backends = Backends::of(port, &shown, &protocol);
+    let mut plan = Plan {
+        chains: PortChains::new(&shown, &protocol),
+        endpoints: Endpoints::of(port, &backends),
+        port,
+        options,
+        shown,
+        transport,
+        rules: ServiceRules::default(),
+    };
+    for backend in backends.all() {
+        plan.endpoint_chain(backend);
+    }
+    plan.policy_chains();
+    plan.external_chain();
+    plan.firewall_chain();
+    plan.cluster_ip();
+    for ip in &port.external_ips {
+        let chain = plan.chains.external.clone();
+        plan.external_address(*ip, "external IP", &chain);
+    }
+    plan.load_balancer_addresses();
+    plan.node_port();
+    plan.health_check_port();
+    plan.rules
+}
+
+fn transport(protocol: Protocol) -> Transport {
+    match protocol {
+        Protocol::Tcp => Transport::Tcp,
+        Protocol::Udp => Transport::Udp,
+        Protocol::Sctp => Transport::Sctp,
+    }
+}
+
+/// Which endpoints each kind of traffic has.
+struct Endpoints<'a> {
+    cluster: Vec<&'a Backend>,
+    local: Vec<&'a Backend>,
+    /// There are some, at least on other nodes.
+    any: bool,
+    /// For the cluster IP.
+    internal: bool,
+    /// For calls from outside to external addresses and node ports.
+    external: bool,
+}
+
+impl<'a> Endpoints<'a> {
+    fn of(port: &ServicePort, backends: &'a Backends) -> Endpoints<'a> {
+        let (cluster, local) = (backends.cluster(), backends.local());
+        let with_policy = |policy| match policy {
+            TrafficPolicy::Cluster => backends.any && !cluster.is_empty(),
+            TrafficPolicy::Local => backends.any && !local.is_empty(),
+        };
+        Endpoints {
+            any: backends.any,
+            internal: with_policy(port.internal_traffic_policy),
+            external: with_policy(port.external_traffic_policy),
+            cluster,
+            local,
+        }
+    }
+}
+
+struct Plan<'a> {
+    port: &'a ServicePort,
+    options: &'a Options,
+    /// The ServicePort as kube-proxy calls it.
+    shown: String,
+    transport: Transport,
+    chains: PortChains,
+    endpoints: Endpoints<'a>,
+    rules: ServiceRules,
+}
+
+impl Plan<'_> {
+    /// Answers to a caller on the endpoint's own pod would not come back
+    /// through here, hence the first rule.
+    fn endpoint_chain(&mut self, backend: &Backend) {
+        let note = |rule| match self.options.large_cluster {
+            true => rule,
+            false => self.options.note(rule, || self.shown.clone()),
+        };
+        let hairpin = note(Rule::new().source(host(backend.address.ip())));
+        let mut dnat = note(Rule::new().protocol(self.transport));
+        let sticky = self.port.session_affinity != SessionAffinity::None;
+        if sticky && self.options.features.recent {
+            dnat = dnat.with(Match::NoteSource(backend.chain.clone()));
+        }
+        let dnat = dnat.with(Match::Transport(self.transport));
+        let rules = vec![
+            hairpin.jump(names::MARK_MASQ),
+            dnat.target(Target::Dnat(backend.address)),
+        ];
+        self.own_chain(&backend.chain.clone(), rules);
+    }
+
+    fn policy_chains(&mut self) {
+        let internal = self
+            .endpoints
+            .internal
+            .then_some(self.port.internal_traffic_policy);
+        for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
+            let (name, backends) = match policy {
+                TrafficPolicy::Cluster => (&self.chains.cluster, &self.endpoints.cluster),
+                TrafficPolicy::Local => (&self.chains.local, &self.endpoints.local),
+            };
+            if backends.is_empty() {
+                continue;
+            }
+            let name = name.clone();
+            let balance = Balance {
+                options: self.options,
+                shown: &self.shown,
+                transport: self.transport,
+                affinity: self.port.session_affinity,
+                backends,
+            };
+            let mut rules = balance.rules();
+            if internal == Some(policy) {
+                rules.splice(0..0, self.masquerade_internal());
+            }
+            self.own_chain(&name, rules);
+        }
+    }
+
+    /// Who is no pod of this node may have routed the whole service network
+    /// to it, and the endpoint may be on another: answers must come back here.
+    fn masquerade_internal(&self) -> Option<Rule> {
+        let rule = self.to_service(self.port.cluster_ip, "cluster IP");
+        let rule = match self.options.masquerade_all {
+            true => Some(rule),
+            false => self.options.detect_local.not_local(rule),
+        };
+        rule.map(|rule| rule.jump(names::MARK_MASQ))
+    }
+
+    fn accessible(&self) -> bool {
+        let port = self.port;
+        port.node_port.is_some()
+            || !port.external_ips.is_empty()
+            || !port.load_balancer_ips.is_empty()
+    }
+
+    fn external_chain(&mut self) {
+        if !self.endpoints.any || !self.accessible() {
+            return;
+        }
+        let note = |text: &str| {
+            self.options.note(Rule::new(), || {
+                format!("{text} for {} external destinations", self.shown)
+            })
+        };
+        let cluster = self.chains.cluster.as_str();
+        let mut rules = Vec::new();
+        let policy_chain = match self.port.external_traffic_policy {
+            TrafficPolicy::Cluster => {
+                rules.push(note("masquerade traffic").jump(names::MARK_MASQ));
+                &self.chains.cluster
+            }
+            TrafficPolicy::Local => {
+                // Pods and the node itself are not outside: to them the
+                // policy is Cluster, as if the call had gone out to the load
+                // balancer and come back.
+                if !self.endpoints.cluster.is_empty() {
+                    let pods = self.options.detect_local.local(note("pod traffic"));
+                    rules.extend(pods.map(|rule| rule.jump(cluster)));
+                    let masquerade = self.from_node(note("masquerade LOCAL traffic"));
+                    let to_mark = |rule: Rule| rule.jump(names::MARK_MASQ);
+                    rules.extend(masquerade.into_iter().map(to_mark));
+                    let route = self.from_node(note("route LOCAL traffic"));
+                    rules.extend(route.into_iter().map(|rule| rule.jump(cluster)));
+                }
+                &self.chains.local
+            }
+        };
+        if self.endpoints.external {
+            rules.push(Rule::new().jump(policy_chain.as_str()));
+        }
+        let name = self.chains.external.clone();
+        self.own_chain(&name, rules);
+    }
+
+    /// The rule, for calls from the node itself.
+    fn from_node(&self, rule: Rule) -> Vec<Rule> {
+        if self.options.features.addrtype {
+            let local = Match::LocalAddress(Maybe::yes(Side::Source));
+            return vec![rule.with(local)];
+        }
+        let networks = self.options.local_networks();
+        networks
+            .map(|network| rule.clone().source(network))
+            .collect()
+    }
+
+    fn has_source_ranges(&self) -> bool {
+        self.endpoints.any
+            && !self.port.load_balancer_ips.is_empty()
+            && !self.port.load_balancer_source_ranges.is_empty()
+    }
+
+    /// What it lets pass is sent to endpoints; the rest keeps its destination,
+    /// by which KUBE-PROXY-FIREWALL knows it.
+    fn firewall_chain(&mut self) {
+        if !self.has_source_ranges() {
+            return;
+        }
+        let ranges = &self.port.load_balancer_source_ranges;
+        let allow = |source: IpNet| {
+            let rule = Rule::new().source(source);
+            let rule = self
+                .options
+                .note(rule, || format!("{} loadbalancer IP", self.shown));
+            rule.jump(self.chains.external.as_str())
+        };
+        let mut rules: Vec<Rule> = ranges.iter().copied().map(allow).collect();
+        // Where the load balancer's address is one of the node's own, the node
+        // calls from that.
+        let own = |node_ip: IpAddr| ranges.iter().any(|range| range.contains(&node_ip));
+        if self.options.node_ip.is_some_and(own) {
+            let addresses = self.port.load_balancer_ips.iter();
+            rules.extend(addresses.map(|ip| allow(host(*ip))));
+        }
+        if self.options.features.comment {
+            rules.push(self.options.note(Rule::new(), || {
+                format!(
+                    "other traffic to {} will be dropped by KUBE-PROXY-FIREWALL",
+                    self.shown
+                )
+            }));
+        }
+        let name = self.chains.firewall.clone();
+        self.own_chain(&name, rules);
+    }
+
+    fn cluster_ip(&mut self) {
+        let ip = self.port.cluster_ip;
+        if self.endpoints.internal {
+            let chain = match self.port.internal_traffic_policy {
+                TrafficPolicy::Cluster => &self.chains.cluster,
+                TrafficPolicy::Local => &self.chains.local,
+            };
+            let rule = self.to_service(ip, "cluster IP").jump(chain.as_str());
+            self.enter(Table::Nat, names::SERVICES, Key::Address(ip), rule);
+        } else {
+            let rule = self.refuse(self.to_service(ip, self.lack()));
+            self.enter(Table::Filter, names::SERVICES, Key::Address(ip), rule);
+        }
+    }
+
+    fn load_balancer_addresses(&mut self) {
+        let filtered = self.has_source_ranges();
+        let chain = match filtered {
+            true => self.chains.firewall.clone(),
+            false => self.chains.external.clone(),
+        };
+        for ip in &self.port.load_balancer_ips {
+            if filtered {
+                let text = format!("traffic not accepted by {chain}");
+                let rule = self.to_service(*ip, &text).target(Target::Drop);
+                let key = Key::Address(*ip);
+                self.enter(Table::Filter, names::PROXY_FIREWALL, key, rule);
+            }
+            self.external_address(*ip, "loadbalancer IP", &chain);
+        }
+    }
+
+    /// Also without endpoints for outside callers there may be some for others
+    /// in the chain; whom it leaves is refused afterwards.
+    fn external_address(&mut self, ip: IpAddr, what: &str, chain: &str) {
+        let key = Key::Address(ip);
+        if self.endpoints.any {
+            let rule = self.to_service(ip, what).jump(chain);
+            self.enter(Table::Nat, names::SERVICES, key, rule);
+        }
+        if !self.endpoints.external {
+            let rule = self.refuse(self.to_service(ip, self.lack()));
+            self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
+        }
+    }
+
+    fn node_port(&mut self) {
+        let Some(node_port) = self.port.node_port else {
+            return;
+        };
+        let transport = self.transport;
+        let key = Key::Port(transport, node_port);
+        if self.endpoints.any {
+            let to_port = |rule: Rule| {
+                let rule = rule.protocol(transport);
+                self.options
+                    .note(rule, || self.shown.clone())
+                    .destination_port(transport, node_port)
+            };
+            let external = self.chains.external.clone();
+            let counted =
+                (self.options.serves_localhost() && self.options.features.nfacct).then(|| {
+                    to_port(Rule::new().destination(self.options.loopback()))
+                        .with(Match::Account(names::LOCALHOST_ACCEPTED))
+                });
+            let all = to_port(Rule::new());
+            for rule in counted.into_iter().chain([all]) {
+                let rule = rule.jump(external.as_str());
+                self.enter(Table::Nat, names::NODE_PORTS, key, rule);
+            }
+        }
+        if !self.endpoints.external {
+            let rule = Rule::new().protocol(transport);
+            let rule = self
+                .options
+                .note(rule, || format!("{} {}", self.shown, self.lack()));
+            for rule in self.options.to_node(rule) {
+                let rule = self.refuse(rule.destination_port(transport, node_port));
+                self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
+            }
+        }
+    }
+
+    /// The load balancer asks whether this node has endpoints, whatever the
+    /// node's own firewall thinks of it.
+    fn health_check_port(&mut self) {
+        let Some(port) = self.port.health_check_node_port else {
+            return;
+        };
+        let rule = Rule::new().protocol(Transport::Tcp);
+        let rule = self
+            .options
+            .note(rule, || format!("{} health check node port", self.shown))
+            .destination_port(Transport::Tcp, port)
+            .target(Target::Accept);
+        let key = Key::Port(Transport::Tcp, port);
+        self.enter(Table::Filter, names::NODE_PORTS, key, rule);
+    }
+
+    /// Packets to the Service's port on one of its addresses.
+    fn to_service(&self, ip: IpAddr, what: &str) -> Rule {
+        let rule = Rule::new().destination(host(ip)).protocol(self.transport);
+        self.options
+            .note(rule, || format!("{} {what}", self.shown))
+            .destination_port(self.transport, self.port.port)
+    }
+
+    fn lack(&self) -> &'static str {
+        match self.endpoints.any {
+            true => "has no local endpoints",
+            false => "has no endpoints",
+        }
+    }
+
+    /// Only a Service that nobody could reach is refused: where other nodes
+    /// have endpoints, a client that tries again may get there.
+    fn refuse(&self, rule: Rule) -> Rule {
+        rule.target(match self.endpoints.any || !self.options.features.reject {
+            true => Target::Drop,
+            false => Target::Reject,
+        })
+    }
+
+    fn own_chain(&mut self, name: &str, rules: Vec<Rule>) {
+        self.rules.chains.push(Chain {
+            table: Table::Nat,
+            name: name.to_owned(),
+            rules,
+        });
+    }
+
+    fn enter(&mut self, table: Table, root: &str, key: Key, rule: Rule) {
+        self.rules.enter(self.options, table, root, key, rule);
+    }
 }

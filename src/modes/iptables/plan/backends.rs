@@ -1,0 +1,101 @@
+//! The endpoints of a ServicePort as its rules need them.
+
+use std::net::SocketAddr;
+
+use super::names;
+use crate::services::{Endpoint, ServicePort};
+
+/// An endpoint that takes new connections.
+#[derive(Clone, Debug)]
+pub(super) struct Backend {
+    pub(super) address: SocketAddr,
+    /// Address and port as kube-proxy writes them.
+    pub(super) shown: String,
+    /// Its chain.
+    pub(super) chain: String,
+    /// Its share beside the others; never 0.
+    pub(super) weight: u32,
+}
+
+/// Endpoints by the traffic that may reach them. Those of weight 0 are in no
+/// set: to new connections they are as gone.
+#[derive(Debug)]
+pub(super) struct Backends {
+    /// In the order of kube-proxy, which sorts endpoints as text.
+    all: Vec<Backend>,
+    cluster: Vec<usize>,
+    local: Vec<usize>,
+    /// Some endpoint in the cluster is usable, even if not from here.
+    pub(super) any: bool,
+}
+
+impl Backends {
+    pub(super) fn of(port: &ServicePort, shown: &str, protocol: &str) -> Backends {
+        let endpoints = &port.endpoints;
+        let at = |index: &u32| {
+            let index = *index as usize;
+            endpoints.all.get(index).map(|endpoint| (index, endpoint))
+        };
+        let mut all: Vec<(usize, Backend)> = endpoints
+            .all_reachable
+            .iter()
+            .filter_map(at)
+            .filter(|(_, endpoint)| weight(endpoint) > 0)
+            .map(|(index, endpoint)| {
+                let text = endpoint.address.to_string();
+                let backend = Backend {
+                    address: endpoint.address,
+                    chain: names::endpoint(shown, protocol, &text),
+                    shown: text,
+                    weight: weight(endpoint),
+                };
+                (index, backend)
+            })
+            .collect();
+        all.sort_by(|(_, a), (_, b)| a.shown.cmp(&b.shown));
+        let among = |set: &[u32]| {
+            let numbered = all.iter().enumerate();
+            let members = numbered.filter(|(_, (index, _))| {
+                u32::try_from(*index).is_ok_and(|index| set.binary_search(&index).is_ok())
+            });
+            members.map(|(place, _)| place).collect()
+        };
+        Backends {
+            cluster: among(&endpoints.cluster),
+            local: among(&endpoints.local),
+            any: endpoints.has_any && endpoints.all.iter().any(takes_connections),
+            all: all.into_iter().map(|(_, backend)| backend).collect(),
+        }
+    }
+
+    /// All that some traffic may reach.
+    pub(super) fn all(&self) -> &[Backend] {
+        &self.all
+    }
+
+    /// Those of the whole cluster.
+    pub(super) fn cluster(&self) -> Vec<&Backend> {
+        self.among(&self.cluster)
+    }
+
+    /// Those of this node.
+    pub(super) fn local(&self) -> Vec<&Backend> {
+        self.among(&self.local)
+    }
+
+    fn among(&self, places: &[usize]) -> Vec<&Backend> {
+        places
+            .iter()
+            .filter_map(|place| self.all.get(*place))
+            .collect()
+    }
+}
+
+fn weight(_endpoint: &Endpoint) -> u32 {
+    1
+}
+
+fn takes_connections(endpoint: &Endpoint) -> bool {
+    let usable = endpoint.ready || (endpoint.serving && endpoint.terminating);
+    usable && weight(endpoint) > 0
+}

@@ -1,0 +1,81 @@
+//! What a mode would put into the kernel, as text: `tripod render`.
+
+use std::fmt::{self, Write};
+
+use super::{
+    ModeName,
+    iptables::{
+        plan::{self, DispatchChoice},
+        render as iptables,
+    },
+};
+use crate::{
+    config::{Effective, KubeProxyConfiguration},
+    kernel::{Family, xtables::features::Features},
+    node::Served,
+    services::{IpFamily, ServiceMap},
+};
+
+/// What decides about the rules beside the Services.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices<'a> {
+    /// The configuration.
+    pub configuration: &'a KubeProxyConfiguration,
+    /// What it means.
+    pub effective: &'a Effective,
+    /// `--iptables-dispatch`.
+    pub dispatch: DispatchChoice,
+    /// Which of the node's addresses serve node ports.
+    pub served: &'a Served,
+}
+
+/// Why there is no text.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The mode has none.
+    #[error("{0} mode cannot be rendered; use --proxy-mode=iptables")]
+    NoText(ModeName),
+    /// The text could not be written.
+    #[error(transparent)]
+    Write(#[from] fmt::Error),
+}
+
+/// What `mode` would put into a kernel that lacks nothing.
+///
+/// # Errors
+/// When the mode has no such text.
+pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result<String, Error> {
+    let mut text = String::new();
+    match mode {
+        ModeName::Iptables => render_iptables(map, choices, &mut text)?,
+        ModeName::Ipvs | ModeName::Userspace => return Err(Error::NoText(mode)),
+    }
+    Ok(text)
+}
+
+/// One input for each family's program, each after a line that names the
+/// program.
+fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -> fmt::Result {
+    for (family, of, program) in [
+        (Family::V4, IpFamily::V4, "iptables-restore"),
+        (Family::V6, IpFamily::V6, "ip6tables-restore"),
+    ] {
+        let ports = || map.iter().filter(|port| port.name.family == of);
+        let endpoints = ports().map(|port| port.endpoints.all.len()).sum();
+        let options = plan::Options {
+            large_cluster: plan::is_large_cluster(endpoints, false),
+            dispatch: choices.dispatch.dispatch(ports().count(), None),
+            ..plan::Options::new(
+                choices.configuration,
+                choices.effective,
+                family,
+                map.this_node().map(|node| &**node),
+                choices.served,
+                Features::ALL,
+            )
+        };
+        writeln!(text, "# {program} --noflush")?;
+        iptables::render(map, &options, text)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! iptables mode, seen from outside.
+
+mod vectors;
