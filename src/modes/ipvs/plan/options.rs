@@ -6,8 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::{self, Effective, KubeProxyConfiguration},
-    kernel::addresses::Address,
-    node::{NodePorts, Served},
+    node::Served,
     services::{IpFamily, Node},
 };
 
@@ -28,8 +27,6 @@ pub struct Options {
     pub masquerade_all: bool,
     /// Bits of the packet mark that ask for SNAT.
     pub masquerade_mark: u32,
-    /// Where node ports are served.
-    pub node_ports: Arc<NodePorts>,
     /// Scheduler of Services that name none, as the kernel calls it.
     pub scheduler: Arc<str>,
     /// Virtual servers with addresses of these are somebody else's.
@@ -53,11 +50,7 @@ pub struct Timeouts {
 
 impl Options {
     /// What the configuration says.
-    pub fn new(
-        configuration: &KubeProxyConfiguration,
-        effective: &Effective,
-        node_ports: Arc<NodePorts>,
-    ) -> Options {
+    pub fn new(configuration: &KubeProxyConfiguration, effective: &Effective) -> Options {
         let ipvs = &configuration.ipvs;
         let scheduler = match ipvs.scheduler.as_str() {
             "" => ROUND_ROBIN,
@@ -68,7 +61,6 @@ impl Options {
             node_ip: effective.node_ip,
             masquerade_all: effective.masquerade_all,
             masquerade_mark: 1 << effective.masquerade_bit,
-            node_ports,
             scheduler: scheduler.into(),
             exclude: effective.ipvs_exclude.clone(),
             strict_arp: ipvs.strict_arp,
@@ -151,15 +143,16 @@ impl<T> Families<T> {
 }
 
 impl Site {
-    /// What follows from the configuration, this node's object and the
-    /// addresses that its links have.
-    pub fn new(options: &Options, node: Option<&Node>, addresses: &[Address]) -> Site {
-        let own: BTreeSet<IpAddr> = addresses
-            .iter()
-            .filter(|address| address.interface != LINK && is_reachable(&address.address))
-            .map(|address| address.address)
-            .collect();
-        let served: &Served = &options.node_ports.served();
+    /// What follows from the configuration, this node's object, where node
+    /// ports are served, and the addresses of the node's links other than
+    /// [`LINK`].
+    pub fn new(
+        options: &Options,
+        node: Option<&Node>,
+        served: &Served,
+        addresses: impl IntoIterator<Item = IpAddr>,
+    ) -> Site {
+        let own: BTreeSet<IpAddr> = addresses.into_iter().filter(is_reachable).collect();
         let listed = node.map(|node| &*node.addresses).unwrap_or_default();
         Site {
             scheduler: Arc::clone(&options.scheduler),

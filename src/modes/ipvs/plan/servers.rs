@@ -39,6 +39,14 @@ pub struct VirtualServer {
     pub reals: Box<[RealServer]>,
 }
 
+impl VirtualServer {
+    /// The scheduler also looks at the client's port (`IP_VS_SVC_F_SCHED_MH_PORT`
+    /// of `linux/ip_vs.h`), as kube-proxy has Maglev do.
+    pub fn hashes_ports(&self) -> bool {
+        &*self.scheduler == "mh"
+    }
+}
+
 /// A real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RealServer {
