@@ -11,6 +11,8 @@ pub mod links;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod netlink;
+pub mod nfacct;
+pub mod nftables;
 pub mod routes;
 pub mod rules;
 pub mod sysctl;

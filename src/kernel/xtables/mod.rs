@@ -15,12 +15,20 @@ use std::{
     time::Duration,
 };
 
-use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    process::Command,
+    time::timeout,
+};
 
+mod engine;
 pub mod features;
 mod parts;
 pub mod rule;
+pub mod saved;
+mod scratch;
 
+pub use self::engine::Engine;
 use self::parts::parts;
 use super::Family;
 
@@ -71,6 +79,25 @@ impl Error {
                 message.contains("ermission denied") || message.contains("not permitted")
             }
             Error::Unusable { .. } => false,
+        }
+    }
+
+    /// For a reason that passes: somebody else held the lock or changed the
+    /// rules at the same time, or memory was short (EAGAIN, EINTR, ENOBUFS;
+    /// ERESTART has no words of its own in the C library).
+    pub fn is_passing(&self) -> bool {
+        const PASSING: [&str; 7] = [
+            "holding the xtables lock",
+            "Resource temporarily unavailable",
+            "Interrupted system call",
+            "No buffer space available",
+            "Cannot allocate memory",
+            "Device or resource busy",
+            "iptables: Resource problem",
+        ];
+        match self {
+            Error::Run { .. } | Error::Unusable { .. } => false,
+            Error::Failed { message, .. } => PASSING.iter().any(|words| message.contains(words)),
         }
     }
 
@@ -177,13 +204,6 @@ fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
 /// (208 KiB) by a wide margin.
 const RULES_IN_A_PART: usize = 200;
 
-/// Which of the kernel's two engines a program speaks to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Engine {
-    NfTables,
-    Legacy,
-}
-
 /// iptables or ip6tables as it works on this node.
 #[derive(Clone, Debug)]
 pub struct Xtables {
@@ -286,16 +306,6 @@ impl Xtables {
         found
     }
 
-    async fn engine(&self) -> Result<Engine, Error> {
-        let output = self.restore.run(&["--version"], "").await?;
-        let text = self.restore.checked(output, "")?;
-        Ok(if text.contains("nf_tables") {
-            Engine::NfTables
-        } else {
-            Engine::Legacy
-        })
-    }
-
     /// Its family.
     pub fn family(&self) -> Family {
         self.family
@@ -336,6 +346,59 @@ impl Xtables {
     pub async fn save(&self, table: &str) -> Result<String, Error> {
         let output = self.save.run(&["-t", table], "").await?;
         self.save.checked(output, "")
+    }
+
+    /// Hands the lines that [`Xtables::save`] would return to `each`, one by
+    /// one: a node may have a hundred thousand of them.
+    ///
+    /// # Errors
+    /// What the program said; lines may have been handed out before.
+    pub async fn read(&self, table: &str, mut each: impl FnMut(&str)) -> Result<(), Error> {
+        let program = &self.save;
+        let failed = |source| Error::Run {
+            program: program.name.clone(),
+            source,
+        };
+        let mut child = Command::new(&program.path)
+            .args(&program.applet)
+            .args(["-t", table])
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(failed)?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let lines = async {
+            let Some(stdout) = stdout else { return Ok(()) };
+            let mut reader = BufReader::with_capacity(64 * 1024, stdout);
+            let mut line = Vec::new();
+            while reader.read_until(b'\n', &mut line).await? > 0 {
+                each(String::from_utf8_lossy(&line).trim_end());
+                line.clear();
+            }
+            Ok(())
+        };
+        let words = async {
+            let mut said = Vec::new();
+            if let Some(mut stderr) = stderr {
+                stderr.read_to_end(&mut said).await?;
+            }
+            Ok(said)
+        };
+        let all = async { tokio::try_join!(lines, words, child.wait()) };
+        let ((), stderr, status) = timeout(PATIENCE, all)
+            .await
+            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
+            .map_err(failed)?;
+        let stdout = Vec::new();
+        let output = Output {
+            status,
+            stdout,
+            stderr,
+        };
+        program.checked(output, "").map(drop)
     }
 
     /// Whether `rule` is possible in `table`: match and target are there, in

@@ -1,0 +1,155 @@
+//! nf_tables over netlink (`linux/netfilter/nf_tables.h`): whether anybody
+//! changed anything, and what there is.
+
+use super::{
+    Family,
+    netlink::{Error, Protocol, Request, Socket},
+};
+
+/// NFNL_SUBSYS_NFTABLES in the upper byte: `NFT_MSG_*`.
+const GET_CHAIN: u16 = 10 << 8 | 4;
+const GET_GENERATION: u16 = 10 << 8 | 16;
+/// Size of `struct nfgenmsg`.
+const HEADER: usize = 4;
+// enum nft_gen_attributes
+const GENERATION_ID: u16 = 1;
+// enum nft_chain_attributes
+const CHAIN_TABLE: u16 = 1;
+const CHAIN_HANDLE: u16 = 2;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_USE: u16 = 6;
+
+/// Tells that the rules of this network namespace changed.
+pub struct Rules {
+    socket: Socket,
+}
+
+/// A chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Name of its table.
+    pub table: String,
+    /// Its name.
+    pub name: String,
+    /// A number that no other chain of the table ever had.
+    pub handle: u64,
+    /// How many rules it has and how many lead to it, in one number.
+    pub uses: u32,
+    /// The kernel calls it by itself.
+    pub base: bool,
+}
+
+impl Rules {
+    /// Of the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When no netlink socket can be had.
+    pub fn open() -> Result<Rules, Error> {
+        let socket = Socket::open(Protocol::Netfilter)?;
+        Ok(Rules { socket })
+    }
+
+    /// A number that grows by one with each change that anybody makes.
+    ///
+    /// # Errors
+    /// When the kernel has no nf_tables, or refuses.
+    pub fn generation(&mut self) -> Result<u32, Error> {
+        let request = Request::new(GET_GENERATION, 0, "read", "the generation of nf_tables")
+            .header(&[0; HEADER]);
+        let found = self.socket.call(&request, |message| {
+            for attribute in message.attributes(HEADER) {
+                let attribute = attribute?;
+                if attribute.kind == GENERATION_ID {
+                    let number = attribute.payload.try_into().map(u32::from_be_bytes);
+                    return Ok(number.ok());
+                }
+            }
+            Ok(None)
+        })?;
+        Ok(found.first().copied().unwrap_or(0))
+    }
+
+    /// Hands every chain of `family` to `each`.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or goes on changing while it answers.
+    pub fn chains(&mut self, family: Family, mut each: impl FnMut(Chain)) -> Result<(), Error> {
+        let request = Request::new(
+            GET_CHAIN,
+            0,
+            "list",
+            format!("{family} chains of nf_tables"),
+        )
+        .header(&[family.number(), 0, 0, 0]);
+        let found = self.socket.dump(&request, |message| {
+            let mut chain = Chain {
+                table: String::new(),
+                name: String::new(),
+                handle: 0,
+                uses: 0,
+                base: false,
+            };
+            for attribute in message.attributes(HEADER) {
+                let attribute = attribute?;
+                let payload = attribute.payload;
+                match attribute.kind {
+                    CHAIN_TABLE => chain.table = attribute.text()?.to_owned(),
+                    CHAIN_NAME => chain.name = attribute.text()?.to_owned(),
+                    CHAIN_HOOK => chain.base = true,
+                    CHAIN_HANDLE => {
+                        chain.handle = payload.try_into().map_or(0, u64::from_be_bytes);
+                    }
+                    CHAIN_USE => chain.uses = payload.try_into().map_or(0, u32::from_be_bytes),
+                    _ => {}
+                }
+            }
+            Ok(Some(chain))
+        })?;
+        found.into_iter().for_each(&mut each);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::namespace::in_namespace;
+
+    #[test]
+    fn changes_and_uses_are_seen() {
+        in_namespace(|| {
+            let nft = |line: &str| {
+                let mut command = std::process::Command::new("iptables-nft");
+                let status = command.args(line.split(' ')).status().unwrap();
+                assert!(status.success(), "{line}");
+            };
+            let mut rules = Rules::open().unwrap();
+            let x = |rules: &mut Rules| {
+                let mut found = None;
+                let each = |c: Chain| found = (c.name == "X").then_some(c).or(found.take());
+                rules.chains(Family::V4, each).unwrap();
+                found.unwrap()
+            };
+            nft("-t nat -N X");
+            let (first, empty) = (rules.generation().unwrap(), x(&mut rules));
+            assert_eq!(
+                (empty.table.as_str(), empty.uses, empty.base),
+                ("nat", 0, false)
+            );
+            assert_eq!(rules.generation().unwrap(), first);
+            nft("-t nat -A X -j RETURN");
+            nft("-t nat -A PREROUTING -j X");
+            assert_eq!(
+                x(&mut rules).uses,
+                2,
+                "its rule and the one that leads here"
+            );
+            assert_ne!(rules.generation().unwrap(), first);
+            nft("-t nat -F");
+            nft("-t nat -X X");
+            nft("-t nat -N X");
+            assert_ne!(x(&mut rules).handle, empty.handle);
+        });
+    }
+}

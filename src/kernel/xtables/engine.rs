@@ -1,0 +1,206 @@
+//! The kernel's two engines for these rules, and which of them this node uses.
+//!
+//! Rules in both are in force at once, in an order that nobody wants to think
+//! about; so every component of a node must use the same one. Those that come
+//! as containers cannot ask the node's own programs. What they go by instead is
+//! a convention (Kubernetes' `iptables-wrappers`): the kubelet leaves a chain
+//! whose name is a hint; without one, the engine that has more rules.
+
+use std::fs;
+
+use super::{Error, Family, Xtables, scratch};
+
+/// Which of the kernel's two engines a program speaks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// nf_tables (`iptables-nft`).
+    NfTables,
+    /// x_tables (`iptables-legacy`).
+    Legacy,
+}
+
+/// Chains in table mangle by which the kubelet says which engine it uses.
+const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
+/// Tables that are looked at for rules.
+const TABLES: [&str; 4] = ["mangle", "filter", "nat", "raw"];
+
+/// What speaks for an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Signs {
+    hint: bool,
+    rules: usize,
+}
+
+impl Engine {
+    /// Whether it holds `table` of `family` already. Reading a legacy table
+    /// through its program would create it.
+    pub fn has_table(self, family: Family, table: &str) -> bool {
+        let list = match (self, family) {
+            (Engine::NfTables, _) => return true,
+            (Engine::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
+            (Engine::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
+        };
+        fs::read_to_string(list).is_ok_and(|names| names.lines().any(|name| name == table))
+    }
+}
+
+impl Xtables {
+    /// The programs of `family` for the engine that this node's other
+    /// components use; if nothing tells, the node owner's choice, as far as the
+    /// kernel can do it. Changes nothing.
+    ///
+    /// # Errors
+    /// When none works; says what each said.
+    pub async fn chosen(family: Family) -> Result<(Xtables, Engine), Error> {
+        let (mut found, mut reasons) = (Vec::new(), Vec::new());
+        for xtables in Xtables::installed(family) {
+            let engine = match xtables.engine().await {
+                Ok(engine) => engine,
+                Err(error) => {
+                    reasons.push(error.to_string());
+                    continue;
+                }
+            };
+            if found.iter().any(|(_, seen, _)| *seen == engine) {
+                continue;
+            }
+            match works(&xtables).await {
+                Ok(()) => {
+                    let signs = xtables.signs(engine).await;
+                    found.push((xtables, engine, signs));
+                }
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        if reasons.is_empty() {
+            reasons.push("iptables-restore is not installed (Debian package iptables)".to_owned());
+        }
+        let signs: Vec<Signs> = found.iter().map(|(_, _, signs)| *signs).collect();
+        if found.is_empty() {
+            let reason = reasons.join("; ");
+            return Err(Error::Unusable { family, reason });
+        }
+        let (xtables, engine, _) = found.swap_remove(preferred(&signs));
+        Ok((xtables, engine))
+    }
+
+    /// The engine that its programs speak to.
+    ///
+    /// # Errors
+    /// When the program cannot be run.
+    pub async fn engine(&self) -> Result<Engine, Error> {
+        let output = self.restore.run(&["--version"], "").await?;
+        let text = self.restore.checked(output, "")?;
+        Ok(if text.contains("nf_tables") {
+            Engine::NfTables
+        } else {
+            Engine::Legacy
+        })
+    }
+
+    async fn signs(&self, engine: Engine) -> Signs {
+        let mut signs = Signs::default();
+        for table in TABLES {
+            if !engine.has_table(self.family, table) {
+                continue;
+            }
+            let each = |line: &str| {
+                signs.rules += usize::from(line.starts_with("-A "));
+                let chain = line.strip_prefix(':').and_then(|l| l.split(' ').next());
+                signs.hint |= chain.is_some_and(|chain| HINTS.contains(&chain));
+            };
+            // What cannot be read holds nothing that could be told from it.
+            let _ = self.read(table, each).await;
+        }
+        signs
+    }
+}
+
+/// Index of the engine to use, the node owner's choice first.
+fn preferred(found: &[Signs]) -> usize {
+    let mut best = 0;
+    for (at, signs) in found.iter().enumerate() {
+        let than = found.get(best).copied().unwrap_or_default();
+        if (signs.hint, signs.rules) > (than.hint, than.rules) {
+            best = at;
+        }
+    }
+    best
+}
+
+/// Tries the one thing without which there is nothing to choose: nat rules.
+async fn works(xtables: &Xtables) -> Result<(), Error> {
+    let to = match xtables.family {
+        Family::V4 => "192.0.2.1:1",
+        Family::V6 => "[2001:db8::1]:1",
+    };
+    let rule = format!("-p tcp -j DNAT --to-destination {to}");
+    let there = xtables.clone();
+    let tried = rule.clone();
+    let scratch = scratch::run(async move || there.check("nat", &tried).await).await;
+    match scratch {
+        Some(outcome) => outcome,
+        None => xtables.check("nat", &rule).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::namespace::in_namespace;
+
+    #[test]
+    fn a_hint_beats_rules_and_rules_beat_the_owners_choice() {
+        let signs = |hint, rules| Signs { hint, rules };
+        let cases = [
+            ([signs(false, 0), signs(false, 0)], 0),
+            ([signs(false, 3), signs(false, 3)], 0),
+            ([signs(false, 3), signs(false, 4)], 1),
+            ([signs(false, 900), signs(true, 0)], 1),
+            ([signs(true, 0), signs(true, 9)], 1),
+        ];
+        for (found, best) in cases {
+            assert_eq!(preferred(&found), best, "{found:?}");
+        }
+    }
+
+    fn sh(script: &str) {
+        let status = std::process::Command::new("sh")
+            .args(["-ec", script])
+            .status();
+        assert!(status.unwrap().success(), "{script}");
+    }
+
+    /// The engine chosen in a fresh namespace after `script`.
+    fn choice(script: &'static str, then: fn(Engine)) {
+        in_namespace(move || {
+            sh(script);
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            let chosen = runtime.block_on(Xtables::chosen(Family::V4));
+            then(chosen.unwrap().1);
+        });
+    }
+
+    #[test]
+    fn the_engine_of_the_nodes_other_components_is_chosen() {
+        choice("", |_| {
+            let names = fs::read_to_string("/proc/thread-self/net/ip_tables_names");
+            assert_eq!(names.unwrap_or_default(), "", "looking creates nothing");
+        });
+        choice(
+            "iptables-nft -A INPUT -j ACCEPT; iptables-nft -A INPUT -j ACCEPT
+             iptables-legacy -t mangle -N KUBE-IPTABLES-HINT",
+            |engine| assert_eq!(engine, Engine::Legacy),
+        );
+        choice("iptables-legacy -A INPUT -j ACCEPT", |engine| {
+            assert_eq!(engine, Engine::Legacy);
+        });
+        choice(
+            "iptables-legacy -A INPUT -j ACCEPT; iptables-nft -t mangle -N KUBE-KUBELET-CANARY",
+            |engine| assert_eq!(engine, Engine::NfTables),
+        );
+    }
+}
