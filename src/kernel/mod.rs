@@ -13,6 +13,7 @@ pub(crate) mod namespace;
 pub mod netlink;
 pub mod nfacct;
 pub mod nftables;
+pub mod probe;
 pub mod routes;
 pub mod rules;
 pub mod sysctl;

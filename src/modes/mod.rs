@@ -6,6 +6,7 @@ pub mod iptables;
 pub mod ipvs;
 pub mod render;
 pub mod userspace;
+pub mod verdict;
 
 use std::fmt;
 
@@ -20,6 +21,11 @@ pub enum ModeName {
     Iptables,
     /// Connections accepted and spliced by Tripod itself.
     Userspace,
+}
+
+impl ModeName {
+    /// All of them, in the order in which one falls back to the next.
+    pub const ALL: [ModeName; 3] = [ModeName::Ipvs, ModeName::Iptables, ModeName::Userspace];
 }
 
 impl fmt::Display for ModeName {
