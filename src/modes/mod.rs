@@ -77,6 +77,9 @@ pub enum SyncError {
     /// Service addresses could not be captured for userspace mode.
     #[error("capture of service addresses: {0}")]
     Capture(#[from] userspace::capture::Error),
+    /// iptables mode.
+    #[error(transparent)]
+    Iptables(#[from] iptables::Error),
 }
 
 /// One way to carry a Service's traffic to its endpoints.
@@ -94,6 +97,11 @@ pub trait Mode: Send {
         map: &ServiceMap,
         changes: &Changes,
     ) -> impl Future<Output = Result<SyncReport, SyncError>> + Send;
+    /// Waits until somebody disturbs what this mode installed, where it can
+    /// notice: then a full sync is due. May be dropped while it waits.
+    fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
     /// Removes everything this mode ever installs, also what an earlier
     /// process left behind.
     ///

@@ -116,7 +116,7 @@ impl<M: Mode> Runner<M> {
 
     /// Runs until the source of batches ends. The first sync waits for the
     /// first batch, the complete initial state. A change of node addresses
-    /// causes a full sync.
+    /// causes a full sync, as does whoever disturbs what the mode installed.
     pub async fn run(
         &mut self,
         mut batches: Receiver<Batch>,
@@ -148,6 +148,10 @@ impl<M: Mode> Runner<M> {
                     None => return,
                 },
                 () = changed(&mut addresses) => {
+                    self.pending.full = true;
+                    self.ask(&mut pace);
+                }
+                () = self.mode.disturbed() => {
                     self.pending.full = true;
                     self.ask(&mut pace);
                 }

@@ -1,9 +1,12 @@
 //! `tripod render` beside what kube-proxy 1.36 left in the kernel.
 
-use std::process::Command;
+use std::{
+    process::Command,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use crate::lab::{
-    recorded::{self, Case, Ruleset},
+    recorded::{self, Case, ChainName, Ruleset},
     tripod_binary,
 };
 
@@ -14,14 +17,8 @@ const EXCEPTIONS: [(&str, &str, &str); 0] = [];
 fn rendered_rules_equal_the_recordings() {
     let mut wrong = Vec::new();
     for case in recorded::cases() {
-        let rendered = render(&case, &[]);
-        let (v4, v6) = rendered
-            .split_once("# ip6tables-restore")
-            .expect("both families");
-        for (file, given) in [("iptables-save.txt", v4), ("ip6tables-save.txt", v6)] {
-            let given = given.split_once('\n').expect("a first line").1;
-            let recorded = Ruleset::parse(&case.read(&format!("iptables/{file}")));
-            let found = recorded.differences(&Ruleset::parse(given));
+        for (file, given) in rendered(&case, &[]) {
+            let found = recorded_rules(&case, file).differences(&given);
             let found = found.iter().filter(|line| {
                 let mut exceptions = EXCEPTIONS.iter();
                 !exceptions.any(|(name, word, _)| *name == case.name && line.contains(word))
@@ -30,6 +27,80 @@ fn rendered_rules_equal_the_recordings() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The chains that packets are looked up in, and those of the index.
+fn finds_services(name: &ChainName) -> bool {
+    let shared = ["KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS"];
+    let own = name.chain.starts_with("KUBE-SVC-IDX-") || name.chain == "KUBE-PROXY-FIREWALL";
+    own || shared.contains(&name.chain.as_str())
+}
+
+#[test]
+fn with_an_index_everything_beside_it_equals_the_recordings() {
+    for case in recorded::cases() {
+        for (file, given) in rendered(&case, &["--iptables-dispatch=indexed"]) {
+            let recorded = recorded_rules(&case, file).without(finds_services);
+            let found = recorded.differences(&given.without(finds_services));
+            assert!(
+                found.is_empty(),
+                "{} {file}: {}",
+                case.name,
+                found.join("\n")
+            );
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_rendered_is_said() {
+    let empty = Folder::new("empty");
+    let empty = empty.0.to_str().expect("a path");
+    let cases: [(&[&str], i32, &str); 4] = [
+        (&["--proxy-mode=iptables"], 2, "--manifests DIR"),
+        (&["--iptables-dispatch=magic"], 2, "auto, linear or indexed"),
+        (
+            &["--proxy-mode=iptables", "--manifests=/nonexistent"],
+            1,
+            "/nonexistent",
+        ),
+        (
+            &["--proxy-mode=userspace", "--manifests", empty],
+            1,
+            "userspace mode",
+        ),
+    ];
+    for (arguments, code, word) in cases {
+        let output = tripod(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(word), "{arguments:?}: no {word:?} in {said}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+fn recorded_rules(case: &Case, file: &str) -> Ruleset {
+    Ruleset::parse(&case.read(&format!("iptables/{file}")))
+}
+
+/// What is printed for a case, by the file that it should equal.
+fn rendered(case: &Case, more: &[&str]) -> [(&'static str, Ruleset); 2] {
+    let text = render(case, more);
+    let inputs = text.split_once("# ip6tables-restore");
+    let (v4, v6) = inputs.expect("a line before each family");
+    assert!(v4.starts_with("# iptables-restore --noflush\n"), "{v4}");
+    let v6 = v6.strip_prefix(" --noflush\n").expect("its option");
+    [("iptables-save.txt", v4), ("ip6tables-save.txt", v6)]
+        .map(|(file, text)| (file, Ruleset::parse(text)))
+}
+
+fn tripod(arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::new(tripod_binary());
+    command
+        .arg("render")
+        .args(arguments)
+        .output()
+        .expect("running tripod")
 }
 
 /// What is printed for a case, with more flags than those of its recording.
@@ -54,7 +125,9 @@ struct Folder(std::path::PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Folder {
-        let name = format!("tripod-render-{}-{name}", std::process::id());
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tripod-render-{}-{number}-{name}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).expect("a folder");
         Folder(path)

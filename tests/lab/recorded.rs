@@ -78,14 +78,6 @@ impl Ruleset {
         self
     }
 
-    /// Without the rules for which `leave_out` is true.
-    pub fn without_rules(mut self, leave_out: impl Fn(&ChainName, &Words) -> bool) -> Ruleset {
-        for (name, rules) in &mut self.0 {
-            rules.retain(|rule| !leave_out(name, rule));
-        }
-        self
-    }
-
     /// What is different in `other`, a line each; empty if they are equal.
     pub fn differences(&self, other: &Ruleset) -> Vec<String> {
         let mut found = Vec::new();
@@ -102,15 +94,6 @@ impl Ruleset {
             }
         }
         found
-    }
-
-    /// Fails with every difference.
-    ///
-    /// # Panics
-    /// If there is one.
-    pub fn assert_same(&self, other: &Ruleset, what: &str) {
-        let found = self.differences(other);
-        assert!(found.is_empty(), "{what}:\n{}", found.join("\n"));
     }
 }
 
@@ -151,11 +134,6 @@ impl Words {
             .then(|| self.0.get(at + 1))
             .flatten()
             .map(|word| &**word)
-    }
-
-    /// Whether it has that word.
-    pub fn has(&self, word: &str) -> bool {
-        self.0.iter().any(|other| other == word)
     }
 
     /// Some packet could match both, as far as address, protocol and port of

@@ -23,6 +23,7 @@ use tokio::{
 
 mod engine;
 pub mod features;
+pub mod info;
 mod parts;
 pub mod rule;
 pub mod saved;
@@ -245,7 +246,7 @@ impl Xtables {
 
     /// All that are installed, the node owner's choice first, each once: most
     /// names are links to the same program.
-    fn installed(family: Family) -> impl Iterator<Item = Xtables> {
+    pub fn installed(family: Family) -> impl Iterator<Item = Xtables> {
         let name = match family {
             Family::V4 => "iptables",
             Family::V6 => "ip6tables",

@@ -1,6 +1,8 @@
 //! One rule as a value, printed the way `iptables-save` prints it, which
 //! `iptables-restore` reads back.
 
+mod words;
+
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
@@ -8,6 +10,8 @@ use std::{
 };
 
 use ipnet::IpNet;
+
+use self::words::Words;
 
 /// Bytes of a comment: `XT_MAX_COMMENT_LEN` of
 /// `linux/netfilter/xt_comment.h` without the terminating zero.
@@ -309,223 +313,7 @@ impl<T> Maybe<T> {
     }
 }
 
-impl Maybe<IpNet> {
-    /// iptables-save leaves out what every address matches.
-    fn says_something(&self) -> bool {
-        self.not || self.value.prefix_len() > 0
-    }
-}
-
-struct Words<'a> {
-    rule: &'a Rule,
-    v6: bool,
-}
-
-impl fmt::Display for Words<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rule = self.rule;
-        let mut words = Spaced { f, first: true };
-        if let Some(net) = rule.source.as_ref().filter(|net| net.says_something()) {
-            words.put(format_args!("{}-s {}", net.bang(), net.value))?;
-        }
-        if let Some((value, mask)) = rule.source_bits {
-            words.put(format_args!("-s {value}/{mask}"))?;
-        }
-        if let Some(net) = rule.destination.as_ref().filter(|net| net.says_something()) {
-            words.put(format_args!("{}-d {}", net.bang(), net.value))?;
-        }
-        if let Some(link) = &rule.input {
-            words.put(format_args!("{}-i {}", link.bang(), link.value))?;
-        }
-        if let Some(protocol) = rule.protocol {
-            words.put(format_args!("-p {protocol}"))?;
-        }
-        for one in &rule.matches {
-            words.put(format_args!("-m {}", MatchWords { one, v6: self.v6 }))?;
-        }
-        if let Some(target) = &rule.target {
-            let v6 = self.v6;
-            words.put(format_args!("-j {}", TargetWords { target, v6 }))?;
-        }
-        Ok(())
-    }
-}
-
-struct Spaced<'a, 'b> {
-    f: &'a mut fmt::Formatter<'b>,
-    first: bool,
-}
-
-impl Spaced<'_, '_> {
-    fn put(&mut self, words: fmt::Arguments<'_>) -> fmt::Result {
-        if !std::mem::take(&mut self.first) {
-            self.f.write_str(" ")?;
-        }
-        self.f.write_fmt(words)
-    }
-}
-
-struct MatchWords<'a> {
-    one: &'a Match,
-    v6: bool,
-}
-
-impl fmt::Display for MatchWords<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mask = if self.v6 {
-            "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
-        } else {
-            "255.255.255.255"
-        };
-        match self.one {
-            Match::Comment(text) => write!(f, "comment --comment \"{}\"", Quoted(text)),
-            Match::Transport(transport) => write!(f, "{transport}"),
-            Match::DestinationPort(transport, port) => write!(f, "{transport} --dport {port}"),
-            Match::DestinationPorts(transport, first, last) => {
-                write!(f, "{transport} --dport {first}:{last}")
-            }
-            Match::SourcePorts(transport, first, last) => {
-                write!(f, "{transport} --sport {first}:{last}")
-            }
-            Match::Mark(mark) => {
-                let (value, mask) = mark.value;
-                write!(f, "mark {}--mark {value:#x}/{mask:#x}", mark.bang())
-            }
-            Match::ConnectionState(states) => {
-                write!(f, "conntrack {}--ctstate {}", states.bang(), states.value)
-            }
-            Match::LocalAddress(side) => {
-                let (bang, side) = (side.bang(), side.value.short());
-                write!(f, "addrtype {bang}--{side}-type LOCAL")
-            }
-            Match::Probability(of) => {
-                let probability = f64::from(*of) / f64::from(1u32 << 31);
-                write!(f, "statistic --mode random --probability {probability:.11}")
-            }
-            Match::RecentlySeen { list, within } => {
-                let seconds = within.as_secs();
-                write!(
-                    f,
-                    "recent --rcheck --seconds {seconds} --reap --name {list} --mask {mask} --rsource"
-                )
-            }
-            Match::NoteSource(list) => {
-                write!(f, "recent --set --name {list} --mask {mask} --rsource")
-            }
-            Match::Account(name) => write!(f, "nfacct --nfacct-name  {name}"),
-            Match::Set { name, sides, not } => {
-                let bang = if *not { "! " } else { "" };
-                write!(f, "set {bang}--match-set {name} ")?;
-                for (i, side) in sides.iter().enumerate() {
-                    let comma = if i > 0 { "," } else { "" };
-                    write!(f, "{comma}{}", side.short())?;
-                }
-                Ok(())
-            }
-            Match::CameThroughBridge => f.write_str("physdev --physdev-is-in"),
-            Match::Other(name, options) if options.is_empty() => f.write_str(name),
-            Match::Other(name, options) => write!(f, "{name} {options}"),
-        }
-    }
-}
-
-/// Text between double quotes, as `iptables-restore` reads it.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
-            match c {
-                '"' | '\\' => write!(f, "\\{c}")?,
-                // A line is a rule; nothing may end it early.
-                c if c.is_control() => f.write_str(" ")?,
-                c => write!(f, "{c}")?,
-            }
-        }
-        Ok(())
-    }
-}
-
-struct TargetWords<'a> {
-    target: &'a Target,
-    v6: bool,
-}
-
-impl fmt::Display for TargetWords<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.target {
-            Target::Jump(chain) => f.write_str(chain),
-            Target::Accept => f.write_str("ACCEPT"),
-            Target::Drop => f.write_str("DROP"),
-            Target::Return => f.write_str("RETURN"),
-            Target::Reject if self.v6 => f.write_str("REJECT --reject-with icmp6-port-unreachable"),
-            Target::Reject => f.write_str("REJECT --reject-with icmp-port-unreachable"),
-            Target::Mark { value, mask } => write!(f, "MARK --set-xmark {value:#x}/{mask:#x}"),
-            Target::Dnat(to) => write!(f, "DNAT --to-destination {to}"),
-            Target::Masquerade { random_fully } => f.write_str(if *random_fully {
-                "MASQUERADE --random-fully"
-            } else {
-                "MASQUERADE"
-            }),
-        }
-    }
-}
-
 /// The network of one address.
 pub fn host(ip: IpAddr) -> IpNet {
     IpNet::from(ip)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Lines as iptables-save 1.8.9 printed them for kube-proxy 1.36.
-    #[test]
-    fn rules_print_as_iptables_save_does() {
-        let ip = |text: &str| host(text.parse().unwrap());
-        let cases = [
-            (
-                Rule::new()
-                    .not_source("10.244.0.0/16".parse::<IpNet>().unwrap())
-                    .destination(ip("10.0.1.175"))
-                    .protocol(Transport::Tcp)
-                    .comment("default/hostnames cluster IP")
-                    .destination_port(Transport::Tcp, 80)
-                    .jump("KUBE-MARK-MASQ"),
-                "! -s 10.244.0.0/16 -d 10.0.1.175/32 -p tcp -m comment --comment \
-                 \"default/hostnames cluster IP\" -m tcp --dport 80 -j KUBE-MARK-MASQ",
-            ),
-            (
-                Rule::new()
-                    .with(Match::Mark(Maybe::no((0x4000, 0x4000))))
-                    .target(Target::Return),
-                "-m mark ! --mark 0x4000/0x4000 -j RETURN",
-            ),
-            (
-                Rule::new().with(Match::Probability(715_827_883)),
-                "-m statistic --mode random --probability 0.33333333349",
-            ),
-            (
-                Rule::new().comment("a \"b\"\n-A X"),
-                "-m comment --comment \"a \\\"b\\\" -A X\"",
-            ),
-            (
-                Rule::new()
-                    .source("0.0.0.0/0".parse::<IpNet>().unwrap())
-                    .not_destination("0.0.0.0/0".parse::<IpNet>().unwrap())
-                    .not_input("cni+"),
-                "! -d 0.0.0.0/0 ! -i cni+",
-            ),
-            (
-                Rule::new()
-                    .source_bits("0.0.0.5".parse().unwrap(), "0.0.0.7".parse().unwrap())
-                    .with(Match::SourcePorts(Transport::Udp, 0, 4095)),
-                "-s 0.0.0.5/0.0.0.7 -m udp --sport 0:4095",
-            ),
-        ];
-        for (rule, words) in cases {
-            assert_eq!(rule.words(false).to_string(), words);
-        }
-    }
 }

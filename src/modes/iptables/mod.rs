@@ -1,4 +1,253 @@
 //! iptables mode: the KUBE-SVC chains.
+//!
+//! [`plan`] says what there is to be; here it is brought about. A change is
+//! planned for the ServicePorts concerned, as they were and as they are, and
+//! the difference is written. At the start, for repair and when something was
+//! refused, the kernel is read and the difference to that is written. Either
+//! way a table changes as a whole, and what keeps out comes before what lets
+//! through.
 
+mod adopt;
+mod apply;
+mod change;
+mod cleanup;
+mod counters;
+mod family;
 pub mod plan;
 pub mod render;
+mod stale;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::{sync::Arc, time::Duration};
+
+use prometheus::Registry;
+use tokio::time::{Instant, sleep_until};
+
+pub use self::cleanup::cleanup;
+use self::{
+    counters::Counters,
+    family::FamilyRules,
+    plan::{DispatchChoice, Options, is_large_cluster},
+};
+use super::{Mode, ModeName, SyncError, SyncReport};
+use crate::{
+    config::{Effective, KubeProxyConfiguration},
+    kernel::{
+        Family,
+        conntrack::flows::Match,
+        netlink, sysctl,
+        xtables::{self, features::Features},
+    },
+    node::NodePorts,
+    runner::metrics::Metrics,
+    services::{Changes, IpFamily, ServiceMap},
+};
+
+/// How often it is looked whether somebody disturbed our rules.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Why iptables mode cannot run or did not sync.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// iptables or ip6tables.
+    #[error(transparent)]
+    Xtables(#[from] xtables::Error),
+    /// Counters of nfacct.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// A kernel setting.
+    #[error(transparent)]
+    Sysctl(#[from] sysctl::Error),
+    /// Metrics.
+    #[error("cannot show metrics of iptables mode: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// Something without which there is no iptables mode.
+    #[error("{family}: iptables mode needs {what}: {remedy}")]
+    Impossible {
+        /// Of this family.
+        family: Family,
+        /// What, as iptables names it.
+        what: &'static str,
+        /// What for, and how to get it.
+        remedy: &'static str,
+    },
+}
+
+/// What iptables mode is told.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The configuration.
+    pub configuration: KubeProxyConfiguration,
+    /// What it means.
+    pub configured: Effective,
+    /// On which addresses node ports are served.
+    pub node_ports: Arc<NodePorts>,
+    /// `--iptables-dispatch`.
+    pub dispatch: DispatchChoice,
+    /// What syncs are counted with.
+    pub metrics: Metrics,
+}
+
+/// iptables mode.
+pub struct Iptables {
+    setup: Setup,
+    counters: Counters,
+    families: Vec<FamilyState>,
+    /// When to look next whether somebody disturbed our rules. Kept here, as
+    /// whoever waits for it may stop and begin again at any time.
+    look: Instant,
+}
+
+struct FamilyState {
+    family: IpFamily,
+    rules: FamilyRules,
+    /// Stale flows that could not be deleted yet.
+    flows: Vec<Match>,
+}
+
+impl Iptables {
+    /// Finds out how to speak to the kernel and what it can do; changes nothing
+    /// yet. A family that the kernel, or the node, cannot do is left out and
+    /// told. Metrics are shown by `registry`.
+    ///
+    /// # Errors
+    /// When neither family works: that of the first, which is the one that the
+    /// configuration prefers.
+    pub async fn new(setup: Setup, registry: &Registry) -> Result<Iptables, SyncError> {
+        let counters = Counters::register(registry).map_err(Error::from)?;
+        let mut order = [IpFamily::V4, IpFamily::V6];
+        if setup.configured.prefers_ipv6 {
+            order.reverse();
+        }
+        let (mut families, mut errors) = (Vec::new(), Vec::new());
+        for family in order {
+            match FamilyRules::open(family.into()).await {
+                Ok(rules) => families.push(FamilyState {
+                    family,
+                    rules,
+                    flows: Vec::new(),
+                }),
+                Err(error) => errors.push(error),
+            }
+        }
+        if families.is_empty() && !errors.is_empty() {
+            return Err(errors.swap_remove(0).into());
+        }
+        for error in errors {
+            tracing::warn!("Services of one IP family are not served: {error}");
+        }
+        Ok(Iptables {
+            setup,
+            counters,
+            families,
+            look: Instant::now() + LOOK,
+        })
+    }
+
+    /// What was found, for each family that is served.
+    pub fn features(&self) -> impl Iterator<Item = (IpFamily, Features)> {
+        self.families.iter().map(|f| (f.family, f.rules.features))
+    }
+}
+
+impl FamilyState {
+    async fn sync(
+        &mut self,
+        setup: &Setup,
+        counters: &Counters,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> Result<usize, SyncError> {
+        let (ports, endpoints) = self.rules.counts(map, &changes.ports);
+        let options = setup.options(&self.rules, map, ports, endpoints);
+        let failed = |partial| counters.failed(self.family, partial);
+        let synced = self
+            .rules
+            .sync(map, &changes.ports, changes.full, options, failed)
+            .await;
+        let done = synced?;
+        counters.synced(self.family, done.total, done.written);
+        let family = Family::from(self.family);
+        self.flows
+            .extend(stale::matches(family, map, &changes.stale_udp));
+        let flows = std::mem::take(&mut self.flows);
+        self.flows = stale::forget(self.family, flows, &setup.metrics).await;
+        Ok(done.examined)
+    }
+}
+
+impl Setup {
+    /// The options for so many ServicePorts and endpoints of a family.
+    fn options(
+        &self,
+        rules: &FamilyRules,
+        map: &ServiceMap,
+        ports: usize,
+        endpoints: usize,
+    ) -> Options {
+        let now = rules.options();
+        let served = self.node_ports.served();
+        let node = map.this_node().map(|node| &**node);
+        let options = Options::new(
+            &self.configuration,
+            &self.configured,
+            rules.family,
+            node,
+            &served,
+            rules.features,
+        );
+        Options {
+            large_cluster: is_large_cluster(endpoints, now.is_some_and(|o| o.large_cluster)),
+            dispatch: self.dispatch.dispatch(ports, now.map(|o| o.dispatch)),
+            ..options
+        }
+    }
+}
+
+impl Mode for Iptables {
+    fn name(&self) -> ModeName {
+        ModeName::Iptables
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+        let node = map.this_node().map(|node| &**node);
+        self.setup.node_ports.learn(node);
+        let (setup, counters) = (&self.setup, &self.counters);
+        let mut families = self.families.iter_mut();
+        let sync = async |family: Option<&mut FamilyState>| match family {
+            Some(family) => family.sync(setup, counters, map, changes).await,
+            None => Ok(0),
+        };
+        // One that fails does not keep the other from being synced.
+        let (one, other) = tokio::join!(sync(families.next()), sync(families.next()));
+        let examined = one? + other?;
+        let refused = self.families.iter().flat_map(|f| &f.rules.refused);
+        Ok(SyncReport {
+            examined,
+            failed: refused
+                .map(|(name, why)| (name.clone(), why.clone()))
+                .collect(),
+            lingering: 0,
+            unhonoured: Vec::new(),
+        })
+    }
+
+    async fn disturbed(&mut self) {
+        loop {
+            sleep_until(self.look).await;
+            self.look = Instant::now() + LOOK;
+            for family in &mut self.families {
+                if !family.rules.quiet() {
+                    tracing::debug!("{}: somebody changed rules", family.family);
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn cleanup(&mut self) -> Result<(), SyncError> {
+        Ok(cleanup().await?)
+    }
+}

@@ -40,14 +40,14 @@ impl Backends {
             .all_reachable
             .iter()
             .filter_map(at)
-            .filter(|(_, endpoint)| weight(endpoint) > 0)
+            .filter(|(_, endpoint)| endpoint.weight > 0)
             .map(|(index, endpoint)| {
                 let text = endpoint.address.to_string();
                 let backend = Backend {
                     address: endpoint.address,
                     chain: names::endpoint(shown, protocol, &text),
                     shown: text,
-                    weight: weight(endpoint),
+                    weight: u32::from(endpoint.weight),
                 };
                 (index, backend)
             })
@@ -91,11 +91,7 @@ impl Backends {
     }
 }
 
-fn weight(_endpoint: &Endpoint) -> u32 {
-    1
-}
-
 fn takes_connections(endpoint: &Endpoint) -> bool {
     let usable = endpoint.ready || (endpoint.serving && endpoint.terminating);
-    usable && weight(endpoint) > 0
+    usable && endpoint.weight > 0
 }

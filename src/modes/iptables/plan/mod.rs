@@ -80,3 +80,6 @@ pub struct ServiceRules {
     /// How those are reached: each once, and after the one that leads to it.
     pub steps: Vec<Step>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -128,7 +128,7 @@ impl Plan<'_> {
                 TrafficPolicy::Cluster => (&self.chains.cluster, &self.endpoints.cluster),
                 TrafficPolicy::Local => (&self.chains.local, &self.endpoints.local),
             };
-            if backends.is_empty() {
+            if backends.is_empty() || !self.follows(policy) {
                 continue;
             }
             let name = name.clone();
@@ -145,6 +145,14 @@ impl Plan<'_> {
             }
             self.own_chain(&name, rules);
         }
+    }
+
+    /// Some traffic goes by that policy: pods and the node itself go by Cluster
+    /// to whatever can be called from outside.
+    fn follows(&self, policy: TrafficPolicy) -> bool {
+        self.port.internal_traffic_policy == policy
+            || self.accessible()
+                && (policy == TrafficPolicy::Cluster || self.port.external_traffic_policy == policy)
     }
 
     /// Who is no pod of this node may have routed the whole service network
@@ -188,10 +196,10 @@ impl Plan<'_> {
                 if !self.endpoints.cluster.is_empty() {
                     let pods = self.options.detect_local.local(note("pod traffic"));
                     rules.extend(pods.map(|rule| rule.jump(cluster)));
-                    let masquerade = self.from_node(note("masquerade LOCAL traffic"));
+                    let masquerade = self.of_node(note("masquerade LOCAL traffic"));
                     let to_mark = |rule: Rule| rule.jump(names::MARK_MASQ);
                     rules.extend(masquerade.into_iter().map(to_mark));
-                    let route = self.from_node(note("route LOCAL traffic"));
+                    let route = self.of_node(note("route LOCAL traffic"));
                     rules.extend(route.into_iter().map(|rule| rule.jump(cluster)));
                 }
                 &self.chains.local
@@ -205,7 +213,7 @@ impl Plan<'_> {
     }
 
     /// The rule, for calls from the node itself.
-    fn from_node(&self, rule: Rule) -> Vec<Rule> {
+    fn of_node(&self, rule: Rule) -> Vec<Rule> {
         if self.options.features.addrtype {
             let local = Match::LocalAddress(Maybe::yes(Side::Source));
             return vec![rule.with(local)];

@@ -1,0 +1,477 @@
+//! Policies × endpoints × callers: the corners that kube-proxy's own tests
+//! turn around (`pkg/proxy/iptables/proxier_test.go`).
+
+use super::{
+    walk::{Fate, Packet, Ruleset},
+    world::{NODE_IP, endpoints, exposed, net, options, service},
+};
+use crate::{
+    kernel::xtables::{features::Features, rule::Transport},
+    modes::iptables::plan::{DetectLocal, Options},
+    node::Served,
+    services::{Protocol, ServicePort, TrafficPolicy},
+};
+
+const POD: &str = "10.244.0.9";
+const OUTSIDE: &str = "192.0.2.20";
+const HERE: &str = "10.244.0.6:8080";
+const THERE: &str = "10.244.1.7:8080";
+
+/// What is expected of a call.
+#[derive(Clone, Copy, Debug)]
+enum Expect {
+    /// Any of these endpoints, and nothing else, with the caller's own address.
+    Kept(&'static [&'static str]),
+    /// The same with the node's address.
+    Masqueraded(&'static [&'static str]),
+    Dropped,
+    Rejected,
+    Passed,
+}
+use Expect::*;
+
+fn check(what: &str, port: &ServicePort, options: &Options, packet: &Packet, expect: Expect) {
+    let fates: Vec<Fate> = Ruleset::new([port], options)
+        .fates(packet)
+        .into_keys()
+        .collect();
+    let to = |endpoints: &[&str], masquerade| {
+        let to = endpoints.iter();
+        to.map(|to| Fate::To(to.parse().expect("an endpoint"), masquerade))
+            .collect()
+    };
+    let expected: Vec<Fate> = match expect {
+        Kept(endpoints) => to(endpoints, false),
+        Masqueraded(endpoints) => to(endpoints, true),
+        Dropped => vec![Fate::Dropped],
+        Rejected => vec![Fate::Rejected],
+        Passed => vec![Fate::Passed],
+    };
+    assert_eq!(fates, expected, "{what}: {packet:?}");
+}
+
+#[test]
+fn policies_endpoints_and_callers() {
+    use TrafficPolicy::{Cluster, Local};
+    const BOTH: &[&str] = &[HERE, THERE];
+    const CLUSTER_IP: (&str, u16) = ("10.96.0.1", 80);
+    const EXTERNAL: (&str, u16) = ("198.51.100.1", 80);
+    const BALANCER: (&str, u16) = ("203.0.113.1", 80);
+    const NODE_PORT: (&str, u16) = (NODE_IP, 30080);
+    const LOCALHOST: (&str, u16) = ("127.0.0.1", 30080);
+    // Internal policy, external policy, endpoints, caller, called, outcome.
+    type Case = (
+        TrafficPolicy,
+        TrafficPolicy,
+        &'static [&'static str],
+        &'static str,
+        (&'static str, u16),
+        Expect,
+    );
+    let cases: [Case; 36] = [
+        (Cluster, Cluster, BOTH, POD, CLUSTER_IP, Kept(BOTH)),
+        (
+            Cluster,
+            Cluster,
+            BOTH,
+            OUTSIDE,
+            CLUSTER_IP,
+            Masqueraded(BOTH),
+        ),
+        (
+            Cluster,
+            Cluster,
+            BOTH,
+            NODE_IP,
+            CLUSTER_IP,
+            Masqueraded(BOTH),
+        ),
+        (Cluster, Cluster, BOTH, OUTSIDE, EXTERNAL, Masqueraded(BOTH)),
+        (Cluster, Cluster, BOTH, POD, BALANCER, Masqueraded(BOTH)),
+        (
+            Cluster,
+            Cluster,
+            BOTH,
+            OUTSIDE,
+            NODE_PORT,
+            Masqueraded(BOTH),
+        ),
+        (Cluster, Cluster, BOTH, POD, NODE_PORT, Masqueraded(BOTH)),
+        (
+            Cluster,
+            Cluster,
+            BOTH,
+            "127.0.0.1",
+            LOCALHOST,
+            Masqueraded(BOTH),
+        ),
+        (Cluster, Cluster, BOTH, OUTSIDE, ("10.96.0.1", 81), Passed),
+        (Cluster, Cluster, BOTH, OUTSIDE, ("10.96.0.2", 80), Passed),
+        (Cluster, Cluster, BOTH, OUTSIDE, (NODE_IP, 30081), Passed),
+        // The same node port behind another node's address.
+        (Cluster, Cluster, BOTH, POD, ("192.168.77.3", 30080), Passed),
+        // A pod that gets itself must see an address it can answer through us.
+        (
+            Cluster,
+            Cluster,
+            &[HERE],
+            "10.244.0.6",
+            CLUSTER_IP,
+            Masqueraded(&[HERE]),
+        ),
+        // Nobody has endpoints.
+        (Cluster, Cluster, &[], POD, CLUSTER_IP, Rejected),
+        (Cluster, Cluster, &[], OUTSIDE, EXTERNAL, Rejected),
+        (Cluster, Cluster, &[], NODE_IP, CLUSTER_IP, Rejected),
+        (Cluster, Cluster, &[], OUTSIDE, BALANCER, Rejected),
+        (Cluster, Cluster, &[], OUTSIDE, NODE_PORT, Rejected),
+        (Local, Local, &[], OUTSIDE, NODE_PORT, Rejected),
+        (Local, Local, &[], POD, CLUSTER_IP, Rejected),
+        // Internal policy.
+        (Local, Cluster, BOTH, POD, CLUSTER_IP, Kept(&[HERE])),
+        (
+            Local,
+            Cluster,
+            BOTH,
+            OUTSIDE,
+            CLUSTER_IP,
+            Masqueraded(&[HERE]),
+        ),
+        (Local, Cluster, &[THERE], POD, CLUSTER_IP, Dropped),
+        (
+            Local,
+            Cluster,
+            &[THERE],
+            OUTSIDE,
+            BALANCER,
+            Masqueraded(&[THERE]),
+        ),
+        // External policy: pods and the node are not outside.
+        (Cluster, Local, BOTH, OUTSIDE, BALANCER, Kept(&[HERE])),
+        (Cluster, Local, BOTH, OUTSIDE, NODE_PORT, Kept(&[HERE])),
+        (Cluster, Local, BOTH, POD, BALANCER, Kept(BOTH)),
+        (Cluster, Local, BOTH, POD, NODE_PORT, Kept(BOTH)),
+        (Cluster, Local, BOTH, NODE_IP, BALANCER, Masqueraded(BOTH)),
+        (Cluster, Local, BOTH, OUTSIDE, CLUSTER_IP, Masqueraded(BOTH)),
+        (Cluster, Local, &[THERE], OUTSIDE, BALANCER, Dropped),
+        (Cluster, Local, &[THERE], OUTSIDE, NODE_PORT, Dropped),
+        (Cluster, Local, &[THERE], POD, BALANCER, Kept(&[THERE])),
+        (
+            Cluster,
+            Local,
+            &[THERE],
+            NODE_IP,
+            NODE_PORT,
+            Masqueraded(&[THERE]),
+        ),
+        // Both.
+        (Local, Local, BOTH, POD, BALANCER, Kept(BOTH)),
+        (Local, Local, &[THERE], POD, CLUSTER_IP, Dropped),
+    ];
+    for (internal, external, at, from, (to, number), expect) in cases {
+        let at: Vec<_> = at.iter().map(|at| (*at, *at == HERE, 1)).collect();
+        let port = ServicePort {
+            internal_traffic_policy: internal,
+            external_traffic_policy: external,
+            endpoints: endpoints(&at),
+            ..exposed("web")
+        };
+        let what = format!("internal {internal:?}, external {external:?}, {at:?}");
+        check(
+            &what,
+            &port,
+            &options(),
+            &Packet::new(from, to, number),
+            expect,
+        );
+    }
+}
+
+#[test]
+fn source_ranges() {
+    let with = |ranges: &[&str]| ServicePort {
+        load_balancer_source_ranges: ranges.iter().map(|range| net(range)).collect(),
+        endpoints: endpoints(&[(HERE, true, 1)]),
+        ..exposed("web")
+    };
+    let cases: [(&[&str], &str, &str, u16, Expect); 8] = [
+        (
+            &["192.0.2.0/24"],
+            OUTSIDE,
+            "203.0.113.1",
+            80,
+            Masqueraded(&[HERE]),
+        ),
+        (&["192.0.3.0/24"], OUTSIDE, "203.0.113.1", 80, Dropped),
+        (
+            &["192.0.3.0/24", "192.0.2.20/32"],
+            OUTSIDE,
+            "203.0.113.1",
+            80,
+            Masqueraded(&[HERE]),
+        ),
+        (
+            &["0.0.0.0/0"],
+            OUTSIDE,
+            "203.0.113.1",
+            80,
+            Masqueraded(&[HERE]),
+        ),
+        // They are about load balancers only.
+        (
+            &["192.0.3.0/24"],
+            OUTSIDE,
+            "198.51.100.1",
+            80,
+            Masqueraded(&[HERE]),
+        ),
+        (
+            &["192.0.3.0/24"],
+            OUTSIDE,
+            NODE_IP,
+            30080,
+            Masqueraded(&[HERE]),
+        ),
+        (&["192.0.3.0/24"], POD, "203.0.113.1", 80, Dropped),
+        // A node within the range calls the balancer's address from itself.
+        (
+            &["192.168.77.0/24"],
+            "203.0.113.1",
+            "203.0.113.1",
+            80,
+            Masqueraded(&[HERE]),
+        ),
+    ];
+    for (ranges, from, to, number, expect) in cases {
+        let packet = Packet::new(from, to, number);
+        check(
+            &format!("{ranges:?}"),
+            &with(ranges),
+            &options(),
+            &packet,
+            expect,
+        );
+    }
+}
+
+#[test]
+fn telling_pods_from_others() {
+    let port = ServicePort {
+        external_traffic_policy: TrafficPolicy::Local,
+        endpoints: endpoints(&[(HERE, true, 1), (THERE, false, 1)]),
+        ..exposed("web")
+    };
+    let from_link = |through| Packet {
+        through,
+        ..Packet::new("10.9.9.9", "10.96.0.1", 80)
+    };
+    let to_balancer = |through| Packet {
+        through,
+        ..Packet::new("10.9.9.9", "203.0.113.1", 80)
+    };
+    let bridge = || DetectLocal::Through("cbr0".to_owned());
+    let prefix = || DetectLocal::Through("cali+".to_owned());
+    let cases = [
+        (bridge(), from_link("cbr0"), Kept(&[HERE, THERE])),
+        (bridge(), from_link("cbr01"), Masqueraded(&[HERE, THERE])),
+        (bridge(), to_balancer("cbr0"), Kept(&[HERE, THERE])),
+        (bridge(), to_balancer("eth0"), Kept(&[HERE])),
+        (prefix(), from_link("cali12"), Kept(&[HERE, THERE])),
+        (prefix(), from_link("eth0"), Masqueraded(&[HERE, THERE])),
+        (
+            DetectLocal::Unknown,
+            from_link("eth0"),
+            Kept(&[HERE, THERE]),
+        ),
+        (DetectLocal::Unknown, to_balancer("cbr0"), Kept(&[HERE])),
+    ];
+    for (detect_local, packet, expect) in cases {
+        let options = Options {
+            detect_local,
+            ..options()
+        };
+        check(
+            &format!("{:?}", options.detect_local),
+            &port,
+            &options,
+            &packet,
+            expect,
+        );
+    }
+    let all = Options {
+        masquerade_all: true,
+        ..options()
+    };
+    check(
+        "all",
+        &port,
+        &all,
+        &Packet::new(POD, "10.96.0.1", 80),
+        Masqueraded(&[HERE, THERE]),
+    );
+}
+
+#[test]
+fn where_node_ports_are_served() {
+    let port = ServicePort {
+        endpoints: endpoints(&[(HERE, true, 1)]),
+        ..exposed("web")
+    };
+    let within = |networks: &[&str]| Served::Within(networks.iter().map(|n| net(n)).collect());
+    let to_node = Packet::new(OUTSIDE, NODE_IP, 30080);
+    let to_localhost = Packet::new("127.0.0.1", "127.0.0.1", 30080);
+    let lacking = |change: fn(&mut Features)| {
+        let mut features = Features::ALL;
+        change(&mut features);
+        features
+    };
+    let there = Masqueraded(&[HERE]);
+    let no_addrtype = lacking(|f| f.addrtype = false);
+    let no_conntrack = lacking(|f| f.conntrack = false);
+    // Addresses, localhost wanted, features, to the node, to localhost.
+    let cases = [
+        (Served::All, true, Features::ALL, there, there),
+        (Served::All, false, Features::ALL, there, Passed),
+        (Served::All, true, no_conntrack, there, Passed),
+        (Served::All, true, no_addrtype, there, there),
+        (Served::All, false, no_addrtype, there, Passed),
+        (within(&[]), true, Features::ALL, Passed, Passed),
+        (
+            within(&["192.168.77.2/32"]),
+            true,
+            Features::ALL,
+            there,
+            Passed,
+        ),
+        (
+            within(&["192.168.0.0/16"]),
+            true,
+            Features::ALL,
+            there,
+            Passed,
+        ),
+        (
+            within(&["192.168.0.0/16"]),
+            true,
+            no_addrtype,
+            there,
+            Passed,
+        ),
+        (within(&["10.0.0.0/8"]), true, Features::ALL, Passed, Passed),
+        (within(&["127.0.0.0/8"]), true, Features::ALL, Passed, there),
+        (
+            within(&["127.0.0.0/8"]),
+            false,
+            Features::ALL,
+            Passed,
+            Passed,
+        ),
+        (
+            within(&["0.0.0.0/1", "128.0.0.0/1"]),
+            false,
+            Features::ALL,
+            there,
+            Passed,
+        ),
+        (
+            within(&["0.0.0.0/1", "128.0.0.0/1"]),
+            true,
+            Features::ALL,
+            there,
+            there,
+        ),
+    ];
+    for (node_ports, localhost_node_ports, features, node, localhost) in cases {
+        let options = Options {
+            node_ports,
+            localhost_node_ports,
+            features,
+            ..options()
+        };
+        let what = format!(
+            "{:?}, {localhost_node_ports}, {features:?}",
+            options.node_ports
+        );
+        check(&what, &port, &options, &to_node, node);
+        check(&what, &port, &options, &to_localhost, localhost);
+    }
+}
+
+#[test]
+fn health_checks_pass_whatever_the_firewall_says() {
+    let port = ServicePort {
+        health_check_node_port: Some(31000),
+        ..exposed("web")
+    };
+    let rules = Ruleset::new([&port], &options());
+    let key = (
+        crate::kernel::xtables::rule::Table::Filter,
+        "KUBE-NODEPORTS".to_owned(),
+    );
+    let words: Vec<_> = rules.chains[&key]
+        .iter()
+        .map(|rule| rule.words(false).to_string())
+        .collect();
+    assert_eq!(
+        words,
+        [
+            "-p tcp -m comment --comment \"default/web health check node port\" -m tcp \
+          --dport 31000 -j ACCEPT"
+        ]
+    );
+}
+
+#[test]
+fn each_protocol_is_its_own() {
+    for (protocol, transport) in [
+        (Protocol::Tcp, Transport::Tcp),
+        (Protocol::Udp, Transport::Udp),
+        (Protocol::Sctp, Transport::Sctp),
+    ] {
+        let mut port = ServicePort {
+            endpoints: endpoints(&[(HERE, true, 1)]),
+            ..service("web")
+        };
+        port.name.protocol = protocol;
+        for called in [Transport::Tcp, Transport::Udp, Transport::Sctp] {
+            let packet = Packet {
+                transport: called,
+                ..Packet::new(POD, "10.96.0.1", 80)
+            };
+            let expect = if called == transport {
+                Kept(&[HERE])
+            } else {
+                Passed
+            };
+            check(&format!("{protocol}"), &port, &options(), &packet, expect);
+        }
+    }
+}
+
+#[test]
+fn endpoints_of_weight_0_are_as_gone() {
+    use TrafficPolicy::{Cluster, Local};
+    let cases: [(TrafficPolicy, u16, u16, Expect); 6] = [
+        (Cluster, 1, 0, Kept(&[HERE])),
+        (Cluster, 0, 1, Kept(&[THERE])),
+        (Cluster, 0, 0, Rejected),
+        (Local, 1, 0, Kept(&[HERE])),
+        (Local, 0, 1, Dropped),
+        (Local, 0, 0, Rejected),
+    ];
+    for (policy, here, there, expect) in cases {
+        let port = ServicePort {
+            internal_traffic_policy: policy,
+            endpoints: endpoints(&[(HERE, true, here), (THERE, false, there)]),
+            ..service("web")
+        };
+        let packet = Packet::new(POD, "10.96.0.1", 80);
+        check(
+            &format!("{policy:?} {here} {there}"),
+            &port,
+            &options(),
+            &packet,
+            expect,
+        );
+    }
+}

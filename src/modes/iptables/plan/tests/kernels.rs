@@ -1,0 +1,144 @@
+//! Plans for odd kernels, loaded into this one.
+
+use std::time::Duration;
+
+use super::world::{endpoints, exposed, ip, options, service};
+use crate::{
+    kernel::{Family, namespace::in_namespace, xtables::Xtables, xtables::features::Features},
+    modes::iptables::{
+        plan::{DetectLocal, Dispatch, Options},
+        render::render,
+    },
+    services::{IpFamily, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
+};
+
+fn ports() -> ServiceMap {
+    let sticky = SessionAffinity::ClientIp {
+        timeout: Duration::from_secs(60),
+    };
+    let four = [
+        ServicePort {
+            endpoints: endpoints(&[("10.244.0.6:80", true, 1), ("10.244.1.7:80", false, 2)]),
+            session_affinity: sticky,
+            external_traffic_policy: TrafficPolicy::Local,
+            ..exposed("sticky")
+        },
+        ServicePort {
+            cluster_ip: ip("10.96.0.2"),
+            endpoints: endpoints(&[("10.244.0.6:80", true, 1), ("10.244.1.7:80", false, 2)]),
+            ..service("spread")
+        },
+        ServicePort {
+            cluster_ip: ip("10.96.0.3"),
+            ..service("empty")
+        },
+    ];
+    let six = ServicePort {
+        cluster_ip: ip("fd00:10:96::1"),
+        session_affinity: sticky,
+        endpoints: endpoints(&[("[fd00:1::1]:80", true, 1), ("[fd00:1::2]:80", false, 2)]),
+        ..service("sticky")
+    };
+    let mut six = [six.clone(), service("other"), six];
+    six[1].cluster_ip = ip("fd00:10:96::2");
+    six[1].endpoints = six[0].endpoints.clone();
+    six[2].cluster_ip = ip("fd00:10:96::3");
+    six[2].endpoints = endpoints(&[]);
+    for (n, port) in (0..).zip(&mut six) {
+        port.name.family = IpFamily::V6;
+        port.name.port = format!("p{n}").into();
+    }
+    four.into_iter().chain(six).collect()
+}
+
+/// The rules as they were loaded and as the kernel tells them.
+async fn there_and_back(options: &Options) {
+    let mut text = String::new();
+    render(&ports(), options, &mut text).expect("text");
+    let xtables = Xtables::find(options.family).await.expect("iptables");
+    xtables
+        .restore(&text)
+        .await
+        .unwrap_or_else(|e| panic!("{:?}: {e}", options.features));
+    let mut saved = String::new();
+    for table in ["mangle", "filter", "nat"] {
+        saved += &xtables.save(table).await.expect("saved");
+    }
+    let rules = |text: &str| -> Vec<String> {
+        let mut rules: Vec<_> = text.lines().filter(|line| line.starts_with("-A")).collect();
+        rules.sort_unstable();
+        rules
+            .into_iter()
+            .map(|line| line.trim_end().to_owned())
+            .collect()
+    };
+    let (loaded, told) = (rules(&text), rules(&saved));
+    let different = loaded
+        .iter()
+        .zip(&told)
+        .find(|(loaded, told)| loaded != told);
+    assert_eq!(different, None, "{:?}", options.features);
+    assert_eq!(loaded.len(), told.len());
+}
+
+/// The kernel takes what is planned for kernels that have less, and prints
+/// every rule as we do.
+#[test]
+fn this_kernel_takes_every_plan() {
+    // Counters would have to exist first.
+    let all = Features {
+        nfacct: false,
+        ..Features::ALL
+    };
+    let cases = [
+        all,
+        Features {
+            comment: false,
+            ..all
+        },
+        Features {
+            statistic: false,
+            ..all
+        },
+        Features {
+            recent: false,
+            ..all
+        },
+        Features {
+            addrtype: false,
+            conntrack: false,
+            ..all
+        },
+        Features {
+            reject: false,
+            random_fully: false,
+            ..all
+        },
+    ];
+    for features in cases {
+        for dispatch in [Dispatch::Linear, Dispatch::Indexed] {
+            in_namespace(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("a runtime");
+                let four = Options {
+                    features,
+                    dispatch,
+                    ..options()
+                };
+                let six = Options {
+                    family: Family::V6,
+                    detect_local: DetectLocal::Through("cali+".to_owned()),
+                    node_ip: None,
+                    node_addresses: vec![ip("fd00::1")],
+                    ..four.clone()
+                };
+                runtime.block_on(async {
+                    there_and_back(&four).await;
+                    there_and_back(&six).await;
+                });
+            });
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! What the rules do, by walking packets through them.
+
+mod balance;
+mod corners;
+mod index;
+mod kernels;
+mod shape;
+mod walk;
+mod world;

@@ -1,0 +1,195 @@
+//! What holds for every plan.
+
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::{
+    walk::Ruleset,
+    world::{endpoints, exposed, net, options, service},
+};
+use crate::{
+    kernel::{
+        Family,
+        xtables::{
+            features::Features,
+            rule::{Match, Rule, Table, Target},
+        },
+    },
+    modes::iptables::plan::{Dispatch, Options, fixed, names, service_port},
+    services::{Protocol, ServicePort, TrafficPolicy},
+};
+
+/// Longest name of a chain: `XT_EXTENSION_MAXNAMELEN` of
+/// `linux/netfilter/x_tables.h` is 29 with the terminating zero.
+const LONGEST: usize = 28;
+
+fn any_features() -> impl Strategy<Value = Features> {
+    prop::array::uniform8(prop::bool::ANY).prop_map(|has| Features {
+        comment: has[0],
+        statistic: has[1],
+        recent: has[2],
+        addrtype: has[3],
+        conntrack: has[4],
+        nfacct: has[5],
+        reject: has[6],
+        random_fully: has[7],
+        ..Features::ALL
+    })
+}
+
+fn any_options() -> impl Strategy<Value = Options> {
+    let switches = prop::array::uniform5(prop::bool::ANY);
+    (any_features(), switches).prop_map(|(features, [a, b, c, d, e])| Options {
+        features,
+        masquerade_all: a,
+        localhost_node_ports: b,
+        tcp_be_liberal: c,
+        large_cluster: d,
+        dispatch: if e {
+            Dispatch::Indexed
+        } else {
+            Dispatch::Linear
+        },
+        ..options()
+    })
+}
+
+fn busy() -> ServicePort {
+    ServicePort {
+        session_affinity: crate::services::SessionAffinity::ClientIp {
+            timeout: std::time::Duration::from_secs(10800),
+        },
+        load_balancer_source_ranges: [net("192.0.2.0/24")].into(),
+        health_check_node_port: Some(31_000),
+        external_traffic_policy: TrafficPolicy::Local,
+        endpoints: endpoints(&[("10.244.0.6:80", true, 1), ("10.244.1.7:80", false, 2)]),
+        ..exposed("busy")
+    }
+}
+
+fn uses(rule: &Rule) -> Vec<&'static str> {
+    let matches = rule.matches.iter().filter_map(|one| match one {
+        Match::Comment(_) => Some("comment"),
+        Match::Probability(_) => Some("statistic"),
+        Match::RecentlySeen { .. } | Match::NoteSource(_) => Some("recent"),
+        Match::LocalAddress(_) => Some("addrtype"),
+        Match::ConnectionState(_) => Some("conntrack"),
+        Match::Account(_) => Some("nfacct"),
+        _ => None,
+    });
+    let target = match &rule.target {
+        Some(Target::Reject) => Some("reject"),
+        Some(Target::Masquerade { random_fully: true }) => Some("random_fully"),
+        _ => None,
+    };
+    matches.chain(target).collect()
+}
+
+proptest! {
+    #[test]
+    fn names_fit_and_every_jump_leads_somewhere(
+        name in "[a-z0-9.-]{1,253}", port in "[a-z0-9-]{0,63}", options in any_options(),
+    ) {
+        let mut busy = busy();
+        busy.name.service.name = name.as_str().into();
+        busy.name.port = port.as_str().into();
+        let plain = ServicePort { endpoints: busy.endpoints.clone(), ..service("plain") };
+        let refused = service("refused");
+        let set = Ruleset::new([&busy, &plain, &refused], &options);
+        let mut jumped_to = HashSet::new();
+        for ((table, chain), rules) in &set.chains {
+            prop_assert!(chain.len() <= LONGEST, "{}", chain);
+            for rule in rules {
+                let words = rule.words(false).to_string();
+                prop_assert!(!words.contains('\n'));
+                if let Some(Target::Jump(to)) = &rule.target {
+                    prop_assert!(set.chains.contains_key(&(*table, to.clone())), "{}", words);
+                    jumped_to.insert((*table, to.clone()));
+                }
+            }
+        }
+        // No chain without a way to it, the kernel's and the canaries aside.
+        for key in set.chains.keys() {
+            let top = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING", names::CANARY];
+            prop_assert!(top.contains(&key.1.as_str()) || jumped_to.contains(key), "{:?}", key);
+        }
+    }
+
+    #[test]
+    fn nothing_is_used_that_is_not_there(options in any_options()) {
+        let f = options.features;
+        let there = [
+            ("comment", f.comment), ("statistic", f.statistic), ("recent", f.recent),
+            ("addrtype", f.addrtype), ("conntrack", f.conntrack), ("nfacct", f.nfacct),
+            ("reject", f.reject), ("random_fully", f.random_fully),
+        ];
+        let set = Ruleset::new([&busy(), &service("refused")], &options);
+        for rule in set.chains.values().flatten() {
+            for used in uses(rule) {
+                prop_assert!(there.contains(&(used, true)), "{}: {}", used, rule.words(false));
+            }
+        }
+        let planned = fixed(&options);
+        let counted: HashSet<_> = set.chains.values().flatten().flat_map(|rule| &rule.matches)
+            .filter_map(|one| match one { Match::Account(name) => Some(*name), _ => None })
+            .collect();
+        prop_assert_eq!(counted, planned.accounts.into_iter().collect::<HashSet<_>>());
+    }
+}
+
+#[test]
+fn chains_come_before_those_that_jump_to_them() {
+    for options in [
+        options(),
+        Options {
+            family: Family::V6,
+            ..options()
+        },
+    ] {
+        let mut known: HashSet<(Table, String)> = HashSet::new();
+        let own = service_port(&busy(), &super::world::options()).chains;
+        for chain in fixed(&options).chains.into_iter().chain(own) {
+            for rule in &chain.rules {
+                if let Some(Target::Jump(to)) = &rule.target {
+                    assert!(known.contains(&(chain.table, to.clone())), "{to}");
+                }
+            }
+            known.insert((chain.table, chain.name));
+        }
+    }
+}
+
+/// What a port called `tcp` must not share with a protocol.
+#[test]
+fn ports_and_protocols_have_chains_of_their_own() {
+    let mut seen = HashSet::new();
+    for name in ["", "a", "b"] {
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+            let mut port = busy();
+            port.name.port = name.into();
+            port.name.protocol = protocol;
+            for chain in service_port(&port, &options()).chains {
+                assert!(seen.insert(chain.name.clone()), "{}", chain.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_large_cluster_goes_without_the_comments_that_are_many() {
+    let large = Options {
+        large_cluster: true,
+        ..options()
+    };
+    for chain in service_port(&busy(), &large).chains {
+        let many = ["KUBE-SEP-", "KUBE-SVL-"];
+        if many.iter().any(|prefix| chain.name.starts_with(prefix)) {
+            for rule in &chain.rules {
+                assert!(!uses(rule).contains(&"comment"), "{}", rule.words(false));
+            }
+        } else {
+            assert!(uses(&chain.rules[0]).contains(&"comment"), "{}", chain.name);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! A small interpreter of rules: what becomes of a new connection's first
+//! packet, with every chance at once.
+
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use super::world::{NODE_IP, ip, net};
+use crate::{
+    kernel::xtables::rule::{Match, Maybe, Rule, Side, Table, Target, Transport},
+    modes::iptables::plan::{self, Options},
+    services::ServicePort,
+};
+
+/// All rules of a node.
+pub(super) struct Ruleset {
+    pub(super) chains: HashMap<(Table, String), Vec<Rule>>,
+    /// Rules that were looked at.
+    looked_at: Cell<usize>,
+    mark: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Packet {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    pub(super) transport: Transport,
+    pub(super) source_port: u16,
+    pub(super) port: u16,
+    pub(super) through: &'static str,
+    /// Lists of `recent` that hold the source.
+    pub(super) noted: HashSet<String>,
+}
+
+/// What became of it. Ordered so that it can be a key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fate {
+    /// Sent to an endpoint; masqueraded or not.
+    To(SocketAddr, bool),
+    Dropped,
+    Rejected,
+    /// No rule had anything to say.
+    Passed,
+}
+
+/// Fates with their chances, which add up to 1.
+pub(super) type Fates = BTreeMap<Fate, f64>;
+
+#[derive(Clone)]
+struct State {
+    packet: Packet,
+    mark: u32,
+    chance: f64,
+}
+
+enum Ended {
+    Verdict(Target),
+    Returned,
+}
+
+impl Packet {
+    /// TCP from there to there.
+    pub(super) fn new(source: &str, destination: &str, port: u16) -> Packet {
+        Packet {
+            source: ip(source),
+            destination: ip(destination),
+            transport: Transport::Tcp,
+            source_port: 40_000,
+            port,
+            through: "eth0",
+            noted: HashSet::new(),
+        }
+    }
+}
+
+fn is_local(address: IpAddr) -> bool {
+    address == ip(NODE_IP) || address.is_loopback()
+}
+
+impl Ruleset {
+    pub(super) fn new<'a>(
+        ports: impl IntoIterator<Item = &'a ServicePort>,
+        options: &Options,
+    ) -> Ruleset {
+        let mut set = Ruleset {
+            chains: HashMap::new(),
+            looked_at: Cell::new(0),
+            mark: options.masquerade_mark,
+        };
+        let fixed = plan::fixed(options);
+        for jump in fixed.jumps {
+            set.add(jump.table, jump.from, jump.rule);
+        }
+        for chain in fixed.chains {
+            set.chains.insert((chain.table, chain.name), chain.rules);
+        }
+        let mut reached = HashSet::new();
+        for port in ports {
+            let rules = plan::service_port(port, options);
+            for chain in rules.chains {
+                let before = set.chains.insert((chain.table, chain.name), chain.rules);
+                assert_eq!(before, None, "one chain twice");
+            }
+            for step in rules.steps {
+                set.chains.entry((step.table, step.to.clone())).or_default();
+                if reached.insert((step.table, step.to)) {
+                    set.add(step.table, &step.chain, step.rule);
+                }
+            }
+            for entry in rules.entries {
+                set.add(entry.table, &entry.chain, entry.rule);
+            }
+        }
+        for tail in fixed.tails {
+            set.add(tail.table, &tail.chain, tail.rule);
+        }
+        set
+    }
+
+    fn add(&mut self, table: Table, chain: &str, rule: Rule) {
+        let rules = self.chains.entry((table, chain.to_owned())).or_default();
+        rules.push(rule);
+    }
+
+    /// Rules looked at for `packet`.
+    pub(super) fn cost(&self, packet: &Packet) -> usize {
+        self.looked_at.set(0);
+        self.fates(packet);
+        self.looked_at.get()
+    }
+
+    /// What becomes of the packet: nat before routing, then filter where it
+    /// goes then, and whether it is marked for masquerade in the end.
+    pub(super) fn fates(&self, packet: &Packet) -> Fates {
+        let from_node = is_local(packet.source);
+        let start = State {
+            packet: packet.clone(),
+            mark: 0,
+            chance: 1.0,
+        };
+        let hook = if from_node { "OUTPUT" } else { "PREROUTING" };
+        let mut fates = Fates::new();
+        for (mut state, ended) in self.chain(Table::Nat, hook, start) {
+            let mut to = None;
+            if let Ended::Verdict(Target::Dnat(address)) = ended {
+                to = Some(address);
+                state.packet.destination = address.ip();
+                state.packet.port = address.port();
+            }
+            let hook = match is_local(state.packet.destination) {
+                _ if from_node => "OUTPUT",
+                true => "INPUT",
+                false => "FORWARD",
+            };
+            let masquerade = state.mark & self.mark != 0;
+            for (state, ended) in self.chain(Table::Filter, hook, state) {
+                let fate = match (ended, to) {
+                    (Ended::Verdict(Target::Drop), _) => Fate::Dropped,
+                    (Ended::Verdict(Target::Reject), _) => Fate::Rejected,
+                    (_, Some(to)) => Fate::To(to, masquerade),
+                    (_, None) => Fate::Passed,
+                };
+                *fates.entry(fate).or_default() += state.chance;
+            }
+        }
+        fates
+    }
+
+    /// Every way through a chain.
+    fn chain(&self, table: Table, name: &str, state: State) -> Vec<(State, Ended)> {
+        let key = (table, name.to_owned());
+        let rules = self.chains.get(&key).map(Vec::as_slice);
+        if rules.is_none() {
+            let kernels = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT"];
+            assert!(kernels.contains(&name), "no chain {name} in {table}");
+        }
+        let mut going = vec![state];
+        let mut out = Vec::new();
+        for rule in rules.unwrap_or_default() {
+            let mut next = Vec::new();
+            for state in going {
+                self.looked_at.set(self.looked_at.get() + 1);
+                let chance = chance(rule, &state);
+                if chance < 1.0 {
+                    let mut passes = state.clone();
+                    passes.chance *= 1.0 - chance;
+                    next.push(passes);
+                }
+                if chance == 0.0 {
+                    continue;
+                }
+                let mut matched = state;
+                matched.chance *= chance;
+                match &rule.target {
+                    None => next.push(matched),
+                    Some(Target::Mark { value, mask }) => {
+                        matched.mark = (matched.mark & !mask) ^ value;
+                        next.push(matched);
+                    }
+                    Some(Target::Return) => out.push((matched, Ended::Returned)),
+                    Some(Target::Jump(chain)) => {
+                        for (state, ended) in self.chain(table, chain, matched) {
+                            match ended {
+                                Ended::Returned => next.push(state),
+                                verdict => out.push((state, verdict)),
+                            }
+                        }
+                    }
+                    Some(verdict) => out.push((matched, Ended::Verdict(verdict.clone()))),
+                }
+            }
+            going = next;
+        }
+        out.extend(going.into_iter().map(|state| (state, Ended::Returned)));
+        out
+    }
+}
+
+fn agrees<T>(wanted: &Option<Maybe<T>>, matches: impl Fn(&T) -> bool) -> bool {
+    wanted
+        .as_ref()
+        .is_none_or(|wanted| matches(&wanted.value) != wanted.not)
+}
+
+/// The chance that a rule matches: 0, 1, or that of `statistic`.
+fn chance(rule: &Rule, state: &State) -> f64 {
+    let packet = &state.packet;
+    let addresses = agrees(&rule.source, |net| net.contains(&packet.source))
+        && agrees(&rule.destination, |net| net.contains(&packet.destination))
+        && rule.source_bits.is_none_or(|(value, mask)| {
+            let masked = bits(packet.source) & bits(mask);
+            packet.source.is_ipv4() == value.is_ipv4() && masked == bits(value)
+        });
+    let link = agrees(&rule.input, |link| match link.strip_suffix('+') {
+        Some(prefix) => packet.through.starts_with(prefix),
+        None => packet.through == link,
+    });
+    if !addresses || !link || rule.protocol.is_some_and(|p| p != packet.transport) {
+        return 0.0;
+    }
+    let each = rule.matches.iter().map(|one| match one {
+        Match::Probability(of) => f64::from(*of) / f64::from(1u32 << 31),
+        other => f64::from(u8::from(matches(other, rule, state))),
+    });
+    each.product()
+}
+
+fn matches(one: &Match, rule: &Rule, state: &State) -> bool {
+    let packet = &state.packet;
+    let needs = |transport: &Transport| {
+        assert_eq!(rule.protocol, Some(*transport), "-m without -p: {rule:?}");
+        *transport == packet.transport
+    };
+    match one {
+        Match::Comment(_) | Match::Account(_) | Match::NoteSource(_) => true,
+        Match::Transport(transport) => needs(transport),
+        Match::DestinationPort(transport, port) => needs(transport) && packet.port == *port,
+        Match::DestinationPorts(transport, first, last) => {
+            needs(transport) && (*first..=*last).contains(&packet.port)
+        }
+        Match::SourcePorts(transport, first, last) => {
+            needs(transport) && (*first..=*last).contains(&packet.source_port)
+        }
+        Match::Mark(mark) => {
+            let (value, mask) = mark.value;
+            (state.mark & mask == value) != mark.not
+        }
+        Match::ConnectionState(states) => states.value.contains("NEW") != states.not,
+        Match::LocalAddress(side) => {
+            let address = match side.value {
+                Side::Source => packet.source,
+                Side::Destination => packet.destination,
+            };
+            is_local(address) != side.not
+        }
+        Match::RecentlySeen { list, .. } => packet.noted.contains(list),
+        other => panic!("nobody plans this here: {other:?}"),
+    }
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+#[test]
+fn the_interpreter_knows_return_marks_and_chances() {
+    let jump = |rule: Rule, to: &str| rule.jump(to);
+    let endpoint: SocketAddr = "10.0.0.9:1".parse().expect("an address");
+    let half = Rule::new().with(Match::Probability(1 << 30));
+    let chains = [
+        (
+            "PREROUTING",
+            vec![jump(half.clone(), "A"), jump(Rule::new(), "B")],
+        ),
+        (
+            "A",
+            vec![
+                Rule::new().target(Target::Mark { value: 4, mask: 4 }),
+                half.target(Target::Return),
+                Rule::new().source(net("192.0.2.0/24")).target(Target::Drop),
+            ],
+        ),
+        ("B", vec![Rule::new().target(Target::Dnat(endpoint))]),
+    ];
+    let set = Ruleset {
+        chains: chains
+            .into_iter()
+            .map(|(name, rules)| ((Table::Nat, name.to_owned()), rules))
+            .collect(),
+        looked_at: Cell::new(0),
+        mark: 4,
+    };
+    let fates = set.fates(&Packet::new("198.51.100.1", "10.0.0.1", 80));
+    let expected = Fates::from([
+        (Fate::To(endpoint, false), 0.5),
+        (Fate::To(endpoint, true), 0.5),
+    ]);
+    assert_eq!(fates, expected);
+}

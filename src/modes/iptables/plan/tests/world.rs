@@ -1,0 +1,111 @@
+//! ServicePorts and options made by hand.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+use crate::{
+    kernel::{Family, xtables::features::Features},
+    modes::iptables::plan::{DetectLocal, Dispatch, Options},
+    node::Served,
+    services::{
+        Endpoint, Endpoints, IpFamily, Protocol, ServiceName, ServicePort, ServicePortName,
+        SessionAffinity, TrafficPolicy,
+    },
+};
+
+pub(super) fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+pub(super) fn net(text: &str) -> IpNet {
+    text.parse().expect("a network")
+}
+
+/// The node of the recordings.
+pub(super) const NODE_IP: &str = "192.168.77.2";
+
+pub(super) fn options() -> Options {
+    Options {
+        family: Family::V4,
+        detect_local: DetectLocal::Within(net("10.244.0.0/16")),
+        node_ip: Some(ip(NODE_IP)),
+        node_addresses: vec![ip(NODE_IP)],
+        masquerade_all: false,
+        masquerade_mark: 0x4000,
+        node_ports: Served::All,
+        localhost_node_ports: true,
+        tcp_be_liberal: false,
+        features: Features::ALL,
+        large_cluster: false,
+        dispatch: Dispatch::Linear,
+    }
+}
+
+/// Address, whether it is on this node, weight. All are ready.
+pub(super) fn endpoints(of: &[(&str, bool, u16)]) -> Arc<Endpoints> {
+    let mut all: Vec<Endpoint> = of
+        .iter()
+        .map(|(address, local, weight)| Endpoint {
+            address: address.parse::<SocketAddr>().expect("an endpoint"),
+            local: *local,
+            ready: true,
+            serving: true,
+            terminating: false,
+            node_name: None,
+            weight: *weight,
+        })
+        .collect();
+    all.sort_by_key(|endpoint| endpoint.address);
+    all.dedup_by_key(|endpoint| endpoint.address);
+    let cluster: Box<[u32]> = (0..).zip(&all).map(|(index, _)| index).collect();
+    let local = (0..).zip(&all).filter(|(_, endpoint)| endpoint.local);
+    Arc::new(Endpoints {
+        cluster: cluster.clone(),
+        local: local.map(|(index, _)| index).collect(),
+        all_reachable: cluster,
+        has_any: !all.is_empty(),
+        all: all.into(),
+    })
+}
+
+/// A Service of a cluster IP alone, TCP port 80, on 10.96.0.1.
+pub(super) fn service(name: &str) -> ServicePort {
+    ServicePort {
+        name: ServicePortName {
+            service: ServiceName {
+                namespace: "default".into(),
+                name: name.into(),
+            },
+            port: "".into(),
+            protocol: Protocol::Tcp,
+            family: IpFamily::V4,
+        },
+        cluster_ip: ip("10.96.0.1"),
+        port: 80,
+        node_port: None,
+        external_ips: Box::default(),
+        load_balancer_ips: Box::default(),
+        load_balancer_source_ranges: Box::default(),
+        session_affinity: SessionAffinity::None,
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        health_check_node_port: None,
+        preferences: None,
+        endpoints: endpoints(&[]),
+    }
+}
+
+/// As `service`, with everything that can be called from outside: external IP
+/// 198.51.100.1, load balancer 203.0.113.1, node port 30080.
+pub(super) fn exposed(name: &str) -> ServicePort {
+    ServicePort {
+        node_port: Some(30080),
+        external_ips: [ip("198.51.100.1")].into(),
+        load_balancer_ips: [ip("203.0.113.1")].into(),
+        ..service(name)
+    }
+}
