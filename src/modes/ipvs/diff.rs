@@ -1,144 +1,127 @@
-//! From what is wanted and what is there to steps, in a safe order: pure.
+//! From what is wanted and what is there to changes, in a safe order: pure.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration, time::Instant};
+use std::time::{Duration, Instant};
 
 use super::{
     drain::{Drains, Fate},
-    plan::{Frontend, Member, Method, RealServer, Set, VirtualServer},
+    plan::{self, Element, Frontend, Member, Method, Set},
     wanted::{Touched, Wanted},
 };
+use crate::{
+    kernel::ipvs::{
+        Change, Forwarding, HASH_PORTS, ListedReal, Protocol, RealServer, ServerId, VirtualServer,
+    },
+    services,
+};
+
+impl Frontend {
+    /// What names it to the kernel.
+    pub(super) fn id(&self) -> ServerId {
+        ServerId {
+            protocol: match self.protocol {
+                services::Protocol::Tcp => Protocol::Tcp,
+                services::Protocol::Udp => Protocol::Udp,
+                services::Protocol::Sctp => Protocol::Sctp,
+            },
+            address: (self.address, self.port).into(),
+        }
+    }
+
+    /// The frontend of that name.
+    pub(super) fn of(id: &ServerId) -> Frontend {
+        Frontend {
+            address: id.address.ip(),
+            port: id.address.port(),
+            protocol: match id.protocol {
+                Protocol::Tcp => services::Protocol::Tcp,
+                Protocol::Udp => services::Protocol::Udp,
+                Protocol::Sctp => services::Protocol::Sctp,
+            },
+        }
+    }
+}
+
+impl plan::VirtualServer {
+    /// Without its real servers, as the kernel takes it.
+    pub(super) fn to_kernel(&self) -> VirtualServer {
+        let mut server = VirtualServer::new(self.frontend.id(), self.scheduler.to_string());
+        server.persistence = self.persistence.map(|s| Duration::from_secs(s.into()));
+        if self.hashes_ports() {
+            server.flags |= HASH_PORTS;
+        }
+        server
+    }
+}
+
+impl plan::RealServer {
+    fn to_kernel(self) -> RealServer {
+        let forwarding = match self.method {
+            Method::Nat => Forwarding::Masquerade,
+            Method::Dr => Forwarding::DirectRoute,
+            Method::Tunnel => Forwarding::Tunnel,
+        };
+        RealServer::new(self.address, self.weight.into(), forwarding)
+    }
+}
 
 /// A virtual server as the kernel has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Present {
-    /// Without its real servers.
-    pub manner: Manner,
+#[derive(Clone, Copy, Debug)]
+pub struct Present<'a> {
+    /// It is as wanted, apart from its real servers.
+    pub is_same: bool,
     /// Its real servers.
-    pub reals: Vec<PresentReal>,
+    pub reals: &'a [ListedReal],
 }
 
-/// How a virtual server spreads connections.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manner {
-    /// Its scheduler.
-    pub scheduler: Arc<str>,
-    /// Seconds for which a client stays.
-    pub persistence: Option<u32>,
-    /// See [`VirtualServer::hashes_ports`].
-    pub hashes_ports: bool,
-}
-
-/// A real server as the kernel has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PresentReal {
-    /// Where it is.
-    pub address: SocketAddr,
-    /// Share of new connections.
-    pub weight: u32,
-    /// How packets get there; `None`: in a way that is never ours.
-    pub method: Option<Method>,
-    /// Active and inactive ones.
-    pub connections: u32,
-}
-
-/// One change of virtual or real servers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServerStep {
-    /// A new virtual server.
-    Add(Frontend, Manner),
-    /// Another manner for one.
-    Edit(Frontend, Manner),
-    /// One goes, with its real servers.
-    Remove(Frontend),
-    /// A new real server.
-    AddReal(Frontend, RealServer),
-    /// Another weight or method for one.
-    EditReal(Frontend, RealServer),
-    /// One goes.
-    RemoveReal(Frontend, SocketAddr),
-}
-
-impl ServerStep {
-    /// The virtual server that it concerns.
-    pub fn frontend(&self) -> &Frontend {
-        match self {
-            ServerStep::Add(frontend, _)
-            | ServerStep::Edit(frontend, _)
-            | ServerStep::Remove(frontend)
-            | ServerStep::AddReal(frontend, _)
-            | ServerStep::EditReal(frontend, _)
-            | ServerStep::RemoveReal(frontend, _) => frontend,
-        }
-    }
-}
-
-impl From<&VirtualServer> for Manner {
-    fn from(server: &VirtualServer) -> Manner {
-        Manner {
-            scheduler: Arc::clone(&server.scheduler),
-            persistence: server.persistence,
-            hashes_ports: server.hashes_ports(),
-        }
-    }
-}
-
-/// What makes a virtual server that is `present` the `wanted` one: new real
-/// servers first, those that go last. `limit` is how long the connections of
-/// one that goes may go on.
-pub fn server_steps(
-    wanted: &VirtualServer,
-    present: Option<&Present>,
+/// Appends what makes a virtual server that is `present` the `wanted` one: new
+/// real servers first, those that go last. `limit` is how long the connections
+/// of one that goes may go on.
+pub fn server_changes(
+    wanted: &plan::VirtualServer,
+    present: Option<Present<'_>>,
     limit: Option<Duration>,
     drains: &mut Drains,
     now: Instant,
-) -> Vec<ServerStep> {
-    let frontend = wanted.frontend;
-    let manner = Manner::from(wanted);
-    let mut steps = Vec::new();
-    let mut there: Vec<PresentReal> = Vec::new();
+    changes: &mut Vec<Change>,
+) {
+    let frontend = &wanted.frontend;
+    let id = frontend.id();
+    let mut there: Vec<&ListedReal> = Vec::new();
     match present {
-        None => steps.push(ServerStep::Add(frontend, manner)),
+        None => changes.push(Change::Add(wanted.to_kernel())),
         Some(present) => {
-            if present.manner != manner {
-                steps.push(ServerStep::Edit(frontend, manner));
+            if !present.is_same {
+                changes.push(Change::Edit(wanted.to_kernel()));
             }
-            there.extend(&present.reals);
-            there.sort_unstable_by_key(|real| real.address);
+            there.extend(present.reals);
+            there.sort_unstable_by_key(|real| real.server.address);
         }
     }
     for real in &wanted.reals {
-        drains.forget(&frontend, real.address);
-        match there.binary_search_by_key(&real.address, |there| there.address) {
-            Err(_) => steps.push(ServerStep::AddReal(frontend, *real)),
+        drains.forget(frontend, real.address);
+        let real = real.to_kernel();
+        match there.binary_search_by_key(&real.address, |there| there.server.address) {
+            Err(_) => changes.push(Change::AddReal(id, real)),
             Ok(at) => {
-                let PresentReal { weight, method, .. } = there.remove(at);
-                if weight != u32::from(real.weight) || method != Some(real.method) {
-                    steps.push(ServerStep::EditReal(frontend, *real));
+                if there.remove(at).server != real {
+                    changes.push(Change::EditReal(id, real));
                 }
             }
         }
     }
     for gone in there {
-        let PresentReal {
-            address,
-            weight,
-            connections,
-            ..
-        } = gone;
-        match drains.decide(&frontend, address, limit, weight, connections, now) {
-            Fate::Delete => steps.push(ServerStep::RemoveReal(frontend, address)),
-            Fate::Drain if weight == 0 => {}
-            Fate::Drain => steps.push(ServerStep::EditReal(
-                frontend,
-                RealServer {
-                    address,
-                    weight: 0,
-                    method: gone.method.unwrap_or(Method::Nat),
-                },
-            )),
+        let mut real = gone.server;
+        let connections = gone.active.saturating_add(gone.inactive);
+        let fate = drains.decide(frontend, real.address, limit, real.weight, connections, now);
+        match fate {
+            Fate::Delete => changes.push(Change::DeleteReal(id, real.address)),
+            Fate::Drain if real.weight == 0 => {}
+            Fate::Drain => {
+                real.weight = 0;
+                changes.push(Change::EditReal(id, real));
+            }
         }
     }
-    steps
 }
 
 /// A member that comes (true) or goes.
@@ -183,14 +166,11 @@ pub fn member_steps(touched: &Touched, wanted: &Wanted) -> MemberSteps {
 
 /// The frontend that `member` speaks of has source ranges still.
 fn is_guarded(member: &Member, wanted: &Wanted) -> bool {
-    member
-        .element
-        .frontend()
-        .is_some_and(|(ip, protocol, port)| {
-            wanted.has_member(&Member {
-                set: Set::Firewall,
-                family: member.family,
-                element: super::plan::Element::IpPort(ip, protocol, port),
-            })
-        })
+    let guard = |(ip, protocol, port)| Member {
+        set: Set::Firewall,
+        family: member.family,
+        element: Element::IpPort(ip, protocol, port),
+    };
+    let frontend = member.element.frontend();
+    frontend.is_some_and(|frontend| wanted.has_member(&guard(frontend)))
 }

@@ -35,9 +35,25 @@ impl Saved {
         self.chains.contains_key(chain)
     }
 
-    fn has_rule(&self, chain: &str, words: &[String]) -> bool {
+    /// Everything in `chain` goes through `target`, whatever the comment.
+    pub fn has_jump(&self, chain: &str, target: &str) -> bool {
+        let jumps = |rule: &Vec<String>| match rule.as_slice() {
+            [m, comment, option, _, rest @ ..]
+                if m == "-m" && comment == "comment" && option == "--comment" =>
+            {
+                rest == ["-j", target]
+            }
+            rest => rest == ["-j", target],
+        };
         let rules = self.chains.get(chain);
-        rules.is_some_and(|rules| rules.iter().any(|rule| rule == words))
+        rules.is_some_and(|rules| rules.iter().any(jumps))
+    }
+
+    /// What it has of ours is the same in `other`.
+    pub fn is_same(&self, other: &Saved) -> bool {
+        OWN_CHAINS.iter().all(|(_, chain)| {
+            self.chains.get(*chain) == other.chains.get(*chain)
+        })
     }
 
     /// The rules that jump to a chain of that name, each with its own chain.
@@ -82,7 +98,7 @@ pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Bat
             .jumps
             .iter()
             .filter(|jump| {
-                jump.table == table && !saved.has_rule(jump.from, &words_of(&jump.rule, v6))
+                jump.table == table && !saved.has_jump(jump.from, jump.to)
             })
             .collect();
         batch.repaired.extend(

@@ -48,6 +48,22 @@ pub struct Timeouts {
     pub udp: Duration,
 }
 
+impl Default for Options {
+    /// Where nothing is configured.
+    fn default() -> Options {
+        Options {
+            detect_local: config::DetectLocal::ClusterCidr(Vec::new()),
+            node_ip: None,
+            masquerade_all: false,
+            masquerade_mark: 1 << 14,
+            scheduler: ROUND_ROBIN.into(),
+            exclude: Vec::new(),
+            strict_arp: false,
+            timeouts: Timeouts::default(),
+        }
+    }
+}
+
 impl Options {
     /// What the configuration says.
     pub fn new(configuration: &KubeProxyConfiguration, effective: &Effective) -> Options {

@@ -60,6 +60,8 @@ pub struct Jump {
     pub table: Table,
     /// The kernel's chain.
     pub from: &'static str,
+    /// Ours.
+    pub to: &'static str,
     /// The whole rule.
     pub rule: Rule,
 }
@@ -365,9 +367,10 @@ impl Builder<'_> {
     }
 
     fn jumps(&self) -> Vec<Jump> {
-        let jump = |table, from, note, to: &str| Jump {
+        let jump = |table, from, note, to: &'static str| Jump {
             table,
             from,
+            to,
             rule: self.note(note).jump(to),
         };
         let (filter, nat) = (Table::Filter, Table::Nat);
