@@ -7,7 +7,10 @@
 pub mod addresses;
 pub mod conntrack;
 pub mod inotify;
+pub mod ipset;
+pub mod ipvs;
 pub mod links;
+pub mod modules;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod netlink;
