@@ -4,12 +4,16 @@ use std::time::{Duration, Instant};
 
 use super::{
     drain::{Drains, Fate},
-    plan::{self, Element, Frontend, Member, Method, Set},
+    plan::{self, Frontend, Member, Method, Set},
     wanted::{Touched, Wanted},
 };
 use crate::{
-    kernel::ipvs::{
-        Change, Forwarding, HASH_PORTS, ListedReal, Protocol, RealServer, ServerId, VirtualServer,
+    kernel::{
+        ipset::Element,
+        ipvs::{
+            Change, Forwarding, HASH_PORTS, ListedReal, Protocol, RealServer, ServerId,
+            VirtualServer,
+        },
     },
     services,
 };
@@ -169,8 +173,8 @@ fn is_guarded(member: &Member, wanted: &Wanted) -> bool {
     let guard = |(ip, protocol, port)| Member {
         set: Set::Firewall,
         family: member.family,
-        element: Element::IpPort(ip, protocol, port),
+        element: Element::ip_port(ip, protocol, port),
     };
-    let frontend = member.element.frontend();
+    let frontend = member.frontend();
     frontend.is_some_and(|frontend| wanted.has_member(&guard(frontend)))
 }

@@ -3,19 +3,16 @@
 
 use std::{
     fmt::{self, Write},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
 };
 
 use super::{
-    plan::{
-        Element, Families, Kind, Member, Method, RealServer, ServicePlan, Set, Site, VirtualServer,
-        plan, rules,
-    },
+    plan::{Families, Method, RealServer, ServicePlan, Set, Site, VirtualServer, plan, rules},
     ruleset,
     wanted::{Touched, Wanted},
 };
 use crate::{
-    kernel::xtables::features::Features,
+    kernel::{ipset::Kind, xtables::features::Features},
     services::{IpFamily, Protocol, ServiceMap, ServicePortName},
 };
 
@@ -47,7 +44,12 @@ pub fn render(map: &ServiceMap, site: &Site, out: &mut impl Write) -> fmt::Resul
         }
     }
     for member in touched.members.keys() {
-        writeln!(out, "add {}", Addition(member))?;
+        writeln!(
+            out,
+            "add {} {}",
+            member.set.name(member.family),
+            member.element
+        )?;
     }
     for (family, program) in [
         (IpFamily::V4, "iptables-restore"),
@@ -82,62 +84,12 @@ struct Creation {
 
 impl fmt::Display for Creation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.set.kind() {
-            Kind::Port => "bitmap:port range 0-65535",
-            Kind::Ip => "hash:ip",
-            Kind::IpPort => "hash:ip,port",
-            Kind::IpPortIp => "hash:ip,port,ip",
-            Kind::IpPortNet => "hash:ip,port,net",
-        };
-        write!(f, "{} {kind}", self.set.name(self.family))?;
-        match (self.set.kind(), self.family) {
-            (Kind::Port, _) => Ok(()),
-            (_, IpFamily::V4) => f.write_str(" family inet"),
-            (_, IpFamily::V6) => f.write_str(" family inet6"),
-        }
-    }
-}
-
-/// A member in the words of `ipset save`.
-struct Addition<'a>(&'a Member);
-
-impl fmt::Display for Addition<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Member {
-            set,
-            family,
-            element,
-        } = self.0;
-        write!(f, "{} {}", set.name(*family), Words(element))
-    }
-}
-
-/// An element in the words of ipset(8).
-pub(super) struct Words<'a>(pub(super) &'a Element);
-
-impl fmt::Display for Words<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = |protocol: &Protocol| match protocol {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-            Protocol::Sctp => "sctp",
-        };
-        match self.0 {
-            Element::Port(port) => write!(f, "{port}"),
-            Element::Ip(ip) => write!(f, "{ip}"),
-            Element::IpPort(ip, protocol, port) => write!(f, "{ip},{}:{port}", named(protocol)),
-            Element::IpPortIp(ip, protocol, port, from) => {
-                write!(f, "{ip},{}:{port},{from}", named(protocol))
-            }
-            Element::IpPortNet(ip, protocol, port, from) => {
-                write!(f, "{ip},{}:{port},", named(protocol))?;
-                // ipset prints no prefix that is a whole address.
-                match IpAddr::from(from.addr()) {
-                    ip if from.prefix_len() == from.max_prefix_len() => write!(f, "{ip}"),
-                    _ => write!(f, "{from}"),
-                }
-            }
-        }
+        write!(f, "{} {}", self.set.name(self.family), self.set.kind())?;
+        f.write_str(match (self.set.kind(), self.family) {
+            (Kind::Port, _) => " range 0-65535",
+            (_, IpFamily::V4) => " family inet",
+            (_, IpFamily::V6) => " family inet6",
+        })
     }
 }
 

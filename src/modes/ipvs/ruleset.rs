@@ -51,9 +51,9 @@ impl Saved {
 
     /// What it has of ours is the same in `other`.
     pub fn is_same(&self, other: &Saved) -> bool {
-        OWN_CHAINS.iter().all(|(_, chain)| {
-            self.chains.get(*chain) == other.chains.get(*chain)
-        })
+        OWN_CHAINS
+            .iter()
+            .all(|(_, chain)| self.chains.get(*chain) == other.chains.get(*chain))
     }
 
     /// The rules that jump to a chain of that name, each with its own chain.
@@ -97,9 +97,7 @@ pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Bat
         let missing: Vec<&Jump> = rules
             .jumps
             .iter()
-            .filter(|jump| {
-                jump.table == table && !saved.has_jump(jump.from, jump.to)
-            })
+            .filter(|jump| jump.table == table && !saved.has_jump(jump.from, jump.to))
             .collect();
         batch.repaired.extend(
             wrong

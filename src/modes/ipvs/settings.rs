@@ -28,11 +28,7 @@ pub fn apply(options: &Options) -> Vec<String> {
 
 fn settings(options: &Options, release: Option<(u32, u32)>) -> Vec<Setting> {
     let mut settings = vec![
-        (
-            "net.ipv4.vs.conntrack",
-            "1",
-            "sources are not masqueraded",
-        ),
+        ("net.ipv4.vs.conntrack", "1", "sources are not masqueraded"),
         (
             "net.ipv4.vs.expire_nodest_conn",
             "1",
@@ -103,7 +99,9 @@ mod tests {
             ("strange", false),
         ] {
             let settings = settings(&options, parse_release(release));
-            let reuse = settings.iter().any(|(name, ..)| name.ends_with("conn_reuse_mode"));
+            let reuse = settings
+                .iter()
+                .any(|(name, ..)| name.ends_with("conn_reuse_mode"));
             assert_eq!(reuse, set, "{release}");
             assert!(!settings.iter().any(|(name, ..)| name.contains("arp")));
         }

@@ -3,17 +3,14 @@
 use hashbrown::HashMap;
 
 use super::{
-    plan::{self, Filled, OWN_CHAINS, Rules, Set, Site},
+    plan::{self, Filled, OWN_CHAINS, Rules, Site, kernel_family},
     ruleset::{self, Batch, Saved},
 };
 use crate::{
-    kernel::{
-        Family,
-        xtables::{
-            Error, Xtables,
-            features::{self, Features},
-            rule::Table,
-        },
+    kernel::xtables::{
+        Error, Xtables,
+        features::{self, Features},
+        rule::Table,
     },
     services::IpFamily,
 };
@@ -28,14 +25,6 @@ pub struct Tables {
     /// What the program said right after it had written rules, where it words
     /// them otherwise than we do.
     reworded: Option<(Rules, HashMap<Table, Saved>)>,
-}
-
-/// The kernel's name of a family.
-pub fn kernel_family(family: IpFamily) -> Family {
-    match family {
-        IpFamily::V4 => Family::V4,
-        IpFamily::V6 => Family::V6,
-    }
 }
 
 impl Tables {
@@ -81,10 +70,13 @@ impl Tables {
     }
 
     async fn ensure(&mut self, rules: Rules) -> Result<Vec<String>, Error> {
-        self.in_force = None;
+        let before = self.in_force.take();
         let v6 = self.family == IpFamily::V6;
         let saved = self.saved(&rules).await?;
-        let Batch { text, repaired } = ruleset::difference(&rules, &saved, v6);
+        let changed = before.filter(|before| !self.is_reworded(before, &saved));
+        let changed = changed.map(|before| ruleset::difference(&before, &saved, v6).repaired);
+        let changed = changed.unwrap_or_default();
+        let Batch { text, .. } = ruleset::difference(&rules, &saved, v6);
         if text.is_empty() || self.is_reworded(&rules, &saved) {
             self.in_force = Some(rules);
             return Ok(Vec::new());
@@ -94,7 +86,7 @@ impl Tables {
         let words_differ = !ruleset::difference(&rules, &written, v6).text.is_empty();
         self.reworded = words_differ.then(|| (rules.clone(), written));
         self.in_force = Some(rules);
-        Ok(repaired)
+        Ok(changed)
     }
 
     fn is_reworded(&self, rules: &Rules, saved: &HashMap<Table, Saved>) -> bool {
@@ -152,11 +144,4 @@ async fn remove_from(xtables: &Xtables, table: Table) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-impl Filled {
-    /// Every set of which the kernel may have members when it is not known.
-    pub(super) fn unknown() -> Filled {
-        Set::ALL.into_iter().filter(|set| set.is_kube_proxys()).collect()
-    }
 }

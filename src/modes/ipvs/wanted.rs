@@ -213,7 +213,8 @@ fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) -> bo
 mod tests {
     use super::*;
     use crate::{
-        modes::ipvs::plan::{Element, VirtualServer},
+        kernel::ipset::Element,
+        modes::ipvs::plan::VirtualServer,
         services::{Protocol, ServiceName},
     };
 

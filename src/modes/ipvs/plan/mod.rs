@@ -16,13 +16,18 @@ mod tests;
 use std::net::IpAddr;
 
 pub use self::{
-    options::{DetectLocal, Families, LINK, Options, ROUND_ROBIN, Site, Timeouts},
+    options::{
+        DetectLocal, FAMILIES, Families, LINK, Options, ROUND_ROBIN, Site, Timeouts, kernel_family,
+    },
     rules::{Chain, Filled, Jump, OWN_CHAINS, Rules, rules},
     servers::{Frontend, Method, RealServer, VirtualServer},
-    sets::{Element, Kind, Member, Set},
+    sets::{Member, Set, number},
 };
 use self::{servers::Manner, sets::storable};
-use crate::services::{Forwarding, IpFamily, Preferences, Protocol, ServicePort, TrafficPolicy};
+use crate::{
+    kernel::ipset::Element,
+    services::{Forwarding, IpFamily, Preferences, Protocol, ServicePort, TrafficPolicy},
+};
 
 /// What one ServicePort needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +95,10 @@ impl Builder<'_> {
         self.port.name.protocol
     }
 
+    fn ip_port(&self, ip: IpAddr, port: u16) -> Element {
+        Element::ip_port(ip, number(self.protocol()), port)
+    }
+
     fn member(&mut self, set: Set, element: Element) {
         let member = Member {
             set,
@@ -104,22 +113,27 @@ impl Builder<'_> {
     fn loop_back(&mut self) {
         let port = self.port;
         for endpoint in port.endpoints.all.iter().filter(|endpoint| endpoint.local) {
-            let (ip, port) = (endpoint.address.ip(), endpoint.address.port());
-            let element = Element::IpPortIp(ip, self.protocol(), port, ip);
+            let ip = endpoint.address.ip();
+            let element = Element::IpPortIp {
+                ip,
+                protocol: number(self.protocol()),
+                port: endpoint.address.port(),
+                other: ip,
+            };
             self.member(Set::LoopBack, element);
         }
     }
 
     fn cluster_ip(&mut self) {
         let port = self.port;
-        let element = Element::IpPort(port.cluster_ip, self.protocol(), port.port);
+        let element = self.ip_port(port.cluster_ip, port.port);
         self.member(Set::ClusterIp, element);
         self.serve(port.cluster_ip, port.port, true);
         self.bind(port.cluster_ip);
     }
 
     fn external_ip(&mut self, ip: IpAddr) {
-        let element = Element::IpPort(ip, self.protocol(), self.port.port);
+        let element = self.ip_port(ip, self.port.port);
         let set = if self.is_local() {
             Set::ExternalIpLocal
         } else {
@@ -131,8 +145,8 @@ impl Builder<'_> {
     }
 
     fn load_balancer_ip(&mut self, ip: IpAddr) {
-        let (protocol, port) = (self.protocol(), self.port.port);
-        let element = Element::IpPort(ip, protocol, port);
+        let (protocol, port) = (number(self.protocol()), self.port.port);
+        let element = Element::ip_port(ip, protocol, port);
         self.member(Set::LoadBalancer, element);
         if self.is_local() {
             self.member(Set::LoadBalancerLocal, element);
@@ -141,14 +155,25 @@ impl Builder<'_> {
         if !ranges.is_empty() {
             self.member(Set::Firewall, element);
             for range in ranges.iter().copied().flat_map(storable) {
-                let admitted = Element::IpPortNet(ip, protocol, port, range);
+                let admitted = Element::IpPortNet {
+                    ip,
+                    protocol,
+                    port,
+                    net: range,
+                };
                 self.member(Set::SourceCidr, admitted);
             }
             // The node calls a load balancer with that one's own address as
             // its source, because it has it on the dummy link.
             let node = self.site.node_ip.of(self.family());
             if node.is_some_and(|node| ranges.iter().any(|range| range.contains(&node))) {
-                self.member(Set::SourceIp, Element::IpPortIp(ip, protocol, port, ip));
+                let admitted = Element::IpPortIp {
+                    ip,
+                    protocol,
+                    port,
+                    other: ip,
+                };
+                self.member(Set::SourceIp, admitted);
             } else {
                 self.member(Set::NotFromNode, element);
             }
@@ -175,7 +200,7 @@ impl Builder<'_> {
             let set = Set::node_ports(protocol, local);
             if protocol == Protocol::Sctp {
                 for ip in served() {
-                    self.member(set, Element::IpPort(ip, protocol, node_port));
+                    self.member(set, self.ip_port(ip, node_port));
                 }
             } else {
                 self.member(set, Element::Port(node_port));
@@ -213,7 +238,7 @@ impl Builder<'_> {
             }
         };
         let server = self.manner.server(frontend, &reach, direct);
-        let element = Element::IpPort(address, frontend.protocol, port);
+        let element = self.ip_port(address, port);
         if direct.is_some() {
             self.member(Set::Direct, element);
         }

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::{self, Effective, KubeProxyConfiguration},
+    kernel::Family,
     node::Served,
     services::{IpFamily, Node},
 };
@@ -122,6 +123,17 @@ pub struct Site {
     /// Bits of the packet mark that ask for SNAT.
     pub masquerade_mark: u32,
 }
+
+/// The kernel's name of a family.
+pub fn kernel_family(family: IpFamily) -> Family {
+    match family {
+        IpFamily::V4 => Family::V4,
+        IpFamily::V6 => Family::V6,
+    }
+}
+
+/// Both.
+pub const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 
 /// One value for each family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

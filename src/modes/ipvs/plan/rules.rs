@@ -3,7 +3,7 @@
 
 use super::{
     options::{DetectLocal, Site},
-    sets::{Kind, Set},
+    sets::Set,
 };
 use crate::{
     kernel::xtables::{
@@ -152,13 +152,9 @@ impl Builder<'_> {
     /// Matches packets to (and, where the set has a second address, from)
     /// members of `set`.
     fn in_set(&self, rule: Rule, set: Set) -> Rule {
-        let sides = match set.kind() {
-            Kind::Port | Kind::Ip => vec![Side::Destination],
-            Kind::IpPort => vec![Side::Destination; 2],
-            Kind::IpPortIp | Kind::IpPortNet => {
-                vec![Side::Destination, Side::Destination, Side::Source]
-            }
-        };
+        // A second address is the other end's.
+        let all = [Side::Destination, Side::Destination, Side::Source];
+        let sides = all.into_iter().take(set.kind().dimensions()).collect();
         self.match_set(rule, set, sides)
     }
 

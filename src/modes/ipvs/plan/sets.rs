@@ -4,12 +4,13 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use nix::libc;
 
-use crate::services::{IpFamily, Protocol};
-
-/// The kernel's limit for the name of a set (`IPSET_MAXNAMELEN`, without the
-/// NUL). kube-proxy's longer names are cut to it.
-const LONGEST_NAME: usize = 31;
+use super::options::kernel_family;
+use crate::{
+    kernel::ipset::{self, Element, Kind, LONGEST_NAME},
+    services::{IpFamily, Protocol},
+};
 
 /// A set, in either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,21 +60,6 @@ pub enum Set {
     NotFromNode,
 }
 
-/// What members of a set are made of (ipset(8)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// `bitmap:port` over all ports.
-    Port,
-    /// `hash:ip`.
-    Ip,
-    /// `hash:ip,port`.
-    IpPort,
-    /// `hash:ip,port,ip`.
-    IpPortIp,
-    /// `hash:ip,port,net`.
-    IpPortNet,
-}
-
 /// One member of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Member {
@@ -83,21 +69,6 @@ pub struct Member {
     pub family: IpFamily,
     /// What is in it.
     pub element: Element,
-}
-
-/// What a set holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Element {
-    /// Of [`Kind::Port`].
-    Port(u16),
-    /// Of [`Kind::Ip`].
-    Ip(IpAddr),
-    /// Of [`Kind::IpPort`].
-    IpPort(IpAddr, Protocol, u16),
-    /// Of [`Kind::IpPortIp`].
-    IpPortIp(IpAddr, Protocol, u16, IpAddr),
-    /// Of [`Kind::IpPortNet`].
-    IpPortNet(IpAddr, Protocol, u16, IpNet),
 }
 
 impl Set {
@@ -130,7 +101,8 @@ impl Set {
         !matches!(self, Set::FullNat | Set::Direct | Set::NotFromNode)
     }
 
-    /// Its name in `family`.
+    /// Its name in `family`; kube-proxy's longer ones are cut to what the kernel
+    /// takes.
     pub fn name(self, family: IpFamily) -> &'static str {
         let (v4, v6) = match self {
             Set::LoopBack => ("KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK"),
@@ -196,6 +168,11 @@ impl Set {
             | Set::Direct
             | Set::NotFromNode => Kind::IpPort,
         }
+    }
+
+    /// It in `family`, as the kernel takes it.
+    pub fn kernel_set(self, family: IpFamily) -> ipset::Set {
+        ipset::Set::new(self.name(family), self.kind(), kernel_family(family))
     }
 
     /// Kube-proxy's word for it in the comments of rules.
@@ -276,27 +253,35 @@ impl Set {
     }
 }
 
-impl Element {
-    /// What its set must be of.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Element::Port(_) => Kind::Port,
-            Element::Ip(_) => Kind::Ip,
-            Element::IpPort(..) => Kind::IpPort,
-            Element::IpPortIp(..) => Kind::IpPortIp,
-            Element::IpPortNet(..) => Kind::IpPortNet,
-        }
+impl Member {
+    /// Its set, as the kernel takes it.
+    pub fn kernel_set(&self) -> ipset::Set {
+        self.set.kernel_set(self.family)
     }
 
-    /// The frontend that it speaks of.
-    pub fn frontend(&self) -> Option<(IpAddr, Protocol, u16)> {
-        match *self {
-            Element::Port(_) | Element::Ip(_) => None,
-            Element::IpPort(ip, protocol, port)
-            | Element::IpPortIp(ip, protocol, port, _)
-            | Element::IpPortNet(ip, protocol, port, _) => Some((ip, protocol, port)),
+    /// The address, protocol (`IPPROTO_*`) and port that it speaks of.
+    pub fn frontend(&self) -> Option<(IpAddr, u8, u16)> {
+        match self.element {
+            Element::IpPort { ip, protocol, port }
+            | Element::IpPortIp {
+                ip, protocol, port, ..
+            }
+            | Element::IpPortNet {
+                ip, protocol, port, ..
+            } => Some((ip, protocol, port)),
+            Element::Ip(_) | Element::Net(_) | Element::Port(_) => None,
         }
     }
+}
+
+/// `IPPROTO_*`.
+pub fn number(protocol: Protocol) -> u8 {
+    let number = match protocol {
+        Protocol::Tcp => libc::IPPROTO_TCP,
+        Protocol::Udp => libc::IPPROTO_UDP,
+        Protocol::Sctp => libc::IPPROTO_SCTP,
+    };
+    number as u8
 }
 
 /// `range` as networks that a `hash:net` type takes: it knows no prefix of
