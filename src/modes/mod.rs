@@ -1,7 +1,6 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
-pub mod choose;
 pub mod iptables;
 pub mod ipvs;
 pub mod render;

@@ -1,14 +1,20 @@
 //! From settings to what each mode is given.
 
-use std::sync::Arc;
+use std::{error::Error, sync::Arc};
 
 use prometheus::Registry;
 
+use super::mode::Running;
 use crate::{
     cli::Settings,
     config,
-    modes::userspace::{self, Capture, Counters, Userspace, capture},
+    modes::{
+        ModeName,
+        iptables::{self, Iptables},
+        userspace::{self, Capture, Counters, Userspace, capture},
+    },
     node::NodePorts,
+    runner::metrics::Metrics,
 };
 
 /// How userspace mode tells pods from others.
@@ -28,11 +34,46 @@ fn detect_local(configured: &config::DetectLocal) -> userspace::DetectLocal {
     }
 }
 
-pub(super) async fn userspace_mode(
+/// What modes are made from.
+pub(super) struct Site<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) node_ports: &'a Arc<NodePorts>,
+    pub(super) registry: &'a Registry,
+    pub(super) metrics: &'a Metrics,
+}
+
+impl Site<'_> {
+    /// The mode of that name. Nothing is changed yet.
+    ///
+    /// # Errors
+    /// When it cannot run here after all.
+    pub(super) async fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
+        Ok(match name {
+            ModeName::Ipvs => return Err("ipvs mode is not part of this version".into()),
+            ModeName::Iptables => {
+                let setup = iptables::Setup {
+                    configuration: self.settings.configuration.clone(),
+                    configured: self.settings.effective.clone(),
+                    node_ports: Arc::clone(self.node_ports),
+                    dispatch: self.settings.own.iptables_dispatch,
+                    metrics: self.metrics.clone(),
+                };
+                Running::Iptables(Box::new(Iptables::new(setup, self.registry).await?))
+            }
+            ModeName::Userspace => Running::Userspace(Box::new(self.userspace().await?)),
+        })
+    }
+
+    async fn userspace(&self) -> Result<Userspace, Box<dyn Error>> {
+        userspace_mode(self.settings, Arc::clone(self.node_ports), self.registry).await
+    }
+}
+
+async fn userspace_mode(
     settings: &Settings,
     node_ports: Arc<NodePorts>,
     registry: &Registry,
-) -> Result<Userspace, Box<dyn std::error::Error>> {
+) -> Result<Userspace, Box<dyn Error>> {
     let choice = capture::choose(settings.own.capture).await?;
     for reason in &choice.reasons {
         tracing::info!("{reason}");

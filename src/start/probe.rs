@@ -47,12 +47,19 @@ pub(super) fn wishes(settings: &Settings) -> Wishes {
     }
 }
 
+/// The mode to run.
+pub(super) struct Chosen {
+    pub(super) mode: ModeName,
+    /// Why each better mode that was asked for is not it.
+    pub(super) passed_over: Vec<String>,
+}
+
 /// The mode to run: the one asked for, or the next that can.
 ///
 /// # Errors
 /// When none can, or when the one asked for cannot and no other will do: with
 /// the table of `tripod probe`.
-pub(super) fn choose(settings: &Settings) -> Result<(ModeName, Vec<String>, Kernel), String> {
+pub(super) fn choose(settings: &Settings) -> Result<Chosen, String> {
     let wishes = wishes(settings);
     let kernel = examine(&wishes);
     let wanted = settings.effective.mode;
@@ -64,6 +71,9 @@ pub(super) fn choose(settings: &Settings) -> Result<(ModeName, Vec<String>, Kern
             "{wanted} mode cannot run here, and --strict-proxy-mode allows no other:\n{}",
             table()
         )),
-        Some(mode) => Ok((mode, choice.passed_over().collect(), kernel)),
+        Some(mode) => Ok(Chosen {
+            mode,
+            passed_over: choice.passed_over().collect(),
+        }),
     }
 }

@@ -12,7 +12,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Done, mode::Running, options, takeover::TakeOver};
+use super::{Done, options, probe, takeover::TakeOver};
 use crate::{
     cli::Settings,
     config::{self, ConfigFile},
@@ -21,7 +21,6 @@ use crate::{
         addresses::{self, AddressChanges},
         netlink::{Protocol, Socket},
     },
-    modes::choose,
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
@@ -47,15 +46,13 @@ pub(super) async fn serve(settings: Settings) -> Done {
     };
     recorder.post(Event::starting());
     node::prepare(&settings.configuration, &recorder);
-    let (mode, passed_over) = choose::choose(effective.mode);
-    for (better, missing) in passed_over {
-        for lack in missing {
-            tracing::warn!(
-                "not running in {better} mode: {}; {}",
-                lack.what,
-                lack.remedy
-            );
-        }
+    let choice = probe::choose(&settings)?;
+    let mode = choice.mode;
+    for reason in &choice.passed_over {
+        tracing::warn!("running in {mode} mode: {reason}");
+        recorder.post(Event::worse_mode(format!(
+            "Running in {mode} mode: {reason}"
+        )));
     }
 
     let registry = Registry::new();
@@ -67,7 +64,14 @@ pub(super) async fn serve(settings: Settings) -> Done {
     };
     let health = Arc::new(Health::new(2 * pace.sync_period));
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
-    let proxy = options::userspace_mode(&settings, Arc::clone(&node_ports), &registry).await?;
+    let metrics = Metrics::register(&registry)?;
+    let site = options::Site {
+        settings: &settings,
+        node_ports: &node_ports,
+        registry: &registry,
+        metrics: &metrics,
+    };
+    let proxy = site.mode(mode).await?;
     tracing::info!(%node, %mode, objects = %source, "starting");
 
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
@@ -86,16 +90,18 @@ pub(super) async fn serve(settings: Settings) -> Done {
             .map(|(k, v)| ((*k).to_owned(), v.clone()));
         let about = Introspection::new(
             registry.clone(),
-            mode,
+            serve::Running {
+                mode,
+                passed_over: choice.passed_over,
+            },
             settings.configuration.to_value(),
             flags.collect(),
         );
         serving.spawn(serve::metrics(bind(address), about)?);
     }
 
-    let metrics = Metrics::register(&registry)?;
     let mut runner = Runner::new(
-        TakeOver::new(Running::Userspace(Box::new(proxy))),
+        TakeOver::new(proxy),
         Tracker::new(&node),
         pace,
         Arc::clone(&health),

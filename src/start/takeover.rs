@@ -3,7 +3,7 @@
 
 use super::Done;
 use crate::{
-    modes::{Mode, ModeName, SyncError, SyncReport, userspace},
+    modes::{Mode, ModeName, SyncError, SyncReport, iptables, userspace},
     services::{Changes, ServiceMap},
 };
 
@@ -53,6 +53,10 @@ impl<M: Mode> Mode for TakeOver<M> {
         Ok(report)
     }
 
+    async fn disturbed(&mut self) {
+        self.mode.disturbed().await;
+    }
+
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         self.mode.cleanup().await
     }
@@ -62,7 +66,8 @@ impl<M: Mode> Mode for TakeOver<M> {
 async fn clean(mode: ModeName, _running: Option<ModeName>) -> Result<(), SyncError> {
     match mode {
         ModeName::Userspace => Ok(userspace::cleanup().await?),
-        ModeName::Ipvs | ModeName::Iptables => Ok(()),
+        ModeName::Iptables => Ok(iptables::cleanup().await?),
+        ModeName::Ipvs => Ok(()),
     }
 }
 

@@ -55,7 +55,13 @@ impl Kernel {
             }),
         };
         kernel.tried.extend(tried.tried);
-        kernel.programs.extend(tried.programs);
+        // In a thread of its own, because it has a runtime of its own.
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| tries::xtables(&mut kernel));
+            worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
         kernel
     }
 

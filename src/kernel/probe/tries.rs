@@ -4,7 +4,7 @@ use std::{fs::OpenOptions, net::IpAddr};
 
 use nix::errno::Errno;
 
-use super::{Ability, IP_SETS, Kernel, sockets, words};
+use super::{Ability, Kernel, sockets, words};
 use crate::kernel::{
     Family,
     conntrack::flows::{self, Match, Reply},
@@ -12,7 +12,10 @@ use crate::kernel::{
     netlink::{Error, Protocol, Request, Socket},
     routes::{self, Kind, Route},
     rules,
-    xtables::{Xtables, features::Features},
+    xtables::{
+        self, Xtables,
+        features::{self, Features},
+    },
 };
 
 /// A setting that every network namespace has.
@@ -74,11 +77,8 @@ pub(super) fn objects(schedulers: &[String]) -> Kernel {
     kernel.record(Ability::Sctp, sockets::sctp());
     kernel.record(Ability::Conntrack, conntrack());
     kernel.record(Ability::DummyLink, super::ipvs::dummy_link());
-    for kind in IP_SETS {
-        kernel.record(Ability::IpSet(kind), super::ipvs::ip_set(kind));
-    }
+    super::ipvs::sets(&mut kernel);
     super::ipvs::virtual_servers(schedulers, &mut kernel);
-    xtables(&mut kernel);
     kernel
 }
 
@@ -135,7 +135,10 @@ fn conntrack() -> Result<(), String> {
         .map_err(|e| reason(&e))
 }
 
-fn xtables(kernel: &mut Kernel) {
+/// Which programs work here and what rules may use, per family. Where the node
+/// chose its programs counts, so that this is looked at in its own namespace;
+/// the rest is tried in a scratch one by `features::probe`.
+pub(super) fn xtables(kernel: &mut Kernel) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -160,6 +163,11 @@ fn xtables(kernel: &mut Kernel) {
 
 /// The program that works for `family`, and what its rules may use.
 async fn usable(family: Family) -> Result<(String, Features), String> {
-    let xtables = Xtables::find(family).await.map_err(|e| e.to_string())?;
-    Ok((xtables.program().to_owned(), Features::ALL))
+    let (xtables, _) = match Xtables::chosen(family).await {
+        Ok(chosen) => chosen,
+        Err(xtables::Error::Unusable { reason, .. }) => return Err(reason),
+        Err(error) => return Err(error.to_string()),
+    };
+    let features = features::probe(&xtables).await;
+    Ok((xtables.program().to_owned(), features))
 }
