@@ -4,6 +4,7 @@
 pub mod iptables;
 pub mod ipvs;
 pub mod render;
+mod stale;
 pub mod userspace;
 pub mod verdict;
 

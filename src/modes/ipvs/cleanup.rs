@@ -18,6 +18,7 @@ use crate::{
         ipvs::{Ipvs, ServerId},
         links,
         netlink::{self, Protocol, Socket},
+        xtables::rule::Table,
     },
     services,
 };
@@ -33,6 +34,24 @@ const IPVS: &str = "/proc/net/ip_vs";
 /// # Errors
 /// The first thing that could not be removed, after all others were tried.
 pub async fn cleanup(exclude: &[IpNet]) -> Result<(), Error> {
+    cleanup_beside(exclude, &[]).await
+}
+
+/// Chains that iptables mode has too, by the same names.
+pub const SHARED_CHAINS: [(Table, &str); 5] = [
+    (Table::Filter, "KUBE-FORWARD"),
+    (Table::Filter, "KUBE-PROXY-FIREWALL"),
+    (Table::Nat, "KUBE-SERVICES"),
+    (Table::Nat, "KUBE-POSTROUTING"),
+    (Table::Nat, "KUBE-MARK-MASQ"),
+];
+
+/// As [`cleanup`], but leaves the chains in `kept`: they are another mode's
+/// too, which runs.
+///
+/// # Errors
+/// As [`cleanup`].
+pub async fn cleanup_beside(exclude: &[IpNet], kept: &[(Table, &str)]) -> Result<(), Error> {
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
@@ -58,7 +77,7 @@ pub async fn cleanup(exclude: &[IpNet]) -> Result<(), Error> {
         outcome = outcome.and(remove_servers(ours).map_err(Error::from));
     }
     for family in FAMILIES {
-        let removed = tables::remove(family).await;
+        let removed = tables::remove(family, kept).await;
         outcome = outcome.and(removed.map_err(|source| Error::Rules { family, source }));
     }
     if let Some(sets) = &mut sets {

@@ -25,12 +25,14 @@ use std::{
     collections::{BTreeSet, VecDeque},
     net::IpAddr,
     sync::Arc,
-    time::Duration,
 };
 
 use hashbrown::HashMap;
 
-pub use self::{cleanup::cleanup, plan::Options};
+pub use self::{
+    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside},
+    plan::Options,
+};
 use self::{
     doors::Doors,
     drain::Drains,
@@ -39,10 +41,11 @@ use self::{
     tables::Tables,
     wanted::{Touched, Wanted},
 };
-use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured};
+use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
 use crate::{
-    kernel::{netlink, xtables},
+    kernel::{conntrack::flows::Match, netlink, xtables},
     node::NodePorts,
+    runner::metrics::Metrics,
     services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -86,6 +89,9 @@ pub struct Ipvs {
     filled: Families<Filled>,
     /// Whether the kernel holds what we believe.
     belief: Belief,
+    /// Stale flows that could not be deleted yet.
+    flows: Families<Vec<Match>>,
+    metrics: Metrics,
     /// Troubles that were told and last.
     told: BTreeSet<String>,
 }
@@ -107,7 +113,11 @@ impl Ipvs {
     ///
     /// # Errors
     /// When this kernel lacks IPVS, ipset or iptables for IPv4.
-    pub async fn new(options: Options, node_ports: Arc<NodePorts>) -> Result<Ipvs, SyncError> {
+    pub async fn new(
+        options: Options,
+        node_ports: Arc<NodePorts>,
+        metrics: Metrics,
+    ) -> Result<Ipvs, SyncError> {
         let doors = Doors::open().map_err(Error::from)?;
         let mut tables = Families::default();
         for family in FAMILIES {
@@ -134,6 +144,8 @@ impl Ipvs {
             conflicts: BTreeSet::new(),
             filled: Families::default(),
             belief: Belief::None,
+            flows: Families::default(),
+            metrics,
             told: BTreeSet::new(),
         };
         mode.set_timeouts().map_err(Error::from)?;
@@ -271,6 +283,11 @@ impl Mode for Ipvs {
                 }
                 return Err(error.into());
             }
+        }
+        for family in FAMILIES {
+            let flows = self.flows.of_mut(family);
+            flows.extend(stale::matches(family.into(), map, &changes.stale_udp));
+            *flows = stale::forget(family, std::mem::take(flows), &self.metrics).await;
         }
         Ok(report.into_sync_report(self.drains.len()))
     }

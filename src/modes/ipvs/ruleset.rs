@@ -161,13 +161,14 @@ pub fn whole(rules: &Rules, v6: bool) -> String {
     difference(rules, &HashMap::new(), v6).text
 }
 
-/// What removes every chain of ours from `table` and what jumps there, in two
+/// What removes every chain of ours but for those in `kept` from `table`, and
+/// what jumps there, in two
 /// steps: legacy programs refuse to delete what the same batch still mentions.
 /// Empty if there is nothing.
-pub fn removal(table: Table, saved: &Saved) -> [String; 2] {
+pub fn removal(table: Table, saved: &Saved, kept: &[(Table, &str)]) -> [String; 2] {
     let ours: HashSet<&str> = OWN_CHAINS
         .iter()
-        .filter(|(of, chain)| *of == table && saved.has(chain))
+        .filter(|chain| chain.0 == table && saved.has(chain.1) && !kept.contains(chain))
         .map(|(_, chain)| *chain)
         .collect();
     if ours.is_empty() {
@@ -317,14 +318,14 @@ mod tests {
              -A INPUT -m comment --comment \"a \\\"b\\\"\" -j KUBE-FORWARD\n\
              -A OTHER -j ACCEPT\n-A KUBE-FORWARD -j OTHER\n",
         );
-        let [unlink, delete] = removal(Table::Filter, &saved);
+        let [unlink, delete] = removal(Table::Filter, &saved, &[]);
         assert_eq!(
             unlink,
             "*filter\n-D INPUT -m comment --comment \"a \\\"b\\\"\" -j KUBE-FORWARD\n\
              -F KUBE-FORWARD\nCOMMIT\n"
         );
         assert_eq!(delete, "*filter\n-X KUBE-FORWARD\nCOMMIT\n");
-        let none = removal(Table::Nat, &saved);
+        let none = removal(Table::Nat, &saved, &[]);
         assert_eq!(none, [String::new(), String::new()]);
     }
 }

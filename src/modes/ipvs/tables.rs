@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::{
-    plan::{self, Filled, OWN_CHAINS, Rules, Site, kernel_family},
+    plan::{self, Filled, OWN_CHAINS, Rules, Site},
     ruleset::{self, Batch, Saved},
 };
 use crate::{
@@ -33,7 +33,7 @@ impl Tables {
     /// # Errors
     /// When none works.
     pub async fn find(family: IpFamily) -> Result<Tables, Error> {
-        let (xtables, engine) = Xtables::chosen(kernel_family(family)).await?;
+        let (xtables, engine) = Xtables::chosen(family.into()).await?;
         let features = features::probe(&xtables).await;
         tracing::debug!(%family, program = xtables.program(), ?engine, ?features, "rules");
         Ok(Tables {
@@ -116,19 +116,19 @@ impl Tables {
     }
 }
 
-/// Removes every rule and chain of ours in `family`, whichever engine holds
-/// them.
+/// Removes every rule and chain of ours in `family` but for those in `kept`,
+/// whichever engine holds them.
 ///
 /// # Errors
 /// The first program that failed, after all others did their part.
-pub async fn remove(family: IpFamily) -> Result<(), Error> {
+pub async fn remove(family: IpFamily, kept: &[(Table, &str)]) -> Result<(), Error> {
     let mut outcome = Ok(());
     for table in Table::ALL {
         if !OWN_CHAINS.iter().any(|(of, _)| *of == table) {
             continue;
         }
-        for xtables in Xtables::engines_with(kernel_family(family), table.name()).await {
-            if let Err(error) = remove_from(&xtables, table).await {
+        for xtables in Xtables::engines_with(family.into(), table.name()).await {
+            if let Err(error) = remove_from(&xtables, table, kept).await {
                 outcome = outcome.and(Err(error));
             }
         }
@@ -136,9 +136,9 @@ pub async fn remove(family: IpFamily) -> Result<(), Error> {
     outcome
 }
 
-async fn remove_from(xtables: &Xtables, table: Table) -> Result<(), Error> {
+async fn remove_from(xtables: &Xtables, table: Table, kept: &[(Table, &str)]) -> Result<(), Error> {
     let saved = Saved::parse(&xtables.save(table.name()).await?);
-    for batch in ruleset::removal(table, &saved) {
+    for batch in ruleset::removal(table, &saved, kept) {
         if !batch.is_empty() {
             xtables.restore(&batch).await?;
         }

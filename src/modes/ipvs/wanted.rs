@@ -42,11 +42,6 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Nothing is to be compared.
-    pub fn is_empty(&self) -> bool {
-        self.members.is_empty() && self.addresses.is_empty() && self.frontends.is_empty()
-    }
-
     /// Adds what `later` has.
     pub fn extend(&mut self, later: Touched) {
         self.members.extend(later.members);

@@ -16,9 +16,7 @@ mod tests;
 use std::net::IpAddr;
 
 pub use self::{
-    options::{
-        DetectLocal, FAMILIES, Families, LINK, Options, ROUND_ROBIN, Site, Timeouts, kernel_family,
-    },
+    options::{DetectLocal, FAMILIES, Families, LINK, Options, ROUND_ROBIN, Site, Timeouts},
     rules::{Chain, Filled, Jump, OWN_CHAINS, Rules, rules},
     servers::{Frontend, Method, RealServer, VirtualServer},
     sets::{Member, Set, number},

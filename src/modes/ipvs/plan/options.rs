@@ -6,7 +6,6 @@ use ipnet::IpNet;
 
 use crate::{
     config::{self, Effective, KubeProxyConfiguration},
-    kernel::Family,
     node::Served,
     services::{IpFamily, Node},
 };
@@ -122,14 +121,6 @@ pub struct Site {
     pub masquerade_all: bool,
     /// Bits of the packet mark that ask for SNAT.
     pub masquerade_mark: u32,
-}
-
-/// The kernel's name of a family.
-pub fn kernel_family(family: IpFamily) -> Family {
-    match family {
-        IpFamily::V4 => Family::V4,
-        IpFamily::V6 => Family::V6,
-    }
 }
 
 /// Both.

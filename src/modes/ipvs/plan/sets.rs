@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nix::libc;
 
-use super::options::kernel_family;
 use crate::{
     kernel::ipset::{self, Element, Kind, LONGEST_NAME},
     services::{IpFamily, Protocol},
@@ -172,7 +171,7 @@ impl Set {
 
     /// It in `family`, as the kernel takes it.
     pub fn kernel_set(self, family: IpFamily) -> ipset::Set {
-        ipset::Set::new(self.name(family), self.kind(), kernel_family(family))
+        ipset::Set::new(self.name(family), self.kind(), family.into())
     }
 
     /// Kube-proxy's word for it in the comments of rules.
