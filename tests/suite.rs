@@ -6,4 +6,5 @@ mod lab;
 mod api;
 mod deploy;
 mod iptables;
+mod ipvs;
 mod userspace;

@@ -3,7 +3,7 @@
 
 use super::Done;
 use crate::{
-    modes::{Mode, ModeName, SyncError, SyncReport, iptables, userspace},
+    modes::{Mode, ModeName, SyncError, SyncReport, iptables, ipvs, userspace},
     services::{Changes, ServiceMap},
 };
 
@@ -63,11 +63,17 @@ impl<M: Mode> Mode for TakeOver<M> {
 }
 
 /// Removes what `mode` ever installed, but for what `running` uses too.
-async fn clean(mode: ModeName, _running: Option<ModeName>) -> Result<(), SyncError> {
+async fn clean(mode: ModeName, running: Option<ModeName>) -> Result<(), SyncError> {
     match mode {
         ModeName::Userspace => Ok(userspace::cleanup().await?),
-        ModeName::Iptables => Ok(iptables::cleanup().await?),
-        ModeName::Ipvs => Ok(()),
+        ModeName::Iptables => match running {
+            Some(ModeName::Ipvs) => Ok(iptables::cleanup_beside(&ipvs::plan::OWN_CHAINS).await?),
+            _ => Ok(iptables::cleanup().await?),
+        },
+        ModeName::Ipvs => match running {
+            Some(ModeName::Iptables) => Ok(ipvs::cleanup_beside(&[], &ipvs::SHARED_CHAINS).await?),
+            _ => Ok(ipvs::cleanup(&[]).await?),
+        },
     }
 }
 
