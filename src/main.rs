@@ -158,6 +158,7 @@ async fn run(settings: Settings) -> Done {
         Arc::clone(&health),
         metrics,
     );
+    runner.post_to(recorder.clone());
     runner.follow(ServiceHealth::start(
         move || health_check_addresses(&node_ports),
         health,

@@ -64,6 +64,18 @@ impl Event {
             note: String::new(),
         }
     }
+
+    /// `service` asks for something that this node cannot do; `note` says
+    /// what, and why.
+    pub fn not_honoured(service: ServiceName, note: String) -> Event {
+        Event {
+            regarding: Regarding::Service(service),
+            severity: Severity::Warning,
+            reason: "NotHonoured",
+            action: "SyncService",
+            note,
+        }
+    }
 }
 
 /// Takes events. Clones post to the same place.

@@ -43,6 +43,25 @@ pub struct SyncReport {
     /// Addresses that stay only until their last connection ends; another
     /// sync is due then.
     pub lingering: usize,
+    /// What of their Services' preferences cannot be done in this mode, for
+    /// the ServicePorts that this sync had to bring in force: those of
+    /// `changes.ports`, or all if `changes.full`. The rest of each is in
+    /// force, and nothing is tried again.
+    pub unhonoured: Vec<Unhonoured>,
+}
+
+/// A preference that the running mode cannot honour. Said once, in the log and
+/// in an Event on the Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unhonoured {
+    /// Whose it is; other ports of the Service may have the same.
+    pub port: ServicePortName,
+    /// The annotation, such as [`Preferences::SCHEDULER`].
+    ///
+    /// [`Preferences::SCHEDULER`]: crate::services::Preferences::SCHEDULER
+    pub what: &'static str,
+    /// Why not, what is done instead, and what would help.
+    pub why: String,
 }
 
 /// Why a sync as a whole did not take effect. The next sync tries again.

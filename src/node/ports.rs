@@ -94,7 +94,7 @@ mod tests {
             addresses: [ip("192.0.2.1"), ip("2001:db8::1"), ip("192.0.2.2")].into(),
             deleting: false,
             to_be_deleted: false,
-            extensions: Default::default(),
+            weight: None,
         };
         let ports = NodePorts::new(&NodePortAddresses::Primary, None);
         assert!(!ports.served().contains(&ip("192.0.2.1")), "not known yet");

@@ -10,6 +10,7 @@ pub mod metrics;
 mod no_local;
 pub mod pace;
 mod told;
+mod unhonoured;
 
 use std::{
     io,
@@ -29,8 +30,10 @@ use self::{
     no_local::NoLocalEndpoints,
     pace::{Outcome, Pace},
     told::Told,
+    unhonoured::Said,
 };
 use crate::{
+    events::Recorder,
     kernel::addresses::AddressChanges,
     modes::{Mode, SyncError, SyncReport},
     services::{Batch, Changes, Event, IpFamily, Owner, ServiceMap, Tracker},
@@ -71,6 +74,7 @@ pub struct Runner<M> {
     followers: Vec<Box<dyn AfterSync>>,
     pending: Changes,
     told: Told,
+    said: Said,
 }
 
 impl<M: Mode> Runner<M> {
@@ -95,7 +99,14 @@ impl<M: Mode> Runner<M> {
                 ..Changes::default()
             },
             told: Told::default(),
+            said: Said::new(Recorder::nowhere()),
         }
+    }
+
+    /// Has Events posted to `recorder` about Services that ask for what the
+    /// mode cannot do.
+    pub fn post_to(&mut self, recorder: Recorder) {
+        self.said = Said::new(recorder);
     }
 
     /// Tells `follower` what came in force, after each sync.
@@ -244,7 +255,9 @@ impl<M: Mode> Runner<M> {
         for follower in &mut self.followers {
             follower.synced(self.tracker.map(), &self.pending);
         }
-        self.pending = Changes::default();
+        let changed = std::mem::take(&mut self.pending);
+        self.said
+            .tell(self.mode.name(), report.unhonoured, &changed);
         let failed = self.told.tell(report.failed);
         self.metrics.service_ports_failed.set(failed as i64);
         match failed {

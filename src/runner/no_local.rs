@@ -103,6 +103,7 @@ mod tests {
             internal_traffic_policy: TrafficPolicy::Local,
             external_traffic_policy: TrafficPolicy::Local,
             health_check_node_port: None,
+            preferences: None,
             endpoints: Arc::new(Endpoints {
                 has_any: true,
                 ..Endpoints::default()

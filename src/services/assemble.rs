@@ -4,8 +4,10 @@ use std::{cmp::Reverse, net::SocketAddr, sync::Arc};
 
 use super::{
     Endpoint, EndpointSlice, IpFamily, Service, ServicePort, ServicePortName, TrafficPolicy,
-    select::{Candidate, ThisNode, Uses, select},
+    extensions::DEFAULT_WEIGHT,
+    select::{Candidate, NodeWeights, ThisNode, Uses, select},
     service::{Port, Serving},
+    slice::SliceEndpoint,
 };
 
 /// The ServicePorts of `service`: one for each port and family.
@@ -13,6 +15,7 @@ pub(super) fn service_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
     node: &ThisNode,
+    weights: &NodeWeights,
 ) -> Vec<ServicePort> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
@@ -22,7 +25,7 @@ pub(super) fn service_ports<'a>(
         let family = IpFamily::of(cluster_ip);
         for port in &serving.ports {
             let mut service_port = without_endpoints(service, serving, port, *cluster_ip);
-            let candidates = candidates(port, family, slices.clone(), node);
+            let candidates = candidates(port, family, slices.clone(), node, weights);
             service_port.endpoints = Arc::new(select(candidates, uses(&service_port), node));
             made.push(service_port);
         }
@@ -62,6 +65,7 @@ fn without_endpoints(
         internal_traffic_policy: serving.internal_traffic_policy,
         external_traffic_policy: serving.external_traffic_policy,
         health_check_node_port: serving.health_check_node_port,
+        preferences: service.preferences.clone(),
         endpoints: Arc::default(),
     }
 }
@@ -83,6 +87,7 @@ fn candidates<'a>(
     family: IpFamily,
     slices: impl Iterator<Item = &'a EndpointSlice>,
     node: &ThisNode,
+    weights: &NodeWeights,
 ) -> Vec<Candidate<'a>> {
     let mut found = Vec::new();
     for slice in slices {
@@ -102,6 +107,7 @@ fn candidates<'a>(
                         ready: endpoint.ready,
                         serving: endpoint.serving,
                         terminating: endpoint.terminating,
+                        weight: weight(slice, endpoint, weights),
                         node_name: endpoint.node_name.clone(),
                     },
                     hints: endpoint.hints.as_deref(),
@@ -118,11 +124,18 @@ fn candidates<'a>(
             endpoint.ready,
             endpoint.serving,
             !endpoint.terminating,
+            endpoint.weight,
         );
         (endpoint.address, Reverse(merit))
     });
     found.dedup_by_key(|candidate| candidate.endpoint.address);
     found
+}
+
+/// What the slice says of its endpoints goes before what their node says.
+fn weight(slice: &EndpointSlice, endpoint: &SliceEndpoint, weights: &NodeWeights) -> u16 {
+    let of_node = || weights.get(endpoint.node_name.as_ref()?).copied();
+    slice.weight.or_else(of_node).unwrap_or(DEFAULT_WEIGHT)
 }
 
 #[cfg(test)]

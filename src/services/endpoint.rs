@@ -16,6 +16,9 @@ pub struct Endpoint {
     pub serving: bool,
     /// Being shut down.
     pub terminating: bool,
+    /// Share of new connections that it takes beside the others; 0: none. It
+    /// does not decide which sets of [`Endpoints`] it is in.
+    pub weight: u16,
     /// Node it runs on, if known.
     pub node_name: Option<Arc<str>>,
 }

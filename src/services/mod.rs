@@ -27,7 +27,7 @@ mod trigger;
 pub use changes::{Changes, LostAddresses, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints};
 pub use event::{Batch, Event};
-pub use extensions::Extensions;
+pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, WEIGHT};
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;
 pub use node::Node;

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as api;
 
 use super::{
     address::{parse_cidr, parse_ip},
-    extensions::Extensions,
+    extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
@@ -33,8 +33,8 @@ pub struct Node {
     pub deleting: bool,
     /// The cluster autoscaler is about to remove it.
     pub to_be_deleted: bool,
-    /// What its owner asks of Tripod alone.
-    pub extensions: Extensions,
+    /// The weight of each endpoint that runs on it, if its owner gave one.
+    pub weight: Option<u16>,
 }
 
 impl Node {
@@ -66,7 +66,7 @@ impl Node {
             addresses,
             deleting: metadata.deletion_timestamp.is_some(),
             to_be_deleted: taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
-            extensions: Extensions::of(metadata, names),
+            weight: extensions::weight(metadata, &mut inspection),
         };
         Ok(inspection.finish(object))
     }

@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 
-use super::endpoint::Endpoints;
+use super::{endpoint::Endpoints, extensions::Preferences};
 
 /// Transport protocol of a Service port (`core/v1 Protocol`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -145,6 +145,16 @@ pub struct ServicePort {
     pub external_traffic_policy: TrafficPolicy,
     /// `spec.healthCheckNodePort`, where the external policy is Local.
     pub health_check_node_port: Option<u16>,
+    /// What the Service asks of Tripod alone; `None`: nothing. Easier to read
+    /// through [`ServicePort::preferences`].
+    pub preferences: Option<Arc<Preferences>>,
     /// The endpoints, and which of them a packet may reach.
     pub endpoints: Arc<Endpoints>,
+}
+
+impl ServicePort {
+    /// What the Service asks of Tripod alone.
+    pub fn preferences(&self) -> &Preferences {
+        self.preferences.as_deref().unwrap_or(&Preferences::NONE)
+    }
 }

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
 use super::{Endpoint, Endpoints, slice::Hints};
 
 /// The node on which traffic is proxied.
@@ -11,6 +13,9 @@ pub(super) struct ThisNode {
     pub(super) name: Arc<str>,
     pub(super) zone: Option<Arc<str>>,
 }
+
+/// Weights of the nodes that have one.
+pub(super) type NodeWeights = HashMap<Arc<str>, u16>;
 
 /// Which kinds of endpoint sets a ServicePort ever sends traffic to.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1 as api;
 use super::{
     IpFamily, Protocol, ServiceName, SessionAffinity, TrafficPolicy,
     address::{is_special, is_unusable, parse_cidr, parse_ip},
-    extensions::Extensions,
+    extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
@@ -30,8 +30,8 @@ pub struct Service {
     pub name: ServiceName,
     /// What a proxy has to serve, or why there is nothing.
     pub serving: Result<Serving, NotServed>,
-    /// What its author asks of Tripod alone.
-    pub extensions: Extensions,
+    /// What its author asks of Tripod alone, if anything.
+    pub preferences: Option<Arc<Preferences>>,
 }
 
 /// Why a Service is none of a proxy's business.
@@ -105,11 +105,11 @@ impl Service {
             Some(reason) => Err(reason),
             None => Ok(serving(&spec, service, &mut inspection, names)?),
         };
-        let extensions = Extensions::of(metadata, names);
+        let preferences = extensions::preferences(metadata, &mut inspection, names);
         Ok(inspection.finish(Service {
             name,
             serving,
-            extensions,
+            preferences,
         }))
     }
 }

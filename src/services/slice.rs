@@ -2,12 +2,13 @@
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
+use hashbrown::HashSet;
 use k8s_openapi::api::discovery::v1 as api;
 
 use super::{
     IpFamily, Protocol, ServiceName,
     address::{is_unusable, parse_ip},
-    extensions::Extensions,
+    extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     service::{HEADLESS_LABEL, OTHER_PROXY_LABEL},
@@ -43,8 +44,8 @@ pub struct EndpointSlice {
     pub ports: Box<[SlicePort]>,
     /// The endpoints, all of one family.
     pub endpoints: Box<[SliceEndpoint]>,
-    /// What its author asks of Tripod alone.
-    pub extensions: Extensions,
+    /// The weight of each of its endpoints, if its author gave one.
+    pub weight: Option<u16>,
     /// When that happened because of which it was written.
     pub trigger: Trigger,
 }
@@ -132,15 +133,21 @@ impl EndpointSlice {
                 return Err(inspection.refuse("addressType", other, reason));
             }
         };
-        let extensions = Extensions::of(metadata, names);
+        let weight = extensions::weight(metadata, &mut inspection);
         Ok(inspection.finish(EndpointSlice {
             name,
             owner,
             ports,
             endpoints,
-            extensions,
+            weight,
             trigger: Trigger::of(metadata.annotations.as_ref()),
         }))
+    }
+
+    /// Whether its endpoints' weights depend on one of `nodes`.
+    pub(super) fn weighs_by(&self, nodes: &HashSet<Arc<str>>) -> bool {
+        let mut names = self.endpoints.iter().filter_map(|e| e.node_name.as_ref());
+        self.weight.is_none() && names.any(|name| nodes.contains(name))
     }
 
     /// Whether its meaning depends on the zone of this node.

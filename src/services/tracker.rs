@@ -8,7 +8,10 @@ use tracing::info;
 
 use super::{
     Changes, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceMap, ServiceName,
-    ServicePort, SliceName, assemble::service_ports, select::ThisNode, slice::Owner,
+    ServicePort, SliceName,
+    assemble::service_ports,
+    select::{NodeWeights, ThisNode},
+    slice::Owner,
 };
 
 /// Keeps the objects and the [`ServiceMap`] that follows from them.
@@ -18,6 +21,8 @@ pub struct Tracker {
     services: HashMap<ServiceName, Entry>,
     /// Which Service each slice is filed under; `None`: under no Service.
     slices: HashMap<SliceName, Option<ServiceName>>,
+    /// Weights of the nodes that have one.
+    weights: NodeWeights,
     map: ServiceMap,
 }
 
@@ -43,6 +48,7 @@ impl Tracker {
             },
             services: HashMap::new(),
             slices: HashMap::new(),
+            weights: NodeWeights::new(),
             map: ServiceMap::default(),
         }
     }
@@ -83,29 +89,52 @@ impl Tracker {
         let mut dirty = HashSet::new();
         let mut odd = Vec::new();
         let zone = self.this.zone.clone();
+        let mut reweighed = Reweighed::default();
         for event in events {
             match event {
                 Event::Service(service) => self.put_service(service, &mut dirty),
                 Event::ServiceGone(name) => self.remove_service(name, &mut dirty),
                 Event::EndpointSlice(slice) => self.put_slice(slice, &mut dirty, &mut odd),
                 Event::EndpointSliceGone(name) => self.remove_slice(&name, &mut dirty),
-                Event::Node(node) if node.name == self.this.name => self.set_node(Some(node)),
-                Event::NodeGone(name) if name == self.this.name => self.set_node(None),
-                Event::Node(_) | Event::NodeGone(_) => {}
+                Event::Node(node) => {
+                    reweighed.note(&mut self.weights, &node.name, node.weight);
+                    if node.name == self.this.name {
+                        self.set_node(Some(node));
+                    }
+                }
+                Event::NodeGone(name) => {
+                    reweighed.note(&mut self.weights, &name, None);
+                    if name == self.this.name {
+                        self.set_node(None);
+                    }
+                }
             }
         }
         if zone != self.this.zone {
-            let hinted = self.services.iter().filter(|(_, entry)| {
-                let mut slices = entry.slices.values();
-                slices.any(|slice| slice.has_zone_hints())
-            });
-            dirty.extend(hinted.map(|(name, _)| name.clone()));
+            dirty.extend(self.services_where(EndpointSlice::has_zone_hints));
+        }
+        let reweighed = reweighed.nodes(&self.weights);
+        if !reweighed.is_empty() {
+            dirty.extend(self.services_where(|slice| slice.weighs_by(&reweighed)));
         }
         let mut changes = Changes::default();
         for name in dirty {
             self.renew(&name, &mut changes, &mut odd);
         }
         (changes, odd)
+    }
+
+    /// Services that have such a slice: walks through all, for events that
+    /// are rare.
+    fn services_where(
+        &self,
+        is: impl Fn(&EndpointSlice) -> bool,
+    ) -> impl Iterator<Item = ServiceName> {
+        let having = self.services.iter().filter(move |(_, entry)| {
+            let mut slices = entry.slices.values();
+            slices.any(|slice| is(slice))
+        });
+        having.map(|(name, _)| name.clone())
     }
 
     fn put_service(&mut self, service: Arc<Service>, dirty: &mut HashSet<ServiceName>) {
@@ -175,7 +204,7 @@ impl Tracker {
         };
         let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
             let slices = entry.slices.values().map(|slice| &**slice);
-            service_ports(service, slices, &self.this)
+            service_ports(service, slices, &self.this, &self.weights)
         });
 
         let mut ports = Vec::with_capacity(made.len());
@@ -212,6 +241,29 @@ impl Tracker {
         if entry.service.is_none() && entry.slices.is_empty() {
             self.services.remove(name);
         }
+    }
+}
+
+/// Nodes whose weight a batch touched, each with the weight before it.
+#[derive(Default)]
+struct Reweighed(HashMap<Arc<str>, Option<u16>>);
+
+impl Reweighed {
+    fn note(&mut self, weights: &mut NodeWeights, node: &Arc<str>, weight: Option<u16>) {
+        let before = match weight {
+            Some(weight) => weights.insert(Arc::clone(node), weight),
+            None => weights.remove(node),
+        };
+        if before != weight {
+            self.0.entry(Arc::clone(node)).or_insert(before);
+        }
+    }
+
+    /// Those that weigh something else now.
+    fn nodes(self, weights: &NodeWeights) -> HashSet<Arc<str>> {
+        let touched = self.0.into_iter();
+        let differ = touched.filter(|(node, before)| weights.get(node) != before.as_ref());
+        differ.map(|(node, _)| node).collect()
     }
 }
 

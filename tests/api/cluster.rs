@@ -39,6 +39,8 @@ pub struct Change {
 pub struct Selector {
     pub without_labels: Vec<String>,
     pub name: Option<String>,
+    pub not_name: Option<String>,
+    pub metadata_alone: bool,
 }
 
 impl Selector {
@@ -48,8 +50,19 @@ impl Selector {
             .without_labels
             .iter()
             .all(|label| labels[label].is_null());
-        let named = self.name.as_ref();
-        clean && named.is_none_or(|name| object["metadata"]["name"] == json!(name))
+        let name = object["metadata"]["name"].as_str();
+        let named = self.name.is_none() || name == self.name.as_deref();
+        let other = self.not_name.is_none() || name != self.not_name.as_deref();
+        clean && named && other
+    }
+
+    /// The part of an object that was asked for.
+    fn shows(&self, object: &Value) -> Value {
+        if !self.metadata_alone {
+            return object.clone();
+        }
+        json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+            "metadata": object["metadata"]})
     }
 }
 
@@ -133,7 +146,7 @@ impl Cluster {
         let picked = of
             .map(|(_, object)| object)
             .filter(|object| selector.picks(object));
-        picked.cloned().collect()
+        picked.map(|object| selector.shows(object)).collect()
     }
 
     /// All objects.
@@ -170,12 +183,15 @@ impl Change {
         }
         let old = self.old.as_ref().filter(|object| selector.picks(object));
         let new = self.new.as_ref().filter(|object| selector.picks(object));
+        let (old, new) = (
+            old.map(|o| selector.shows(o)),
+            new.map(|n| selector.shows(n)),
+        );
         Some(match (old, new) {
             (None, None) => return None,
             (None, Some(new)) => json!({"type": "ADDED", "object": new}),
             (Some(_), Some(new)) => json!({"type": "MODIFIED", "object": new}),
-            (Some(old), None) => {
-                let mut last = old.clone();
+            (Some(mut last), None) => {
                 last["metadata"]["resourceVersion"] = json!(self.version.to_string());
                 json!({"type": "DELETED", "object": last})
             }

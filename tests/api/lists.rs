@@ -169,9 +169,97 @@ async fn no_other_calls_than_documented() {
     assert_eq!(calls, expected.collect());
     for query in &server.script().queries {
         let selected = match query.starts_with(NODES) {
-            true => query.contains("fieldSelector=metadata.name%3Dnode-a"),
+            true => {
+                query.contains("fieldSelector=metadata.name%3Dnode-a")
+                    || query.contains("fieldSelector=metadata.name%21%3Dnode-a")
+            }
             false => query.contains("service-proxy-name") && query.contains("headless"),
         };
         assert!(selected, "{query}");
     }
+}
+
+/// Weights of the endpoints of Service `back`, whichever order.
+fn weights(recorder: &Recorder) -> Vec<u16> {
+    let mut ports = recorder.tracker().map().iter();
+    let back = ports.find(|port| &*port.name.service.name == "back");
+    let endpoints = back.expect("Service back").endpoints.all.iter();
+    endpoints.map(|endpoint| endpoint.weight).collect()
+}
+
+/// A slice of `back` with an endpoint on each of `nodes`.
+fn spread(nodes: &[&str]) -> serde_json::Value {
+    let last: Vec<u8> = (1..).take(nodes.len()).collect();
+    let mut slice = slice("spread", "back", &last);
+    for (i, node) in nodes.iter().enumerate() {
+        slice["endpoints"][i]["nodeName"] = json!(node);
+    }
+    slice
+}
+
+fn weighed(name: &str, weight: &str) -> serde_json::Value {
+    let mut node = node(name, "z");
+    node["metadata"]["annotations"] = json!({"tripod.proxy/weight": weight});
+    node
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_that_have_a_weight_are_heard_of_and_others_are_not() {
+    for streaming in [true, false] {
+        let server = Server::new();
+        server.script().streaming = streaming;
+        server.change(|cluster| {
+            cluster.put(service("back", 1));
+            cluster.put(spread(&["node-a", "node-b", "node-c"]));
+            cluster.put(weighed("node-a", "2"));
+            cluster.put(weighed("node-b", "3"));
+            for i in 0..600 {
+                cluster.put(node(&format!("idle-{i}"), "z"));
+            }
+        });
+        let mut recorder = Recorder::start(pipe::access(&server));
+        assert_eq!(recorder.next(SOON).await, Some(4), "two Nodes");
+        assert_eq!(weights(&recorder), [2, 3, 1]);
+
+        recorder.seen();
+        server.change(|cluster| {
+            cluster.put(node("idle-7", "y"));
+            cluster.put(weighed("node-b", "none"));
+            cluster.put(weighed("node-c", "0"));
+        });
+        recorder.next(SOON).await;
+        assert_eq!(weights(&recorder), [2, 1, 0]);
+        server.change(|cluster| cluster.delete(&node("node-c", "z")));
+        recorder.next(SOON).await;
+        assert_eq!(weights(&recorder), [2, 1, 1]);
+        assert_eq!(recorder.seen(), ["-node-b", "-node-c", "node-c"]);
+        recorder.is_quiet(SOON).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_may_be_withheld_but_services_are_waited_for() {
+    let server = Server::new();
+    server.change(|cluster| {
+        cluster.put(service("back", 1));
+        cluster.put(spread(&["node-a", "node-b"]));
+        cluster.put(weighed("node-b", "3"));
+    });
+    let withheld = |path, times| vec![(path, 403, None); times];
+    server.script().refuse = withheld(NODES, 1000);
+    let mut recorder = Recorder::start(pipe::access(&server));
+    assert_eq!(recorder.next(SOON).await, Some(2));
+    assert_eq!(weights(&recorder), [1, 1]);
+    // They are asked for now and then.
+    server.script().refuse.clear();
+    recorder.next(Duration::from_secs(60)).await;
+    recorder.catches_up(&server, SOON).await;
+    assert_eq!(weights(&recorder), [1, 3]);
+
+    // An empty map would tear down what an earlier process left in force.
+    server.script().refuse = withheld(SERVICES, 1000);
+    let mut recorder = Recorder::start(pipe::access(&server));
+    recorder.is_quiet(Duration::from_secs(120)).await;
+    server.script().refuse.clear();
+    assert_eq!(recorder.next(Duration::from_secs(60)).await, Some(3));
 }

@@ -18,6 +18,7 @@ mod host;
 mod manifests;
 mod pattern;
 mod process;
+pub mod recorded;
 mod room;
 mod topology;
 mod tripod;

@@ -208,6 +208,24 @@ impl Rule {
         self
     }
 
+    /// `-i LINK`, where a name that ends in `+` stands for all that begin so.
+    pub fn input(mut self, link: impl Into<String>) -> Rule {
+        self.input = Some(Maybe::yes(link.into()));
+        self
+    }
+
+    /// `! -i LINK`.
+    pub fn not_input(mut self, link: impl Into<String>) -> Rule {
+        self.input = Some(Maybe::no(link.into()));
+        self
+    }
+
+    /// `! -d NET`.
+    pub fn not_destination(mut self, net: impl Into<IpNet>) -> Rule {
+        self.destination = Some(Maybe::no(net.into()));
+        self
+    }
+
     /// `-p PROTOCOL`.
     pub fn protocol(mut self, transport: Transport) -> Rule {
         self.protocol = Some(transport);

@@ -1,1 +1,3 @@
 //! iptables mode: the KUBE-SVC chains.
+
+pub mod plan;

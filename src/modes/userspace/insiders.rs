@@ -110,7 +110,7 @@ mod tests {
             addresses: Box::default(),
             deleting: false,
             to_be_deleted: false,
-            extensions: Default::default(),
+            weight: None,
         };
         for (detect, pod_here, pod_there) in [
             (DetectLocal::Within(vec![pods]), true, true),

@@ -369,6 +369,7 @@ impl Mode for Userspace {
             examined,
             failed: failed.0,
             lingering: self.retiring.len(),
+            unhonoured: Vec::new(),
         })
     }
 

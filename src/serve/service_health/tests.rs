@@ -38,6 +38,7 @@ fn endpoint(address: &str, words: &str) -> Endpoint {
         ready: words.contains("ready"),
         serving: true,
         terminating: !words.contains("ready"),
+        weight: 1,
         node_name: None,
     }
 }
@@ -58,6 +59,7 @@ fn port(name: ServicePortName, check: Option<u16>, endpoints: &[Endpoint]) -> Se
         internal_traffic_policy: TrafficPolicy::Cluster,
         external_traffic_policy: TrafficPolicy::Local,
         health_check_node_port: check,
+        preferences: None,
         endpoints: Arc::new(Endpoints {
             all: endpoints.into(),
             ..Endpoints::default()

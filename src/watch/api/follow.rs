@@ -114,7 +114,7 @@ impl<'a, K: Kind> Follower<'a, K> {
             Failure::Busy(at_least, _) => self.pauses.told(*at_least),
             _ => self.pauses.next(),
         };
-        if matches!(failure, Failure::Withheld(_)) {
+        if K::DISPENSABLE && matches!(failure, Failure::Withheld(_) | Failure::Unsupported(_)) {
             self.intake.settle();
             self.news.notify_one();
         }
@@ -172,7 +172,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         };
         // Without a version: at least as new as this request, also where the
         // server's cache lags behind (`resourceVersion=0` would not be).
-        let request = Request::new(K::PATH).watch(&params, "");
+        let request = self.watch_from(&params, "");
         let response = ask(self.access, request).await?;
         self.intake.begin_list();
         self.unfinished = true;
@@ -182,10 +182,21 @@ impl<'a, K: Kind> Follower<'a, K> {
     async fn watch(&mut self) -> Result<(), Failure> {
         let params = self.watch_params();
         let version = self.intake.version().unwrap_or_default();
-        let request = Request::new(K::PATH).watch(&params, version);
+        let request = self.watch_from(&params, version);
         let response = ask(self.access, request).await?;
         self.works();
         self.read(response, &params).await
+    }
+
+    fn watch_from(
+        &self,
+        params: &WatchParams,
+        version: &str,
+    ) -> Result<http::Request<Vec<u8>>, kube::core::request::Error> {
+        match K::METADATA_ALONE {
+            true => Request::new(K::PATH).watch_metadata(params, version),
+            false => Request::new(K::PATH).watch(params, version),
+        }
     }
 
     fn watch_params(&self) -> WatchParams {
@@ -256,7 +267,10 @@ impl<'a, K: Kind> Follower<'a, K> {
         };
         self.intake.begin_list();
         loop {
-            let request = Request::new(K::PATH).list(&params);
+            let request = match K::METADATA_ALONE {
+                true => Request::new(K::PATH).list_metadata(&params),
+                false => Request::new(K::PATH).list(&params),
+            };
             let body = whole(ask(self.access, request).await?).await?;
             params.continue_token = self.intake.page(&body)?;
             if params.continue_token.is_none() {

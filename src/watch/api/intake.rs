@@ -172,7 +172,12 @@ impl<'a, K: Kind> Intake<'a, K> {
                     let text = texts.collect::<Vec<_>>().join("; ");
                     self.complain(&name, &format!("{text}; this is left out"));
                 }
-                lock(self.known).put(name, reduced.object);
+                let mut known = lock(self.known);
+                if reduced.object.matters() {
+                    known.put(name, reduced.object);
+                } else {
+                    known.remove(name);
+                }
             }
             (name, Err(invalid)) => self.unusable(name, &invalid.to_string()),
             (None, Ok(_)) => self.unusable(None, "it has no name"),

@@ -32,6 +32,17 @@ pub(super) trait Kind: Sized + PartialEq + Send + Sync + 'static {
     const LABELS: Option<&str> =
         Some("!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name");
 
+    /// The server is asked for metadata alone.
+    const METADATA_ALONE: bool = false;
+    /// Where the server withholds them, we go on without: otherwise their
+    /// absence would be taken for an empty cluster.
+    const DISPENSABLE: bool = false;
+
+    /// Worth keeping; what is not is as good as gone.
+    fn matters(&self) -> bool {
+        true
+    }
+
     fn meta(wire: &Self::Wire) -> &wire::Meta;
     /// `None` if it has no name.
     fn name(meta: &wire::Meta, names: &mut Names) -> Option<Self::Name>;
@@ -114,6 +125,7 @@ impl Kind for Node {
     const PLURAL: &str = "Nodes";
     const PATH: &str = "/api/v1/nodes";
     const LABELS: Option<&str> = None;
+    const DISPENSABLE: bool = true;
 
     fn meta(wire: &wire::Node) -> &wire::Meta {
         &wire.metadata
@@ -130,6 +142,47 @@ impl Kind for Node {
 
     fn came(object: Arc<Self>) -> Event {
         Event::Node(object)
+    }
+
+    fn gone(name: Arc<str>) -> Event {
+        Event::NodeGone(name)
+    }
+}
+
+/// Another Node, of which only the weight matters: most have none, and are not
+/// kept.
+#[derive(PartialEq)]
+pub(super) struct Elsewhere(Arc<Node>);
+
+impl Kind for Elsewhere {
+    type Name = Arc<str>;
+    type Wire = wire::Bare;
+    const PLURAL: &str = "weights of other Nodes";
+    const PATH: &str = Node::PATH;
+    const LABELS: Option<&str> = None;
+    const METADATA_ALONE: bool = true;
+    const DISPENSABLE: bool = true;
+
+    fn matters(&self) -> bool {
+        self.0.weight.is_some()
+    }
+
+    fn meta(wire: &wire::Bare) -> &wire::Meta {
+        &wire.metadata
+    }
+
+    fn name(meta: &wire::Meta, names: &mut Names) -> Option<Arc<str>> {
+        Node::name(meta, names)
+    }
+
+    fn reduce(wire: wire::Bare, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
+        let Reduced { object, warnings } = Node::reduce(&wire.into(), names)?;
+        let object = Elsewhere(Arc::new(object));
+        Ok(Reduced { object, warnings })
+    }
+
+    fn came(object: Arc<Self>) -> Event {
+        Event::Node(Arc::clone(&object.0))
     }
 
     fn gone(name: Arc<str>) -> Event {

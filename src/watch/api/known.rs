@@ -128,7 +128,7 @@ impl<K: Kind> Known<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::services::{Extensions, Node};
+    use crate::services::Node;
 
     fn node(name: &str, zone: &str) -> (Arc<str>, Node) {
         let node = Node {
@@ -138,7 +138,7 @@ mod tests {
             addresses: Box::default(),
             deleting: false,
             to_be_deleted: false,
-            extensions: Extensions::default(),
+            weight: None,
         };
         (name.into(), node)
     }

@@ -9,8 +9,8 @@
 //! # Calls
 //! [`CALLS`] has all calls that are made; RBAC has to allow these and no
 //! others. Services and EndpointSlices are asked for in all namespaces, with a
-//! label selector; Nodes with the field selector `metadata.name` of our own
-//! node, and never by `get`.
+//! label selector; our own Node with the field selector `metadata.name`, never
+//! by `get`; of all other Nodes, whose weights count here, the metadata alone.
 //!
 //! A streaming list (KEP-3157) is a watch with `sendInitialEvents`; the server
 //! asks for the verb `watch` then.
@@ -30,6 +30,7 @@ use tokio::{
 use self::{
     follow::Follower,
     intake::{Intake, lock},
+    kind::Elsewhere,
     known::Known,
     pause::Pauses,
 };
@@ -79,12 +80,12 @@ impl Settings {
     }
 }
 
-/// Follows Services, EndpointSlices and our Node in a task of its own, on the
+/// Follows Services, EndpointSlices, our Node and the weights of others in a task of its own, on the
 /// Tokio runtime that this is called in.
 ///
 /// The first batch is everything that there is, when Services and
-/// EndpointSlices are complete and our Node is known, or known not to be there
-/// or not to be for us to see. Each later one is what became different in
+/// EndpointSlices are complete and our Node and the weights of others are
+/// known, or known not to be there or not to be for us to see. Each later one is what became different in
 /// reduced form, each object at most once. Whatever happens to the server,
 /// the last known state stays in force. The task ends when the receiver is
 /// dropped.
@@ -102,7 +103,8 @@ pub fn spawn(access: Access, settings: Settings) -> mpsc::Receiver<Batch> {
 struct Objects {
     services: Mutex<Known<Service>>,
     slices: Mutex<Known<EndpointSlice>>,
-    nodes: Mutex<Known<Node>>,
+    node: Mutex<Known<Node>>,
+    elsewhere: Mutex<Known<Elsewhere>>,
 }
 
 async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<Batch>) {
@@ -111,10 +113,12 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
     let objects = Objects {
         services: Mutex::new(Known::new()),
         slices: Mutex::new(Known::new()),
-        nodes: Mutex::new(Known::new()),
+        node: Mutex::new(Known::new()),
+        elsewhere: Mutex::new(Known::new()),
     };
     let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
     let own = format!("metadata.name={}", settings.node_name);
+    let others = format!("metadata.name!={}", settings.node_name);
     let services = Follower::new(
         access,
         None,
@@ -129,15 +133,24 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         news,
         pauses(),
     );
-    let nodes = Follower::new(
+    let node = Follower::new(
         access,
         Some(own),
-        Intake::new(names, &objects.nodes),
+        Intake::new(names, &objects.node),
+        news,
+        pauses(),
+    );
+    let elsewhere = Follower::new(
+        access,
+        Some(others),
+        Intake::new(names, &objects.elsewhere),
         news,
         pauses(),
     );
     tokio::select! {
-        () = async { tokio::join!(services.run(), slices.run(), nodes.run()); } => {}
+        () = async {
+            tokio::join!(services.run(), slices.run(), node.run(), elsewhere.run());
+         } => {}
         () = objects.tell(news, sender) => {}
     }
 }
@@ -167,12 +180,14 @@ impl Objects {
     fn are_settled(&self) -> bool {
         lock(&self.services).is_settled()
             && lock(&self.slices).is_settled()
-            && lock(&self.nodes).is_settled()
+            && lock(&self.node).is_settled()
+            && lock(&self.elsewhere).is_settled()
     }
 
     fn batch(&self) -> Batch {
         let mut events = Vec::new();
-        lock(&self.nodes).tell(&mut events);
+        lock(&self.node).tell(&mut events);
+        lock(&self.elsewhere).tell(&mut events);
         lock(&self.services).tell(&mut events);
         lock(&self.slices).tell(&mut events);
         Batch { events }

@@ -171,3 +171,12 @@ impl From<Node> for core::Node {
         }
     }
 }
+
+impl From<Bare> for core::Node {
+    fn from(wire: Bare) -> Self {
+        core::Node {
+            metadata: wire.metadata.into_api(),
+            ..core::Node::default()
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! What the rules of all ServicePorts depend on.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::{
+    config::{self, Effective, NodePortAddresses},
+    kernel::{
+        Family,
+        xtables::{features::Features, rule::Rule},
+    },
+    node::Served,
+    services::Node,
+};
+
+/// What the rules depend on beside the ServicePorts themselves. Anything that
+/// differs here makes every plan a new one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// iptables or ip6tables.
+    pub family: Family,
+    /// How traffic of this node's pods is told from other traffic.
+    pub detect_local: DetectLocal,
+    /// This node's own address in this family: who may call a load balancer
+    /// within the node's source range.
+    pub node_ip: Option<IpAddr>,
+    /// Addresses of the node in this family, as far as known. Only for kernels
+    /// that lack `addrtype`.
+    pub node_addresses: Vec<IpAddr>,
+    /// SNAT everything that is sent to cluster IPs.
+    pub masquerade_all: bool,
+    /// Bits of the packet mark that ask for SNAT.
+    pub masquerade_mark: u32,
+    /// Which of the node's addresses serve node ports.
+    pub node_ports: Served,
+    /// Serve them on loopback too; see [`Options::serves_localhost`].
+    pub localhost_node_ports: bool,
+    /// The kernel takes no packet outside a TCP window for invalid
+    /// (`nf_conntrack_tcp_be_liberal`).
+    pub tcp_be_liberal: bool,
+    /// What rules may use.
+    pub features: Features,
+    /// So many endpoints that most comments are left out; see
+    /// [`is_large_cluster`].
+    pub large_cluster: bool,
+    /// How packets find their ServicePort.
+    pub dispatch: Dispatch,
+}
+
+/// How traffic of this node's pods is told from other traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// It cannot be told: nothing is treated as traffic from outside.
+    Unknown,
+    /// By its source, which is in this network of the options' family.
+    Within(IpNet),
+    /// By the link that it comes through, or by how such links' names begin if
+    /// this ends in `+` (iptables(8), `--in-interface`).
+    Through(String),
+}
+
+/// How packets find their ServicePort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dispatch {
+    /// One rule after the other, as kube-proxy has it.
+    Linear,
+    /// Through chains by address prefix and port range, so that the last of
+    /// many ServicePorts is found almost as soon as the first.
+    Indexed,
+}
+
+/// `--iptables-dispatch`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DispatchChoice {
+    /// Linear for few ServicePorts, indexed for many.
+    #[default]
+    Auto,
+    /// Always linear.
+    Linear,
+    /// Always indexed.
+    Indexed,
+}
+
+/// ServicePorts of a family above which `auto` means indexed.
+const MANY: usize = 1000;
+/// Endpoints of a family above which comments cost too much: kube-proxy's
+/// `largeClusterEndpointsThreshold`.
+const LARGE: usize = 1000;
+
+impl DispatchChoice {
+    /// The dispatch for so many ServicePorts. A change rewrites everything, so
+    /// what is in force `now` stays until their number clearly asks for the
+    /// other.
+    pub fn dispatch(self, service_ports: usize, now: Option<Dispatch>) -> Dispatch {
+        let indexed = match self {
+            DispatchChoice::Linear => false,
+            DispatchChoice::Indexed => true,
+            DispatchChoice::Auto => above(MANY, service_ports, now == Some(Dispatch::Indexed)),
+        };
+        if indexed {
+            Dispatch::Indexed
+        } else {
+            Dispatch::Linear
+        }
+    }
+}
+
+/// Whether so many endpoints of a family make a large cluster, whose rules go
+/// without most comments. As with [`DispatchChoice::dispatch`], what is so
+/// `now` stays until the number clearly says otherwise.
+pub fn is_large_cluster(endpoints: usize, now: bool) -> bool {
+    above(LARGE, endpoints, now)
+}
+
+fn above(threshold: usize, count: usize, now: bool) -> bool {
+    count
+        > if now {
+            threshold - threshold / 5
+        } else {
+            threshold
+        }
+}
+
+impl Options {
+    /// What the configuration says. `node` is this node's object, `served` the
+    /// addresses of node ports that follow from both.
+    pub fn new(
+        configured: &Effective,
+        family: Family,
+        node: Option<&Node>,
+        served: &Served,
+        features: Features,
+    ) -> Options {
+        let of_family = |ip: &IpAddr| Family::of(ip) == family;
+        let addresses: Vec<IpAddr> = node
+            .map(|node| &*node.addresses)
+            .unwrap_or_default()
+            .iter()
+            .copied()
+            .filter(of_family)
+            .collect();
+        Options {
+            family,
+            detect_local: DetectLocal::new(&configured.detect_local, family, node),
+            node_ip: configured
+                .node_ip
+                .filter(of_family)
+                .or(addresses.first().copied()),
+            node_addresses: addresses,
+            masquerade_all: configured.masquerade_all,
+            masquerade_mark: 1 << configured.masquerade_bit,
+            node_ports: node_ports(&configured.node_ports, served, family),
+            localhost_node_ports: false,
+            tcp_be_liberal: false,
+            features,
+            large_cluster: false,
+            dispatch: Dispatch::Linear,
+        }
+    }
+
+    /// Node ports are served on loopback addresses: asked for, among the
+    /// addresses that serve them, and possible without opening the node's
+    /// loopback services to its neighbours, which takes `conntrack`
+    /// (kubernetes issue 90259). Only IPv4 has `route_localnet`, which then
+    /// must be set.
+    pub fn serves_localhost(&self) -> bool {
+        let asked = self.localhost_node_ports && self.family == Family::V4;
+        let served = match &self.node_ports {
+            Served::All => true,
+            Served::Within(networks) => networks.iter().any(covers_loopback),
+        };
+        asked && served && self.features.conntrack
+    }
+
+    /// The bits of an address.
+    pub(super) fn v6(&self) -> bool {
+        self.family == Family::V6
+    }
+
+    /// The rule with a comment, where the kernel has comments.
+    pub(super) fn note(&self, rule: Rule, text: impl FnOnce() -> String) -> Rule {
+        if self.features.comment {
+            rule.comment(text())
+        } else {
+            rule
+        }
+    }
+}
+
+fn covers_loopback(network: &IpNet) -> bool {
+    network.addr().is_loopback() || network.contains(&IpAddr::from([127, 0, 0, 0]))
+}
+
+/// As kube-proxy's `NewNodePortAddresses`: a family that the list does not
+/// name is served whole.
+fn node_ports(configured: &NodePortAddresses, served: &Served, family: Family) -> Served {
+    let Served::Within(networks) = served else {
+        return Served::All;
+    };
+    let networks: Vec<IpNet> = networks
+        .iter()
+        .copied()
+        .filter(|network| Family::of(&network.addr()) == family)
+        .collect();
+    let whole = networks.iter().any(|network| network.prefix_len() == 0);
+    let unnamed = networks.is_empty() && matches!(configured, NodePortAddresses::Within(_));
+    if whole || unnamed {
+        Served::All
+    } else {
+        Served::Within(networks)
+    }
+}
+
+impl DetectLocal {
+    fn new(configured: &config::DetectLocal, family: Family, node: Option<&Node>) -> DetectLocal {
+        let within = |networks: &[IpNet]| {
+            let mut networks = networks.iter();
+            let network = networks.find(|network| Family::of(&network.addr()) == family);
+            network.map_or(DetectLocal::Unknown, |network| {
+                DetectLocal::Within(*network)
+            })
+        };
+        match configured {
+            config::DetectLocal::ClusterCidr(networks) => within(networks),
+            config::DetectLocal::NodeCidr => {
+                within(node.map(|node| &*node.pod_cidrs).unwrap_or_default())
+            }
+            config::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
+            config::DetectLocal::InterfaceNamePrefix(prefix) => {
+                DetectLocal::Through(format!("{prefix}+"))
+            }
+        }
+    }
+
+    /// The rule, for traffic of this node's pods only.
+    pub(super) fn local(&self, rule: Rule) -> Option<Rule> {
+        match self {
+            DetectLocal::Unknown => None,
+            DetectLocal::Within(network) => Some(rule.source(*network)),
+            DetectLocal::Through(link) => Some(rule.input(link.as_str())),
+        }
+    }
+
+    /// The rule, for all other traffic only.
+    pub(super) fn not_local(&self, rule: Rule) -> Option<Rule> {
+        match self {
+            DetectLocal::Unknown => None,
+            DetectLocal::Within(network) => Some(rule.not_source(*network)),
+            DetectLocal::Through(link) => Some(rule.not_input(link.as_str())),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Says each preference that the mode cannot honour once: in the log, and in an
+//! Event on the Service.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hashbrown::HashMap;
+
+use crate::{
+    events::{Event, Recorder},
+    modes::{ModeName, Unhonoured},
+    services::{Changes, ServiceName, ServicePortName},
+};
+
+/// What was not honoured, and why.
+type Reason = (&'static str, String);
+
+/// What was said and still holds.
+#[derive(Debug)]
+pub(super) struct Said {
+    recorder: Recorder,
+    services: HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>,
+}
+
+impl Said {
+    /// Posts Events to `recorder`.
+    pub(super) fn new(recorder: Recorder) -> Said {
+        Said {
+            recorder,
+            services: HashMap::new(),
+        }
+    }
+
+    /// Says what is new in `unhonoured`, the report of a sync of `changes`. The
+    /// ports of a Service mostly have the same to say, which is said once.
+    pub(super) fn tell(&mut self, mode: ModeName, unhonoured: Vec<Unhonoured>, changes: &Changes) {
+        let before = self.forget(changes);
+        for Unhonoured { port, what, why } in unhonoured {
+            let service = port.service.clone();
+            let ports = self.services.entry(service.clone()).or_default();
+            let reason = (what, why);
+            let known = before
+                .get(&service)
+                .is_some_and(|reasons| reasons.contains(&reason))
+                || ports.values().any(|reasons| reasons.contains(&reason));
+            if !known {
+                let (what, why) = &reason;
+                let note = format!("{what} is not honoured in {mode} mode: {why}");
+                tracing::warn!("Service {service}: {note}");
+                self.recorder.post(Event::not_honoured(service, note));
+            }
+            ports.entry(port).or_default().insert(reason);
+        }
+    }
+
+    /// Forgets what was said about the ServicePorts of `changes`, and answers
+    /// with it.
+    fn forget(&mut self, changes: &Changes) -> HashMap<ServiceName, BTreeSet<Reason>> {
+        let mut forgotten: HashMap<ServiceName, BTreeSet<Reason>> = HashMap::new();
+        if changes.full {
+            for (service, ports) in std::mem::take(&mut self.services) {
+                forgotten.insert(service, ports.into_values().flatten().collect());
+            }
+            return forgotten;
+        }
+        // Mostly nothing was ever said.
+        if self.services.is_empty() {
+            return forgotten;
+        }
+        for port in &changes.ports {
+            let Some(ports) = self.services.get_mut(&port.service) else {
+                continue;
+            };
+            if let Some(reasons) = ports.remove(port) {
+                let of_service = forgotten.entry(port.service.clone()).or_default();
+                of_service.extend(reasons);
+            }
+            if ports.is_empty() {
+                self.services.remove(&port.service);
+            }
+        }
+        forgotten
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::{IpFamily, Preferences, Protocol};
+
+    fn port(service: &str, port: &str) -> ServicePortName {
+        ServicePortName {
+            service: ServiceName {
+                namespace: "default".into(),
+                name: service.into(),
+            },
+            port: port.into(),
+            protocol: Protocol::Tcp,
+            family: IpFamily::V4,
+        }
+    }
+
+    fn unhonoured(port: &ServicePortName, why: &str) -> Unhonoured {
+        Unhonoured {
+            port: port.clone(),
+            what: Preferences::SCHEDULER,
+            why: why.to_owned(),
+        }
+    }
+
+    #[test]
+    fn each_is_said_once_until_it_changes() {
+        let (http, admin, other) = (port("web", "http"), port("web", "admin"), port("b", ""));
+        let (recorder, mut events) = Recorder::new(16);
+        let mut said = Said::new(recorder);
+        let mut tell = |full: bool, changed: &[&ServicePortName], report: &[Unhonoured]| {
+            let changes = Changes {
+                full,
+                ports: changed.iter().copied().cloned().collect(),
+                ..Changes::default()
+            };
+            said.tell(ModeName::Iptables, report.to_vec(), &changes);
+            let mut posted = Vec::new();
+            while let Ok(event) = events.try_recv() {
+                posted.push(event.note);
+            }
+            posted
+        };
+        let both = [unhonoured(&http, "no lc"), unhonoured(&admin, "no lc")];
+        let said = "tripod.proxy/scheduler is not honoured in iptables mode: no lc";
+        assert_eq!(tell(true, &[], &both), [said]);
+        assert_eq!(tell(true, &[], &both), [""; 0], "a full sync");
+        assert_eq!(tell(false, &[&other], &[]), [""; 0]);
+        assert_eq!(tell(false, &[&http], &both[..1]), [""; 0], "it changed");
+        // Another reason, and back.
+        assert_eq!(
+            tell(false, &[&http], &[unhonoured(&http, "no sed")]).len(),
+            1
+        );
+        assert_eq!(
+            tell(false, &[&http], &both[..1]),
+            [""; 0],
+            "admin says it still"
+        );
+        // Honoured for a while.
+        assert_eq!(tell(false, &[&http, &admin], &[]), [""; 0]);
+        assert_eq!(tell(false, &[&http], &both[..1]), [said]);
+        assert_eq!(tell(true, &[], &[]), [""; 0]);
+        assert_eq!(tell(true, &[], &both), [said]);
+    }
+}
