@@ -4,5 +4,6 @@
 #[macro_use]
 mod lab;
 mod api;
+mod conformance;
 mod deploy;
 mod userspace;

@@ -62,7 +62,12 @@ impl Client {
             let mut next = || words.next().unwrap_or_default();
             let (by, seen, port) = (next().to_owned(), next().parse(), next().parse());
             match (seen, port) {
-                (Ok(seen), Ok(port)) => Ok(Outcome::Answer(Answer { by, seen, caller, port })),
+                (Ok(seen), Ok(port)) => Ok(Outcome::Answer(Answer {
+                    by,
+                    seen,
+                    caller,
+                    port,
+                })),
                 _ => Err(io::Error::other(format!("odd answer {line:?}"))),
             }
         });

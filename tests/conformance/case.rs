@@ -198,7 +198,10 @@ impl Case {
     /// Before "but" or "and": the latest expectation.
     fn latest(&mut self) -> &mut Expectation {
         let stage = self.stages.last_mut().expect("a case has a stage");
-        stage.expectations.last_mut().expect("first say what is seen")
+        stage
+            .expectations
+            .last_mut()
+            .expect("first say what is seen")
     }
 
     /// What certain columns see instead of what was just said.

@@ -141,7 +141,7 @@ pub fn userspace(column: &Column) -> bool {
 
 /// Modes in which the addresses of Services, once captured, take packets to
 /// any of their ports.
-pub fn whole_address(column: &Column) -> bool {
+pub fn no_silence(column: &Column) -> bool {
     !in_iptables(column)
 }
 

@@ -52,8 +52,7 @@ impl Why {
             }
             Why::NoSctpInUserspace => {
                 "Userspace mode does not carry SCTP: associations cannot be spliced with \
-                 their streams and several addresses. The packets go where they would go \
-                 without a Service."
+                 their streams and several addresses. Nobody answers."
             }
             Why::NobodyHereIsRefused => {
                 "With `internalTrafficPolicy: Local` and no endpoint on the node, kube-proxy's \
@@ -102,7 +101,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::NoSctpInUserspace,
         columns: userspace,
-        instead: |protocol, _| (protocol == Protocol::Sctp).then_some(Sight::Unserved),
+        instead: |protocol, _| (protocol == Protocol::Sctp).then_some(Sight::Silent),
     },
     Rule {
         why: Why::ClientHidden,

@@ -41,8 +41,8 @@ impl Pod {
             Pod::C => (1, 13),
         };
         (
-            Ipv4Addr::new(10, 244, subnet.into(), last),
-            Ipv6Addr::new(0xfd00, 0x244, 0, subnet, 0, 0, 0, last.into()),
+            Ipv4Addr::new(10, 244, subnet, last),
+            Ipv6Addr::new(0xfd00, 0x244, 0, subnet.into(), 0, 0, 0, last.into()),
         )
     }
 }
@@ -101,12 +101,14 @@ impl Endpoint {
     }
 
     pub fn for_zone(mut self, zone: &str) -> Endpoint {
-        self.hints.insert("forZones".into(), json!([{"name": zone}]));
+        self.hints
+            .insert("forZones".into(), json!([{"name": zone}]));
         self
     }
 
     pub fn for_node(mut self, node: &str) -> Endpoint {
-        self.hints.insert("forNodes".into(), json!([{"name": node}]));
+        self.hints
+            .insert("forNodes".into(), json!([{"name": node}]));
         self
     }
 
@@ -194,16 +196,12 @@ pub fn load_balancer(pods: impl IntoIterator<Item = Pod>) -> Service {
 
 /// As [`cluster_ip`], with external IPs.
 pub fn external_ip(pods: impl IntoIterator<Item = Pod>) -> Service {
-    let mut service = cluster_ip(pods);
-    service.external_ip = true;
-    service
+    cluster_ip(pods).with_external_ip()
 }
 
 /// Every way in at once.
 pub fn everywhere(pods: impl IntoIterator<Item = Pod>) -> Service {
-    let mut service = load_balancer(pods);
-    service.external_ip = true;
-    service
+    load_balancer(pods).with_external_ip()
 }
 
 impl Service {
@@ -256,6 +254,11 @@ impl Service {
         self.says("allocateLoadBalancerNodePorts", false)
     }
 
+    pub fn with_external_ip(mut self) -> Service {
+        self.external_ip = true;
+        self
+    }
+
     pub fn without_external_ip(mut self) -> Service {
         self.external_ip = false;
         self
@@ -271,9 +274,20 @@ impl Service {
         self
     }
 
+    pub fn without_second_port(mut self) -> Service {
+        self.second_port = false;
+        self
+    }
+
     pub fn single_stack(mut self, family: Family) -> Service {
         self.families = vec![family];
         self.slice_families = vec![family];
+        self
+    }
+
+    pub fn dual_stack(mut self) -> Service {
+        self.families = vec![Family::V4, Family::V6];
+        self.slice_families = self.families.clone();
         self
     }
 
@@ -285,6 +299,11 @@ impl Service {
 
     pub fn ip_mode_proxy(mut self) -> Service {
         self.ip_mode = Some("Proxy");
+        self
+    }
+
+    pub fn ip_mode_vip(mut self) -> Service {
+        self.ip_mode = None;
         self
     }
 
@@ -322,6 +341,11 @@ impl Service {
         self
     }
 
+    pub fn unlabelled(mut self) -> Service {
+        self.labels.clear();
+        self
+    }
+
     /// As items of a List.
     pub fn manifests(&self, number: u16) -> Vec<Value> {
         let name = format!("case-{number}");
@@ -348,7 +372,8 @@ impl Service {
     fn service(&self, number: u16, name: &str) -> Value {
         let ips = |target| {
             let ips = self.families.iter();
-            ips.map(|family| address(target, *family, number)).collect::<Vec<_>>()
+            ips.map(|family| address(target, *family, number))
+                .collect::<Vec<_>>()
         };
         let ports = self.ports().into_iter().map(|(name, protocol, port)| {
             let mut manifest = json!({"name": name, "protocol": protocol, "port": port});

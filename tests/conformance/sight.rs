@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::objects::Pod;
+use super::objects::{Pod, TARGET};
 
 /// What a caller sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Answered {
     pub by: Vec<(Pod, u32)>,
     pub how: How,
     pub source: Source,
+    /// The port at which they were reached.
+    pub port: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +60,7 @@ fn answered(by: Vec<(Pod, u32)>, how: How) -> Sight {
         by,
         how,
         source: Source::Any,
+        port: TARGET,
     })
 }
 
@@ -94,6 +97,14 @@ impl Sight {
     fn from(mut self, source: Source) -> Sight {
         if let Sight::Answered(answered) = &mut self {
             answered.source = source;
+        }
+        self
+    }
+
+    /// They are reached at this port instead of the usual one.
+    pub fn at(mut self, port: u16) -> Sight {
+        if let Sight::Answered(answered) = &mut self {
+            answered.port = port;
         }
         self
     }
@@ -141,17 +152,18 @@ pub fn calls(sight: &Sight) -> (usize, usize) {
         Sight::Answered(Answered { by, how, .. }) => match how {
             // Random choice misses one of three in 60 calls once in 10^10.
             How::Each => (8 + by.len(), 60),
-            // Enough for `far_off` to tell 3:1 from 1:1.
-            How::Shares if by.iter().any(|(_, share)| *share != by[0].1) => (200, 200),
-            How::Shares => (90, 90),
+            // Enough for `far_off` to tell 3:1 from 1:1 ...
+            How::Shares if by.iter().any(|(_, share)| *share != by[0].1) => (300, 300),
+            // ... and thirds from what is left of thirds.
+            How::Shares => (1_200, 1_200),
             How::Sticky | How::StickyForASecond => (3, 3),
         },
         _ => (1, 1),
     }
 }
 
-/// Standard deviations that a share may be off: more happens once in 10^7.
-const FAR_OFF: f64 = 5.3;
+/// Standard deviations that a share may be off: more happens once in a million.
+const FAR_OFF: f64 = 5.0;
 
 /// Whether these outcomes are what `sight` says. `node` are the node's
 /// addresses, `caller` the name of the caller.
@@ -160,7 +172,6 @@ pub fn judge(
     outcomes: &[Outcome],
     caller: &str,
     node: &[IpAddr],
-    port: u16,
 ) -> Result<(), String> {
     let Sight::Answered(expected) = sight else {
         let wanted = match sight {
@@ -185,7 +196,7 @@ pub fn judge(
         let at = expected.by.iter().position(|(p, _)| p.name() == answer.by);
         let at = at.ok_or_else(|| format!("{} answers", answer.by))?;
         counts[at] += 1;
-        if answer.port != port {
+        if answer.port != expected.port {
             return Err(format!("{} answers at port {}", answer.by, answer.port));
         }
         let itself = answer.by == caller;

@@ -108,7 +108,12 @@ impl World {
             further.push(format!("addr add {v6}/128 dev eth0 nodad preferred_lft 0"));
         }
         client.ip(&further.iter().map(|line| &**line).collect::<Vec<_>>());
-        node.ip(&routes.drain(..).as_slice().iter().map(|l| &**l).collect::<Vec<_>>());
+        node.ip(&routes
+            .drain(..)
+            .as_slice()
+            .iter()
+            .map(|l| &**l)
+            .collect::<Vec<_>>());
 
         let backends = ALL.map(|of| {
             let host = match of.node() {
@@ -168,7 +173,8 @@ pub fn further_address(number: u8) -> (Ipv4Addr, Ipv6Addr) {
 /// The node's addresses, as endpoints may see them.
 pub fn node_addresses() -> Vec<IpAddr> {
     let each = NODE.iter();
-    each.flat_map(|(v4, v6)| [IpAddr::from(*v4), (*v6).into()]).collect()
+    each.flat_map(|(v4, v6)| [IpAddr::from(*v4), (*v6).into()])
+        .collect()
 }
 
 fn v6(text: &str) -> Ipv6Addr {
