@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{Ipv4RecvErr, Ipv6RecvErr};
 use socket2::{Domain, Socket, Type};
 
 use super::case::Protocol;
@@ -41,6 +43,11 @@ impl Client {
         socket.set_read_timeout(Some(patience))?;
         Ok(match protocol {
             Protocol::Udp => {
+                // Otherwise no word of unreachable hosts comes here; see ip(7).
+                match to {
+                    SocketAddr::V4(_) => setsockopt(&socket, Ipv4RecvErr, &true)?,
+                    SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvErr, &true)?,
+                }
                 socket.connect(&to.into())?;
                 Client::Datagram(socket.into())
             }
@@ -102,7 +109,11 @@ fn fate(error: &io::Error) -> Outcome {
             Outcome::Reset
         }
         ErrorKind::TimedOut | ErrorKind::WouldBlock => Outcome::Silent,
-        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Outcome::Unserved,
+        // The last is what "prohibited" is called with IPv6; with IPv4 it cannot
+        // be told from an unreachable host.
+        ErrorKind::HostUnreachable
+        | ErrorKind::NetworkUnreachable
+        | ErrorKind::PermissionDenied => Outcome::Unserved,
         _ => Outcome::Odd(error.to_string()),
     }
 }

@@ -139,12 +139,8 @@ pub fn userspace(column: &Column) -> bool {
     column.mode == "userspace"
 }
 
-/// Modes in which the addresses of Services, once captured, take packets to
-/// any of their ports.
+/// Modes in which something of the node's stands at a cluster IP, which
+/// refuses when there is nowhere to go.
 pub fn no_silence(column: &Column) -> bool {
     !in_iptables(column)
-}
-
-pub fn not_ipvs(column: &Column) -> bool {
-    !ipvs(column)
 }

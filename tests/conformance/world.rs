@@ -55,10 +55,18 @@ impl World {
             "outside",
             (Ipv4Addr::new(192, 0, 2, 20), v6("2001:db8::20")),
         );
+        // So that the router can say what it does not know, to pods too.
+        wire.ip(&[
+            "route add 10.244.0.0/24 via 192.0.2.10",
+            "route add fd00:244::/64 via 2001:db8::10",
+            "route add 10.244.1.0/24 via 192.0.2.30",
+            "route add fd00:244:0:1::/64 via 2001:db8::30",
+        ]);
+        // Never chosen as a source where the first one would do.
         let (second_v4, second_v6) = NODE[1];
         node.ip(&[
             &format!("addr add {second_v4}/24 dev eth0"),
-            &format!("addr add {second_v6}/64 dev eth0 nodad"),
+            &format!("addr add {second_v6}/64 dev eth0 nodad preferred_lft 0"),
             "route add 10.244.1.0/24 via 192.0.2.30",
             "route add fd00:244:0:1::/64 via 2001:db8::30",
         ]);
@@ -98,22 +106,16 @@ impl World {
             (Ipv4Addr::new(10, 244, 0, 9), v6("fd00:244::9")),
         );
         let mut further = Vec::new();
-        let mut routes = vec![
-            "route add 10.244.0.96/27 dev pod-client".to_owned(),
-            "route add fd00:244::1:0/112 dev pod-client".to_owned(),
-        ];
         for number in 1..=CLIENTS {
             let (v4, v6) = further_address(number);
             further.push(format!("addr add {v4}/32 dev eth0"));
             further.push(format!("addr add {v6}/128 dev eth0 nodad preferred_lft 0"));
         }
         client.ip(&further.iter().map(|line| &**line).collect::<Vec<_>>());
-        node.ip(&routes
-            .drain(..)
-            .as_slice()
-            .iter()
-            .map(|l| &**l)
-            .collect::<Vec<_>>());
+        node.ip(&[
+            "route add 10.244.0.96/27 dev pod-client",
+            "route add fd00:244::1:0/112 dev pod-client",
+        ]);
 
         let backends = ALL.map(|of| {
             let host = match of.node() {

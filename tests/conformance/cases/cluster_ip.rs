@@ -87,7 +87,7 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .at_port(SECOND_PORT)
         .sees(Unserved)
-        .but(no_silence, Why::AddressTakenWhole, Refused),
+        .but(ipvs, Why::AddressTakenWhole, Refused),
         case(
             "The same port number over TCP and UDP serves both",
             cluster_ip(ALL),
@@ -101,7 +101,7 @@ pub fn cases() -> Vec<Case> {
             .calls(ClusterIp)
             .at_port(99)
             .sees(Unserved)
-            .but(no_silence, Why::AddressTakenWhole, Refused),
+            .but(ipvs, Why::AddressTakenWhole, Refused),
         case(
             "IPv4 alone: the Service has no IPv6 address",
             cluster_ip(ALL).single_stack(V4),
