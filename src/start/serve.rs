@@ -4,6 +4,7 @@
 use std::{
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use prometheus::Registry;
@@ -30,6 +31,9 @@ use crate::{
 
 /// Events that may wait for the API server; more are dropped.
 const EVENTS: usize = 64;
+
+/// How often to look whether connections have ended.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Serves until it is told to end.
 pub(super) async fn serve(settings: Settings) -> Done {
@@ -115,7 +119,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     ));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
+    let ended: Done = tokio::select! {
         () = runner.run(source.follow(&node), Some(AddressChanges::open()?)) => {
             Err("the source of objects ended unexpectedly".into())
         }
@@ -123,6 +127,28 @@ pub(super) async fn serve(settings: Settings) -> Done {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
         changed = config_changed(settings.file.as_ref()) => Err(changed.into()),
+    };
+    if ended.is_ok() {
+        // Nothing is synced any more, but what is open goes on.
+        tokio::select! {
+            () = drained(|| runner.carried(), settings.own.drain_timeout) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+    ended
+}
+
+/// Waits until no connection is left that would end with this process, at most
+/// `patience`. Meanwhile a successor takes the new ones.
+async fn drained(carried: impl Fn() -> usize, patience: Duration) {
+    let deadline = Instant::now() + patience;
+    let connections = carried();
+    if connections > 0 {
+        tracing::info!(connections, "ending when they have, or in {patience:?}");
+    }
+    while carried() > 0 && Instant::now() < deadline {
+        tokio::time::sleep(LOOK).await;
     }
 }
 

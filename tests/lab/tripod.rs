@@ -73,6 +73,7 @@ impl Tripod {
             // Where pods are: what tells them from callers outside.
             .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
             .args(["--hostname-override", "node", "--udp-timeout", "2s"])
+            .arg("--userspace-drain-timeout=1s")
             .args(["--ipvs-scheduler", "wrr", "--v", "2"])
             .args(["--metrics-bind-address", "127.0.0.1:10249"]);
         Tripod::spawn(command)
