@@ -39,6 +39,8 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(super) async fn serve(settings: Settings) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
+    // Before anything is changed: it may end here.
+    let choice = probe::choose(&settings)?;
     let source = source(&settings).await?;
     let recorder = match &source {
         Source::Folder(_) => Recorder::nowhere(),
@@ -50,7 +52,6 @@ pub(super) async fn serve(settings: Settings) -> Done {
     };
     recorder.post(Event::starting());
     node::prepare(&settings.configuration, &recorder);
-    let choice = probe::choose(&settings)?;
     let mode = choice.mode;
     for reason in &choice.passed_over {
         tracing::warn!("running in {mode} mode: {reason}");

@@ -86,7 +86,8 @@ impl Tripod {
         tripod
     }
 
-    fn spawn(mut command: Command) -> Tripod {
+    /// Starts a complete command, and waits for nothing.
+    pub fn spawn(mut command: Command) -> Tripod {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -195,7 +196,17 @@ impl Tripod {
 
     /// SIGTERM, and its exit status.
     pub fn terminate(&mut self) -> ExitStatus {
+        self.ask_to_end();
+        self.ended()
+    }
+
+    /// SIGTERM.
+    pub fn ask_to_end(&self) {
         self.process.signal(Signal::SIGTERM);
+    }
+
+    /// Its exit status after [`Tripod::ask_to_end`].
+    pub fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + Duration::from_secs(10);
         self.process
             .wait_until(deadline)
