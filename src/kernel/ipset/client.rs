@@ -66,6 +66,7 @@ impl IpSets {
             version: VERSIONS[0],
             revisions: HashMap::new(),
         };
+        sets.socket.explain(private);
         // The kernel refuses a version that it does not speak; which it does
         // has no bearing on what is asked here.
         let request = |version| {
@@ -418,9 +419,31 @@ pub(in crate::kernel) fn members(
     Ok(found)
 }
 
-/// What ipset's own error numbers mean (`enum ipset_errno`); nix knows only
-/// those of the system and makes `UnknownErrno` of the others, so that they are
-/// told apart by what was asked.
+/// What ipset's own error numbers mean (`enum ipset_errno`; from 4352 on those
+/// of the kinds: here `linux/netfilter/ipset/ip_set_hash.h`, because a bitmap
+/// of all ports refuses none).
+fn private(number: i32) -> Option<&'static str> {
+    Some(match number {
+        4097 => "kernel and Tripod have no version of ipset in common",
+        4098 => "this kernel does not know the kind: modules ip_set_hash_* and ip_set_bitmap_*",
+        4099 => "the kernel takes no more sets (max_sets of module ip_set)",
+        4100 | 4108 => "a rule or another set uses it",
+        4101 => "there is one of that name",
+        4102 => "it is of another kind",
+        4103 => "it is there already",
+        4104 => "its prefix is none",
+        4106 => "its addresses are of the other family",
+        4109 => "its address is not IPv4, as the set's are",
+        4110 => "its address is not IPv6, as the set's are",
+        4352 => "the set is full: all its members (maxelem) are there",
+        4353 => "it is no member that the set can have",
+        4354 | 4355 => "its protocol has no ports, or is missing",
+        4356 | 4357 => "it is a range, which the set does not take",
+        _ => return None,
+    })
+}
+
+/// What the system's error numbers mean here.
 fn explained(error: Error) -> Error {
     let Error::Refused {
         operation,
@@ -434,11 +457,6 @@ fn explained(error: Error) -> Error {
     let meaning = match (errno, operation) {
         (Errno::EINVAL, "use") => Some("this kernel has no ipset: module ip_set"),
         (Errno::EEXIST, "create") => Some("there is one of that name, of another kind"),
-        (Errno::UnknownErrno, "create" | "use") => {
-            Some("this kernel does not know the kind, or takes no more sets")
-        }
-        (Errno::UnknownErrno, "destroy") => Some("it is in use by a rule"),
-        (Errno::UnknownErrno, "add") => Some("it is full, or that cannot be a member"),
         (Errno::EPERM, _) => Some("it takes CAP_NET_ADMIN"),
         _ => None,
     };

@@ -163,3 +163,23 @@ fn errors_name_the_set_and_the_cause() {
         assert!(error.contains("set NONE"), "{error}");
     });
 }
+
+#[test]
+fn a_set_that_is_full_says_so() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        let set = Set {
+            max_members: 2,
+            ..Set::new("SMALL", Kind::Ip, Family::V4)
+        };
+        sets.create(&set).unwrap();
+        let members = [1, 2, 3].map(|last| Element::Ip([10, 0, 0, last].into()));
+        let refused = sets.add(&set, &members).unwrap();
+        let [(member, error)] = &refused[..] else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(*member, members[2]);
+        let wanted = "cannot add 10.0.0.3 in set SMALL: the set is full";
+        assert!(error.to_string().starts_with(wanted), "{error}");
+    });
+}

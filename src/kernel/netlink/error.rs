@@ -13,7 +13,7 @@ pub struct Malformed(pub &'static str);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel said no.
-    #[error("cannot {operation} {object}: {}{}", .errno.desc(), detail(.hint))]
+    #[error("cannot {operation} {object}: {}", reason(*.errno, .hint.as_deref()))]
     Refused {
         /// What was asked, a verb.
         operation: &'static str,
@@ -56,9 +56,14 @@ pub enum Error {
     },
 }
 
-fn detail(hint: &Option<String>) -> String {
-    hint.as_ref()
-        .map_or_else(String::new, |h| format!(" ({h})"))
+/// The system's words and the hint; for a number that the system has no words
+/// for, the hint alone.
+fn reason(errno: Errno, hint: Option<&str>) -> String {
+    match (errno, hint) {
+        (Errno::UnknownErrno, Some(hint)) => hint.to_owned(),
+        (errno, Some(hint)) => format!("{} ({hint})", errno.desc()),
+        (errno, None) => errno.desc().to_owned(),
+    }
 }
 
 impl Error {

@@ -39,6 +39,8 @@ pub struct Message<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub errno: Option<Errno>,
+    /// The error's number, which may be one that is not the system's.
+    pub number: i32,
     pub hint: Option<String>,
 }
 
@@ -60,7 +62,8 @@ impl<'a> Message<'a> {
     /// dump, which carries an error in the same place.
     pub(super) fn verdict(&self) -> Result<Verdict, Malformed> {
         let code = u32_at(self.body, 0).ok_or(Malformed("error message without a code"))? as i32;
-        let errno = (code != 0).then(|| Errno::from_raw(code.wrapping_neg()));
+        let number = code.wrapping_neg();
+        let errno = (code != 0).then(|| Errno::from_raw(number));
         let mut hint = None;
         if self.flags & libc::NLM_F_ACK_TLVS as u16 != 0 {
             // The attributes follow the request's header, which is echoed, and
@@ -79,7 +82,11 @@ impl<'a> Message<'a> {
                 }
             }
         }
-        Ok(Verdict { errno, hint })
+        Ok(Verdict {
+            errno,
+            number,
+            hint,
+        })
     }
 }
 

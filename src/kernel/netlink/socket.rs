@@ -23,7 +23,7 @@ use super::{
 const RECEIVE: usize = 64 * 1024;
 /// Requests are packed into one datagram up to this size …
 const DATAGRAM: usize = 16 * 1024;
-/// … and this number. Each answer waits in the socket's receive buffer and is
+/// … and this number. Each refusal waits in the socket's receive buffer and is
 /// accounted there with about 1 KiB: 64 are far from the usual 208 KiB, beyond
 /// which the kernel drops answers.
 const BATCH: usize = 64;
@@ -46,7 +46,11 @@ pub struct Socket {
     inner: NlSocket,
     sequence: u32,
     buffer: Box<[u8]>,
+    private: PrivateErrors,
 }
+
+/// What an error number that is not the system's means; `None`: unknown.
+pub(in crate::kernel) type PrivateErrors = fn(i32) -> Option<&'static str>;
 
 impl Socket {
     /// Opens a socket of that protocol.
@@ -86,7 +90,14 @@ impl Socket {
             inner,
             sequence: 0,
             buffer: vec![0; RECEIVE].into_boxed_slice(),
+            private: |_| None,
         })
+    }
+
+    /// Teaches the meaning of the error numbers that a subsystem has beside the
+    /// system's: they come as the hint of [`Error::Refused`].
+    pub(in crate::kernel) fn explain(&mut self, private: PrivateErrors) {
+        self.private = private;
     }
 
     /// Makes [`Socket::drain`] return instead of waiting.
@@ -140,6 +151,11 @@ impl Socket {
     /// at one that it refuses; `tolerated` are errnos that count as success
     /// ("exists" of what is to be added, "no such" of what is to be removed).
     ///
+    /// Only the last request of a datagram asks for an acknowledgement. The
+    /// kernel tells a refusal unasked, and before it looks at the next request:
+    /// what was not refused when the last is answered has been carried out.
+    /// That is one answer to take from the socket instead of 64.
+    ///
     /// # Errors
     /// When the socket fails; what the kernel refuses is in the outcomes.
     pub fn batch(
@@ -162,25 +178,28 @@ impl Socket {
             let (chunk, after) = rest.split_at(fitting.max(1));
             rest = after;
             let first = self.send(chunk, libc::NLM_F_ACK as u16)?;
-            let mut verdicts: Vec<Option<Result<(), Error>>> = chunk.iter().map(|_| None).collect();
-            while verdicts.iter().any(Option::is_none) {
+            let private = self.private;
+            let mut verdicts: Vec<Result<(), Error>> = chunk.iter().map(|_| Ok(())).collect();
+            let mut answered = false;
+            while !answered {
                 self.receive(&chunk[0], |message| {
                     let at = message.sequence.wrapping_sub(first) as usize;
                     if message.kind == libc::NLMSG_ERROR as u16
                         && let (Some(request), Some(verdict)) =
                             (chunk.get(at), verdicts.get_mut(at))
                     {
-                        *verdict = Some(match settle(request, &message) {
+                        answered |= at + 1 == chunk.len();
+                        *verdict = match settle(request, &message, private) {
                             Err(Error::Refused { errno, .. }) if tolerated.contains(&errno) => {
                                 Ok(())
                             }
                             other => other,
-                        });
+                        };
                     }
                     Ok(())
                 })?;
             }
-            outcomes.extend(verdicts.into_iter().flatten());
+            outcomes.extend(verdicts);
         }
         Ok(outcomes)
     }
@@ -194,13 +213,14 @@ impl Socket {
         self.batch(requests, tolerated)?.into_iter().collect()
     }
 
-    /// Sends `requests` in one datagram; returns the sequence number of the
-    /// first, the others follow it.
+    /// Sends `requests` in one datagram, the last with `flags`; returns the
+    /// sequence number of the first, the others follow it.
     fn send(&mut self, requests: &[Request], flags: u16) -> Result<u32, Error> {
         let mut datagram = Vec::with_capacity(requests.iter().map(Request::len).sum());
         let first = self.sequence.wrapping_add(1);
-        for request in requests {
+        for (at, request) in requests.iter().enumerate() {
             self.sequence = self.sequence.wrapping_add(1);
+            let flags = if at + 1 == requests.len() { flags } else { 0 };
             request.write(&mut datagram, flags, self.sequence);
         }
         loop {
@@ -230,6 +250,7 @@ impl Socket {
         mut parse: impl FnMut(Message<'_>) -> Result<Option<T>, Malformed>,
     ) -> Result<(Vec<T>, bool), Error> {
         let (mut answers, mut interrupted, mut ended) = (Vec::new(), false, false);
+        let private = self.private;
         while !ended {
             self.receive(request, |message| {
                 if message.sequence != sequence || ended {
@@ -240,7 +261,7 @@ impl Socket {
                     libc::NLMSG_NOOP => {}
                     libc::NLMSG_ERROR | libc::NLMSG_DONE => {
                         ended = true;
-                        settle(request, &message)?;
+                        settle(request, &message, private)?;
                     }
                     _ => {
                         let answer = parse(message).map_err(|what| malformed(request, what))?;
@@ -307,7 +328,7 @@ impl AsRawFd for Socket {
 }
 
 /// Reads an `NLMSG_ERROR` or `NLMSG_DONE` as the outcome of `request`.
-fn settle(request: &Request, message: &Message<'_>) -> Result<(), Error> {
+fn settle(request: &Request, message: &Message<'_>, private: PrivateErrors) -> Result<(), Error> {
     if i32::from(message.kind) == libc::NLMSG_DONE && message.body.len() < 4 {
         return Ok(());
     }
@@ -318,7 +339,9 @@ fn settle(request: &Request, message: &Message<'_>) -> Result<(), Error> {
             operation: request.operation,
             object: request.object.clone(),
             errno,
-            hint: verdict.hint,
+            hint: verdict
+                .hint
+                .or_else(|| private(verdict.number).map(str::to_owned)),
         }),
     }
 }
