@@ -1,4 +1,5 @@
 //! ipvs mode, seen from outside.
 
+mod kernel;
 mod recorded;
 mod vectors;

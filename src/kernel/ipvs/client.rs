@@ -332,6 +332,12 @@ fn explained(error: Error, change: &Change) -> Error {
             Some("there is no such virtual server".to_owned())
         }
         (Errno::ENOENT, Change::EditReal(..)) => Some("there is no such real server".to_owned()),
+        // `ip_vs_new_dest`
+        (Errno::EINVAL, Change::AddReal(..) | Change::EditReal(..)) => Some(
+            "its address is no host's (multicast, broadcast, another family), or no interface \
+             of this network namespace is up yet"
+                .to_owned(),
+        ),
         (Errno::EPROTONOSUPPORT, _) => {
             Some("this kernel's IPVS was built without the protocol".to_owned())
         }

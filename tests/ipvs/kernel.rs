@@ -1,0 +1,58 @@
+//! The doors to IPVS, ipset and dummy links, against the kernel of a guest.
+//! What was written is read back by the tools that people use.
+
+mod guest;
+mod links;
+mod load;
+mod servers;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::Command,
+};
+
+use tripod::kernel::ipvs::{Forwarding, Ipvs, Protocol, RealServer, ServerId};
+
+/// IPVS of this thread's namespace, in which an interface is up: where none ever
+/// was, the kernel has no routing table and takes no address for a host's.
+fn ipvs() -> Ipvs {
+    show("ip link set lo up");
+    Ipvs::open().expect("IPVS")
+}
+
+fn tcp(address: &str) -> ServerId {
+    ServerId {
+        protocol: Protocol::Tcp,
+        address: address.parse().expect("an address"),
+    }
+}
+
+fn masqueraded(address: &str, weight: u32) -> RealServer {
+    let address: SocketAddr = address.parse().expect("an address");
+    RealServer::new(address, weight, Forwarding::Masquerade)
+}
+
+fn ip(address: &str) -> IpAddr {
+    address.parse().expect("an address")
+}
+
+/// What a tool prints in this thread's namespace; it must succeed.
+fn show(line: &str) -> String {
+    let mut words = line.split_whitespace();
+    let program = words.next().expect("a program");
+    let output = Command::new(program)
+        .args(words)
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}: apt-get install ipvsadm ipset"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {said}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The lines of [`show`], sorted, without blanks around them.
+fn lines(line: &str) -> Vec<String> {
+    let text = show(line);
+    let mut lines: Vec<String> = text.lines().map(|line| line.trim().to_owned()).collect();
+    lines.sort();
+    lines
+}

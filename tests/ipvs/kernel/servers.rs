@@ -1,0 +1,286 @@
+//! Virtual and real servers: each field reaches the kernel and comes back.
+
+use std::time::Duration;
+
+use tripod::kernel::ipvs::{
+    Change, Forwarding, HASH_PORTS, ONE_PACKET, Protocol, RealServer, ServerId, Timeouts,
+    VirtualServer, Wrapping,
+};
+
+use super::{ipvs, lines, masqueraded, show, tcp};
+use crate::lab::{Share, run};
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn virtual_servers_are_what_ipvsadm_says_they_are() {
+    let test = concat!(
+        module_path!(),
+        "::virtual_servers_are_what_ipvsadm_says_they_are"
+    );
+    run(test, Share::Beside, || {
+        let mut ipvs = ipvs();
+        let udp = ServerId {
+            protocol: Protocol::Udp,
+            ..tcp("10.96.0.10:53")
+        };
+        let sctp = ServerId {
+            protocol: Protocol::Sctp,
+            ..tcp("10.96.0.11:9")
+        };
+        let servers = [
+            VirtualServer::new(tcp("10.96.0.1:443"), "rr"),
+            VirtualServer {
+                flags: ONE_PACKET,
+                ..VirtualServer::new(udp, "wlc")
+            },
+            VirtualServer::new(sctp, "lc"),
+            VirtualServer {
+                persistence: Some(Duration::from_secs(10_800)),
+                client_bits: 24,
+                ..VirtualServer::new(tcp("10.96.0.2:80"), "wrr")
+            },
+            VirtualServer {
+                flags: HASH_PORTS,
+                ..VirtualServer::new(tcp("10.96.0.3:80"), "sh")
+            },
+            VirtualServer {
+                persistence: Some(Duration::from_secs(60)),
+                client_bits: 64,
+                ..VirtualServer::new(tcp("[fd00::a]:80"), "mh")
+            },
+        ];
+        for server in &servers {
+            ipvs.add(server).expect("adding");
+        }
+        let mut found: Vec<_> = ipvs.list().expect("listing");
+        found.sort_by_key(|listed| listed.server.id);
+        let mut wanted = servers.to_vec();
+        wanted.sort_by_key(|server| server.id);
+        let found: Vec<_> = found.into_iter().map(|listed| listed.server).collect();
+        assert_eq!(found, wanted);
+        assert_eq!(
+            lines("ipvsadm -Sn"),
+            [
+                "-A -t 10.96.0.1:443 -s rr",
+                "-A -t 10.96.0.2:80 -s wrr -p 10800 -M 255.255.255.0",
+                "-A -t 10.96.0.3:80 -s sh -b sh-port",
+                "-A -t [fd00::a]:80 -s mh -p 60 -M 64",
+                "-A -u 10.96.0.10:53 -s wlc -o",
+                "-A --sctp-service 10.96.0.11:9 -s lc",
+            ]
+            .sorted()
+        );
+
+        let mut other = servers[3].clone();
+        (other.persistence, other.scheduler) = (None, "sed".into());
+        ipvs.edit(&other).expect("changing");
+        let saved = show("ipvsadm -Sn");
+        assert!(saved.contains("-A -t 10.96.0.2:80 -s sed"), "{saved}");
+        assert!(!saved.contains("-p 10800"), "{saved}");
+        ipvs.delete(&other.id).expect("deleting");
+        ipvs.delete(&other.id).expect("gone is fine");
+        ipvs.flush().expect("deleting all");
+        assert!(ipvs.list().expect("listing").is_empty());
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn real_servers_are_what_ipvsadm_says_they_are() {
+    let test = concat!(
+        module_path!(),
+        "::real_servers_are_what_ipvsadm_says_they_are"
+    );
+    run(test, Share::Beside, || {
+        let mut ipvs = ipvs();
+        let (four, six) = (tcp("10.96.0.1:80"), tcp("[fd00::a]:80"));
+        for id in [four, six] {
+            ipvs.add(&VirtualServer::new(id, "wrr")).expect("adding");
+        }
+        let at = |address, forwarding| RealServer {
+            forwarding,
+            ..masqueraded(address, 1)
+        };
+        let tunnel = |address, wrapping| RealServer {
+            wrapping,
+            ..at(address, Forwarding::Tunnel)
+        };
+        let reals = [
+            RealServer {
+                upper_threshold: 100,
+                lower_threshold: 50,
+                ..masqueraded("10.244.0.1:8080", 3)
+            },
+            masqueraded("10.244.0.2:8080", 0),
+            at("10.244.0.3:80", Forwarding::DirectRoute),
+            tunnel("10.244.0.4:80", Wrapping::IpInIp),
+            tunnel("10.244.0.5:80", Wrapping::Gue { port: 6080 }),
+            tunnel("10.244.0.6:80", Wrapping::Gre),
+            at("127.0.0.1:80", Forwarding::Local),
+        ];
+        for real in &reals {
+            ipvs.add_real(&four, real).expect("adding");
+        }
+        ipvs.add_real(&six, &masqueraded("[fd00:1::7]:8080", 5))
+            .expect("adding");
+
+        let mut found = ipvs.list_real(&four).expect("listing");
+        found.sort_by_key(|listed| listed.server.address);
+        assert!(found.iter().all(|listed| listed.active == 0));
+        let found: Vec<_> = found.into_iter().map(|listed| listed.server).collect();
+        assert_eq!(found, reals);
+        let limits = show("ipvsadm -Ln --thresholds");
+        let limited = limits.lines().find(|line| line.contains("10.244.0.1:8080"));
+        let words: Vec<_> = limited.unwrap_or_default().split_whitespace().collect();
+        assert_eq!(words.get(2..4), Some(&["100", "50"][..]), "{limits}");
+        let saved = show("ipvsadm -Sn");
+        for line in [
+            "-a -t 10.96.0.1:80 -r 10.244.0.1:8080 -m -w 3",
+            "-a -t 10.96.0.1:80 -r 10.244.0.2:8080 -m -w 0",
+            "-a -t 10.96.0.1:80 -r 10.244.0.3:80 -g -w 1",
+            "-a -t 10.96.0.1:80 -r 10.244.0.4:80 -i -w 1",
+            "-a -t 10.96.0.1:80 -r 10.244.0.5:80 -i -w 1 --tun-type gue --tun-port 6080",
+            "-a -t 10.96.0.1:80 -r 10.244.0.6:80 -i -w 1 --tun-type gre",
+            "-a -t [fd00::a]:80 -r [fd00:1::7]:8080 -m -w 5",
+        ] {
+            let met = saved.lines().any(|found| found.trim().starts_with(line));
+            assert!(met, "{line}\n{saved}");
+        }
+
+        let drained = masqueraded("10.244.0.1:8080", 0);
+        ipvs.edit_real(&four, &drained).expect("changing");
+        ipvs.delete_real(&four, reals[1].address).expect("deleting");
+        ipvs.delete_real(&four, reals[1].address)
+            .expect("gone is fine");
+        let all = ipvs.list_all().expect("listing");
+        let (_, left) = all.iter().find(|(s, _)| s.server.id == four).expect("it");
+        assert_eq!(left.len(), reals.len() - 1);
+        let first = left.iter().find(|l| l.server.address == drained.address);
+        assert_eq!(first.expect("it is there").server, drained);
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn each_change_of_a_batch_has_its_own_outcome() {
+    let test = concat!(
+        module_path!(),
+        "::each_change_of_a_batch_has_its_own_outcome"
+    );
+    run(test, Share::Beside, || {
+        let mut ipvs = ipvs();
+        let (web, none) = (tcp("10.96.0.1:80"), tcp("10.96.0.9:80"));
+        let real = masqueraded("10.244.0.1:80", 1);
+        let mut foo = VirtualServer::new(none, "foo");
+        foo.id.address.set_port(81);
+        let long = VirtualServer::new(none, "a-name-of-17-byte");
+        let cases = [
+            (Change::Add(VirtualServer::new(web, "rr")), None),
+            (
+                Change::Add(VirtualServer::new(web, "rr")),
+                Some("virtual server TCP 10.96.0.1:80"),
+            ),
+            (Change::Add(foo), Some("module ip_vs_foo")),
+            (Change::Add(long), Some("virtual server TCP 10.96.0.9:80")),
+            (Change::AddReal(web, real), None),
+            (
+                Change::AddReal(web, real),
+                Some("real server 10.244.0.1:80 of virtual server TCP 10.96.0.1:80"),
+            ),
+            (
+                Change::AddReal(none, real),
+                Some("there is no such virtual server"),
+            ),
+            (
+                Change::EditReal(web, masqueraded("10.244.0.2:80", 1)),
+                Some("there is no such real server"),
+            ),
+            (Change::DeleteReal(web, real.address), None),
+            (Change::DeleteReal(web, real.address), None),
+            (Change::Delete(none), None),
+            (Change::Zero(web), None),
+        ];
+        // Several datagrams, so that refusals meet their ends, too.
+        let (changes, wanted): (Vec<_>, Vec<_>) = cases.into_iter().unzip();
+        let outcomes = ipvs.apply(&changes).expect("the socket");
+        assert_eq!(outcomes.len(), wanted.len());
+        for ((outcome, wanted), change) in outcomes.iter().zip(wanted).zip(&changes) {
+            let text = outcome.as_ref().err().map(ToString::to_string);
+            match (&text, wanted) {
+                (None, None) => {}
+                (Some(text), Some(words)) if text.contains(words) => {}
+                _ => panic!("{change:?}: {text:?} instead of {wanted:?}"),
+            }
+        }
+        let again = vec![Change::Add(VirtualServer::new(web, "rr")); 200];
+        let outcomes = ipvs.apply(&again).expect("the socket");
+        assert_eq!(outcomes.len(), 200);
+        assert!(outcomes.iter().all(Result::is_err));
+        // The socket is in step after that many refusals.
+        assert_eq!(ipvs.list().expect("listing").len(), 1);
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn what_others_made_stays_apart() {
+    let test = concat!(module_path!(), "::what_others_made_stays_apart");
+    run(test, Share::Beside, || {
+        show("ipvsadm -A -f 7 -s rr");
+        show("ipvsadm -A -t 10.96.0.1:80 -s rr");
+        let mut ipvs = ipvs();
+        // One that a firewall mark names is nobody's address.
+        let found = ipvs.list().expect("listing");
+        let [listed] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(listed.server, VirtualServer::new(tcp("10.96.0.1:80"), "rr"));
+        ipvs.delete(&listed.server.id).expect("deleting");
+        assert_eq!(lines("ipvsadm -Sn"), ["-A -f 7 -s rr"]);
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn timeouts_schedulers_and_the_version_are_told() {
+    let test = concat!(
+        module_path!(),
+        "::timeouts_schedulers_and_the_version_are_told"
+    );
+    run(test, Share::Beside, || {
+        let mut ipvs = ipvs();
+        let info = ipvs.info().expect("information");
+        assert_eq!(info.version.0, 1, "{info:?}");
+        assert!(info.table_size.is_power_of_two(), "{info:?}");
+
+        let before = ipvs.timeouts().expect("timeouts");
+        let wanted = Timeouts {
+            tcp: Duration::from_secs(1_000),
+            udp: Duration::from_secs(77),
+            ..Timeouts::default()
+        };
+        ipvs.set_timeouts(&wanted).expect("setting them");
+        let after = ipvs.timeouts().expect("timeouts");
+        assert_eq!((after.tcp, after.udp), (wanted.tcp, wanted.udp));
+        assert_eq!(after.tcp_fin, before.tcp_fin, "zero leaves it as it is");
+        let shown = show("ipvsadm -l --timeout");
+        assert!(shown.contains("1000 ") && shown.contains(" 77"), "{shown}");
+
+        let names = ["rr", "wrr", "lc", "foo", "sed", "nq", "mh", "lblcr"];
+        let missing = ipvs.missing_schedulers(names).expect("schedulers");
+        let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["foo"]);
+        assert!(ipvs.list().expect("listing").is_empty());
+    });
+}
+
+trait Sorted {
+    fn sorted(self) -> Self;
+}
+
+impl<T: Ord, const N: usize> Sorted for [T; N] {
+    fn sorted(mut self) -> Self {
+        self.sort();
+        self
+    }
+}
