@@ -21,6 +21,7 @@ use crate::{
         addresses::{self, AddressChanges},
         netlink::{Protocol, Socket},
     },
+    modes::ipvs,
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
@@ -116,7 +117,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
-        () = runner.run(source.follow(&node), Some(AddressChanges::open()?)) => {
+        () = runner.run(source.follow(&node), Some(AddressChanges::open()?.ignoring(ipvs::plan::LINK))) => {
             Err("the source of objects ended unexpectedly".into())
         }
         Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),
