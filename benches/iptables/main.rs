@@ -1,0 +1,223 @@
+//! iptables mode with 5,000 Services of 5 endpoints each, in a network
+//! namespace of its own: the first sync, one changed endpoint beside the bare
+//! `iptables-restore` that adds one rule, and connecting to the first and the
+//! last Service. Needs root.
+//!
+//! `cargo bench --bench iptables [-- SERVICES]`
+
+mod services;
+
+use std::{
+    io::Write,
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nix::sched::{CloneFlags, unshare};
+use prometheus::Registry;
+use tokio::runtime::Runtime;
+use tripod::{
+    cli,
+    modes::{
+        Mode,
+        iptables::{Iptables, Setup, plan::DispatchChoice},
+    },
+    node::NodePorts,
+    runner::metrics::Metrics,
+    services::{Changes, ServiceMap},
+};
+
+use self::services::{service, single};
+
+/// How often one change is measured.
+const ROUNDS: u32 = 9;
+/// How often a connection is made.
+const CALLS: u32 = 2000;
+
+fn main() {
+    let number = std::env::args().filter_map(|word| word.parse().ok()).next();
+    let services: u32 = number.unwrap_or(5000);
+    for engine in ["nft", "legacy"] {
+        in_namespace(move || rules(engine, services));
+    }
+    for engine in ["nft", "legacy"] {
+        in_namespace(move || connecting(engine, services));
+    }
+}
+
+fn in_namespace(body: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace, which takes root");
+        sh("ip link set lo up");
+        body();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn sh(line: &str) {
+    let status = Command::new("sh").args(["-ec", line]).status();
+    assert!(status.is_ok_and(|status| status.success()), "{line}");
+}
+
+/// The mode in this namespace, with the engine that the kubelet would have
+/// chosen.
+struct Bench {
+    runtime: Runtime,
+    mode: Iptables,
+}
+
+impl Bench {
+    fn new(engine: &str, dispatch: DispatchChoice) -> Bench {
+        for program in ["iptables", "ip6tables"] {
+            sh(&format!(
+                "{program}-{engine} -w -t mangle -N KUBE-IPTABLES-HINT"
+            ));
+        }
+        let line = ["tripod", "--cluster-cidr=10.244.0.0/16"].map(Into::into);
+        let read = cli::read(line, |_: &Path| Err(std::io::ErrorKind::NotFound.into()));
+        let Ok(settings) = read else {
+            panic!("the flags are right");
+        };
+        let registry = Registry::new();
+        let setup = Setup {
+            node_ports: Arc::new(NodePorts::new(&settings.effective.node_ports, None)),
+            configuration: settings.configuration,
+            configured: settings.effective,
+            dispatch,
+            metrics: Metrics::register(&registry).expect("metrics"),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let mode = runtime.block_on(Iptables::new(setup, &registry));
+        Bench {
+            runtime,
+            mode: mode.expect("iptables works here"),
+        }
+    }
+
+    fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Duration {
+        let begun = Instant::now();
+        let report = self.runtime.block_on(self.mode.sync(map, changes));
+        assert!(report.expect("a sync").failed.is_empty());
+        begun.elapsed()
+    }
+}
+
+fn full() -> Changes {
+    Changes {
+        full: true,
+        ..Changes::default()
+    }
+}
+
+fn rules(engine: &str, services: u32) {
+    let mut bench = Bench::new(engine, DispatchChoice::Linear);
+    let ports = (0..services).map(|number| service(number, 0));
+    let mut map: ServiceMap = ports.collect();
+    let first = bench.sync(&map, &full());
+    say(engine, "first sync", first);
+    say(
+        engine,
+        "full sync of what is right",
+        bench.sync(&map, &full()),
+    );
+    let (mut ours, mut bare) = (Vec::new(), Vec::new());
+    for round in 1..=ROUNDS {
+        let changed = service(services / 2, round);
+        let changes = Changes {
+            ports: [changed.name.clone()].into_iter().collect(),
+            ..Changes::default()
+        };
+        map = map
+            .iter()
+            .filter(|port| port.name != changed.name)
+            .map(|port| (**port).clone())
+            .chain([changed.clone()])
+            .collect();
+        // The map above has new copies of everything; only names that are said
+        // to have changed are looked at.
+        ours.push(bench.sync(&map, &changes));
+        bare.push(restore(engine, round));
+    }
+    let (ours, bare) = (median(ours), median(bare));
+    say(engine, "one changed endpoint", ours);
+    say(engine, "bare restore of one rule", bare);
+    let ratio = ours.as_secs_f64() / bare.as_secs_f64();
+    println!("{engine}: ratio of the two: {ratio:.2}");
+}
+
+/// One rule into a chain of its own, in table nat.
+fn restore(engine: &str, round: u32) -> Duration {
+    let begun = Instant::now();
+    let mut child = Command::new(format!("iptables-{engine}-restore"))
+        .args(["--noflush", "-w", "5"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("iptables-restore");
+    let mut input = child.stdin.take().expect("it is piped");
+    let rule = format!("*nat\n:BENCH - [0:0]\n-A BENCH -s 192.0.2.{round} -j RETURN\nCOMMIT\n");
+    input.write_all(rule.as_bytes()).expect("its input");
+    drop(input);
+    assert!(child.wait().is_ok_and(|status| status.success()));
+    begun.elapsed()
+}
+
+fn connecting(engine: &str, services: u32) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let backend = listener.local_addr().expect("its address");
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    sh("ip route add local default dev lo table 100; ip route add default dev lo");
+    sh("sysctl -qw net.ipv4.conf.all.route_localnet=1 net.ipv4.tcp_tw_reuse=1");
+    for dispatch in [DispatchChoice::Linear, DispatchChoice::Indexed] {
+        let mut bench = Bench::new(engine, dispatch);
+        let last = services - 1;
+        let map: ServiceMap = (0..services)
+            .map(|number| single(number, backend))
+            .collect();
+        bench.sync(&map, &full());
+        let address = |number| (IpAddr::from(services::address(number)), services::PORT).into();
+        // Which one comes first in the chain is not said: the fastest and the
+        // slowest of some are as good.
+        let mut medians: Vec<Duration> = (0..16)
+            .map(|part| connect(address(part * last / 15)))
+            .collect();
+        medians.sort_unstable();
+        let (fastest, slowest) = (medians[0], medians[15]);
+        let ratio = slowest.as_secs_f64() / fastest.as_secs_f64();
+        println!(
+            "{engine}, {dispatch:?}: connecting takes {fastest:?} at the front and {slowest:?} \
+             at the back: {ratio:.2}"
+        );
+        bench.runtime.block_on(bench.mode.cleanup()).expect("clean");
+        for program in ["iptables", "ip6tables"] {
+            sh(&format!(
+                "{program}-{engine} -w -t mangle -X KUBE-IPTABLES-HINT"
+            ));
+        }
+    }
+}
+
+fn connect(to: SocketAddr) -> Duration {
+    let times = (0..CALLS / 16).map(|_| {
+        let begun = Instant::now();
+        TcpStream::connect(to).expect("a connection");
+        begun.elapsed()
+    });
+    median(times.collect())
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn say(engine: &str, what: &str, took: Duration) {
+    println!("{engine}: {what}: {:.0} ms", took.as_secs_f64() * 1000.0);
+}

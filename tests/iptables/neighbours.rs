@@ -1,0 +1,94 @@
+//! Others' rules in the same tables.
+
+use std::{
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use tripod::services::{ServiceMap, ServicePort};
+
+use super::rig::{Rig, hint, service, sh};
+use crate::lab::{self, Share};
+
+#[test]
+fn nothing_foreign_is_lost_with_nft() {
+    let test = concat!(module_path!(), "::nothing_foreign_is_lost_with_nft");
+    lab::run(test, Share::Beside, || race("nft"));
+}
+
+#[test]
+fn nothing_foreign_is_lost_with_legacy() {
+    let test = concat!(module_path!(), "::nothing_foreign_is_lost_with_legacy");
+    lab::run(test, Share::Beside, || race("legacy"));
+}
+
+/// Services `from..to`, each with as many endpoints as its number says.
+fn some(from: u8, to: u8) -> ServiceMap {
+    let one = |number: u8| -> ServicePort {
+        let endpoints: Vec<_> = (1..=number % 4)
+            .map(|e| ([10, 244, number, e], 80))
+            .collect();
+        service(&format!("s{number}"), [10, 96, 0, number], 80, &endpoints)
+    };
+    (from..to).map(one).collect()
+}
+
+fn race(engine: &str) {
+    hint(engine);
+    let iptables = format!("iptables-{engine}");
+    sh(&format!(
+        "{iptables} -w -t nat -N FOREIGN; {iptables} -w -N FOREIGN"
+    ));
+    let done = AtomicBool::new(false);
+    let (one, other) = (some(1, 20), some(8, 30));
+    let mut rig = Rig::new(&["--cluster-cidr=10.244.0.0/16"]);
+    rig.sync(None, &one);
+    // The rules that were added, by table.
+    let added = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut added = Vec::new();
+            for number in 0u32.. {
+                if done.load(Relaxed) {
+                    break;
+                }
+                let table = ["nat", "filter"][number as usize % 2];
+                let chain = ["FOREIGN", "OUTPUT"][number as usize / 2 % 2];
+                let address = format!("172.16.{}.{}/32", number / 250, number % 250);
+                let mut command = Command::new(&iptables);
+                command.args(["-w", "10", "-t", table, "-A", chain, "-s", &address]);
+                let status = command.args(["-j", "RETURN"]).status().expect("iptables");
+                if status.success() {
+                    added.push((table, format!("-A {chain} -s {address} -j RETURN")));
+                }
+            }
+            added
+        });
+        for round in 0..100 {
+            let (old, new) = if round % 2 == 0 {
+                (&one, &other)
+            } else {
+                (&other, &one)
+            };
+            let report = rig.sync((round % 10 != 9).then_some(old), new);
+            assert!(report.failed.is_empty(), "{:?}", report.failed);
+        }
+        done.store(true, Relaxed);
+        writer.join().expect("the writer")
+    });
+    assert!(added.len() > 50, "only {} foreign rules", added.len());
+    for table in ["nat", "filter"] {
+        let saved = sh(&format!("{iptables}-save -t {table}"));
+        let mut lines = saved.lines();
+        for (_, rule) in added.iter().filter(|(of, _)| *of == table) {
+            let chain = rule.contains("OUTPUT").then_some(&saved);
+            let found = match chain {
+                Some(all) => all.lines().any(|line| line == rule),
+                None => lines.any(|line| line == rule),
+            };
+            assert!(found, "{table}: {rule} is lost, or out of order");
+        }
+    }
+    // What is ours is right nevertheless.
+    rig.sync(None, &one);
+    assert_eq!(rig.written(), 0.0);
+}

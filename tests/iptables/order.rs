@@ -1,0 +1,136 @@
+//! Nobody gets through who must not, and one bad Service harms no other.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
+
+use socket2::{Domain, Socket, Type};
+use tripod::services::{ServiceMap, ServicePort, SessionAffinity};
+
+use super::rig::{Rig, hint, service, sh};
+use crate::lab::{self, Capture, Lab, Share, ask};
+
+const SERVICES: u16 = 500;
+const LOAD_BALANCER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
+
+fn balanced(number: u16, allowed: &str) -> ServicePort {
+    let name = format!("lb-{number}");
+    let [high, low] = number.to_be_bytes();
+    let endpoint = ([10, 244, 0, 11], 8080);
+    ServicePort {
+        load_balancer_ips: [LOAD_BALANCER.into()].into(),
+        load_balancer_source_ranges: [allowed.parse().expect("a network")].into(),
+        ..service(&name, [10, 96, 1 + high, low], 1000 + number, &[endpoint])
+    }
+}
+
+#[test]
+fn a_forbidden_client_never_gets_through() {
+    let test = concat!(module_path!(), "::a_forbidden_client_never_gets_through");
+    lab::run(test, Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        // All but the last keep out the host outside.
+        let forbidden = (0..SERVICES).map(|number| balanced(number, "198.51.100.0/24"));
+        let map: ServiceMap = forbidden
+            .chain([balanced(SERVICES, "192.0.2.0/24")])
+            .collect();
+        let done = AtomicBool::new(false);
+        let (calls, through) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    lab.outside.enter(|| {
+                        while !done.load(Relaxed) {
+                            let call = calls.fetch_add(1, Relaxed) as u16;
+                            let to = (LOAD_BALANCER, 1000 + call % SERVICES);
+                            let got = connects(to.into());
+                            through.fetch_add(usize::from(got), Relaxed);
+                        }
+                    });
+                });
+            }
+            lab.node.enter(|| {
+                for _ in 0..3 {
+                    let mut rig = Rig::new(&["--cluster-cidr=10.244.0.0/16"]);
+                    rig.sync(None, &map);
+                    let nothing = ServiceMap::default();
+                    rig.sync(Some(&map), &nothing);
+                    rig.sync(Some(&nothing), &map);
+                }
+            });
+            done.store(true, Relaxed);
+        });
+        assert!(calls.load(Relaxed) > 100, "too few calls to mean anything");
+        assert_eq!(through.load(Relaxed), 0, "of {} calls", calls.load(Relaxed));
+        let allowed = (LOAD_BALANCER, 1000 + SERVICES);
+        assert_eq!(ask(&lab.outside, allowed.into()).expect("allowed"), "a");
+    });
+}
+
+/// Whether a connection comes about at once; what is dropped never does.
+fn connects(to: SocketAddr) -> bool {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket
+        .connect_timeout(&to.into(), Duration::from_millis(10))
+        .is_ok()
+}
+
+#[test]
+fn a_refused_service_is_named_and_harms_no_other() {
+    let test = concat!(
+        module_path!(),
+        "::a_refused_service_is_named_and_harms_no_other"
+    );
+    lab::run(test, Share::Beside, || {
+        for engine in super::rig::ENGINES {
+            // The program refuses a number of seconds above 32 bits.
+            let good = |number: u8| {
+                let name = format!("good-{number}");
+                service(
+                    &name,
+                    [10, 96, 0, number],
+                    80,
+                    &[([10, 244, 0, number], 80)],
+                )
+            };
+            let bad = |seconds| ServicePort {
+                session_affinity: SessionAffinity::ClientIp {
+                    timeout: Duration::from_secs(seconds),
+                },
+                ..service("bad", [10, 96, 9, 9], 80, &[([10, 244, 9, 9], 80)])
+            };
+            let map: ServiceMap = (1..40).map(good).chain([bad(1 << 40)]).collect();
+            hint(engine);
+            let mut rig = Rig::new(&["--cluster-cidr=10.244.0.0/16"]);
+            let rules = |word: &str| {
+                let saved = sh(&format!("iptables-{engine}-save -t nat"));
+                let of = |line: &&str| line.contains("--to-destination") && line.contains(word);
+                saved.lines().filter(of).count()
+            };
+            let failed = |report: tripod::modes::SyncReport| -> Vec<String> {
+                let failed = report.failed.iter();
+                failed.map(|(name, _)| name.to_string()).collect()
+            };
+            assert_eq!(failed(rig.sync(None, &map)), ["default/bad"]);
+            assert_eq!((rules("good"), rules("bad")), (39, 0));
+            // One more good one, while the other stays bad.
+            let more: ServiceMap = (1..41).map(good).chain([bad(1 << 40)]).collect();
+            assert_eq!(failed(rig.sync(Some(&map), &more)), ["default/bad"]);
+            assert_eq!((rules("good"), rules("bad")), (40, 0));
+            let better: ServiceMap = (1..41).map(good).chain([bad(10)]).collect();
+            assert_eq!(failed(rig.sync(Some(&more), &better)), [""; 0]);
+            assert_eq!((rules("good"), rules("bad")), (40, 1));
+            rig.runtime
+                .block_on(tripod::modes::Mode::cleanup(&mut rig.mode))
+                .expect("a clean-up");
+            for program in ["iptables", "ip6tables"] {
+                sh(&format!(
+                    "{program}-{engine} -t mangle -X KUBE-IPTABLES-HINT"
+                ));
+            }
+        }
+    });
+}

@@ -1,0 +1,120 @@
+//! What others break is mended, and nobody's connection suffers.
+
+use std::time::Duration;
+
+use super::rig::{Proxy, hint};
+use crate::lab::{self, Capture, Lab, Service, Share, ask, eventually, say, tcp, udp, udp_say};
+
+const SOON: Duration = Duration::from_secs(5);
+
+fn with_lab(test: &str, body: fn(&mut Lab)) {
+    lab::run(test, Share::Beside, || {
+        body(Lab::new(Capture::Redirect).three_backends());
+    });
+}
+
+#[test]
+fn flushed_tables_come_back_and_connections_live_on() {
+    let test = concat!(
+        module_path!(),
+        "::flushed_tables_come_back_and_connections_live_on"
+    );
+    with_lab(test, |lab| broken(lab, "nft"));
+}
+
+#[test]
+fn flushed_legacy_tables_come_back_and_connections_live_on() {
+    let test = concat!(
+        module_path!(),
+        "::flushed_legacy_tables_come_back_and_connections_live_on"
+    );
+    with_lab(test, |lab| broken(lab, "legacy"));
+}
+
+fn broken(lab: &mut Lab, engine: &str) {
+    lab.node.enter(|| hint(engine));
+    let service = Service::new("web", 1);
+    lab.publish_all(&service);
+    let _proxy = Proxy::start(
+        &lab.node,
+        lab.manifests(),
+        &["--cluster-cidr=10.244.0.0/16"],
+    );
+    let to = service.cluster()[0];
+    let serves = |what: &str| {
+        eventually(what, SOON, || {
+            ask(&lab.client, to).map_err(|e| e.to_string())
+        });
+    };
+    serves("the Service is in force");
+    let mut open = tcp(&lab.client, to).expect("a connection");
+    say(&mut open, "name").expect("an answer");
+    for breakage in [
+        "-t nat -F",
+        "-t nat -D PREROUTING 1",
+        "-t nat -F KUBE-SERVICES",
+    ] {
+        lab.node.show(&format!("iptables-{engine} {breakage}"));
+        let refused = ask(&lab.client, to);
+        assert!(refused.is_err(), "{breakage} breaks nothing: {refused:?}");
+        serves(breakage);
+        say(&mut open, "name").expect("the connection lives on");
+    }
+    let saved = lab.node.show(&format!("iptables-{engine}-save"));
+    lab.node.show(&format!("iptables-{engine} -t filter -F"));
+    eventually("filter is whole again", SOON, || {
+        let now = lab.node.show(&format!("iptables-{engine}-save"));
+        let rules = |text: &str| text.lines().filter(|line| line.starts_with("-A")).count();
+        (rules(&now) == rules(&saved)).then_some(()).ok_or(now)
+    });
+}
+
+#[test]
+fn a_udp_client_follows_its_service_to_another_endpoint() {
+    let test = concat!(
+        module_path!(),
+        "::a_udp_client_follows_its_service_to_another_endpoint"
+    );
+    with_lab(test, |lab| {
+        let service = Service::new("dns", 2).with_node_port();
+        lab.publish(&service, &["a"]);
+        let flags = ["--cluster-cidr=10.244.0.0/16,fd00:244::/64"];
+        let _proxy = Proxy::start(&lab.node, lab.manifests(), &flags);
+        let node_port = |ip| (ip, service.node_port()).into();
+        let [v4, v6] = service.cluster();
+        let clients: Vec<_> = [
+            (&lab.client, v4),
+            (&lab.client, v6),
+            (&lab.outside, node_port(lab.node.addresses[0])),
+        ]
+        .into_iter()
+        .map(|(host, to)| udp(host, to).expect("a socket"))
+        .collect();
+        for (name, sent) in [("a", "first"), ("b", "second"), ("c", "third")] {
+            lab.publish(&service, &[name]);
+            for client in &clients {
+                client
+                    .set_read_timeout(Some(Duration::from_millis(100)))
+                    .expect("a time limit");
+                eventually(sent, SOON, || match udp_say(client, sent) {
+                    Ok(who) if who == name => Ok(()),
+                    other => Err(format!("{other:?}")),
+                });
+            }
+        }
+        // Nothing to reach, then something again.
+        lab.publish(&service, &[]);
+        for client in &clients {
+            eventually("nobody answers", SOON, || match udp_say(client, "x") {
+                Err(_) => Ok(()),
+                Ok(who) => Err(who),
+            });
+        }
+        lab.publish(&service, &["a"]);
+        for client in &clients {
+            eventually("back", SOON, || {
+                udp_say(client, "back").map_err(|e| e.to_string())
+            });
+        }
+    });
+}

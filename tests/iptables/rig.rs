@@ -1,0 +1,221 @@
+//! The mode itself, driven by hand or by a runner, in a namespace of the test's.
+
+use std::{
+    fs::File,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+
+use nix::sched::{CloneFlags, setns};
+use prometheus::Registry;
+use tokio::{runtime::Runtime, sync::oneshot};
+use tripod::{
+    cli,
+    kernel::addresses::AddressChanges,
+    modes::{
+        Mode, SyncReport,
+        iptables::{Iptables, Setup},
+    },
+    node::NodePorts,
+    runner::{Runner, health::Health, metrics::Metrics, pace},
+    services::{
+        Changes, Endpoint, Endpoints, IpFamily, Protocol, ServiceMap, ServiceName, ServicePort,
+        ServicePortName, SessionAffinity, Tracker, TrafficPolicy,
+    },
+    watch,
+};
+
+use crate::lab::Host;
+
+/// The kernel's engines, by what their programs' names have in them.
+pub const ENGINES: [&str; 2] = ["nft", "legacy"];
+
+/// Makes the mode choose `engine` in this namespace, as the kubelet would.
+pub fn hint(engine: &str) {
+    for program in ["iptables", "ip6tables"] {
+        sh(&format!(
+            "{program}-{engine} -w 5 -t mangle -N KUBE-IPTABLES-HINT"
+        ));
+    }
+}
+
+/// Runs a line of shell in this namespace; it must succeed.
+pub fn sh(line: &str) -> String {
+    let output = Command::new("sh").args(["-ec", line]).output();
+    let output = output.expect("a shell");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+fn setup(flags: &[&str], registry: &Registry) -> Setup {
+    let line = ["tripod", "--proxy-mode=iptables"].into_iter();
+    let line = line.chain(flags.iter().copied()).map(Into::into);
+    let settings = match cli::read(line, |_: &Path| Err(std::io::ErrorKind::NotFound.into())) {
+        Ok(settings) => settings,
+        Err(_) => panic!("flags {flags:?}"),
+    };
+    let effective = settings.effective;
+    Setup {
+        node_ports: Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip)),
+        configuration: settings.configuration,
+        configured: effective,
+        dispatch: settings.own.iptables_dispatch,
+        metrics: Metrics::register(registry).expect("metrics"),
+    }
+}
+
+/// The mode, driven by hand.
+pub struct Rig {
+    pub runtime: Runtime,
+    pub mode: Iptables,
+    registry: Registry,
+}
+
+impl Rig {
+    pub fn new(flags: &[&str]) -> Rig {
+        let (runtime, registry) = (runtime(), Registry::new());
+        let mode = runtime.block_on(Iptables::new(setup(flags, &registry), &registry));
+        Rig {
+            runtime,
+            mode: mode.expect("iptables works here"),
+            registry,
+        }
+    }
+
+    /// A sync from `old` to `new`; a full one for `None`.
+    pub fn sync(&mut self, old: Option<&ServiceMap>, new: &ServiceMap) -> SyncReport {
+        let mut changes = Changes {
+            full: old.is_none(),
+            ..Changes::default()
+        };
+        for port in old.into_iter().flat_map(ServiceMap::iter).chain(new.iter()) {
+            changes.ports.insert(port.name.clone());
+        }
+        let report = self.runtime.block_on(self.mode.sync(new, &changes));
+        report.expect("a sync")
+    }
+
+    /// How many rules the last sync wrote.
+    pub fn written(&self) -> f64 {
+        let all = self.registry.gather();
+        let last = all
+            .iter()
+            .filter(|family| family.name() == "kubeproxy_sync_proxy_rules_iptables_last");
+        let each = last.flat_map(|family| family.get_metric());
+        each.map(|metric| metric.get_gauge().get_value()).sum()
+    }
+}
+
+/// What a folder of manifests says.
+pub fn map_of(folder: &Path, node: &str) -> ServiceMap {
+    runtime().block_on(async {
+        let mut tracker = Tracker::new(node);
+        let objects = watch::manifests::spawn(folder).recv().await;
+        tracker.apply(objects.expect("manifests").events);
+        tracker.map().clone()
+    })
+}
+
+/// A Service of a cluster IP with these endpoints, TCP.
+pub fn service(name: &str, at: [u8; 4], port: u16, endpoints: &[([u8; 4], u16)]) -> ServicePort {
+    let all: Vec<Endpoint> = endpoints
+        .iter()
+        .map(|(ip, port)| Endpoint {
+            address: (IpAddr::from(*ip), *port).into(),
+            local: false,
+            ready: true,
+            serving: true,
+            terminating: false,
+            node_name: None,
+            weight: 1,
+        })
+        .collect();
+    let cluster: Box<[u32]> = (0..).zip(&all).map(|(at, _)| at).collect();
+    ServicePort {
+        name: ServicePortName {
+            service: ServiceName {
+                namespace: "default".into(),
+                name: name.into(),
+            },
+            port: "".into(),
+            protocol: Protocol::Tcp,
+            family: IpFamily::V4,
+        },
+        cluster_ip: at.into(),
+        port,
+        node_port: None,
+        external_ips: Box::default(),
+        load_balancer_ips: Box::default(),
+        load_balancer_source_ranges: Box::default(),
+        session_affinity: SessionAffinity::None,
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        health_check_node_port: None,
+        preferences: None,
+        endpoints: Arc::new(Endpoints {
+            local: Box::default(),
+            all_reachable: cluster.clone(),
+            has_any: !all.is_empty(),
+            cluster,
+            all: all.into(),
+        }),
+    }
+}
+
+/// The mode with its runner, in a host's namespace, serving a folder.
+pub struct Proxy {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Proxy {
+    pub fn start(host: &Host, manifests: &Path, flags: &[&'static str]) -> Proxy {
+        let door = File::open(format!("/run/netns/{}", host.name())).expect("the namespace");
+        let (stop, stopped) = oneshot::channel();
+        let (manifests, flags): (PathBuf, Vec<_>) = (manifests.into(), flags.to_vec());
+        let thread = std::thread::spawn(move || {
+            setns(door, CloneFlags::CLONE_NEWNET).expect("entering a namespace of ours");
+            runtime().block_on(async {
+                let registry = Registry::new();
+                let setup = setup(&flags, &registry);
+                let metrics = setup.metrics.clone();
+                let mode = Iptables::new(setup, &registry).await;
+                let pace = pace::Options::default();
+                let health = Arc::new(Health::new(pace.sync_period));
+                let tracker = Tracker::new("node");
+                let mode = mode.expect("iptables works here");
+                let mut runner = Runner::new(mode, tracker, pace, health, metrics);
+                let changes = AddressChanges::open().expect("netlink");
+                tokio::select! {
+                    () = runner.run(watch::manifests::spawn(manifests), Some(changes)) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        Proxy {
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
