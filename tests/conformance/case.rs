@@ -100,9 +100,14 @@ pub struct Expectation {
 }
 
 impl Expectation {
-    /// What is to be seen in `column` over `protocol`, and why that is not what
-    /// kube-proxy's iptables mode shows, if so.
-    pub fn sight_in(&self, column: &Column, protocol: Protocol) -> (Sight, Vec<Why>) {
+    /// What is to be seen in `column` at `target` over `protocol`, and why that
+    /// is not what kube-proxy's iptables mode shows, if so.
+    pub fn sight_in(
+        &self,
+        column: &Column,
+        target: Target,
+        protocol: Protocol,
+    ) -> (Sight, Vec<Why>) {
         let mut whys = Vec::new();
         let mut sight = self.sight.clone();
         if let Some((_, why, other)) = self.but.iter().find(|(columns, ..)| columns(column)) {
@@ -111,7 +116,7 @@ impl Expectation {
         }
         for rule in differences::RULES {
             if (rule.columns)(column)
-                && let Some(other) = (rule.instead)(protocol, &sight)
+                && let Some(other) = (rule.instead)(target, protocol, &sight)
             {
                 sight = other;
                 whys.push(rule.why);
@@ -231,8 +236,11 @@ impl Case {
             .iter()
             .flat_map(|stage| &stage.expectations)
             .flat_map(|expectation| {
-                let each = expectation.protocols.iter();
-                each.flat_map(|protocol| expectation.sight_in(column, *protocol).1)
+                let each = expectation.targets.iter().flat_map(|target| {
+                    let protocols = expectation.protocols.iter();
+                    protocols.map(|protocol| (*target, *protocol))
+                });
+                each.flat_map(|(target, protocol)| expectation.sight_in(column, target, protocol).1)
             })
             .collect();
         whys.sort_unstable();

@@ -31,6 +31,9 @@ const ONLY: &str = "TRIPOD_CONFORMANCE_CASE";
 /// Numbers of barriers begin above those of cases.
 const FIRST_BARRIER: u16 = 200;
 
+/// A case that takes longer than that is named in the output.
+const SLOW: Duration = Duration::from_secs(3);
+
 /// How long things may take on a kernel.
 #[derive(Clone, Copy)]
 struct Patience {
@@ -146,6 +149,7 @@ impl Run<'_> {
         let mut tripod = None;
         let stages = going.iter().map(|g| g.case.stages.len()).max();
         for stage in 0..stages.unwrap_or(0) {
+            let start = Instant::now();
             let barrier = self.publish(going, stage);
             if tripod.is_none() {
                 tripod = Some(self.start(flags));
@@ -163,7 +167,12 @@ impl Run<'_> {
                     },
                 );
             }
+            let stood = start.elapsed();
             self.stage(going, stage);
+            println!(
+                "stage {stage} with {flags:?}: {stood:.1?} to the barrier, {:.1?} in all",
+                start.elapsed()
+            );
         }
         self.check_backend();
     }
@@ -252,6 +261,7 @@ impl Run<'_> {
         let Some(now) = going.case.stages.get(stage) else {
             return;
         };
+        let start = Instant::now();
         let looks: Vec<Look> = now
             .expectations
             .iter()
@@ -261,6 +271,7 @@ impl Run<'_> {
             "" => String::new(),
             after => format!("after {after:?}, "),
         };
+        let count = looks.len();
         for look in looks {
             let mut seen = self.attempt(&look, &mut going.open);
             while seen.is_err() && Instant::now() < deadline {
@@ -282,6 +293,10 @@ impl Run<'_> {
                 ));
             }
         }
+        let took = start.elapsed();
+        if took > SLOW {
+            println!("{took:.1?} for {count} calls and more: {}", going.case.name);
+        }
     }
 
     fn looks(&self, expectation: &Expectation, number: u16) -> Vec<Look> {
@@ -298,7 +313,7 @@ impl Run<'_> {
                             target: *target,
                             protocol: *protocol,
                             one_socket: expectation.one_socket,
-                            sight: expectation.sight_in(self.column, *protocol).0,
+                            sight: expectation.sight_in(self.column, *target, *protocol).0,
                         });
                     }
                 }
