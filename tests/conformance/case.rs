@@ -3,7 +3,7 @@
 //! A case is one Service, then stages: in each the Service is as it says, and
 //! certain callers who call certain addresses of it see certain things.
 
-use super::columns::Column;
+use super::columns::{Column, Columns};
 use super::differences::{self, Why};
 use super::objects::Service;
 use super::sight::Sight;
@@ -96,7 +96,7 @@ pub struct Expectation {
     pub one_socket: bool,
     pub sight: Sight,
     /// What certain columns see instead, and why.
-    pub but: Vec<(fn(&Column) -> bool, Why, Sight)>,
+    pub but: Vec<(Columns, Why, Sight)>,
 }
 
 impl Expectation {
@@ -141,8 +141,6 @@ pub struct Case {
     pub name: &'static str,
     pub flags: Flags,
     pub stages: Vec<Stage>,
-    /// Columns that cannot run it, and why.
-    pub cannot: Vec<(fn(&Column) -> bool, Why)>,
 }
 
 /// Begins a case: `name` says what is promised.
@@ -155,19 +153,12 @@ pub fn case(name: &'static str, service: Service) -> Case {
             service: Some(service),
             expectations: Vec::new(),
         }],
-        cannot: Vec::new(),
     }
 }
 
 impl Case {
     pub fn with_flags(mut self, flags: Flags) -> Case {
         self.flags = flags;
-        self
-    }
-
-    /// Certain columns cannot run this case.
-    pub fn cannot(mut self, columns: fn(&Column) -> bool, why: Why) -> Case {
-        self.cannot.push((columns, why));
         self
     }
 
@@ -210,7 +201,7 @@ impl Case {
     }
 
     /// What certain columns see instead of what was just said.
-    pub fn but(mut self, columns: fn(&Column) -> bool, why: Why, sight: Sight) -> Case {
+    pub fn but(mut self, columns: Columns, why: Why, sight: Sight) -> Case {
         self.latest().but.push((columns, why, sight));
         self
     }
@@ -222,11 +213,7 @@ impl Case {
             .iter()
             .flat_map(|stage| &stage.expectations)
             .any(|expectation| expectation.protocols.contains(&Protocol::Sctp));
-        if wants_sctp && !column.kernel.has_sctp() {
-            return Some(Why::NoSctp);
-        }
-        let found = self.cannot.iter().find(|(columns, _)| columns(column));
-        found.map(|(_, why)| *why)
+        (wants_sctp && !column.kernel.has_sctp()).then_some(Why::NoSctp)
     }
 
     /// All differences that show in `column`, each once, in order.
@@ -264,7 +251,7 @@ impl When {
                 targets: targets.into_iter().collect(),
                 protocols: vec![Protocol::Tcp],
                 families: vec![Family::V4, Family::V6],
-                port: super::objects::PORT,
+                port: super::addresses::PORT,
                 one_socket: false,
                 sight: Sight::Refused,
                 but: Vec::new(),

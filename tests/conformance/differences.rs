@@ -3,7 +3,7 @@
 //! is written down for it, its test fails.
 
 use super::case::{Protocol, Target};
-use super::columns::{Column, userspace};
+use super::columns::{Columns, userspace};
 use super::sight::{Answered, Sight, Source};
 
 /// A reason, numbered in the document in this order.
@@ -92,7 +92,7 @@ impl Why {
 /// A difference that shows in every case where it can.
 pub struct Rule {
     pub why: Why,
-    pub columns: fn(&Column) -> bool,
+    pub columns: Columns,
     /// What is seen instead of this, if anything.
     pub instead: fn(Target, Protocol, &Sight) -> Option<Sight>,
 }
