@@ -14,4 +14,5 @@ pub mod runner;
 pub mod sched;
 pub mod serve;
 pub mod services;
+pub mod start;
 pub mod watch;

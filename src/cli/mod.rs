@@ -10,7 +10,7 @@ mod tests;
 
 use std::{ffi::OsString, fs, io, path::Path, process::ExitCode};
 
-use clap::{Command, parser::ValueSource};
+use clap::{Arg, Command, parser::ValueSource};
 use options::{CommandLine, Subcommand};
 
 pub use self::{
@@ -31,6 +31,8 @@ those for logging and userspace mode, and those under Running but
 --oom-score-adj and --feature-gates.
 
 Examples:
+  See what this kernel can run:
+      tripod probe
   Serve the Services and EndpointSlices in a folder, no cluster needed:
       tripod --proxy-mode=userspace --manifests /etc/tripod/manifests
   Take kube-proxy's place on a node of kubeadm's:
@@ -97,6 +99,21 @@ pub fn command() -> Command {
             .subcommand(Command::new("cleanup").about(
                 "Remove every rule, chain and route that Tripod ever installed here, and exit",
             ))
+            .subcommand(
+                with_flags(Command::new("probe").about(
+                    "Print which modes this kernel can run, what each would miss and how to get \
+                     it, and exit",
+                ))
+                .arg(
+                    Arg::new("output")
+                        .long("output")
+                        .short('o')
+                        .value_name("FORMAT")
+                        .value_parser(["table", "json"])
+                        .default_value("table")
+                        .help("How it is printed"),
+                ),
+            )
             .subcommand(with_flags(Command::new("render").about(
                 "Print what a mode would put into the kernel for a folder of manifests, and exit",
             )));
@@ -126,6 +143,12 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     })?;
     let (subcommand, matches) = match matches.subcommand() {
         Some(("render", matches)) => (Some(Subcommand::Render), matches),
+        Some(("probe", matches)) => {
+            let json = matches
+                .get_one::<String>("output")
+                .is_some_and(|o| o == "json");
+            (Some(Subcommand::Probe { json }), matches)
+        }
         Some(_) => (Some(Subcommand::Cleanup), &matches),
         None => (None, &matches),
     };

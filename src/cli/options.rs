@@ -47,6 +47,8 @@ pub struct Own {
     pub iptables_dispatch: DispatchChoice,
     /// How userspace mode gets its packets.
     pub capture: Requested,
+    /// End rather than run in a worse mode than the one asked for.
+    pub strict_mode: bool,
     /// How long a silent UDP client keeps its backend in userspace mode.
     pub udp_timeout: Duration,
     /// Threads of the userspace data path; 0: one a core, at most 8.
@@ -61,6 +63,7 @@ impl Default for Own {
             manifests: None,
             iptables_dispatch: DispatchChoice::Auto,
             capture: Requested::Auto,
+            strict_mode: false,
             udp_timeout: Duration::from_secs(30),
             workers: 0,
             proxy_port_range: None,
@@ -108,6 +111,7 @@ pub(super) struct CommandLine {
 pub(super) enum Subcommand {
     Cleanup,
     Render,
+    Probe { json: bool },
 }
 
 impl CommandLine {

@@ -46,6 +46,11 @@ pub enum Job {
     Init,
     /// Remove what was ever installed, and exit.
     Cleanup,
+    /// Print which modes can run here, as JSON or as a table, and exit.
+    Probe {
+        /// As JSON.
+        json: bool,
+    },
     /// Print what the mode would put into the kernel for the objects in this
     /// folder of manifests, and exit.
     Render(PathBuf),
@@ -107,6 +112,8 @@ pub(super) fn settle(
             let why = "error: tripod render needs to know the objects: --manifests DIR";
             Stop::Refusal(why.to_owned())
         })?)
+    } else if let Some(Subcommand::Probe { json }) = subcommand {
+        Job::Probe { json }
     } else if subcommand == Some(Subcommand::Cleanup) || options.cleanup {
         Job::Cleanup
     } else if options.init_only {

@@ -65,6 +65,18 @@ impl Event {
         }
     }
 
+    /// Another mode than the one asked for runs on this node; `note` says which
+    /// and why.
+    pub fn worse_mode(note: String) -> Event {
+        Event {
+            regarding: Regarding::ThisNode,
+            severity: Severity::Warning,
+            reason: "ProxyModeFallback",
+            action: "ChooseProxyMode",
+            note,
+        }
+    }
+
     /// `service` asks for something that this node cannot do; `note` says
     /// what, and why.
     pub fn not_honoured(service: ServiceName, note: String) -> Event {

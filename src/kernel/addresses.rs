@@ -194,6 +194,58 @@ fn request(kind: u16, flags: i32, operation: &'static str, index: u32, address: 
         .text(libc::IFA_LABEL, LABEL)
 }
 
+/// Adds `addresses` to the interface `index`, each as a network of its own, as
+/// `ip addr add` does. Answers with the outcome of each; one that is there
+/// already is fine.
+///
+/// # Errors
+/// When the socket fails.
+pub fn add(
+    socket: &mut Socket,
+    index: u32,
+    addresses: &[IpAddr],
+) -> Result<Vec<Result<(), Error>>, Error> {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let requests: Vec<_> = addresses
+        .iter()
+        .map(|address| plain(libc::RTM_NEWADDR, flags, "add", index, *address))
+        .collect();
+    socket.batch(&requests, &[Errno::EEXIST])
+}
+
+/// Takes `addresses` off the interface `index`. Answers with the outcome of
+/// each; one that is gone already is fine.
+///
+/// # Errors
+/// When the socket fails.
+pub fn remove(
+    socket: &mut Socket,
+    index: u32,
+    addresses: &[IpAddr],
+) -> Result<Vec<Result<(), Error>>, Error> {
+    let requests: Vec<_> = addresses
+        .iter()
+        .map(|address| plain(libc::RTM_DELADDR, 0, "remove", index, *address))
+        .collect();
+    socket.batch(&requests, &[Errno::EADDRNOTAVAIL])
+}
+
+fn plain(kind: u16, flags: i32, operation: &'static str, index: u32, address: IpAddr) -> Request {
+    let family = Family::of(&address);
+    let [a, b, c, d] = index.to_ne_bytes();
+    let (number, bits, scope) = (family.number(), family.bits(), libc::RT_SCOPE_UNIVERSE);
+    let octets = octets(&address);
+    let mut request = Request::new(kind, flags as u16, operation, format!("address {address}"))
+        .header(&[number, bits, 0, scope, a, b, c, d])
+        .attribute(libc::IFA_LOCAL, &octets)
+        .attribute(libc::IFA_ADDRESS, &octets);
+    if family == Family::V6 {
+        // It must answer at once, and nobody else on a dummy link could have it.
+        request = request.u32(libc::IFA_FLAGS, libc::IFA_F_NODAD);
+    }
+    request
+}
+
 /// Says that addresses of this node changed. Those that Tripod assigns itself
 /// do not count.
 pub struct AddressChanges {

@@ -37,3 +37,57 @@ pub fn set_up(socket: &mut Socket, index: u32) -> Result<(), Error> {
     let request = Request::new(libc::RTM_NEWLINK, 0, "set up", object).header(&header);
     socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
 }
+
+/// `IFLA_INFO_KIND` (`linux/if_link.h`).
+const INFO_KIND: u16 = 1;
+
+/// Makes a dummy link of that name, as `ip link add NAME type dummy` does: it
+/// leads nowhere, and holds addresses. It stays down. One that is there already
+/// is fine.
+///
+/// # Errors
+/// When this kernel has no dummy links (module `dummy`), a link of another kind
+/// has the name, or for lack of `CAP_NET_ADMIN`.
+pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<(), Error> {
+    let flags = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
+    let request = Request::new(
+        libc::RTM_NEWLINK,
+        flags,
+        "add",
+        format!("dummy link {name}"),
+    )
+    .header(&[0; 16])
+    .text(libc::IFLA_IFNAME, name)
+    .nested(libc::IFLA_LINKINFO, |r| r.attribute(INFO_KIND, b"dummy"));
+    match socket.call(&request, |_| Ok(None::<()>)) {
+        Ok(_) => Ok(()),
+        Err(error) if error.errno() == Some(Errno::EEXIST) => Ok(()),
+        Err(Error::Refused {
+            operation,
+            object,
+            errno: errno @ Errno::EOPNOTSUPP,
+            ..
+        }) => Err(Error::Refused {
+            operation,
+            object,
+            errno,
+            hint: Some("this kernel has no dummy links: module dummy (CONFIG_DUMMY)".to_owned()),
+        }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes the link of that name with its addresses; one that is gone already
+/// is fine.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn delete(socket: &mut Socket, name: &str) -> Result<(), Error> {
+    let request = Request::new(libc::RTM_DELLINK, 0, "delete", format!("link {name}"))
+        .header(&[0; 16])
+        .text(libc::IFLA_IFNAME, name);
+    match socket.call(&request, |_| Ok(None::<()>)) {
+        Err(error) if error.errno() != Some(Errno::ENODEV) => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -7,12 +7,16 @@
 pub mod addresses;
 pub mod conntrack;
 pub mod inotify;
+pub mod ipset;
+pub mod ipvs;
 pub mod links;
+pub mod modules;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod netlink;
 pub mod nfacct;
 pub mod nftables;
+pub mod probe;
 pub mod routes;
 pub mod rules;
 pub mod sysctl;

@@ -1,11 +1,11 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
-pub mod choose;
 pub mod iptables;
 pub mod ipvs;
 pub mod render;
 pub mod userspace;
+pub mod verdict;
 
 use std::fmt;
 
@@ -20,6 +20,11 @@ pub enum ModeName {
     Iptables,
     /// Connections accepted and spliced by Tripod itself.
     Userspace,
+}
+
+impl ModeName {
+    /// All of them, in the order in which one falls back to the next.
+    pub const ALL: [ModeName; 3] = [ModeName::Ipvs, ModeName::Iptables, ModeName::Userspace];
 }
 
 impl fmt::Display for ModeName {

@@ -54,7 +54,7 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
 }
 
 /// One input for each family's program, each after a line that names the
-/// program.
+/// program, and lines for what must be there before.
 fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -> fmt::Result {
     for (family, of, program) in [
         (Family::V4, IpFamily::V4, "iptables-restore"),
@@ -75,6 +75,9 @@ fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -
             )
         };
         writeln!(text, "# {program} --noflush")?;
+        for account in plan::fixed(&options).accounts {
+            writeln!(text, "# needs: nfacct add {account}")?;
+        }
         iptables::render(map, &options, text)?;
     }
     Ok(())

@@ -27,11 +27,20 @@ const PATHS: [&str; 6] = [
     "/statusz",
 ];
 
+/// How traffic is carried.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// The mode that runs.
+    pub mode: ModeName,
+    /// Why each better mode that was asked for is not it.
+    pub passed_over: Vec<String>,
+}
+
 /// What to tell about this process.
 #[derive(Debug)]
 pub struct Introspection {
     registry: Registry,
-    mode: ModeName,
+    running: Running,
     configuration: Value,
     pages: Pages,
 }
@@ -41,26 +50,29 @@ impl Introspection {
     /// flags with their values.
     pub fn new(
         registry: Registry,
-        mode: ModeName,
+        running: Running,
         configuration: Value,
         flags: BTreeMap<String, String>,
     ) -> Introspection {
         Introspection {
             registry,
-            mode,
-            configuration,
             pages: Pages {
                 started: SystemTime::now(),
                 paths: PATHS.to_vec(),
                 flags,
+                remarks: std::iter::once(format!("Proxy mode: {}", running.mode))
+                    .chain(running.passed_over.iter().cloned())
+                    .collect(),
             },
+            running,
+            configuration,
         }
     }
 
     /// Registers what describes the process: `process_…`, its version, its mode.
     pub(super) fn register(&self) -> prometheus::Result<()> {
         process::register(&self.registry)?;
-        let mode = self.mode.to_string();
+        let mode = self.running.mode.to_string();
         let info = [
             (
                 "tripod_mode",
@@ -75,6 +87,16 @@ impl Introspection {
                 env!("CARGO_PKG_VERSION"),
             ),
         ];
+        let wanting = self.running.passed_over.join("; ");
+        let fallback = IntGauge::with_opts(
+            Opts::new(
+                "tripod_mode_fallback",
+                "1 if another mode runs than the one asked for, with the reason.",
+            )
+            .const_label("reason", &wanting),
+        )?;
+        fallback.set(i64::from(!wanting.is_empty()));
+        self.registry.register(Box::new(fallback))?;
         for (name, help, label, value) in info {
             let gauge = IntGauge::with_opts(Opts::new(name, help).const_label(label, value))?;
             gauge.set(1);
@@ -86,7 +108,7 @@ impl Introspection {
     pub(super) fn answer(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
             "/metrics" => self.metrics(),
-            "/proxyMode" => Answer::text(self.mode.to_string()),
+            "/proxyMode" => Answer::text(self.running.mode.to_string()),
             "/healthz" => Answer::text("ok"),
             "/configz" => Answer::json(json!({ CONFIG_GROUP: self.configuration }).to_string()),
             "/statusz" => self.pages.statusz(asked),

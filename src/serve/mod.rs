@@ -21,7 +21,7 @@ use prometheus::Registry;
 use self::healthz::Probes;
 pub use self::{
     bind::{Bind, BindError},
-    introspection::Introspection,
+    introspection::{Introspection, Running},
 };
 use crate::runner::health::Health;
 

@@ -98,7 +98,11 @@ fn probes(health: &Arc<Health>) -> Probes {
 fn about(registry: &Registry) -> Introspection {
     let configuration = json!({"mode": "userspace"});
     let flags = BTreeMap::from([("proxy-mode".to_owned(), "userspace".to_owned())]);
-    Introspection::new(registry.clone(), ModeName::Userspace, configuration, flags)
+    let running = Running {
+        mode: ModeName::Userspace,
+        passed_over: vec!["no ipvs mode here".to_owned()],
+    };
+    Introspection::new(registry.clone(), running, configuration, flags)
 }
 
 /// Status and body, its times replaced by T after they were checked.

@@ -28,6 +28,8 @@ pub(super) struct Pages {
     pub(super) started: SystemTime,
     pub(super) paths: Vec<&'static str>,
     pub(super) flags: BTreeMap<String, String>,
+    /// Lines about how traffic is carried.
+    pub(super) remarks: Vec<String>,
 }
 
 impl Pages {
@@ -41,10 +43,11 @@ impl Pages {
                 let date =
                     strtime::format("%a %b %e %H:%M:%S UTC %Y", &started.to_zoned(TimeZone::UTC));
                 Answer::text(format!(
-                    "{}\nStarted: {}\nUp: {h} hr {m:02} min {s:02} sec\nBinary version: {version}\nPaths: {}\n",
+                    "{}\nStarted: {}\nUp: {h} hr {m:02} min {s:02} sec\nBinary version: {version}\nPaths: {}\n{}\n",
                     heading("statusz"),
                     date.unwrap_or_default(),
                     self.paths.join(" "),
+                    self.remarks.join("\n"),
                 ))
             }
             Form::Json(_) => object(

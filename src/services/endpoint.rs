@@ -39,3 +39,17 @@ pub struct Endpoints {
     /// Some endpoint in the cluster is usable, even if none is here.
     pub has_any: bool,
 }
+
+impl Endpoints {
+    /// Whether some that take new connections weigh more than others.
+    pub fn weigh_differently(&self) -> bool {
+        let reachable = self.all_reachable.iter();
+        let mut weights = reachable
+            .filter_map(|&at| self.all.get(at as usize))
+            .map(|endpoint| endpoint.weight)
+            .filter(|weight| *weight > 0);
+        weights
+            .next()
+            .is_some_and(|first| weights.any(|weight| weight != first))
+    }
+}

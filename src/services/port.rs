@@ -157,4 +157,18 @@ impl ServicePort {
     pub fn preferences(&self) -> &Preferences {
         self.preferences.as_deref().unwrap_or(&Preferences::NONE)
     }
+
+    /// Name of the scheduler that the Service asks for, else `default`. Where
+    /// that is `rr`, which knows no weights, and reachable endpoints weigh
+    /// differently, it is `wrr`, which is the same otherwise: who gives weights
+    /// wants them heeded.
+    pub fn scheduler<'a>(&'a self, default: &'a str) -> &'a str {
+        if let Some(asked) = &self.preferences().scheduler {
+            return asked;
+        }
+        match default {
+            "" | "rr" if self.endpoints.weigh_differently() => "wrr",
+            _ => default,
+        }
+    }
 }

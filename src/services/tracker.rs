@@ -1,7 +1,7 @@
 //! Folds events into the service map. Work follows the change: only Services
 //! that an event concerns are made anew.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 use tracing::info;
@@ -31,7 +31,9 @@ pub struct Tracker {
 struct Entry {
     /// The object; slices may come before it and stay after it.
     service: Option<Arc<Service>>,
-    slices: BTreeMap<SliceName, Arc<EndpointSlice>>,
+    /// Sorted by name; most Services have one, for which a map would take ten
+    /// times the memory.
+    slices: Vec<Arc<EndpointSlice>>,
     ports: Box<[Arc<ServicePort>]>,
     /// What was already said about it.
     oddities: Vec<Oddity>,
@@ -71,7 +73,7 @@ impl Tracker {
     /// The slices of a Service, sorted by name.
     pub fn slices(&self, name: &ServiceName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         let entry = self.services.get(name);
-        entry.into_iter().flat_map(|entry| entry.slices.values())
+        entry.into_iter().flat_map(|entry| &entry.slices)
     }
 
     /// Folds events into the map and tells what they changed, which is nothing
@@ -131,7 +133,7 @@ impl Tracker {
         is: impl Fn(&EndpointSlice) -> bool,
     ) -> impl Iterator<Item = ServiceName> {
         let having = self.services.iter().filter(move |(_, entry)| {
-            let mut slices = entry.slices.values();
+            let mut slices = entry.slices.iter();
             slices.any(|slice| is(slice))
         });
         having.map(|(name, _)| name.clone())
@@ -172,8 +174,7 @@ impl Tracker {
         }
         if let Some(service) = &owner {
             let entry = self.services.entry(service.clone()).or_default();
-            if entry.slices.get(&slice.name) != Some(&slice) {
-                entry.slices.insert(slice.name.clone(), Arc::clone(&slice));
+            if entry.put_slice(&slice) {
                 dirty.insert(service.clone());
             }
         }
@@ -187,7 +188,7 @@ impl Tracker {
             return;
         };
         if let Some(entry) = self.services.get_mut(&service) {
-            entry.slices.remove(name);
+            entry.slices.retain(|slice| slice.name != *name);
             dirty.insert(service);
         }
     }
@@ -203,7 +204,7 @@ impl Tracker {
             return;
         };
         let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
-            let slices = entry.slices.values().map(|slice| &**slice);
+            let slices = entry.slices.iter().map(|slice| &**slice);
             service_ports(service, slices, &self.this, &self.weights)
         });
 
@@ -268,9 +269,25 @@ impl Reweighed {
 }
 
 impl Entry {
+    /// True if it brings anything new.
+    fn put_slice(&mut self, slice: &Arc<EndpointSlice>) -> bool {
+        let place = self
+            .slices
+            .binary_search_by(|held| held.name.cmp(&slice.name));
+        match place {
+            Ok(at) if self.slices[at] == *slice => return false,
+            Ok(at) => self.slices[at] = Arc::clone(slice),
+            Err(at) => {
+                self.slices.reserve_exact(1);
+                self.slices.insert(at, Arc::clone(slice));
+            }
+        }
+        true
+    }
+
     fn find_oddities(&self, name: &ServiceName) -> Vec<Oddity> {
         let Some(service) = &self.service else {
-            let orphans = self.slices.keys().cloned();
+            let orphans = self.slices.iter().map(|slice| slice.name.clone());
             return orphans
                 .map(|slice| Oddity::NoService(slice, name.clone()))
                 .collect();

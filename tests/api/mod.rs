@@ -7,9 +7,9 @@ mod objects;
 mod pipe;
 mod recorder;
 mod server;
+mod site;
 mod tls;
 
 mod credentials;
-mod footprint;
 mod lists;
 mod outages;

@@ -18,6 +18,7 @@ pub struct Service {
     load_balancer: bool,
     /// Fields of its `spec` beyond those above.
     said: Map<String, Value>,
+    annotations: Map<String, Value>,
 }
 
 /// A backend as an endpoint: its conditions, and whom it is for.
@@ -104,12 +105,19 @@ impl Service {
             external_ip: false,
             load_balancer: false,
             said: Map::new(),
+            annotations: Map::new(),
         }
     }
 
     /// Sets a further field of its `spec`.
     pub fn says(mut self, field: &str, value: impl Into<Value>) -> Service {
         self.said.insert(field.into(), value.into());
+        self
+    }
+
+    /// Sets an annotation.
+    pub fn annotated(mut self, key: &str, value: &str) -> Service {
+        self.annotations.insert(key.into(), value.into());
         self
     }
 
@@ -212,6 +220,9 @@ impl Service {
             "metadata": {"name": self.name, "namespace": "default"},
             "spec": spec,
         });
+        if !self.annotations.is_empty() {
+            service["metadata"]["annotations"] = self.annotations.clone().into();
+        }
         if self.load_balancer {
             let ingress = self.ingress_ips().map(|ip| json!({"ip": ip}));
             service["status"] = json!({"loadBalancer": {"ingress": ingress}});

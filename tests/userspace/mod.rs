@@ -10,6 +10,7 @@ mod guest;
 mod idle;
 mod manifests;
 mod policies;
+mod preferences;
 mod refused;
 mod retry;
 mod streams;

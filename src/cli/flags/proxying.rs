@@ -20,6 +20,12 @@ pub(super) const PROXYING: &[Flag] = &[
         "How traffic is carried: ipvs, iptables or userspace; nftables means the best one. A mode \
          that this build or this kernel cannot run falls back to the next. Without it: ipvs",
     ),
+    Flag::switch(
+        "strict-proxy-mode",
+        |o| &mut o.own.strict_mode,
+        "End with what is missing, instead of running in another mode than --proxy-mode says",
+    )
+    .beside_file(),
     Flag::new(
         "bind-address",
         "IP",

@@ -19,6 +19,7 @@
 //! ```
 
 mod error;
+pub mod generic;
 mod parse;
 mod request;
 mod socket;

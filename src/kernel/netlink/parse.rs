@@ -140,6 +140,36 @@ impl<'a> Attribute<'a> {
             .map_err(|_| Malformed("attribute is not a number of 32 bits"))
     }
 
+    /// As a number of 64 bits in host order.
+    ///
+    /// # Errors
+    /// When it has another size.
+    pub fn u64(&self) -> Result<u64, Malformed> {
+        self.payload
+            .try_into()
+            .map(u64::from_ne_bytes)
+            .map_err(|_| Malformed("attribute is not a number of 64 bits"))
+    }
+
+    /// As a number of 16 bits in host order.
+    ///
+    /// # Errors
+    /// When it has another size.
+    pub fn u16(&self) -> Result<u16, Malformed> {
+        self.payload
+            .try_into()
+            .map(u16::from_ne_bytes)
+            .map_err(|_| Malformed("attribute is not a number of 16 bits"))
+    }
+
+    /// As a number of 16 bits in network order, as ports are.
+    ///
+    /// # Errors
+    /// When it has another size.
+    pub fn port(&self) -> Result<u16, Malformed> {
+        self.u16().map(u16::from_be)
+    }
+
     /// As a number of 8 bits.
     ///
     /// # Errors

@@ -29,6 +29,15 @@ const KUBELET: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 /// # Errors
 /// When something of it could not be removed; the rest is.
 pub async fn cleanup() -> Result<(), Error> {
+    cleanup_beside(&[]).await
+}
+
+/// As [`cleanup`], but leaves the chains of these names with what leads to them:
+/// they are another mode's too, which runs.
+///
+/// # Errors
+/// When something of it could not be removed; the rest is.
+pub async fn cleanup_beside(kept: &[(Table, &str)]) -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in Family::ALL {
         let mut engines: Vec<Engine> = Vec::new();
@@ -38,7 +47,7 @@ pub async fn cleanup() -> Result<(), Error> {
             };
             if !engines.contains(&engine) {
                 engines.push(engine);
-                outcome = outcome.and(remove(&xtables, engine).await);
+                outcome = outcome.and(remove(&xtables, engine, kept).await);
             }
         }
     }
@@ -51,7 +60,11 @@ pub async fn cleanup() -> Result<(), Error> {
 }
 
 /// Removes all of it in one engine of one family.
-pub(super) async fn remove(xtables: &Xtables, engine: Engine) -> Result<(), xtables::Error> {
+pub(super) async fn remove(
+    xtables: &Xtables,
+    engine: Engine,
+    kept: &[(Table, &str)],
+) -> Result<(), xtables::Error> {
     let mut batch = String::new();
     let mut kubelet = false;
     // What nat leads somewhere is closed last.
@@ -61,7 +74,7 @@ pub(super) async fn remove(xtables: &Xtables, engine: Engine) -> Result<(), xtab
         }
         let mut saved = Saved::default();
         let read = xtables.read(table.name(), |line| {
-            saved.line(line, |chain| !is_ours(chain));
+            saved.line(line, |chain| !is_ours(chain) || is_kept(kept, table, chain));
         });
         match read.await {
             Ok(()) => {}
@@ -72,7 +85,7 @@ pub(super) async fn remove(xtables: &Xtables, engine: Engine) -> Result<(), xtab
         kubelet |= KUBELET
             .iter()
             .any(|chain| saved.chains.contains_key(*chain));
-        batch += &removal(table, &saved, !kubelet);
+        batch += &removal(table, &saved, !kubelet, kept);
     }
     if batch.is_empty() {
         return Ok(());
@@ -80,12 +93,17 @@ pub(super) async fn remove(xtables: &Xtables, engine: Engine) -> Result<(), xtab
     xtables.restore(&batch).await
 }
 
+fn is_kept(kept: &[(Table, &str)], table: Table, chain: &str) -> bool {
+    kept.contains(&(table, chain))
+}
+
 /// Input of `iptables-restore` that removes our chains and what leads to them.
 /// A chain that somebody else's rule leads to is only emptied, for that rule
 /// is not ours to remove.
-fn removal(table: Table, saved: &Saved, firewall: bool) -> String {
+fn removal(table: Table, saved: &Saved, firewall: bool, kept: &[(Table, &str)]) -> String {
     let ours = |chain: &str| {
-        is_ours(chain) || firewall && table == Table::Filter && chain == names::FIREWALL
+        !is_kept(kept, table, chain)
+            && (is_ours(chain) || firewall && table == Table::Filter && chain == names::FIREWALL)
     };
     let base = |chain: &str| {
         matches!(
@@ -144,7 +162,7 @@ mod tests {
         ] {
             saved.line(line, |chain| !is_ours(chain));
         }
-        let text = removal(Table::Nat, &saved, true);
+        let text = removal(Table::Nat, &saved, true, &[]);
         let mut lines: Vec<_> = text.lines().collect();
         lines.sort_unstable();
         assert_eq!(
@@ -158,6 +176,6 @@ mod tests {
                 "COMMIT",
             ]
         );
-        assert_eq!(removal(Table::Nat, &Saved::default(), true), "");
+        assert_eq!(removal(Table::Nat, &Saved::default(), true, &[]), "");
     }
 }

@@ -25,7 +25,7 @@ use std::{sync::Arc, time::Duration};
 use prometheus::Registry;
 use tokio::time::{Instant, sleep_until};
 
-pub use self::cleanup::cleanup;
+pub use self::cleanup::{cleanup, cleanup_beside};
 use self::{
     counters::Counters,
     family::FamilyRules,

@@ -21,7 +21,7 @@ use super::{
     tcp, udp,
     workers::Workers,
 };
-use crate::{modes::userspace::affinity::Affinity, sched::SchedulerName, services::Protocol};
+use crate::{modes::userspace::affinity::Affinity, services::Protocol};
 
 /// Alive as long as a connection that came in by an address is open.
 pub type InUse = Weak<()>;
@@ -50,13 +50,8 @@ pub struct Gate {
 
 impl Gate {
     /// A gate for `plan` that listens nowhere yet.
-    pub fn new(
-        shared: &Arc<Shared>,
-        plan: PortalPlan,
-        scheduler: SchedulerName,
-        affinity: Option<Arc<Affinity>>,
-    ) -> Self {
-        let routing = routing(&plan, scheduler, affinity, None);
+    pub fn new(shared: &Arc<Shared>, plan: PortalPlan, affinity: Option<Arc<Affinity>>) -> Self {
+        let routing = routing(&plan, affinity, None);
         let label = plan.name.port.to_string().into();
         let portal = Arc::new(Portal::new(label, Arc::clone(&shared.insiders), routing));
         Gate {
@@ -70,15 +65,9 @@ impl Gate {
     }
 
     /// Sends new traffic as `plan` says.
-    pub fn reroute(
-        &mut self,
-        plan: PortalPlan,
-        scheduler: SchedulerName,
-        affinity: Option<Arc<Affinity>>,
-    ) {
+    pub fn reroute(&mut self, plan: PortalPlan, affinity: Option<Arc<Affinity>>) {
         let before = self.portal.routing();
-        self.portal
-            .reroute(routing(&plan, scheduler, affinity, Some(&before)));
+        self.portal.reroute(routing(&plan, affinity, Some(&before)));
         self.plan = plan;
     }
 
@@ -224,18 +213,17 @@ fn each<T>(count: usize, bind: impl Fn() -> io::Result<T>) -> io::Result<Vec<T>>
 /// The routing that `plan` asks for; what `before` knows of endpoints is kept.
 fn routing(
     plan: &PortalPlan,
-    scheduler: SchedulerName,
     affinity: Option<Arc<Affinity>>,
     before: Option<&Routing>,
 ) -> Routing {
     let known = || before.into_iter().flat_map(Routing::endpoints);
     let previous = before.map(|b| &b.backends);
-    let backends = Backends::new(scheduler, &plan.targets, previous, known());
+    let backends = Backends::new(plan.scheduler, &plan.targets, previous, known());
     let inside = plan.inside.as_ref().map(|targets| {
         let previous = before.and_then(|b| b.inside.as_ref());
         // One endpoint has one state, whichever way a caller took to it.
         let known = known().chain(backends.endpoints());
-        Backends::new(scheduler, targets, previous, known)
+        Backends::new(plan.scheduler, targets, previous, known)
     });
     Routing {
         backends,

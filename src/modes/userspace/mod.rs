@@ -19,6 +19,7 @@ mod open;
 mod plan;
 mod portal;
 mod ports;
+mod preferences;
 mod tcp;
 #[cfg(test)]
 mod tests;
@@ -197,7 +198,7 @@ impl Userspace {
         port: Option<&ServicePort>,
         failed: &mut Failures,
     ) -> Vec<ServicePortName> {
-        let plans = port.map(plan::plan).unwrap_or_default();
+        let plans = port.map_or_else(Vec::new, |port| plan::plan(port, self.options.scheduler));
         let wanted: BTreeSet<&Frontend> = plans.iter().flat_map(|p| &p.frontends).collect();
         let mut given_up = Vec::new();
         let mut heirs = Vec::new();
@@ -335,12 +336,17 @@ impl Mode for Userspace {
 
         let mut failed = Failures::default();
         let examined = names.len();
+        let mut unhonoured = Vec::new();
         // Removals first: what one Service gives up another may be waiting for.
         let (there, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());
         let mut queue: std::collections::VecDeque<_> = gone.into_iter().chain(there).collect();
         while let Some(name) = queue.pop_front() {
-            let heirs = self.update(&name, map.get(&name).map(|p| &**p), &mut failed);
+            let port = map.get(&name).map(|port| &**port);
+            if let Some(port) = port {
+                unhonoured.extend(preferences::unhonoured(port, self.options.scheduler));
+            }
+            let heirs = self.update(&name, port, &mut failed);
             queue.extend(heirs);
         }
 
@@ -369,7 +375,7 @@ impl Mode for Userspace {
             examined,
             failed: failed.0,
             lingering: self.retiring.len(),
-            unhonoured: Vec::new(),
+            unhonoured,
         })
     }
 

@@ -26,7 +26,6 @@ impl Userspace {
     pub(super) fn open(&mut self, mut plan: PortalPlan, failed: &mut Failures) {
         let name = plan.name.clone();
         self.gone.remove(&name);
-        let scheduler = self.options.scheduler;
         let affinity = self.affinity(&plan);
         plan.frontends
             .retain(|frontend| match self.claims.claim(frontend, &name) {
@@ -43,11 +42,11 @@ impl Userspace {
         let mut gate = match self.gates.remove(&name) {
             Some(mut gate) => {
                 if gate.plan != plan {
-                    gate.reroute(plan, scheduler, affinity);
+                    gate.reroute(plan, affinity);
                 }
                 gate
             }
-            None => Gate::new(&self.shared, plan, scheduler, affinity),
+            None => Gate::new(&self.shared, plan, affinity),
         };
 
         let (captured, desired) = match self.capture.method(name.port.family) {

@@ -4,8 +4,11 @@ use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 
-use super::{backends::Target, capture::Frontend};
-use crate::services::{Endpoints, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy};
+use super::{backends::Target, capture::Frontend, preferences};
+use crate::sched::SchedulerName;
+use crate::services::{
+    Endpoints, Protocol, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
+};
 
 /// Which of a ServicePort's addresses a portal stands for. Addresses that are
 /// treated alike share the portal of the first kind that has them.
@@ -43,22 +46,27 @@ pub struct PortalPlan {
     pub inside: Option<Vec<Target>>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
+    /// Who picks among them.
+    pub scheduler: SchedulerName,
     /// Timeout of ClientIP affinity.
     pub affinity: Option<Duration>,
 }
 
 impl PortalPlan {
-    /// Nobody can be served: connections are refused.
+    /// Nobody can be served: connections are refused. UDP clients have no
+    /// connection but their listener, so it stays open while an endpoint
+    /// drains.
     pub fn is_hopeless(&self) -> bool {
-        self.targets.is_empty() && self.inside.as_ref().is_none_or(Vec::is_empty)
+        let drains = self.name.port.protocol == Protocol::Udp;
+        let hopeless = |targets: &[Target]| targets.iter().all(|t| t.weight == 0 && !drains);
+        hopeless(&self.targets) && self.inside.as_deref().is_none_or(hopeless)
     }
 }
 
-/// Weight of an endpoint that nobody gave one.
-const WEIGHT: u32 = 1;
-
-/// The portals of `port`.
-pub fn plan(port: &ServicePort) -> Vec<PortalPlan> {
+/// The portals of `port`, where Services that name no scheduler have
+/// `default`.
+pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<PortalPlan> {
+    let scheduler = preferences::scheduler(port, default).unwrap_or_else(|(instead, _)| instead);
     let frontend = |address| Frontend {
         protocol: port.name.protocol,
         family: port.name.family,
@@ -126,6 +134,7 @@ pub fn plan(port: &ServicePort) -> Vec<PortalPlan> {
                 targets,
                 inside,
                 allowed: allowed.into(),
+                scheduler,
                 affinity,
             }),
         }
@@ -143,7 +152,7 @@ fn targets(endpoints: &Endpoints, policy: TrafficPolicy) -> Vec<Target> {
         .filter_map(|&i| endpoints.all.get(i as usize))
         .map(|e| Target {
             address: e.address,
-            weight: WEIGHT,
+            weight: e.weight.into(),
         })
         .collect()
 }

@@ -47,7 +47,7 @@ impl Proxy {
             next_worker: Default::default(),
         });
         let workers = Workers::start(2).unwrap();
-        let mut gate = Gate::new(&shared, plan(protocol, targets), SchedulerName::Rr, None);
+        let mut gate = Gate::new(&shared, plan(protocol, targets), None);
         let held = Ports::new(None).hold(protocol, IpFamily::V4).unwrap();
         gate.open(&shared, &workers, held.address, Owner::Node)
             .unwrap();
@@ -62,8 +62,7 @@ impl Proxy {
     }
 
     fn retarget(&mut self, protocol: Protocol, targets: &[SocketAddr]) {
-        self.gate
-            .reroute(plan(protocol, targets), SchedulerName::Rr, None);
+        self.gate.reroute(plan(protocol, targets), None);
     }
 
     fn connect(&self) -> TcpStream {
@@ -105,6 +104,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> PortalPlan {
             .collect(),
         inside: None,
         allowed: Box::default(),
+        scheduler: SchedulerName::Rr,
         affinity: None,
         name: PortalName {
             port: name,

@@ -6,20 +6,19 @@ use super::{
     world::{NODE_IP, endpoints, exposed, net, options, service},
 };
 use crate::{
-    kernel::xtables::{features::Features, rule::Transport},
+    kernel::xtables::rule::Transport,
     modes::iptables::plan::{DetectLocal, Options},
-    node::Served,
     services::{Protocol, ServicePort, TrafficPolicy},
 };
 
-const POD: &str = "10.244.0.9";
-const OUTSIDE: &str = "192.0.2.20";
-const HERE: &str = "10.244.0.6:8080";
+pub(super) const POD: &str = "10.244.0.9";
+pub(super) const OUTSIDE: &str = "192.0.2.20";
+pub(super) const HERE: &str = "10.244.0.6:8080";
 const THERE: &str = "10.244.1.7:8080";
 
 /// What is expected of a call.
 #[derive(Clone, Copy, Debug)]
-enum Expect {
+pub(super) enum Expect {
     /// Any of these endpoints, and nothing else, with the caller's own address.
     Kept(&'static [&'static str]),
     /// The same with the node's address.
@@ -30,7 +29,13 @@ enum Expect {
 }
 use Expect::*;
 
-fn check(what: &str, port: &ServicePort, options: &Options, packet: &Packet, expect: Expect) {
+pub(super) fn check(
+    what: &str,
+    port: &ServicePort,
+    options: &Options,
+    packet: &Packet,
+    expect: Expect,
+) {
     let fates: Vec<Fate> = Ruleset::new([port], options)
         .fates(packet)
         .into_keys()
@@ -308,116 +313,6 @@ fn telling_pods_from_others() {
         &all,
         &Packet::new(POD, "10.96.0.1", 80),
         Masqueraded(&[HERE, THERE]),
-    );
-}
-
-#[test]
-fn where_node_ports_are_served() {
-    let port = ServicePort {
-        endpoints: endpoints(&[(HERE, true, 1)]),
-        ..exposed("web")
-    };
-    let within = |networks: &[&str]| Served::Within(networks.iter().map(|n| net(n)).collect());
-    let to_node = Packet::new(OUTSIDE, NODE_IP, 30080);
-    let to_localhost = Packet::new("127.0.0.1", "127.0.0.1", 30080);
-    let lacking = |change: fn(&mut Features)| {
-        let mut features = Features::ALL;
-        change(&mut features);
-        features
-    };
-    let there = Masqueraded(&[HERE]);
-    let no_addrtype = lacking(|f| f.addrtype = false);
-    let no_conntrack = lacking(|f| f.conntrack = false);
-    // Addresses, localhost wanted, features, to the node, to localhost.
-    let cases = [
-        (Served::All, true, Features::ALL, there, there),
-        (Served::All, false, Features::ALL, there, Passed),
-        (Served::All, true, no_conntrack, there, Passed),
-        (Served::All, true, no_addrtype, there, there),
-        (Served::All, false, no_addrtype, there, Passed),
-        (within(&[]), true, Features::ALL, Passed, Passed),
-        (
-            within(&["192.168.77.2/32"]),
-            true,
-            Features::ALL,
-            there,
-            Passed,
-        ),
-        (
-            within(&["192.168.0.0/16"]),
-            true,
-            Features::ALL,
-            there,
-            Passed,
-        ),
-        (
-            within(&["192.168.0.0/16"]),
-            true,
-            no_addrtype,
-            there,
-            Passed,
-        ),
-        (within(&["10.0.0.0/8"]), true, Features::ALL, Passed, Passed),
-        (within(&["127.0.0.0/8"]), true, Features::ALL, Passed, there),
-        (
-            within(&["127.0.0.0/8"]),
-            false,
-            Features::ALL,
-            Passed,
-            Passed,
-        ),
-        (
-            within(&["0.0.0.0/1", "128.0.0.0/1"]),
-            false,
-            Features::ALL,
-            there,
-            Passed,
-        ),
-        (
-            within(&["0.0.0.0/1", "128.0.0.0/1"]),
-            true,
-            Features::ALL,
-            there,
-            there,
-        ),
-    ];
-    for (node_ports, localhost_node_ports, features, node, localhost) in cases {
-        let options = Options {
-            node_ports,
-            localhost_node_ports,
-            features,
-            ..options()
-        };
-        let what = format!(
-            "{:?}, {localhost_node_ports}, {features:?}",
-            options.node_ports
-        );
-        check(&what, &port, &options, &to_node, node);
-        check(&what, &port, &options, &to_localhost, localhost);
-    }
-}
-
-#[test]
-fn health_checks_pass_whatever_the_firewall_says() {
-    let port = ServicePort {
-        health_check_node_port: Some(31000),
-        ..exposed("web")
-    };
-    let rules = Ruleset::new([&port], &options());
-    let key = (
-        crate::kernel::xtables::rule::Table::Filter,
-        "KUBE-NODEPORTS".to_owned(),
-    );
-    let words: Vec<_> = rules.chains[&key]
-        .iter()
-        .map(|rule| rule.words(false).to_string())
-        .collect();
-    assert_eq!(
-        words,
-        [
-            "-p tcp -m comment --comment \"default/web health check node port\" -m tcp \
-          --dport 31000 -j ACCEPT"
-        ]
     );
 }
 

@@ -4,6 +4,7 @@ mod balance;
 mod corners;
 mod index;
 mod kernels;
+mod node_ports;
 mod shape;
 mod walk;
 mod world;

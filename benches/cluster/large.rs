@@ -1,0 +1,87 @@
+//! Clusters of many Services.
+
+use std::fmt;
+
+use serde_json::json;
+
+use crate::{
+    cluster::Cluster,
+    objects::{service, slice},
+};
+
+/// How large a cluster is, and what may be resident.
+#[derive(Clone, Copy)]
+pub struct Size {
+    pub services: u32,
+    pub endpoints: u8,
+    pub mebibytes: f64,
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} Services of {} endpoints",
+            self.services, self.endpoints
+        )
+    }
+}
+
+impl Size {
+    pub const ALL: [Size; 2] = [
+        Size {
+            services: 5_000,
+            endpoints: 5,
+            mebibytes: 40.0,
+        },
+        Size {
+            services: 20_000,
+            endpoints: 10,
+            mebibytes: 150.0,
+        },
+    ];
+
+    /// ServicePorts, with so many Services more.
+    pub fn service_ports(&self, more: u32) -> f64 {
+        f64::from(self.services + more)
+    }
+
+    pub fn fill(&self, cluster: &mut Cluster) {
+        for i in 0..self.services {
+            let name = name(i);
+            let mut object = service(&name, 0);
+            let ip = format!("10.{}.{}.{}", 96 + i / 62_500, i / 250 % 250, i % 250 + 1);
+            object["spec"]["clusterIP"] = json!(ip);
+            object["spec"]["clusterIPs"] = json!([ip]);
+            cluster.put(object);
+            let last: Vec<u8> = (1..=self.endpoints).collect();
+            let mut of = slice(&format!("{name}-abcde"), &name, &last);
+            for e in 0..self.endpoints {
+                let endpoint = &mut of["endpoints"][usize::from(e)];
+                let ip = format!("10.{}.{}.{}", 1 + e, i / 250, i % 250 + 1);
+                endpoint["addresses"] = json!([ip]);
+                endpoint["nodeName"] = json!(format!("node-{}", (i + u32::from(e) * 7) % 500));
+            }
+            cluster.put(of);
+        }
+    }
+
+    /// So many changes of the slices of a thousand Services, and then a
+    /// Service more.
+    pub fn churn(&self, cluster: &mut Cluster, events: u32) {
+        for i in 0..events {
+            let name = name(i % 1000);
+            let mut last: Vec<u8> = (100..100 + self.endpoints).collect();
+            last[0] = 1 + u8::try_from(i / 1000 % 90).unwrap_or(0);
+            cluster.put(slice(&format!("{name}-abcde"), &name, &last));
+        }
+        let mut more = service("one-more", 0);
+        more["spec"]["clusterIP"] = json!("10.99.0.1");
+        more["spec"]["clusterIPs"] = json!(["10.99.0.1"]);
+        cluster.put(more);
+    }
+}
+
+fn name(i: u32) -> String {
+    format!("service-{i:05}")
+}

@@ -1,0 +1,140 @@
+//! What a large cluster costs: the program itself, as it runs on a node, beside
+//! a server that speaks the API's protocol, in a network namespace of its own.
+//! What counts is how the figures stand to their limits.
+//!
+//! Arguments, each optional: `local` or `redirect` (capture of userspace mode),
+//! and the number of Services.
+
+// Shared with the tests, which use more of it.
+#[allow(dead_code)]
+#[path = "../../tests/api/cluster.rs"]
+mod cluster;
+mod large;
+#[allow(dead_code)]
+#[path = "../../tests/api/objects.rs"]
+mod objects;
+mod process;
+#[allow(dead_code)]
+#[path = "../../tests/api/server.rs"]
+mod server;
+#[allow(dead_code)]
+#[path = "../../tests/api/site.rs"]
+mod site;
+#[allow(dead_code)]
+#[path = "../../tests/api/tls.rs"]
+mod tls;
+
+use std::{
+    os::unix::process::CommandExt,
+    process::{Command, ExitCode},
+    time::Instant,
+};
+
+use self::{large::Size, process::Tripod, server::Server, site::Site, tls::Authority};
+
+/// Set in the process that runs inside the namespace.
+const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
+
+/// Changes of EndpointSlices that come as fast as the server can send them ...
+const EVENTS: u32 = 20_000;
+/// ... and how many of them one core has to be able to fold in a second.
+const EVENTS_A_SECOND: f64 = 10_000.0;
+
+/// Each mode that is measured, with its flags.
+const MODES: [(&str, &[&str]); 2] = [
+    (
+        "local",
+        &["--proxy-mode=userspace", "--userspace-capture=local"],
+    ),
+    (
+        "redirect",
+        &["--proxy-mode=userspace", "--userspace-capture=redirect"],
+    ),
+];
+
+fn main() -> ExitCode {
+    if std::env::var_os(INSIDE).is_none() {
+        let own = std::env::current_exe().expect("own path");
+        let failed = Command::new("unshare")
+            .args(["-Urnm", "--"])
+            .arg(own)
+            .args(std::env::args_os().skip(1))
+            .env(INSIDE, "1")
+            .exec();
+        eprintln!("cannot run unshare (util-linux): {failed}");
+        return ExitCode::FAILURE;
+    }
+    // A file for xtables' lock, which an ordinary user cannot write outside.
+    for command in [
+        &["ip", "link", "set", "lo", "up"][..],
+        &["mount", "-t", "tmpfs", "tmpfs", "/run"],
+    ] {
+        let done = Command::new(command[0]).args(&command[1..]).status();
+        if !done.is_ok_and(|status| status.success()) {
+            eprintln!("cannot run {}", command.join(" "));
+            return ExitCode::FAILURE;
+        }
+    }
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let asked = |name: &str| {
+        let named: Vec<&String> = wanted.iter().filter(|w| !w.starts_with('-')).collect();
+        let of_kind = |w: &&&String| w.parse::<u32>().is_ok() == name.parse::<u32>().is_ok();
+        let mut alike = named.iter().filter(of_kind).peekable();
+        alike.peek().is_none() || alike.any(|w| **w == name)
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    for (mode, flags) in MODES.into_iter().filter(|(mode, _)| asked(mode)) {
+        for size in Size::ALL
+            .into_iter()
+            .filter(|s| asked(&s.services.to_string()))
+        {
+            println!("\nuserspace mode, {mode} capture: {size}");
+            runtime.block_on(measure(flags, size));
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+async fn measure(flags: &[&str], size: Size) {
+    let server = Server::new();
+    let site = Site::open(server.clone(), "cluster", &Authority::new(), false).await;
+    server.change(|cluster| size.fill(cluster));
+
+    let begun = Instant::now();
+    let tripod = Tripod::start(flags, &site.file("kubeconfig"));
+    tripod.serves(size.service_ports(0)).await;
+    let took = begun.elapsed();
+    let spent = tripod.cpu();
+    let [resident, peak] = tripod.memory();
+    println!(
+        "  first sync       {took:.2?}, {spent:.2} s of one core; {} descriptors",
+        tripod.descriptors()
+    );
+    if let Some(failed) = tripod
+        .metric("tripod_service_ports_failed")
+        .filter(|n| *n > 0.0)
+    {
+        println!("                   {failed} ServicePorts not in force as asked (see the log)");
+    }
+    let limit = size.mebibytes;
+    println!(
+        "  resident         {resident:6.1} MiB   {:4.2} of {limit} MiB   (peak {peak:.1} MiB)",
+        resident / limit
+    );
+
+    let (begun, before) = (Instant::now(), tripod.cpu());
+    server.change(|cluster| size.churn(cluster, EVENTS));
+    tripod.serves(size.service_ports(1)).await;
+    let took = begun.elapsed().as_secs_f64();
+    let spent = tripod.cpu() - before;
+    let rate = f64::from(EVENTS) / spent;
+    let [resident, peak] = tripod.memory();
+    println!(
+        "  {EVENTS} changes    {rate:6.0} a second of one core   {:4.2} of the least   ({took:.2} s in all)",
+        rate / EVENTS_A_SECOND
+    );
+    println!(
+        "  resident then    {resident:6.1} MiB   {:4.2} of {limit} MiB   (peak {peak:.1} MiB)",
+        resident / limit
+    );
+}

@@ -1,0 +1,155 @@
+//! Sets of addresses and ports that netfilter's rules look into (ipset), over
+//! nfnetlink (`linux/netfilter/ipset/ip_set.h`).
+//!
+//! ```no_run
+//! use tripod::kernel::{Family, ipset::{Element, IpSets, Kind, Set}};
+//!
+//! # fn main() -> Result<(), tripod::kernel::netlink::Error> {
+//! let mut sets = IpSets::open()?;
+//! let set = Set::new("WEB", Kind::IpPort, Family::V4);
+//! sets.create(&set)?;
+//! let member = Element::ip_port([10, 96, 0, 10].into(), 6, 80);
+//! sets.add(&set, &[member])?;
+//! assert_eq!(sets.members("WEB")?, [member]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod client;
+mod element;
+#[cfg(test)]
+mod tests;
+
+use std::{borrow::Cow, fmt};
+
+use nix::libc;
+
+pub use self::{client::IpSets, element::Element};
+use super::Family;
+
+/// The longest name that the kernel takes (`IPSET_MAXNAMELEN`, without the
+/// NUL).
+pub const LONGEST_NAME: usize = 31;
+
+/// What the members of a set are made of, as ipset(8) names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// `hash:ip`
+    Ip,
+    /// `hash:ip,port`
+    IpPort,
+    /// `hash:ip,port,ip`
+    IpPortIp,
+    /// `hash:ip,port,net`
+    IpPortNet,
+    /// `hash:net`
+    Net,
+    /// `bitmap:port` over all ports
+    Port,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 6] = [
+        Kind::Ip,
+        Kind::IpPort,
+        Kind::IpPortIp,
+        Kind::IpPortNet,
+        Kind::Net,
+        Kind::Port,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Ip => "hash:ip",
+            Kind::IpPort => "hash:ip,port",
+            Kind::IpPortIp => "hash:ip,port,ip",
+            Kind::IpPortNet => "hash:ip,port,net",
+            Kind::Net => "hash:net",
+            Kind::Port => "bitmap:port",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn of(name: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// How many looks at a packet a rule takes for it.
+    pub fn dimensions(self) -> usize {
+        match self {
+            Kind::Ip | Kind::Net | Kind::Port => 1,
+            Kind::IpPort => 2,
+            Kind::IpPortIp | Kind::IpPortNet => 3,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A set.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Set {
+    /// Its name, at most [`LONGEST_NAME`] bytes.
+    pub name: Cow<'static, str>,
+    /// What its members are made of.
+    pub kind: Kind,
+    /// Family of its addresses; [`Kind::Port`] has none.
+    pub family: Family,
+    /// Buckets to begin with (the kernel's default: 1024).
+    pub hash_size: u32,
+    /// The most members that it takes (the kernel's default: 65536).
+    pub max_members: u32,
+}
+
+impl Set {
+    /// A set with the kernel's default sizes.
+    pub fn new(name: impl Into<Cow<'static, str>>, kind: Kind, family: Family) -> Set {
+        Set {
+            name: name.into(),
+            kind,
+            family,
+            hash_size: 1024,
+            max_members: 65_536,
+        }
+    }
+
+    /// `AF_*`, as the kernel wants it for this kind.
+    fn family_number(&self) -> u8 {
+        match self.kind {
+            Kind::Port => libc::AF_UNSPEC as u8,
+            _ => self.family.number(),
+        }
+    }
+}
+
+/// A set as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Its kind's name, which may be one that is not in [`Kind`].
+    pub kind: String,
+    /// Family of its addresses, where it has one.
+    pub family: Option<Family>,
+    /// The most members that it takes; 0 where its kind has no limit.
+    pub max_members: u32,
+    /// How many rules and sets refer to it.
+    pub references: u32,
+}
+
+impl Listed {
+    /// It is what `set` asks for.
+    pub fn is(&self, set: &Set) -> bool {
+        let family = match set.kind {
+            Kind::Port => true,
+            _ => self.family == Some(set.family),
+        };
+        self.name == set.name && self.kind == set.kind.name() && family
+    }
+}

@@ -1,0 +1,184 @@
+use proptest::prelude::*;
+
+use super::{client, *};
+use crate::kernel::{
+    namespace::in_namespace,
+    netlink::{Message, Messages},
+};
+
+fn of_each_kind(family: Family) -> Vec<(Kind, Vec<Element>)> {
+    let (ip, other, net) = match family {
+        Family::V4 => ("10.96.0.10", "10.244.1.7", "198.51.100.0/24"),
+        Family::V6 => ("fd00::a", "fd00:1::7", "2001:db8::/64"),
+    };
+    let (ip, other, net) = (
+        ip.parse().unwrap(),
+        other.parse().unwrap(),
+        net.parse().unwrap(),
+    );
+    let (protocol, port) = (libc::IPPROTO_UDP as u8, 53);
+    let mut kinds = vec![
+        (Kind::Ip, vec![Element::Ip(ip), Element::Ip(other)]),
+        (Kind::Net, vec![Element::Net(net)]),
+        (
+            Kind::IpPort,
+            vec![
+                Element::ip_port(ip, libc::IPPROTO_TCP as u8, 80),
+                Element::ip_port(ip, libc::IPPROTO_SCTP as u8, 80),
+            ],
+        ),
+        (
+            Kind::IpPortIp,
+            vec![Element::IpPortIp {
+                ip,
+                protocol,
+                port,
+                other,
+            }],
+        ),
+        (
+            Kind::IpPortNet,
+            vec![Element::IpPortNet {
+                ip,
+                protocol,
+                port,
+                net,
+            }],
+        ),
+    ];
+    if family == Family::V4 {
+        kinds.push((Kind::Port, vec![Element::Port(0), Element::Port(65_535)]));
+    }
+    kinds
+}
+
+fn saved(name: &str) -> Vec<String> {
+    let output = std::process::Command::new("ipset")
+        .args(["save", name])
+        .output()
+        .expect("ipset is installed");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines = text.lines().filter_map(|line| line.strip_prefix("add "));
+    let mut members: Vec<String> = lines
+        .filter_map(|line| line.split_once(' '))
+        .map(|(_, member)| member.to_owned())
+        .collect();
+    members.sort();
+    members
+}
+
+#[test]
+fn members_of_each_kind_are_what_ipset_says_they_are() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        for family in Family::ALL {
+            for (kind, members) in of_each_kind(family) {
+                let set = Set::new("TEST", kind, family);
+                sets.create(&set).unwrap();
+                sets.create(&set).expect("once more is fine");
+                assert!(sets.add(&set, &members).unwrap().is_empty());
+                assert!(sets.add(&set, &members).unwrap().is_empty());
+                let mut listed = sets.members("TEST").unwrap();
+                let mut wanted = members.clone();
+                listed.sort();
+                wanted.sort();
+                assert_eq!(listed, wanted, "{kind} {family}");
+                let mut printed: Vec<String> = wanted.iter().map(Element::to_string).collect();
+                printed.sort();
+                assert_eq!(printed, saved("TEST"), "{kind} {family}");
+                let all = sets.list().unwrap();
+                assert_eq!(all.len(), 1);
+                assert!(all[0].is(&set), "{all:?}");
+                assert!(sets.remove(&set, &members[..1]).unwrap().is_empty());
+                assert!(sets.remove(&set, &members[..1]).unwrap().is_empty());
+                assert_eq!(sets.members("TEST").unwrap().len(), members.len() - 1);
+                sets.destroy("TEST").unwrap();
+                sets.destroy("TEST").expect("gone is fine");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_member_that_is_refused_is_named_and_the_others_are_in() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        let set = Set {
+            max_members: 65_536,
+            ..Set::new("TEST", Kind::IpPort, Family::V4)
+        };
+        sets.create(&set).unwrap();
+        let mut members: Vec<Element> = (1..=250)
+            .map(|port| Element::ip_port([10, 0, 0, 1].into(), 6, port))
+            .collect();
+        let bad = Element::ip_port("fd00::1".parse().unwrap(), 6, 80);
+        members.insert(120, bad);
+        let refused = sets.add(&set, &members).unwrap();
+        assert_eq!(refused.len(), 1, "{refused:?}");
+        assert_eq!(refused[0].0, bad);
+        assert!(
+            refused[0]
+                .1
+                .to_string()
+                .contains("fd00::1,tcp:80 in set TEST")
+        );
+        assert_eq!(sets.members("TEST").unwrap().len(), 250);
+    });
+}
+
+#[test]
+fn large_sets_are_listed_whole_and_sets_are_swapped() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        let (one, other) = (
+            Set::new("ONE", Kind::IpPort, Family::V4),
+            Set::new("OTHER", Kind::IpPort, Family::V4),
+        );
+        sets.create(&one).unwrap();
+        sets.create(&other).unwrap();
+        let members: Vec<Element> = (0..20_000u32)
+            .map(|i| Element::ip_port((0x0a00_0000 + i).to_be_bytes().into(), 6, 80))
+            .collect();
+        assert!(sets.add(&one, &members).unwrap().is_empty());
+        assert_eq!(sets.members("ONE").unwrap().len(), members.len());
+        sets.swap("ONE", "OTHER").unwrap();
+        assert_eq!(sets.members("OTHER").unwrap().len(), members.len());
+        assert!(sets.members("ONE").unwrap().is_empty());
+        sets.flush("OTHER").unwrap();
+        assert!(sets.members("OTHER").unwrap().is_empty());
+    });
+}
+
+#[test]
+fn errors_name_the_set_and_the_cause() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        let long = Set::new("KUBE-6-LOAD-BALANCER-SOURCE-CIDR", Kind::Ip, Family::V6);
+        let error = sets.create(&long).unwrap_err().to_string();
+        assert!(error.contains("at most 31"), "{error}");
+        sets.create(&Set::new("TEST", Kind::Ip, Family::V4))
+            .unwrap();
+        let other = Set::new("TEST", Kind::IpPort, Family::V4);
+        let error = sets.create(&other).unwrap_err().to_string();
+        assert!(
+            error.contains("set TEST") && error.contains("another kind"),
+            "{error}"
+        );
+        let error = sets.members("NONE").unwrap_err().to_string();
+        assert!(error.contains("set NONE"), "{error}");
+    });
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let message = Message { kind: 0, flags: 0, sequence: 0, body: &bytes };
+        let _ = client::listed(&message);
+        for kind in Kind::ALL {
+            let _ = client::members(&message, &mut kind.name().to_owned());
+        }
+        for message in Messages::new(&bytes).flatten() {
+            let _ = client::listed(&message);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! The door itself.
+
+use std::{net::SocketAddr, time::Duration};
+
+use nix::errno::Errno;
+
+use super::{
+    Change, ListedReal, ListedServer, RealServer, ServerId, VirtualServer, decode, encode,
+};
+use crate::kernel::{
+    modules,
+    netlink::{Error, Malformed, Message, Protocol, Socket, generic},
+};
+
+/// `IPVS_GENL_NAME`
+const NAME: &str = "IPVS";
+const MODULE: &str = "ip_vs";
+
+// IPVS_CMD_ATTR_TIMEOUT_*
+const TIMEOUT_TCP: u16 = 4;
+const TIMEOUT_TCP_FIN: u16 = 5;
+const TIMEOUT_UDP: u16 = 6;
+// IPVS_INFO_ATTR_*
+const VERSION: u16 = 1;
+const TABLE_SIZE: u16 = 2;
+
+/// How long connections live without packets; whole seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// TCP connections that are established.
+    pub tcp: Duration,
+    /// TCP connections after a FIN.
+    pub tcp_fin: Duration,
+    /// UDP flows.
+    pub udp: Duration,
+}
+
+/// About IPVS itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Major, minor and patch version.
+    pub version: (u8, u8, u8),
+    /// Buckets of the connection table.
+    pub table_size: u32,
+}
+
+/// IPVS of one network namespace.
+pub struct Ipvs {
+    socket: Socket,
+    family: u16,
+}
+
+impl Ipvs {
+    /// Opens it; where the kernel does not know of IPVS, its module is loaded.
+    ///
+    /// # Errors
+    /// When this kernel has no IPVS and cannot load it.
+    pub fn open() -> Result<Ipvs, Error> {
+        let mut socket = Socket::open(Protocol::Generic)?;
+        let family = match socket.family(NAME) {
+            Err(Error::Refused {
+                errno: Errno::ENOENT,
+                object,
+                operation,
+                ..
+            }) => {
+                let loaded = modules::load(MODULE);
+                socket.family(NAME).map_err(|_| Error::Refused {
+                    operation,
+                    object,
+                    errno: Errno::ENOENT,
+                    hint: Some(match loaded {
+                        Ok(()) => format!("module {MODULE} is loaded but gives no IPVS"),
+                        Err(why) => format!("kernel without IPVS: {why}"),
+                    }),
+                })?
+            }
+            other => other?,
+        };
+        Ok(Ipvs { socket, family })
+    }
+
+    /// Version and size of the connection table.
+    ///
+    /// # Errors
+    /// When the kernel refuses, as without `CAP_NET_ADMIN`.
+    pub fn info(&mut self) -> Result<Info, Error> {
+        let request = encode::ask(self.family, encode::GET_INFO, "the version of IPVS");
+        let mut info = Info {
+            version: (0, 0, 0),
+            table_size: 0,
+        };
+        self.socket.call(&request, |message| {
+            for attribute in message.attributes(generic::HEADER) {
+                let attribute = attribute?;
+                match attribute.kind {
+                    VERSION => {
+                        let [_, major, minor, patch] = attribute.u32()?.to_be_bytes();
+                        info.version = (major, minor, patch);
+                    }
+                    TABLE_SIZE => info.table_size = attribute.u32()?,
+                    _ => {}
+                }
+            }
+            Ok(None::<()>)
+        })?;
+        Ok(info)
+    }
+
+    /// The timeouts in force.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
+        let request = encode::ask(self.family, encode::GET_CONFIG, "the timeouts of IPVS");
+        let mut timeouts = Timeouts::default();
+        self.socket.call(&request, |message| {
+            for attribute in message.attributes(generic::HEADER) {
+                let attribute = attribute?;
+                let place = match attribute.kind {
+                    TIMEOUT_TCP => &mut timeouts.tcp,
+                    TIMEOUT_TCP_FIN => &mut timeouts.tcp_fin,
+                    TIMEOUT_UDP => &mut timeouts.udp,
+                    _ => continue,
+                };
+                *place = Duration::from_secs(attribute.u32()?.into());
+            }
+            Ok(None::<()>)
+        })?;
+        Ok(timeouts)
+    }
+
+    /// Sets the timeouts; one of zero stays as it is.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
+        let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+        let request = encode::request(
+            self.family,
+            encode::SET_CONFIG,
+            "set",
+            "the timeouts of IPVS",
+        )
+        .u32(TIMEOUT_TCP, seconds(timeouts.tcp))
+        .u32(TIMEOUT_TCP_FIN, seconds(timeouts.tcp_fin))
+        .u32(TIMEOUT_UDP, seconds(timeouts.udp));
+        self.socket.call(&request, |_| Ok(None::<()>)).map(drop)
+    }
+
+    /// All virtual servers, but for those that a firewall mark names.
+    ///
+    /// # Errors
+    /// When the kernel refuses or its answer cannot be read.
+    pub fn list(&mut self) -> Result<Vec<ListedServer>, Error> {
+        let request = encode::request(self.family, encode::GET_SERVICE, "list", "virtual servers");
+        self.socket
+            .dump(&request, |message| decode::server(&message))
+    }
+
+    /// The real servers of a virtual server.
+    ///
+    /// # Errors
+    /// When there is no such virtual server, the kernel refuses or its answer
+    /// cannot be read.
+    pub fn list_real(&mut self, id: &ServerId) -> Result<Vec<ListedReal>, Error> {
+        let family = encode::FAMILIES[usize::from(id.address.is_ipv6())];
+        let request = encode::list_real(self.family, id);
+        self.socket.dump(&request, real_of(family))
+    }
+
+    /// Everything: virtual servers with their real servers. One that goes
+    /// meanwhile is left out.
+    ///
+    /// # Errors
+    /// As [`Ipvs::list`].
+    pub fn list_all(&mut self) -> Result<Vec<(ListedServer, Vec<ListedReal>)>, Error> {
+        let mut all = Vec::new();
+        for server in self.list()? {
+            match self.list_real(&server.server.id) {
+                Ok(reals) => all.push((server, reals)),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Makes `changes`, many in one datagram, and tells what came of each. They
+    /// are made in order, and one that is refused does not keep the next from
+    /// being made. What is there already when it is to be added is refused with
+    /// `EEXIST`; what is gone already when it is to be deleted is fine.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn apply(&mut self, changes: &[Change]) -> Result<Vec<Result<(), Error>>, Error> {
+        let requests: Vec<_> = changes
+            .iter()
+            .map(|change| encode::change(self.family, change))
+            .collect();
+        let outcomes = self.socket.batch(&requests, &[])?;
+        Ok(changes
+            .iter()
+            .zip(outcomes)
+            .map(|(change, outcome)| match outcome {
+                Err(error) if is_gone(&error) && is_removal(change) => Ok(()),
+                Err(error) => Err(explained(error, change)),
+                Ok(()) => Ok(()),
+            })
+            .collect())
+    }
+
+    fn make(&mut self, change: Change) -> Result<(), Error> {
+        self.apply(&[change])?.into_iter().collect()
+    }
+
+    /// Adds a virtual server. A scheduler that is not loaded is loaded by the
+    /// kernel.
+    ///
+    /// # Errors
+    /// When it is there already, or its scheduler is missing.
+    pub fn add(&mut self, server: &VirtualServer) -> Result<(), Error> {
+        self.make(Change::Add(server.clone()))
+    }
+
+    /// Changes a virtual server.
+    ///
+    /// # Errors
+    /// When there is none, or its scheduler is missing.
+    pub fn edit(&mut self, server: &VirtualServer) -> Result<(), Error> {
+        self.make(Change::Edit(server.clone()))
+    }
+
+    /// Deletes a virtual server; one that is gone already is fine.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn delete(&mut self, id: &ServerId) -> Result<(), Error> {
+        self.make(Change::Delete(*id))
+    }
+
+    /// Adds a real server.
+    ///
+    /// # Errors
+    /// When it is there already, or there is no such virtual server.
+    pub fn add_real(&mut self, id: &ServerId, real: &RealServer) -> Result<(), Error> {
+        self.make(Change::AddReal(*id, *real))
+    }
+
+    /// Changes a real server.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn edit_real(&mut self, id: &ServerId, real: &RealServer) -> Result<(), Error> {
+        self.make(Change::EditReal(*id, *real))
+    }
+
+    /// Deletes a real server; one that is gone already is fine.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn delete_real(&mut self, id: &ServerId, address: SocketAddr) -> Result<(), Error> {
+        self.make(Change::DeleteReal(*id, address))
+    }
+
+    /// Deletes all virtual servers, whosever they are.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        let request = encode::request(self.family, encode::FLUSH, "delete", "all virtual servers");
+        self.socket.call(&request, |_| Ok(None::<()>)).map(drop)
+    }
+
+    /// The schedulers among `names` that this kernel lacks, by trying each with
+    /// a virtual server that is deleted again, on a port of an address that is
+    /// nobody's (RFC 5737).
+    ///
+    /// # Errors
+    /// When the kernel refuses for another reason.
+    pub fn missing_schedulers<'a>(
+        &mut self,
+        names: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Vec<(&'a str, Error)>, Error> {
+        let id = ServerId {
+            protocol: super::Protocol::Tcp,
+            address: ([192, 0, 2, 1], 1).into(),
+        };
+        let mut missing = Vec::new();
+        for name in names {
+            match self.add(&VirtualServer::new(id, name.to_owned())) {
+                Ok(()) => self.delete(&id)?,
+                Err(error) if is_gone(&error) => missing.push((name, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(missing)
+    }
+}
+
+fn real_of(family: u16) -> impl Fn(Message<'_>) -> Result<Option<ListedReal>, Malformed> {
+    move |message| decode::real(&message, family)
+}
+
+/// What the kernel says of a virtual server (`ESRCH`), a real server or a
+/// scheduler (`ENOENT`) that is not there.
+fn is_gone(error: &Error) -> bool {
+    matches!(error.errno(), Some(Errno::ESRCH | Errno::ENOENT))
+}
+
+fn is_removal(change: &Change) -> bool {
+    matches!(change, Change::Delete(_) | Change::DeleteReal(..))
+}
+
+/// What an error number means here (`net/netfilter/ipvs/ip_vs_ctl.c`).
+fn explained(error: Error, change: &Change) -> Error {
+    let Error::Refused {
+        operation,
+        object,
+        errno,
+        hint,
+    } = error
+    else {
+        return error;
+    };
+    let meaning = match (errno, change) {
+        (Errno::ENOENT, Change::Add(server) | Change::Edit(server)) => Some(format!(
+            "this kernel has no such scheduler; it is in module ip_vs_{}",
+            server.scheduler
+        )),
+        (Errno::ESRCH, Change::AddReal(..) | Change::EditReal(..) | Change::Edit(_)) => {
+            Some("there is no such virtual server".to_owned())
+        }
+        (Errno::ENOENT, Change::EditReal(..)) => Some("there is no such real server".to_owned()),
+        (Errno::EPROTONOSUPPORT, _) => {
+            Some("this kernel's IPVS was built without the protocol".to_owned())
+        }
+        (Errno::EAFNOSUPPORT, _) => Some("this kernel's IPVS was built without IPv6".to_owned()),
+        (Errno::EPERM, _) => Some("it takes CAP_NET_ADMIN".to_owned()),
+        _ => None,
+    };
+    Error::Refused {
+        operation,
+        object,
+        errno,
+        hint: hint.or(meaning),
+    }
+}

@@ -1,0 +1,205 @@
+//! What IPVS answers.
+
+use std::{
+    borrow::Cow,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use nix::libc;
+
+use super::{
+    Forwarding, HASHED, ListedReal, ListedServer, PERSISTENT, Protocol, RealServer, ServerId,
+    Statistics, VirtualServer, Wrapping,
+};
+use crate::kernel::netlink::{Attribute, Attributes, Malformed, Message, generic};
+
+/// `IPVS_CMD_ATTR_SERVICE`, `IPVS_CMD_ATTR_DEST`
+pub(super) const SERVICE: u16 = 1;
+pub(super) const DEST: u16 = 2;
+
+/// `IPVS_SVC_ATTR_*`
+pub(super) mod service {
+    pub const AF: u16 = 1;
+    pub const PROTOCOL: u16 = 2;
+    pub const ADDR: u16 = 3;
+    pub const PORT: u16 = 4;
+    pub const FWMARK: u16 = 5;
+    pub const SCHED_NAME: u16 = 6;
+    pub const FLAGS: u16 = 7;
+    pub const TIMEOUT: u16 = 8;
+    pub const NETMASK: u16 = 9;
+    pub const STATS: u16 = 10;
+    pub const STATS64: u16 = 12;
+}
+
+/// `IPVS_DEST_ATTR_*`
+pub(super) mod dest {
+    pub const ADDR: u16 = 1;
+    pub const PORT: u16 = 2;
+    pub const FWD_METHOD: u16 = 3;
+    pub const WEIGHT: u16 = 4;
+    pub const U_THRESH: u16 = 5;
+    pub const L_THRESH: u16 = 6;
+    pub const ACTIVE_CONNS: u16 = 7;
+    pub const INACT_CONNS: u16 = 8;
+    pub const PERSIST_CONNS: u16 = 9;
+    pub const STATS: u16 = 10;
+    pub const ADDR_FAMILY: u16 = 11;
+    pub const STATS64: u16 = 12;
+    pub const TUN_TYPE: u16 = 13;
+    pub const TUN_PORT: u16 = 14;
+}
+
+fn nested<'a>(message: &Message<'a>, kind: u16) -> Result<Option<Attributes<'a>>, Malformed> {
+    for attribute in message.attributes(generic::HEADER) {
+        let attribute = attribute?;
+        if attribute.kind == kind {
+            return Ok(Some(attribute.nested()));
+        }
+    }
+    Ok(None)
+}
+
+/// An address in 16 bytes, of which IPv4 uses the first four.
+fn address(attribute: &Attribute<'_>, family: u16) -> Result<IpAddr, Malformed> {
+    let bytes = attribute.payload;
+    if i32::from(family) == libc::AF_INET {
+        let four = bytes.first_chunk::<4>();
+        return Ok(Ipv4Addr::from(*four.ok_or(SHORT)?).into());
+    }
+    let sixteen = bytes.first_chunk::<16>();
+    Ok(Ipv6Addr::from(*sixteen.ok_or(SHORT)?).into())
+}
+
+const SHORT: Malformed = Malformed("address is too short for its family");
+
+/// A virtual server; `None`: one that a firewall mark names, or of a protocol
+/// that is none of ours.
+pub(super) fn server(message: &Message<'_>) -> Result<Option<ListedServer>, Malformed> {
+    let Some(attributes) = nested(message, SERVICE)? else {
+        return Err(Malformed("no service in the answer"));
+    };
+    let (mut family, mut protocol, mut at, mut port) = (0, None, None, 0);
+    let (mut scheduler, mut flags, mut timeout, mut netmask) = (String::new(), 0, 0, 0);
+    let (mut marked, mut statistics) = (false, Statistics::default());
+    for attribute in attributes {
+        let attribute = attribute?;
+        match attribute.kind {
+            service::AF => family = attribute.u16()?,
+            service::PROTOCOL => protocol = Some(attribute.u16()?),
+            service::ADDR => at = Some(attribute),
+            service::PORT => port = attribute.port()?,
+            service::FWMARK => marked = attribute.u32()? != 0,
+            service::SCHED_NAME => attribute.text()?.clone_into(&mut scheduler),
+            service::FLAGS => {
+                let bytes = attribute.payload.first_chunk::<4>();
+                flags = u32::from_ne_bytes(*bytes.ok_or(Malformed("flags are too short"))?);
+            }
+            service::TIMEOUT => timeout = attribute.u32()?,
+            service::NETMASK => netmask = attribute.u32()?,
+            service::STATS64 => statistics = counters(attribute.nested())?,
+            service::STATS if statistics == Statistics::default() => {
+                statistics = counters(attribute.nested())?;
+            }
+            _ => {}
+        }
+    }
+    let protocol = protocol.and_then(Protocol::from_number);
+    let (Some(protocol), Some(at), false) = (protocol, at, marked) else {
+        return Ok(None);
+    };
+    let ip = address(&at, family)?;
+    let client_bits = match ip {
+        IpAddr::V4(_) => u32::from_be(netmask).count_ones() as u8,
+        IpAddr::V6(_) => u8::try_from(netmask).map_err(|_| Malformed("netmask is too long"))?,
+    };
+    let persistent = flags & PERSISTENT != 0;
+    Ok(Some(ListedServer {
+        server: VirtualServer {
+            id: ServerId {
+                protocol,
+                address: SocketAddr::new(ip, port),
+            },
+            scheduler: Cow::Owned(scheduler),
+            persistence: persistent.then(|| Duration::from_secs(timeout.into())),
+            client_bits,
+            flags: flags & !(PERSISTENT | HASHED),
+        },
+        statistics,
+    }))
+}
+
+/// A real server; `None`: forwarded in a way that is unknown here.
+/// `family`: that of its virtual server, for kernels before 3.18.
+pub(super) fn real(message: &Message<'_>, family: u16) -> Result<Option<ListedReal>, Malformed> {
+    let Some(attributes) = nested(message, DEST)? else {
+        return Err(Malformed("no destination in the answer"));
+    };
+    let (mut family, mut at, mut port, mut method) = (family, None, 0, 0);
+    let (mut kind, mut tunnel_port) = (0, 0);
+    let unspecified = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+    let mut listed = ListedReal {
+        server: RealServer::new(unspecified, 0, Forwarding::Masquerade),
+        active: 0,
+        inactive: 0,
+        persistent: 0,
+        statistics: Statistics::default(),
+    };
+    for attribute in attributes {
+        let attribute = attribute?;
+        match attribute.kind {
+            dest::ADDR_FAMILY => family = attribute.u16()?,
+            dest::ADDR => at = Some(attribute),
+            dest::PORT => port = attribute.port()?,
+            dest::FWD_METHOD => method = attribute.u32()?,
+            dest::WEIGHT => listed.server.weight = attribute.u32()?,
+            dest::U_THRESH => listed.server.upper_threshold = attribute.u32()?,
+            dest::L_THRESH => listed.server.lower_threshold = attribute.u32()?,
+            dest::ACTIVE_CONNS => listed.active = attribute.u32()?,
+            dest::INACT_CONNS => listed.inactive = attribute.u32()?,
+            dest::PERSIST_CONNS => listed.persistent = attribute.u32()?,
+            dest::TUN_TYPE => kind = attribute.u8()?,
+            dest::TUN_PORT => tunnel_port = attribute.port()?,
+            dest::STATS64 => listed.statistics = counters(attribute.nested())?,
+            dest::STATS if listed.statistics == Statistics::default() => {
+                listed.statistics = counters(attribute.nested())?;
+            }
+            _ => {}
+        }
+    }
+    let at = at.ok_or(Malformed("a destination without an address"))?;
+    let Some(forwarding) = Forwarding::from_number(method) else {
+        return Ok(None);
+    };
+    listed.server.address = SocketAddr::new(address(&at, family)?, port);
+    listed.server.forwarding = forwarding;
+    listed.server.wrapping = match kind {
+        1 => Wrapping::Gue { port: tunnel_port },
+        2 => Wrapping::Gre,
+        _ => Wrapping::IpInIp,
+    };
+    Ok(Some(listed))
+}
+
+/// `IPVS_STATS_ATTR_*`, in 32 or 64 bits each.
+fn counters(attributes: Attributes<'_>) -> Result<Statistics, Malformed> {
+    let mut statistics = Statistics::default();
+    for attribute in attributes {
+        let attribute = attribute?;
+        let place = match attribute.kind {
+            1 => &mut statistics.connections,
+            2 => &mut statistics.packets_in,
+            3 => &mut statistics.packets_out,
+            4 => &mut statistics.bytes_in,
+            5 => &mut statistics.bytes_out,
+            6 => &mut statistics.connections_rate,
+            _ => continue,
+        };
+        *place = match attribute.u64() {
+            Ok(value) => value,
+            Err(_) => attribute.u32()?.into(),
+        };
+    }
+    Ok(statistics)
+}

@@ -1,0 +1,171 @@
+//! Requests to IPVS.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nix::libc;
+
+use super::{
+    Change, HASHED, PERSISTENT, RealServer, ServerId, VirtualServer, Wrapping,
+    decode::{DEST, SERVICE, dest, service},
+};
+use crate::kernel::{
+    Family,
+    netlink::{Request, generic},
+    octets,
+};
+
+/// `IPVS_GENL_VERSION`
+const VERSION: u8 = 1;
+
+// IPVS_CMD_*
+pub(super) const NEW_SERVICE: u8 = 1;
+pub(super) const SET_SERVICE: u8 = 2;
+pub(super) const DEL_SERVICE: u8 = 3;
+pub(super) const GET_SERVICE: u8 = 4;
+pub(super) const NEW_DEST: u8 = 5;
+pub(super) const SET_DEST: u8 = 6;
+pub(super) const DEL_DEST: u8 = 7;
+pub(super) const GET_DEST: u8 = 8;
+pub(super) const SET_CONFIG: u8 = 12;
+pub(super) const GET_CONFIG: u8 = 13;
+pub(super) const GET_INFO: u8 = 15;
+pub(super) const ZERO: u8 = 16;
+pub(super) const FLUSH: u8 = 17;
+
+/// A request to the family with that number.
+pub(super) fn request(
+    family: u16,
+    command: u8,
+    operation: &'static str,
+    object: impl Into<String>,
+) -> Request {
+    Request::new(family, 0, operation, object).header(&generic::header(command, VERSION))
+}
+
+/// The request that makes `change`.
+pub(super) fn change(family: u16, change: &Change) -> Request {
+    let object = |id: &ServerId| format!("virtual server {id}");
+    let pair = |id: &ServerId, at: &SocketAddr| format!("real server {at} of virtual server {id}");
+    match change {
+        Change::Add(server) => {
+            let object = format!("{} with scheduler {}", object(&server.id), server.scheduler);
+            request(family, NEW_SERVICE, "add", object).nested(SERVICE, |r| full_service(r, server))
+        }
+        Change::Edit(server) => {
+            let object = format!("{} with scheduler {}", object(&server.id), server.scheduler);
+            request(family, SET_SERVICE, "change", object)
+                .nested(SERVICE, |r| full_service(r, server))
+        }
+        Change::Delete(id) => {
+            request(family, DEL_SERVICE, "delete", object(id)).nested(SERVICE, |r| identity(r, id))
+        }
+        Change::AddReal(id, real) => request(family, NEW_DEST, "add", pair(id, &real.address))
+            .nested(SERVICE, |r| identity(r, id))
+            .nested(DEST, |r| full_dest(r, real)),
+        Change::EditReal(id, real) => request(family, SET_DEST, "change", pair(id, &real.address))
+            .nested(SERVICE, |r| identity(r, id))
+            .nested(DEST, |r| full_dest(r, real)),
+        Change::DeleteReal(id, address) => request(family, DEL_DEST, "delete", pair(id, address))
+            .nested(SERVICE, |r| identity(r, id))
+            .nested(DEST, |r| dest_address(r, address)),
+        Change::Zero(id) => request(family, ZERO, "zero the counters of", object(id))
+            .nested(SERVICE, |r| identity(r, id)),
+    }
+}
+
+/// An address in the 16 bytes that the kernel wants (`union nf_inet_addr`).
+fn padded(ip: &IpAddr) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let octets = octets(ip);
+    bytes[..octets.len()].copy_from_slice(&octets);
+    bytes
+}
+
+fn u16_attribute(request: Request, kind: u16, value: u16) -> Request {
+    request.attribute(kind, &value.to_ne_bytes())
+}
+
+fn port(request: Request, kind: u16, value: u16) -> Request {
+    request.attribute(kind, &value.to_be_bytes())
+}
+
+pub(super) fn identity(request: Request, id: &ServerId) -> Request {
+    let ip = id.address.ip();
+    let family = u16::from(Family::of(&ip).number());
+    let request = u16_attribute(request, service::AF, family);
+    let request = u16_attribute(request, service::PROTOCOL, id.protocol.number());
+    let request = request.attribute(service::ADDR, &padded(&ip));
+    port(request, service::PORT, id.address.port())
+}
+
+fn full_service(request: Request, server: &VirtualServer) -> Request {
+    let v6 = server.id.address.is_ipv6();
+    let mut flags = server.flags & !(PERSISTENT | HASHED);
+    if server.persistence.is_some() {
+        flags |= PERSISTENT;
+    }
+    // struct ip_vs_flags: the flags, and which of them are meant.
+    let mut words = [0; 8];
+    words[..4].copy_from_slice(&flags.to_ne_bytes());
+    words[4..].copy_from_slice(&u32::MAX.to_ne_bytes());
+    let seconds = server.persistence.map_or(0, |time| time.as_secs());
+    let bits = server.client_bits;
+    // A length for IPv6, a mask in network order for IPv4.
+    let netmask = if v6 {
+        u32::from(bits)
+    } else {
+        u32::MAX
+            .checked_shl(32 - u32::from(bits.min(32)))
+            .unwrap_or(0)
+            .to_be()
+    };
+    identity(request, &server.id)
+        .text(service::SCHED_NAME, &server.scheduler)
+        .attribute(service::FLAGS, &words)
+        .u32(service::TIMEOUT, u32::try_from(seconds).unwrap_or(u32::MAX))
+        .u32(service::NETMASK, netmask)
+}
+
+fn dest_address(request: Request, address: &SocketAddr) -> Request {
+    let ip = address.ip();
+    let family = u16::from(Family::of(&ip).number());
+    let request = request.attribute(dest::ADDR, &padded(&ip));
+    let request = port(request, dest::PORT, address.port());
+    u16_attribute(request, dest::ADDR_FAMILY, family)
+}
+
+fn full_dest(request: Request, real: &RealServer) -> Request {
+    let request = dest_address(request, &real.address)
+        .u32(dest::FWD_METHOD, real.forwarding.number())
+        .u32(dest::WEIGHT, real.weight.min(i32::MAX as u32))
+        .u32(dest::U_THRESH, real.upper_threshold)
+        .u32(dest::L_THRESH, real.lower_threshold);
+    // Only where asked for: kernels before 5.2 know of no type.
+    match real.wrapping {
+        Wrapping::IpInIp => request,
+        Wrapping::Gue { port: number } => {
+            let request = request.attribute(dest::TUN_TYPE, &[1]);
+            port(request, dest::TUN_PORT, number)
+        }
+        Wrapping::Gre => request.attribute(dest::TUN_TYPE, &[2]),
+    }
+}
+
+/// Which commands only ask.
+pub(super) fn ask(family: u16, command: u8, object: &str) -> Request {
+    request(family, command, "read", object)
+}
+
+/// The request that lists the real servers of `id`.
+pub(super) fn list_real(family: u16, id: &ServerId) -> Request {
+    request(
+        family,
+        GET_DEST,
+        "list",
+        format!("real servers of virtual server {id}"),
+    )
+    .nested(SERVICE, |r| identity(r, id))
+}
+
+/// `AF_UNSPEC` has no meaning to IPVS.
+pub(super) const FAMILIES: [u16; 2] = [libc::AF_INET as u16, libc::AF_INET6 as u16];

@@ -1,0 +1,238 @@
+//! What a kernel may be able to do, and where to get what it cannot.
+
+use std::fmt;
+
+use crate::kernel::Family;
+
+/// A match or target of iptables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Extension {
+    /// `-m comment`.
+    Comment,
+    /// `-m statistic`.
+    Statistic,
+    /// `-m recent`.
+    Recent,
+    /// `-m addrtype`.
+    Addrtype,
+    /// `-m mark` and `-j MARK`.
+    Mark,
+    /// `-m conntrack`.
+    Conntrack,
+    /// `-m nfacct`.
+    Nfacct,
+    /// `-m set`.
+    Set,
+    /// `-m physdev`.
+    Physdev,
+    /// `-j REJECT`.
+    Reject,
+    /// `-j DNAT`.
+    Dnat,
+    /// `-j MASQUERADE`.
+    Masquerade,
+    /// `-j MASQUERADE --random-fully`.
+    RandomFully,
+}
+
+impl Extension {
+    /// All of them.
+    pub const ALL: [Extension; 13] = [
+        Extension::Comment,
+        Extension::Statistic,
+        Extension::Recent,
+        Extension::Addrtype,
+        Extension::Mark,
+        Extension::Conntrack,
+        Extension::Nfacct,
+        Extension::Set,
+        Extension::Physdev,
+        Extension::Reject,
+        Extension::Dnat,
+        Extension::Masquerade,
+        Extension::RandomFully,
+    ];
+
+    /// As a rule spells it.
+    pub fn name(self) -> &'static str {
+        self.facts(Family::V4).0
+    }
+
+    /// As a rule spells it, the module and the kernel option
+    /// (`net/netfilter/Kconfig`, `net/ipv4/netfilter/Kconfig`).
+    fn facts(self, family: Family) -> (&'static str, &'static str, &'static str) {
+        let v6 = family == Family::V6;
+        match self {
+            Extension::Comment => (
+                "-m comment",
+                "xt_comment",
+                "CONFIG_NETFILTER_XT_MATCH_COMMENT",
+            ),
+            Extension::Statistic => (
+                "-m statistic",
+                "xt_statistic",
+                "CONFIG_NETFILTER_XT_MATCH_STATISTIC",
+            ),
+            Extension::Recent => ("-m recent", "xt_recent", "CONFIG_NETFILTER_XT_MATCH_RECENT"),
+            Extension::Addrtype => (
+                "-m addrtype",
+                "xt_addrtype",
+                "CONFIG_NETFILTER_XT_MATCH_ADDRTYPE",
+            ),
+            Extension::Mark => ("-m mark, -j MARK", "xt_mark", "CONFIG_NETFILTER_XT_MARK"),
+            Extension::Conntrack => (
+                "-m conntrack",
+                "xt_conntrack",
+                "CONFIG_NETFILTER_XT_MATCH_CONNTRACK",
+            ),
+            Extension::Nfacct => ("-m nfacct", "xt_nfacct", "CONFIG_NETFILTER_XT_MATCH_NFACCT"),
+            Extension::Set => ("-m set", "xt_set", "CONFIG_NETFILTER_XT_SET"),
+            Extension::Physdev => (
+                "-m physdev",
+                "xt_physdev",
+                "CONFIG_NETFILTER_XT_MATCH_PHYSDEV",
+            ),
+            Extension::Reject if v6 => ("-j REJECT", "ip6t_REJECT", "CONFIG_IP6_NF_TARGET_REJECT"),
+            Extension::Reject => ("-j REJECT", "ipt_REJECT", "CONFIG_IP_NF_TARGET_REJECT"),
+            Extension::Dnat => ("-j DNAT", "xt_nat", "CONFIG_NETFILTER_XT_NAT"),
+            Extension::Masquerade => (
+                "-j MASQUERADE",
+                "xt_MASQUERADE",
+                "CONFIG_NETFILTER_XT_TARGET_MASQUERADE",
+            ),
+            Extension::RandomFully => (
+                "-j MASQUERADE --random-fully",
+                "xt_MASQUERADE",
+                "a kernel of 3.13 or later, and iptables of 1.6.2 or later",
+            ),
+        }
+    }
+}
+
+/// Something that a kernel, these privileges and this container can do or not.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Ability {
+    /// Changing this network namespace.
+    NetAdmin,
+    /// Settings under `/proc/sys/net` can be changed.
+    Sysctls,
+    /// Sockets of that family.
+    Sockets(Family),
+    /// Connection tracking can be asked and told over netlink.
+    Conntrack,
+    /// IP Virtual Server.
+    Ipvs,
+    /// One of its schedulers, by name.
+    Scheduler(String),
+    /// A link that leads nowhere and holds service addresses.
+    DummyLink,
+    /// A kind of ipset, as `ipset create` spells it.
+    IpSet(&'static str),
+    /// Table `nat`, by some iptables program that works here.
+    Nat(Family),
+    /// A match or target in it.
+    Extension(Family, Extension),
+    /// Routing rules that tell packets by their destination port.
+    PortRules(Family),
+    /// Routes that deliver any address here.
+    LocalRoutes(Family),
+    /// Sockets that answer from addresses that are not the node's.
+    Transparent(Family),
+    /// Several sockets on one address, among which the kernel spreads
+    /// connections.
+    ReusePort,
+    /// Moving bytes between sockets without copying them.
+    Splice,
+    /// SCTP sockets.
+    Sctp,
+}
+
+impl Ability {
+    /// Where it comes from: a module and a kernel option, or what else to do.
+    pub fn remedy(&self) -> String {
+        let module =
+            |name: &str, option: &str| format!("modprobe {name}, or a kernel with {option}");
+        match self {
+            Ability::NetAdmin => {
+                "run as root of this network namespace; in a container: securityContext.privileged, \
+                 or capabilities.add: [NET_ADMIN, NET_RAW]"
+                    .to_owned()
+            }
+            Ability::Sysctls => {
+                "mount /proc/sys writable: securityContext.privileged in a container".to_owned()
+            }
+            Ability::Sockets(Family::V4) => "a kernel with CONFIG_INET".to_owned(),
+            Ability::Sockets(Family::V6) => {
+                "a kernel with CONFIG_IPV6, started without ipv6.disable=1".to_owned()
+            }
+            Ability::Conntrack => module("nf_conntrack_netlink", "CONFIG_NF_CT_NETLINK"),
+            Ability::Ipvs => module("ip_vs", "CONFIG_IP_VS, CONFIG_IP_VS_PROTO_TCP and _UDP"),
+            Ability::Scheduler(name) => module(
+                &format!("ip_vs_{name}"),
+                &format!("CONFIG_IP_VS_{}", name.to_uppercase()),
+            ),
+            Ability::DummyLink => module("dummy", "CONFIG_DUMMY"),
+            // `hash:ip,port` is ip_set_hash_ipport, CONFIG_IP_SET_HASH_IPPORT.
+            Ability::IpSet(kind) => {
+                let name = kind.replace(':', "_").replace(',', "");
+                module(
+                    &format!("ip_set_{name}"),
+                    &format!("CONFIG_IP_SET_{}", name.to_uppercase()),
+                )
+            }
+            Ability::Nat(Family::V4) => {
+                "package iptables, and iptable_nat (CONFIG_IP_NF_NAT) or nf_tables with nft_compat \
+                 (CONFIG_NF_TABLES, CONFIG_NFT_COMPAT, CONFIG_NFT_NAT)"
+                    .to_owned()
+            }
+            Ability::Nat(Family::V6) => {
+                "package iptables, and ip6table_nat (CONFIG_IP6_NF_NAT) or nf_tables with \
+                 nft_compat (CONFIG_NF_TABLES, CONFIG_NFT_COMPAT, CONFIG_NFT_NAT)"
+                    .to_owned()
+            }
+            Ability::Extension(family, extension) => {
+                let (_, name, option) = extension.facts(*family);
+                match extension {
+                    Extension::RandomFully => option.to_owned(),
+                    _ => module(name, option),
+                }
+            }
+            Ability::PortRules(_) => {
+                "a kernel of 4.17 or later with CONFIG_IP_MULTIPLE_TABLES and \
+                 CONFIG_IPV6_MULTIPLE_TABLES"
+                    .to_owned()
+            }
+            Ability::LocalRoutes(_) | Ability::Transparent(_) => {
+                "run as root of this network namespace, or with CAP_NET_ADMIN".to_owned()
+            }
+            Ability::ReusePort => "a kernel of 3.9 or later".to_owned(),
+            Ability::Splice => "a seccomp profile that allows splice(2)".to_owned(),
+            Ability::Sctp => module("sctp", "CONFIG_IP_SCTP"),
+        }
+    }
+}
+
+impl fmt::Display for Ability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ability::NetAdmin => f.write_str("CAP_NET_ADMIN"),
+            Ability::Sysctls => f.write_str("writable /proc/sys/net"),
+            Ability::Sockets(family) => write!(f, "{family}"),
+            Ability::Conntrack => f.write_str("conntrack over netlink"),
+            Ability::Ipvs => f.write_str("IPVS"),
+            Ability::Scheduler(name) => write!(f, "IPVS scheduler {name}"),
+            Ability::DummyLink => f.write_str("dummy links"),
+            Ability::IpSet(kind) => write!(f, "ipset {kind}"),
+            Ability::Nat(family) => write!(f, "{family} nat"),
+            Ability::Extension(family, extension) => {
+                write!(f, "{family} {}", extension.facts(*family).0)
+            }
+            Ability::PortRules(family) => write!(f, "{family} routing rules by port"),
+            Ability::LocalRoutes(family) => write!(f, "{family} local routes"),
+            Ability::Transparent(family) => write!(f, "{family} transparent sockets"),
+            Ability::ReusePort => f.write_str("SO_REUSEPORT"),
+            Ability::Splice => f.write_str("splice"),
+            Ability::Sctp => f.write_str("SCTP sockets"),
+        }
+    }
+}

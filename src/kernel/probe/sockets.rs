@@ -1,0 +1,103 @@
+//! What sockets can do here.
+
+use std::{
+    io::{IoSlice, Write},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{SpliceFFlags, splice},
+    libc,
+    unistd::{pipe, read},
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::words;
+use crate::kernel::Family;
+
+fn domain(family: Family) -> Domain {
+    match family {
+        Family::V4 => Domain::IPV4,
+        Family::V6 => Domain::IPV6,
+    }
+}
+
+fn told(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(number) => words(Errno::from_raw(number)),
+        None => error.to_string(),
+    }
+}
+
+/// A socket of that family, bound to its loopback address.
+pub(super) fn sockets(family: Family) -> Result<(), String> {
+    let address = match family {
+        Family::V4 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        Family::V6 => SocketAddr::from((Ipv6Addr::LOCALHOST, 0)),
+    };
+    TcpListener::bind(address).map(|_| ()).map_err(|e| told(&e))
+}
+
+/// A socket bound to an address that is nobody's (RFC 5737, RFC 3849).
+pub(super) fn transparent(family: Family) -> Result<(), String> {
+    let attempt = || {
+        let socket = Socket::new(domain(family), Type::STREAM, Some(Protocol::TCP))?;
+        let address: SocketAddr = match family {
+            Family::V4 => {
+                socket.set_ip_transparent_v4(true)?;
+                SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 0))
+            }
+            Family::V6 => {
+                socket.set_ip_transparent_v6(true)?;
+                SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 0))
+            }
+        };
+        socket.bind(&address.into())
+    };
+    attempt().map_err(|e| told(&e))
+}
+
+/// Two sockets on one address.
+pub(super) fn reuse_port() -> Result<(), String> {
+    let attempt = || {
+        let first = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+        first.set_reuse_port(true)?;
+        first.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        let second = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+        second.set_reuse_port(true)?;
+        second.bind(&first.local_addr()?)
+    };
+    attempt().map_err(|e| told(&e))
+}
+
+/// Bytes from a socket into a pipe without a copy.
+pub(super) fn splicing() -> Result<(), String> {
+    let attempt = || {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let mut sender = TcpStream::connect(listener.local_addr()?)?;
+        let (receiver, _) = listener.accept()?;
+        sender.write_vectored(&[IoSlice::new(b"x")])?;
+        let (out, into) = pipe()?;
+        splice(
+            receiver.as_fd(),
+            None,
+            into.as_fd(),
+            None,
+            1,
+            SpliceFFlags::empty(),
+        )?;
+        read(&out, &mut [0; 1])?;
+        Ok::<_, std::io::Error>(())
+    };
+    attempt().map_err(|e| told(&e))
+}
+
+/// A socket of SCTP.
+pub(super) fn sctp() -> Result<(), String> {
+    let protocol = Protocol::from(libc::IPPROTO_SCTP);
+    Socket::new(Domain::IPV4, Type::STREAM, Some(protocol))
+        .map(|_| ())
+        .map_err(|e| told(&e))
+}

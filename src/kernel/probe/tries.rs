@@ -1,0 +1,173 @@
+//! One try for each ability. Everything that a try makes it takes away.
+
+use std::{fs::OpenOptions, net::IpAddr};
+
+use nix::errno::Errno;
+
+use super::{Ability, Kernel, sockets, words};
+use crate::kernel::{
+    Family,
+    conntrack::flows::{self, Match, Reply},
+    links,
+    netlink::{Error, Protocol, Request, Socket},
+    routes::{self, Kind, Route},
+    rules,
+    xtables::{
+        self, Xtables,
+        features::{self, Features},
+    },
+};
+
+/// A setting that every network namespace has.
+const A_SETTING: &str = "/proc/sys/net/ipv4/ip_forward";
+/// A table of routes that nobody is likely to use.
+const TABLE: u32 = 0x5472_6970;
+
+/// Whether this network namespace lets itself be changed: taking away what is
+/// not there is refused for lack of privilege before it is looked for
+/// (`rtnetlink_rcv_msg`).
+pub(super) fn net_admin() -> Result<(), String> {
+    let mut socket = Socket::open(Protocol::Route).map_err(|e| e.to_string())?;
+    // RTM_DELLINK of an index that no link has.
+    let mut header = [0; 16];
+    header[4..8].copy_from_slice(&i32::MAX.to_ne_bytes());
+    let request = Request::new(nix::libc::RTM_DELLINK, 0, "try", "privileges").header(&header);
+    match socket.call(&request, |_| Ok(None::<()>)) {
+        Err(Error::Refused {
+            errno: Errno::EPERM | Errno::EACCES,
+            ..
+        }) => Err(words(Errno::EPERM)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether settings can be written; nothing is.
+pub(super) fn sysctls() -> Result<(), String> {
+    let opened = OpenOptions::new().write(true).open(A_SETTING);
+    opened.map(|_| ()).map_err(|e| {
+        format!(
+            "{A_SETTING}: {}",
+            words(Errno::from_raw(e.raw_os_error().unwrap_or(0)))
+        )
+    })
+}
+
+/// Everything that is tried with objects in a network namespace.
+pub(super) fn objects(schedulers: &[String]) -> Kernel {
+    let mut kernel = Kernel::default();
+    for family in Family::ALL {
+        kernel.record(Ability::Sockets(family), sockets::sockets(family));
+        kernel.record(Ability::Transparent(family), sockets::transparent(family));
+        let route = || -> Result<_, Error> {
+            let mut socket = Socket::open(Protocol::Route)?;
+            Ok((
+                local_route(&mut socket, family),
+                port_rule(&mut socket, family),
+            ))
+        };
+        let (local, ports) = match route() {
+            Ok(outcomes) => outcomes,
+            Err(error) => (Err(error.to_string()), Err(error.to_string())),
+        };
+        kernel.record(Ability::LocalRoutes(family), local);
+        kernel.record(Ability::PortRules(family), ports);
+    }
+    kernel.record(Ability::ReusePort, sockets::reuse_port());
+    kernel.record(Ability::Splice, sockets::splicing());
+    kernel.record(Ability::Sctp, sockets::sctp());
+    kernel.record(Ability::Conntrack, conntrack());
+    kernel.record(Ability::DummyLink, super::ipvs::dummy_link());
+    super::ipvs::sets(&mut kernel);
+    super::ipvs::virtual_servers(schedulers, &mut kernel);
+    kernel
+}
+
+fn test_address(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [192, 0, 2, 1].into(),
+        Family::V6 => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
+    }
+}
+
+fn one(outcomes: Result<Vec<Result<(), Error>>, Error>) -> Result<(), String> {
+    outcomes
+        .and_then(|all| all.into_iter().collect())
+        .map_err(|e| reason(&e))
+}
+
+/// The kernel's own words; what was tried is known already.
+pub(super) fn reason(error: &Error) -> String {
+    match error {
+        Error::Refused { errno, .. } => words(*errno),
+        other => other.to_string(),
+    }
+}
+
+fn local_route(socket: &mut Socket, family: Family) -> Result<(), String> {
+    let loopback = links::index("lo").map_err(|e| reason(&e))?;
+    let route = [Route {
+        table: TABLE,
+        destination: test_address(family).into(),
+        kind: Kind::Local(loopback),
+        source: None,
+    }];
+    one(routes::add(socket, &route))?;
+    routes::delete(socket, &route)
+        .map_err(|e| reason(&e))
+        .map(drop)
+}
+
+fn port_rule(socket: &mut Socket, family: Family) -> Result<(), String> {
+    rules::supports_ports(socket, family).map_err(|e| reason(&e))
+}
+
+/// Deletes the flows to an address that nobody has.
+fn conntrack() -> Result<(), String> {
+    let nobody = Match {
+        protocol: flows::UDP,
+        destination: Some(test_address(Family::V4)),
+        port: Some(1),
+        reply: Reply::Any,
+    };
+    let mut socket = Socket::open(Protocol::Netfilter).map_err(|e| reason(&e))?;
+    flows::delete(&mut socket, Family::V4, &[nobody])
+        .map(|_| ())
+        .map_err(|e| reason(&e))
+}
+
+/// Which programs work here and what rules may use, per family. Where the node
+/// chose its programs counts, so that this is looked at in its own namespace;
+/// the rest is tried in a scratch one by `features::probe`.
+pub(super) fn xtables(kernel: &mut Kernel) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    for family in Family::ALL {
+        let found = match &runtime {
+            Ok(runtime) => runtime.block_on(usable(family)),
+            Err(error) => Err(error.to_string()),
+        };
+        match found {
+            Ok((program, features)) => {
+                kernel.record(Ability::Nat(family), Ok(()));
+                kernel.programs.insert(family.number(), program);
+                kernel.set_features(family, Ok(features));
+            }
+            Err(why) => {
+                kernel.record(Ability::Nat(family), Err(why.clone()));
+                kernel.set_features(family, Err(why));
+            }
+        }
+    }
+}
+
+/// The program that works for `family`, and what its rules may use.
+async fn usable(family: Family) -> Result<(String, Features), String> {
+    let (xtables, _) = match Xtables::chosen(family).await {
+        Ok(chosen) => chosen,
+        Err(xtables::Error::Unusable { reason, .. }) => return Err(reason),
+        Err(error) => return Err(error.to_string()),
+    };
+    let features = features::probe(&xtables).await;
+    Ok((xtables.program().to_owned(), features))
+}

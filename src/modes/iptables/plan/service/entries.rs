@@ -1,0 +1,139 @@
+//! A ServicePort's rules in the chains that all share.
+
+use std::net::IpAddr;
+
+use super::Plan;
+use crate::{
+    kernel::xtables::rule::{Match, Rule, Table, Target, Transport, host},
+    modes::iptables::plan::{index::Key, names},
+    services::TrafficPolicy,
+};
+
+impl Plan<'_> {
+    pub(super) fn cluster_ip(&mut self) {
+        let ip = self.port.cluster_ip;
+        if self.endpoints.internal {
+            let chain = match self.port.internal_traffic_policy {
+                TrafficPolicy::Cluster => &self.chains.cluster,
+                TrafficPolicy::Local => &self.chains.local,
+            };
+            let rule = self.to_service(ip, "cluster IP").jump(chain.as_str());
+            self.enter(Table::Nat, names::SERVICES, Key::Address(ip), rule);
+        } else {
+            let rule = self.refuse(self.to_service(ip, self.lack()));
+            self.enter(Table::Filter, names::SERVICES, Key::Address(ip), rule);
+        }
+    }
+
+    pub(super) fn load_balancer_addresses(&mut self) {
+        let filtered = self.has_source_ranges();
+        let chain = match filtered {
+            true => self.chains.firewall.clone(),
+            false => self.chains.external.clone(),
+        };
+        for ip in &self.port.load_balancer_ips {
+            if filtered {
+                let text = format!("traffic not accepted by {chain}");
+                let rule = self.to_service(*ip, &text).target(Target::Drop);
+                let key = Key::Address(*ip);
+                self.enter(Table::Filter, names::PROXY_FIREWALL, key, rule);
+            }
+            self.external_address(*ip, "loadbalancer IP", &chain);
+        }
+    }
+
+    /// Also without endpoints for outside callers there may be some for others
+    /// in the chain; whom it leaves is refused afterwards.
+    pub(super) fn external_address(&mut self, ip: IpAddr, what: &str, chain: &str) {
+        let key = Key::Address(ip);
+        if self.endpoints.any {
+            let rule = self.to_service(ip, what).jump(chain);
+            self.enter(Table::Nat, names::SERVICES, key, rule);
+        }
+        if !self.endpoints.external {
+            let rule = self.refuse(self.to_service(ip, self.lack()));
+            self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
+        }
+    }
+
+    pub(super) fn node_port(&mut self) {
+        let Some(node_port) = self.port.node_port else {
+            return;
+        };
+        let transport = self.transport;
+        let key = Key::Port(transport, node_port);
+        if self.endpoints.any {
+            let to_port = |rule: Rule| {
+                let rule = rule.protocol(transport);
+                self.options
+                    .note(rule, || self.shown.clone())
+                    .destination_port(transport, node_port)
+            };
+            let external = self.chains.external.clone();
+            let counted =
+                (self.options.serves_localhost() && self.options.features.nfacct).then(|| {
+                    to_port(Rule::new().destination(self.options.loopback()))
+                        .with(Match::Account(names::LOCALHOST_ACCEPTED))
+                });
+            let all = to_port(Rule::new());
+            for rule in counted.into_iter().chain([all]) {
+                let rule = rule.jump(external.as_str());
+                self.enter(Table::Nat, names::NODE_PORTS, key, rule);
+            }
+        }
+        if !self.endpoints.external {
+            let rule = Rule::new().protocol(transport);
+            let rule = self
+                .options
+                .note(rule, || format!("{} {}", self.shown, self.lack()));
+            for rule in self.options.to_node(rule) {
+                let rule = self.refuse(rule.destination_port(transport, node_port));
+                self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
+            }
+        }
+    }
+
+    /// The load balancer asks whether this node has endpoints, whatever the
+    /// node's own firewall thinks of it.
+    pub(super) fn health_check_port(&mut self) {
+        let Some(port) = self.port.health_check_node_port else {
+            return;
+        };
+        let rule = Rule::new().protocol(Transport::Tcp);
+        let rule = self
+            .options
+            .note(rule, || format!("{} health check node port", self.shown))
+            .destination_port(Transport::Tcp, port)
+            .target(Target::Accept);
+        let key = Key::Port(Transport::Tcp, port);
+        self.enter(Table::Filter, names::NODE_PORTS, key, rule);
+    }
+
+    /// Packets to the Service's port on one of its addresses.
+    pub(super) fn to_service(&self, ip: IpAddr, what: &str) -> Rule {
+        let rule = Rule::new().destination(host(ip)).protocol(self.transport);
+        self.options
+            .note(rule, || format!("{} {what}", self.shown))
+            .destination_port(self.transport, self.port.port)
+    }
+
+    fn lack(&self) -> &'static str {
+        match self.endpoints.any {
+            true => "has no local endpoints",
+            false => "has no endpoints",
+        }
+    }
+
+    /// Only a Service that nobody could reach is refused: where other nodes
+    /// have endpoints, a client that tries again may get there.
+    fn refuse(&self, rule: Rule) -> Rule {
+        rule.target(match self.endpoints.any || !self.options.features.reject {
+            true => Target::Drop,
+            false => Target::Reject,
+        })
+    }
+
+    fn enter(&mut self, table: Table, root: &str, key: Key, rule: Rule) {
+        self.rules.enter(self.options, table, root, key, rule);
+    }
+}

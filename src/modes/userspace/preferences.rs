@@ -1,0 +1,68 @@
+//! What a Service asks for beyond the API, as far as this mode can do it.
+
+use crate::{
+    modes::Unhonoured,
+    sched::{SchedulerName, SchedulerNameError},
+    services::{Forwarding, Preferences, ServicePort},
+};
+
+/// The scheduler of `port`, where Services that name none have `default`.
+///
+/// # Errors
+/// With what is used instead, and why.
+pub fn scheduler(
+    port: &ServicePort,
+    default: SchedulerName,
+) -> Result<SchedulerName, (SchedulerName, String)> {
+    let error = match port.scheduler(default.as_str()).parse() {
+        Ok(name) => return Ok(name),
+        Err(error) => error,
+    };
+    let instead = match &error {
+        SchedulerNameError::KernelOnly { name } => match name.as_str() {
+            // All three compare connections by weight; what they add to it is
+            // for caches and very many servers.
+            "lblc" | "lblcr" | "twos" => SchedulerName::Wlc,
+            _ => SchedulerName::Rr,
+        },
+        SchedulerNameError::Unknown { .. } => default,
+    };
+    Err((instead, format!("{error}; {instead} is used")))
+}
+
+/// What `port` asks for in vain.
+pub fn unhonoured(port: &ServicePort, default: SchedulerName) -> Vec<Unhonoured> {
+    let Some(preferences) = &port.preferences else {
+        return Vec::new();
+    };
+    let scheduler = scheduler(port, default).err();
+    let scheduler = scheduler.map(|(_, why)| (Preferences::SCHEDULER, why));
+    let forwarding = match preferences.forwarding {
+        Some(way @ (Forwarding::Dr | Forwarding::Tunnel)) => Some((
+            Preferences::FORWARDING,
+            format!(
+                "{way} leaves packets as they are, but here connections end at the node and go \
+                 on from it, as with fullnat; ipvs mode has {way}"
+            ),
+        )),
+        Some(Forwarding::Nat | Forwarding::FullNat) | None => None,
+    };
+    let drain_timeout = preferences.drain_timeout.map(|_| {
+        let why = "connections to an endpoint that left go on until one side ends them; ipvs \
+                   mode can end them sooner";
+        (Preferences::DRAIN_TIMEOUT, why.to_owned())
+    });
+    let proxy_protocol = preferences.proxy_protocol.map(|version| {
+        let why = format!("{version} is not sent; endpoints see the address of the node");
+        (Preferences::PROXY_PROTOCOL, why)
+    });
+    [scheduler, forwarding, drain_timeout, proxy_protocol]
+        .into_iter()
+        .flatten()
+        .map(|(what, why)| Unhonoured {
+            port: port.name.clone(),
+            what,
+            why,
+        })
+        .collect()
+}

@@ -1,0 +1,168 @@
+//! Which modes can run on a kernel, and what each would miss.
+//!
+//! Pure: from what [`Kernel`] found out, for what the operator wishes.
+
+mod needs;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use serde::Serialize;
+
+pub use self::table::{json, table};
+use super::ModeName;
+use crate::{
+    kernel::{
+        Family,
+        probe::{Ability, Kernel},
+    },
+    modes::userspace::capture::Requested,
+};
+
+/// What the operator's settings ask of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wishes {
+    /// The family without which the node is of no use; the other one may be
+    /// missing.
+    pub primary: Family,
+    /// The scheduler of Services that name none.
+    pub scheduler: String,
+    /// How userspace mode is to get its packets.
+    pub capture: Requested,
+}
+
+/// Something that a kernel lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Lack {
+    /// What it is.
+    pub what: String,
+    /// The kernel's own words.
+    pub why: String,
+    /// What it is needed for, or what follows from its absence.
+    #[serde(rename = "for")]
+    pub effect: String,
+    /// How to get it.
+    pub remedy: String,
+}
+
+/// Whether a mode can run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Which mode.
+    pub mode: ModeName,
+    /// What keeps it from running; empty: it can run.
+    pub missing: Vec<Lack>,
+    /// What does not work as well as it could.
+    pub lost: Vec<Lack>,
+}
+
+impl Verdict {
+    /// The mode can run.
+    pub fn can_run(&self) -> bool {
+        self.missing.is_empty()
+    }
+}
+
+/// The verdict on each mode, best first.
+pub fn verdicts(kernel: &Kernel, wishes: &Wishes) -> Vec<Verdict> {
+    ModeName::ALL
+        .into_iter()
+        .map(|mode| verdict(mode, kernel, wishes))
+        .collect()
+}
+
+/// Whether `mode` can run on `kernel`.
+pub fn verdict(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Verdict {
+    let mut verdict = Verdict {
+        mode,
+        missing: Vec::new(),
+        lost: Vec::new(),
+    };
+    for need in needs::needs(mode, kernel, wishes) {
+        let Some(why) = kernel.lack(&need.ability) else {
+            continue;
+        };
+        let lack = Lack {
+            what: need.ability.to_string(),
+            why: why.to_owned(),
+            effect: need.effect.to_owned(),
+            remedy: need.ability.remedy(),
+        };
+        match need.required {
+            true => verdict.missing.push(lack),
+            false => verdict.lost.push(lack),
+        }
+    }
+    verdict
+}
+
+/// The families that `mode` can serve on `kernel`, which it can run on.
+pub fn families(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Family> {
+    let mut families = vec![wishes.primary];
+    for family in Family::ALL {
+        let other = Wishes {
+            primary: family,
+            ..wishes.clone()
+        };
+        if family != wishes.primary && verdict(mode, kernel, &other).can_run() {
+            families.push(family);
+        }
+    }
+    families
+}
+
+/// What came of the wish for a mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The mode to run; `None`: none can.
+    pub mode: Option<ModeName>,
+    /// The verdicts on it and on those that were passed over for it.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// The mode that was asked for, or the next that can run.
+pub fn choose(wanted: ModeName, kernel: &Kernel, wishes: &Wishes) -> Choice {
+    let mut considered = Vec::new();
+    let from_wanted = ModeName::ALL.into_iter().skip_while(|mode| *mode != wanted);
+    for mode in from_wanted {
+        let verdict = verdict(mode, kernel, wishes);
+        let can_run = verdict.can_run();
+        considered.push(verdict);
+        if can_run {
+            return Choice {
+                mode: Some(mode),
+                verdicts: considered,
+            };
+        }
+    }
+    Choice {
+        mode: None,
+        verdicts: considered,
+    }
+}
+
+impl Choice {
+    /// Why each better mode was passed over: a line for each.
+    pub fn passed_over(&self) -> impl Iterator<Item = String> {
+        let verdicts = self.verdicts.iter().filter(|verdict| !verdict.can_run());
+        verdicts.map(|verdict| {
+            let missing: Vec<String> = verdict
+                .missing
+                .iter()
+                .map(|lack| format!("{} ({}; {})", lack.what, lack.why, lack.remedy))
+                .collect();
+            format!(
+                "no {} mode here, for lack of {}",
+                verdict.mode,
+                missing.join(", ")
+            )
+        })
+    }
+}
+
+/// One thing that a mode needs.
+pub(super) struct Need {
+    ability: Ability,
+    required: bool,
+    effect: &'static str,
+}

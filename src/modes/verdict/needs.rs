@@ -1,0 +1,209 @@
+//! What each mode needs, and what for.
+
+use super::{Need, Wishes};
+use crate::{
+    kernel::{
+        Family,
+        probe::{Ability, Extension, IP_SETS, Kernel},
+    },
+    modes::{ModeName, iptables, userspace::capture::Requested},
+};
+
+fn required(ability: Ability, effect: &'static str) -> Need {
+    Need {
+        ability,
+        required: true,
+        effect,
+    }
+}
+
+fn useful(ability: Ability, effect: &'static str) -> Need {
+    Need {
+        ability,
+        required: false,
+        effect,
+    }
+}
+
+pub(super) fn needs(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Need> {
+    let mut needs = vec![
+        required(
+            Ability::NetAdmin,
+            "putting service addresses, routes or rules into the kernel",
+        ),
+        required(Ability::Sockets(wishes.primary), "the node's own family"),
+    ];
+    match mode {
+        ModeName::Ipvs => ipvs(&mut needs, wishes),
+        ModeName::Iptables => iptables(&mut needs, kernel, wishes.primary),
+        ModeName::Userspace => userspace(&mut needs, wishes),
+    }
+    let other = other(wishes.primary);
+    // A node without the other family lacks nothing for the Services that it
+    // can have.
+    if mode != ModeName::Userspace && kernel.can(&Ability::Sockets(other)) {
+        needs.push(useful(
+            Ability::Nat(other),
+            "without it, Services of that family are not served",
+        ));
+    }
+    needs
+}
+
+fn other(family: Family) -> Family {
+    match family {
+        Family::V4 => Family::V6,
+        Family::V6 => Family::V4,
+    }
+}
+
+fn ipvs(needs: &mut Vec<Need>, wishes: &Wishes) {
+    let family = wishes.primary;
+    needs.push(required(Ability::Ipvs, "virtual servers"));
+    needs.push(required(
+        Ability::DummyLink,
+        "the link kube-ipvs0, which holds the service addresses",
+    ));
+    for kind in IP_SETS {
+        needs.push(required(
+            Ability::IpSet(kind),
+            "naming service addresses in rules whose number does not grow with Services",
+        ));
+    }
+    needs.push(required(
+        Ability::Nat(family),
+        "masquerading, without which answers go past this node",
+    ));
+    for (extension, effect) in [
+        (
+            Extension::Set,
+            "rules that look service addresses up in sets",
+        ),
+        (
+            Extension::Mark,
+            "telling which connections are to be masqueraded",
+        ),
+        (
+            Extension::Masquerade,
+            "masquerading, without which answers go past this node",
+        ),
+        (Extension::Addrtype, "telling node ports from other ports"),
+        (Extension::Conntrack, "letting answers through"),
+    ] {
+        needs.push(required(Ability::Extension(family, extension), effect));
+    }
+    needs.push(required(
+        Ability::Scheduler("rr".to_owned()),
+        "virtual servers whose own scheduler is missing",
+    ));
+    needs.push(useful(
+        Ability::Scheduler(wishes.scheduler.clone()),
+        "the scheduler asked for; without it, rr",
+    ));
+    for (extension, effect) in [
+        (
+            Extension::Comment,
+            "without it, rules do not tell what they are for",
+        ),
+        (
+            Extension::RandomFully,
+            "without it, two masqueraded connections made at the same moment may collide",
+        ),
+        (
+            Extension::Reject,
+            "without it, clients that call other ports of a service address time out",
+        ),
+    ] {
+        needs.push(useful(Ability::Extension(family, extension), effect));
+    }
+    needs.push(useful(
+        Ability::Conntrack,
+        "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
+    ));
+    needs.push(useful(
+        Ability::Sysctls,
+        "without it, settings such as net.ipv4.vs.conntrack stay as they are",
+    ));
+}
+
+fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
+    needs.push(required(
+        Ability::Nat(family),
+        "sending connections to endpoints",
+    ));
+    // Without a nat table its extensions are beside the point.
+    if kernel.can(&Ability::Nat(family)) {
+        let features = kernel.features(family);
+        let impossible = iptables::plan::impossible(&features);
+        let lost = iptables::plan::lost(&features);
+        for extension in Extension::ALL {
+            let ability = Ability::Extension(family, extension);
+            let name = extension.name();
+            if let Some(gone) = impossible.iter().find(|gone| gone.what == name) {
+                needs.push(required(ability, gone.remedy));
+            } else if let Some(loss) = lost.iter().find(|loss| loss.what == name) {
+                needs.push(useful(ability, loss.effect));
+            }
+        }
+    }
+    needs.push(useful(
+        Ability::Conntrack,
+        "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
+    ));
+    needs.push(useful(
+        Ability::Sysctls,
+        "without it, node ports on loopback addresses need net.ipv4.conf.all.route_localnet=1 set by you",
+    ));
+}
+
+fn userspace(needs: &mut Vec<Need>, wishes: &Wishes) {
+    let family = wishes.primary;
+    let redirect = [
+        (Ability::Nat(family), "redirect capture"),
+        (
+            Ability::Extension(family, Extension::Conntrack),
+            "without it, the local ports of listeners can be called from outside (redirect capture)",
+        ),
+    ];
+    let local = [
+        (
+            Ability::LocalRoutes(family),
+            "local capture of service addresses",
+        ),
+        (
+            Ability::Transparent(family),
+            "listeners on service addresses (local capture)",
+        ),
+    ];
+    let [(nat, nat_for), (guard, guard_for)] = redirect;
+    match wishes.capture {
+        Requested::Redirect => {
+            needs.push(required(nat, nat_for));
+            needs.push(useful(guard, guard_for));
+        }
+        Requested::Auto => {
+            needs.push(useful(
+                nat,
+                "redirect capture; without it, service addresses are captured by local routes",
+            ));
+            needs.extend(local.map(|(ability, effect)| required(ability, effect)));
+        }
+        Requested::Local => {
+            needs.extend(local.map(|(ability, effect)| required(ability, effect)));
+        }
+    }
+    if wishes.capture != Requested::Redirect {
+        needs.push(useful(
+            Ability::PortRules(family),
+            "without it, the node's own services answer on service addresses too (local capture)",
+        ));
+    }
+    needs.push(useful(
+        Ability::ReusePort,
+        "without it, one thread accepts all connections",
+    ));
+    needs.push(useful(
+        Ability::Splice,
+        "without it, bytes are copied through this process",
+    ));
+}

@@ -1,0 +1,63 @@
+//! Verdicts for people and for machines.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::{Lack, Verdict};
+
+/// What `tripod probe` prints.
+pub fn table(verdicts: &[Verdict]) -> String {
+    let mut text = String::new();
+    let chosen = verdicts.iter().find(|verdict| verdict.can_run());
+    for verdict in verdicts {
+        let judgement = match verdict.can_run() {
+            true if chosen == Some(verdict) => "can run, and is what the default gives",
+            true => "can run",
+            false => "cannot run",
+        };
+        let _ = writeln!(text, "{:<10} {judgement}", verdict.mode.to_string());
+        lacks(&mut text, "missing", &verdict.missing);
+        lacks(&mut text, "lost", &verdict.lost);
+    }
+    if chosen.is_none() {
+        text.push_str("No mode can run here.\n");
+    }
+    text
+}
+
+fn lacks(text: &mut String, heading: &str, lacks: &[Lack]) {
+    for Lack {
+        what,
+        why,
+        effect,
+        remedy,
+    } in lacks
+    {
+        let _ = writeln!(text, "    {heading}: {what} ({why})");
+        let _ = writeln!(text, "        for:  {effect}");
+        let _ = writeln!(text, "        get:  {remedy}");
+    }
+}
+
+/// What `tripod probe --output=json` prints: an object with the mode that the
+/// default gives (or null), and for each mode whether it can run and what it
+/// lacks.
+pub fn json(verdicts: &[Verdict]) -> Value {
+    let chosen = verdicts.iter().find(|verdict| verdict.can_run());
+    let modes: Vec<Value> = verdicts
+        .iter()
+        .map(|verdict| {
+            json!({
+                "mode": verdict.mode.to_string(),
+                "canRun": verdict.can_run(),
+                "missing": verdict.missing,
+                "lost": verdict.lost,
+            })
+        })
+        .collect();
+    json!({
+        "default": chosen.map(|verdict| verdict.mode.to_string()),
+        "modes": modes,
+    })
+}

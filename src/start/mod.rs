@@ -1,0 +1,45 @@
+//! What the settings ask for, put together from the parts: the one room that
+//! knows them all.
+
+mod mode;
+mod options;
+mod probe;
+mod render;
+mod serve;
+mod takeover;
+
+use std::{error::Error, path::Path};
+
+use crate::{
+    cli::{Job, Settings},
+    events::Recorder,
+    node,
+};
+
+/// How a job ended.
+pub type Done = Result<(), Box<dyn Error>>;
+
+/// Does what the settings ask for.
+///
+/// # Errors
+/// What kept it from being done, for people.
+pub async fn run(settings: Settings) -> Done {
+    match &settings.job {
+        Job::WriteConfig(path) => write_config(&settings, path),
+        Job::Cleanup => takeover::cleanup_all().await,
+        Job::Init => {
+            node::prepare(&settings.configuration, &Recorder::nowhere());
+            Ok(())
+        }
+        Job::Probe { json } => probe::print(&settings, *json),
+        Job::Render(folder) => render::render(&settings, folder).await,
+        Job::Serve => serve::serve(settings).await,
+    }
+}
+
+fn write_config(settings: &Settings, path: &Path) -> Done {
+    let yaml = settings.configuration.to_yaml()?;
+    std::fs::write(path, yaml).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+    tracing::info!(file = %path.display(), "wrote the configuration");
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! The mode that runs, whichever it is.
+
+use crate::{
+    modes::{Mode, ModeName, SyncError, SyncReport, iptables::Iptables, userspace::Userspace},
+    services::{Changes, ServiceMap},
+};
+
+/// One of the modes.
+pub(super) enum Running {
+    Iptables(Box<Iptables>),
+    Userspace(Box<Userspace>),
+}
+
+impl Mode for Running {
+    fn name(&self) -> ModeName {
+        match self {
+            Running::Iptables(mode) => mode.name(),
+            Running::Userspace(mode) => mode.name(),
+        }
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+        match self {
+            Running::Iptables(mode) => mode.sync(map, changes).await,
+            Running::Userspace(mode) => mode.sync(map, changes).await,
+        }
+    }
+
+    async fn disturbed(&mut self) {
+        match self {
+            Running::Iptables(mode) => mode.disturbed().await,
+            Running::Userspace(mode) => mode.disturbed().await,
+        }
+    }
+
+    async fn cleanup(&mut self) -> Result<(), SyncError> {
+        match self {
+            Running::Iptables(mode) => mode.cleanup().await,
+            Running::Userspace(mode) => mode.cleanup().await,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! From settings to what each mode is given.
+
+use std::{error::Error, sync::Arc};
+
+use prometheus::Registry;
+
+use super::mode::Running;
+use crate::{
+    cli::Settings,
+    config,
+    modes::{
+        ModeName,
+        iptables::{self, Iptables},
+        userspace::{self, Capture, Counters, Userspace, capture},
+    },
+    node::NodePorts,
+    runner::metrics::Metrics,
+};
+
+/// How userspace mode tells pods from others.
+fn detect_local(configured: &config::DetectLocal) -> userspace::DetectLocal {
+    match configured {
+        config::DetectLocal::ClusterCidr(cidrs) => userspace::DetectLocal::Within(cidrs.clone()),
+        config::DetectLocal::NodeCidr => userspace::DetectLocal::PodCidrs,
+        config::DetectLocal::BridgeInterface(link)
+        | config::DetectLocal::InterfaceNamePrefix(link) => {
+            tracing::warn!(
+                "userspace mode cannot tell pods by their link ({link}): to a Service with \
+                 externalTrafficPolicy Local they are as callers from outside; set \
+                 detectLocalMode to ClusterCIDR or NodeCIDR"
+            );
+            userspace::DetectLocal::Unknown
+        }
+    }
+}
+
+/// What modes are made from.
+pub(super) struct Site<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) node_ports: &'a Arc<NodePorts>,
+    pub(super) registry: &'a Registry,
+    pub(super) metrics: &'a Metrics,
+}
+
+impl Site<'_> {
+    /// The mode of that name. Nothing is changed yet.
+    ///
+    /// # Errors
+    /// When it cannot run here after all.
+    pub(super) async fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
+        Ok(match name {
+            ModeName::Ipvs => return Err("ipvs mode is not part of this version".into()),
+            ModeName::Iptables => {
+                let setup = iptables::Setup {
+                    configuration: self.settings.configuration.clone(),
+                    configured: self.settings.effective.clone(),
+                    node_ports: Arc::clone(self.node_ports),
+                    dispatch: self.settings.own.iptables_dispatch,
+                    metrics: self.metrics.clone(),
+                };
+                Running::Iptables(Box::new(Iptables::new(setup, self.registry).await?))
+            }
+            ModeName::Userspace => Running::Userspace(Box::new(self.userspace().await?)),
+        })
+    }
+
+    async fn userspace(&self) -> Result<Userspace, Box<dyn Error>> {
+        userspace_mode(self.settings, Arc::clone(self.node_ports), self.registry).await
+    }
+}
+
+async fn userspace_mode(
+    settings: &Settings,
+    node_ports: Arc<NodePorts>,
+    registry: &Registry,
+) -> Result<Userspace, Box<dyn Error>> {
+    let choice = capture::choose(settings.own.capture).await?;
+    for reason in &choice.reasons {
+        tracing::info!("{reason}");
+    }
+    let effective = &settings.effective;
+    let capture = Capture::new(choice).await?;
+    let options = userspace::Options {
+        port_range: effective.proxy_ports.clone(),
+        udp_timeout: settings.own.udp_timeout,
+        scheduler: effective.scheduler,
+        node_ports,
+        detect_local: detect_local(&effective.detect_local),
+        workers: userspace::workers(settings.own.workers),
+    };
+    Ok(Userspace::new(
+        options,
+        capture,
+        Counters::register(registry)?,
+    )?)
+}

@@ -1,0 +1,79 @@
+//! `tripod probe`, and the choice of the mode at start.
+
+use std::io::Write;
+
+use super::Done;
+use crate::{
+    cli::Settings,
+    kernel::{Family, probe::Kernel},
+    modes::{
+        ModeName,
+        verdict::{self, Wishes},
+    },
+};
+
+/// Prints what each mode would miss here.
+pub(super) fn print(settings: &Settings, json: bool) -> Done {
+    let wishes = wishes(settings);
+    let verdicts = verdict::verdicts(&examine(&wishes), &wishes);
+    let text = match json {
+        true => format!("{:#}\n", verdict::json(&verdicts)),
+        false => verdict::table(&verdicts),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// The kernel as far as the operator's wishes concern it.
+pub(super) fn examine(wishes: &Wishes) -> Kernel {
+    let mut schedulers = vec!["rr".to_owned(), wishes.scheduler.clone()];
+    schedulers.dedup();
+    Kernel::examine(&schedulers)
+}
+
+/// What the settings ask of a kernel.
+pub(super) fn wishes(settings: &Settings) -> Wishes {
+    let configured = &settings.configuration.ipvs.scheduler;
+    Wishes {
+        primary: match settings.effective.prefers_ipv6 {
+            true => Family::V6,
+            false => Family::V4,
+        },
+        scheduler: match configured.as_str() {
+            "" => "rr".to_owned(),
+            name => name.to_owned(),
+        },
+        capture: settings.own.capture,
+    }
+}
+
+/// The mode to run.
+pub(super) struct Chosen {
+    pub(super) mode: ModeName,
+    /// Why each better mode that was asked for is not it.
+    pub(super) passed_over: Vec<String>,
+}
+
+/// The mode to run: the one asked for, or the next that can.
+///
+/// # Errors
+/// When none can, or when the one asked for cannot and no other will do: with
+/// the table of `tripod probe`.
+pub(super) fn choose(settings: &Settings) -> Result<Chosen, String> {
+    let wishes = wishes(settings);
+    let kernel = examine(&wishes);
+    let wanted = settings.effective.mode;
+    let choice = verdict::choose(wanted, &kernel, &wishes);
+    let table = || verdict::table(&verdict::verdicts(&kernel, &wishes));
+    match choice.mode {
+        None => Err(format!("no mode can run here:\n{}", table())),
+        Some(mode) if mode != wanted && settings.own.strict_mode => Err(format!(
+            "{wanted} mode cannot run here, and --strict-proxy-mode allows no other:\n{}",
+            table()
+        )),
+        Some(mode) => Ok(Chosen {
+            mode,
+            passed_over: choice.passed_over().collect(),
+        }),
+    }
+}

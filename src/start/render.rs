@@ -1,0 +1,32 @@
+//! `tripod render`: what a mode would do, for a folder of manifests.
+
+use std::{io::Write, path::Path};
+
+use super::Done;
+use crate::{
+    cli::Settings,
+    modes::render,
+    node::{self, NodePorts},
+    services::Tracker,
+    watch,
+};
+
+pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
+    std::fs::read_dir(folder)
+        .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
+    let mut tracker = Tracker::new(&node::name(&settings.configuration.hostname_override)?);
+    let objects = watch::manifests::spawn(folder).recv().await;
+    tracker.apply(objects.unwrap_or_default().events);
+    let effective = &settings.effective;
+    let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
+    node_ports.learn(tracker.node().map(|node| &**node));
+    let choices = render::Choices {
+        configuration: &settings.configuration,
+        effective,
+        dispatch: settings.own.iptables_dispatch,
+        served: &node_ports.served(),
+    };
+    let text = render::render(effective.mode, tracker.map(), &choices)?;
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Serving: the source of objects, the runner with its mode, and what is told
+//! over HTTP and in Events.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
+
+use prometheus::Registry;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
+
+use super::{Done, options, probe, takeover::TakeOver};
+use crate::{
+    cli::Settings,
+    config::{self, ConfigFile},
+    events::{self, Event, Recorder},
+    kernel::{
+        addresses::{self, AddressChanges},
+        netlink::{Protocol, Socket},
+    },
+    node::{self, NodePorts, Served},
+    runner::{Runner, health::Health, metrics::Metrics, pace},
+    serve::{self, Bind, Introspection, service_health::ServiceHealth},
+    services::Tracker,
+    watch::{self, Source},
+};
+
+/// Events that may wait for the API server; more are dropped.
+const EVENTS: usize = 64;
+
+/// Serves until it is told to end.
+pub(super) async fn serve(settings: Settings) -> Done {
+    let effective = &settings.effective;
+    let node = node::name(&settings.configuration.hostname_override)?;
+    let source = source(&settings).await?;
+    let recorder = match &source {
+        Source::Folder(_) => Recorder::nowhere(),
+        Source::Cluster(access) => {
+            let (recorder, events) = Recorder::new(EVENTS);
+            tokio::spawn(events::post(access.clone(), node.clone(), events));
+            recorder
+        }
+    };
+    recorder.post(Event::starting());
+    node::prepare(&settings.configuration, &recorder);
+    let choice = probe::choose(&settings)?;
+    let mode = choice.mode;
+    for reason in &choice.passed_over {
+        tracing::warn!("running in {mode} mode: {reason}");
+        recorder.post(Event::worse_mode(format!(
+            "Running in {mode} mode: {reason}"
+        )));
+    }
+
+    let registry = Registry::new();
+    let default = pace::Options::default();
+    let pace = pace::Options {
+        sync_period: effective.sync_period,
+        min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
+        ..default
+    };
+    let health = Arc::new(Health::new(2 * pace.sync_period));
+    let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
+    let metrics = Metrics::register(&registry)?;
+    let site = options::Site {
+        settings: &settings,
+        node_ports: &node_ports,
+        registry: &registry,
+        metrics: &metrics,
+    };
+    let proxy = site.mode(mode).await?;
+    tracing::info!(%node, %mode, objects = %source, "starting");
+
+    let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
+    let bind = |address| Bind {
+        address,
+        hard_fail: settings.configuration.bind_address_hard_fail,
+    };
+    if let Some(address) = effective.healthz {
+        let probes = serve::health(bind(address), Arc::clone(&health), &registry)?;
+        serving.spawn(probes);
+    }
+    if let Some(address) = effective.metrics {
+        let flags = settings
+            .flags
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), v.clone()));
+        let about = Introspection::new(
+            registry.clone(),
+            serve::Running {
+                mode,
+                passed_over: choice.passed_over,
+            },
+            settings.configuration.to_value(),
+            flags.collect(),
+        );
+        serving.spawn(serve::metrics(bind(address), about)?);
+    }
+
+    let mut runner = Runner::new(
+        TakeOver::new(proxy),
+        Tracker::new(&node),
+        pace,
+        Arc::clone(&health),
+        metrics,
+    );
+    runner.post_to(recorder.clone());
+    runner.follow(ServiceHealth::start(
+        move || health_check_addresses(&node_ports),
+        health,
+        recorder,
+    ));
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        () = runner.run(source.follow(&node), Some(AddressChanges::open()?)) => {
+            Err("the source of objects ended unexpectedly".into())
+        }
+        Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        changed = config_changed(settings.file.as_ref()) => Err(changed.into()),
+    }
+}
+
+/// Where objects come from, as the settings say.
+async fn source(settings: &Settings) -> Result<Source, Box<dyn std::error::Error>> {
+    let client = &settings.configuration.client_connection;
+    let cluster = watch::api::Connection {
+        kubeconfig: settings.effective.kubeconfig.clone(),
+        master: settings.master.clone(),
+        qps: client.qps,
+        burst: u32::try_from(client.burst).unwrap_or(0),
+    };
+    let opened = Source::open(settings.own.manifests.clone(), cluster).await;
+    Ok(opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?)
+}
+
+/// Ends when the configuration file was changed: with what to say about it.
+async fn config_changed(file: Option<&ConfigFile>) -> String {
+    let Some(file) = file else {
+        return std::future::pending().await;
+    };
+    let path = file.path.display();
+    match config::watch_file(file).await {
+        Ok(()) => format!("{path} was changed: ending, to be started again with what it says now"),
+        Err(e) => format!("cannot watch {path}: {e}"),
+    }
+}
+
+/// Where health-check node ports listen now.
+fn health_check_addresses(node_ports: &NodePorts) -> Vec<IpAddr> {
+    let served = node_ports.served();
+    if *served == Served::All {
+        return vec![Ipv6Addr::UNSPECIFIED.into()];
+    }
+    let listed = Socket::open(Protocol::Route).and_then(|mut socket| addresses::list(&mut socket));
+    match listed {
+        Ok(all) => {
+            let all = all.into_iter().map(|address| address.address);
+            all.filter(|ip| served.contains(ip)).collect()
+        }
+        Err(error) => {
+            tracing::error!("health-check node ports are closed until the next full sync: {error}");
+            Vec::new()
+        }
+    }
+}

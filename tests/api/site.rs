@@ -1,0 +1,100 @@
+//! The server on a port of this machine, for clients that come over TCP.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use super::{server::Server, tls::Authority};
+
+const HOST: &str = "127.0.0.1";
+/// Whom a client's certificate names.
+const CLIENT: &str = "node-a";
+
+/// A server on a port of this machine, and the files of a client.
+pub struct Site {
+    pub server: Server,
+    pub address: SocketAddr,
+    tls: Arc<Mutex<TlsAcceptor>>,
+    dir: PathBuf,
+}
+
+impl Site {
+    /// Opens it to clients of `authority`, who need its certificate if
+    /// `clients`.
+    pub async fn open(server: Server, name: &str, authority: &Authority, clients: bool) -> Site {
+        let dir = std::env::temp_dir().join(format!("tripod-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let listener = TcpListener::bind((HOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let tls = Arc::new(Mutex::new(authority.acceptor(HOST, clients)));
+        tokio::spawn({
+            let (server, tls) = (server.clone(), Arc::clone(&tls));
+            async move {
+                while let Ok((socket, _)) = listener.accept().await {
+                    let acceptor = tls.lock().unwrap().clone();
+                    server.serve(socket, acceptor);
+                }
+            }
+        });
+        let site = Site {
+            server,
+            address,
+            tls,
+            dir,
+        };
+        site.write("ca.crt", &authority.pem());
+        site.client(authority);
+        site.write("token", "first\n");
+        site.point_to(&format!("https://{address}"));
+        site
+    }
+
+    /// Writes beside and renames, as those who rotate credentials do.
+    pub fn write(&self, name: &str, text: &str) {
+        let beside = self.dir.join(".beside");
+        fs::write(&beside, text).unwrap();
+        fs::rename(beside, self.dir.join(name)).unwrap();
+    }
+
+    pub fn client(&self, authority: &Authority) {
+        let identity = authority.identity(CLIENT);
+        self.write("client.crt", &identity.certificate);
+        self.write("client.key", &identity.key);
+    }
+
+    /// Its paths are relative to itself.
+    pub fn point_to(&self, url: &str) {
+        let text = format!(
+            "apiVersion: v1\n\
+             kind: Config\n\
+             current-context: it\n\
+             contexts: [{{name: it, context: {{cluster: it, user: it}}}}]\n\
+             clusters: [{{name: it, cluster: {{server: {url}, certificate-authority: ca.crt}}}}]\n\
+             users: [{{name: it, user: {{tokenFile: token, client-certificate: client.crt, \
+             client-key: client.key}}}}]\n"
+        );
+        self.write("kubeconfig", &text);
+    }
+
+    /// Admits clients of another authority from now on.
+    pub fn trust(&self, authority: &Authority, clients: bool) {
+        *self.tls.lock().unwrap() = authority.acceptor(HOST, clients);
+    }
+
+    /// A file of its client.
+    pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.join(name)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
