@@ -4,6 +4,8 @@
 #[macro_use]
 mod lab;
 mod api;
+mod conformance;
 mod deploy;
 mod iptables;
+mod ipvs;
 mod userspace;

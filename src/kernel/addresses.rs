@@ -83,7 +83,7 @@ fn dump(socket: &mut Socket) -> Result<Vec<Address>, Error> {
     Ok(addresses)
 }
 
-fn parse(message: Message<'_>) -> Result<Option<Address>, Malformed> {
+pub(in crate::kernel) fn parse(message: Message<'_>) -> Result<Option<Address>, Malformed> {
     // struct ifaddrmsg: family, prefix length, flags, scope, interface index.
     let [family, prefix, flags, scope, a, b, c, d] = message.header::<8>()?;
     if !matches!(message.kind, libc::RTM_NEWADDR | libc::RTM_DELADDR)

@@ -6,6 +6,8 @@
 
 pub mod addresses;
 pub mod conntrack;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 pub mod inotify;
 pub mod ipset;
 pub mod ipvs;
@@ -21,6 +23,9 @@ pub mod routes;
 pub mod rules;
 pub mod sysctl;
 pub mod xtables;
+
+#[cfg(fuzzing)]
+pub use fuzz::fuzz;
 
 use std::{fmt, net::IpAddr};
 

@@ -165,7 +165,10 @@ pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Route>, Error> {
     }
 }
 
-fn parse(message: Message<'_>, family: Family) -> Result<Option<Route>, Malformed> {
+pub(in crate::kernel) fn parse(
+    message: Message<'_>,
+    family: Family,
+) -> Result<Option<Route>, Malformed> {
     let header: [u8; 12] = message.header()?;
     let [number, prefix, _, _, table, protocol, _, kind, ..] = header;
     if message.kind != libc::RTM_NEWROUTE || number != family.number() || protocol != PROTOCOL {

@@ -191,7 +191,10 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
     })
 }
 
-fn parse(message: Message<'_>, family: Family) -> Result<Option<Rule>, Malformed> {
+pub(in crate::kernel) fn parse(
+    message: Message<'_>,
+    family: Family,
+) -> Result<Option<Rule>, Malformed> {
     let header: [u8; 12] = message.header()?;
     if message.kind != libc::RTM_NEWRULE || header[0] != family.number() {
         return Ok(None);

@@ -4,6 +4,7 @@
 pub mod iptables;
 pub mod ipvs;
 pub mod render;
+mod stale;
 pub mod userspace;
 pub mod verdict;
 
@@ -76,6 +77,9 @@ pub enum SyncError {
     /// Service addresses could not be captured for userspace mode.
     #[error("capture of service addresses: {0}")]
     Capture(#[from] userspace::capture::Error),
+    /// What ipvs mode needs could not be put into the kernel.
+    #[error(transparent)]
+    Ipvs(#[from] ipvs::Error),
     /// iptables mode.
     #[error(transparent)]
     Iptables(#[from] iptables::Error),

@@ -8,6 +8,7 @@ use super::{
         plan::{self, DispatchChoice},
         render as iptables,
     },
+    ipvs,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -33,7 +34,7 @@ pub struct Choices<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The mode has none.
-    #[error("{0} mode cannot be rendered; use --proxy-mode=iptables")]
+    #[error("{0} mode cannot be rendered; use --proxy-mode=ipvs or iptables")]
     NoText(ModeName),
     /// The text could not be written.
     #[error(transparent)]
@@ -48,7 +49,15 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
     let mut text = String::new();
     match mode {
         ModeName::Iptables => render_iptables(map, choices, &mut text)?,
-        ModeName::Ipvs | ModeName::Userspace => return Err(Error::NoText(mode)),
+        ModeName::Ipvs => {
+            let node = map.this_node().map(|node| &**node);
+            // Where this is printed need not be where it is to be in force.
+            let addresses = node.map(|node| node.addresses.to_vec()).unwrap_or_default();
+            let options = ipvs::plan::Options::new(choices.configuration, choices.effective);
+            let site = ipvs::plan::Site::new(&options, node, choices.served, addresses);
+            ipvs::render::render(map, &site, &mut text)?;
+        }
+        ModeName::Userspace => return Err(Error::NoText(mode)),
     }
     Ok(text)
 }

@@ -144,6 +144,7 @@ mod tests {
                 ("v".to_owned(), "2".to_owned()),
                 ("proxy-mode".to_owned(), "ipvs".to_owned()),
             ]),
+            remarks: vec!["Proxy mode: iptables".to_owned()],
         }
     }
 
@@ -160,7 +161,10 @@ mod tests {
         assert_eq!(lines[3..5], ["", "Started: Thu Jan  1 00:00:00 UTC 1970"]);
         assert!(lines[5].starts_with("Up: ") && lines[5].ends_with(" sec"));
         assert!(lines[6].starts_with("Binary version: "));
-        assert_eq!(lines[7..], ["Paths: /metrics /statusz"]);
+        assert_eq!(
+            lines[7..],
+            ["Paths: /metrics /statusz", "Proxy mode: iptables"]
+        );
 
         let text = String::from_utf8(pages().flagz(asked("text/plain")).body).unwrap();
         let lines: Vec<_> = text.lines().collect();

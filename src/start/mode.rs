@@ -1,12 +1,15 @@
 //! The mode that runs, whichever it is.
 
 use crate::{
-    modes::{Mode, ModeName, SyncError, SyncReport, iptables::Iptables, userspace::Userspace},
+    modes::{
+        Mode, ModeName, SyncError, SyncReport, iptables::Iptables, ipvs::Ipvs, userspace::Userspace,
+    },
     services::{Changes, ServiceMap},
 };
 
 /// One of the modes.
 pub(super) enum Running {
+    Ipvs(Box<Ipvs>),
     Iptables(Box<Iptables>),
     Userspace(Box<Userspace>),
 }
@@ -14,6 +17,7 @@ pub(super) enum Running {
 impl Mode for Running {
     fn name(&self) -> ModeName {
         match self {
+            Running::Ipvs(mode) => mode.name(),
             Running::Iptables(mode) => mode.name(),
             Running::Userspace(mode) => mode.name(),
         }
@@ -21,6 +25,7 @@ impl Mode for Running {
 
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
         match self {
+            Running::Ipvs(mode) => mode.sync(map, changes).await,
             Running::Iptables(mode) => mode.sync(map, changes).await,
             Running::Userspace(mode) => mode.sync(map, changes).await,
         }
@@ -28,6 +33,7 @@ impl Mode for Running {
 
     async fn disturbed(&mut self) {
         match self {
+            Running::Ipvs(mode) => mode.disturbed().await,
             Running::Iptables(mode) => mode.disturbed().await,
             Running::Userspace(mode) => mode.disturbed().await,
         }
@@ -35,6 +41,7 @@ impl Mode for Running {
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         match self {
+            Running::Ipvs(mode) => mode.cleanup().await,
             Running::Iptables(mode) => mode.cleanup().await,
             Running::Userspace(mode) => mode.cleanup().await,
         }

@@ -11,6 +11,7 @@ use crate::{
     modes::{
         ModeName,
         iptables::{self, Iptables},
+        ipvs::{self, Ipvs},
         userspace::{self, Capture, Counters, Userspace, capture},
     },
     node::NodePorts,
@@ -49,7 +50,17 @@ impl Site<'_> {
     /// When it cannot run here after all.
     pub(super) async fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
         Ok(match name {
-            ModeName::Ipvs => return Err("ipvs mode is not part of this version".into()),
+            ModeName::Ipvs => {
+                let Settings {
+                    configuration,
+                    effective,
+                    ..
+                } = self.settings;
+                let options = ipvs::Options::new(configuration, effective);
+                let node_ports = Arc::clone(self.node_ports);
+                let metrics = self.metrics.clone();
+                Running::Ipvs(Box::new(Ipvs::new(options, node_ports, metrics).await?))
+            }
             ModeName::Iptables => {
                 let setup = iptables::Setup {
                     configuration: self.settings.configuration.clone(),

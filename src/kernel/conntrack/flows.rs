@@ -289,7 +289,7 @@ fn deletion(family: Family, flow: &Flow) -> Request {
 }
 
 /// Reads an entry; `None` for one of a protocol without ports.
-fn parse(message: Message<'_>) -> Result<Option<Flow>, Malformed> {
+pub(in crate::kernel) fn parse(message: Message<'_>) -> Result<Option<Flow>, Malformed> {
     let [family, ..]: [u8; HEADER] = message.header()?;
     if message.kind != CT_NEW || Family::from_number(family).is_none() {
         return Ok(None);

@@ -366,7 +366,7 @@ struct Words<'a> {
 }
 
 /// Reads a set's header from a listing.
-pub(super) fn listed(message: &Message<'_>) -> Result<Option<Listed>, Malformed> {
+pub(in crate::kernel) fn listed(message: &Message<'_>) -> Result<Option<Listed>, Malformed> {
     let mut set = Listed {
         name: String::new(),
         kind: String::new(),
@@ -398,7 +398,10 @@ pub(super) fn listed(message: &Message<'_>) -> Result<Option<Listed>, Malformed>
 }
 
 /// Reads the members in one message of a listing.
-pub(super) fn members(message: &Message<'_>, kind: &mut String) -> Result<Vec<Element>, Malformed> {
+pub(in crate::kernel) fn members(
+    message: &Message<'_>,
+    kind: &mut String,
+) -> Result<Vec<Element>, Malformed> {
     let mut found = Vec::new();
     for attribute in message.attributes(HEADER) {
         let attribute = attribute?;

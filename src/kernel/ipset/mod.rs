@@ -15,7 +15,7 @@
 //! # }
 //! ```
 
-mod client;
+pub(in crate::kernel) mod client;
 mod element;
 #[cfg(test)]
 mod tests;

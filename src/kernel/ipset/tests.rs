@@ -1,10 +1,5 @@
-use proptest::prelude::*;
-
-use super::{client, *};
-use crate::kernel::{
-    namespace::in_namespace,
-    netlink::{Message, Messages},
-};
+use super::*;
+use crate::kernel::namespace::in_namespace;
 
 fn of_each_kind(family: Family) -> Vec<(Kind, Vec<Element>)> {
     let (ip, other, net) = match family {
@@ -167,18 +162,4 @@ fn errors_name_the_set_and_the_cause() {
         let error = sets.members("NONE").unwrap_err().to_string();
         assert!(error.contains("set NONE"), "{error}");
     });
-}
-
-proptest! {
-    #[test]
-    fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let message = Message { kind: 0, flags: 0, sequence: 0, body: &bytes };
-        let _ = client::listed(&message);
-        for kind in Kind::ALL {
-            let _ = client::members(&message, &mut kind.name().to_owned());
-        }
-        for message in Messages::new(&bytes).flatten() {
-            let _ = client::listed(&message);
-        }
-    }
 }

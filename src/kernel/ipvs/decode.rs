@@ -76,7 +76,7 @@ const SHORT: Malformed = Malformed("address is too short for its family");
 
 /// A virtual server; `None`: one that a firewall mark names, or of a protocol
 /// that is none of ours.
-pub(super) fn server(message: &Message<'_>) -> Result<Option<ListedServer>, Malformed> {
+pub(in crate::kernel) fn server(message: &Message<'_>) -> Result<Option<ListedServer>, Malformed> {
     let Some(attributes) = nested(message, SERVICE)? else {
         return Err(Malformed("no service in the answer"));
     };
@@ -132,7 +132,10 @@ pub(super) fn server(message: &Message<'_>) -> Result<Option<ListedServer>, Malf
 
 /// A real server; `None`: forwarded in a way that is unknown here.
 /// `family`: that of its virtual server, for kernels before 3.18.
-pub(super) fn real(message: &Message<'_>, family: u16) -> Result<Option<ListedReal>, Malformed> {
+pub(in crate::kernel) fn real(
+    message: &Message<'_>,
+    family: u16,
+) -> Result<Option<ListedReal>, Malformed> {
     let Some(attributes) = nested(message, DEST)? else {
         return Err(Malformed("no destination in the answer"));
     };

@@ -26,7 +26,7 @@
 
 mod change;
 mod client;
-mod decode;
+pub(in crate::kernel) mod decode;
 mod encode;
 #[cfg(test)]
 mod tests;

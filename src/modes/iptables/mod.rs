@@ -15,7 +15,6 @@ mod counters;
 mod family;
 pub mod plan;
 pub mod render;
-mod stale;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -31,7 +30,7 @@ use self::{
     family::FamilyRules,
     plan::{DispatchChoice, Options, is_large_cluster},
 };
-use super::{Mode, ModeName, SyncError, SyncReport};
+use super::{Mode, ModeName, SyncError, SyncReport, stale};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::{

@@ -1,1 +1,298 @@
 //! ipvs mode: virtual servers in the kernel's IPVS.
+//!
+//! [`plan`] says what each ServicePort needs, `wanted` what all of them need
+//! together, `diff` how to get there. A sync *learns* what changed, on a full
+//! sync *looks* at the kernel, and *applies* the difference: first what closes
+//! and masquerades (sets, rules), then virtual servers and addresses; removal
+//! goes the other way round. Nothing is flushed: what is there already and right
+//! stays untouched, whoever put it there.
+
+mod apply;
+mod cleanup;
+mod diff;
+mod doors;
+mod drain;
+mod look;
+pub mod plan;
+pub mod render;
+mod report;
+mod ruleset;
+mod settings;
+mod tables;
+mod wanted;
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use hashbrown::HashMap;
+
+pub use self::{
+    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside, retire},
+    plan::Options,
+};
+use self::{
+    doors::Doors,
+    drain::Drains,
+    plan::{FAMILIES, Families, Filled, Frontend, ServicePlan, Site, Timeouts},
+    report::Report,
+    tables::Tables,
+    wanted::{Touched, Wanted},
+};
+use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
+use crate::{
+    kernel::{conntrack::flows::Match, netlink, xtables},
+    node::NodePorts,
+    runner::metrics::Metrics,
+    services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName},
+};
+
+/// Why ipvs mode as a whole could not do what it was to.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// IPVS, ipset, links or addresses.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// The rules around the virtual servers. What needs them is not opened.
+    #[error("{family} rules: {source}")]
+    Rules {
+        /// Of this family.
+        family: IpFamily,
+        /// What the program said.
+        source: xtables::Error,
+    },
+}
+
+/// ipvs mode.
+pub struct Ipvs {
+    options: Options,
+    node_ports: Arc<NodePorts>,
+    doors: Doors,
+    /// The rules of each family; `None` where there are no programs for it.
+    tables: Families<Option<Tables>>,
+    site: Site,
+    /// Addresses that the node has or had: virtual servers there are ours.
+    known_addresses: BTreeSet<IpAddr>,
+    /// What was last learned.
+    ports: HashMap<ServicePortName, Arc<ServicePort>>,
+    wanted: Wanted,
+    /// Virtual servers in the kernel, each as a hash of its manner.
+    servers: HashMap<Frontend, u64>,
+    drains: Drains,
+    /// What may differ from the kernel because a step failed.
+    unsettled: Touched,
+    /// ServicePorts of which another one has a frontend.
+    conflicts: BTreeSet<ServicePortName>,
+    /// Sets that the rules in force take to have members.
+    filled: Families<Filled>,
+    /// Whether the kernel holds what we believe.
+    belief: Belief,
+    /// Stale flows that could not be deleted yet.
+    flows: Families<Vec<Match>>,
+    metrics: Metrics,
+    /// Troubles that were told and last.
+    told: BTreeSet<String>,
+}
+
+/// Whether the kernel holds what we believe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Belief {
+    /// It was never looked at.
+    None,
+    /// Something said that it does not.
+    Doubted,
+    /// Nothing says otherwise.
+    Held,
+}
+
+impl Ipvs {
+    /// The mode; nothing of the kernel's state is changed yet, but its modules
+    /// may be loaded.
+    ///
+    /// # Errors
+    /// When this kernel lacks IPVS, ipset or iptables for IPv4.
+    pub async fn new(
+        options: Options,
+        node_ports: Arc<NodePorts>,
+        metrics: Metrics,
+    ) -> Result<Ipvs, SyncError> {
+        let doors = Doors::open().map_err(Error::from)?;
+        let mut tables = Families::default();
+        for family in FAMILIES {
+            match Tables::find(family).await {
+                Ok(found) => *tables.of_mut(family) = Some(found),
+                Err(source) if family == IpFamily::V4 => {
+                    return Err(Error::Rules { family, source }.into());
+                }
+                Err(error) => tracing::info!("IPv6 Services are not served: {error}"),
+            }
+        }
+        let mut mode = Ipvs {
+            options,
+            node_ports,
+            doors,
+            tables,
+            site: Site::default(),
+            known_addresses: BTreeSet::new(),
+            ports: HashMap::new(),
+            wanted: Wanted::default(),
+            servers: HashMap::new(),
+            drains: Drains::default(),
+            unsettled: Touched::default(),
+            conflicts: BTreeSet::new(),
+            filled: Families::default(),
+            belief: Belief::None,
+            flows: Families::default(),
+            metrics,
+            told: BTreeSet::new(),
+        };
+        mode.set_timeouts().map_err(Error::from)?;
+        Ok(mode)
+    }
+
+    fn set_timeouts(&mut self) -> Result<(), netlink::Error> {
+        let Timeouts { tcp, tcp_fin, udp } = self.options.timeouts;
+        if self.options.timeouts == Timeouts::default() {
+            return Ok(());
+        }
+        self.doors.set_timeouts(tcp, tcp_fin, udp)
+    }
+
+    /// Takes in what `names` are in `map` now. Notes what is `touched` by that.
+    fn learn(
+        &mut self,
+        map: &ServiceMap,
+        names: BTreeSet<ServicePortName>,
+        touched: &mut Touched,
+        report: &mut Report,
+    ) {
+        // Removals first: what one Service gives up another may be waiting for.
+        let (there, gone): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| map.get(name).is_some());
+        let mut queue: VecDeque<_> = gone.into_iter().chain(there).collect();
+        while let Some(name) = queue.pop_front() {
+            let plan = |port: Option<&Arc<ServicePort>>| {
+                port.map_or_else(ServicePlan::default, |port| plan::plan(port, &self.site))
+            };
+            let (old, new) = (self.ports.get(&name), map.get(&name));
+            let new_plan = plan(new);
+            let heirs = match (old, new) {
+                (Some(old), Some(new)) if Arc::ptr_eq(old, new) => BTreeSet::new(),
+                _ => {
+                    let old_plan = plan(old);
+                    self.wanted.replace(&name, &old_plan, &new_plan, touched)
+                }
+            };
+            queue.extend(heirs);
+            match new {
+                Some(new) => self.ports.insert(name.clone(), Arc::clone(new)),
+                None => self.ports.remove(&name),
+            };
+            let unhonoured = new_plan.unhonoured.into_iter();
+            report
+                .unhonoured
+                .extend(unhonoured.map(|(what, why)| Unhonoured {
+                    port: name.clone(),
+                    what,
+                    why,
+                }));
+            let mut servers = new_plan.servers.iter();
+            if servers.any(|server| self.wanted.owner(&server.frontend) != Some(&name)) {
+                self.conflicts.insert(name);
+            } else {
+                self.conflicts.remove(&name);
+            }
+        }
+    }
+
+    /// Names of which a frontend is another's, each with whose.
+    fn report_conflicts(&self, report: &mut Report) {
+        for name in &self.conflicts {
+            let Some(port) = self.ports.get(name) else {
+                continue;
+            };
+            for server in plan::plan(port, &self.site).servers {
+                match self.wanted.owner(&server.frontend) {
+                    Some(owner) if owner != name => {
+                        let frontend = server.frontend;
+                        report.failed(name, format!("{frontend} is served for {owner} already"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Says each trouble once for as long as it lasts.
+    fn tell(&mut self, troubles: Vec<String>) {
+        let troubles: BTreeSet<String> = troubles.into_iter().collect();
+        for new in troubles.difference(&self.told) {
+            tracing::warn!("{new}");
+        }
+        self.told = troubles;
+    }
+}
+
+impl Mode for Ipvs {
+    fn name(&self) -> ModeName {
+        ModeName::Ipvs
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+        let node = map.this_node().map(|node| &**node);
+        let full = self.node_ports.learn(node) || changes.full || self.belief != Belief::Held;
+        let mut report = Report::default();
+        let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
+        if full {
+            self.survey(node).map_err(Error::from)?;
+            names.extend(map.iter().map(|port| port.name.clone()));
+            names.extend(self.ports.keys().cloned());
+        } else {
+            let asked = changes.ports.iter().filter_map(|name| map.get(name));
+            let asked = asked.filter_map(|port| port.preferences().scheduler.clone());
+            let lacking = self.doors.lacking(asked.collect()).map_err(Error::from)?;
+            self.site.lacking.extend(lacking);
+        }
+        report.examined = names.len();
+        let mut touched = Touched::default();
+        self.learn(map, names, &mut touched, &mut report);
+        self.report_conflicts(&mut report);
+        touched.extend(std::mem::take(&mut self.unsettled));
+        touched.frontends.extend(self.drains.frontends());
+        // Until all is applied, all of it may differ.
+        self.unsettled = touched.clone();
+
+        let applied = if full {
+            self.repair(touched, &mut report).await
+        } else {
+            self.apply(&touched, None, &mut report).await
+        };
+        match applied {
+            Ok(()) => {
+                self.unsettled = std::mem::take(&mut report.unsettled);
+                self.belief = match report.doubt {
+                    true => Belief::Doubted,
+                    false => Belief::Held,
+                };
+            }
+            Err(error) => {
+                if self.belief == Belief::Held {
+                    self.belief = Belief::Doubted;
+                }
+                return Err(error.into());
+            }
+        }
+        for family in FAMILIES {
+            let flows = self.flows.of_mut(family);
+            flows.extend(stale::matches(family.into(), map, &changes.stale_udp));
+            *flows = stale::forget(family, std::mem::take(flows), &self.metrics).await;
+        }
+        Ok(report.into_sync_report(self.drains.len()))
+    }
+
+    async fn cleanup(&mut self) -> Result<(), SyncError> {
+        Ok(cleanup(&self.options.exclude).await?)
+    }
+}

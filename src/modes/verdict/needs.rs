@@ -9,6 +9,9 @@ use crate::{
     modes::{ModeName, iptables, userspace::capture::Requested},
 };
 
+/// The scheduler that takes the place of missing ones.
+const ROUND_ROBIN: &str = "rr";
+
 fn required(ability: Ability, effect: &'static str) -> Need {
     Need {
         ability,
@@ -33,8 +36,12 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Nee
         ),
         required(Ability::Sockets(wishes.primary), "the node's own family"),
     ];
+    // Without it everything else fails too, and says nothing about the kernel.
+    if !kernel.can(&Ability::NetAdmin) {
+        return needs;
+    }
     match mode {
-        ModeName::Ipvs => ipvs(&mut needs, wishes),
+        ModeName::Ipvs => ipvs(&mut needs, kernel, wishes),
         ModeName::Iptables => iptables(&mut needs, kernel, wishes.primary),
         ModeName::Userspace => userspace(&mut needs, wishes),
     }
@@ -57,7 +64,7 @@ fn other(family: Family) -> Family {
     }
 }
 
-fn ipvs(needs: &mut Vec<Need>, wishes: &Wishes) {
+fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
     let family = wishes.primary;
     needs.push(required(Ability::Ipvs, "virtual servers"));
     needs.push(required(
@@ -92,14 +99,9 @@ fn ipvs(needs: &mut Vec<Need>, wishes: &Wishes) {
     ] {
         needs.push(required(Ability::Extension(family, extension), effect));
     }
-    needs.push(required(
-        Ability::Scheduler("rr".to_owned()),
-        "virtual servers whose own scheduler is missing",
-    ));
-    needs.push(useful(
-        Ability::Scheduler(wishes.scheduler.clone()),
-        "the scheduler asked for; without it, rr",
-    ));
+    if kernel.can(&Ability::Ipvs) {
+        schedulers(needs, wishes);
+    }
     for (extension, effect) in [
         (
             Extension::Comment,
@@ -124,6 +126,19 @@ fn ipvs(needs: &mut Vec<Need>, wishes: &Wishes) {
         Ability::Sysctls,
         "without it, settings such as net.ipv4.vs.conntrack stay as they are",
     ));
+}
+
+fn schedulers(needs: &mut Vec<Need>, wishes: &Wishes) {
+    needs.push(required(
+        Ability::Scheduler(ROUND_ROBIN.to_owned()),
+        "virtual servers whose own scheduler is missing",
+    ));
+    if wishes.scheduler != ROUND_ROBIN {
+        needs.push(useful(
+            Ability::Scheduler(wishes.scheduler.clone()),
+            "the scheduler asked for; without it, rr",
+        ));
+    }
 }
 
 fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {

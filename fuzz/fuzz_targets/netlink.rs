@@ -1,0 +1,6 @@
+//! What the kernel answers: datagrams, and the answers of each subsystem.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| tripod::kernel::fuzz(bytes));

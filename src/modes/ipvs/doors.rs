@@ -1,0 +1,227 @@
+//! The kernel's doors that the mode goes through. Each call blocks for as long
+//! as the kernel takes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    diff::MemberStep,
+    plan::{FAMILIES, LINK, Member, ROUND_ROBIN, Set},
+};
+use crate::{
+    kernel::{
+        addresses::{self, Address},
+        ipset::{Element, IpSets},
+        ipvs::{Change, Ipvs, ListedReal, ListedServer, ServerId, Timeouts},
+        links,
+        netlink::{Error, Protocol, Socket},
+    },
+    services::IpFamily,
+};
+
+/// IPVS, sets, links and addresses of the network namespace of the thread that
+/// opened them.
+pub struct Doors {
+    ipvs: Ipvs,
+    sets: IpSets,
+    route: Socket,
+    link: u32,
+    /// Schedulers that the kernel has.
+    schedulers: BTreeSet<Arc<str>>,
+}
+
+impl Doors {
+    /// Opens them all.
+    ///
+    /// # Errors
+    /// When the kernel lacks one.
+    pub fn open() -> Result<Doors, Error> {
+        Ok(Doors {
+            ipvs: Ipvs::open()?,
+            sets: IpSets::open()?,
+            route: Socket::open(Protocol::Route)?,
+            link: 0,
+            schedulers: BTreeSet::new(),
+        })
+    }
+
+    /// Sets how long idle connections are kept; zero leaves a value.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_timeouts(
+        &mut self,
+        tcp: Duration,
+        tcp_fin: Duration,
+        udp: Duration,
+    ) -> Result<(), Error> {
+        self.ipvs.set_timeouts(&Timeouts { tcp, tcp_fin, udp })
+    }
+
+    /// Those of `names` that the kernel lacks.
+    ///
+    /// # Errors
+    /// When it cannot be found out.
+    pub fn lacking(&mut self, names: BTreeSet<Arc<str>>) -> Result<BTreeSet<Arc<str>>, Error> {
+        let new: Vec<&Arc<str>> = names
+            .iter()
+            .filter(|name| ***name != *ROUND_ROBIN && !self.schedulers.contains(*name))
+            .collect();
+        if new.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let missing = self
+            .ipvs
+            .missing_schedulers(new.iter().map(|name| &***name))?;
+        let missing: BTreeSet<&str> = missing.iter().map(|(name, _)| *name).collect();
+        let (lacking, has): (Vec<_>, Vec<_>) = new
+            .into_iter()
+            .cloned()
+            .partition(|name| missing.contains(&**name));
+        let lacking = lacking.into_iter().collect();
+        self.schedulers.extend(has);
+        Ok(lacking)
+    }
+
+    /// Makes the dummy link, unless it is there; true if it was not.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn ensure_link(&mut self) -> Result<bool, Error> {
+        let missing = links::index(LINK).is_err();
+        if missing {
+            links::add_dummy(&mut self.route, LINK)?;
+        }
+        self.link = links::index(LINK)?;
+        Ok(missing)
+    }
+
+    /// The addresses of all links.
+    ///
+    /// # Errors
+    /// When the kernel cannot list them.
+    pub fn addresses(&mut self) -> Result<Vec<Address>, Error> {
+        addresses::list(&mut self.route)
+    }
+
+    /// Whether `address` is one of the dummy link's.
+    pub fn is_on_link(&self, address: &Address) -> bool {
+        address.index == self.link
+    }
+
+    /// Adds addresses to the dummy link, or takes them off; answers with the
+    /// outcome of each.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn change_addresses(
+        &mut self,
+        addresses: &[IpAddr],
+        add: bool,
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        match add {
+            true => addresses::add(&mut self.route, self.link, addresses),
+            false => addresses::remove(&mut self.route, self.link, addresses),
+        }
+    }
+
+    /// Makes those of `sets` that are missing; answers with their names.
+    ///
+    /// # Errors
+    /// When one cannot be made.
+    pub fn ensure_sets(
+        &mut self,
+        wanted: impl Fn(Set, IpFamily) -> bool,
+    ) -> Result<Vec<&'static str>, Error> {
+        let there: BTreeSet<String> = self.sets.list()?.into_iter().map(|set| set.name).collect();
+        let mut made = Vec::new();
+        for family in FAMILIES {
+            for set in Set::ALL.into_iter().filter(|set| wanted(*set, family)) {
+                // Also where it is there: it might be of another kind.
+                self.sets.create(&set.kernel_set(family))?;
+                if !there.contains(set.name(family)) {
+                    made.push(set.name(family));
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// The members of a set; none if there is no such set.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn members(&mut self, set: Set, family: IpFamily) -> Result<Vec<Element>, Error> {
+        match self.sets.members(set.name(family)) {
+            Err(error) if error.errno() == Some(nix::errno::Errno::ENOENT) => Ok(Vec::new()),
+            outcome => outcome,
+        }
+    }
+
+    /// Makes changes of sets in their order; answers with those that the
+    /// kernel refused.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn change_members(&mut self, steps: &[MemberStep]) -> Result<Vec<(Member, Error)>, Error> {
+        let mut refused = Vec::new();
+        // Steps of one set and direction may go together: no order is asked
+        // for among them, and what is asked for among sets is kept by `rank`.
+        let mut groups: BTreeMap<(usize, Set, IpFamily, bool), Vec<Element>> = BTreeMap::new();
+        let mut rank = 0;
+        let mut last = None;
+        for (member, comes) in steps {
+            let kind = (*comes, member.set.admits());
+            if last.is_some_and(|last| last != kind) {
+                rank += 1;
+            }
+            last = Some(kind);
+            let group = (rank, member.set, member.family, *comes);
+            groups.entry(group).or_default().push(member.element);
+        }
+        for ((_, set, family, comes), elements) in groups {
+            let kernel = set.kernel_set(family);
+            let outcome = match comes {
+                true => self.sets.add(&kernel, &elements)?,
+                false => self.sets.remove(&kernel, &elements)?,
+            };
+            refused.extend(outcome.into_iter().map(|(element, error)| {
+                let member = Member {
+                    set,
+                    family,
+                    element,
+                };
+                (member, error)
+            }));
+        }
+        Ok(refused)
+    }
+
+    /// All virtual servers, but for those that a firewall mark names.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn servers(&mut self) -> Result<Vec<ListedServer>, Error> {
+        self.ipvs.list()
+    }
+
+    /// The real servers of a virtual server.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn reals(&mut self, server: &ServerId) -> Result<Vec<ListedReal>, Error> {
+        self.ipvs.list_real(server)
+    }
+
+    /// Makes changes in their order; answers with the outcome of each.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn change_servers(&mut self, changes: &[Change]) -> Result<Vec<Result<(), Error>>, Error> {
+        self.ipvs.apply(changes)
+    }
+}

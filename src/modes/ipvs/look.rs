@@ -1,0 +1,239 @@
+//! Looking at the kernel: what is there already, and what somebody changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash, Hasher},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use hashbrown::{HashMap, HashSet};
+
+use super::{
+    Belief, Error, Ipvs,
+    cleanup::NodePorts,
+    plan::{FAMILIES, Families, Filled, Frontend, LINK, Member, Set, Site},
+    report::{Report, log_repairs},
+    settings,
+    wanted::{Touched, Wanted},
+};
+use crate::{
+    kernel::{ipset::Element, ipvs::VirtualServer, netlink},
+    services::{IpFamily, Node, Protocol},
+};
+
+/// What a full sync found in the kernel, beside rules.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// What is not as wanted; frontends: all that are ours.
+    pub touched: Touched,
+    /// Which sets have members.
+    pub filled: Families<Filled>,
+}
+
+/// How a virtual server spreads connections, as a number.
+pub fn digest(server: &VirtualServer) -> u64 {
+    // Keys that are the same for each call: numbers are compared with others
+    // of this process only.
+    let mut hasher = DefaultHasher::new();
+    server.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Ipvs {
+    /// Finds out what plans depend on, and ensures what they stand on:
+    /// settings and the dummy link. Forgets what was learned if the node is
+    /// another now.
+    pub(super) fn survey(&mut self, node: Option<&Node>) -> Result<(), netlink::Error> {
+        let refused = settings::apply(&self.options);
+        self.tell(refused);
+        if self.doors.ensure_link()? && self.belief != Belief::None {
+            log_repairs(&[format!("link {LINK}")]);
+        }
+        let addresses = self.doors.addresses()?;
+        let own = addresses
+            .iter()
+            .filter(|address| !self.doors.is_on_link(address))
+            .map(|address| address.address);
+        let served = self.node_ports.served();
+        let mut site = Site::new(&self.options, node, &served, own);
+        let asked = self
+            .ports
+            .values()
+            .filter_map(|port| port.preferences().scheduler.clone())
+            .chain([Arc::clone(&self.options.scheduler)])
+            .chain(self.site.lacking.iter().cloned());
+        site.lacking = self.doors.lacking(asked.collect())?;
+        if site != self.site {
+            self.known_addresses.extend(&site.own);
+            self.site = site;
+            self.ports.clear();
+            self.conflicts.clear();
+            self.wanted = Wanted::default();
+        }
+        Ok(())
+    }
+
+    /// Compares all with the kernel and applies the difference. `touched` is
+    /// what is known to differ; the rest is repair.
+    pub(super) async fn repair(
+        &mut self,
+        touched: Touched,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        let filled = Families::each(|family| self.wanted.filled(family));
+        let made = self
+            .doors
+            .ensure_sets(|set, family| set.is_kube_proxys() || filled.of(family).contains(set))?;
+        let look = self.look()?;
+        if self.belief != Belief::None {
+            let mut repaired: Vec<String> = made.iter().map(|set| format!("set {set}")).collect();
+            let members = look.touched.members.keys();
+            let members = members.filter(|member| !touched.members.contains_key(*member));
+            repaired.extend(members.map(|member| {
+                let set = member.set.name(member.family);
+                format!("member {} of set {set}", member.element)
+            }));
+            let addresses = look.touched.addresses.difference(&touched.addresses);
+            repaired.extend(addresses.map(|ip| format!("address {ip} of link {LINK}")));
+            log_repairs(&repaired);
+        }
+        let mut all = look.touched.clone();
+        // Those that are known to have changed are no repair.
+        let known = touched.frontends;
+        all.frontends.extend(&known);
+        self.apply(&all, Some((&look, &known)), report).await
+    }
+
+    fn look(&mut self) -> Result<Look, netlink::Error> {
+        let mut look = Look::default();
+        let listed = self.doors.servers()?;
+        let mut there: HashMap<Frontend, u64> = listed
+            .iter()
+            .map(|listed| (Frontend::of(&listed.server.id), digest(&listed.server)))
+            .collect();
+        drop(listed);
+        let bound: BTreeSet<IpAddr> = self
+            .doors
+            .addresses()?
+            .iter()
+            .filter(|address| self.doors.is_on_link(address) && is_ours(&address.address))
+            .map(|address| address.address)
+            .collect();
+        let mut node_ports = NodePorts::default();
+        for family in FAMILIES {
+            for (set, protocol) in NodePorts::SETS {
+                node_ports.extend(protocol, self.doors.members(set, family)?);
+            }
+        }
+        // Kube-proxy takes every virtual server for its own. One at an address
+        // of the node that no set knows may be somebody else's, so it stays.
+        there.retain(|frontend, _| {
+            let at_node = self.known_addresses.contains(&frontend.address);
+            self.wanted.owner(frontend).is_some()
+                || self.servers.contains_key(frontend)
+                || bound.contains(&frontend.address)
+                || at_node && node_ports.has(&frontend.id())
+        });
+        look.touched.frontends.extend(there.keys());
+        look.touched.frontends.extend(self.wanted.frontends());
+        for ip in self.wanted.addresses().filter(|ip| !bound.contains(*ip)) {
+            look.touched.addresses.insert(*ip);
+        }
+        for ip in bound.iter().filter(|ip| !self.wanted.has_address(ip)) {
+            look.touched.addresses.insert(*ip);
+        }
+        self.servers = there;
+        for family in FAMILIES {
+            for set in Set::ALL {
+                self.compare_set(set, family, &mut look)?;
+            }
+        }
+        Ok(look)
+    }
+
+    fn compare_set(
+        &mut self,
+        set: Set,
+        family: IpFamily,
+        look: &mut Look,
+    ) -> Result<(), netlink::Error> {
+        let members: HashSet<Element> = self.doors.members(set, family)?.into_iter().collect();
+        if !members.is_empty() {
+            look.filled.of_mut(family).insert(set);
+        }
+        let of_set = |member: &&Member| member.set == set && member.family == family;
+        let mut differing: BTreeMap<Member, bool> = BTreeMap::new();
+        for member in self.wanted.members().filter(of_set) {
+            if !members.contains(&member.element) {
+                differing.insert(*member, self.is_served(member));
+            }
+        }
+        for element in members {
+            let member = Member {
+                set,
+                family,
+                element,
+            };
+            if !self.wanted.has_member(&member) {
+                differing.insert(member, self.is_wanted(&member));
+            }
+        }
+        look.touched.members.extend(differing);
+        Ok(())
+    }
+
+    /// A virtual server is there at what `member` speaks of.
+    fn is_served(&self, member: &Member) -> bool {
+        self.frontends(member)
+            .iter()
+            .any(|frontend| self.servers.contains_key(frontend))
+    }
+
+    /// A virtual server is to stay at what `member` speaks of.
+    fn is_wanted(&self, member: &Member) -> bool {
+        self.frontends(member)
+            .iter()
+            .any(|frontend| self.wanted.owner(frontend).is_some())
+    }
+
+    fn frontends(&self, member: &Member) -> Vec<Frontend> {
+        let protocol = match member.set {
+            Set::NodePortLocalUdp => Protocol::Udp,
+            _ => Protocol::Tcp,
+        };
+        if let Element::Port(port) = member.element {
+            let of_family = |ip: &&IpAddr| IpFamily::of(ip) == member.family;
+            let served = self.site.node_ports.iter().filter(of_family);
+            return served
+                .map(|ip| Frontend {
+                    address: *ip,
+                    port,
+                    protocol,
+                })
+                .collect();
+        }
+        let Some((address, number, port)) = member.frontend() else {
+            return Vec::new();
+        };
+        let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+            .into_iter()
+            .find(|protocol| super::plan::number(*protocol) == number);
+        protocol
+            .map(|protocol| Frontend {
+                address,
+                port,
+                protocol,
+            })
+            .into_iter()
+            .collect()
+    }
+}
+
+/// The kernel gives a link that is up an address of its own.
+fn is_ours(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    }
+}

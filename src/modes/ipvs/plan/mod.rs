@@ -1,0 +1,263 @@
+//! From ServicePorts to what the kernel is to hold: virtual servers, members of
+//! sets, addresses of the dummy link, and the rules around them, as kube-proxy's
+//! ipvs mode has them (`pkg/proxy/ipvs`, 1.36).
+//!
+//! Pure: nothing here reads the kernel or remembers anything. What a
+//! ServicePort needs depends on it and on the [`Site`] alone; the [`rules`]
+//! depend on the site and on which sets have members.
+
+mod options;
+mod rules;
+mod servers;
+mod sets;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+
+pub use self::{
+    options::{DetectLocal, FAMILIES, Families, LINK, Options, ROUND_ROBIN, Site, Timeouts},
+    rules::{Chain, Filled, Jump, OWN_CHAINS, Rules, rules},
+    servers::{Frontend, Method, RealServer, VirtualServer},
+    sets::{Member, Set, number},
+};
+use self::{servers::Manner, sets::storable};
+use crate::{
+    kernel::ipset::Element,
+    services::{Forwarding, IpFamily, Preferences, Protocol, ServicePort, TrafficPolicy},
+};
+
+/// What one ServicePort needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServicePlan {
+    /// Virtual servers, each frontend once.
+    pub servers: Vec<VirtualServer>,
+    /// Members of sets, sorted, each once.
+    pub members: Vec<Member>,
+    /// Addresses of the dummy link, each once.
+    pub addresses: Vec<IpAddr>,
+    /// What of its Service's preferences cannot be done: the annotation, and
+    /// why.
+    pub unhonoured: Vec<(&'static str, String)>,
+}
+
+/// What `port` needs on this node.
+pub fn plan(port: &ServicePort, site: &Site) -> ServicePlan {
+    let mut plan = ServicePlan::default();
+    if port.preferences().proxy_protocol.is_some() {
+        let why = "IPVS cannot put a header before a connection's first byte; use userspace mode";
+        plan.unhonoured
+            .push((Preferences::PROXY_PROTOCOL, why.to_owned()));
+    }
+    let manner = Manner::new(port, site, &mut plan.unhonoured);
+    let mut builder = Builder {
+        port,
+        site,
+        manner,
+        plan,
+    };
+    builder.loop_back();
+    builder.cluster_ip();
+    for &ip in &port.external_ips {
+        builder.external_ip(ip);
+    }
+    for &ip in &port.load_balancer_ips {
+        builder.load_balancer_ip(ip);
+    }
+    if let Some(node_port) = port.node_port {
+        builder.node_port(node_port);
+    }
+    if let Some(port) = port.health_check_node_port {
+        builder.member(Set::HealthCheckNodePort, Element::Port(port));
+    }
+    let mut plan = builder.plan;
+    plan.members.sort_unstable();
+    plan.members.dedup();
+    plan.unhonoured.dedup();
+    plan
+}
+
+struct Builder<'a> {
+    port: &'a ServicePort,
+    site: &'a Site,
+    manner: Manner<'a>,
+    plan: ServicePlan,
+}
+
+impl Builder<'_> {
+    fn family(&self) -> IpFamily {
+        self.port.name.family
+    }
+
+    fn protocol(&self) -> Protocol {
+        self.port.name.protocol
+    }
+
+    fn ip_port(&self, ip: IpAddr, port: u16) -> Element {
+        Element::ip_port(ip, number(self.protocol()), port)
+    }
+
+    fn member(&mut self, set: Set, element: Element) {
+        let member = Member {
+            set,
+            family: self.family(),
+            element,
+        };
+        self.plan.members.push(member);
+    }
+
+    /// Who calls itself through a Service would get answers from itself
+    /// directly, so its source is masqueraded.
+    fn loop_back(&mut self) {
+        let port = self.port;
+        for endpoint in port.endpoints.all.iter().filter(|endpoint| endpoint.local) {
+            let ip = endpoint.address.ip();
+            let element = Element::IpPortIp {
+                ip,
+                protocol: number(self.protocol()),
+                port: endpoint.address.port(),
+                other: ip,
+            };
+            self.member(Set::LoopBack, element);
+        }
+    }
+
+    fn cluster_ip(&mut self) {
+        let port = self.port;
+        let element = self.ip_port(port.cluster_ip, port.port);
+        self.member(Set::ClusterIp, element);
+        self.serve(port.cluster_ip, port.port, true);
+        self.bind(port.cluster_ip);
+    }
+
+    fn external_ip(&mut self, ip: IpAddr) {
+        let element = self.ip_port(ip, self.port.port);
+        let set = if self.is_local() {
+            Set::ExternalIpLocal
+        } else {
+            Set::ExternalIp
+        };
+        self.member(set, element);
+        self.serve(ip, self.port.port, false);
+        self.bind_foreign(ip);
+    }
+
+    fn load_balancer_ip(&mut self, ip: IpAddr) {
+        let (protocol, port) = (number(self.protocol()), self.port.port);
+        let element = Element::ip_port(ip, protocol, port);
+        self.member(Set::LoadBalancer, element);
+        if self.is_local() {
+            self.member(Set::LoadBalancerLocal, element);
+        }
+        let ranges = &self.port.load_balancer_source_ranges;
+        if !ranges.is_empty() {
+            self.member(Set::Firewall, element);
+            for range in ranges.iter().copied().flat_map(storable) {
+                let admitted = Element::IpPortNet {
+                    ip,
+                    protocol,
+                    port,
+                    net: range,
+                };
+                self.member(Set::SourceCidr, admitted);
+            }
+            // The node calls a load balancer with that one's own address as
+            // its source, because it has it on the dummy link.
+            let node = self.site.node_ip.of(self.family());
+            if node.is_some_and(|node| ranges.iter().any(|range| range.contains(&node))) {
+                let admitted = Element::IpPortIp {
+                    ip,
+                    protocol,
+                    port,
+                    other: ip,
+                };
+                self.member(Set::SourceIp, admitted);
+            } else {
+                self.member(Set::NotFromNode, element);
+            }
+        }
+        self.serve(ip, port, false);
+        self.bind_foreign(ip);
+    }
+
+    fn node_port(&mut self, node_port: u16) {
+        let site = self.site;
+        let family = self.family();
+        let served = || {
+            let served = site.node_ports.iter().copied();
+            served.filter(move |ip| IpFamily::of(ip) == family)
+        };
+        if served().next().is_none() {
+            return;
+        }
+        let protocol = self.protocol();
+        for local in [false, true] {
+            if local && !self.is_local() {
+                continue;
+            }
+            let set = Set::node_ports(protocol, local);
+            if protocol == Protocol::Sctp {
+                for ip in served() {
+                    self.member(set, self.ip_port(ip, node_port));
+                }
+            } else {
+                self.member(set, Element::Port(node_port));
+            }
+        }
+        for ip in served() {
+            self.serve(ip, node_port, false);
+        }
+    }
+
+    fn is_local(&self) -> bool {
+        self.port.external_traffic_policy == TrafficPolicy::Local
+    }
+
+    /// Puts a virtual server at that frontend.
+    fn serve(&mut self, address: IpAddr, port: u16, inside: bool) {
+        let frontend = Frontend {
+            address,
+            port,
+            protocol: self.protocol(),
+        };
+        if self.plan.servers.iter().any(|s| s.frontend == frontend) {
+            return;
+        }
+        let reach = if inside {
+            servers::inside(self.port)
+        } else {
+            servers::outside(self.port)
+        };
+        let direct = match self.manner.direct(&frontend, &reach) {
+            Ok(direct) => direct,
+            Err(why) => {
+                self.plan.unhonoured.push((Preferences::FORWARDING, why));
+                None
+            }
+        };
+        let server = self.manner.server(frontend, &reach, direct);
+        let element = self.ip_port(address, port);
+        if direct.is_some() {
+            self.member(Set::Direct, element);
+        }
+        if self.port.preferences().forwarding == Some(Forwarding::FullNat) {
+            self.member(Set::FullNat, element);
+        }
+        self.plan.servers.push(server);
+    }
+
+    fn bind(&mut self, ip: IpAddr) {
+        if !self.plan.addresses.contains(&ip) {
+            self.plan.addresses.push(ip);
+        }
+        self.member(Set::ServiceIps, Element::Ip(ip));
+    }
+
+    /// An address that the node has on another link must not get a second
+    /// place: the kernel would send answers from the wrong one.
+    fn bind_foreign(&mut self, ip: IpAddr) {
+        if !self.site.own.contains(&ip) {
+            self.bind(ip);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The sets that ipvs mode's rules look into, with kube-proxy's names
+//! (`pkg/proxy/ipvs/ipset.go`, 1.36) and a few of our own.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nix::libc;
+
+use crate::{
+    kernel::ipset::{self, Element, Kind, LONGEST_NAME},
+    services::{IpFamily, Protocol},
+};
+
+/// A set, in either family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Set {
+    /// Endpoints of this node, each with itself as the source: who calls itself
+    /// through a Service.
+    LoopBack,
+    /// Cluster IPs and ports.
+    ClusterIp,
+    /// External IPs whose policy is Cluster.
+    ExternalIp,
+    /// External IPs whose policy is Local.
+    ExternalIpLocal,
+    /// Load-balancer IPs.
+    LoadBalancer,
+    /// Those of them whose policy is Local.
+    LoadBalancerLocal,
+    /// Those of them that have source ranges.
+    Firewall,
+    /// Sources that may pass: the load balancer's own IP, where the node may.
+    SourceIp,
+    /// Networks that may pass.
+    SourceCidr,
+    /// Node ports.
+    NodePortTcp,
+    /// Those of them whose policy is Local.
+    NodePortLocalTcp,
+    /// As for TCP.
+    NodePortUdp,
+    /// As for TCP.
+    NodePortLocalUdp,
+    /// As for TCP, with the node's addresses: a bitmap of ports takes no SCTP
+    /// packets.
+    NodePortSctp,
+    /// As for TCP.
+    NodePortLocalSctp,
+    /// Health-check node ports.
+    HealthCheckNodePort,
+    /// The addresses of the dummy link.
+    ServiceIps,
+    /// Ours: frontends whose every connection is masqueraded (fullnat).
+    FullNat,
+    /// Ours: frontends whose connections keep their source whatever it is,
+    /// because endpoints answer by themselves (dr, tunnel).
+    Direct,
+    /// Ours: load-balancer IPs whose source ranges leave this node out.
+    NotFromNode,
+}
+
+/// One member of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Member {
+    /// The set.
+    pub set: Set,
+    /// Which of the two sets of that kind.
+    pub family: IpFamily,
+    /// What is in it.
+    pub element: Element,
+}
+
+impl Set {
+    /// All of them.
+    pub const ALL: [Set; 20] = [
+        Set::LoopBack,
+        Set::ClusterIp,
+        Set::ExternalIp,
+        Set::ExternalIpLocal,
+        Set::LoadBalancer,
+        Set::LoadBalancerLocal,
+        Set::Firewall,
+        Set::SourceIp,
+        Set::SourceCidr,
+        Set::NodePortTcp,
+        Set::NodePortLocalTcp,
+        Set::NodePortUdp,
+        Set::NodePortLocalUdp,
+        Set::NodePortSctp,
+        Set::NodePortLocalSctp,
+        Set::HealthCheckNodePort,
+        Set::ServiceIps,
+        Set::FullNat,
+        Set::Direct,
+        Set::NotFromNode,
+    ];
+
+    /// Kube-proxy has it too, and makes it even when it stays empty.
+    pub fn is_kube_proxys(self) -> bool {
+        !matches!(self, Set::FullNat | Set::Direct | Set::NotFromNode)
+    }
+
+    /// Its name in `family`; kube-proxy's longer ones are cut to what the kernel
+    /// takes.
+    pub fn name(self, family: IpFamily) -> &'static str {
+        let (v4, v6) = match self {
+            Set::LoopBack => ("KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK"),
+            Set::ClusterIp => ("KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP"),
+            Set::ExternalIp => ("KUBE-EXTERNAL-IP", "KUBE-6-EXTERNAL-IP"),
+            Set::ExternalIpLocal => ("KUBE-EXTERNAL-IP-LOCAL", "KUBE-6-EXTERNAL-IP-LOCAL"),
+            Set::LoadBalancer => ("KUBE-LOAD-BALANCER", "KUBE-6-LOAD-BALANCER"),
+            Set::LoadBalancerLocal => ("KUBE-LOAD-BALANCER-LOCAL", "KUBE-6-LOAD-BALANCER-LOCAL"),
+            Set::Firewall => ("KUBE-LOAD-BALANCER-FW", "KUBE-6-LOAD-BALANCER-FW"),
+            Set::SourceIp => (
+                "KUBE-LOAD-BALANCER-SOURCE-IP",
+                "KUBE-6-LOAD-BALANCER-SOURCE-IP",
+            ),
+            Set::SourceCidr => (
+                "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+                "KUBE-6-LOAD-BALANCER-SOURCE-CIDR",
+            ),
+            Set::NodePortTcp => ("KUBE-NODE-PORT-TCP", "KUBE-6-NODE-PORT-TCP"),
+            Set::NodePortLocalTcp => ("KUBE-NODE-PORT-LOCAL-TCP", "KUBE-6-NODE-PORT-LOCAL-TCP"),
+            Set::NodePortUdp => ("KUBE-NODE-PORT-UDP", "KUBE-6-NODE-PORT-UDP"),
+            Set::NodePortLocalUdp => ("KUBE-NODE-PORT-LOCAL-UDP", "KUBE-6-NODE-PORT-LOCAL-UDP"),
+            Set::NodePortSctp => ("KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH"),
+            Set::NodePortLocalSctp => (
+                "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
+                "KUBE-6-NODE-PORT-LOCAL-SCTP-HASH",
+            ),
+            Set::HealthCheckNodePort => (
+                "KUBE-HEALTH-CHECK-NODE-PORT",
+                "KUBE-6-HEALTH-CHECK-NODE-PORT",
+            ),
+            Set::ServiceIps => ("KUBE-IPVS-IPS", "KUBE-6-IPVS-IPS"),
+            Set::FullNat => ("TRIPOD-FULL-NAT", "TRIPOD-6-FULL-NAT"),
+            Set::Direct => ("TRIPOD-DIRECT", "TRIPOD-6-DIRECT"),
+            Set::NotFromNode => ("TRIPOD-NOT-FROM-NODE", "TRIPOD-6-NOT-FROM-NODE"),
+        };
+        let name = match family {
+            IpFamily::V4 => v4,
+            IpFamily::V6 => v6,
+        };
+        &name[..name.len().min(LONGEST_NAME)]
+    }
+
+    /// What its members are made of.
+    pub fn kind(self) -> Kind {
+        match self {
+            Set::LoopBack | Set::SourceIp => Kind::IpPortIp,
+            Set::SourceCidr => Kind::IpPortNet,
+            Set::NodePortTcp
+            | Set::NodePortLocalTcp
+            | Set::NodePortUdp
+            | Set::NodePortLocalUdp
+            | Set::HealthCheckNodePort => Kind::Port,
+            Set::ServiceIps => Kind::Ip,
+            Set::ClusterIp
+            | Set::ExternalIp
+            | Set::ExternalIpLocal
+            | Set::LoadBalancer
+            | Set::LoadBalancerLocal
+            | Set::Firewall
+            | Set::NodePortSctp
+            | Set::NodePortLocalSctp
+            | Set::FullNat
+            | Set::Direct
+            | Set::NotFromNode => Kind::IpPort,
+        }
+    }
+
+    /// It in `family`, as the kernel takes it.
+    pub fn kernel_set(self, family: IpFamily) -> ipset::Set {
+        ipset::Set::new(self.name(family), self.kind(), family.into())
+    }
+
+    /// Kube-proxy's word for it in the comments of rules.
+    pub fn comment(self) -> &'static str {
+        match self {
+            Set::LoopBack => {
+                "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose"
+            }
+            Set::ClusterIp => "Kubernetes service cluster ip + port for masquerade purpose",
+            Set::ExternalIp => {
+                "Kubernetes service external ip + port for masquerade and filter purpose"
+            }
+            Set::ExternalIpLocal => {
+                "Kubernetes service external ip + port with externalTrafficPolicy=local"
+            }
+            Set::LoadBalancer => "Kubernetes service lb portal",
+            Set::LoadBalancerLocal => {
+                "Kubernetes service load balancer ip + port with externalTrafficPolicy=local"
+            }
+            Set::Firewall => {
+                "Kubernetes service load balancer ip + port for load balancer with sourceRange"
+            }
+            Set::SourceIp => {
+                "Kubernetes service load balancer ip + port + source IP for packet filter purpose"
+            }
+            Set::SourceCidr => {
+                "Kubernetes service load balancer ip + port + source cidr for packet filter purpose"
+            }
+            Set::NodePortTcp => "Kubernetes nodeport TCP port for masquerade purpose",
+            Set::NodePortLocalTcp => {
+                "Kubernetes nodeport TCP port with externalTrafficPolicy=local"
+            }
+            Set::NodePortUdp => "Kubernetes nodeport UDP port for masquerade purpose",
+            Set::NodePortLocalUdp => {
+                "Kubernetes nodeport UDP port with externalTrafficPolicy=local"
+            }
+            Set::NodePortSctp => {
+                "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'"
+            }
+            Set::NodePortLocalSctp => {
+                "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'"
+            }
+            Set::HealthCheckNodePort => "Kubernetes health check node port",
+            Set::ServiceIps => "addresses of Services",
+            Set::FullNat => "Services with forwarding=fullnat",
+            Set::Direct => "Services with forwarding=dr or tunnel",
+            Set::NotFromNode => "load balancer ip + port whose source ranges leave this node out",
+        }
+    }
+
+    /// The set of node ports of that protocol and policy.
+    pub(super) fn node_ports(protocol: Protocol, local: bool) -> Set {
+        match (protocol, local) {
+            (Protocol::Tcp, false) => Set::NodePortTcp,
+            (Protocol::Tcp, true) => Set::NodePortLocalTcp,
+            (Protocol::Udp, false) => Set::NodePortUdp,
+            (Protocol::Udp, true) => Set::NodePortLocalUdp,
+            (Protocol::Sctp, false) => Set::NodePortSctp,
+            (Protocol::Sctp, true) => Set::NodePortLocalSctp,
+        }
+    }
+
+    /// Its members keep a source address from being masqueraded.
+    pub fn spares_source(self) -> bool {
+        matches!(
+            self,
+            Set::LoadBalancerLocal
+                | Set::NodePortLocalTcp
+                | Set::NodePortLocalUdp
+                | Set::NodePortLocalSctp
+                | Set::Direct
+        )
+    }
+
+    /// Its members let a caller through the firewall of source ranges.
+    pub fn admits(self) -> bool {
+        matches!(self, Set::SourceIp | Set::SourceCidr)
+    }
+}
+
+impl Member {
+    /// Its set, as the kernel takes it.
+    pub fn kernel_set(&self) -> ipset::Set {
+        self.set.kernel_set(self.family)
+    }
+
+    /// The address, protocol (`IPPROTO_*`) and port that it speaks of.
+    pub fn frontend(&self) -> Option<(IpAddr, u8, u16)> {
+        match self.element {
+            Element::IpPort { ip, protocol, port }
+            | Element::IpPortIp {
+                ip, protocol, port, ..
+            }
+            | Element::IpPortNet {
+                ip, protocol, port, ..
+            } => Some((ip, protocol, port)),
+            Element::Ip(_) | Element::Net(_) | Element::Port(_) => None,
+        }
+    }
+}
+
+/// `IPPROTO_*`.
+pub fn number(protocol: Protocol) -> u8 {
+    let number = match protocol {
+        Protocol::Tcp => libc::IPPROTO_TCP,
+        Protocol::Udp => libc::IPPROTO_UDP,
+        Protocol::Sctp => libc::IPPROTO_SCTP,
+    };
+    number as u8
+}
+
+/// `range` as networks that a `hash:net` type takes: it knows no prefix of
+/// length 0 (`ip_set_hash_ipportnet.c`), so everything becomes two halves.
+pub(super) fn storable(range: IpNet) -> impl Iterator<Item = IpNet> {
+    let halves = (range.prefix_len() == 0)
+        .then(|| range.subnets(1).ok())
+        .flatten();
+    let whole = halves.is_none().then_some(range);
+    halves.into_iter().flatten().chain(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_the_kernel_and_are_distinct() {
+        let mut names: Vec<&str> = Set::ALL
+            .into_iter()
+            .flat_map(|set| [set.name(IpFamily::V4), set.name(IpFamily::V6)])
+            .collect();
+        assert!(names.contains(&"KUBE-6-LOAD-BALANCER-SOURCE-CID"));
+        assert!(names.contains(&"KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"));
+        assert!(names.iter().all(|name| name.len() <= LONGEST_NAME));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 2 * Set::ALL.len());
+    }
+
+    #[test]
+    fn everything_is_two_halves() {
+        let split = |text: &str| -> Vec<String> {
+            let range = text.parse().unwrap();
+            storable(range).map(|net| net.to_string()).collect()
+        };
+        assert_eq!(split("0.0.0.0/0"), ["0.0.0.0/1", "128.0.0.0/1"]);
+        assert_eq!(split("::/0"), ["::/1", "8000::/1"]);
+        assert_eq!(split("10.0.0.0/8"), ["10.0.0.0/8"]);
+    }
+}

@@ -1,0 +1,1 @@
+//! What single ServicePorts lead to, beside what the recordings have.

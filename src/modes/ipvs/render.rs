@@ -1,0 +1,136 @@
+//! The whole plan as text that `ipset restore`, `iptables-restore` and
+//! `ipvsadm -R` read, in the order in which it is to be applied.
+
+use std::{
+    fmt::{self, Write},
+    net::SocketAddr,
+};
+
+use super::{
+    plan::{Families, Method, RealServer, ServicePlan, Set, Site, VirtualServer, plan, rules},
+    ruleset,
+    wanted::{Touched, Wanted},
+};
+use crate::{
+    kernel::{ipset::Kind, xtables::features::Features},
+    services::{IpFamily, Protocol, ServiceMap, ServicePortName},
+};
+
+/// Writes what `map` needs at `site`, each program's input after a line that
+/// names the program.
+///
+/// # Errors
+/// Only those of `out`.
+pub fn render(map: &ServiceMap, site: &Site, out: &mut impl Write) -> fmt::Result {
+    let mut ports: Vec<_> = map.iter().collect();
+    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    let plans: Vec<(&ServicePortName, ServicePlan)> = ports
+        .into_iter()
+        .map(|port| (&port.name, plan(port, site)))
+        .collect();
+    let mut wanted = Wanted::default();
+    let mut touched = Touched::default();
+    for (name, plan) in &plans {
+        wanted.replace(name, &ServicePlan::default(), plan, &mut touched);
+    }
+    let filled = Families::each(|family| wanted.filled(family));
+
+    writeln!(out, "# ipset restore")?;
+    for family in [IpFamily::V4, IpFamily::V6] {
+        for set in Set::ALL {
+            if set.is_kube_proxys() || filled.of(family).contains(set) {
+                writeln!(out, "create {}", Creation { set, family })?;
+            }
+        }
+    }
+    for member in touched.members.keys() {
+        writeln!(
+            out,
+            "add {} {}",
+            member.set.name(member.family),
+            member.element
+        )?;
+    }
+    for (family, program) in [
+        (IpFamily::V4, "iptables-restore"),
+        (IpFamily::V6, "ip6tables-restore"),
+    ] {
+        writeln!(out, "# {program} --noflush")?;
+        let rules = rules(family, site, &Features::ALL, *filled.of(family));
+        out.write_str(&ruleset::whole(&rules, family == IpFamily::V6))?;
+    }
+    writeln!(out, "# ipvsadm -R")?;
+    for (name, plan) in &plans {
+        for server in &plan.servers {
+            if wanted.owner(&server.frontend) == Some(name) {
+                write!(out, "{}", Server(server))?;
+            }
+        }
+    }
+    writeln!(out, "# ip -batch -")?;
+    writeln!(out, "link add {} type dummy", super::plan::LINK)?;
+    for address in &touched.addresses {
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        writeln!(out, "addr add {address}/{bits} dev {}", super::plan::LINK)?;
+    }
+    Ok(())
+}
+
+/// A set in the words of `ipset save`.
+struct Creation {
+    set: Set,
+    family: IpFamily,
+}
+
+impl fmt::Display for Creation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.set.name(self.family), self.set.kind())?;
+        f.write_str(match (self.set.kind(), self.family) {
+            (Kind::Port, _) => " range 0-65535",
+            (_, IpFamily::V4) => " family inet",
+            (_, IpFamily::V6) => " family inet6",
+        })
+    }
+}
+
+/// A virtual server with its real servers, in the words of `ipvsadm -Sn`.
+struct Server<'a>(&'a VirtualServer);
+
+impl fmt::Display for Server<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let VirtualServer {
+            frontend,
+            scheduler,
+            persistence,
+            reals,
+        } = self.0;
+        let option = match frontend.protocol {
+            Protocol::Tcp => "-t",
+            Protocol::Udp => "-u",
+            Protocol::Sctp => "--sctp-service",
+        };
+        let address = SocketAddr::new(frontend.address, frontend.port);
+        write!(f, "-A {option} {address} -s {scheduler}")?;
+        if let Some(seconds) = persistence {
+            write!(f, " -p {seconds}")?;
+        }
+        if self.0.hashes_ports() {
+            f.write_str(" -b mh-port")?;
+        }
+        writeln!(f)?;
+        for RealServer {
+            address: real,
+            weight,
+            method,
+        } in reals
+        {
+            let method = match method {
+                Method::Nat => "-m",
+                Method::Dr => "-g",
+                Method::Tunnel => "-i",
+            };
+            writeln!(f, "-a {option} {address} -r {real} {method} -w {weight}")?;
+        }
+        Ok(())
+    }
+}

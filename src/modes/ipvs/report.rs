@@ -1,0 +1,51 @@
+//! What one sync did, as it comes about.
+
+use super::wanted::Touched;
+use crate::{
+    modes::{SyncReport, Unhonoured},
+    services::ServicePortName,
+};
+
+/// Repairs of a kind that are named; the others are counted.
+const NAMED: usize = 20;
+
+/// What one sync did.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// ServicePorts that were looked at.
+    pub examined: usize,
+    failed: Vec<(ServicePortName, String)>,
+    /// Preferences that cannot be done.
+    pub unhonoured: Vec<Unhonoured>,
+    /// What is to be tried again.
+    pub unsettled: Touched,
+    /// The kernel may hold other things than we believe.
+    pub doubt: bool,
+}
+
+impl Report {
+    /// `name` is not in force as asked.
+    pub fn failed(&mut self, name: &ServicePortName, why: String) {
+        self.failed.push((name.clone(), why));
+    }
+
+    /// For the runner.
+    pub fn into_sync_report(self, lingering: usize) -> SyncReport {
+        SyncReport {
+            examined: self.examined,
+            failed: self.failed,
+            lingering,
+            unhonoured: self.unhonoured,
+        }
+    }
+}
+
+/// Names in the log what others had changed.
+pub fn log_repairs(repaired: &[String]) {
+    for what in repaired.iter().take(NAMED) {
+        tracing::warn!("repaired {what}, which somebody else had changed");
+    }
+    if let Some(more) = repaired.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        tracing::warn!("repaired {more} more things that somebody else had changed");
+    }
+}

@@ -1,0 +1,331 @@
+//! The rules of a family beside those that its tables have.
+
+use std::fmt::{self, Write};
+
+use hashbrown::{HashMap, HashSet};
+
+use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
+use crate::kernel::xtables::rule::Table;
+
+/// What `iptables-save` printed of one table, as far as it concerns us: lines
+/// as words, because programs differ in quotes.
+#[derive(Debug, Default)]
+pub struct Saved {
+    chains: HashMap<String, Vec<Vec<String>>>,
+}
+
+impl Saved {
+    /// Reads one table.
+    pub fn parse(text: &str) -> Saved {
+        let mut saved = Saved::default();
+        for line in text.lines() {
+            if let Some(chain) = line.strip_prefix(':').and_then(|l| l.split(' ').next()) {
+                saved.chains.entry(chain.to_owned()).or_default();
+            } else if let Some(rule) = line.strip_prefix("-A ") {
+                let mut words = words(rule).into_iter();
+                let chain = words.next().unwrap_or_default();
+                saved.chains.entry(chain).or_default().push(words.collect());
+            }
+        }
+        saved
+    }
+
+    /// The table has a chain of that name.
+    pub fn has(&self, chain: &str) -> bool {
+        self.chains.contains_key(chain)
+    }
+
+    /// Everything in `chain` goes through `target`, whatever the comment.
+    pub fn has_jump(&self, chain: &str, target: &str) -> bool {
+        let jumps = |rule: &Vec<String>| match rule.as_slice() {
+            [m, comment, option, _, rest @ ..]
+                if m == "-m" && comment == "comment" && option == "--comment" =>
+            {
+                rest == ["-j", target]
+            }
+            rest => rest == ["-j", target],
+        };
+        let rules = self.chains.get(chain);
+        rules.is_some_and(|rules| rules.iter().any(jumps))
+    }
+
+    /// What it has of ours is the same in `other`.
+    pub fn is_same(&self, other: &Saved) -> bool {
+        OWN_CHAINS
+            .iter()
+            .all(|(_, chain)| self.chains.get(*chain) == other.chains.get(*chain))
+    }
+
+    /// The rules that jump to a chain of that name, each with its own chain.
+    fn jumps_to(&self, target: &str) -> Vec<(&str, &[String])> {
+        let mut found = Vec::new();
+        for (chain, rules) in &self.chains {
+            for rule in rules {
+                let mut pairs = rule.windows(2);
+                if pairs
+                    .any(|pair| matches!(pair, [j, to] if (j == "-j" || j == "-g") && to == target))
+                {
+                    found.push((chain.as_str(), rule.as_slice()));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// A batch for `iptables-restore --noflush`, and what it repairs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// The input; empty if nothing is to be done.
+    pub text: String,
+    /// Chains and jumps that were not as they should be.
+    pub repaired: Vec<String>,
+}
+
+/// What makes the tables of `saved` hold `rules`. A chain is written anew if
+/// any of its rules differs; each table takes effect at once.
+pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Batch {
+    let mut batch = Batch::default();
+    let nothing = Saved::default();
+    for table in Table::ALL {
+        let saved = saved.get(&table).unwrap_or(&nothing);
+        let wrong: Vec<&Chain> = rules
+            .chains
+            .iter()
+            .filter(|chain| chain.table == table && !is_same(chain, saved, v6))
+            .collect();
+        let missing: Vec<&Jump> = rules
+            .jumps
+            .iter()
+            .filter(|jump| jump.table == table && !saved.has_jump(jump.from, jump.to))
+            .collect();
+        batch.repaired.extend(
+            wrong
+                .iter()
+                .map(|chain| format!("chain {} of {table}", chain.name)),
+        );
+        batch.repaired.extend(
+            missing
+                .iter()
+                .map(|jump| format!("jump from {} of {table}", jump.from)),
+        );
+        // Writing cannot fail: it goes to memory.
+        let _ = write_table(&mut batch.text, table, &wrong, &missing, v6);
+    }
+    batch
+}
+
+fn is_same(chain: &Chain, saved: &Saved, v6: bool) -> bool {
+    saved.chains.get(chain.name).is_some_and(|rules| {
+        rules.len() == chain.rules.len()
+            && chain
+                .rules
+                .iter()
+                .zip(rules)
+                .all(|(rule, words)| words_of(rule, v6) == *words)
+    })
+}
+
+fn words_of(rule: &crate::kernel::xtables::rule::Rule, v6: bool) -> Vec<String> {
+    words(&rule.words(v6).to_string())
+}
+
+fn write_table(
+    out: &mut String,
+    table: Table,
+    chains: &[&Chain],
+    jumps: &[&Jump],
+    v6: bool,
+) -> fmt::Result {
+    if chains.is_empty() && jumps.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "*{table}")?;
+    for chain in chains {
+        writeln!(out, ":{} - [0:0]", chain.name)?;
+    }
+    for chain in chains {
+        for rule in &chain.rules {
+            writeln!(out, "-A {} {}", chain.name, rule.words(v6))?;
+        }
+    }
+    // Each goes to the top, so the last is the first there.
+    for jump in jumps.iter().rev() {
+        writeln!(out, "-I {} {}", jump.from, jump.rule.words(v6))?;
+    }
+    writeln!(out, "COMMIT")
+}
+
+/// All of `rules`, for tables that hold nothing of ours.
+pub fn whole(rules: &Rules, v6: bool) -> String {
+    difference(rules, &HashMap::new(), v6).text
+}
+
+/// What removes every chain of ours but for those in `kept` from `table`, and
+/// what jumps there, in two
+/// steps: legacy programs refuse to delete what the same batch still mentions.
+/// Empty if there is nothing.
+pub fn removal(table: Table, saved: &Saved, kept: &[(Table, &str)]) -> [String; 2] {
+    let ours: HashSet<&str> = OWN_CHAINS
+        .iter()
+        .filter(|chain| chain.0 == table && saved.has(chain.1) && !kept.contains(chain))
+        .map(|(_, chain)| *chain)
+        .collect();
+    if ours.is_empty() {
+        return Default::default();
+    }
+    let mut unlink = format!("*{table}\n");
+    let mut delete = format!("*{table}\n");
+    let mut names: Vec<&&str> = ours.iter().collect();
+    names.sort_unstable();
+    for chain in names {
+        for (from, rule) in saved.jumps_to(chain) {
+            if !ours.contains(from) {
+                let _ = writeln!(unlink, "-D {from} {}", line(rule));
+            }
+        }
+        let _ = writeln!(unlink, "-F {chain}");
+        let _ = writeln!(delete, "-X {chain}");
+    }
+    unlink.push_str("COMMIT\n");
+    delete.push_str("COMMIT\n");
+    [unlink, delete]
+}
+
+/// Words of a line, quotes and backslashes resolved.
+fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quoted = false;
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => word.get_or_insert_default().extend(chars.next()),
+            '"' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            ' ' if !quoted => words.extend(word.take()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// Words as a line that reads back as them.
+fn line(words: &[String]) -> String {
+    let mut text = String::new();
+    for word in words {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            text.push_str(word);
+            continue;
+        }
+        text.push('"');
+        for c in word.chars() {
+            if matches!(c, '"' | '\\') {
+                text.push('\\');
+            }
+            text.push(c);
+        }
+        text.push('"');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::xtables::features::Features,
+        modes::ipvs::plan::{self, Filled, Set, Site},
+        services::IpFamily,
+    };
+
+    fn all() -> Rules {
+        let filled: Filled = Set::ALL.into_iter().collect();
+        let site = Site {
+            masquerade_mark: 0x4000,
+            ..Site::default()
+        };
+        plan::rules(IpFamily::V4, &site, &Features::ALL, filled)
+    }
+
+    /// The tables after a batch that only inserts.
+    fn after(batch: &str) -> HashMap<Table, Saved> {
+        let mut tables: HashMap<Table, Saved> = HashMap::new();
+        for table in Table::ALL {
+            let start = format!("*{table}\n");
+            let Some((_, rest)) = batch.split_once(&start) else {
+                continue;
+            };
+            let part = rest.split("COMMIT").next().unwrap_or_default();
+            tables.insert(table, Saved::parse(&part.replace("-I ", "-A ")));
+        }
+        tables
+    }
+
+    #[test]
+    fn only_what_differs_is_written() {
+        let rules = all();
+        let whole = whole(&rules, false);
+        let mut tables = after(&whole);
+        assert_eq!(difference(&rules, &tables, false), Batch::default());
+        let filter = tables.get_mut(&Table::Filter).unwrap();
+        filter.chains.get_mut("KUBE-IPVS-FILTER").unwrap().pop();
+        filter.chains.get_mut("OUTPUT").unwrap().clear();
+        filter
+            .chains
+            .get_mut("INPUT")
+            .unwrap()
+            .push(words("-j ACCEPT"));
+        let batch = difference(&rules, &tables, false);
+        assert_eq!(
+            batch.repaired,
+            [
+                "chain KUBE-IPVS-FILTER of filter",
+                "jump from OUTPUT of filter"
+            ]
+        );
+        assert!(!batch.text.contains("*nat"), "{}", batch.text);
+        let tables = after(&batch.text);
+        assert!(tables[&Table::Filter].has("KUBE-IPVS-FILTER"));
+        assert!(!tables[&Table::Filter].has("KUBE-FORWARD"));
+    }
+
+    #[test]
+    fn jumps_end_up_in_their_order() {
+        let whole = whole(&all(), false);
+        let inserted: Vec<&str> = whole
+            .lines()
+            .filter(|line| line.starts_with("-I INPUT"))
+            .filter_map(|line| line.rsplit(' ').next())
+            .collect();
+        assert_eq!(
+            inserted,
+            ["KUBE-NODE-PORT", "KUBE-PROXY-FIREWALL", "KUBE-IPVS-FILTER"]
+        );
+    }
+
+    #[test]
+    fn removal_takes_jumps_of_others_too() {
+        let saved = Saved::parse(
+            ":INPUT ACCEPT [0:0]\n:KUBE-FORWARD - [0:0]\n:OTHER - [0:0]\n\
+             -A INPUT -m comment --comment \"a \\\"b\\\"\" -j KUBE-FORWARD\n\
+             -A OTHER -j ACCEPT\n-A KUBE-FORWARD -j OTHER\n",
+        );
+        let [unlink, delete] = removal(Table::Filter, &saved, &[]);
+        assert_eq!(
+            unlink,
+            "*filter\n-D INPUT -m comment --comment \"a \\\"b\\\"\" -j KUBE-FORWARD\n\
+             -F KUBE-FORWARD\nCOMMIT\n"
+        );
+        assert_eq!(delete, "*filter\n-X KUBE-FORWARD\nCOMMIT\n");
+        let none = removal(Table::Nat, &saved, &[]);
+        assert_eq!(none, [String::new(), String::new()]);
+    }
+}

@@ -1,0 +1,109 @@
+//! Settings of the kernel that ipvs mode depends on, as kube-proxy has them.
+
+use nix::sys::utsname::uname;
+
+use super::plan::Options;
+use crate::kernel::sysctl;
+
+/// Before this, connections of a client that uses a port again waited a second
+/// under `conn_reuse_mode` 1 (kubernetes issue 81775); since then the kernel
+/// does right by itself (commit f0a5e4d7a594).
+const REUSE_MODE_IS_FIXED: (u32, u32) = (5, 9);
+/// Kernels before this have no such setting.
+const REUSE_MODE_EXISTS: (u32, u32) = (4, 1);
+
+/// Name, value, and what goes wrong without.
+type Setting = (&'static str, &'static str, &'static str);
+
+/// Sets what is not as it should be; answers with what could not be set.
+pub fn apply(options: &Options) -> Vec<String> {
+    let mut refused = Vec::new();
+    for (name, value, without) in settings(options, release()) {
+        if let Err(error) = sysctl::write(name, value) {
+            refused.push(format!("{error}; without {name}={value} {without}"));
+        }
+    }
+    refused
+}
+
+fn settings(options: &Options, release: Option<(u32, u32)>) -> Vec<Setting> {
+    let mut settings = vec![
+        ("net.ipv4.vs.conntrack", "1", "sources are not masqueraded"),
+        (
+            "net.ipv4.vs.expire_nodest_conn",
+            "1",
+            "clients of an endpoint that is gone wait for a timeout",
+        ),
+        (
+            "net.ipv4.vs.expire_quiescent_template",
+            "1",
+            "clients with session affinity stick to an endpoint that is leaving",
+        ),
+        (
+            "net.ipv4.ip_forward",
+            "1",
+            "nothing gets from other hosts to endpoints",
+        ),
+    ];
+    if release.is_some_and(|r| (REUSE_MODE_EXISTS..REUSE_MODE_IS_FIXED).contains(&r)) {
+        settings.push((
+            "net.ipv4.vs.conn_reuse_mode",
+            "0",
+            "a client that uses a port again waits for a second",
+        ));
+    }
+    if options.strict_arp {
+        settings.extend([
+            (
+                "net.ipv4.conf.all.arp_ignore",
+                "1",
+                "this node answers ARP requests for addresses of Services",
+            ),
+            (
+                "net.ipv4.conf.all.arp_announce",
+                "2",
+                "this node may send ARP requests with an address of a Service as source",
+            ),
+        ]);
+    }
+    settings
+}
+
+/// Version and patch level of the kernel.
+fn release() -> Option<(u32, u32)> {
+    let name = uname().ok()?;
+    parse_release(name.release().to_str()?)
+}
+
+fn parse_release(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reuse_mode_is_set_where_it_hurts() {
+        let options = Options {
+            strict_arp: false,
+            ..Options::default()
+        };
+        for (release, set) in [
+            ("3.10.0-1160.el7.x86_64", false),
+            ("4.18.0", true),
+            ("5.8.1", true),
+            ("5.9.0-rc1+", false),
+            ("6.1.90", false),
+            ("strange", false),
+        ] {
+            let settings = settings(&options, parse_release(release));
+            let reuse = settings
+                .iter()
+                .any(|(name, ..)| name.ends_with("conn_reuse_mode"));
+            assert_eq!(reuse, set, "{release}");
+            assert!(!settings.iter().any(|(name, ..)| name.contains("arp")));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The rules of one family, in the kernel.
+
+use hashbrown::HashMap;
+
+use super::{
+    plan::{self, Filled, OWN_CHAINS, Rules, Site},
+    ruleset::{self, Batch, Saved},
+};
+use crate::{
+    kernel::xtables::{
+        Error, Xtables,
+        features::{self, Features},
+        rule::Table,
+    },
+    services::IpFamily,
+};
+
+/// iptables or ip6tables, and what of ours is in force there.
+#[derive(Debug)]
+pub struct Tables {
+    family: IpFamily,
+    xtables: Xtables,
+    features: Features,
+    in_force: Option<Rules>,
+    /// What the program said right after it had written rules, where it words
+    /// them otherwise than we do.
+    reworded: Option<(Rules, HashMap<Table, Saved>)>,
+}
+
+impl Tables {
+    /// Finds the programs that this node uses.
+    ///
+    /// # Errors
+    /// When none works.
+    pub async fn find(family: IpFamily) -> Result<Tables, Error> {
+        let (xtables, engine) = Xtables::chosen(family.into()).await?;
+        let features = features::probe(&xtables).await;
+        tracing::debug!(%family, program = xtables.program(), ?engine, ?features, "rules");
+        Ok(Tables {
+            family,
+            xtables,
+            features,
+            in_force: None,
+            reworded: None,
+        })
+    }
+
+    /// Puts the rules in force that go with sets of which those `filled` have
+    /// members; does nothing if they are. Each table takes effect at once.
+    ///
+    /// # Errors
+    /// When the program failed; what is in force is not known then, and the
+    /// next call reads it.
+    pub async fn apply(&mut self, site: &Site, filled: Filled) -> Result<(), Error> {
+        let rules = plan::rules(self.family, site, &self.features, filled);
+        if self.in_force.as_ref() == Some(&rules) {
+            return Ok(());
+        }
+        self.ensure(rules).await.map(drop)
+    }
+
+    /// Reads the tables, and repairs what is not as the rules that are to be
+    /// in force; answers with what that was.
+    ///
+    /// # Errors
+    /// When the program failed.
+    pub async fn repair(&mut self, site: &Site, filled: Filled) -> Result<Vec<String>, Error> {
+        let rules = plan::rules(self.family, site, &self.features, filled);
+        self.ensure(rules).await
+    }
+
+    async fn ensure(&mut self, rules: Rules) -> Result<Vec<String>, Error> {
+        let before = self.in_force.take();
+        let v6 = self.family == IpFamily::V6;
+        let saved = self.saved(&rules).await?;
+        let changed = before.filter(|before| !self.is_reworded(before, &saved));
+        let changed = changed.map(|before| ruleset::difference(&before, &saved, v6).repaired);
+        let changed = changed.unwrap_or_default();
+        let Batch { text, .. } = ruleset::difference(&rules, &saved, v6);
+        if text.is_empty() || self.is_reworded(&rules, &saved) {
+            self.in_force = Some(rules);
+            return Ok(Vec::new());
+        }
+        self.xtables.restore(&text).await?;
+        let written = self.saved(&rules).await?;
+        let words_differ = !ruleset::difference(&rules, &written, v6).text.is_empty();
+        self.reworded = words_differ.then(|| (rules.clone(), written));
+        self.in_force = Some(rules);
+        Ok(changed)
+    }
+
+    fn is_reworded(&self, rules: &Rules, saved: &HashMap<Table, Saved>) -> bool {
+        let Some((written, said)) = &self.reworded else {
+            return false;
+        };
+        let no_jump_is_missing = rules.jumps.iter().all(|jump| {
+            saved
+                .get(&jump.table)
+                .is_some_and(|saved| saved.has_jump(jump.from, jump.to))
+        });
+        let mut tables = said.iter();
+        written == rules
+            && no_jump_is_missing
+            && tables.all(|(table, said)| saved.get(table).is_some_and(|now| said.is_same(now)))
+    }
+
+    async fn saved(&self, rules: &Rules) -> Result<HashMap<Table, Saved>, Error> {
+        let mut tables = HashMap::new();
+        for table in Table::ALL {
+            if rules.chains.iter().any(|chain| chain.table == table) {
+                let text = self.xtables.save(table.name()).await?;
+                tables.insert(table, Saved::parse(&text));
+            }
+        }
+        Ok(tables)
+    }
+}
+
+/// Removes every rule and chain of ours in `family` but for those in `kept`,
+/// whichever engine holds them.
+///
+/// # Errors
+/// The first program that failed, after all others did their part.
+pub async fn remove(family: IpFamily, kept: &[(Table, &str)]) -> Result<(), Error> {
+    let mut outcome = Ok(());
+    for table in Table::ALL {
+        if !OWN_CHAINS.iter().any(|(of, _)| *of == table) {
+            continue;
+        }
+        for xtables in Xtables::engines_with(family.into(), table.name()).await {
+            if let Err(error) = remove_from(&xtables, table, kept).await {
+                outcome = outcome.and(Err(error));
+            }
+        }
+    }
+    outcome
+}
+
+async fn remove_from(xtables: &Xtables, table: Table, kept: &[(Table, &str)]) -> Result<(), Error> {
+    let saved = Saved::parse(&xtables.save(table.name()).await?);
+    for batch in ruleset::removal(table, &saved, kept) {
+        if !batch.is_empty() {
+            xtables.restore(&batch).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! ipvs mode, seen from outside.
+
+mod recorded;
+mod vectors;

@@ -1,0 +1,114 @@
+//! `tripod render` beside what kube-proxy 1.36 left in the kernel.
+
+use std::process::Command;
+
+use super::recorded::{self as state, State};
+use crate::lab::{
+    recorded::{self, Case, Ruleset},
+    tripod_binary,
+};
+
+/// Where Tripod differs on purpose: case, a word of each difference, reason.
+pub const EXCEPTIONS: [(&str, &str, &str); 1] = [(
+    "15-ignored",
+    "--match-set KUBE-CLUSTER-IP dst,dst -j",
+    "the recording leaves out the API server's own Service, but not the rules for its cluster IP",
+)];
+
+#[test]
+fn rendered_state_equals_the_recordings() {
+    let mut wrong = Vec::new();
+    for case in recorded::cases() {
+        let found = State::recorded(&case).differences(&rendered(&case));
+        wrong.extend(unexpected(&case, found));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The differences that are no exceptions, each with the case's name.
+pub fn unexpected(case: &Case, found: Vec<String>) -> impl Iterator<Item = String> {
+    let excepted = |line: &String| {
+        let mut exceptions = EXCEPTIONS.iter();
+        exceptions.any(|(name, word, _)| *name == case.name && line.contains(word))
+    };
+    let name = case.name.clone();
+    found
+        .into_iter()
+        .filter(move |line| !excepted(line))
+        .map(move |line| format!("{name}: {line}"))
+        .collect::<Vec<_>>()
+        .into_iter()
+}
+
+/// What is printed for a case.
+fn rendered(case: &Case) -> State {
+    let folder = Folder::new(&case.name);
+    case.write_manifests(&folder.0);
+    let output = Command::new(tripod_binary())
+        .args(["render", "--proxy-mode=ipvs", "--manifests"])
+        .arg(&folder.0)
+        .args(recorded::FLAGS)
+        .args(&case.args)
+        .output()
+        .expect("running tripod");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", case.name);
+    let text = String::from_utf8(output.stdout).expect("text");
+    let part = |program: &str| {
+        let start = format!("# {program}\n");
+        let (_, rest) = text.split_once(&start).expect(program);
+        rest.split("# ").next().unwrap_or_default().to_owned()
+    };
+    let addresses = part("ip -batch -");
+    let addresses = addresses.lines().filter_map(|line| {
+        let address = line.strip_prefix("addr add ")?.split(' ').next()?;
+        let family = if address.contains(':') {
+            "inet6"
+        } else {
+            "inet"
+        };
+        Some(format!("{family} {address}\n"))
+    });
+    State {
+        servers: state::servers(&part("ipvsadm -R")),
+        sets: state::sets(&part("ipset restore")),
+        addresses: state::addresses(&addresses.collect::<String>()),
+        rules: ["iptables-restore --noflush", "ip6tables-restore --noflush"]
+            .map(|program| Ruleset::parse(&appended(&part(program)))),
+    }
+}
+
+/// A batch that puts rules at the top of chains as one that appends them.
+fn appended(batch: &str) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    let mut inserted: Vec<String> = Vec::new();
+    for line in batch.lines() {
+        if let Some(rule) = line.strip_prefix("-I ") {
+            inserted.push(format!("-A {rule}"));
+            continue;
+        }
+        if line == "COMMIT" {
+            lines.extend(inserted.drain(..).rev());
+        }
+        lines.push(line.to_owned());
+    }
+    lines.join("\n")
+}
+
+/// A folder of this process, gone afterwards.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let name = format!("tripod-render-ipvs-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a folder");
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
