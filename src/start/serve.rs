@@ -22,6 +22,7 @@ use crate::{
         addresses::{self, AddressChanges},
         netlink::{Protocol, Socket},
     },
+    modes::ipvs,
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
@@ -120,8 +121,9 @@ pub(super) async fn serve(settings: Settings) -> Done {
     ));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let changes = AddressChanges::open()?.ignoring(ipvs::plan::LINK);
     let ended: Done = tokio::select! {
-        () = runner.run(source.follow(&node), Some(AddressChanges::open()?)) => {
+        () = runner.run(source.follow(&node), Some(changes)) => {
             Err("the source of objects ended unexpectedly".into())
         }
         Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),

@@ -171,8 +171,16 @@ pub fn in_guest(test: &str, profile: Profile, names: &[&str], environment: &[(&s
         for name in names {
             let start = format!("test {name}");
             let mut lines = outcome.console.lines();
-            let met = lines.any(|line| line.starts_with(&start) && line.ends_with("ok"));
+            let met = lines.any(|line| line.starts_with(&start));
             assert!(met, "no test {name} in the guest");
+        }
+        for line in outcome.console.lines() {
+            let measured = line
+                .split_once("FIGURE ")
+                .and_then(|(_, m)| m.split_once(": "));
+            if let Some((name, value)) = measured {
+                figure(&format!("guest, {name}"), value);
+            }
         }
         figure(
             &format!("{profile:?} guest, boot and {names:?}"),
