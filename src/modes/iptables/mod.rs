@@ -17,6 +17,7 @@ pub mod plan;
 pub mod render;
 #[cfg(test)]
 mod tests;
+mod unhonoured;
 mod watch;
 
 use std::{sync::Arc, time::Duration};
@@ -30,7 +31,7 @@ use self::{
     family::FamilyRules,
     plan::{DispatchChoice, Options, is_large_cluster},
 };
-use super::{Mode, ModeName, SyncError, SyncReport, stale};
+use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::{
@@ -41,7 +42,7 @@ use crate::{
     },
     node::NodePorts,
     runner::metrics::Metrics,
-    services::{Changes, IpFamily, ServiceMap},
+    services::{Changes, IpFamily, ServiceMap, ServicePort},
 };
 
 /// How often it is looked whether somebody disturbed our rules.
@@ -151,6 +152,20 @@ impl Iptables {
     }
 }
 
+impl Iptables {
+    fn unhonoured(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unhonoured> {
+        let all = map.iter().filter(|_| changes.full);
+        let named = changes.ports.iter().filter(|_| !changes.full);
+        let ports = all.chain(named.filter_map(|name| map.get(name)));
+        let served = |port: &&Arc<ServicePort>| {
+            let mut families = self.families.iter();
+            families.any(|state| state.family == port.name.family)
+        };
+        let ports = ports.filter(served);
+        ports.flat_map(|port| unhonoured::of(port)).collect()
+    }
+}
+
 impl FamilyState {
     async fn sync(
         &mut self,
@@ -229,7 +244,7 @@ impl Mode for Iptables {
                 .map(|(name, why)| (name.clone(), why.clone()))
                 .collect(),
             lingering: 0,
-            unhonoured: Vec::new(),
+            unhonoured: self.unhonoured(map, changes),
         })
     }
 
