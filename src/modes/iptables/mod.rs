@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep_until};
 pub use self::cleanup::{cleanup, cleanup_beside};
 use self::{
     counters::Counters,
-    family::FamilyRules,
+    family::{Done, FamilyRules},
     plan::{DispatchChoice, Options, is_large_cluster},
 };
 use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
@@ -173,7 +173,7 @@ impl FamilyState {
         counters: &Counters,
         map: &ServiceMap,
         changes: &Changes,
-    ) -> Result<usize, SyncError> {
+    ) -> Result<Done, SyncError> {
         let (ports, endpoints) = self.rules.counts(map, &changes.ports);
         let options = setup.options(&self.rules, map, ports, endpoints);
         let failed = |partial| counters.failed(self.family, partial);
@@ -188,7 +188,7 @@ impl FamilyState {
             .extend(stale::matches(family, map, &changes.stale_udp));
         let flows = std::mem::take(&mut self.flows);
         self.flows = stale::forget(self.family, flows, &setup.metrics).await;
-        Ok(done.examined)
+        Ok(done)
     }
 }
 
@@ -229,14 +229,25 @@ impl Mode for Iptables {
         let node = map.this_node().map(|node| &**node);
         self.setup.node_ports.learn(node);
         let (setup, counters) = (&self.setup, &self.counters);
+        let before: Vec<_> = self.families.iter_mut().map(|f| f.rules.before()).collect();
         let mut families = self.families.iter_mut();
         let sync = async |family: Option<&mut FamilyState>| match family {
             Some(family) => family.sync(setup, counters, map, changes).await,
-            None => Ok(0),
+            None => Ok(Done::default()),
         };
         // One that fails does not keep the other from being synced.
         let (one, other) = tokio::join!(sync(families.next()), sync(families.next()));
-        let examined = one? + other?;
+        let done = [one, other];
+        // Of a family that failed it is not known; its count is then not what
+        // is expected, and everything is read the next time.
+        let made = done.iter().flatten().map(|done| done.transactions).sum();
+        for ((family, before), done) in self.families.iter_mut().zip(before).zip(&done) {
+            if let Ok(done) = done {
+                family.rules.after(before, made, done);
+            }
+        }
+        let [one, other] = done;
+        let examined = one?.examined + other?.examined;
         let refused = self.families.iter().flat_map(|f| &f.rules.refused);
         Ok(SyncReport {
             examined,
