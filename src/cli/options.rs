@@ -53,6 +53,8 @@ pub struct Own {
     pub udp_timeout: Duration,
     /// Threads of the userspace data path; 0: one a core, at most 8.
     pub workers: usize,
+    /// How long connections may keep the process from ending.
+    pub drain_timeout: Duration,
     /// `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
 }
@@ -66,6 +68,7 @@ impl Default for Own {
             strict_mode: false,
             udp_timeout: Duration::from_secs(30),
             workers: 0,
+            drain_timeout: Duration::from_secs(20),
             proxy_port_range: None,
         }
     }

@@ -10,6 +10,7 @@ pub mod metrics;
 mod no_local;
 pub mod pace;
 mod told;
+mod trim;
 mod unhonoured;
 
 use std::{
@@ -75,6 +76,8 @@ pub struct Runner<M> {
     pending: Changes,
     told: Told,
     said: Said,
+    /// Some sync came in force.
+    synced: bool,
 }
 
 impl<M: Mode> Runner<M> {
@@ -100,6 +103,7 @@ impl<M: Mode> Runner<M> {
             },
             told: Told::default(),
             said: Said::new(Recorder::nowhere()),
+            synced: false,
         }
     }
 
@@ -112,6 +116,11 @@ impl<M: Mode> Runner<M> {
     /// Tells `follower` what came in force, after each sync.
     pub fn follow(&mut self, follower: impl AfterSync + 'static) {
         self.followers.push(Box::new(follower));
+    }
+
+    /// Connections that would end with this process.
+    pub fn carried(&self) -> usize {
+        self.mode.carried()
     }
 
     /// Runs until the source of batches ends. The first sync waits for the
@@ -260,6 +269,9 @@ impl<M: Mode> Runner<M> {
             follower.synced(self.tracker.map(), &self.pending);
         }
         let changed = std::mem::take(&mut self.pending);
+        if !std::mem::replace(&mut self.synced, true) {
+            trim::trim();
+        }
         self.said
             .tell(self.mode.name(), report.unhonoured, &changed);
         let failed = self.told.tell(report.failed);
