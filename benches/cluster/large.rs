@@ -41,11 +41,6 @@ impl Size {
         },
     ];
 
-    /// ServicePorts, with so many Services more.
-    pub fn service_ports(&self, more: u32) -> f64 {
-        f64::from(self.services + more)
-    }
-
     pub fn fill(&self, cluster: &mut Cluster) {
         for i in 0..self.services {
             let name = name(i);
@@ -64,10 +59,18 @@ impl Size {
             }
             cluster.put(of);
         }
+        let mut last = service(LAST, 0);
+        last["spec"]["clusterIP"] = json!("10.99.0.1");
+        last["spec"]["clusterIPs"] = json!(["10.99.0.1"]);
+        last["spec"]["internalTrafficPolicy"] = json!("Local");
+        cluster.put(last);
+        let mut elsewhere = slice(LAST, LAST, &[1]);
+        elsewhere["endpoints"][0]["nodeName"] = json!("node-b");
+        cluster.put(elsewhere);
     }
 
-    /// So many changes of the slices of a thousand Services, and then a
-    /// Service more.
+    /// So many changes of the slices of a thousand Services, and then one by
+    /// which [`LAST`] gets an endpoint on this node.
     pub fn churn(&self, cluster: &mut Cluster, events: u32) {
         for i in 0..events {
             let name = name(i % 1000);
@@ -75,12 +78,13 @@ impl Size {
             last[0] = 1 + u8::try_from(i / 1000 % 90).unwrap_or(0);
             cluster.put(slice(&format!("{name}-abcde"), &name, &last));
         }
-        let mut more = service("one-more", 0);
-        more["spec"]["clusterIP"] = json!("10.99.0.1");
-        more["spec"]["clusterIPs"] = json!(["10.99.0.1"]);
-        cluster.put(more);
+        cluster.put(slice(LAST, LAST, &[1]));
     }
 }
+
+/// A Service more, whose internal traffic is for this node alone and finds no
+/// endpoint here at first: a metric tells when that has changed.
+const LAST: &str = "last";
 
 fn name(i: u32) -> String {
     format!("service-{i:05}")

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Longer than anything takes unless it hangs.
-const DEADLINE: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_secs(60);
 const METRICS: &str = "127.0.0.1:10249";
 
 /// A running `tripod`; killed when dropped.
@@ -39,20 +39,23 @@ impl Tripod {
         Tripod(child.expect("tripod starts"))
     }
 
-    /// Waits until that many ServicePorts are in force.
-    pub async fn serves(&self, service_ports: f64) {
+    /// Waits until so many Services lack an endpoint on this node.
+    pub async fn lacks(&self, services: f64) {
+        let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"}";
         let begun = Instant::now();
-        while self.metric("tripod_service_ports") != Some(service_ports) {
+        while self.metric(name) != Some(services)
+            || self.metric("tripod_service_ports") == Some(0.0)
+        {
             assert!(
                 begun.elapsed() < DEADLINE,
-                "{:?} ServicePorts, not {service_ports}",
-                self.metric("tripod_service_ports")
+                "{:?}, not {services}",
+                self.metric(name)
             );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// A metric without labels.
+    /// A metric, by its name with its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
         let mut stream = TcpStream::connect(METRICS).ok()?;
         let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n";

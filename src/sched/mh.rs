@@ -207,7 +207,7 @@ mod tests {
                 let mut after = before.clone();
                 let removed = after.remove(gone);
                 let old = build(SchedulerName::Mh, &before, None);
-                let new = build(SchedulerName::Mh, &after, Some(&*old));
+                let new = build(SchedulerName::Mh, &after, Some((&*old, &before)));
                 let pairs = homes(&*old, &before).into_iter().zip(homes(&*new, &after));
                 let stayed_put = pairs.filter(|(old, _)| *old != removed.address);
                 let (mut all, mut moved) = (0, 0);
@@ -226,7 +226,7 @@ mod tests {
         let before = with_weights(servers_at(&[1, 2, 3, 4]), &[2, 1, 3, 1]);
         let after = with_weights(before.clone(), &[2, 1, 0, 1]);
         let old = build(SchedulerName::Mh, &before, None);
-        let new = build(SchedulerName::Mh, &after, Some(&*old));
+        let new = build(SchedulerName::Mh, &after, Some((&*old, &before)));
         let drained = before[2].address;
         let mut taken_over = [0; 4];
         for (old, new) in homes(&*old, &before).into_iter().zip(homes(&*new, &after)) {

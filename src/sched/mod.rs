@@ -104,16 +104,20 @@ pub trait Scheduler: Any + fmt::Debug + Send + Sync {
     ) -> Option<usize>;
 }
 
+/// A scheduler, and the real servers that it was built for.
+pub type Previous<'a, S> = (S, &'a [RealServer]);
+
 /// Makes the scheduler called `name` for the set `servers`.
 ///
-/// `previous` is the scheduler of the set before, if there was one. If it is of
+/// `previous` is the scheduler of the set before with that set, if there was
+/// one. If it is of
 /// the same kind, the new one goes on where it stood: rr and wrr behind the
 /// real server picked last, mh with the table entries of servers that were
 /// given weight 0.
 pub fn build(
     name: SchedulerName,
     servers: &[RealServer],
-    previous: Option<&(dyn Scheduler + 'static)>,
+    previous: Option<Previous<'_, &(dyn Scheduler + 'static)>>,
 ) -> Box<dyn Scheduler> {
     match name {
         SchedulerName::Rr => Box::new(rr::RoundRobin::new(servers, of_kind(previous))),
@@ -125,13 +129,19 @@ pub fn build(
         SchedulerName::Nq => Box::new(nq::NeverQueue),
         SchedulerName::Sh => Box::new(sh::SourceHash::new(servers)),
         SchedulerName::Dh => Box::new(dh::DestinationHash::new(servers)),
-        SchedulerName::Mh => Box::new(mh::Maglev::new(servers, of_kind(previous))),
+        SchedulerName::Mh => Box::new(mh::Maglev::new(
+            servers,
+            of_kind(previous).map(|(mh, _)| mh),
+        )),
     }
 }
 
-fn of_kind<'a, S: Scheduler>(previous: Option<&'a (dyn Scheduler + 'static)>) -> Option<&'a S> {
-    let previous: &dyn Any = previous?;
-    previous.downcast_ref()
+fn of_kind<'a, S: Scheduler>(
+    previous: Option<Previous<'a, &'a (dyn Scheduler + 'static)>>,
+) -> Option<Previous<'a, &'a S>> {
+    let (scheduler, servers) = previous?;
+    let scheduler: &dyn Any = scheduler;
+    Some((scheduler.downcast_ref()?, servers))
 }
 
 /// Whether the server at `i` may get the connection.

@@ -1,5 +1,4 @@
-//! The order in which a round walks the real servers, remembered so that the
-//! round goes on where it was after the set has changed.
+//! Where a round goes on after the set of real servers has changed.
 
 use std::net::SocketAddr;
 
@@ -7,32 +6,22 @@ use hashbrown::HashMap;
 
 use super::RealServer;
 
-/// Addresses of one set of real servers, in the set's order.
-#[derive(Debug)]
-pub(super) struct Order(Box<[SocketAddr]>);
-
-impl Order {
-    pub(super) fn of(servers: &[RealServer]) -> Self {
-        Order(servers.iter().map(|server| server.address).collect())
+/// Where a round stands in `servers` after it served the first `served` of the
+/// servers `before`: behind the last served one, or behind the nearest before
+/// it that is still there. 0 is the start. IPVS keeps its place in the same way
+/// (`ip_vs_rr_del_dest`).
+pub(super) fn resume(before: &[RealServer], served: usize, servers: &[RealServer]) -> usize {
+    let served = &before[..served.min(before.len())];
+    if served.is_empty() {
+        return 0;
     }
-
-    /// Where a round stands in `servers` after it served the first `served` of
-    /// this order: behind the last served one, or behind the nearest before it
-    /// that is still there. 0 is the start. IPVS keeps its place in the same
-    /// way (`ip_vs_rr_del_dest`).
-    pub(super) fn resume(&self, served: usize, servers: &[RealServer]) -> usize {
-        let served = &self.0[..served.min(self.0.len())];
-        if served.is_empty() {
-            return 0;
-        }
-        let places: HashMap<SocketAddr, usize> = servers
-            .iter()
-            .enumerate()
-            .map(|(i, server)| (server.address, i))
-            .collect();
-        let last = served.iter().rev().find_map(|old| places.get(old));
-        last.map_or(0, |i| i + 1)
-    }
+    let places: HashMap<SocketAddr, usize> = servers
+        .iter()
+        .enumerate()
+        .map(|(i, server)| (server.address, i))
+        .collect();
+    let last = served.iter().rev().find_map(|old| places.get(&old.address));
+    last.map_or(0, |i| i + 1)
 }
 
 #[cfg(test)]
@@ -56,7 +45,7 @@ mod tests {
         ];
         for &(old, served, new, resumes) in cases {
             assert_eq!(
-                Order::of(&servers_at(old)).resume(served, &servers_at(new)),
+                resume(&servers_at(old), served, &servers_at(new)),
                 resumes,
                 "{old:?} {served} {new:?}"
             );

@@ -15,7 +15,8 @@ use super::{tests::*, *};
 fn grown(name: SchedulerName, servers: &[RealServer]) -> Box<dyn Scheduler> {
     let none = build(name, &[], None);
     (0..servers.len()).rev().fold(none, |previous, first| {
-        build(name, &servers[first..], Some(&*previous))
+        let before = &servers[first + 1..];
+        build(name, &servers[first..], Some((&*previous, before)))
     })
 }
 
@@ -76,7 +77,7 @@ fn same_picks_as_the_kernel_after_a_server_was_drained() {
     let before = servers(&[2, 1, 3]);
     let after = servers(&[2, 1, 0]);
     let scheduler = grown(SchedulerName::Mh, &before);
-    let scheduler = build(SchedulerName::Mh, &after, Some(&*scheduler));
+    let scheduler = build(SchedulerName::Mh, &after, Some((&*scheduler, &before)));
     assert_picks(
         &*scheduler,
         &after,

@@ -3,21 +3,21 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::{Flow, RealServer, Scheduler, next_usable, order::Order};
+use super::{Flow, Previous, RealServer, Scheduler, next_usable, order::resume};
 
 #[derive(Debug)]
 pub(super) struct RoundRobin {
     /// Index behind the real server picked last; 0 at the start.
     next: AtomicUsize,
-    order: Order,
 }
 
 impl RoundRobin {
-    pub(super) fn new(servers: &[RealServer], previous: Option<&RoundRobin>) -> Self {
-        let next = previous.map_or(0, |p| p.order.resume(p.next.load(Relaxed), servers));
+    pub(super) fn new(servers: &[RealServer], previous: Option<Previous<&RoundRobin>>) -> Self {
+        let next = previous.map_or(0, |(rr, before)| {
+            resume(before, rr.next.load(Relaxed), servers)
+        });
         RoundRobin {
             next: AtomicUsize::new(next),
-            order: Order::of(servers),
         }
     }
 }
@@ -76,7 +76,7 @@ mod tests {
         let rr = build(SchedulerName::Rr, &first, None);
         assert_eq!(sequence(&*rr, &first, 2), [0, 1]);
         let second = servers_at(&[1, 3, 4, 5]);
-        let rr = build(SchedulerName::Rr, &second, Some(&*rr));
+        let rr = build(SchedulerName::Rr, &second, Some((&*rr, &first)));
         assert_eq!(sequence(&*rr, &second, 5), [1, 2, 3, 0, 1]);
     }
 
@@ -85,7 +85,7 @@ mod tests {
         let servers = servers(&[1, 1]);
         let wrr = build(SchedulerName::Wrr, &servers, None);
         sequence(&*wrr, &servers, 1);
-        let rr = build(SchedulerName::Rr, &servers, Some(&*wrr));
+        let rr = build(SchedulerName::Rr, &servers, Some((&*wrr, &servers)));
         assert_eq!(sequence(&*rr, &servers, 2), [0, 1]);
     }
 

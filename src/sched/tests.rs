@@ -279,7 +279,7 @@ proptest! {
         client in 0u32..1_000_000,
     ) {
         for name in SchedulerName::ALL {
-            let mut previous: Option<Box<dyn Scheduler>> = None;
+            let mut previous: Option<(Box<dyn Scheduler>, Vec<RealServer>)> = None;
             for set in &sets {
                 let (ports, weights): (Vec<_>, Vec<_>) = set.iter().map(|s| s.0).unzip();
                 let servers = with_weights(servers_at(&ports), &weights);
@@ -287,7 +287,7 @@ proptest! {
                     server.load.active.store(*active, Relaxed);
                     server.load.inactive.store(*inactive, Relaxed);
                 }
-                let scheduler = build(name, &servers, previous.as_deref());
+                let scheduler = build(name, &servers, previous.as_ref().map(|(s, of)| (&**s, &**of)));
                 for skipping in [true, false, true] {
                     let may = |i: usize| weights[i] > 0 && !(skipping && set[i].2);
                     let exists = (0..set.len()).any(may);
@@ -298,7 +298,7 @@ proptest! {
                         prop_assert!(picked.is_none_or(may), "{} {:?}", name, picked);
                     }
                 }
-                previous = Some(scheduler);
+                previous = Some((scheduler, servers));
             }
         }
     }

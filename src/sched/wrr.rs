@@ -5,7 +5,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::{Flow, RealServer, Scheduler, next_usable, order::Order, usable, weight_gcd};
+use super::{
+    Flow, Previous, RealServer, Scheduler, next_usable, order::resume, usable, weight_gcd,
+};
 
 #[derive(Debug)]
 pub(super) struct WeightedRoundRobin {
@@ -14,7 +16,6 @@ pub(super) struct WeightedRoundRobin {
     step: u32,
     /// The highest level; 0 if no server has a weight.
     top: u32,
-    order: Order,
 }
 
 /// Where the round stands. Packed into one word, so that a pick moves both
@@ -41,14 +42,17 @@ impl Place {
 }
 
 impl WeightedRoundRobin {
-    pub(super) fn new(servers: &[RealServer], previous: Option<&WeightedRoundRobin>) -> Self {
+    pub(super) fn new(
+        servers: &[RealServer],
+        previous: Option<Previous<&WeightedRoundRobin>>,
+    ) -> Self {
         let step = weight_gcd(servers.iter().map(|s| s.weight)).max(1);
         let top = servers.iter().map(|s| s.weight / step).max().unwrap_or(0);
         let mut place = Place {
             next: 0,
             level: top,
         };
-        if let Some(previous) = previous {
+        if let Some((previous, before)) = previous {
             let old = Place::unpack(previous.place.load(Relaxed));
             // The pass goes on at the same height, so that a round half done
             // is not begun again; as the kernel does. Unlike it, the place
@@ -59,13 +63,12 @@ impl WeightedRoundRobin {
                 let level = height.div_ceil(u64::from(step));
                 place.level = u32::try_from(level).unwrap_or(top).min(top);
             }
-            place.next = previous.order.resume(old.next as usize, servers) as u32;
+            place.next = resume(before, old.next as usize, servers) as u32;
         }
         WeightedRoundRobin {
             place: AtomicU64::new(place.pack()),
             step,
             top,
-            order: Order::of(servers),
         }
     }
 
@@ -186,7 +189,7 @@ mod tests {
         assert_eq!(sequence(&*wrr, &first, 2), [0, 0]);
         // With a third server the step is 1, and the pass the lowest still.
         let second = with_weights(servers_at(&[1, 2, 3]), &[4, 2, 1]);
-        let wrr = build(SchedulerName::Wrr, &second, Some(&*wrr));
+        let wrr = build(SchedulerName::Wrr, &second, Some((&*wrr, &first)));
         assert_eq!(sequence(&*wrr, &second, 6), [1, 2, 0, 0, 0, 1]);
     }
 
@@ -196,7 +199,7 @@ mod tests {
         let wrr = build(SchedulerName::Wrr, &none, None);
         assert_eq!(wrr.pick(&none, &flow(1), &|_| false), None);
         let one = servers(&[0, 7]);
-        let wrr = build(SchedulerName::Wrr, &one, Some(&*wrr));
+        let wrr = build(SchedulerName::Wrr, &one, Some((&*wrr, &none)));
         assert_eq!(sequence(&*wrr, &one, 3), [1, 1, 1]);
     }
 }

@@ -1,17 +1,22 @@
 //! Who owns an address when several Services name the same one: the first to
 //! claim it keeps it, the others wait in line.
 
-use std::collections::VecDeque;
-
-use hashbrown::HashMap;
+use hashbrown::{HashMap, hash_map::Entry};
 
 use super::{capture::Frontend, plan::PortalName};
 
 /// Owners of frontends, and who waits for them.
 #[derive(Debug, Default)]
 pub struct Claims {
-    /// The first of each line is the owner.
-    lines: HashMap<Frontend, VecDeque<PortalName>>,
+    lines: HashMap<Frontend, Line>,
+}
+
+/// Those who name the same frontend.
+#[derive(Debug)]
+struct Line {
+    owner: PortalName,
+    /// The others, in the order in which they came; mostly nobody.
+    waiting: Vec<PortalName>,
 }
 
 impl Claims {
@@ -20,31 +25,43 @@ impl Claims {
     /// # Errors
     /// With the owner's name, when it is another Service's; `by` then waits.
     pub fn claim(&mut self, frontend: &Frontend, by: &PortalName) -> Result<(), PortalName> {
-        let line = self.lines.entry(*frontend).or_default();
-        if !line.contains(by) {
-            line.push_back(by.clone());
-        }
-        match line.front() {
-            Some(owner) if owner != by => Err(owner.clone()),
-            _ => Ok(()),
+        match self.lines.entry(*frontend) {
+            Entry::Vacant(place) => {
+                place.insert(Line {
+                    owner: by.clone(),
+                    waiting: Vec::new(),
+                });
+                Ok(())
+            }
+            Entry::Occupied(line) if line.get().owner == *by => Ok(()),
+            Entry::Occupied(mut line) => {
+                let line = line.get_mut();
+                if !line.waiting.contains(by) {
+                    line.waiting.push(by.clone());
+                }
+                Err(line.owner.clone())
+            }
         }
     }
 
     /// Who owns `frontend`.
     pub fn owner(&self, frontend: &Frontend) -> Option<&PortalName> {
-        self.lines.get(frontend)?.front()
+        self.lines.get(frontend).map(|line| &line.owner)
     }
 
     /// Gives up a claim. Answers who owns the frontend now because of that.
     pub fn release(&mut self, frontend: &Frontend, by: &PortalName) -> Option<PortalName> {
         let line = self.lines.get_mut(frontend)?;
-        let owned = line.front() == Some(by);
-        line.retain(|name| name != by);
-        let heir = line.front().cloned();
-        if heir.is_none() {
-            self.lines.remove(frontend);
+        if line.owner != *by {
+            line.waiting.retain(|name| name != by);
+            return None;
         }
-        heir.filter(|_| owned)
+        if line.waiting.is_empty() {
+            self.lines.remove(frontend);
+            return None;
+        }
+        line.owner = line.waiting.remove(0);
+        Some(line.owner.clone())
     }
 }
 

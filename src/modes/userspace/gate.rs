@@ -8,67 +8,108 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use hashbrown::{HashMap, HashSet};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use socket2::Socket;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Shared,
+    affinity::Affinity,
     backends::Backends,
+    capture::Frontend,
     listen::{self, Owner},
     plan::PortalPlan,
     portal::{Portal, Routing},
     ports::Held,
     tcp, udp,
-    workers::Workers,
+    watch::Token,
+    workers::{Worker, Workers},
 };
-use crate::{modes::userspace::affinity::Affinity, services::Protocol};
+use crate::services::Protocol;
 
 /// Alive as long as a connection that came in by an address is open.
-pub type InUse = Weak<()>;
+pub type InUse = Weak<tcp::Door>;
 
 /// One address that a portal listens on. Dropping it closes it.
 #[derive(Debug)]
 struct End {
-    /// Its drop tells the workers.
-    _closing: watch::Sender<bool>,
+    address: SocketAddr,
+    protocol: Protocol,
+    /// The workers that listen, and which of their listeners it is.
+    places: Vec<(Arc<Worker>, Token)>,
     in_use: InUse,
+    shared: Arc<Shared>,
+    descriptors: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for End {
+    /// Connections that the kernel has already completed are still served.
+    fn drop(&mut self) {
+        let descriptors = self.descriptors.take().map(Arc::new);
+        for (worker, token) in &self.places {
+            if self.protocol == Protocol::Udp {
+                if let Some(listener) = worker.udp.remove(*token) {
+                    listener.close();
+                }
+                continue;
+            }
+            let Some(listener) = worker.tcp.remove(*token) else {
+                continue;
+            };
+            let (shared, descriptors) = (Arc::clone(&self.shared), descriptors.clone());
+            worker.spawn(|| async move {
+                tcp::serve_rest(&shared, &listener);
+                drop((listener, descriptors));
+            });
+        }
+    }
 }
 
 /// A portal with its sockets.
 pub struct Gate {
-    /// What it was made for.
-    pub plan: PortalPlan,
+    /// The addresses that clients call.
+    pub frontends: Box<[Frontend]>,
     /// Its local port, under redirect capture.
     pub held: Option<Held>,
     portal: Arc<Portal>,
-    associations: Arc<udp::Associations>,
-    ends: HashMap<SocketAddr, End>,
+    associations: Option<Arc<udp::Associations>>,
+    ends: Vec<End>,
     /// Bound and silent while there is no endpoint: connections are refused,
     /// and nobody else's wildcard listener gets them.
-    reserved: HashMap<SocketAddr, socket2::Socket>,
+    reserved: Vec<(SocketAddr, Socket)>,
 }
 
 impl Gate {
     /// A gate for `plan` that listens nowhere yet.
-    pub fn new(shared: &Arc<Shared>, plan: PortalPlan, affinity: Option<Arc<Affinity>>) -> Self {
-        let routing = routing(&plan, affinity, None);
+    pub fn new(shared: &Arc<Shared>, plan: &PortalPlan, affinity: Option<Arc<Affinity>>) -> Self {
         let label = plan.name.port.to_string().into();
+        let routing = routing(plan, affinity, None);
         let portal = Arc::new(Portal::new(label, Arc::clone(&shared.insiders), routing));
+        let associations = (plan.name.port.protocol == Protocol::Udp)
+            .then(|| udp::Associations::new(Arc::clone(shared), Arc::clone(&portal)));
         Gate {
-            associations: udp::Associations::new(Arc::clone(shared), Arc::clone(&portal)),
-            plan,
+            frontends: plan.frontends.as_slice().into(),
             held: None,
             portal,
-            ends: HashMap::new(),
-            reserved: HashMap::new(),
+            associations,
+            ends: Vec::new(),
+            reserved: Vec::new(),
         }
     }
 
-    /// Sends new traffic as `plan` says.
-    pub fn reroute(&mut self, plan: PortalPlan, affinity: Option<Arc<Affinity>>) {
+    /// Sends new traffic as `plan` says. Open TCP connections run on; UDP
+    /// associations with endpoints that are no longer there end.
+    pub fn reroute(&mut self, plan: &PortalPlan, affinity: Option<Arc<Affinity>>) {
+        if *self.frontends != *plan.frontends {
+            self.frontends = plan.frontends.as_slice().into();
+        }
         let before = self.portal.routing();
-        self.portal.reroute(routing(&plan, affinity, Some(&before)));
-        self.plan = plan;
+        if is_of(&before, plan, affinity.as_ref()) {
+            return;
+        }
+        self.portal.reroute(routing(plan, affinity, Some(&before)));
+        if let Some(associations) = &self.associations {
+            associations.end_gone();
+        }
     }
 
     /// The ServicePort, for logs and comments.
@@ -78,12 +119,12 @@ impl Gate {
 
     /// The addresses it listens on.
     pub fn listens_on(&self) -> impl Iterator<Item = SocketAddr> {
-        self.ends.keys().copied()
+        self.ends.iter().map(|end| end.address)
     }
 
     /// Whether it listens on `address`.
     pub fn has(&self, address: SocketAddr) -> bool {
-        self.ends.contains_key(&address)
+        self.listens_on().any(|other| other == address)
     }
 
     /// Listens on `address`, on every worker if descriptors allow.
@@ -95,9 +136,9 @@ impl Gate {
         shared: &Arc<Shared>,
         workers: &Workers,
         address: SocketAddr,
+        protocol: Protocol,
         owner: Owner,
     ) -> io::Result<()> {
-        let protocol = self.plan.name.port.protocol;
         // One socket a worker, unless listeners would leave too little for
         // connections.
         let spread = match shared.descriptors.free() > shared.descriptors.total() / 2 {
@@ -110,52 +151,51 @@ impl Gate {
             .ok_or_else(|| {
                 io::Error::other("no file descriptors are left for it; raise the limit (ulimit -n)")
             })?;
-        let descriptors: Arc<OwnedSemaphorePermit> = Arc::new(descriptors);
-        let first = shared.next_worker(spread);
-        let (closing, closed) = watch::channel(false);
-        let hold: tcp::Hold = Arc::new(());
-        let in_use = Arc::downgrade(&hold);
-        match protocol {
-            Protocol::Tcp => {
+        let some = || workers.some(shared.next_worker(spread), spread);
+        let door = Arc::new(tcp::Door {
+            portal: Arc::clone(&self.portal),
+            called: self.called(address),
+        });
+        // Should anything fail, its drop closes what is open by then.
+        let mut end = End {
+            address,
+            protocol,
+            places: Vec::with_capacity(spread),
+            in_use: Arc::downgrade(&door),
+            shared: Arc::clone(shared),
+            descriptors: Some(descriptors),
+        };
+        match (protocol, &self.associations) {
+            (Protocol::Tcp, _) => {
                 // All are bound before the first one listens, so that an
                 // address that is taken leaves nothing behind.
                 let bound = each(spread, || listen::tcp(address, owner))?;
-                for (i, socket) in bound.into_iter().enumerate() {
-                    let listener = listen::start(socket)?;
-                    let (shared, portal) = (Arc::clone(shared), Arc::clone(&self.portal));
-                    let (closed, hold) = (closed.clone(), hold.clone());
-                    let descriptors = Arc::clone(&descriptors);
-                    let called = self.called(address);
-                    workers.spawn(first + i, move || async move {
-                        tcp::accept_loop(shared, portal, listener, called, hold, closed).await;
-                        drop(descriptors);
-                    });
+                for (worker, socket) in some().zip(bound) {
+                    let listener = tcp::Listener {
+                        socket: listen::start(socket)?,
+                        door: Arc::clone(&door),
+                    };
+                    let token = worker.tcp.add(Arc::new(listener))?;
+                    end.places.push((Arc::clone(worker), token));
                 }
             }
-            Protocol::Udp => {
+            (Protocol::Udp, Some(associations)) => {
                 let bound = each(spread, || listen::udp(address, owner))?;
-                for (i, socket) in bound.into_iter().enumerate() {
-                    let (closed, descriptors) = (closed.clone(), Arc::clone(&descriptors));
-                    let associations = Arc::clone(&self.associations);
-                    workers.spawn(first + i, move || async move {
-                        udp::receive_loop(associations, socket, closed).await;
-                        drop(descriptors);
-                    });
+                for (worker, socket) in some().zip(bound) {
+                    let listener = udp::Listener::new(socket, Arc::clone(associations));
+                    let token = worker.udp.add(Arc::new(listener))?;
+                    end.places.push((Arc::clone(worker), token));
                 }
             }
-            Protocol::Sctp => {
+            (Protocol::Udp | Protocol::Sctp, _) => {
                 return Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     "userspace mode carries TCP and UDP, not SCTP; use iptables or ipvs mode for it",
                 ));
             }
         }
-        let end = End {
-            _closing: closing,
-            in_use,
-        };
-        self.ends.insert(address, end);
-        self.reserved.remove(&address);
+        self.ends.push(end);
+        self.reserved.retain(|(other, _)| *other != address);
         Ok(())
     }
 
@@ -164,14 +204,17 @@ impl Gate {
     /// # Errors
     /// When another program would get them (`AddrInUse`), or the address
     /// cannot be bound.
-    pub fn reserve(&mut self, address: SocketAddr, owner: Owner) -> io::Result<()> {
-        if self.reserved.contains_key(&address) {
+    pub fn reserve(
+        &mut self,
+        address: SocketAddr,
+        protocol: Protocol,
+        owner: Owner,
+    ) -> io::Result<()> {
+        if self.reserved.iter().any(|(other, _)| *other == address) {
             return Ok(());
         }
-        match self.plan.name.port.protocol {
-            Protocol::Tcp => {
-                self.reserved.insert(address, listen::tcp(address, owner)?);
-            }
+        match protocol {
+            Protocol::Tcp => self.reserved.push((address, listen::tcp(address, owner)?)),
             // A bound UDP socket would swallow what is to be refused.
             Protocol::Udp | Protocol::Sctp => drop(listen::udp(address, owner)?),
         }
@@ -180,28 +223,24 @@ impl Gate {
 
     /// Gives up reservations of other addresses than `desired`.
     pub fn keep_reserved(&mut self, desired: &BTreeSet<SocketAddr>) {
-        self.reserved.retain(|address, _| desired.contains(address));
+        self.reserved
+            .retain(|(address, _)| desired.contains(address));
     }
 
     /// Stops listening on `address`; connections that came in by it live on.
     /// Answers what is alive as long as one of them is.
     pub fn close(&mut self, address: SocketAddr) -> Option<InUse> {
-        self.ends.remove(&address).map(|end| end.in_use)
+        let at = self.ends.iter().position(|end| end.address == address)?;
+        Some(self.ends.swap_remove(at).in_use.clone())
     }
 
     /// The address that clients call to reach `bound`: the cluster IP for a
     /// redirected portal, whose own sockets are bound to the wildcard.
     fn called(&self, bound: SocketAddr) -> std::net::IpAddr {
-        match self.plan.frontends.iter().find_map(|f| f.address) {
+        match self.frontends.iter().find_map(|f| f.address) {
             Some(address) if bound.ip().is_unspecified() => address,
             _ => bound.ip(),
         }
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        self.portal.routing().retire_except(&HashSet::new());
     }
 }
 
@@ -210,19 +249,37 @@ fn each<T>(count: usize, bind: impl Fn() -> io::Result<T>) -> io::Result<Vec<T>>
     (0..count).map(|_| bind()).collect()
 }
 
+/// Whether `routing` is what `plan` asks for.
+fn is_of(routing: &Routing, plan: &PortalPlan, affinity: Option<&Arc<Affinity>>) -> bool {
+    let inside = match (&routing.inside, &plan.inside) {
+        (Some(inside), Some(targets)) => inside.is_of(plan.scheduler, targets),
+        (None, None) => true,
+        _ => false,
+    };
+    let affine = match (&routing.affinity, affinity) {
+        (Some(held), Some(wanted)) => Arc::ptr_eq(held, wanted),
+        (None, None) => true,
+        _ => false,
+    };
+    inside
+        && affine
+        && routing.allowed == plan.allowed
+        && routing.backends.is_of(plan.scheduler, &plan.targets)
+}
+
 /// The routing that `plan` asks for; what `before` knows of endpoints is kept.
 fn routing(
     plan: &PortalPlan,
     affinity: Option<Arc<Affinity>>,
     before: Option<&Routing>,
 ) -> Routing {
-    let known = || before.into_iter().flat_map(Routing::endpoints);
+    let known = || before.into_iter().flat_map(Routing::servers);
     let previous = before.map(|b| &b.backends);
     let backends = Backends::new(plan.scheduler, &plan.targets, previous, known());
     let inside = plan.inside.as_ref().map(|targets| {
         let previous = before.and_then(|b| b.inside.as_ref());
         // One endpoint has one state, whichever way a caller took to it.
-        let known = known().chain(backends.endpoints());
+        let known = known().chain(backends.servers());
         Backends::new(plan.scheduler, targets, previous, known)
     });
     Routing {

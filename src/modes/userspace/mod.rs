@@ -12,6 +12,7 @@ mod capturing;
 mod claims;
 mod counters;
 mod descriptors;
+mod failing;
 mod gate;
 mod insiders;
 mod listen;
@@ -24,6 +25,7 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 mod udp;
+mod watch;
 mod workers;
 
 use std::{
@@ -117,7 +119,7 @@ pub struct Userspace {
     capture: Capture,
     ports: Ports,
     claims: Claims,
-    gates: BTreeMap<PortalName, Gate>,
+    gates: HashMap<PortalName, Box<Gate>>,
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
     /// What capture should bring to us, each with its local port.
     want: Want,
@@ -148,13 +150,13 @@ impl Userspace {
             next_worker: AtomicUsize::new(0),
         });
         Ok(Userspace {
-            workers: Workers::start(options.workers)?,
+            workers: Workers::start(options.workers, &shared)?,
             ports: Ports::new(options.port_range.clone()),
             options,
             shared,
             capture,
             claims: Claims::default(),
-            gates: BTreeMap::new(),
+            gates: HashMap::new(),
             affinities: HashMap::new(),
             want: Want::new(),
             unconfirmed: BTreeSet::new(),
@@ -204,7 +206,7 @@ impl Userspace {
         let mut heirs = Vec::new();
         for portal in self.portals_of(name) {
             let still = plans.iter().find(|p| p.name == portal);
-            for frontend in &self.gates[&portal].plan.frontends {
+            for frontend in &self.gates[&portal].frontends {
                 if still.is_some_and(|p| p.frontends.contains(frontend)) {
                     continue;
                 }

@@ -15,7 +15,7 @@ use super::{
     listen::Owner,
     plan::PortalPlan,
 };
-use crate::services::IpFamily;
+use crate::services::{IpFamily, Protocol};
 
 /// Frontends to capture, with the local port where that matters, and the
 /// addresses that their portal should be bound to.
@@ -41,17 +41,15 @@ impl Userspace {
         let listening = !plan.is_hopeless();
         let mut gate = match self.gates.remove(&name) {
             Some(mut gate) => {
-                if gate.plan != plan {
-                    gate.reroute(plan, affinity);
-                }
+                gate.reroute(&plan, affinity);
                 gate
             }
-            None => Gate::new(&self.shared, plan, affinity),
+            None => Box::new(Gate::new(&self.shared, &plan, affinity)),
         };
 
         let (captured, desired) = match self.capture.method(name.port.family) {
-            Method::Redirect => self.open_redirected(&mut gate, failed),
-            Method::Local => self.open_routed(&mut gate, failed),
+            Method::Redirect => self.open_redirected(&mut gate, &plan, failed),
+            Method::Local => self.open_routed(&mut gate, &plan, failed),
         };
         for address in gate.listens_on() {
             let end = (name.clone(), address);
@@ -60,12 +58,12 @@ impl Userspace {
                 false => self.closing.insert(end),
             };
         }
-        for frontend in &gate.plan.frontends {
+        for frontend in &plan.frontends {
             self.retiring.remove(frontend);
             let target = captured.get(frontend).map(|port| Target {
                 port: *port,
                 name: Arc::clone(gate.label()),
-                other_ports: match frontend.address == Some(gate.plan.cluster_ip) {
+                other_ports: match frontend.address == Some(plan.cluster_ip) {
                     true => OtherPorts::Refuse,
                     false => OtherPorts::PassOn,
                 },
@@ -77,47 +75,53 @@ impl Userspace {
 
     /// Listens on the local port of a portal that nat rules lead to. Answers
     /// what is to be captured, with that port, and where it should listen.
-    fn open_redirected(&mut self, gate: &mut Gate, failed: &mut Failures) -> Opened {
-        let name = gate.plan.name.clone();
-        let address = match self.local_port(gate) {
+    fn open_redirected(
+        &mut self,
+        gate: &mut Gate,
+        plan: &PortalPlan,
+        failed: &mut Failures,
+    ) -> Opened {
+        let name = &plan.name;
+        let address = match self.local_port(gate, plan) {
             Ok(address) => address,
             Err(e) => {
-                failed.add(&name, format!("no local port for it: {e}"));
+                failed.add(name, format!("no local port for it: {e}"));
                 return Opened::default();
             }
         };
         // Without endpoints the held port refuses.
-        if !gate.plan.is_hopeless()
-            && let Err(e) = self.listen(gate, address, Owner::Node)
+        if !plan.is_hopeless()
+            && let Err(e) = self.listen(gate, address, name.port.protocol, Owner::Node)
         {
-            failed.add(&name, format!("cannot listen on {address}: {e}"));
+            failed.add(name, format!("cannot listen on {address}: {e}"));
             return Opened::default();
         }
-        let captured = gate.plan.frontends.iter().map(|f| (*f, address.port()));
+        let captured = plan.frontends.iter().map(|f| (*f, address.port()));
         (captured.collect(), BTreeSet::from([address]))
     }
 
     /// Listens on the service addresses themselves, which routes lead to.
     /// Answers as `open_redirected` does.
-    fn open_routed(&mut self, gate: &mut Gate, failed: &mut Failures) -> Opened {
+    fn open_routed(&mut self, gate: &mut Gate, plan: &PortalPlan, failed: &mut Failures) -> Opened {
         let mut opened = Opened::default();
-        for frontend in gate.plan.frontends.clone() {
+        let protocol = plan.name.port.protocol;
+        for frontend in &plan.frontends {
             let mut ours = true;
-            for (address, owner) in self.binds(&frontend) {
+            for (address, owner) in self.binds(frontend) {
                 opened.1.insert(address);
-                let bound = match gate.plan.is_hopeless() {
-                    true => gate.reserve(address, owner),
-                    false => self.listen(gate, address, owner),
+                let bound = match plan.is_hopeless() {
+                    true => gate.reserve(address, protocol, owner),
+                    false => self.listen(gate, address, protocol, owner),
                 };
                 if let Err(e) = bound {
-                    failed.add(&gate.plan.name, cannot_bind(address, &e));
+                    failed.add(&plan.name, cannot_bind(address, &e));
                     ours = false;
                 }
             }
             // A captured address that is not bound by us would reach whoever
             // listens on that port of the node.
             if ours && frontend.address.is_some() {
-                opened.0.insert(frontend, 0);
+                opened.0.insert(*frontend, 0);
             }
         }
         gate.keep_reserved(&opened.1);
@@ -126,9 +130,9 @@ impl Userspace {
 
     /// The local port of a redirected portal: never one that its clients call,
     /// because a rule would have nothing to translate then.
-    fn local_port(&mut self, gate: &mut Gate) -> io::Result<SocketAddr> {
-        let called: Vec<u16> = gate.plan.frontends.iter().map(|f| f.port).collect();
-        let name = gate.plan.name.port.clone();
+    fn local_port(&mut self, gate: &mut Gate, plan: &PortalPlan) -> io::Result<SocketAddr> {
+        let called: Vec<u16> = plan.frontends.iter().map(|f| f.port).collect();
+        let name = &plan.name.port;
         let mut unfit = Vec::new();
         let held = loop {
             let held = match gate.held.take() {
@@ -148,11 +152,17 @@ impl Userspace {
         Ok(address)
     }
 
-    fn listen(&self, gate: &mut Gate, address: SocketAddr, owner: Owner) -> io::Result<()> {
+    fn listen(
+        &self,
+        gate: &mut Gate,
+        address: SocketAddr,
+        protocol: Protocol,
+        owner: Owner,
+    ) -> io::Result<()> {
         if gate.has(address) {
             return Ok(());
         }
-        gate.open(&self.shared, &self.workers, address, owner)
+        gate.open(&self.shared, &self.workers, address, protocol, owner)
     }
 
     /// Where to listen for `frontend` without netfilter.

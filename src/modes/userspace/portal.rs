@@ -8,15 +8,15 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use super::{
     affinity::Affinity,
-    backends::{Backends, EndpointState},
+    backends::{Backends, Endpoint},
+    failing::Failing,
     insiders::Insiders,
 };
-use crate::sched::Flow;
+use crate::sched::{Flow, RealServer};
 
 /// Where a portal's traffic goes. Immutable; a change swaps in a new one.
 #[derive(Debug)]
@@ -40,17 +40,10 @@ impl Routing {
     }
 
     /// All endpoints, for whomever.
-    pub fn endpoints(&self) -> impl Iterator<Item = &Arc<EndpointState>> {
+    pub fn servers(&self) -> impl Iterator<Item = &RealServer> {
         std::iter::once(&self.backends)
             .chain(&self.inside)
-            .flat_map(Backends::endpoints)
-    }
-
-    /// Ends what hangs on endpoints that are not among `kept`.
-    pub fn retire_except(&self, kept: &HashSet<SocketAddr>) {
-        self.endpoints()
-            .filter(|endpoint| !kept.contains(&endpoint.address))
-            .for_each(|endpoint| endpoint.remove());
+            .flat_map(Backends::servers)
     }
 }
 
@@ -60,6 +53,7 @@ pub struct Portal {
     /// The ServicePort, for logs.
     pub label: Arc<str>,
     insiders: Arc<Insiders>,
+    failing: Failing,
     routing: ArcSwap<Routing>,
 }
 
@@ -69,6 +63,7 @@ impl Portal {
         Portal {
             label,
             insiders,
+            failing: Failing::default(),
             routing: ArcSwap::from_pointee(routing),
         }
     }
@@ -78,13 +73,19 @@ impl Portal {
         self.routing.load_full()
     }
 
-    /// Sends new traffic along `next`, and tells what hangs on endpoints that
-    /// are no longer there. Open TCP connections run on.
+    /// Sends new traffic along `next`.
     pub fn reroute(&self, next: Routing) {
-        let next = Arc::new(next);
-        let before = self.routing.swap(Arc::clone(&next));
-        let kept = next.endpoints().map(|e| e.address).collect();
-        before.retire_except(&kept);
+        self.routing.store(Arc::new(next));
+    }
+
+    /// Notes that an endpoint refused a connection or did not answer in time.
+    pub fn failed(&self, endpoint: SocketAddr) {
+        self.failing.failed(endpoint);
+    }
+
+    /// Notes that an endpoint answered.
+    pub fn answered(&self, endpoint: SocketAddr) {
+        self.failing.answered(endpoint);
     }
 
     /// Whether source ranges let the client of `flow` call.
@@ -97,10 +98,10 @@ impl Portal {
     /// The endpoint for a new flow, beside those it `tried`. A client with
     /// affinity stays on the endpoint it is pinned to, or is pinned to the one
     /// picked.
-    pub fn pick(&self, flow: &Flow, tried: &[SocketAddr]) -> Option<Arc<EndpointState>> {
+    pub fn pick(&self, flow: &Flow, tried: &[SocketAddr]) -> Option<Endpoint> {
         let routing = self.routing.load();
         let backends = routing.backends_for(flow, &self.insiders);
-        let fresh = || backends.pick(flow, tried).map(Arc::clone);
+        let fresh = || backends.pick(flow, tried, &self.failing.now());
         let Some(affinity) = &routing.affinity else {
             return fresh();
         };
@@ -108,7 +109,6 @@ impl Portal {
             let endpoint = current
                 .filter(|address| !tried.contains(address))
                 .and_then(|address| backends.usable(address))
-                .map(Arc::clone)
                 .or_else(fresh)?;
             Some((endpoint.address, endpoint))
         })

@@ -46,10 +46,10 @@ impl Proxy {
             insiders: Arc::new(Insiders::new(DetectLocal::Unknown)),
             next_worker: Default::default(),
         });
-        let workers = Workers::start(2).unwrap();
-        let mut gate = Gate::new(&shared, plan(protocol, targets), None);
+        let workers = Workers::start(2, &shared).unwrap();
+        let mut gate = Gate::new(&shared, &plan(protocol, targets), None);
         let held = Ports::new(None).hold(protocol, IpFamily::V4).unwrap();
-        gate.open(&shared, &workers, held.address, Owner::Node)
+        gate.open(&shared, &workers, held.address, protocol, Owner::Node)
             .unwrap();
         let address = ([127, 0, 0, 1], held.address.port()).into();
         gate.held = Some(held);
@@ -62,7 +62,7 @@ impl Proxy {
     }
 
     fn retarget(&mut self, protocol: Protocol, targets: &[SocketAddr]) {
-        self.gate.reroute(plan(protocol, targets), None);
+        self.gate.reroute(&plan(protocol, targets), None);
     }
 
     fn connect(&self) -> TcpStream {

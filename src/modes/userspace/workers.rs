@@ -2,7 +2,7 @@
 //! connection lives and dies on one core; the kernel spreads new connections
 //! over them (SO_REUSEPORT).
 
-use std::{io, thread};
+use std::{io, sync::Arc, thread};
 
 use tokio::{
     runtime::Builder,
@@ -10,13 +10,24 @@ use tokio::{
     task::{LocalSet, spawn_local},
 };
 
+use super::{Shared, tcp, udp, watch::Watch};
+
 /// Something to start on a worker; runs inside its `LocalSet`.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The workers. They end when this is dropped, and what they carry with them.
+/// The workers. They end when this and all that listens on them is dropped,
+/// and what they carry with them.
 #[derive(Debug)]
-pub struct Workers {
-    jobs: Vec<UnboundedSender<Job>>,
+pub struct Workers(Vec<Arc<Worker>>);
+
+/// One of them.
+#[derive(Debug)]
+pub struct Worker {
+    jobs: UnboundedSender<Job>,
+    /// Its TCP listeners.
+    pub tcp: Arc<Watch<tcp::Listener>>,
+    /// Its UDP listeners.
+    pub udp: Arc<Watch<udp::Listener>>,
 }
 
 impl Workers {
@@ -24,27 +35,46 @@ impl Workers {
     ///
     /// # Errors
     /// When a thread or its runtime cannot be made.
-    pub fn start(count: usize) -> io::Result<Self> {
-        let jobs = (0..count.max(1))
-            .map(|i| {
-                let (send, receive) = unbounded_channel();
-                let runtime = Builder::new_current_thread().enable_all().build()?;
-                thread::Builder::new()
-                    .name(format!("worker-{i}"))
-                    .spawn(move || LocalSet::new().block_on(&runtime, work(receive)))?;
-                Ok(send)
-            })
-            .collect::<io::Result<_>>()?;
-        Ok(Workers { jobs })
+    pub fn start(count: usize, shared: &Arc<Shared>) -> io::Result<Self> {
+        let workers = (0..count.max(1)).map(|i| {
+            let (send, receive) = unbounded_channel();
+            let worker = Worker {
+                jobs: send,
+                tcp: Arc::new(Watch::new()?),
+                udp: Arc::new(Watch::new()?),
+            };
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            thread::Builder::new()
+                .name(format!("worker-{i}"))
+                .spawn(move || LocalSet::new().block_on(&runtime, work(receive)))?;
+            let (watch, shared) = (Arc::clone(&worker.tcp), Arc::clone(shared));
+            worker.spawn(async move || {
+                let accept = async |listener: &Arc<_>| tcp::accept(&shared, listener).await;
+                watch.run(accept).await;
+            });
+            let watch = Arc::clone(&worker.udp);
+            worker.spawn(|| watch.run(async |listener| udp::receive(listener)));
+            Ok(Arc::new(worker))
+        });
+        Ok(Workers(workers.collect::<io::Result<_>>()?))
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.jobs.len()
+        self.0.len()
     }
 
-    /// Runs what `start` makes on worker `i` (modulo their number).
-    pub fn spawn<F>(&self, i: usize, start: impl FnOnce() -> F + Send + 'static)
+    /// `count` workers, the first of which is number `first` (modulo their
+    /// number).
+    pub fn some(&self, first: usize, count: usize) -> impl Iterator<Item = &Arc<Worker>> {
+        let all = self.0.len();
+        self.0.iter().cycle().skip(first % all).take(count)
+    }
+}
+
+impl Worker {
+    /// Runs what `start` makes on it.
+    pub fn spawn<F>(&self, start: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
     {
@@ -52,7 +82,7 @@ impl Workers {
             spawn_local(start());
         };
         // A worker takes jobs until `self` is dropped.
-        let _ = self.jobs[i % self.jobs.len()].send(Box::new(job));
+        let _ = self.jobs.send(Box::new(job));
     }
 }
 

@@ -1,7 +1,7 @@
 //! From an accepted client to a connected backend: which endpoints are tried,
 //! in which order and for how long.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
@@ -9,13 +9,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::super::{
-    Shared,
-    backends::{EndpointState, Lease},
-    descriptors,
-    listen::keep_alive,
-    portal::Portal,
-};
+use super::super::{Shared, backends::Lease, descriptors, listen::keep_alive, portal::Portal};
 use crate::sched::Flow;
 
 /// How long the first, second, ... attempt of a connection waits for its
@@ -80,37 +74,37 @@ impl<'a> Search<'a> {
             }
             self.attempts += 1;
             let patience = TIMEOUTS[self.timed_out.min(TIMEOUTS.len() - 1)];
-            match self.dial(&endpoint, patience).await {
+            match self.dial(endpoint.address, patience).await {
                 Ok(stream) => {
-                    endpoint.answered();
+                    self.portal.answered(endpoint.address);
                     return Some(Dialed { stream, lease });
                 }
                 Err(error) => {
                     if error.kind() == io::ErrorKind::TimedOut {
                         self.timed_out += 1;
                     }
-                    self.failed(&endpoint, &error);
+                    self.failed(endpoint.address, &error);
                 }
             }
         }
     }
 
     /// Notes that `endpoint` did not answer, so that another one is next.
-    pub fn failed(&mut self, endpoint: &Arc<EndpointState>, why: &dyn std::fmt::Display) {
-        endpoint.failed();
-        self.tried.push(endpoint.address);
+    pub fn failed(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
+        self.portal.failed(endpoint);
+        self.tried.push(endpoint);
         self.shared.counters.dial_failures.inc();
         tracing::trace!(
             service = %self.portal.label,
-            endpoint = %endpoint.address,
+            %endpoint,
             client = %self.flow.client,
             "endpoint did not answer: {why}"
         );
     }
 
-    async fn dial(&self, endpoint: &EndpointState, patience: Duration) -> io::Result<TcpStream> {
+    async fn dial(&self, endpoint: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
         let socket = loop {
-            match new_socket(endpoint.address) {
+            match new_socket(endpoint) {
                 Err(e) if descriptors::exhausted(&e) => {
                     self.shared.counters.accept_paused.inc();
                     tokio::time::sleep(super::EXHAUSTED_PAUSE).await;
@@ -118,7 +112,7 @@ impl<'a> Search<'a> {
                 other => break other?,
             }
         };
-        match timeout(patience, socket.connect(endpoint.address)).await {
+        match timeout(patience, socket.connect(endpoint)).await {
             Ok(connected) => connected,
             Err(_) => Err(io::Error::new(
                 io::ErrorKind::TimedOut,

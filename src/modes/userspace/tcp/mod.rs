@@ -7,18 +7,16 @@ mod relay;
 
 use std::{
     future::poll_fn,
-    net::IpAddr,
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd},
     sync::Arc,
     task::{Poll, ready},
     time::Duration,
 };
 
 use socket2::SockRef;
-use tokio::{
-    io::Interest,
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, watch},
-};
+use tokio::{io::Interest, net::TcpStream, sync::OwnedSemaphorePermit};
 
 use self::{
     dial::{Dialed, Open, Search},
@@ -31,51 +29,44 @@ use crate::sched::Flow;
 /// Descriptors of one connection: the client's and the backend's socket.
 const PER_CONNECTION: u32 = 2;
 
+/// Connections that one listener may hand over before others get a turn.
+const TURN: usize = 16;
+
 /// How long a worker waits before it asks again for a descriptor that the
 /// system refused although the budget had one.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
 
-/// Held by every connection of an address, so that what the address needs (a
-/// route, say) stays as long as one is open.
-pub type Hold = Arc<()>;
+/// An address that a portal listens on. Every connection that came in by it
+/// holds it, so that what the address needs (a route, say) stays as long as one
+/// is open.
+#[derive(Debug)]
+pub struct Door {
+    /// Where its traffic goes.
+    pub portal: Arc<Portal>,
+    /// The address that clients call to come in here.
+    pub called: IpAddr,
+}
 
-/// Accepts connections of `listener` until `closing` says so; then serves
-/// those that the kernel had already completed, and closes it. Runs inside a
-/// worker's `LocalSet`.
-pub async fn accept_loop(
-    shared: Arc<Shared>,
-    portal: Arc<Portal>,
-    listener: std::net::TcpListener,
-    called: IpAddr,
-    hold: Hold,
-    mut closing: watch::Receiver<bool>,
-) {
-    let listener = match TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(e) => {
-            tracing::error!(service = %portal.label, "cannot watch a listener: {e}");
-            return;
-        }
-    };
-    let serve = |client, peer, permit| {
-        tokio::task::spawn_local(connection(
-            Arc::clone(&shared),
-            Arc::clone(&portal),
-            client,
-            Flow {
-                client: peer,
-                destination: called,
-            },
-            (permit, Arc::clone(&hold)),
-        ));
-    };
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            _ = closing.wait_for(|c| *c) => break,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
+/// A door on one worker.
+#[derive(Debug)]
+pub struct Listener {
+    /// Listens, and does not block.
+    pub socket: std::net::TcpListener,
+    /// What it is part of.
+    pub door: Arc<Door>,
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Accepts connections of a `listener` that has some, though not so many that
+/// others would wait for long. Runs inside a worker's `LocalSet`.
+pub async fn accept(shared: &Arc<Shared>, listener: &Arc<Listener>) {
+    for _ in 0..TURN {
+        match accepted(listener) {
             Ok((client, peer)) => {
                 let permit = match shared.descriptors.try_take(PER_CONNECTION) {
                     Some(permit) => permit,
@@ -84,39 +75,62 @@ pub async fn accept_loop(
                         shared.descriptors.take(PER_CONNECTION).await
                     }
                 };
-                serve(client, peer, permit);
+                serve(shared, listener, client, peer, permit);
             }
             Err(e) if descriptors::exhausted(&e) => {
                 shared.counters.accept_paused.inc();
                 tokio::time::sleep(EXHAUSTED_PAUSE).await;
+                return;
             }
-            // The client gave up before it was accepted (accept(2)).
-            Err(_) => {}
+            // Most often there is none left; or the client gave up before it
+            // was accepted (accept(2)).
+            Err(_) => return,
         }
     }
-    let Ok(listener) = listener.into_std() else {
-        return;
-    };
+}
+
+/// Serves the connections that the kernel had completed before the `listener`
+/// went out of use. Runs inside a worker's `LocalSet`.
+pub fn serve_rest(shared: &Arc<Shared>, listener: &Arc<Listener>) {
     while let Some(permit) = shared.descriptors.try_take(PER_CONNECTION) {
-        let accepted = listener.accept().and_then(|(client, peer)| {
-            client.set_nonblocking(true)?;
-            Ok((TcpStream::from_std(client)?, peer))
-        });
-        match accepted {
-            Ok((client, peer)) => serve(client, peer, permit),
-            Err(_) => break,
+        match accepted(listener) {
+            Ok((client, peer)) => serve(shared, listener, client, peer, permit),
+            Err(_) => return,
         }
     }
+}
+
+fn accepted(listener: &Listener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (client, peer) = listener.socket.accept()?;
+    client.set_nonblocking(true)?;
+    Ok((TcpStream::from_std(client)?, peer))
+}
+
+fn serve(
+    shared: &Arc<Shared>,
+    listener: &Listener,
+    client: TcpStream,
+    peer: SocketAddr,
+    permit: OwnedSemaphorePermit,
+) {
+    let door = Arc::clone(&listener.door);
+    let flow = Flow {
+        client: peer,
+        destination: door.called,
+    };
+    let shared = Arc::clone(shared);
+    tokio::task::spawn_local(connection(shared, door, client, flow, permit));
 }
 
 /// Serves one client to its end.
 async fn connection(
     shared: Arc<Shared>,
-    portal: Arc<Portal>,
+    door: Arc<Door>,
     client: TcpStream,
     flow: Flow,
-    _held: (OwnedSemaphorePermit, Hold),
+    _held: OwnedSemaphorePermit,
 ) {
+    let portal = &door.portal;
     let _open = Open::count(&shared);
     if !portal.admits(&flow) {
         shared.counters.connections_refused.inc();
@@ -124,7 +138,7 @@ async fn connection(
         return;
     }
     let mut first = FirstFlight::default();
-    let mut search = Search::new(&shared, &portal, flow);
+    let mut search = Search::new(&shared, portal, flow);
     loop {
         let Some(mut dialed) = search.next().await else {
             shared.counters.connections_failed.inc();
@@ -143,7 +157,7 @@ async fn connection(
             }
             End::Unanswered(kept) => {
                 search.failed(
-                    dialed.lease.endpoint(),
+                    dialed.lease.endpoint().address,
                     &"it reset the connection before it said anything",
                 );
                 first = kept;
@@ -185,7 +199,7 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &TcpStream, dialed: &
 
 /// Makes the socket send a reset when it is closed, instead of an orderly end
 /// that would tell its peer that all is well.
-fn reset(stream: &impl std::os::fd::AsFd) {
+fn reset(stream: &impl AsFd) {
     // Fails only for a socket that is gone already.
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

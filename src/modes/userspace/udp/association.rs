@@ -13,12 +13,12 @@ use std::{
 use hashbrown::HashMap;
 use tokio::{
     net::UdpSocket,
-    sync::{Notify, OwnedSemaphorePermit, watch},
+    sync::{Notify, OwnedSemaphorePermit},
     time::Instant,
 };
 
 use super::super::{Shared, backends::Lease, portal::Portal};
-use super::{ANSWER_OR_REFUSAL, connected, receive_answer, socket};
+use super::{ANSWER_OR_REFUSAL, Listener, connected, receive_answer, socket};
 use crate::sched::Flow;
 
 /// A client, and the address of ours that it sends to.
@@ -40,8 +40,8 @@ struct Association {
     key: Key,
     backend: UdpSocket,
     lease: Lease,
-    /// Ours, on which the client's datagrams come in and answers go out.
-    listener: Arc<UdpSocket>,
+    /// Where the client's datagrams come in and answers go out.
+    listener: Arc<Listener>,
     /// Milliseconds after the table's epoch.
     last_used: AtomicU64,
     answered: AtomicBool,
@@ -82,11 +82,10 @@ impl Associations {
     /// the client has none.
     pub fn from_client(
         self: &Arc<Self>,
-        listener: &Arc<UdpSocket>,
+        listener: &Arc<Listener>,
         from: SocketAddr,
         to: IpAddr,
         bytes: &[u8],
-        closing: &watch::Receiver<bool>,
     ) {
         let key = (from, to);
         let known = self.lock().get(&key).cloned();
@@ -96,7 +95,7 @@ impl Associations {
                 self.shared.counters.datagrams_dropped.inc();
                 return;
             }
-            None => match self.begin(key, listener, Vec::new(), closing) {
+            None => match self.begin(key, listener, Vec::new()) {
                 Some(association) => association,
                 None => {
                     self.shared.counters.datagrams_dropped.inc();
@@ -104,15 +103,10 @@ impl Associations {
                 }
             },
         };
-        self.send(&association, bytes, closing);
+        self.send(&association, bytes);
     }
 
-    fn send(
-        self: &Arc<Self>,
-        association: &Arc<Association>,
-        bytes: &[u8],
-        closing: &watch::Receiver<bool>,
-    ) {
+    fn send(self: &Arc<Self>, association: &Arc<Association>, bytes: &[u8]) {
         association.last_used.store(self.now(), Relaxed);
         match socket::send_connected(&association.backend, bytes) {
             Ok(()) => association.keep(bytes),
@@ -120,7 +114,7 @@ impl Associations {
             // not sent.
             Err(e) if refused(&e) => {
                 association.keep(bytes);
-                self.move_on(association, closing);
+                self.move_on(association);
             }
             Err(_) => self.shared.counters.datagrams_dropped.inc(),
         }
@@ -130,15 +124,14 @@ impl Associations {
     fn begin(
         self: &Arc<Self>,
         key: Key,
-        listener: &Arc<UdpSocket>,
+        listener: &Arc<Listener>,
         tried: Vec<SocketAddr>,
-        closing: &watch::Receiver<bool>,
     ) -> Option<Arc<Association>> {
         let descriptor = self.shared.descriptors.try_take(1)?;
         let endpoint = self.portal.pick(&flow(key), &tried)?;
         let backend = connected(endpoint.address)
             .inspect_err(|e| {
-                endpoint.failed();
+                self.portal.failed(endpoint.address);
                 tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{e}");
             })
             .ok()?;
@@ -159,31 +152,33 @@ impl Associations {
             before.superseded.notify_one();
         }
         self.shared.counters.udp_associations.inc();
-        tokio::task::spawn_local(
-            Arc::clone(self).answers(Arc::clone(&association), closing.clone()),
-        );
+        tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
+        // What ended others at these moments did not see this one.
+        if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
+            association.superseded.notify_one();
+        }
         Some(association)
     }
 
     /// The endpoint refused the client: begins an association with the next
     /// one and says there what was not answered. When all refused, the client's
     /// next datagram starts over.
-    fn move_on(self: &Arc<Self>, old: &Arc<Association>, closing: &watch::Receiver<bool>) {
-        let endpoint = old.lease.endpoint();
-        endpoint.failed();
+    fn move_on(self: &Arc<Self>, old: &Arc<Association>) {
+        let endpoint = old.lease.endpoint().address;
+        self.portal.failed(endpoint);
         self.shared.counters.dial_failures.inc();
         if !self.forget(old) {
             return;
         }
         let mut tried = old.tried.clone();
-        tried.push(endpoint.address);
-        let Some(next) = self.begin(old.key, &old.listener, tried, closing) else {
+        tried.push(endpoint);
+        let Some(next) = self.begin(old.key, &old.listener, tried) else {
             return;
         };
         self.shared.counters.dial_retries.inc();
         let unanswered = std::mem::take(&mut *lock(&old.unanswered));
         if !unanswered.is_empty() {
-            self.send(&next, &unanswered, closing);
+            self.send(&next, &unanswered);
         }
     }
 
@@ -201,40 +196,31 @@ impl Associations {
     }
 
     /// Carries the backend's answers to the client until the association ends.
-    async fn answers(
-        self: Arc<Self>,
-        association: Arc<Association>,
-        closing: watch::Receiver<bool>,
-    ) {
-        let mut closed = closing.clone();
+    async fn answers(self: Arc<Self>, association: Arc<Association>) {
         let (client, called) = association.key;
         let mut look = Box::pin(tokio::time::sleep(self.patience().min(LOOK)));
-        let removed = association.lease.endpoint().removed();
-        tokio::pin!(removed);
         loop {
             tokio::select! {
                 ready = association.backend.ready(ANSWER_OR_REFUSAL) => {
                     let Ok(ready) = ready else { break };
                     let received = receive_answer(&association.backend, ready, |bytes| {
-                        association.answered();
+                        self.answered(&association);
                         association.last_used.store(self.now(), Relaxed);
-                        let sent = socket::send_from(&association.listener, bytes, called, client);
+                        let sent = socket::send_from(&association.listener.socket, bytes, called, client);
                         if sent.is_err() {
                             self.shared.counters.datagrams_dropped.inc();
                         }
                     });
                     match received {
                         Err(e) if refused(&e) => {
-                            self.move_on(&association, &closing);
+                            self.move_on(&association);
                             break;
                         }
                         // Any other error is about one datagram only.
                         _ => {}
                     }
                 }
-                () = &mut removed => break,
                 () = association.superseded.notified() => break,
-                _ = closed.wait_for(|c| *c) => break,
                 () = &mut look => {
                     let idle = self.now().saturating_sub(association.last_used.load(Relaxed));
                     let left = self.patience().saturating_sub(Duration::from_millis(idle));
@@ -245,6 +231,36 @@ impl Associations {
         }
         self.forget(&association);
         self.shared.counters.udp_associations.dec();
+    }
+
+    /// Ends the associations with endpoints that have left the Service.
+    pub fn end_gone(&self) {
+        self.end_where(|association| !self.serves(association.lease.endpoint().address));
+    }
+
+    /// Ends the associations of clients that came in by `listener`.
+    pub(super) fn end_at(&self, listener: &Arc<Listener>) {
+        self.end_where(|association| Arc::ptr_eq(&association.listener, listener));
+    }
+
+    fn end_where(&self, ends: impl Fn(&Association) -> bool) {
+        let table = self.lock();
+        let ending = table.values().filter(|association| ends(association));
+        ending.for_each(|association| association.superseded.notify_one());
+    }
+
+    fn serves(&self, endpoint: SocketAddr) -> bool {
+        let routing = self.portal.routing();
+        let serves = routing.servers().any(|server| server.address == endpoint);
+        serves
+    }
+
+    /// The backend answered.
+    fn answered(&self, association: &Association) {
+        if !association.answered.swap(true, Relaxed) {
+            self.portal.answered(association.lease.endpoint().address);
+            *lock(&association.unanswered) = Vec::new();
+        }
     }
 
     fn patience(&self) -> Duration {
@@ -272,13 +288,6 @@ impl Association {
             if unanswered.is_empty() {
                 unanswered.extend_from_slice(bytes);
             }
-        }
-    }
-
-    fn answered(&self) {
-        if !self.answered.swap(true, Relaxed) {
-            self.lease.endpoint().answered();
-            *lock(&self.unanswered) = Vec::new();
         }
     }
 }

@@ -4,13 +4,21 @@
 mod association;
 mod socket;
 
-use std::{cell::RefCell, io, net::SocketAddr, os::fd::AsRawFd, sync::Arc};
+use std::{
+    cell::RefCell,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use nix::sys::socket::{MsgFlags, recv};
 use tokio::{
     io::{Interest, Ready},
     net::UdpSocket,
-    sync::watch,
 };
 
 pub use self::association::Associations;
@@ -34,38 +42,50 @@ thread_local! {
     });
 }
 
-/// Takes what clients send to `listener` until `closing` says so. Runs inside
-/// a worker's `LocalSet`.
-pub async fn receive_loop(
+/// An address that a portal listens on, on one worker.
+pub struct Listener {
+    socket: std::net::UdpSocket,
     associations: Arc<Associations>,
-    listener: std::net::UdpSocket,
-    mut closing: watch::Receiver<bool>,
-) {
-    let listener = match UdpSocket::from_std(listener) {
-        Ok(listener) => Arc::new(listener),
-        Err(e) => {
-            tracing::error!(service = %associations.label(), "cannot watch a UDP socket: {e}");
+    closed: AtomicBool,
+}
+
+impl Listener {
+    /// For clients of `associations`; `socket` does not block.
+    pub fn new(socket: std::net::UdpSocket, associations: Arc<Associations>) -> Self {
+        Listener {
+            socket,
+            associations,
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Ends the associations of clients that came in here.
+    pub fn close(self: &Arc<Self>) {
+        self.closed.store(true, Relaxed);
+        self.associations.end_at(self);
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Takes what clients sent to a `listener` that has some, though not so much
+/// that others would wait for long. Runs inside a worker's `LocalSet`.
+pub fn receive(listener: &Arc<Listener>) {
+    for _ in 0..TURN {
+        let step = BUFFERS.with_borrow_mut(|b| {
+            let got = socket::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
+            let bytes = &b.datagram[..got.len];
+            let clients = &listener.associations;
+            clients.from_client(listener, got.from, got.to, bytes);
+            io::Result::Ok(())
+        });
+        if step.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
             return;
         }
-    };
-    loop {
-        tokio::select! {
-            biased;
-            _ = closing.wait_for(|c| *c) => return,
-            ready = listener.readable() => if ready.is_err() { return },
-        }
-        for _ in 0..TURN {
-            let step = BUFFERS.with_borrow_mut(|b| {
-                let got = socket::receive(&listener, &mut b.datagram, &mut b.control)?;
-                let bytes = &b.datagram[..got.len];
-                associations.from_client(&listener, got.from, got.to, bytes, &closing);
-                io::Result::Ok(())
-            });
-            if step.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
-                break;
-            }
-        }
-        tokio::task::yield_now().await;
     }
 }
 

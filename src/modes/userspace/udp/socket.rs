@@ -15,7 +15,7 @@ use nix::{
         recvmsg, send, sendmsg,
     },
 };
-use tokio::{io::Interest, net::UdpSocket};
+use tokio::net::UdpSocket;
 
 /// Who sent a datagram, to which of our addresses, and how long it is.
 #[derive(Clone, Copy, Debug)]
@@ -37,35 +37,37 @@ pub fn control_buffer() -> Vec<u8> {
 ///
 /// # Errors
 /// Those of recvmsg(2); `WouldBlock` when there is none.
-pub fn receive(socket: &UdpSocket, buffer: &mut [u8], control: &mut [u8]) -> io::Result<Received> {
-    socket.try_io(Interest::READABLE, || {
-        let mut parts = [IoSliceMut::new(buffer)];
-        let message = recvmsg::<SockaddrStorage>(
-            socket.as_raw_fd(),
-            &mut parts,
-            Some(control),
-            MsgFlags::MSG_DONTWAIT,
-        )?;
-        let to = message.cmsgs()?.find_map(|c| match c {
-            ControlMessageOwned::Ipv4PacketInfo(info) => Some(IpAddr::from(
-                u32::from_be(info.ipi_spec_dst.s_addr).to_be_bytes(),
-            )),
-            ControlMessageOwned::Ipv6PacketInfo(info) => Some(IpAddr::from(info.ipi6_addr.s6_addr)),
-            _ => None,
-        });
-        let from = message.address.as_ref().and_then(socket_address);
-        match (from, to) {
-            (Some(from), Some(to)) => Ok(Received {
-                len: message.bytes,
-                from,
-                to,
-            }),
-            _ => Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "a datagram without sender or packet info",
-            )),
-        }
-    })
+pub fn receive(
+    socket: &impl AsRawFd,
+    buffer: &mut [u8],
+    control: &mut [u8],
+) -> io::Result<Received> {
+    let mut parts = [IoSliceMut::new(buffer)];
+    let message = recvmsg::<SockaddrStorage>(
+        socket.as_raw_fd(),
+        &mut parts,
+        Some(control),
+        MsgFlags::MSG_DONTWAIT,
+    )?;
+    let to = message.cmsgs()?.find_map(|c| match c {
+        ControlMessageOwned::Ipv4PacketInfo(info) => Some(IpAddr::from(
+            u32::from_be(info.ipi_spec_dst.s_addr).to_be_bytes(),
+        )),
+        ControlMessageOwned::Ipv6PacketInfo(info) => Some(IpAddr::from(info.ipi6_addr.s6_addr)),
+        _ => None,
+    });
+    let from = message.address.as_ref().and_then(socket_address);
+    match (from, to) {
+        (Some(from), Some(to)) => Ok(Received {
+            len: message.bytes,
+            from,
+            to,
+        }),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a datagram without sender or packet info",
+        )),
+    }
 }
 
 fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
@@ -94,7 +96,12 @@ pub fn send_connected(socket: &UdpSocket, bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of sendmsg(2); `WouldBlock` when the socket's buffer is full.
-pub fn send_from(socket: &UdpSocket, bytes: &[u8], from: IpAddr, to: SocketAddr) -> io::Result<()> {
+pub fn send_from(
+    socket: &impl AsRawFd,
+    bytes: &[u8],
+    from: IpAddr,
+    to: SocketAddr,
+) -> io::Result<()> {
     let parts = [IoSlice::new(bytes)];
     let fd = socket.as_raw_fd();
     let flags = MsgFlags::MSG_DONTWAIT;

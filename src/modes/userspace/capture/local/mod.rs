@@ -21,6 +21,7 @@ mod apply;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod uses;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -33,6 +34,7 @@ use socket2::{Domain, Type};
 use self::{
     apply::{insert, installed, remove},
     plan::{Ground, Object, Shape},
+    uses::Uses,
 };
 use super::{Error, Frontend, Report, Want};
 use crate::{
@@ -57,7 +59,7 @@ struct FamilyState {
     /// How each frontend is carried.
     shapes: BTreeMap<Frontend, Shape>,
     /// What is in the kernel, and for how many frontends.
-    held: HashMap<Object, usize>,
+    held: Uses,
     /// The ground at the last full sync; `None`: the next sync must be full.
     ground: Option<Ground>,
     /// Rules can match ports here; found out once.
@@ -78,7 +80,7 @@ impl Local {
         let families = families.iter().map(|family| FamilyState {
             family: *family,
             shapes: BTreeMap::new(),
-            held: HashMap::new(),
+            held: Uses::default(),
             ground: None,
             ports: false,
             clean: false,
@@ -253,39 +255,29 @@ impl FamilyState {
         ground: &Ground,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let mut touched = BTreeMap::<Object, usize>::new();
-        let count = |held: &HashMap<Object, usize>, o: &Object| held.get(o).copied().unwrap_or(0);
+        let mut touched = BTreeMap::<Object, u32>::new();
         for frontend in changed {
             let shape = self.shape(frontend, want, ground, report);
             let before = self.shapes.remove(frontend);
             if let Some(shape) = shape {
                 self.shapes.insert(*frontend, shape);
                 for object in plan::objects(frontend, shape, ground) {
-                    touched
-                        .entry(object.clone())
-                        .or_insert(count(&self.held, &object));
-                    *self.held.entry(object).or_default() += 1;
+                    let before = self.held.of(&object);
+                    self.held.add(&object);
+                    touched.entry(object).or_insert(before);
                 }
             }
             for object in before.map_or_else(Vec::new, |s| plan::objects(frontend, s, ground)) {
-                touched
-                    .entry(object.clone())
-                    .or_insert(count(&self.held, &object));
-                if let Some(users) = self.held.get_mut(&object) {
-                    *users = users.saturating_sub(1);
-                }
+                let before = self.held.of(&object);
+                self.held.release(&object);
+                touched.entry(object).or_insert(before);
             }
         }
         let (mut coming, mut going) = (Vec::new(), Vec::new());
         for (object, before) in touched {
-            match (before, count(&self.held, &object)) {
+            match (before, self.held.of(&object)) {
                 (0, 1..) => coming.push(object),
-                (before, 0) => {
-                    self.held.remove(&object);
-                    if before > 0 {
-                        going.push(object);
-                    }
-                }
+                (1.., 0) => going.push(object),
                 _ => {}
             }
         }
@@ -313,7 +305,7 @@ impl FamilyState {
             if let Some(shape) = self.shape(frontend, want, &ground, report) {
                 self.shapes.insert(*frontend, shape);
                 for object in plan::objects(frontend, shape, &ground) {
-                    *self.held.entry(object).or_default() += 1;
+                    self.held.add(&object);
                 }
             }
         }
@@ -321,16 +313,15 @@ impl FamilyState {
         let (kept, surplus): (HashSet<_>, Vec<_>) = {
             let (kept, surplus): (Vec<_>, Vec<_>) = present
                 .into_iter()
-                .partition(|object| self.held.contains_key(object));
+                .partition(|object| self.held.of(object) > 0);
             (kept.into_iter().collect(), surplus)
         };
         // Addresses are assigned again: the kernel may have made anew the
         // route that was withdrawn.
-        let missing: Vec<_> = self
-            .held
-            .keys()
-            .filter(|o| matches!(o, Object::Address(_)) || !kept.contains(*o))
-            .cloned()
+        let wanted = self.shapes.iter();
+        let wanted = wanted.flat_map(|(f, shape)| plan::objects(f, *shape, &ground));
+        let missing: HashSet<_> = wanted
+            .filter(|o| matches!(o, Object::Address(_)) || !kept.contains(o))
             .collect();
         // A route that differs in its source only is in the way of the right one.
         let place = |object: &Object| match object {
@@ -342,7 +333,7 @@ impl FamilyState {
             .into_iter()
             .partition(|o| place(o).is_some_and(|p| places.contains(&p)));
         remove(socket, ground.loopback, blocking)?;
-        let refused = insert(socket, ground.loopback, missing)?;
+        let refused = insert(socket, ground.loopback, missing.into_iter().collect())?;
         remove(socket, ground.loopback, surplus)?;
         let all: Vec<_> = self.shapes.keys().copied().collect();
         self.settle(refused, all.iter(), ground, report);
