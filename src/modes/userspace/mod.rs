@@ -21,6 +21,7 @@ mod plan;
 mod portal;
 mod ports;
 mod preferences;
+mod proxy_protocol;
 mod tcp;
 #[cfg(test)]
 mod tests;

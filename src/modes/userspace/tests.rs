@@ -106,6 +106,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> PortalPlan {
         allowed: Box::default(),
         scheduler: SchedulerName::Rr,
         affinity: None,
+        proxy_protocol: None,
         name: PortalName {
             port: name,
             kind: Kind::Internal,
