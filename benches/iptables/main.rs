@@ -139,7 +139,7 @@ fn rules(engine: &str, services: u32) {
             .iter()
             .filter(|port| port.name != changed.name)
             .map(|port| (**port).clone())
-            .chain([changed])
+            .chain([changed.clone()])
             .collect();
         // The map above has new copies of everything; only names that are said
         // to have changed are looked at.

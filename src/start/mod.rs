@@ -26,7 +26,7 @@ pub type Done = Result<(), Box<dyn Error>>;
 pub async fn run(settings: Settings) -> Done {
     match &settings.job {
         Job::WriteConfig(path) => write_config(&settings, path),
-        Job::Cleanup => takeover::cleanup_all().await,
+        Job::Cleanup => takeover::cleanup_all(&settings.effective.ipvs_exclude).await,
         Job::Init => {
             node::prepare(&settings.configuration, &Recorder::nowhere());
             Ok(())

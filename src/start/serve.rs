@@ -101,7 +101,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     }
 
     let mut runner = Runner::new(
-        TakeOver::new(proxy),
+        TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()),
         Tracker::new(&node),
         pace,
         Arc::clone(&health),

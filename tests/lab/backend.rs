@@ -3,7 +3,8 @@
 //!
 //! A backend speaks first words: a client sends one line, and the rest of the
 //! connection follows from it; see [`serve`]. Over UDP it answers
-//! `<name> <what it was sent>`.
+//! `<name> <what it was sent>`, and to `who` as over TCP: its name, the caller's
+//! address as it sees it, and the port it was reached at.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -21,6 +22,9 @@ use super::process::Group;
 
 /// Names the backend inside its process.
 const NAME: &str = "TRIPOD_LAB_BACKEND";
+
+/// Where backends listen, TCP and UDP; the second tells ports apart.
+const PORTS: [u16; 2] = [BACKEND_PORT, BACKEND_PORT + 1];
 
 const READY: &str = "backend is ready";
 
@@ -164,37 +168,61 @@ fn process() {
     let Ok(name) = std::env::var(NAME) else {
         return;
     };
-    // Both families: Linux maps IPv4 into this address unless told otherwise.
-    let any = (Ipv6Addr::UNSPECIFIED, BACKEND_PORT);
-    let udp = UdpSocket::bind(any).expect("binding UDP");
-    let tcp = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None)
-        .and_then(|socket| {
-            socket.set_reuse_address(true)?;
-            socket.bind(&SocketAddr::from(any).into())?;
-            socket.listen(4096)?;
-            Ok(TcpListener::from(socket))
-        })
-        .expect("listening");
+    let sockets = PORTS.map(|port| {
+        // Both families: Linux maps IPv4 into this address unless told otherwise.
+        let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        let udp = UdpSocket::bind(any).expect("binding UDP");
+        (port, udp, listen(any, None).expect("listening"))
+    });
+    // Where the kernel has it.
+    let any = (Ipv6Addr::UNSPECIFIED, BACKEND_PORT).into();
+    let sctp = listen(any, Some(SCTP.into())).ok();
     println!("\n{READY}");
     std::thread::scope(|scope| {
-        scope.spawn(|| answer_datagrams(&udp, &name));
-        for stream in tcp.incoming().flatten() {
-            ACCEPTED.fetch_add(1, Relaxed);
-            let name = name.clone();
-            // Thousands of connections, each on a thread: small stacks.
-            let _ = std::thread::Builder::new()
-                .stack_size(192 * 1024)
-                .spawn(move || {
-                    match serve(stream, &name) {
-                        Ok(()) => ENDED.fetch_add(1, Relaxed),
-                        Err(_) => RESET.fetch_add(1, Relaxed),
-                    };
-                });
+        let name = &name;
+        for (port, udp, tcp) in sockets {
+            scope.spawn(move || answer_datagrams(&udp, port, name));
+            scope.spawn(move || accept(&tcp, port, name));
+        }
+        if let Some(sctp) = sctp {
+            scope.spawn(move || accept(&sctp, BACKEND_PORT, name));
         }
     });
 }
 
-fn answer_datagrams(socket: &UdpSocket, name: &str) {
+/// `IPPROTO_SCTP`. Its sockets of one association are used as TCP's are.
+const SCTP: i32 = 132;
+
+fn listen(at: SocketAddr, protocol: Option<socket2::Protocol>) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, protocol)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&at.into())?;
+    socket.listen(4096)?;
+    Ok(socket.into())
+}
+
+fn accept(listener: &TcpListener, port: u16, name: &str) {
+    for stream in listener.incoming().flatten() {
+        ACCEPTED.fetch_add(1, Relaxed);
+        let name = name.to_owned();
+        // Thousands of connections, each on a thread: small stacks.
+        let _ = std::thread::Builder::new()
+            .stack_size(192 * 1024)
+            .spawn(move || {
+                match serve(stream, port, &name) {
+                    Ok(()) => ENDED.fetch_add(1, Relaxed),
+                    Err(_) => RESET.fetch_add(1, Relaxed),
+                };
+            });
+    }
+}
+
+/// Who answers, whom it sees, and where it was reached.
+fn who(name: &str, peer: SocketAddr, port: u16) -> String {
+    format!("{name} {} {port}\n", peer.ip().to_canonical())
+}
+
+fn answer_datagrams(socket: &UdpSocket, port: u16, name: &str) {
     let mut buffer = vec![0; 65_536];
     loop {
         let Ok((n, from)) = socket.recv_from(&mut buffer) else {
@@ -202,12 +230,16 @@ fn answer_datagrams(socket: &UdpSocket, name: &str) {
         };
         let mut answer = format!("{name} ").into_bytes();
         answer.extend_from_slice(&buffer[..n]);
+        if &buffer[..n] == b"who" {
+            answer = who(name, from, port).into_bytes();
+        }
         let _ = socket.send_to(&answer, from);
     }
 }
 
-fn serve(mut stream: TcpStream, name: &str) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
+    // Not for SCTP, which would not hold small messages back anyway.
+    let _ = stream.set_nodelay(true);
     loop {
         let line = read_line(&mut stream)?;
         let (word, count) = line.split_once(' ').unwrap_or((&line, "0"));
@@ -216,6 +248,10 @@ fn serve(mut stream: TcpStream, name: &str) -> io::Result<()> {
             // The client is done.
             "" => return Ok(()),
             "name" => writeln!(stream, "{name}")?,
+            "who" => {
+                let answer = who(name, stream.peer_addr()?, port);
+                stream.write_all(answer.as_bytes())?;
+            }
             "peer" => {
                 let peer = stream.peer_addr()?;
                 writeln!(stream, "{peer}")?;

@@ -25,6 +25,7 @@ mod tripod;
 pub mod uml;
 mod wait;
 
+pub use backend::Backend;
 pub use call::{FirstByte, ask, say, tcp, tcp_from, udp, udp_ask, udp_from, udp_say};
 pub use host::Host;
 pub use manifests::{EndpointChoice, Service};

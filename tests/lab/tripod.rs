@@ -74,7 +74,19 @@ impl Tripod {
             .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
             .args(["--hostname-override", "node", "--udp-timeout", "2s"])
             .args(["--ipvs-scheduler", "wrr", "--v", "2"])
-            .args(["--metrics-bind-address", "127.0.0.1:10249"])
+            .args(["--metrics-bind-address", "127.0.0.1:10249"]);
+        Tripod::spawn(command)
+    }
+
+    /// Starts a complete command on `node` and waits until Tripod is ready.
+    pub fn start_on(node: &Host, command: Command) -> Tripod {
+        let mut tripod = Tripod::spawn(command);
+        tripod.wait_ready(node);
+        tripod
+    }
+
+    fn spawn(mut command: Command) -> Tripod {
+        command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());

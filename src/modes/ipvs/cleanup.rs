@@ -15,7 +15,7 @@ use crate::{
     kernel::{
         addresses,
         ipset::{Element, IpSets},
-        ipvs::{Ipvs, ServerId},
+        ipvs::{Change, Ipvs, RealServer, ServerId},
         links,
         netlink::{self, Protocol, Socket},
         xtables::rule::Table,
@@ -55,26 +55,11 @@ pub async fn cleanup_beside(exclude: &[IpNet], kept: &[(Table, &str)]) -> Result
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
-    let bound: BTreeSet<IpAddr> = match links::index(LINK) {
-        Ok(index) => addresses::list(&mut route)?
-            .into_iter()
-            .filter(|address| address.index == index)
-            .map(|address| address.address)
-            .collect(),
-        Err(_) => BTreeSet::new(),
-    };
-    let node_ports = match &mut sets {
-        Some(sets) => NodePorts::read(sets)?,
-        None => NodePorts::default(),
-    };
+    let left = Left::read(&mut route, sets.as_mut())?;
     outcome = outcome.and(links::delete(&mut route, LINK).map_err(Error::from));
     if fs::exists(Path::new(IPVS)).unwrap_or(false) {
-        let ours = |id: &ServerId| {
-            let ip = id.address.ip();
-            let excluded = exclude.iter().any(|net| net.contains(&ip));
-            !excluded && (bound.contains(&ip) || node_ports.has(id))
-        };
-        outcome = outcome.and(remove_servers(ours).map_err(Error::from));
+        let removed = remove_servers(|id| left.has(id, exclude));
+        outcome = outcome.and(removed.map_err(Error::from));
     }
     for family in FAMILIES {
         let removed = tables::remove(family, kept).await;
@@ -89,6 +74,77 @@ pub async fn cleanup_beside(exclude: &[IpNet], kept: &[(Table, &str)]) -> Result
         }
     }
     outcome
+}
+
+/// Lets the connections of what ipvs mode left end by themselves: its virtual
+/// servers take no new ones from now on, and stay for those that they have.
+/// Answers how many those are.
+///
+/// # Errors
+/// When IPVS cannot be read or changed.
+pub fn retire(exclude: &[IpNet]) -> Result<u32, Error> {
+    if !fs::exists(Path::new(IPVS)).unwrap_or(false) {
+        return Ok(0);
+    }
+    let mut sets = there(IpSets::open())?;
+    let left = Left::read(&mut Socket::open(Protocol::Route)?, sets.as_mut())?;
+    let mut ipvs = Ipvs::open()?;
+    let (mut connections, mut changes) = (0u32, Vec::new());
+    for listed in ipvs.list()? {
+        let id = listed.server.id;
+        if !left.has(&id, exclude) {
+            continue;
+        }
+        for real in ipvs.list_real(&id)? {
+            connections = connections
+                .saturating_add(real.active)
+                .saturating_add(real.inactive);
+            if real.server.weight > 0 {
+                let weight = 0;
+                changes.push(Change::EditReal(
+                    id,
+                    RealServer {
+                        weight,
+                        ..real.server
+                    },
+                ));
+            }
+        }
+    }
+    let outcomes = ipvs.apply(&changes)?;
+    outcomes.into_iter().collect::<Result<(), _>>()?;
+    Ok(connections)
+}
+
+/// By what our virtual servers are told from others'.
+struct Left {
+    /// Addresses of the dummy link.
+    bound: BTreeSet<IpAddr>,
+    node_ports: NodePorts,
+}
+
+impl Left {
+    fn read(route: &mut Socket, sets: Option<&mut IpSets>) -> Result<Left, netlink::Error> {
+        let bound = match links::index(LINK) {
+            Ok(index) => addresses::list(route)?
+                .into_iter()
+                .filter(|address| address.index == index)
+                .map(|address| address.address)
+                .collect(),
+            Err(_) => BTreeSet::new(),
+        };
+        let node_ports = match sets {
+            Some(sets) => NodePorts::read(sets)?,
+            None => NodePorts::default(),
+        };
+        Ok(Left { bound, node_ports })
+    }
+
+    fn has(&self, id: &ServerId, exclude: &[IpNet]) -> bool {
+        let ip = id.address.ip();
+        let excluded = exclude.iter().any(|net| net.contains(&ip));
+        !excluded && (self.bound.contains(&ip) || self.node_ports.has(id))
+    }
 }
 
 /// `None` where the kernel has no such thing.

@@ -1,0 +1,166 @@
+//! One call and what comes of it.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{Ipv4RecvErr, Ipv6RecvErr};
+use socket2::{Domain, Socket, Type};
+
+use super::case::Protocol;
+use super::sight::{Answer, Outcome};
+
+/// `IPPROTO_SCTP`.
+const SCTP: i32 = 132;
+
+/// What a backend is asked; see `tests/lab/backend.rs`.
+const QUESTION: &str = "who";
+
+/// A client's open socket.
+pub enum Client {
+    Stream(TcpStream),
+    Datagram(UdpSocket),
+}
+
+impl Client {
+    /// Opens a socket in this thread's namespace.
+    pub fn open(
+        protocol: Protocol,
+        from: Option<IpAddr>,
+        to: SocketAddr,
+        patience: Duration,
+    ) -> io::Result<Client> {
+        let (kind, number) = match protocol {
+            Protocol::Tcp => (Type::STREAM, None),
+            Protocol::Udp => (Type::DGRAM, None),
+            Protocol::Sctp => (Type::STREAM, Some(socket2::Protocol::from(SCTP))),
+        };
+        let socket = Socket::new(Domain::for_address(to), kind, number)?;
+        if let Some(from) = from {
+            socket.bind(&SocketAddr::new(from, 0).into())?;
+        }
+        socket.set_read_timeout(Some(patience))?;
+        Ok(match protocol {
+            Protocol::Udp => {
+                // Otherwise no word of unreachable hosts comes here; see ip(7).
+                match to {
+                    SocketAddr::V4(_) => setsockopt(&socket, Ipv4RecvErr, &true)?,
+                    SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvErr, &true)?,
+                }
+                socket.connect(&to.into())?;
+                Client::Datagram(socket.into())
+            }
+            _ => {
+                socket.connect_timeout(&to.into(), patience)?;
+                Client::Stream(socket.into())
+            }
+        })
+    }
+
+    /// Asks who is at the other end.
+    pub fn ask(&mut self) -> Outcome {
+        let answer = match self {
+            Client::Stream(stream) => say(stream),
+            Client::Datagram(socket) => exchange(socket),
+        };
+        let parsed = answer.and_then(|(caller, line)| {
+            let mut words = line.split_whitespace();
+            let mut next = || words.next().unwrap_or_default();
+            let (by, seen, port) = (next().to_owned(), next().parse(), next().parse());
+            match (seen, port) {
+                (Ok(seen), Ok(port)) => Ok(Outcome::Answer(Answer {
+                    by,
+                    seen,
+                    caller,
+                    port,
+                })),
+                _ => Err(io::Error::other(format!("odd answer {line:?}"))),
+            }
+        });
+        parsed.unwrap_or_else(|error| fate(&error))
+    }
+}
+
+/// Opens a socket and asks once.
+pub fn once(
+    protocol: Protocol,
+    from: Option<IpAddr>,
+    to: SocketAddr,
+    patience: Duration,
+) -> Outcome {
+    match Client::open(protocol, from, to, patience) {
+        Ok(mut client) => client.ask(),
+        Err(error) => fate(&error),
+    }
+}
+
+/// Whether this kernel makes SCTP sockets.
+pub fn sctp_here() -> bool {
+    let protocol = Some(socket2::Protocol::from(SCTP));
+    Socket::new(Domain::IPV4, Type::STREAM, protocol).is_ok()
+}
+
+/// What a failure means for the caller.
+fn fate(error: &io::Error) -> Outcome {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => Outcome::Refused,
+        ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe => {
+            Outcome::Reset
+        }
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => Outcome::Silent,
+        // The last is what "prohibited" is called with IPv6; with IPv4 it cannot
+        // be told from an unreachable host.
+        ErrorKind::HostUnreachable
+        | ErrorKind::NetworkUnreachable
+        | ErrorKind::PermissionDenied => Outcome::Unserved,
+        _ => Outcome::Odd(error.to_string()),
+    }
+}
+
+fn say(stream: &mut TcpStream) -> io::Result<(IpAddr, String)> {
+    let caller = stream.local_addr()?.ip();
+    stream.write_all(format!("{QUESTION}\n").as_bytes())?;
+    let mut answer = Vec::new();
+    let mut buffer = [0; 256];
+    while answer.last() != Some(&b'\n') {
+        match stream.read(&mut buffer)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            n => answer.extend_from_slice(&buffer[..n]),
+        }
+    }
+    let answer = String::from_utf8(answer).map_err(io::Error::other)?;
+    Ok((caller, answer))
+}
+
+fn exchange(socket: &UdpSocket) -> io::Result<(IpAddr, String)> {
+    let caller = socket.local_addr()?.ip();
+    socket.send(QUESTION.as_bytes())?;
+    let mut buffer = [0; 256];
+    let n = socket.recv(&mut buffer)?;
+    Ok((caller, String::from_utf8_lossy(&buffer[..n]).into_owned()))
+}
+
+/// Asks a health-check node port.
+pub fn health(to: SocketAddr, patience: Duration) -> Outcome {
+    let answer = Client::open(Protocol::Tcp, None, to, patience).and_then(|client| {
+        let Client::Stream(mut stream) = client else {
+            return Err(io::Error::other("TCP is a stream"));
+        };
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    });
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => return fate(&error),
+    };
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let body: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    match (head.split(' ').nth(1), body["localEndpoints"].as_u64()) {
+        (Some("200"), Some(count)) if count > 0 => Outcome::Healthy(count),
+        (Some("503"), Some(0)) => Outcome::Unhealthy,
+        _ => Outcome::Odd(answer),
+    }
+}

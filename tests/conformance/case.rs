@@ -1,0 +1,317 @@
+//! What a case is, and the words that cases are written in.
+//!
+//! A case is one Service, then stages: in each the Service is as it says, and
+//! certain callers who call certain addresses of it see certain things.
+
+use super::columns::Column;
+use super::differences::{self, Why};
+use super::objects::Service;
+use super::sight::Sight;
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Caller {
+    /// A pod on the node that is no endpoint.
+    Pod,
+    /// The node itself.
+    Node,
+    /// Pod `a`, an endpoint: it may be sent to itself.
+    Backend,
+    /// Another node of the cluster: not in the network of pods.
+    OtherNode,
+    /// A pod on the other node.
+    RemotePod,
+    /// A host that is no part of the cluster.
+    Outside,
+}
+
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    ClusterIp,
+    /// The node port at the node's first address, the one in its Node object.
+    NodePort,
+    /// The node port at another address that the node has.
+    SecondNodePort,
+    /// The node port at 127.0.0.1 or ::1.
+    Loopback,
+    LoadBalancer,
+    ExternalIp,
+    /// The health-check node port, asked over HTTP.
+    HealthCheck,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+/// How Tripod is started, beyond what the column says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Flags {
+    Usual,
+    MasqueradeAll,
+    /// Node ports at the node's first addresses alone, said as CIDRs.
+    NodePortCidrs,
+    /// The same said as `primary`.
+    NodePortPrimary,
+}
+
+impl Flags {
+    pub const ALL: [Flags; 4] = [
+        Flags::Usual,
+        Flags::MasqueradeAll,
+        Flags::NodePortCidrs,
+        Flags::NodePortPrimary,
+    ];
+
+    pub fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Flags::Usual => &[],
+            Flags::MasqueradeAll => &["--masquerade-all"],
+            Flags::NodePortCidrs => &["--nodeport-addresses=192.0.2.0/24,2001:db8::/64"],
+            Flags::NodePortPrimary => &["--nodeport-addresses=primary"],
+        }
+    }
+}
+
+/// Callers, what they call, and what they see.
+#[derive(Clone, Debug)]
+pub struct Expectation {
+    pub callers: Vec<Caller>,
+    pub targets: Vec<Target>,
+    pub protocols: Vec<Protocol>,
+    pub families: Vec<Family>,
+    /// Number of the Service's port, where it is not the usual one.
+    pub port: u16,
+    /// One socket for the whole case instead of a new one for each call.
+    pub one_socket: bool,
+    pub sight: Sight,
+    /// What certain columns see instead, and why.
+    pub but: Vec<(fn(&Column) -> bool, Why, Sight)>,
+}
+
+impl Expectation {
+    /// What is to be seen in `column` over `protocol`, and why that is not what
+    /// kube-proxy's iptables mode shows, if so.
+    pub fn sight_in(&self, column: &Column, protocol: Protocol) -> (Sight, Vec<Why>) {
+        let mut whys = Vec::new();
+        let mut sight = self.sight.clone();
+        if let Some((_, why, other)) = self.but.iter().find(|(columns, ..)| columns(column)) {
+            sight = other.clone();
+            whys.push(*why);
+        }
+        for rule in differences::RULES {
+            if (rule.columns)(column)
+                && let Some(other) = (rule.instead)(protocol, &sight)
+            {
+                sight = other;
+                whys.push(rule.why);
+            }
+        }
+        (sight, whys)
+    }
+}
+
+/// From one change of the Service to the next.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// What has happened; empty for the first.
+    pub after: &'static str,
+    /// The Service; `None`: it is gone.
+    pub service: Option<Service>,
+    pub expectations: Vec<Expectation>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub name: &'static str,
+    pub flags: Flags,
+    pub stages: Vec<Stage>,
+    /// Columns that cannot run it, and why.
+    pub cannot: Vec<(fn(&Column) -> bool, Why)>,
+}
+
+/// Begins a case: `name` says what is promised.
+pub fn case(name: &'static str, service: Service) -> Case {
+    Case {
+        name,
+        flags: Flags::Usual,
+        stages: vec![Stage {
+            after: "",
+            service: Some(service),
+            expectations: Vec::new(),
+        }],
+        cannot: Vec::new(),
+    }
+}
+
+impl Case {
+    pub fn with_flags(mut self, flags: Flags) -> Case {
+        self.flags = flags;
+        self
+    }
+
+    /// Certain columns cannot run this case.
+    pub fn cannot(mut self, columns: fn(&Column) -> bool, why: Why) -> Case {
+        self.cannot.push((columns, why));
+        self
+    }
+
+    pub fn when(self, callers: impl IntoIterator<Item = Caller>) -> When {
+        When {
+            case: self,
+            callers: callers.into_iter().collect(),
+        }
+    }
+
+    /// Something happens to the Service.
+    pub fn then(mut self, after: &'static str, change: impl FnOnce(Service) -> Service) -> Case {
+        let before = self.stages.iter().rev().find_map(|s| s.service.clone());
+        let before = before.expect("a case begins with a Service");
+        self.stages.push(Stage {
+            after,
+            service: Some(change(before)),
+            expectations: Vec::new(),
+        });
+        self
+    }
+
+    /// The Service and its slices are deleted.
+    pub fn then_deleted(mut self) -> Case {
+        self.stages.push(Stage {
+            after: "it is deleted",
+            service: None,
+            expectations: Vec::new(),
+        });
+        self
+    }
+
+    /// Before "but" or "and": the latest expectation.
+    fn latest(&mut self) -> &mut Expectation {
+        let stage = self.stages.last_mut().expect("a case has a stage");
+        stage
+            .expectations
+            .last_mut()
+            .expect("first say what is seen")
+    }
+
+    /// What certain columns see instead of what was just said.
+    pub fn but(mut self, columns: fn(&Column) -> bool, why: Why, sight: Sight) -> Case {
+        self.latest().but.push((columns, why, sight));
+        self
+    }
+
+    /// Why `column` cannot run this case on its kernel, if so.
+    pub fn obstacle(&self, column: &Column) -> Option<Why> {
+        let wants_sctp = self
+            .stages
+            .iter()
+            .flat_map(|stage| &stage.expectations)
+            .any(|expectation| expectation.protocols.contains(&Protocol::Sctp));
+        if wants_sctp && !column.kernel.has_sctp() {
+            return Some(Why::NoSctp);
+        }
+        let found = self.cannot.iter().find(|(columns, _)| columns(column));
+        found.map(|(_, why)| *why)
+    }
+
+    /// All differences that show in `column`, each once, in order.
+    pub fn differences(&self, column: &Column) -> Vec<Why> {
+        let mut whys: Vec<Why> = self
+            .stages
+            .iter()
+            .flat_map(|stage| &stage.expectations)
+            .flat_map(|expectation| {
+                let each = expectation.protocols.iter();
+                each.flat_map(|protocol| expectation.sight_in(column, *protocol).1)
+            })
+            .collect();
+        whys.sort_unstable();
+        whys.dedup();
+        whys
+    }
+}
+
+#[must_use]
+pub struct When {
+    case: Case,
+    callers: Vec<Caller>,
+}
+
+impl When {
+    pub fn calls(self, targets: impl IntoIterator<Item = Target>) -> Call {
+        Call {
+            case: self.case,
+            expectation: Expectation {
+                callers: self.callers,
+                targets: targets.into_iter().collect(),
+                protocols: vec![Protocol::Tcp],
+                families: vec![Family::V4, Family::V6],
+                port: super::objects::PORT,
+                one_socket: false,
+                sight: Sight::Refused,
+                but: Vec::new(),
+            },
+        }
+    }
+}
+
+#[must_use]
+pub struct Call {
+    case: Case,
+    expectation: Expectation,
+}
+
+impl Call {
+    /// Over these protocols; TCP unless said.
+    pub fn over(mut self, protocols: impl IntoIterator<Item = Protocol>) -> Call {
+        self.expectation.protocols = protocols.into_iter().collect();
+        self
+    }
+
+    /// With this family alone; both unless said.
+    pub fn by(mut self, family: Family) -> Call {
+        self.expectation.families = vec![family];
+        self
+    }
+
+    pub fn at_port(mut self, port: u16) -> Call {
+        self.expectation.port = port;
+        self
+    }
+
+    pub fn on_one_socket(mut self) -> Call {
+        self.expectation.one_socket = true;
+        self
+    }
+
+    pub fn sees(mut self, sight: Sight) -> Case {
+        self.expectation.sight = sight;
+        let stage = self.case.stages.last_mut().expect("a case has a stage");
+        stage.expectations.push(self.expectation);
+        self.case
+    }
+}
+
+/// So that one word can stand where several could.
+macro_rules! one_of_it {
+    ($($word:ty),+) => { $(
+        impl IntoIterator for $word {
+            type Item = $word;
+            type IntoIter = std::iter::Once<$word>;
+            fn into_iter(self) -> Self::IntoIter {
+                std::iter::once(self)
+            }
+        }
+    )+ };
+}
+one_of_it!(Caller, Target, Protocol);

@@ -1,0 +1,249 @@
+//! Endpoints: none, coming, going, terminating, in several slices.
+
+use super::*;
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case("Without endpoints callers are refused", everywhere([]))
+            .when([Pod, Node])
+            .calls([ClusterIp, NodePort, LoadBalancer, ExternalIp])
+            .over([Tcp, Udp])
+            .sees(Refused)
+            .when(Outside)
+            .calls([NodePort, LoadBalancer, ExternalIp])
+            .over([Tcp, Udp])
+            .sees(Refused),
+        case(
+            "The first endpoint comes, the last one goes",
+            everywhere([]),
+        )
+        .when(Pod)
+        .calls([ClusterIp, NodePort])
+        .sees(Refused)
+        .then("an endpoint comes", |web| web.on([A]))
+        .when(Pod)
+        .calls([ClusterIp, NodePort, LoadBalancer, ExternalIp])
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("it goes", |web| web.on([]))
+        .when(Pod)
+        .calls([ClusterIp, NodePort, LoadBalancer, ExternalIp])
+        .over([Tcp, Udp])
+        .sees(Refused),
+        case("An endpoint goes and comes back", cluster_ip(ALL))
+            .when(Pod)
+            .calls(ClusterIp)
+            .over([Tcp, Udp])
+            .sees(each(ALL))
+            .then("c goes", |web| web.on(HERE))
+            .when([Pod, Node])
+            .calls(ClusterIp)
+            .over([Tcp, Udp])
+            .sees(each(HERE))
+            .then("c is back", |web| web.on(ALL))
+            .when([Pod, Node])
+            .calls(ClusterIp)
+            .over([Tcp, Udp])
+            .sees(each(ALL)),
+        case("All endpoints are replaced", everywhere(HERE))
+            .when(Outside)
+            .calls([NodePort, LoadBalancer])
+            .sees(each(HERE))
+            .then("others take their place", |web| web.on(ELSEWHERE))
+            .when(Outside)
+            .calls([NodePort, LoadBalancer, ExternalIp])
+            .over([Tcp, Udp])
+            .sees(each(ELSEWHERE))
+            .when(Pod)
+            .calls(ClusterIp)
+            .sees(each(ELSEWHERE)),
+        case(
+            "UDP: one socket finds the endpoint that took another's place",
+            everywhere([A]),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .then("b takes the place of a", |web| web.on([B]))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([B]))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([B])),
+        case(
+            "UDP: one socket that was refused finds the first endpoint",
+            everywhere([]),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(Refused)
+        .when(Outside)
+        .calls([NodePort, LoadBalancer])
+        .over(Udp)
+        .on_one_socket()
+        .sees(Refused)
+        .then("an endpoint comes", |web| web.on([A]))
+        .when(Pod)
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer])
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A])),
+        case(
+            "TCP: a connection outlives its endpoint's removal",
+            everywhere([A]),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer])
+        .on_one_socket()
+        .sees(each([A]))
+        .then("b takes the place of a", |web| web.on([B]))
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each([B]))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer])
+        .on_one_socket()
+        .sees(each([A])),
+        case(
+            "Only ready endpoints are called",
+            everywhere([]).with([ready(A), unready(B), unready(C)]),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .sees(each([A])),
+        case(
+            "No endpoint is ready: refused",
+            cluster_ip([]).with(ALL.map(unready)),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(Refused)
+        .then("they get ready", |web| web.on(ALL))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each(ALL)),
+        case("Ready ones win over terminating ones", cluster_ip(ALL))
+            .when(Pod)
+            .calls(ClusterIp)
+            .sees(each(ALL))
+            .then("b and c are terminating", |web| {
+                web.with([ready(A), terminating(B), ending(C)])
+            })
+            .when([Pod, Node])
+            .calls(ClusterIp)
+            .sees(each([A])),
+        case(
+            "None is ready: terminating ones that still serve are called",
+            everywhere(ALL),
+        )
+        .then("all are terminating", |web| {
+            web.with([terminating(A), terminating(B), ending(C)])
+        })
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each(HERE))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .sees(each(HERE))
+        .then("they do not serve any more", |web| {
+            web.with(ALL.map(ending))
+        })
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(Refused),
+        case(
+            "publishNotReadyAddresses: endpoints are called ready or not",
+            cluster_ip([]).says("publishNotReadyAddresses", true).with([
+                unready(A).published_anyway(),
+                ending(B).published_anyway(),
+                ready(C),
+            ]),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each(ALL)),
+        case(
+            "Endpoints of two slices count alike",
+            cluster_ip([A]).and_slice([ready(B), ready(C)]),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each(ALL).from_the_caller())
+        .then("the second slice goes", |web| web.on([A]))
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each([A])),
+        case(
+            "An endpoint in two slices, unready in one, is called",
+            cluster_ip([])
+                .with([unready(A), ready(B)])
+                .and_slice([ready(A)]),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each(HERE)),
+        case(
+            "Slices may name different target ports",
+            node_port([A]).at_target(SECOND_TARGET),
+        )
+        .when(Pod)
+        .calls([ClusterIp, NodePort])
+        .over([Tcp, Udp])
+        .sees(each([A]).at(SECOND_TARGET))
+        .then("the pod is replaced by one with the usual port", |web| {
+            web.on([B])
+        })
+        .when(Pod)
+        .calls([ClusterIp, NodePort])
+        .over([Tcp, Udp])
+        .sees(each([B])),
+        case("A deleted Service leaves nothing behind", everywhere(ALL))
+            .when(Pod)
+            .calls([ClusterIp, NodePort, LoadBalancer, ExternalIp])
+            .sees(each(ALL))
+            .then_deleted()
+            .when([Pod, Node])
+            .calls([ClusterIp, LoadBalancer, ExternalIp])
+            .over([Tcp, Udp])
+            .sees(Unserved)
+            .when([Pod, Outside])
+            .calls(NodePort)
+            .over([Tcp, Udp])
+            .sees(Refused),
+    ]
+}

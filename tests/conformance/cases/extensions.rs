@@ -1,0 +1,58 @@
+//! What `tripod.proxy/…` annotations ask for.
+
+use super::*;
+
+pub fn cases() -> Vec<Case> {
+    let three_to_one = || {
+        cluster_ip([A])
+            .weighing(3)
+            .and_slice([ready(B)])
+            .weighing(1)
+    };
+    vec![
+        case(
+            "Weights of slices, 3 to 1",
+            three_to_one().annotated("tripod.proxy/scheduler", "wrr"),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(shares([(A, 3), (B, 1)]))
+        .but(userspace, Why::NotYet, shares([(A, 1), (B, 1)])),
+        case(
+            "Weights change",
+            three_to_one().annotated("tripod.proxy/scheduler", "wrr"),
+        )
+        .then("now 1 to 3", |web| {
+            web.on([A]).weighing(1).and_slice([ready(B)]).weighing(3)
+        })
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(shares([(A, 1), (B, 3)]))
+        .but(userspace, Why::NotYet, shares([(A, 1), (B, 1)])),
+        case(
+            "Scheduler sh: a client stays where its address leads",
+            cluster_ip(ALL).annotated("tripod.proxy/scheduler", "sh"),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(sticky(ALL))
+        .but(in_iptables, Why::RandomAlone, each(ALL))
+        .but(userspace, Why::NotYet, each(ALL)),
+        case(
+            "kube-router.io/service.scheduler is understood",
+            cluster_ip(ALL).annotated("kube-router.io/service.scheduler", "sh"),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(sticky(ALL))
+        .but(in_iptables, Why::RandomAlone, each(ALL))
+        .but(userspace, Why::NotYet, each(ALL)),
+        case(
+            "A scheduler that nobody knows: the usual one",
+            cluster_ip(ALL).annotated("tripod.proxy/scheduler", "astrology"),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each(ALL)),
+    ]
+}

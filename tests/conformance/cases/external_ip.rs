@@ -1,0 +1,64 @@
+//! External IPs.
+
+use super::*;
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "From outside: every endpoint, which sees the node",
+            external_ip(ALL),
+        )
+        .when([Outside, OtherNode])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each(ALL).from_the_node()),
+        case("From a pod and from the node", external_ip(ALL))
+            .when([Pod, Node])
+            .calls(ExternalIp)
+            .over([Tcp, Udp])
+            .sees(each(ALL).from_the_node()),
+        case(
+            "Hairpin: an endpoint reaches itself by an external IP",
+            external_ip([A]),
+        )
+        .when(Backend)
+        .calls(ExternalIp)
+        .sees(each([A]).from_the_node()),
+        case(
+            "Policy Local: from outside only endpoints on the node, which see the caller",
+            external_ip(ALL).external_policy("Local"),
+        )
+        .when([Outside, OtherNode])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each(HERE).from_the_caller()),
+        case(
+            "Policy Local without endpoints on the node: silence outside",
+            external_ip(ELSEWHERE).external_policy("Local"),
+        )
+        .when(Outside)
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(Silent)
+        .when([Pod, Node])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each(ELSEWHERE)),
+        case("An external IP comes and goes", cluster_ip(ALL))
+            .when([Outside, Pod])
+            .calls(ExternalIp)
+            .sees(Unserved)
+            .then("it has one", |web| web.with_external_ip())
+            .when([Outside, Pod])
+            .calls(ExternalIp)
+            .sees(each(ALL))
+            .then("it has none", |web| web.without_external_ip())
+            .when([Outside, Pod])
+            .calls(ExternalIp)
+            .over([Tcp, Udp])
+            .sees(Unserved)
+            .when(Pod)
+            .calls(ClusterIp)
+            .sees(each(ALL)),
+    ]
+}

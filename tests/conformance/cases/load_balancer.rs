@@ -1,0 +1,123 @@
+//! Load-balancer IPs and health-check node ports.
+
+use super::*;
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "From outside: every endpoint, which sees the node",
+            load_balancer(ALL),
+        )
+        .when([Outside, OtherNode])
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL).from_the_node()),
+        case("SCTP: from outside", load_balancer(ALL).with_sctp())
+            .when(Outside)
+            .calls(LoadBalancer)
+            .over(Sctp)
+            .sees(each(ALL)),
+        case(
+            "From a pod: the short way, endpoints see the node",
+            load_balancer(ALL),
+        )
+        .when(Pod)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL).from_the_node()),
+        case("From the node: the short way", load_balancer(ALL))
+            .when(Node)
+            .calls(LoadBalancer)
+            .over([Tcp, Udp])
+            .sees(each(ALL).from_the_node()),
+        case(
+            "Hairpin: an endpoint reaches itself by the load balancer",
+            load_balancer([A]),
+        )
+        .when(Backend)
+        .calls(LoadBalancer)
+        .sees(each([A]).from_the_node()),
+        case(
+            "ipMode Proxy: pods go to the real load balancer",
+            load_balancer(ALL).ip_mode_proxy(),
+        )
+        .when([Pod, Node])
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(Unserved)
+        .when(Outside)
+        .calls(NodePort)
+        .sees(each(ALL)),
+        case(
+            "ipMode changes from Proxy to VIP",
+            load_balancer(ALL).ip_mode_proxy(),
+        )
+        .when(Pod)
+        .calls(LoadBalancer)
+        .sees(Unserved)
+        .then("it is VIP", |web| web.ip_mode_vip())
+        .when(Pod)
+        .calls(LoadBalancer)
+        .sees(each(ALL)),
+        case(
+            "allocateLoadBalancerNodePorts false: the IP without node ports",
+            load_balancer(ALL).without_node_ports(),
+        )
+        .when([Outside, Pod])
+        .calls(LoadBalancer)
+        .sees(each(ALL))
+        .when(Outside)
+        .calls(NodePort)
+        .sees(Refused),
+        case(
+            "A Service becomes LoadBalancer and ClusterIP again",
+            cluster_ip(ALL),
+        )
+        .when([Outside, Pod])
+        .calls(LoadBalancer)
+        .sees(Unserved)
+        .then("it is of type LoadBalancer", |web| {
+            web.becomes("LoadBalancer")
+        })
+        .when([Outside, Pod, Node])
+        .calls([LoadBalancer, NodePort])
+        .sees(each(ALL))
+        .then("it is of type ClusterIP", |web| web.becomes("ClusterIP"))
+        .when([Outside, Pod, Node])
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(Unserved),
+        case(
+            "LoadBalancer becomes NodePort: the node port goes on",
+            load_balancer(ALL),
+        )
+        .then("it is of type NodePort", |web| web.becomes("NodePort"))
+        .when([Outside, Pod])
+        .calls(NodePort)
+        .sees(each(ALL))
+        .when([Outside, Pod])
+        .calls(LoadBalancer)
+        .sees(Unserved),
+        case(
+            "Health-check node port: counts the endpoints on the node",
+            load_balancer(ALL).external_policy("Local"),
+        )
+        .when([Outside, Pod])
+        .calls(HealthCheck)
+        .sees(Healthy(2))
+        .then("one is left here", |web| web.on([A, C]))
+        .when(Outside)
+        .calls(HealthCheck)
+        .sees(Healthy(1))
+        .then("none is left here", |web| web.on(ELSEWHERE))
+        .when(Outside)
+        .calls(HealthCheck)
+        .sees(Unhealthy)
+        .then("the policy is Cluster", |web| {
+            web.on(ALL).external_policy("Cluster")
+        })
+        .when(Outside)
+        .calls(HealthCheck)
+        .sees(Refused),
+    ]
+}

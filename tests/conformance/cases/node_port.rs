@@ -1,0 +1,141 @@
+//! Node ports.
+
+use super::*;
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "From outside: every endpoint, which sees the node",
+            node_port(ALL),
+        )
+        .when(Outside)
+        .calls(NodePort)
+        .over([Tcp, Udp])
+        .sees(each(ALL).from_the_node()),
+        case(
+            "SCTP: from outside and from a pod",
+            node_port(ALL).with_sctp(),
+        )
+        .when([Outside, Pod])
+        .calls(NodePort)
+        .over(Sctp)
+        .sees(each(ALL)),
+        case(
+            "From a pod: every endpoint, which sees the node",
+            node_port(ALL),
+        )
+        .when(Pod)
+        .calls(NodePort)
+        .over([Tcp, Udp])
+        .sees(each(ALL).from_the_node()),
+        case("From the node to its own address", node_port(ALL))
+            .when(Node)
+            .calls([NodePort, SecondNodePort])
+            .over([Tcp, Udp])
+            .sees(each(ALL).from_the_node()),
+        case("From the node at 127.0.0.1", node_port(ALL))
+            .when(Node)
+            .calls(Loopback)
+            .over([Tcp, Udp])
+            .by(V4)
+            .sees(each(ALL).from_the_node())
+            .but(ipvs, Why::LoopbackIsNotServed, Refused),
+        case("At ::1 node ports are refused", node_port(ALL))
+            .when(Node)
+            .calls(Loopback)
+            .by(V6)
+            .sees(Refused)
+            .but(
+                userspace,
+                Why::LoopbackOfBothFamilies,
+                each(ALL).from_the_node(),
+            ),
+        case("From another node and from its pods", node_port(ALL))
+            .when(OtherNode)
+            .calls(NodePort)
+            .sees(each(ALL).from_the_node())
+            .when(RemotePod)
+            .calls(NodePort)
+            .sees(each(ALL).from_the_node()),
+        case("At every address that the node has", node_port(ALL))
+            .when([Outside, Pod])
+            .calls(SecondNodePort)
+            .over([Tcp, Udp])
+            .sees(each(ALL).from_the_node()),
+        case(
+            "Hairpin: an endpoint reaches itself by the node port",
+            node_port([A]),
+        )
+        .when(Backend)
+        .calls(NodePort)
+        .over([Tcp, Udp])
+        .sees(each([A]).from_the_node()),
+        case(
+            "Several ports have a node port each",
+            node_port(ALL).with_second_port(),
+        )
+        .when([Outside, Pod])
+        .calls(NodePort)
+        .sees(each(ALL))
+        .when([Outside, Pod])
+        .calls(NodePort)
+        .at_port(SECOND_PORT)
+        .sees(each(ALL).at(SECOND_TARGET)),
+        case(
+            "A Service becomes NodePort and ClusterIP again",
+            cluster_ip(ALL),
+        )
+        .when(Outside)
+        .calls(NodePort)
+        .sees(Refused)
+        .then("it is of type NodePort", |web| web.becomes("NodePort"))
+        .when([Outside, Pod, Node])
+        .calls(NodePort)
+        .sees(each(ALL))
+        .then("it is of type ClusterIP", |web| web.becomes("ClusterIP"))
+        .when([Outside, Pod, Node])
+        .calls(NodePort)
+        .over([Tcp, Udp])
+        .sees(Refused)
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each(ALL)),
+        case(
+            "--nodeport-addresses: other addresses do not serve node ports",
+            node_port(ALL),
+        )
+        .with_flags(Flags::NodePortCidrs)
+        .when([Outside, Pod, Node])
+        .calls(NodePort)
+        .sees(each(ALL))
+        .when([Outside, Pod, Node])
+        .calls(SecondNodePort)
+        .over([Tcp, Udp])
+        .sees(Refused)
+        .when(Node)
+        .calls(Loopback)
+        .sees(Refused),
+        case(
+            "--nodeport-addresses=primary: those of the Node object serve",
+            node_port(ALL),
+        )
+        .with_flags(Flags::NodePortPrimary)
+        .when([Outside, Pod, Node])
+        .calls(NodePort)
+        .sees(each(ALL))
+        .when([Outside, Pod])
+        .calls(SecondNodePort)
+        .sees(Refused)
+        .when(Node)
+        .calls(Loopback)
+        .sees(Refused),
+        case(
+            "--masquerade-all leaves callers of an external policy of Local alone",
+            node_port(ALL).external_policy("Local"),
+        )
+        .with_flags(Flags::MasqueradeAll)
+        .when(Outside)
+        .calls(NodePort)
+        .sees(each(HERE).from_the_caller()),
+    ]
+}

@@ -1,0 +1,123 @@
+//! `loadBalancerSourceRanges`: who may call a load-balancer IP.
+
+use super::*;
+
+const OUTSIDE: [&str; 2] = ["192.0.2.20/32", "2001:db8::20/128"];
+const PODS: [&str; 2] = ["10.244.0.0/16", "fd00:244::/48"];
+const NODE: [&str; 2] = ["192.0.2.10/32", "2001:db8::10/128"];
+const NOBODY: [&str; 2] = ["192.0.2.250/32", "2001:db8::250/128"];
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "A caller from outside in the ranges is served",
+            load_balancer(ALL).only_for(&OUTSIDE),
+        )
+        .when(Outside)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL).from_the_node()),
+        case(
+            "A caller from outside, not in the ranges, is not",
+            load_balancer(ALL).only_for(&NOBODY),
+        )
+        .when([Outside, OtherNode])
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(Silent),
+        case(
+            "A pod in the ranges is served",
+            load_balancer(ALL).only_for(&PODS),
+        )
+        .when(Pod)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL))
+        .when(Outside)
+        .calls(LoadBalancer)
+        .sees(Silent),
+        case(
+            "A pod that is not in the ranges is not",
+            load_balancer(ALL).only_for(&OUTSIDE),
+        )
+        .when(Pod)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(Silent),
+        case(
+            "The node in the ranges is served",
+            load_balancer(ALL).only_for(&NODE),
+        )
+        .when(Node)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL)),
+        case(
+            "The node, not in the ranges, is not",
+            load_balancer(ALL).only_for(&OUTSIDE),
+        )
+        .when(Node)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(Silent),
+        case(
+            "Ranges guard the load-balancer IP alone",
+            everywhere(ALL).only_for(&NOBODY),
+        )
+        .when(Outside)
+        .calls([NodePort, ExternalIp])
+        .sees(each(ALL))
+        .when([Pod, Node])
+        .calls([ClusterIp, NodePort, ExternalIp])
+        .sees(each(ALL))
+        .when(Outside)
+        .calls(LoadBalancer)
+        .sees(Silent),
+        case(
+            "Ranges change: the door closes and opens",
+            load_balancer(ALL).only_for(&OUTSIDE),
+        )
+        .when(Outside)
+        .calls(LoadBalancer)
+        .sees(each(ALL))
+        .then("others may call", |web| web.only_for(&PODS))
+        .when(Outside)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(Silent)
+        .when(Pod)
+        .calls(LoadBalancer)
+        .sees(each(ALL))
+        .then("everybody may call", |web| web.only_for(&[]))
+        .when([Outside, Pod, Node])
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL)),
+        case(
+            "Ranges of one family leave the other open",
+            load_balancer(ALL).only_for(&["192.0.2.250/32"]),
+        )
+        .when(Outside)
+        .calls(LoadBalancer)
+        .by(V4)
+        .sees(Silent)
+        .when(Outside)
+        .calls(LoadBalancer)
+        .by(V6)
+        .sees(each(ALL)),
+        case(
+            "Ranges with an external policy of Local: the caller keeps its address",
+            load_balancer(ALL)
+                .external_policy("Local")
+                .only_for(&OUTSIDE),
+        )
+        .when(Outside)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(HERE).from_the_caller())
+        .when(OtherNode)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(Silent),
+    ]
+}

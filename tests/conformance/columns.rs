@@ -1,0 +1,146 @@
+//! The columns of the table: a mode on a kernel. A line turns one on.
+
+/// A kernel that conformance is tested on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// This machine's.
+    Host,
+    /// User-Mode Linux with its modules: IPVS, and the legacy iptables only.
+    Full,
+    /// User-Mode Linux without netfilter and without IPVS.
+    Bare,
+}
+
+impl Kernel {
+    pub fn has_sctp(self) -> bool {
+        self == Kernel::Full
+    }
+
+    pub fn describe(self) -> &'static str {
+        match self {
+            Kernel::Host => "the machine's own kernel",
+            Kernel::Full => "a guest kernel with all of its modules",
+            Kernel::Bare => "a guest kernel without netfilter",
+        }
+    }
+}
+
+/// Which iptables Tripod finds on its PATH.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tools {
+    Nft,
+    Legacy,
+}
+
+impl Tools {
+    /// The program that all names link to.
+    pub fn program(self) -> &'static str {
+        match self {
+            Tools::Nft => "/usr/sbin/xtables-nft-multi",
+            Tools::Legacy => "/usr/sbin/xtables-legacy-multi",
+        }
+    }
+}
+
+/// A mode on a kernel.
+#[derive(Debug)]
+pub struct Column {
+    /// What the table and the tests call it, with the kernel.
+    pub name: &'static str,
+    pub kernel: Kernel,
+    /// `--proxy-mode`, and what `/proxyMode` has to say then: a fall-back is a
+    /// failure here.
+    pub mode: &'static str,
+    /// Further flags.
+    pub flags: &'static [&'static str],
+    pub tools: Tools,
+    /// A chain in the nat table that shows which backend was used, if any.
+    pub chain: Option<&'static str>,
+    /// Whether it is run and shown.
+    pub on: bool,
+}
+
+const fn iptables(name: &'static str, kernel: Kernel, tools: Tools, on: bool) -> Column {
+    Column {
+        name,
+        kernel,
+        mode: "iptables",
+        flags: &["--iptables-min-sync-period=0s"],
+        tools,
+        chain: Some("KUBE-SERVICES"),
+        on,
+    }
+}
+
+const fn redirect(name: &'static str, kernel: Kernel, tools: Tools) -> Column {
+    Column {
+        name,
+        kernel,
+        mode: "userspace",
+        flags: &["--userspace-capture=redirect"],
+        tools,
+        chain: Some("TRIPOD-USERSPACE"),
+        on: true,
+    }
+}
+
+const fn local(name: &'static str, kernel: Kernel) -> Column {
+    Column {
+        name,
+        kernel,
+        mode: "userspace",
+        flags: &["--userspace-capture=local"],
+        tools: Tools::Legacy,
+        chain: None,
+        on: true,
+    }
+}
+
+const IPVS: Column = Column {
+    name: "full ipvs",
+    kernel: Kernel::Full,
+    mode: "ipvs",
+    flags: &["--ipvs-min-sync-period=0s"],
+    tools: Tools::Legacy,
+    chain: Some("KUBE-SERVICES"),
+    on: false,
+};
+
+pub const COLUMNS: [Column; 9] = [
+    iptables("host iptables-nft", Kernel::Host, Tools::Nft, false),
+    iptables("host iptables-legacy", Kernel::Host, Tools::Legacy, false),
+    redirect("host userspace-redirect", Kernel::Host, Tools::Nft),
+    local("host userspace-local", Kernel::Host),
+    IPVS,
+    iptables("full iptables-legacy", Kernel::Full, Tools::Legacy, false),
+    redirect("full userspace-redirect", Kernel::Full, Tools::Legacy),
+    local("full userspace-local", Kernel::Full),
+    local("bare userspace-local", Kernel::Bare),
+];
+
+pub fn columns() -> impl Iterator<Item = &'static Column> {
+    COLUMNS.iter().filter(|column| column.on)
+}
+
+pub fn column(name: &str) -> &'static Column {
+    let found = COLUMNS.iter().find(|column| column.name == name);
+    found.unwrap_or_else(|| panic!("no column {name:?}"))
+}
+
+pub fn ipvs(column: &Column) -> bool {
+    column.mode == "ipvs"
+}
+
+pub fn in_iptables(column: &Column) -> bool {
+    column.mode == "iptables"
+}
+
+pub fn userspace(column: &Column) -> bool {
+    column.mode == "userspace"
+}
+
+/// Modes in which something of the node's stands at a cluster IP, which
+/// refuses when there is nowhere to go.
+pub fn no_silence(column: &Column) -> bool {
+    !in_iptables(column)
+}

@@ -1,0 +1,126 @@
+//! What modes are known to do otherwise than kube-proxy's iptables mode, and
+//! why. Each is tested as well: if a column does not show the difference that
+//! is written down for it, its test fails.
+
+use super::case::Protocol;
+use super::columns::{Column, userspace};
+use super::sight::{Answered, Sight, Source};
+
+/// A reason, numbered in the document in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    ClientHidden,
+    AcceptedFirst,
+    NoSctpInUserspace,
+    NobodyHereIsRefused,
+    AddressTakenWhole,
+    OneServerForAllCallers,
+    LoopbackIsNotServed,
+    LoopbackOfBothFamilies,
+    AffinityOutlivesConnections,
+    RandomAlone,
+    NotYet,
+    NoSctp,
+}
+
+impl Why {
+    pub const ALL: [Why; 12] = [
+        Why::ClientHidden,
+        Why::AcceptedFirst,
+        Why::NoSctpInUserspace,
+        Why::NobodyHereIsRefused,
+        Why::AddressTakenWhole,
+        Why::OneServerForAllCallers,
+        Why::LoopbackIsNotServed,
+        Why::LoopbackOfBothFamilies,
+        Why::AffinityOutlivesConnections,
+        Why::RandomAlone,
+        Why::NotYet,
+        Why::NoSctp,
+    ];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Why::ClientHidden => {
+                "Userspace mode ends the client's connection and makes one of its own: \
+                 endpoints see the node's address."
+            }
+            Why::AcceptedFirst => {
+                "Userspace mode knows who calls only once the kernel has accepted the \
+                 connection: who may not call, or has no endpoint here, is reset at once \
+                 instead of hearing nothing."
+            }
+            Why::NoSctpInUserspace => {
+                "Userspace mode does not carry SCTP: associations cannot be spliced with \
+                 their streams and several addresses. Nobody answers."
+            }
+            Why::NobodyHereIsRefused => {
+                "With `internalTrafficPolicy: Local` and no endpoint on the node, kube-proxy's \
+                 iptables mode drops packets. Nobody can listen there, so the client is \
+                 refused at once here."
+            }
+            Why::AddressTakenWhole => {
+                "Cluster IPs are the node's in this mode: other ports are refused instead of \
+                 being forwarded to the router."
+            }
+            Why::OneServerForAllCallers => {
+                "IPVS has one virtual server for all callers, as in kube-proxy: with \
+                 `externalTrafficPolicy: Local` pods and the node reach the endpoints on the \
+                 node, too, while there are any."
+            }
+            Why::LoopbackIsNotServed => {
+                "Node ports are not served at 127.0.0.1 in this mode, as in kube-proxy: IPVS \
+                 does not translate what comes from loopback."
+            }
+            Why::LoopbackOfBothFamilies => {
+                "Node ports are served at ::1, too: no martian rule stands in the way of a \
+                 socket, as it does of translation."
+            }
+            Why::AffinityOutlivesConnections => {
+                "IPVS keeps a client's affinity while connections of the client are in its \
+                 table, and they stay there for two minutes after their end."
+            }
+            Why::RandomAlone => {
+                "iptables rules choose at random and have no schedulers; weights they honour."
+            }
+            Why::NotYet => "Not built yet in this mode.",
+            Why::NoSctp => "This kernel has no SCTP.",
+        }
+    }
+}
+
+/// A difference that shows in every case where it can.
+pub struct Rule {
+    pub why: Why,
+    pub columns: fn(&Column) -> bool,
+    /// What is seen instead of this, if anything.
+    pub instead: fn(Protocol, &Sight) -> Option<Sight>,
+}
+
+pub const RULES: &[Rule] = &[
+    Rule {
+        why: Why::NoSctpInUserspace,
+        columns: userspace,
+        instead: |protocol, _| (protocol == Protocol::Sctp).then_some(Sight::Silent),
+    },
+    Rule {
+        why: Why::ClientHidden,
+        columns: userspace,
+        instead: |_, sight| match sight {
+            Sight::Answered(answered) if answered.source == Source::Kept => {
+                Some(Sight::Answered(Answered {
+                    source: Source::Node,
+                    ..answered.clone()
+                }))
+            }
+            _ => None,
+        },
+    },
+    Rule {
+        why: Why::AcceptedFirst,
+        columns: userspace,
+        instead: |protocol, sight| {
+            (protocol == Protocol::Tcp && *sight == Sight::Silent).then_some(Sight::Reset)
+        },
+    },
+];

@@ -1,0 +1,134 @@
+//! docs/conformance.md: which case holds in which column.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::case::Case;
+use super::cases::{self, Numbered};
+use super::columns::{Column, columns};
+use super::differences::Why;
+
+/// What the table says of a case in a column, as text; from the data alone.
+pub fn cell(case: &Case, column: &Column) -> String {
+    match case.obstacle(column) {
+        Some(why) => format!("– {}", number(why)),
+        None => {
+            let whys = case.differences(column);
+            let numbers: Vec<_> = whys
+                .into_iter()
+                .map(|why| number(why).to_string())
+                .collect();
+            match numbers.is_empty() {
+                true => HOLDS.into(),
+                false => format!("{HOLDS} {}", numbers.join(", ")),
+            }
+        }
+    }
+}
+
+const HOLDS: &str = "✓";
+
+/// Reasons that the table shows.
+fn shown() -> Vec<Why> {
+    let used = |why: &Why| {
+        columns().any(|column| {
+            cases::numbered().any(|Numbered { case, .. }| match case.obstacle(column) {
+                Some(obstacle) => obstacle == *why,
+                None => case.differences(column).contains(why),
+            })
+        })
+    };
+    Why::ALL.into_iter().filter(used).collect()
+}
+
+fn number(why: Why) -> usize {
+    static SHOWN: std::sync::OnceLock<Vec<Why>> = std::sync::OnceLock::new();
+    let shown = SHOWN.get_or_init(shown);
+    shown
+        .iter()
+        .position(|other| *other == why)
+        .map_or(0, |at| at + 1)
+}
+
+const HEAD: &str = "\
+# Conformance
+
+What Tripod promises, case by case, and in which modes and on which kernels it
+holds. This file is made by `make conformance`, which runs every case in every
+column with the real program, in network namespaces; the same runs are part of
+`make test`. The cases are `tests/conformance/cases/`.
+
+- **✓** what kube-proxy does in iptables mode is what is seen.
+- **✓ 1** the same, but for the difference that is explained below under 1. The
+  difference is tested as well: if it were not seen, the case would fail.
+- **– 1** cannot be run there, for reason 1.
+
+";
+
+/// The document, with `cell` for its cells.
+pub fn document(cell: impl Fn(&Case, &Column) -> String) -> String {
+    let mut text = String::from(HEAD);
+    text.push_str("## Columns\n\n| column | kernel | flags |\n|---|---|---|\n");
+    for column in columns() {
+        let flags = column
+            .flags
+            .iter()
+            .filter(|flag| !flag.contains("sync-period"));
+        let flags: Vec<_> = flags.map(|flag| format!(" `{flag}`")).collect();
+        let (name, kernel) = (column.name, column.kernel.describe());
+        let mode = column.mode;
+        let _ = writeln!(
+            text,
+            "| {name} | {kernel} | `--proxy-mode={mode}`{} |",
+            flags.concat()
+        );
+    }
+    text.push_str("\n## Differences and obstacles\n\n");
+    for (at, why) in shown().into_iter().enumerate() {
+        let _ = writeln!(text, "{}. {}", at + 1, why.text());
+    }
+    let heads: Vec<_> = columns().map(|column| column.name).collect();
+    for topic in cases::topics() {
+        let _ = writeln!(text, "\n## {}\n", topic.name);
+        let _ = writeln!(text, "| case | {} |", heads.join(" | "));
+        let _ = writeln!(text, "|---|{}", "---|".repeat(heads.len()));
+        for case in &topic.cases {
+            let cells: Vec<_> = columns().map(|column| cell(case, column)).collect();
+            let _ = writeln!(text, "| {} | {} |", case.name, cells.join(" | "));
+        }
+    }
+    text
+}
+
+/// Where the document is.
+pub fn path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/conformance.md")
+}
+
+/// Where the results of a column's latest run are.
+fn results(column: &Column) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conformance");
+    std::fs::create_dir_all(&folder).expect("a folder for results");
+    folder.join(format!("{}.tsv", column.name.replace(' ', "-")))
+}
+
+/// Keeps what was seen in a column: case and cell.
+pub fn keep_results(column: &Column, cells: &[(String, String)]) {
+    let lines = cells.iter().map(|(case, cell)| format!("{case}\t{cell}\n"));
+    std::fs::write(results(column), lines.collect::<String>()).expect("writing results");
+}
+
+/// Forgets earlier results.
+pub fn forget_results() {
+    for column in columns() {
+        let _ = std::fs::remove_file(results(column));
+    }
+}
+
+/// What was seen: the cell of a case in a column.
+pub fn seen(case: &Case, column: &Column) -> Option<String> {
+    let text = std::fs::read_to_string(results(column)).ok()?;
+    let mut lines = text.lines().filter_map(|line| line.split_once('\t'));
+    let found = lines.find(|(name, _)| *name == case.name);
+    found.map(|(_, cell)| cell.to_owned())
+}

@@ -1,0 +1,173 @@
+//! Conformance: one table of cases for every mode on every kernel.
+//!
+//! - [`cases`]: the table. Begin there.
+//! - [`case`], [`objects`], [`sight`]: the words that it is written in.
+//! - [`columns`]: modes and kernels. A line turns one on.
+//! - [`differences`]: where modes differ from kube-proxy's iptables mode, and why.
+//! - [`world`], [`ask`], [`run`]: how it is run.
+//! - [`matrix`]: how it is shown, in docs/conformance.md.
+//!
+//! `TRIPOD_CONFORMANCE_CASE=words` runs the cases whose names contain them.
+
+mod ask;
+mod case;
+mod cases;
+mod columns;
+mod differences;
+mod matrix;
+mod objects;
+mod run;
+mod sight;
+mod table;
+mod world;
+
+use std::time::{Duration, Instant};
+
+use self::columns::{Column, Kernel};
+use crate::lab::{self, Share, figure, skip, uml};
+
+/// A test for each column.
+macro_rules! columns {
+    ($($test:ident: $name:literal),+ $(,)?) => {
+        $(
+            #[test]
+            fn $test() {
+                on_column(concat!(module_path!(), "::", stringify!($test)), $name);
+            }
+        )+
+        /// The columns that have a test.
+        const TESTED: &[&str] = &[$($name),+];
+    };
+}
+
+columns! {
+    host_iptables_nft: "host iptables-nft",
+    host_iptables_legacy: "host iptables-legacy",
+    host_userspace_redirect: "host userspace-redirect",
+    host_userspace_local: "host userspace-local",
+    guest_full_ipvs: "full ipvs",
+    guest_full_iptables_legacy: "full iptables-legacy",
+    guest_full_userspace_redirect: "full userspace-redirect",
+    guest_full_userspace_local: "full userspace-local",
+    guest_bare_userspace_local: "bare userspace-local",
+}
+
+fn on_column(test: &str, name: &str) {
+    let column = columns::column(name);
+    if !column.on {
+        return;
+    }
+    let profile = match column.kernel {
+        Kernel::Host => {
+            return lab::run(test, Share::Beside, || {
+                let start = Instant::now();
+                conclude(column, run_here(column));
+                figure(
+                    &format!("conformance, {name}"),
+                    format!("{:?}", start.elapsed()),
+                );
+            });
+        }
+        Kernel::Full => uml::Profile::Full,
+        Kernel::Bare => uml::Profile::Bare,
+    };
+    if let Some(reason) = uml::unavailable() {
+        return skip(test, &reason);
+    }
+    lab::run(test, Share::Beside, || {
+        let arguments = ["--exact", INSIDE, "--include-ignored", "--nocapture"];
+        let only = std::env::var("TRIPOD_CONFORMANCE_CASE").unwrap_or_default();
+        let environment = [(COLUMN, name), ("TRIPOD_CONFORMANCE_CASE", &*only)];
+        let outcome = uml::run(profile, &arguments, &environment, GUEST);
+        let cells = outcome.console.lines().filter_map(|line| {
+            let (case, cell) = line.strip_prefix(CELL)?.split_once('\t')?;
+            Some((case.to_owned(), cell.to_owned()))
+        });
+        conclude(column, cells.collect());
+        assert_eq!(outcome.status, Some(0), "see the guest's console");
+        figure(
+            &format!("conformance, {name}, with boot"),
+            format!("{:?}", outcome.took),
+        );
+    });
+}
+
+/// Longest life of a guest.
+const GUEST: Duration = Duration::from_secs(400);
+
+/// Tells [`inside`] its column.
+const COLUMN: &str = "TRIPOD_CONFORMANCE_COLUMN";
+const INSIDE: &str = "conformance::inside";
+/// Begins a line of the guest's console that is a result.
+const CELL: &str = "CELL ";
+
+#[test]
+#[ignore = "run inside a guest"]
+fn inside() {
+    let Ok(name) = std::env::var(COLUMN) else {
+        return;
+    };
+    println!();
+    for (case, cell) in run_here(columns::column(&name)) {
+        println!("{CELL}{case}\t{cell}");
+    }
+}
+
+/// Runs a column on this kernel; cases and cells. What fails says why.
+fn run_here(column: &Column) -> Vec<(String, String)> {
+    let seen = run::run(column);
+    let mut cells = Vec::new();
+    for cases::Numbered { case, .. } in cases::numbered() {
+        let Some((_, verdict)) = seen.iter().find(|(name, _)| *name == case.name) else {
+            if case.obstacle(column).is_some() {
+                cells.push((case.name.to_owned(), matrix::cell(&case, column)));
+            }
+            continue;
+        };
+        for line in verdict {
+            println!("FAILED {}: {line}", case.name);
+        }
+        let cell = match verdict.is_empty() {
+            true => matrix::cell(&case, column),
+            false => FAILED.to_owned(),
+        };
+        cells.push((case.name.to_owned(), cell));
+    }
+    cells
+}
+
+const FAILED: &str = "✗";
+
+fn conclude(column: &Column, cells: Vec<(String, String)>) {
+    matrix::keep_results(column, &cells);
+    let failed = cells.iter().filter(|(_, cell)| cell == FAILED);
+    let failed: Vec<_> = failed.map(|(case, _)| case).collect();
+    assert!(
+        failed.is_empty(),
+        "{} of {} cases: {failed:#?}",
+        failed.len(),
+        cells.len()
+    );
+    assert!(!cells.is_empty(), "nothing was run");
+}
+
+#[test]
+#[ignore = "before `make conformance`"]
+fn forget() {
+    matrix::forget_results();
+}
+
+/// Writes the document from what was seen in the latest run of each column.
+#[test]
+#[ignore = "part of `make conformance`"]
+fn write() {
+    let document = matrix::document(|case, column| {
+        let cell = matrix::seen(case, column);
+        let cell = cell.unwrap_or_else(|| panic!("{:?} was not run: {}", column.name, case.name));
+        assert_ne!(cell, FAILED, "{}: {}", column.name, case.name);
+        cell
+    });
+    let path = matrix::path();
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("making docs/");
+    std::fs::write(&path, document).expect("writing the document");
+}

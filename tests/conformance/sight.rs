@@ -1,0 +1,244 @@
+//! What a caller may see, and whether it did.
+
+use std::net::IpAddr;
+
+use super::objects::{Pod, TARGET};
+
+/// What a caller sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sight {
+    Answered(Answered),
+    /// Told at once that nobody listens.
+    Refused,
+    /// Accepted, then reset before an answer.
+    Reset,
+    /// No word at all.
+    Silent,
+    /// The packet went on to where it would go without a Service: the router,
+    /// which knows no such host.
+    Unserved,
+    /// The health-check node port counts so many local endpoints.
+    Healthy(u64),
+    /// The health-check node port says that there is no local endpoint.
+    Unhealthy,
+}
+
+/// Who answers, and what they see of the caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub by: Vec<(Pod, u32)>,
+    pub how: How,
+    pub source: Source,
+    /// The port at which they were reached.
+    pub port: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Each of them, and nobody else.
+    Each,
+    /// In proportion to their numbers.
+    Shares,
+    /// A client stays with one of them; not all clients with the same.
+    Sticky,
+    /// A client may be elsewhere after it was silent for more than a second.
+    StickyForASecond,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Any,
+    /// The caller's own address; except that a caller who is sent to itself
+    /// must meet another one there.
+    Kept,
+    /// An address of the node.
+    Node,
+}
+
+fn answered(by: Vec<(Pod, u32)>, how: How) -> Sight {
+    Sight::Answered(Answered {
+        by,
+        how,
+        source: Source::Any,
+        port: TARGET,
+    })
+}
+
+fn alike(pods: impl IntoIterator<Item = Pod>) -> Vec<(Pod, u32)> {
+    pods.into_iter().map(|pod| (pod, 1)).collect()
+}
+
+/// Each of these answers, and nobody else.
+pub fn each(pods: impl IntoIterator<Item = Pod>) -> Sight {
+    answered(alike(pods), How::Each)
+}
+
+/// Each of these has an equal share.
+pub fn equal_shares(pods: impl IntoIterator<Item = Pod>) -> Sight {
+    answered(alike(pods), How::Shares)
+}
+
+/// Each of these has a share as large as its number.
+pub fn shares(pods: impl IntoIterator<Item = (Pod, u32)>) -> Sight {
+    answered(pods.into_iter().collect(), How::Shares)
+}
+
+/// Clients stay with one of these.
+pub fn sticky(pods: impl IntoIterator<Item = Pod>) -> Sight {
+    answered(alike(pods), How::Sticky)
+}
+
+/// As [`sticky`], but for a second of silence only.
+pub fn sticky_for_a_second(pods: impl IntoIterator<Item = Pod>) -> Sight {
+    answered(alike(pods), How::StickyForASecond)
+}
+
+impl Sight {
+    fn from(mut self, source: Source) -> Sight {
+        if let Sight::Answered(answered) = &mut self {
+            answered.source = source;
+        }
+        self
+    }
+
+    /// They are reached at this port instead of the usual one.
+    pub fn at(mut self, port: u16) -> Sight {
+        if let Sight::Answered(answered) = &mut self {
+            answered.port = port;
+        }
+        self
+    }
+
+    /// The endpoint sees the caller's own address.
+    pub fn from_the_caller(self) -> Sight {
+        self.from(Source::Kept)
+    }
+
+    /// The endpoint sees the node's address.
+    pub fn from_the_node(self) -> Sight {
+        self.from(Source::Node)
+    }
+}
+
+/// What came of one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Answer(Answer),
+    Refused,
+    Reset,
+    Silent,
+    Unserved,
+    Healthy(u64),
+    Unhealthy,
+    /// None of these.
+    Odd(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Name of the pod.
+    pub by: String,
+    /// The caller's address as the endpoint sees it.
+    pub seen: IpAddr,
+    /// The caller's address as it sees it itself.
+    pub caller: IpAddr,
+    /// The port that the endpoint was reached at.
+    pub port: u16,
+}
+
+/// How many calls of one kind it takes, at least and at most.
+pub fn calls(sight: &Sight) -> (usize, usize) {
+    match sight {
+        Sight::Answered(Answered { by, how, .. }) => match how {
+            // Random choice misses one of three in 60 calls once in 10^10.
+            How::Each => (8 + by.len(), 60),
+            // Enough for `far_off` to tell 3:1 from 1:1 ...
+            How::Shares if by.iter().any(|(_, share)| *share != by[0].1) => (300, 300),
+            // ... and thirds from what is left of thirds.
+            How::Shares => (1_200, 1_200),
+            How::Sticky | How::StickyForASecond => (3, 3),
+        },
+        _ => (1, 1),
+    }
+}
+
+/// Standard deviations that a share may be off: more happens once in a million.
+const FAR_OFF: f64 = 5.0;
+
+/// Whether these outcomes are what `sight` says. `node` are the node's
+/// addresses, `caller` the name of the caller.
+pub fn judge(
+    sight: &Sight,
+    outcomes: &[Outcome],
+    caller: &str,
+    node: &[IpAddr],
+) -> Result<(), String> {
+    let Sight::Answered(expected) = sight else {
+        let wanted = match sight {
+            Sight::Refused => Outcome::Refused,
+            Sight::Reset => Outcome::Reset,
+            Sight::Silent => Outcome::Silent,
+            Sight::Unserved => Outcome::Unserved,
+            Sight::Healthy(count) => Outcome::Healthy(*count),
+            Sight::Unhealthy => Outcome::Unhealthy,
+            Sight::Answered(_) => return Err("unreachable".into()),
+        };
+        return match outcomes.iter().find(|outcome| **outcome != wanted) {
+            None => Ok(()),
+            Some(other) => Err(format!("{other:?}")),
+        };
+    };
+    let mut counts = vec![0_u32; expected.by.len()];
+    for outcome in outcomes {
+        let Outcome::Answer(answer) = outcome else {
+            return Err(format!("{outcome:?}"));
+        };
+        let at = expected.by.iter().position(|(p, _)| p.name() == answer.by);
+        let at = at.ok_or_else(|| format!("{} answers", answer.by))?;
+        counts[at] += 1;
+        if answer.port != expected.port {
+            return Err(format!("{} answers at port {}", answer.by, answer.port));
+        }
+        let itself = answer.by == caller;
+        let fine = match expected.source {
+            Source::Any => true,
+            Source::Kept if !itself => answer.seen == answer.caller,
+            Source::Kept | Source::Node => node.contains(&answer.seen),
+        };
+        if !fine {
+            return Err(format!("{} sees the caller as {}", answer.by, answer.seen));
+        }
+    }
+    let counted = || {
+        let named = expected.by.iter().zip(&counts);
+        let named = named.map(|((pod, _), count)| format!("{} {count}", pod.name()));
+        named.collect::<Vec<_>>().join(", ")
+    };
+    match expected.how {
+        How::Each if counts.contains(&0) => Err(counted()),
+        How::Shares if far_off(&expected.by, &counts) => Err(counted()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether every expected endpoint was met, so that more calls tell nothing.
+pub fn all_met(sight: &Sight, outcomes: &[Outcome]) -> bool {
+    let Sight::Answered(expected) = sight else {
+        return true;
+    };
+    let met = |name: &str| {
+        let mut answers = outcomes.iter();
+        answers.any(|outcome| matches!(outcome, Outcome::Answer(a) if a.by == name))
+    };
+    expected.how != How::Each || expected.by.iter().all(|(pod, _)| met(pod.name()))
+}
+
+fn far_off(expected: &[(Pod, u32)], counts: &[u32]) -> bool {
+    let calls = f64::from(counts.iter().sum::<u32>());
+    let whole = f64::from(expected.iter().map(|(_, share)| share).sum::<u32>());
+    expected.iter().zip(counts).any(|((_, share), count)| {
+        let share = f64::from(*share) / whole;
+        let deviation = (calls * share * (1.0 - share)).sqrt();
+        (f64::from(*count) - calls * share).abs() > FAR_OFF * deviation
+    })
+}
