@@ -53,6 +53,8 @@ pub struct Own {
     pub udp_timeout: Duration,
     /// Threads of the userspace data path; 0: one a core, at most 8.
     pub workers: usize,
+    /// Endpoints of userspace mode see the client's address.
+    pub transparent: bool,
     /// `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
 }
@@ -66,6 +68,7 @@ impl Default for Own {
             strict_mode: false,
             udp_timeout: Duration::from_secs(30),
             workers: 0,
+            transparent: false,
             proxy_port_range: None,
         }
     }

@@ -7,7 +7,8 @@ use ipnet::IpNet;
 use super::{backends::Target, capture::Frontend, preferences};
 use crate::sched::SchedulerName;
 use crate::services::{
-    Endpoints, Protocol, ProxyProtocol, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
+    Endpoints, Protocol, ProxyProtocol, ServicePort, ServicePortName, SessionAffinity,
+    TrafficPolicy,
 };
 
 /// Which of a ServicePort's addresses a portal stands for. Addresses that are

@@ -33,7 +33,9 @@ pub fn header(client: SocketAddr, called: SocketAddr) -> Vec<u8> {
             [sixteen(client).as_slice(), &sixteen(called)].concat(),
         ),
     };
-    let ports = [client.port(), called.port()].map(u16::to_be_bytes).concat();
+    let ports = [client.port(), called.port()]
+        .map(u16::to_be_bytes)
+        .concat();
     // 12 or 36.
     let length = (addresses.len() + ports.len()) as u16;
     let mut header = SIGNATURE.to_vec();
@@ -120,22 +122,26 @@ mod tests {
             (
                 "[2001:db8::1]:65535",
                 "[fd00::2]:443",
-                format!(
-                    "{v6} 20010db8{}01 fd00{}02 ffff 01bb",
-                    zeros(11),
-                    zeros(13)
-                ),
+                format!("{v6} 20010db8{}01 fd00{}02 ffff 01bb", zeros(11), zeros(13)),
             ),
             // Mixed, whichever way round.
             (
                 "192.0.2.1:1",
                 "[fd00::2]:2",
-                format!("{v6} {}ffffc0000201 fd00{}02 0001 0002", zeros(10), zeros(13)),
+                format!(
+                    "{v6} {}ffffc0000201 fd00{}02 0001 0002",
+                    zeros(10),
+                    zeros(13)
+                ),
             ),
             (
                 "[fd00::2]:2",
                 "192.0.2.1:1",
-                format!("{v6} fd00{}02 {}ffffc0000201 0002 0001", zeros(13), zeros(10)),
+                format!(
+                    "{v6} fd00{}02 {}ffffc0000201 0002 0001",
+                    zeros(13),
+                    zeros(10)
+                ),
             ),
             // A dual-stack socket's way to say IPv4.
             (
