@@ -341,7 +341,10 @@ impl Mode for Userspace {
         }
         if full {
             for note in self.steering.sync().await {
-                tracing::warn!("{note}");
+                match note {
+                    Ok(note) => tracing::info!("{note}"),
+                    Err(note) => tracing::warn!("{note}"),
+                }
             }
         }
         self.shared.insiders.update(node, &self.node_addresses);

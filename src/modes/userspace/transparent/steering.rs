@@ -21,11 +21,11 @@ use super::Transparent;
 use crate::{
     kernel::{
         Family, links,
-        netlink::{Protocol, Socket},
+        netlink::{self, Protocol, Socket},
         routes::{self, Kind, Route},
         rules::{self, Action, Rule},
         sysctl,
-        xtables::Xtables,
+        xtables::{self, Xtables},
     },
     modes::userspace::capture::Error,
 };
@@ -132,12 +132,15 @@ fn deletion(line: &str) -> String {
 pub struct Steering {
     wanted: bool,
     transparent: Arc<Transparent>,
-    /// What works for IPv4 and IPv6, and why nothing does.
-    xtables: [Option<Result<Xtables, String>>; 2],
+    /// What works for IPv4 and IPv6.
+    xtables: [Option<Xtables>; 2],
     /// What was said of each.
-    said: [Option<String>; 2],
+    said: [Option<Note>; 2],
     cleaned: bool,
 }
+
+/// What an operator should know of a family: that it works, or why not.
+pub type Note = Result<String, String>;
 
 impl Steering {
     /// For the data path's `transparent`; what an earlier run left goes if it
@@ -152,9 +155,9 @@ impl Steering {
         }
     }
 
-    /// Looks at the kernel and repairs what is wrong there. Answers what an
-    /// operator should know and was not told yet.
-    pub async fn sync(&mut self) -> Vec<String> {
+    /// Looks at the kernel and repairs what is wrong there. Answers what was
+    /// not told yet.
+    pub async fn sync(&mut self) -> Vec<Note> {
         self.transparent.forget_paths();
         if !self.wanted {
             if !self.cleaned {
@@ -167,18 +170,18 @@ impl Steering {
             let outcome = self.steer(n, family).await;
             let flag = self.transparent.steered(family);
             flag.store(outcome.is_ok(), Relaxed);
-            let said = match outcome {
-                Ok(()) => format!(
+            let note = match outcome {
+                Ok(()) => Ok(format!(
                     "{family}: endpoints see clients, where their answers come back this way"
-                ),
-                Err(why) => format!(
+                )),
+                Err(why) => Err(format!(
                     "--userspace-transparent does nothing for {family}, endpoints see the node's \
                      address: {why}"
-                ),
+                )),
             };
-            if self.said[n].as_ref() != Some(&said) {
-                notes.push(said.clone());
-                self.said[n] = Some(said);
+            if self.said[n].as_ref() != Some(&note) {
+                notes.push(note.clone());
+                self.said[n] = Some(note);
             }
         }
         notes
@@ -192,26 +195,37 @@ impl Steering {
             ));
         }
         let xtables = match &self.xtables[n] {
-            Some(found) => found.clone()?,
-            None => {
-                let found = find(family).await;
-                self.xtables[n].insert(found).clone()?
-            }
+            Some(found) => found.clone(),
+            None => self.xtables[n].insert(find(family).await?).clone(),
         };
-        let mut socket = Socket::open(Protocol::Route).map_err(|e| e.to_string())?;
-        let loopback = links::index("lo").map_err(|e| e.to_string())?;
-        links::set_up(&mut socket, loopback).map_err(|e| e.to_string())?;
-        let outcomes = routes::add(&mut socket, &[route(family, loopback)])
-            .and_then(|routes| Ok((routes, rules::add(&mut socket, &[rule(family)])?)))
-            .map_err(|e| e.to_string())?;
-        for outcome in outcomes.0.into_iter().chain(outcomes.1) {
-            outcome.map_err(|e| e.to_string())?;
+        route_marked(family).map_err(|e| e.to_string())?;
+        match mark_answers(&xtables).await {
+            // What is in force stays so while somebody else has the lock.
+            Err(e) if e.is_passing() && self.transparent.steered(family).load(Relaxed) => Ok(()),
+            other => other.map_err(|e| e.to_string()),
         }
-        let saved = xtables.save("mangle").await.map_err(|e| e.to_string())?;
-        if let Some(batch) = repair(&saved) {
-            xtables.restore(&batch).await.map_err(|e| e.to_string())?;
-        }
-        Ok(())
+    }
+}
+
+/// Has packets with our mark delivered here.
+fn route_marked(family: Family) -> Result<(), netlink::Error> {
+    let mut socket = Socket::open(Protocol::Route)?;
+    let loopback = links::index("lo")?;
+    links::set_up(&mut socket, loopback)?;
+    for outcome in routes::add(&mut socket, &[route(family, loopback)])? {
+        outcome?;
+    }
+    for outcome in rules::add(&mut socket, &[rule(family)])? {
+        outcome?;
+    }
+    Ok(())
+}
+
+/// Has packets for our sockets marked.
+async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
+    match repair(&xtables.save("mangle").await?) {
+        Some(batch) => xtables.restore(&batch).await,
+        None => Ok(()),
     }
 }
 
