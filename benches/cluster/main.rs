@@ -3,7 +3,8 @@
 //! What counts is how the figures stand to their limits.
 //!
 //! Arguments, each optional: `local` or `redirect` (capture of userspace mode),
-//! and the number of Services.
+//! and the number of Services. `intervals` instead measures what the shortest
+//! time between two syncs costs.
 
 // Shared with the tests, which use more of it.
 #[allow(dead_code)]
@@ -83,6 +84,10 @@ fn main() -> ExitCode {
         alike.peek().is_none() || alike.any(|w| **w == name)
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    if wanted.iter().any(|w| w == "intervals") {
+        runtime.block_on(intervals());
+        return ExitCode::SUCCESS;
+    }
     for (mode, flags) in MODES.into_iter().filter(|(mode, _)| asked(mode)) {
         for size in Size::ALL
             .into_iter()
@@ -122,12 +127,7 @@ async fn measure(flags: &[&str], size: Size) {
         resident / limit
     );
 
-    let (begun, before) = (Instant::now(), tripod.cpu());
-    server.change(|cluster| size.churn(cluster, EVENTS));
-    tripod.lacks(0.0).await;
-    let took = begun.elapsed().as_secs_f64();
-    let spent = tripod.cpu() - before;
-    let rate = f64::from(EVENTS) / spent;
+    let Churned { rate, took } = churn(&server, &tripod, size).await;
     let [resident, peak] = tripod.memory();
     println!(
         "  {EVENTS} changes    {rate:6.0} a second of one core   {:4.2} of the least   ({took:.2} s in all)",
@@ -137,4 +137,40 @@ async fn measure(flags: &[&str], size: Size) {
         "  resident then    {resident:6.1} MiB   {:4.2} of {limit} MiB   (peak {peak:.1} MiB)",
         resident / limit
     );
+}
+
+/// How changes were taken.
+struct Churned {
+    /// Changes a second of one core.
+    rate: f64,
+    /// Seconds until the last one was in force.
+    took: f64,
+}
+
+async fn churn(server: &Server, tripod: &Tripod, size: Size) -> Churned {
+    let (begun, before) = (Instant::now(), tripod.cpu());
+    server.change(|cluster| size.churn(cluster, EVENTS));
+    tripod.lacks(0.0).await;
+    Churned {
+        rate: f64::from(EVENTS) / (tripod.cpu() - before),
+        took: begun.elapsed().as_secs_f64(),
+    }
+}
+
+/// What `minSyncPeriod` costs and gains, in a storm of changes.
+async fn intervals() {
+    let [(mode, flags), _] = MODES;
+    let [size, _] = Size::ALL;
+    println!("\nShortest time between syncs, userspace mode, {mode} capture: {size}");
+    for interval in ["1ms", "10ms", "100ms", "1s"] {
+        let server = Server::new();
+        let site = Site::open(server.clone(), "intervals", &Authority::new(), false).await;
+        server.change(|cluster| size.fill(cluster));
+        let at_least = format!("--iptables-min-sync-period={interval}");
+        let flags: Vec<&str> = flags.iter().copied().chain([&*at_least]).collect();
+        let tripod = Tripod::start(&flags, &site.file("kubeconfig"));
+        tripod.lacks(1.0).await;
+        let Churned { rate, took } = churn(&server, &tripod, size).await;
+        println!("  {interval:>6}   {rate:6.0} changes a second of one core   {took:.2} s in all");
+    }
 }

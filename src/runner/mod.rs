@@ -10,6 +10,7 @@ pub mod metrics;
 mod no_local;
 pub mod pace;
 mod told;
+mod trim;
 mod unhonoured;
 
 use std::{
@@ -75,6 +76,8 @@ pub struct Runner<M> {
     pending: Changes,
     told: Told,
     said: Said,
+    /// Some sync came in force.
+    synced: bool,
 }
 
 impl<M: Mode> Runner<M> {
@@ -100,6 +103,7 @@ impl<M: Mode> Runner<M> {
             },
             told: Told::default(),
             said: Said::new(Recorder::nowhere()),
+            synced: false,
         }
     }
 
@@ -260,6 +264,9 @@ impl<M: Mode> Runner<M> {
             follower.synced(self.tracker.map(), &self.pending);
         }
         let changed = std::mem::take(&mut self.pending);
+        if !std::mem::replace(&mut self.synced, true) {
+            trim::trim();
+        }
         self.said
             .tell(self.mode.name(), report.unhonoured, &changed);
         let failed = self.told.tell(report.failed);

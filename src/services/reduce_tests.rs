@@ -40,10 +40,6 @@ fn services_that_are_none_of_our_business() {
             NotServed::Headless,
         ),
         (
-            "{metadata: {name: a, labels: {service.kubernetes.io/headless: ''}}, spec: {clusterIP: 10.0.0.1}}",
-            NotServed::Headless,
-        ),
-        (
             "{metadata: {name: a}, spec: {type: ExternalName, externalName: b.example}}",
             NotServed::ExternalName,
         ),
@@ -66,6 +62,14 @@ fn services_that_are_none_of_our_business() {
         assert_eq!(reduced.object.serving, Err(reason), "{text}");
         assert_eq!(&*reduced.object.name.namespace, "default", "{text}");
     }
+}
+
+/// The label is for EndpointSlices; on a Service it says nothing to kube-proxy.
+#[test]
+fn a_service_with_the_label_of_headless_slices_is_served() {
+    let labelled = "{metadata: {name: a, labels: {service.kubernetes.io/headless: ''}}, \
+                    spec: {clusterIP: 10.0.0.1}}";
+    assert!(service(labelled).expect("good").object.serving.is_ok());
 }
 
 #[test]

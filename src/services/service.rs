@@ -15,7 +15,7 @@ use super::{
 
 /// Label by which a Service asks for another proxy than this one (KEP-2447).
 pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// Label that marks what belongs to a headless Service.
+/// Label of EndpointSlices of a headless Service.
 pub(super) const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
 /// The API server's default for ClientIP affinity (`DefaultClientIPServiceAffinitySeconds`).
@@ -128,7 +128,7 @@ fn not_served(service: &api::Service, spec: &api::ServiceSpec) -> Option<NotServ
         Some(NotServed::OtherProxy)
     } else if spec.type_.as_deref() == Some("ExternalName") {
         Some(NotServed::ExternalName)
-    } else if labelled(HEADLESS_LABEL) || ips().any(|ip| ip == "None") {
+    } else if ips().any(|ip| ip == "None") {
         Some(NotServed::Headless)
     } else if ips().all(|ip| ip.is_empty()) {
         Some(NotServed::NoClusterIp)

@@ -173,7 +173,11 @@ async fn no_other_calls_than_documented() {
                 query.contains("fieldSelector=metadata.name%3Dnode-a")
                     || query.contains("fieldSelector=metadata.name%21%3Dnode-a")
             }
-            false => query.contains("service-proxy-name") && query.contains("headless"),
+            false => {
+                let services = query.starts_with(SERVICES);
+                query.contains("service-proxy-name") == services
+                    && query.contains("headless") != services
+            }
         };
         assert!(selected, "{query}");
     }

@@ -88,6 +88,10 @@ impl fmt::Display for Unset {
     }
 }
 
+/// Most entries that many CPUs are a reason for, even if the minimum is higher:
+/// a table for more takes too much memory (kubernetes #137002).
+const MOST_SCALED: u64 = 1 << 20;
+
 /// What `options` mean on a node with so many CPUs.
 pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     let mut settings = Vec::new();
@@ -102,7 +106,10 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     };
     if options.max_per_core > 0 {
         let scaled = u64::from(options.max_per_core) * u64::from(cpus);
-        let max = scaled.max(options.min.into());
+        let max = match scaled {
+            MOST_SCALED.. => MOST_SCALED,
+            _ => scaled.max(options.min.into()),
+        };
         set("net.netfilter.nf_conntrack_max", max, true);
         set(HASH_SIZE, max / PER_BUCKET, true);
     }
@@ -250,15 +257,14 @@ mod tests {
     #[test]
     fn the_limit_follows_the_cpus() {
         let limit = |options: &Options, cpus| values(options, cpus).first().copied();
-        for (cpus, max) in [(1, 131_072), (4, 131_072), (5, 163_840), (96, 3_145_728)] {
+        for (cpus, max) in [(1, 131_072), (4, 131_072), (5, 163_840), (96, 1_048_576)] {
             assert_eq!(limit(&defaults(), cpus), Some(("nf_conntrack_max", max)));
         }
         let huge = Options {
             max_per_core: u32::MAX,
             ..defaults()
         };
-        let max = u64::from(u32::MAX) * 4096;
-        assert_eq!(limit(&huge, 4096), Some(("nf_conntrack_max", max)));
+        assert_eq!(limit(&huge, 4096), Some(("nf_conntrack_max", 1_048_576)));
     }
 
     #[test]

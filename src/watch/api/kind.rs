@@ -23,14 +23,14 @@ pub(super) trait Kind: Sized + PartialEq + Send + Sync + 'static {
     const PLURAL: &str;
     /// Of the collection in all namespaces.
     const PATH: &str;
-    /// Labels by which the server leaves out what is not for us.
+    /// Labels by which the server leaves out what is not for us, as in
+    /// kube-proxy since 1.36 (`cmd/kube-proxy/app/server.go`, kubernetes
+    /// #134623): each label counts on the kind that it is defined for.
     ///
-    /// kube-proxy has these labels too (`cmd/kube-proxy/app/server.go`). Its
-    /// newer versions also select `spec.clusterIP!=None` of Services, which
+    /// kube-proxy also selects `spec.clusterIP!=None` of Services, which
     /// servers before 1.31 refuse as an unknown field; headless Services
     /// reduce to next to nothing here, so we do without.
-    const LABELS: Option<&str> =
-        Some("!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name");
+    const LABELS: Option<&str>;
 
     /// The server is asked for metadata alone.
     const METADATA_ALONE: bool = false;
@@ -62,6 +62,7 @@ impl Kind for Service {
     type Wire = wire::Service;
     const PLURAL: &str = "Services";
     const PATH: &str = "/api/v1/services";
+    const LABELS: Option<&str> = Some("!service.kubernetes.io/service-proxy-name");
 
     fn meta(wire: &wire::Service) -> &wire::Meta {
         &wire.metadata
@@ -93,6 +94,7 @@ impl Kind for EndpointSlice {
     type Wire = wire::EndpointSlice;
     const PLURAL: &str = "EndpointSlices";
     const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+    const LABELS: Option<&str> = Some("!service.kubernetes.io/headless");
 
     fn meta(wire: &wire::EndpointSlice) -> &wire::Meta {
         &wire.metadata

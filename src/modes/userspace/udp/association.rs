@@ -254,8 +254,7 @@ impl Associations {
 
     fn serves(&self, endpoint: SocketAddr) -> bool {
         let routing = self.portal.routing();
-        let serves = routing.servers().any(|server| server.address == endpoint);
-        serves
+        routing.servers().any(|server| server.address == endpoint)
     }
 
     /// The backend answered.
