@@ -24,12 +24,13 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static test check bench acceptance demo-tools test-tools
+.PHONY: help demo static test conformance check bench acceptance demo-tools test-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (a minute, no root needed)'
 	@echo 'make static      a release binary without dependencies, for images: target/static/tripod'
 	@echo 'make test        all tests'
+	@echo 'make conformance what each mode does on each kernel, into docs/conformance.md'
 	@echo 'make check       formatting, lints, documentation'
 	@echo 'make bench       measurements'
 	@echo 'make acceptance  the measuring tests, with the sizes of the acceptance list (release build)'
@@ -47,6 +48,15 @@ static:
 test: test-tools
 	$(call static-build,--config 'profile.dev.package."*".opt-level=0' build --bin tripod)
 	TRIPOD_STATIC=$(STATIC)/$(HOST)/debug/tripod $(CARGO) test
+
+# Every column anew, then the document from what was seen; `make test` runs the
+# same and checks that the document is current.
+CONFORMANCE = TRIPOD_NO_SKIP=1 $(CARGO) test --test suite --
+conformance: test-tools
+	$(CONFORMANCE) --exact --ignored conformance::forget
+	$(CONFORMANCE) conformance::host conformance::guest
+	$(CONFORMANCE) --exact --ignored conformance::write
+	$(CONFORMANCE) conformance::table
 
 check:
 	$(CARGO) fmt --check

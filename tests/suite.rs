@@ -8,4 +8,5 @@ mod conformance;
 mod deploy;
 mod iptables;
 mod ipvs;
+mod modes;
 mod userspace;

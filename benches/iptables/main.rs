@@ -135,12 +135,9 @@ fn rules(engine: &str, services: u32) {
             ports: [changed.name.clone()].into_iter().collect(),
             ..Changes::default()
         };
-        map = map
-            .iter()
-            .filter(|port| port.name != changed.name)
-            .map(|port| (**port).clone())
-            .chain([changed.clone()])
-            .collect();
+        let others = map.iter().filter(|port| port.name != changed.name);
+        let others: Vec<_> = others.map(|port| (**port).clone()).collect();
+        map = others.into_iter().chain([changed]).collect();
         // The map above has new copies of everything; only names that are said
         // to have changed are looked at.
         ours.push(bench.sync(&map, &changes));

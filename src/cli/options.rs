@@ -55,6 +55,8 @@ pub struct Own {
     pub workers: usize,
     /// Endpoints of userspace mode see the client's address.
     pub transparent: bool,
+    /// How long connections may keep the process from ending.
+    pub drain_timeout: Duration,
     /// `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
 }
@@ -69,6 +71,7 @@ impl Default for Own {
             udp_timeout: Duration::from_secs(30),
             workers: 0,
             transparent: false,
+            drain_timeout: Duration::from_secs(20),
             proxy_port_range: None,
         }
     }

@@ -6,7 +6,7 @@ use nix::{errno::Errno, libc, net::if_::if_nameindex};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
-    Family,
+    Family, links,
     netlink::{Error, Malformed, Message, Protocol, Request, Socket},
     octets, routes,
 };
@@ -250,6 +250,7 @@ fn plain(kind: u16, flags: i32, operation: &'static str, index: u32, address: Ip
 /// do not count.
 pub struct AddressChanges {
     socket: AsyncFd<Socket>,
+    ignored: Option<&'static str>,
 }
 
 impl AddressChanges {
@@ -271,7 +272,17 @@ impl AddressChanges {
         // it when dropped, which `AsyncFd` does after it has deregistered.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }
             .map_err(|error| failed(error.into()))?;
-        Ok(AddressChanges { socket })
+        Ok(AddressChanges {
+            socket,
+            ignored: None,
+        })
+    }
+
+    /// The same, without those of the link of that name, for as long as there is
+    /// one: when it goes, its addresses count.
+    pub fn ignoring(mut self, link: &'static str) -> AddressChanges {
+        self.ignored = Some(link);
+        self
     }
 
     /// Waits for the next change. Changes in quick succession may be told as
@@ -284,9 +295,14 @@ impl AddressChanges {
         loop {
             let mut guard = self.socket.readable_mut().await?;
             let mut changed = false;
+            let ignored = self.ignored.and_then(|link| links::index(link).ok());
             let lost = guard.get_inner_mut().drain(|message| {
                 // What cannot be read may have been a change.
-                changed |= !matches!(parse(message), Ok(Some(Address { own: true, .. }) | None));
+                changed |= match parse(message) {
+                    Ok(Some(address)) => !address.own && Some(address.index) != ignored,
+                    Ok(None) => false,
+                    Err(_) => true,
+                };
             })?;
             guard.clear_ready();
             if changed || lost {

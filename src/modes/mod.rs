@@ -105,6 +105,10 @@ pub trait Mode: Send {
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
+    /// Connections that would end with this process.
+    fn carried(&self) -> usize {
+        0
+    }
     /// Removes everything this mode ever installs, also what an earlier
     /// process left behind.
     ///

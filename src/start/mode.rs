@@ -39,6 +39,14 @@ impl Mode for Running {
         }
     }
 
+    fn carried(&self) -> usize {
+        match self {
+            Running::Ipvs(mode) => mode.carried(),
+            Running::Iptables(mode) => mode.carried(),
+            Running::Userspace(mode) => mode.carried(),
+        }
+    }
+
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         match self {
             Running::Ipvs(mode) => mode.cleanup().await,

@@ -64,13 +64,20 @@ pub(super) fn choose(settings: &Settings) -> Result<Chosen, String> {
     let kernel = examine(&wishes);
     let wanted = settings.effective.mode;
     let choice = verdict::choose(wanted, &kernel, &wishes);
-    let table = || verdict::table(&verdict::verdicts(&kernel, &wishes));
+    // For people, in lines of its own; the log's line says what it is about.
+    let explain = || eprint!("{}", verdict::table(&verdict::verdicts(&kernel, &wishes)));
     match choice.mode {
-        None => Err(format!("no mode can run here:\n{}", table())),
-        Some(mode) if mode != wanted && settings.own.strict_mode => Err(format!(
-            "{wanted} mode cannot run here, and --strict-proxy-mode allows no other:\n{}",
-            table()
-        )),
+        None => {
+            explain();
+            Err("no mode can run here, see the table of what each one misses".to_owned())
+        }
+        Some(mode) if mode != wanted && settings.own.strict_mode => {
+            explain();
+            Err(format!(
+                "{wanted} mode cannot run here, and --strict-proxy-mode allows no other, see the \
+                 table of what each one misses"
+            ))
+        }
         Some(mode) => Ok(Chosen {
             mode,
             passed_over: choice.passed_over().collect(),

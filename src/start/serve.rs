@@ -4,6 +4,7 @@
 use std::{
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use prometheus::Registry;
@@ -21,6 +22,7 @@ use crate::{
         addresses::{self, AddressChanges},
         netlink::{Protocol, Socket},
     },
+    modes::ipvs,
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
@@ -31,10 +33,15 @@ use crate::{
 /// Events that may wait for the API server; more are dropped.
 const EVENTS: usize = 64;
 
+/// How often to look whether connections have ended.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Serves until it is told to end.
 pub(super) async fn serve(settings: Settings) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
+    // Before anything is changed: it may end here.
+    let choice = probe::choose(&settings)?;
     let source = source(&settings).await?;
     let recorder = match &source {
         Source::Folder(_) => Recorder::nowhere(),
@@ -46,7 +53,6 @@ pub(super) async fn serve(settings: Settings) -> Done {
     };
     recorder.post(Event::starting());
     node::prepare(&settings.configuration, &recorder);
-    let choice = probe::choose(&settings)?;
     let mode = choice.mode;
     for reason in &choice.passed_over {
         tracing::warn!("running in {mode} mode: {reason}");
@@ -115,14 +121,37 @@ pub(super) async fn serve(settings: Settings) -> Done {
     ));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        () = runner.run(source.follow(&node), Some(AddressChanges::open()?)) => {
+    let changes = AddressChanges::open()?.ignoring(ipvs::plan::LINK);
+    let ended: Done = tokio::select! {
+        () = runner.run(source.follow(&node), Some(changes)) => {
             Err("the source of objects ended unexpectedly".into())
         }
         Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
         changed = config_changed(settings.file.as_ref()) => Err(changed.into()),
+    };
+    if ended.is_ok() {
+        // Nothing is synced any more, but what is open goes on.
+        tokio::select! {
+            () = drained(|| runner.carried(), settings.own.drain_timeout) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+    ended
+}
+
+/// Waits until no connection is left that would end with this process, at most
+/// `patience`. Meanwhile a successor takes the new ones.
+async fn drained(carried: impl Fn() -> usize, patience: Duration) {
+    let deadline = Instant::now() + patience;
+    let connections = carried();
+    if connections > 0 {
+        tracing::info!(connections, "ending when they have, or in {patience:?}");
+    }
+    while carried() > 0 && Instant::now() < deadline {
+        tokio::time::sleep(LOOK).await;
     }
 }
 

@@ -98,6 +98,10 @@ impl<M: Mode> Mode for TakeOver<M> {
         self.mode.disturbed().await;
     }
 
+    fn carried(&self) -> usize {
+        self.mode.carried()
+    }
+
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         self.mode.cleanup().await
     }

@@ -102,7 +102,7 @@ pub fn sctp_here() -> bool {
 }
 
 /// What a failure means for the caller.
-fn fate(error: &io::Error) -> Outcome {
+pub fn fate(error: &io::Error) -> Outcome {
     match error.kind() {
         ErrorKind::ConnectionRefused => Outcome::Refused,
         ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe => {

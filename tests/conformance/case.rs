@@ -3,7 +3,7 @@
 //! A case is one Service, then stages: in each the Service is as it says, and
 //! certain callers who call certain addresses of it see certain things.
 
-use super::columns::Column;
+use super::columns::{Column, Columns};
 use super::differences::{self, Why};
 use super::objects::Service;
 use super::sight::Sight;
@@ -96,13 +96,18 @@ pub struct Expectation {
     pub one_socket: bool,
     pub sight: Sight,
     /// What certain columns see instead, and why.
-    pub but: Vec<(fn(&Column) -> bool, Why, Sight)>,
+    pub but: Vec<(Columns, Why, Sight)>,
 }
 
 impl Expectation {
-    /// What is to be seen in `column` over `protocol`, and why that is not what
-    /// kube-proxy's iptables mode shows, if so.
-    pub fn sight_in(&self, column: &Column, protocol: Protocol) -> (Sight, Vec<Why>) {
+    /// What is to be seen in `column` at `target` over `protocol`, and why that
+    /// is not what kube-proxy's iptables mode shows, if so.
+    pub fn sight_in(
+        &self,
+        column: &Column,
+        target: Target,
+        protocol: Protocol,
+    ) -> (Sight, Vec<Why>) {
         let mut whys = Vec::new();
         let mut sight = self.sight.clone();
         if let Some((_, why, other)) = self.but.iter().find(|(columns, ..)| columns(column)) {
@@ -111,7 +116,7 @@ impl Expectation {
         }
         for rule in differences::RULES {
             if (rule.columns)(column)
-                && let Some(other) = (rule.instead)(protocol, &sight)
+                && let Some(other) = (rule.instead)(target, protocol, &sight)
             {
                 sight = other;
                 whys.push(rule.why);
@@ -136,8 +141,6 @@ pub struct Case {
     pub name: &'static str,
     pub flags: Flags,
     pub stages: Vec<Stage>,
-    /// Columns that cannot run it, and why.
-    pub cannot: Vec<(fn(&Column) -> bool, Why)>,
 }
 
 /// Begins a case: `name` says what is promised.
@@ -150,19 +153,12 @@ pub fn case(name: &'static str, service: Service) -> Case {
             service: Some(service),
             expectations: Vec::new(),
         }],
-        cannot: Vec::new(),
     }
 }
 
 impl Case {
     pub fn with_flags(mut self, flags: Flags) -> Case {
         self.flags = flags;
-        self
-    }
-
-    /// Certain columns cannot run this case.
-    pub fn cannot(mut self, columns: fn(&Column) -> bool, why: Why) -> Case {
-        self.cannot.push((columns, why));
         self
     }
 
@@ -205,7 +201,7 @@ impl Case {
     }
 
     /// What certain columns see instead of what was just said.
-    pub fn but(mut self, columns: fn(&Column) -> bool, why: Why, sight: Sight) -> Case {
+    pub fn but(mut self, columns: Columns, why: Why, sight: Sight) -> Case {
         self.latest().but.push((columns, why, sight));
         self
     }
@@ -217,11 +213,7 @@ impl Case {
             .iter()
             .flat_map(|stage| &stage.expectations)
             .any(|expectation| expectation.protocols.contains(&Protocol::Sctp));
-        if wants_sctp && !column.kernel.has_sctp() {
-            return Some(Why::NoSctp);
-        }
-        let found = self.cannot.iter().find(|(columns, _)| columns(column));
-        found.map(|(_, why)| *why)
+        (wants_sctp && !column.kernel.has_sctp()).then_some(Why::NoSctp)
     }
 
     /// All differences that show in `column`, each once, in order.
@@ -231,8 +223,11 @@ impl Case {
             .iter()
             .flat_map(|stage| &stage.expectations)
             .flat_map(|expectation| {
-                let each = expectation.protocols.iter();
-                each.flat_map(|protocol| expectation.sight_in(column, *protocol).1)
+                let each = expectation.targets.iter().flat_map(|target| {
+                    let protocols = expectation.protocols.iter();
+                    protocols.map(|protocol| (*target, *protocol))
+                });
+                each.flat_map(|(target, protocol)| expectation.sight_in(column, target, protocol).1)
             })
             .collect();
         whys.sort_unstable();
@@ -256,7 +251,7 @@ impl When {
                 targets: targets.into_iter().collect(),
                 protocols: vec![Protocol::Tcp],
                 families: vec![Family::V4, Family::V6],
-                port: super::objects::PORT,
+                port: super::addresses::PORT,
                 one_socket: false,
                 sight: Sight::Refused,
                 but: Vec::new(),

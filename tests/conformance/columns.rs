@@ -118,6 +118,9 @@ pub const COLUMNS: [Column; 9] = [
     local("bare userspace-local", Kernel::Bare),
 ];
 
+/// Some of the columns.
+pub type Columns = fn(&Column) -> bool;
+
 pub fn columns() -> impl Iterator<Item = &'static Column> {
     COLUMNS.iter().filter(|column| column.on)
 }

@@ -2,8 +2,8 @@
 //! why. Each is tested as well: if a column does not show the difference that
 //! is written down for it, its test fails.
 
-use super::case::Protocol;
-use super::columns::{Column, userspace};
+use super::case::{Protocol, Target};
+use super::columns::{Columns, userspace};
 use super::sight::{Answered, Sight, Source};
 
 /// A reason, numbered in the document in this order.
@@ -52,7 +52,7 @@ impl Why {
             }
             Why::NoSctpInUserspace => {
                 "Userspace mode does not carry SCTP: associations cannot be spliced with \
-                 their streams and several addresses. Nobody answers."
+                 their streams and several addresses. Nobody answers; the node refuses."
             }
             Why::NobodyHereIsRefused => {
                 "With `internalTrafficPolicy: Local` and no endpoint on the node, kube-proxy's \
@@ -92,21 +92,28 @@ impl Why {
 /// A difference that shows in every case where it can.
 pub struct Rule {
     pub why: Why,
-    pub columns: fn(&Column) -> bool,
+    pub columns: Columns,
     /// What is seen instead of this, if anything.
-    pub instead: fn(Protocol, &Sight) -> Option<Sight>,
+    pub instead: fn(Target, Protocol, &Sight) -> Option<Sight>,
 }
 
 pub const RULES: &[Rule] = &[
     Rule {
         why: Why::NoSctpInUserspace,
         columns: userspace,
-        instead: |protocol, _| (protocol == Protocol::Sctp).then_some(Sight::Silent),
+        // The router's word is no reason for SCTP to give up (`sctp_v4_err` in
+        // net/sctp/input.c); the node itself refuses.
+        instead: |target, protocol, _| {
+            (protocol == Protocol::Sctp).then_some(match target {
+                Target::NodePort => Sight::Refused,
+                _ => Sight::Silent,
+            })
+        },
     },
     Rule {
         why: Why::ClientHidden,
         columns: userspace,
-        instead: |_, sight| match sight {
+        instead: |_, _, sight| match sight {
             Sight::Answered(answered) if answered.source == Source::Kept => {
                 Some(Sight::Answered(Answered {
                     source: Source::Node,
@@ -119,7 +126,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::AcceptedFirst,
         columns: userspace,
-        instead: |protocol, sight| {
+        instead: |_, protocol, sight| {
             (protocol == Protocol::Tcp && *sight == Sight::Silent).then_some(Sight::Reset)
         },
     },

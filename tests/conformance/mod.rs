@@ -1,19 +1,23 @@
 //! Conformance: one table of cases for every mode on every kernel.
 //!
 //! - [`cases`]: the table. Begin there.
-//! - [`case`], [`objects`], [`sight`]: the words that it is written in.
+//! - [`case`], [`objects`], [`endpoints`], [`sight`]: the words that it is
+//!   written in.
 //! - [`columns`]: modes and kernels. A line turns one on.
 //! - [`differences`]: where modes differ from kube-proxy's iptables mode, and why.
-//! - [`world`], [`ask`], [`run`]: how it is run.
+//! - [`world`], [`ask`], [`look`], [`run`]: how it is run.
 //! - [`matrix`]: how it is shown, in docs/conformance.md.
 //!
 //! `TRIPOD_CONFORMANCE_CASE=words` runs the cases whose names contain them.
 
+mod addresses;
 mod ask;
 mod case;
 mod cases;
 mod columns;
 mod differences;
+mod endpoints;
+mod look;
 mod matrix;
 mod objects;
 mod run;

@@ -1,136 +1,12 @@
 //! The Service of a case and its EndpointSlices.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
 use serde_json::{Map, Value, json};
 
+use super::addresses::{
+    PORT, SECOND_PORT, SECOND_TARGET, TARGET, address, health_check_port, node_port_number,
+};
 use super::case::{Family, Target};
-
-/// Pods that answer. `a` and `b` are on the node, `c` on the other one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pod {
-    A,
-    B,
-    C,
-}
-
-pub const ALL: [Pod; 3] = [Pod::A, Pod::B, Pod::C];
-pub const HERE: [Pod; 2] = [Pod::A, Pod::B];
-pub const ELSEWHERE: [Pod; 1] = [Pod::C];
-
-impl Pod {
-    pub fn name(self) -> &'static str {
-        match self {
-            Pod::A => "a",
-            Pod::B => "b",
-            Pod::C => "c",
-        }
-    }
-
-    pub fn node(self) -> &'static str {
-        match self {
-            Pod::A | Pod::B => "node",
-            Pod::C => "other",
-        }
-    }
-
-    pub fn addresses(self) -> (Ipv4Addr, Ipv6Addr) {
-        let (subnet, last) = match self {
-            Pod::A => (0, 11),
-            Pod::B => (0, 12),
-            Pod::C => (1, 13),
-        };
-        (
-            Ipv4Addr::new(10, 244, subnet, last),
-            Ipv6Addr::new(0xfd00, 0x244, 0, subnet.into(), 0, 0, 0, last.into()),
-        )
-    }
-}
-
-/// Its address of each family.
-#[derive(Clone, Debug)]
-pub struct Endpoint {
-    pod: Pod,
-    ready: bool,
-    serving: bool,
-    terminating: bool,
-    hints: Map<String, Value>,
-}
-
-pub fn ready(pod: Pod) -> Endpoint {
-    Endpoint {
-        pod,
-        ready: true,
-        serving: true,
-        terminating: false,
-        hints: Map::new(),
-    }
-}
-
-pub fn unready(pod: Pod) -> Endpoint {
-    Endpoint {
-        ready: false,
-        serving: false,
-        ..ready(pod)
-    }
-}
-
-/// On its way out and still answering.
-pub fn terminating(pod: Pod) -> Endpoint {
-    Endpoint {
-        ready: false,
-        terminating: true,
-        ..ready(pod)
-    }
-}
-
-/// On its way out and not answering any more.
-pub fn ending(pod: Pod) -> Endpoint {
-    Endpoint {
-        serving: false,
-        ..terminating(pod)
-    }
-}
-
-impl Endpoint {
-    /// What `publishNotReadyAddresses` has the slice controller say of one that
-    /// is not: ready.
-    pub fn published_anyway(mut self) -> Endpoint {
-        self.ready = true;
-        self
-    }
-
-    pub fn for_zone(mut self, zone: &str) -> Endpoint {
-        self.hints
-            .insert("forZones".into(), json!([{"name": zone}]));
-        self
-    }
-
-    pub fn for_node(mut self, node: &str) -> Endpoint {
-        self.hints
-            .insert("forNodes".into(), json!([{"name": node}]));
-        self
-    }
-
-    fn manifest(&self, family: Family) -> Value {
-        let (v4, v6) = self.pod.addresses();
-        let address = match family {
-            Family::V4 => IpAddr::from(v4),
-            Family::V6 => v6.into(),
-        };
-        let mut endpoint = json!({
-            "addresses": [address],
-            "nodeName": self.pod.node(),
-            "conditions": {
-                "ready": self.ready, "serving": self.serving, "terminating": self.terminating,
-            },
-        });
-        if !self.hints.is_empty() {
-            endpoint["hints"] = self.hints.clone().into();
-        }
-        endpoint
-    }
-}
+use super::endpoints::{Endpoint, Pod, ready};
 
 /// An EndpointSlice of each family.
 #[derive(Clone, Debug)]
@@ -139,14 +15,6 @@ struct Slice {
     target: u16,
     annotations: Map<String, Value>,
 }
-
-/// The usual port of a Service, TCP and UDP.
-pub const PORT: u16 = 80;
-/// A further one, for Services that have several.
-pub const SECOND_PORT: u16 = 81;
-/// Where endpoints listen for these ports.
-pub const TARGET: u16 = 8080;
-pub const SECOND_TARGET: u16 = 8081;
 
 /// A Service whose name and addresses follow from the number of its case.
 #[derive(Clone, Debug)]
@@ -442,68 +310,4 @@ impl Service {
             "endpoints": endpoints.collect::<Vec<_>>(),
         })
     }
-}
-
-impl Family {
-    pub fn name(self) -> &'static str {
-        match self {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-        }
-    }
-}
-
-/// The two addresses that the node has.
-pub const NODE: [(Ipv4Addr, Ipv6Addr); 2] = [
-    (
-        Ipv4Addr::new(192, 0, 2, 10),
-        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x10),
-    ),
-    (
-        Ipv4Addr::new(198, 18, 0, 10),
-        Ipv6Addr::new(0x2001, 0xdb8, 0x18, 0, 0, 0, 0, 0x10),
-    ),
-];
-
-fn node_port_number(number: u16, port: u16) -> u16 {
-    match port {
-        SECOND_PORT => 31_000 + number,
-        _ => 30_000 + number,
-    }
-}
-
-fn health_check_port(number: u16) -> u16 {
-    32_000 + number
-}
-
-fn address(target: Target, family: Family, number: u16) -> IpAddr {
-    let low = u8::try_from(number).expect("fewer than 256 cases");
-    let own = |v4: [u8; 3], v6: [u16; 3]| match family {
-        Family::V4 => IpAddr::from([v4[0], v4[1], v4[2], low]),
-        Family::V6 => IpAddr::from([v6[0], v6[1], v6[2], 0, 0, 0, 0, number]),
-    };
-    let pick = |(v4, v6): (Ipv4Addr, Ipv6Addr)| match family {
-        Family::V4 => IpAddr::from(v4),
-        Family::V6 => v6.into(),
-    };
-    match target {
-        Target::ClusterIp => own([10, 96, 0], [0xfd00, 0x96, 0]),
-        Target::ExternalIp => own([198, 51, 100], [0x2001, 0xdb8, 0x51]),
-        Target::LoadBalancer => own([203, 0, 113], [0x2001, 0xdb8, 0x113]),
-        Target::NodePort | Target::HealthCheck => pick(NODE[0]),
-        Target::SecondNodePort => pick(NODE[1]),
-        Target::Loopback => pick((Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST)),
-    }
-}
-
-/// Where the Service of case `number` is called.
-pub fn socket_address(target: Target, family: Family, number: u16, port: u16) -> SocketAddr {
-    let port = match target {
-        Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp => port,
-        Target::NodePort | Target::SecondNodePort | Target::Loopback => {
-            node_port_number(number, port)
-        }
-        Target::HealthCheck => health_check_port(number),
-    };
-    SocketAddr::new(address(target, family, number), port)
 }

@@ -5,21 +5,22 @@
 //! in one step, with a Service that nobody knew before, the *barrier*. Once that
 //! can be called, what each case promises has to come true, soon.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::ask::{self, Client};
-use super::case::{Caller, Case, Expectation, Family, Flags, Protocol, Target};
+use super::addresses::{self, NODE};
+use super::ask;
+use super::case::{Caller, Case, Family, Flags, Protocol, Target};
 use super::cases::{Numbered, numbered};
 use super::columns::{Column, Kernel, Tools};
-use super::objects::{self, ALL, NODE};
-use super::sight::{self, Answered, How, Outcome, Sight};
-use super::world::{CLIENTS, World, further_address, node_addresses};
+use super::endpoints::ALL;
+use super::look::{Look, Open};
+use super::objects;
+use super::sight::Outcome;
+use super::world::World;
 use crate::lab::{Tripod, eventually, get, tripod_binary};
 
 /// What came of a case: nothing, or everything that was not as promised.
@@ -31,13 +32,16 @@ const ONLY: &str = "TRIPOD_CONFORMANCE_CASE";
 /// Numbers of barriers begin above those of cases.
 const FIRST_BARRIER: u16 = 200;
 
+/// A case that takes longer than that is named in the output.
+const SLOW: Duration = Duration::from_secs(3);
+
 /// How long things may take on a kernel.
 #[derive(Clone, Copy)]
-struct Patience {
+pub struct Patience {
     /// For an answer.
-    answer: Duration,
+    pub answer: Duration,
     /// Of nobody answering, to be called silent.
-    silence: Duration,
+    pub silence: Duration,
     /// For a promise to come true once the barrier stands.
     promise: Duration,
     /// For the barrier.
@@ -73,18 +77,7 @@ struct Going {
     number: u16,
     case: Case,
     verdict: Verdict,
-    /// Sockets that are kept from stage to stage.
-    open: HashMap<(Caller, SocketAddr, Protocol), Client>,
-}
-
-/// A caller, a socket address and what is seen there.
-struct Look {
-    caller: Caller,
-    to: SocketAddr,
-    target: Target,
-    protocol: Protocol,
-    one_socket: bool,
-    sight: Sight,
+    open: Open,
 }
 
 /// Runs every case that `column` can run, in the order of the table.
@@ -114,7 +107,7 @@ pub fn run(column: &Column) -> Vec<(&'static str, Verdict)> {
                 number,
                 case,
                 verdict: Verdict::new(),
-                open: HashMap::new(),
+                open: Open::new(),
             })
             .collect();
         if !going.is_empty() {
@@ -132,10 +125,10 @@ pub fn run(column: &Column) -> Vec<(&'static str, Verdict)> {
         .collect()
 }
 
-struct Run<'a> {
-    column: &'a Column,
-    patience: Patience,
-    world: World,
+pub struct Run<'a> {
+    pub column: &'a Column,
+    pub patience: Patience,
+    pub world: World,
     /// A folder that comes first on Tripod's PATH.
     tools: String,
     barriers: u16,
@@ -146,12 +139,14 @@ impl Run<'_> {
         let mut tripod = None;
         let stages = going.iter().map(|g| g.case.stages.len()).max();
         for stage in 0..stages.unwrap_or(0) {
+            let start = Instant::now();
             let barrier = self.publish(going, stage);
             if tripod.is_none() {
                 tripod = Some(self.start(flags));
             }
             for family in [Family::V4, Family::V6] {
-                let to = objects::socket_address(Target::ClusterIp, family, barrier, objects::PORT);
+                let to =
+                    addresses::socket_address(Target::ClusterIp, family, barrier, addresses::PORT);
                 eventually(
                     &format!("the barrier {to} stands"),
                     self.patience.barrier,
@@ -163,7 +158,12 @@ impl Run<'_> {
                     },
                 );
             }
+            let stood = start.elapsed();
             self.stage(going, stage);
+            println!(
+                "stage {stage} with {flags:?}: {stood:.1?} to the barrier, {:.1?} in all",
+                start.elapsed()
+            );
         }
         self.check_backend();
     }
@@ -214,6 +214,10 @@ impl Run<'_> {
         tripod
     }
 
+    pub(super) fn enter<T: Send>(&self, caller: Caller, body: impl FnOnce() -> T + Send) -> T {
+        self.world.host(caller).enter(body)
+    }
+
     /// The iptables backend of this column was used, and no other.
     fn check_backend(&self) {
         let Some(chain) = self.column.chain else {
@@ -252,6 +256,7 @@ impl Run<'_> {
         let Some(now) = going.case.stages.get(stage) else {
             return;
         };
+        let start = Instant::now();
         let looks: Vec<Look> = now
             .expectations
             .iter()
@@ -261,6 +266,7 @@ impl Run<'_> {
             "" => String::new(),
             after => format!("after {after:?}, "),
         };
+        let count = looks.len();
         for look in looks {
             let mut seen = self.attempt(&look, &mut going.open);
             while seen.is_err() && Instant::now() < deadline {
@@ -282,133 +288,10 @@ impl Run<'_> {
                 ));
             }
         }
-    }
-
-    fn looks(&self, expectation: &Expectation, number: u16) -> Vec<Look> {
-        let mut looks = Vec::new();
-        for caller in &expectation.callers {
-            for target in &expectation.targets {
-                for family in &expectation.families {
-                    for protocol in &expectation.protocols {
-                        let to =
-                            objects::socket_address(*target, *family, number, expectation.port);
-                        looks.push(Look {
-                            caller: *caller,
-                            to,
-                            target: *target,
-                            protocol: *protocol,
-                            one_socket: expectation.one_socket,
-                            sight: expectation.sight_in(self.column, *protocol).0,
-                        });
-                    }
-                }
-            }
+        let took = start.elapsed();
+        if took > SLOW {
+            println!("{took:.1?} for {count} calls and more: {}", going.case.name);
         }
-        looks
-    }
-
-    /// Calls as often as it takes to tell.
-    fn attempt(
-        &self,
-        look: &Look,
-        open: &mut HashMap<(Caller, SocketAddr, Protocol), Client>,
-    ) -> Result<(), String> {
-        let patience = match look.sight {
-            Sight::Silent => self.patience.silence,
-            _ => self.patience.answer,
-        };
-        let call = |from| match look.target {
-            Target::HealthCheck => ask::health(look.to, patience),
-            _ => ask::once(look.protocol, from, look.to, patience),
-        };
-        if let Sight::Answered(Answered { by, how, .. }) = &look.sight
-            && matches!(how, How::Sticky | How::StickyForASecond)
-        {
-            return self.enter(look.caller, || self.stickiness(look, by.len(), *how, &call));
-        }
-        let outcomes = self.enter(look.caller, || {
-            if look.one_socket {
-                let key = (look.caller, look.to, look.protocol);
-                if !open.contains_key(&key) {
-                    match Client::open(look.protocol, None, look.to, patience) {
-                        Ok(client) => drop(open.insert(key, client)),
-                        Err(error) => return vec![Outcome::Odd(error.to_string())],
-                    }
-                }
-                let client = open.get_mut(&key);
-                return client.map(Client::ask).into_iter().collect();
-            }
-            let (least, most) = sight::calls(&look.sight);
-            let mut outcomes: Vec<Outcome> = Vec::new();
-            while outcomes.len() < least
-                || outcomes.len() < most && !sight::all_met(&look.sight, &outcomes)
-            {
-                outcomes.push(call(None));
-                if !matches!(outcomes.last(), Some(Outcome::Answer(_))) {
-                    break;
-                }
-            }
-            outcomes
-        });
-        self.judge(look, &outcomes)
-    }
-
-    /// Every client at an endpoint of its own.
-    fn stickiness(
-        &self,
-        look: &Look,
-        endpoints: usize,
-        how: How,
-        call: &dyn Fn(Option<IpAddr>) -> Outcome,
-    ) -> Result<(), String> {
-        let round = || -> Result<Vec<String>, String> {
-            let (least, _) = sight::calls(&look.sight);
-            let mut pins = Vec::new();
-            for number in 1..=CLIENTS {
-                let (v4, v6) = further_address(number);
-                let from = match look.to {
-                    SocketAddr::V4(_) => IpAddr::from(v4),
-                    SocketAddr::V6(_) => v6.into(),
-                };
-                let calls = if how == How::Sticky { least } else { 1 };
-                let outcomes: Vec<_> = (0..calls).map(|_| call(Some(from))).collect();
-                self.judge(look, &outcomes)?;
-                let names = outcomes.into_iter().map(|outcome| match outcome {
-                    Outcome::Answer(answer) => answer.by,
-                    other => format!("{other:?}"),
-                });
-                let mut names: Vec<String> = names.collect();
-                names.dedup();
-                match &names[..] {
-                    [name] => pins.push(name.clone()),
-                    _ => return Err(format!("{from} meets {names:?} in this order")),
-                }
-            }
-            Ok(pins)
-        };
-        let pins = round()?;
-        let alike = pins.iter().all(|pin| *pin == pins[0]);
-        if how == How::Sticky {
-            return match alike && endpoints > 1 {
-                true => Err(format!("all clients meet {}", pins[0])),
-                false => Ok(()),
-            };
-        }
-        // The silence is what is tested; it is no wait for anything else.
-        std::thread::sleep(Duration::from_millis(2_100));
-        match round()? == pins {
-            true => Err("every client is where it was".into()),
-            false => Ok(()),
-        }
-    }
-
-    fn judge(&self, look: &Look, outcomes: &[Outcome]) -> Result<(), String> {
-        let caller = self.world.host(look.caller).name();
-        sight::judge(&look.sight, outcomes, caller, &node_addresses())
-    }
-
-    fn enter<T: Send>(&self, caller: Caller, body: impl FnOnce() -> T + Send) -> T {
-        self.world.host(caller).enter(body)
     }
 }
 

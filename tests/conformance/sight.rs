@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::objects::{Pod, TARGET};
+use super::addresses::TARGET;
+use super::endpoints::Pod;
 
 /// What a caller sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,12 +111,12 @@ impl Sight {
     }
 
     /// The endpoint sees the caller's own address.
-    pub fn from_the_caller(self) -> Sight {
+    pub fn seeing_the_caller(self) -> Sight {
         self.from(Source::Kept)
     }
 
     /// The endpoint sees the node's address.
-    pub fn from_the_node(self) -> Sight {
+    pub fn seeing_the_node(self) -> Sight {
         self.from(Source::Node)
     }
 }

@@ -43,8 +43,12 @@ fn cases_say_what_can_be_seen() {
             let sights = expectation.but.iter().map(|(_, _, sight)| sight);
             for sight in sights.chain([&expectation.sight]) {
                 let health = matches!(sight, Sight::Healthy(_) | Sight::Unhealthy);
+                let pods = matches!(sight, Sight::Answered(_));
                 for target in &expectation.targets {
-                    assert_eq!(*target == Target::HealthCheck, health, "{name}");
+                    match target {
+                        Target::HealthCheck => assert!(!pods, "{name}"),
+                        _ => assert!(!health, "{name}"),
+                    }
                 }
                 let Sight::Answered(Answered {
                     how, source, by, ..

@@ -15,8 +15,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
+use super::addresses::NODE;
 use super::case::Caller;
-use super::objects::{ALL, NODE, Pod};
+use super::endpoints::{ALL, Pod};
 use crate::lab::{Backend, Host};
 
 /// The client pod's further addresses, for session affinity: as many as it

@@ -1,4 +1,10 @@
 //! ipvs mode, seen from outside.
 
+mod adoption;
+mod drain;
+mod guest;
+mod node;
+mod order;
 mod recorded;
+mod repair;
 mod vectors;

@@ -14,7 +14,7 @@ use super::process::{Group, die_with_parent};
 const INSIDE: &str = "TRIPOD_LAB_ROOM";
 
 /// Longest life of one test; well above the slowest with acceptance sizes.
-const LIFETIME: Duration = Duration::from_secs(240);
+const LIFETIME: Duration = Duration::from_secs(420);
 
 /// Whether a test may run while others do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -73,6 +73,7 @@ impl Tripod {
             // Where pods are: what tells them from callers outside.
             .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
             .args(["--hostname-override", "node", "--udp-timeout", "2s"])
+            .arg("--userspace-drain-timeout=1s")
             .args(["--ipvs-scheduler", "wrr", "--v", "2"])
             .args(["--metrics-bind-address", "127.0.0.1:10249"]);
         Tripod::spawn(command)
@@ -85,7 +86,8 @@ impl Tripod {
         tripod
     }
 
-    fn spawn(mut command: Command) -> Tripod {
+    /// Starts a complete command, and waits for nothing.
+    pub fn spawn(mut command: Command) -> Tripod {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -194,7 +196,17 @@ impl Tripod {
 
     /// SIGTERM, and its exit status.
     pub fn terminate(&mut self) -> ExitStatus {
+        self.ask_to_end();
+        self.ended()
+    }
+
+    /// SIGTERM.
+    pub fn ask_to_end(&self) {
         self.process.signal(Signal::SIGTERM);
+    }
+
+    /// Its exit status after [`Tripod::ask_to_end`].
+    pub fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + Duration::from_secs(10);
         self.process
             .wait_until(deadline)

@@ -1,11 +1,7 @@
 //! Userspace mode on other kernels: one without netfilter, the hardest minimal
 //! kernel, and one with the legacy iptables only.
 
-use std::time::Duration;
-
-use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, ask, figure, run, skip, tripod_binary, uml,
-};
+use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, run, tripod_binary, uml};
 
 /// Run inside, one after the other: the guest has one processor.
 const ON_A_BARE_KERNEL: [&str; 10] = [
@@ -41,30 +37,9 @@ fn guest_full_userspace() {
     in_guest(name, uml::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
 }
 
-/// Runs the tests that `names` begin with, in a guest; Tripod has to find out by
-/// itself which capture works there.
+/// Tripod has to find out by itself which capture works there.
 fn in_guest(test: &str, profile: uml::Profile, names: &[&str]) {
-    if let Some(reason) = uml::unavailable() {
-        return skip(test, &reason);
-    }
-    run(test, Share::Alone, || {
-        let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
-        let arguments = [names, &flags].concat();
-        let environment = [("TRIPOD_LAB_CAPTURE", "auto"), ("CI", "true")];
-        let outcome = uml::run(profile, &arguments, &environment, Duration::from_secs(300));
-        assert_eq!(outcome.status, Some(0), "see the guest's console");
-        for name in names {
-            let met = outcome
-                .console
-                .lines()
-                .any(|l| l.starts_with(&format!("test {name}")) && l.ends_with("ok"));
-            assert!(met, "no test {name} in the guest");
-        }
-        figure(
-            &format!("{profile:?} guest, boot and tests"),
-            format!("{:?}", outcome.took),
-        );
-    });
+    uml::in_guest(test, profile, names, &[("TRIPOD_LAB_CAPTURE", "auto")]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `--userspace-transparent`: endpoints see the client where that can work, and
 //! everybody else is served all the same.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
@@ -153,6 +153,8 @@ fn a_pod_is_seen_by_pods_of_other_links_and_nodes(lab: &mut Lab) {
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let peer = stream.peer_addr().expect("a peer");
+            // All that was said is read, or the end would be a reset.
+            let _ = stream.read(&mut [0; 16]);
             let _ = writeln!(stream, "{peer}");
         }
     });

@@ -202,6 +202,20 @@ pub(super) const USERSPACE: &[Flag] = &[
     )
     .beside_file(),
     Flag::new(
+        "userspace-drain-timeout",
+        "DURATION",
+        Field::Set(
+            |o, text| {
+                o.own.drain_timeout = duration::parse(text)?;
+                Ok(())
+            },
+            "20s",
+        ),
+        "How long open connections may keep Tripod from ending after SIGTERM; a second signal \
+         ends it at once",
+    )
+    .beside_file(),
+    Flag::new(
         "userspace-workers",
         "N",
         Field::Set(

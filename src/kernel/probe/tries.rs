@@ -99,6 +99,10 @@ fn one(outcomes: Result<Vec<Result<(), Error>>, Error>) -> Result<(), String> {
 pub(super) fn reason(error: &Error) -> String {
     match error {
         Error::Refused { errno, .. } => words(*errno),
+        Error::Socket { source, .. } => match source.raw_os_error() {
+            Some(number) => words(Errno::from_raw(number)),
+            None => source.to_string(),
+        },
         other => other.to_string(),
     }
 }

@@ -37,6 +37,10 @@ use super::Family;
 const SCRATCH: &str = "TRIPOD-PROBE";
 /// Longer than any batch takes; a program that hangs is ended then.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than any reading takes. iptables-nft-save begins again whenever
+/// somebody changed anything while it read: beside a busy writer it may never
+/// come to an end, and is better tried again later.
+const READING: Duration = Duration::from_secs(30);
 /// Where the programs are on nodes whose PATH leaves them out.
 const MORE_PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin";
 
@@ -389,7 +393,7 @@ impl Xtables {
             Ok(said)
         };
         let all = async { tokio::try_join!(lines, words, child.wait()) };
-        let ((), stderr, status) = timeout(PATIENCE, all)
+        let ((), stderr, status) = timeout(READING, all)
             .await
             .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
             .map_err(failed)?;

@@ -400,6 +400,10 @@ impl Mode for Userspace {
         })
     }
 
+    fn carried(&self) -> usize {
+        usize::try_from(self.shared.counters.connections.get()).unwrap_or(0)
+    }
+
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         Ok(cleanup().await?)
     }

@@ -81,6 +81,25 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         Ability::Nat(family),
         "masquerading, without which answers go past this node",
     ));
+    // Without a nat table its extensions are beside the point.
+    if kernel.can(&Ability::Nat(family)) {
+        extensions(needs, family);
+    }
+    if kernel.can(&Ability::Ipvs) {
+        schedulers(needs, wishes);
+    }
+    needs.push(useful(
+        Ability::Conntrack,
+        "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
+    ));
+    needs.push(useful(
+        Ability::Sysctls,
+        "without it, settings such as net.ipv4.vs.conntrack stay as they are",
+    ));
+}
+
+/// What the rules around virtual servers use.
+fn extensions(needs: &mut Vec<Need>, family: Family) {
     for (extension, effect) in [
         (
             Extension::Set,
@@ -99,9 +118,6 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
     ] {
         needs.push(required(Ability::Extension(family, extension), effect));
     }
-    if kernel.can(&Ability::Ipvs) {
-        schedulers(needs, wishes);
-    }
     for (extension, effect) in [
         (
             Extension::Comment,
@@ -118,14 +134,6 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
     ] {
         needs.push(useful(Ability::Extension(family, extension), effect));
     }
-    needs.push(useful(
-        Ability::Conntrack,
-        "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
-    ));
-    needs.push(useful(
-        Ability::Sysctls,
-        "without it, settings such as net.ipv4.vs.conntrack stay as they are",
-    ));
 }
 
 fn schedulers(needs: &mut Vec<Need>, wishes: &Wishes) {

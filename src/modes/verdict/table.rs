@@ -18,7 +18,10 @@ pub fn table(verdicts: &[Verdict]) -> String {
         };
         let _ = writeln!(text, "{:<10} {judgement}", verdict.mode.to_string());
         lacks(&mut text, "missing", &verdict.missing);
-        lacks(&mut text, "lost", &verdict.lost);
+        // What a mode that cannot run would miss besides helps nobody.
+        if verdict.can_run() {
+            lacks(&mut text, "lost", &verdict.lost);
+        }
     }
     if chosen.is_none() {
         text.push_str("No mode can run here.\n");
@@ -26,17 +29,22 @@ pub fn table(verdicts: &[Verdict]) -> String {
     text
 }
 
+/// Those of the same kind and cause stand together.
 fn lacks(text: &mut String, heading: &str, lacks: &[Lack]) {
-    for Lack {
-        what,
-        why,
-        effect,
-        remedy,
-    } in lacks
-    {
-        let _ = writeln!(text, "    {heading}: {what} ({why})");
+    let alike = |a: &Lack, b: &Lack| a.why == b.why && a.effect == b.effect;
+    for group in lacks.chunk_by(alike) {
+        let Some(Lack { why, effect, .. }) = group.first() else {
+            continue;
+        };
+        let join = |words: fn(&Lack) -> &str, between: &str| {
+            let mut words: Vec<&str> = group.iter().map(words).collect();
+            words.dedup();
+            words.join(between)
+        };
+        let (whats, remedies) = (join(|l| &l.what, ", "), join(|l| &l.remedy, "; "));
+        let _ = writeln!(text, "    {heading}: {whats} ({why})");
         let _ = writeln!(text, "        for:  {effect}");
-        let _ = writeln!(text, "        get:  {remedy}");
+        let _ = writeln!(text, "        get:  {remedies}");
     }
 }
 

@@ -14,7 +14,7 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .over([Tcp, Udp])
-        .sees(sticky(ALL).from_the_caller()),
+        .sees(sticky(ALL).seeing_the_caller()),
         case(
             "Clients of node ports, load balancers and external IPs stick",
             everywhere(ALL).sticky_for(LONG),

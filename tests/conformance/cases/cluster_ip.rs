@@ -18,7 +18,7 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_caller()),
+        .sees(each(ALL).seeing_the_caller()),
         case(
             "SCTP: a pod reaches every endpoint",
             cluster_ip(ALL).with_sctp(),
@@ -31,7 +31,7 @@ pub fn cases() -> Vec<Case> {
             .when(Node)
             .calls(ClusterIp)
             .over([Tcp, Udp])
-            .sees(each(ALL).from_the_node()),
+            .sees(each(ALL).seeing_the_node()),
         case(
             "Hairpin: an endpoint reaches every endpoint, itself too",
             cluster_ip(ALL),
@@ -39,12 +39,12 @@ pub fn cases() -> Vec<Case> {
         .when(Backend)
         .calls(ClusterIp)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_caller()),
+        .sees(each(ALL).seeing_the_caller()),
         case("Hairpin: the only endpoint reaches itself", cluster_ip([A]))
             .when(Backend)
             .calls(ClusterIp)
             .over([Tcp, Udp])
-            .sees(each([A]).from_the_node()),
+            .sees(each([A]).seeing_the_node()),
         case(
             "From outside, by a route to the node: endpoints see the node",
             cluster_ip(ALL),
@@ -52,14 +52,14 @@ pub fn cases() -> Vec<Case> {
         .when([Outside, OtherNode])
         .calls(ClusterIp)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
         case(
             "A pod of another node, by a route to this node, keeps its address",
             cluster_ip(HERE),
         )
         .when(RemotePod)
         .calls(ClusterIp)
-        .sees(each(HERE).from_the_caller()),
+        .sees(each(HERE).seeing_the_caller()),
         case(
             "Several ports: each leads to its own target port",
             cluster_ip(ALL).with_second_port(),
@@ -169,6 +169,6 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
     ]
 }

@@ -203,7 +203,7 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_caller())
+        .sees(each(ALL).seeing_the_caller())
         .then("the second slice goes", |web| web.on([A]))
         .when(Pod)
         .calls(ClusterIp)

@@ -5,25 +5,28 @@ use super::*;
 pub fn cases() -> Vec<Case> {
     vec![
         case(
-            "From outside: every endpoint, which sees the node",
+            "External IP, from outside: every endpoint, which sees the node",
             external_ip(ALL),
         )
         .when([Outside, OtherNode])
         .calls(ExternalIp)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
-        case("From a pod and from the node", external_ip(ALL))
-            .when([Pod, Node])
-            .calls(ExternalIp)
-            .over([Tcp, Udp])
-            .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
+        case(
+            "External IP, from a pod and from the node",
+            external_ip(ALL),
+        )
+        .when([Pod, Node])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each(ALL).seeing_the_node()),
         case(
             "Hairpin: an endpoint reaches itself by an external IP",
             external_ip([A]),
         )
         .when(Backend)
         .calls(ExternalIp)
-        .sees(each([A]).from_the_node()),
+        .sees(each([A]).seeing_the_node()),
         case(
             "Policy Local: from outside only endpoints on the node, which see the caller",
             external_ip(ALL).external_policy("Local"),
@@ -31,7 +34,7 @@ pub fn cases() -> Vec<Case> {
         .when([Outside, OtherNode])
         .calls(ExternalIp)
         .over([Tcp, Udp])
-        .sees(each(HERE).from_the_caller()),
+        .sees(each(HERE).seeing_the_caller()),
         case(
             "Policy Local without endpoints on the node: silence outside",
             external_ip(ELSEWHERE).external_policy("Local"),

@@ -5,38 +5,41 @@ use super::*;
 pub fn cases() -> Vec<Case> {
     vec![
         case(
-            "From outside: every endpoint, which sees the node",
+            "Load balancer, from outside: every endpoint, which sees the node",
             load_balancer(ALL),
         )
         .when([Outside, OtherNode])
         .calls(LoadBalancer)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
         case("SCTP: from outside", load_balancer(ALL).with_sctp())
             .when(Outside)
             .calls(LoadBalancer)
             .over(Sctp)
             .sees(each(ALL)),
         case(
-            "From a pod: the short way, endpoints see the node",
+            "Load balancer, from a pod: the short way, endpoints see the node",
             load_balancer(ALL),
         )
         .when(Pod)
         .calls(LoadBalancer)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
-        case("From the node: the short way", load_balancer(ALL))
-            .when(Node)
-            .calls(LoadBalancer)
-            .over([Tcp, Udp])
-            .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
+        case(
+            "Load balancer, from the node: the short way",
+            load_balancer(ALL),
+        )
+        .when(Node)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL).seeing_the_node()),
         case(
             "Hairpin: an endpoint reaches itself by the load balancer",
             load_balancer([A]),
         )
         .when(Backend)
         .calls(LoadBalancer)
-        .sees(each([A]).from_the_node()),
+        .sees(each([A]).seeing_the_node()),
         case(
             "ipMode Proxy: pods go to the real load balancer",
             load_balancer(ALL).ip_mode_proxy(),

@@ -2,7 +2,7 @@
 //!
 //! ```ignore
 //! case("A pod reaches every endpoint", cluster_ip(ALL))
-//!     .when(Pod).calls(ClusterIp).sees(each(ALL).from_the_caller())
+//!     .when(Pod).calls(ClusterIp).sees(each(ALL).seeing_the_caller())
 //!     .then("an endpoint goes", |web| web.on(HERE))
 //!     .when(Pod).calls(ClusterIp).sees(each(HERE))
 //! ```
@@ -17,6 +17,7 @@ mod node_port;
 mod policies;
 mod source_ranges;
 
+use super::addresses::{SECOND_PORT, SECOND_TARGET};
 use super::case::Caller::{Backend, Node, OtherNode, Outside, Pod, RemotePod};
 use super::case::Family::{V4, V6};
 use super::case::Protocol::{Sctp, Tcp, Udp};
@@ -26,11 +27,9 @@ use super::case::Target::{
 use super::case::{Case, Flags, case};
 use super::columns::{in_iptables, ipvs, no_silence, userspace};
 use super::differences::Why;
-use super::objects::Pod::{A, B, C};
-use super::objects::{
-    ALL, ELSEWHERE, HERE, SECOND_PORT, SECOND_TARGET, cluster_ip, ending, everywhere, external_ip,
-    load_balancer, node_port, ready, terminating, unready,
-};
+use super::endpoints::Pod::{A, B, C};
+use super::endpoints::{ALL, ELSEWHERE, HERE, ending, ready, terminating, unready};
+use super::objects::{cluster_ip, everywhere, external_ip, load_balancer, node_port};
 use super::sight::Sight::{Healthy, Refused, Silent, Unhealthy, Unserved};
 use super::sight::{each, equal_shares, shares, sticky, sticky_for_a_second};
 

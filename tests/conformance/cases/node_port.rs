@@ -5,13 +5,13 @@ use super::*;
 pub fn cases() -> Vec<Case> {
     vec![
         case(
-            "From outside: every endpoint, which sees the node",
+            "Node port, from outside: every endpoint, which sees the node",
             node_port(ALL),
         )
         .when(Outside)
         .calls(NodePort)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
         case(
             "SCTP: from outside and from a pod",
             node_port(ALL).with_sctp(),
@@ -21,24 +21,24 @@ pub fn cases() -> Vec<Case> {
         .over(Sctp)
         .sees(each(ALL)),
         case(
-            "From a pod: every endpoint, which sees the node",
+            "Node port, from a pod: every endpoint, which sees the node",
             node_port(ALL),
         )
         .when(Pod)
         .calls(NodePort)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
         case("From the node to its own address", node_port(ALL))
             .when(Node)
             .calls([NodePort, SecondNodePort])
             .over([Tcp, Udp])
-            .sees(each(ALL).from_the_node()),
+            .sees(each(ALL).seeing_the_node()),
         case("From the node at 127.0.0.1", node_port(ALL))
             .when(Node)
             .calls(Loopback)
             .over([Tcp, Udp])
             .by(V4)
-            .sees(each(ALL).from_the_node())
+            .sees(each(ALL).seeing_the_node())
             .but(ipvs, Why::LoopbackIsNotServed, Refused),
         case("At ::1 node ports are refused", node_port(ALL))
             .when(Node)
@@ -48,20 +48,20 @@ pub fn cases() -> Vec<Case> {
             .but(
                 userspace,
                 Why::LoopbackOfBothFamilies,
-                each(ALL).from_the_node(),
+                each(ALL).seeing_the_node(),
             ),
         case("From another node and from its pods", node_port(ALL))
             .when(OtherNode)
             .calls(NodePort)
-            .sees(each(ALL).from_the_node())
+            .sees(each(ALL).seeing_the_node())
             .when(RemotePod)
             .calls(NodePort)
-            .sees(each(ALL).from_the_node()),
+            .sees(each(ALL).seeing_the_node()),
         case("At every address that the node has", node_port(ALL))
             .when([Outside, Pod])
             .calls(SecondNodePort)
             .over([Tcp, Udp])
-            .sees(each(ALL).from_the_node()),
+            .sees(each(ALL).seeing_the_node()),
         case(
             "Hairpin: an endpoint reaches itself by the node port",
             node_port([A]),
@@ -69,7 +69,7 @@ pub fn cases() -> Vec<Case> {
         .when(Backend)
         .calls(NodePort)
         .over([Tcp, Udp])
-        .sees(each([A]).from_the_node()),
+        .sees(each([A]).seeing_the_node()),
         case(
             "Several ports have a node port each",
             node_port(ALL).with_second_port(),
@@ -136,6 +136,6 @@ pub fn cases() -> Vec<Case> {
         .with_flags(Flags::MasqueradeAll)
         .when(Outside)
         .calls(NodePort)
-        .sees(each(HERE).from_the_caller()),
+        .sees(each(HERE).seeing_the_caller()),
     ]
 }

@@ -11,7 +11,7 @@ pub fn cases() -> Vec<Case> {
         .when([Outside, OtherNode])
         .calls([NodePort, LoadBalancer])
         .over([Tcp, Udp])
-        .sees(each(HERE).from_the_caller()),
+        .sees(each(HERE).seeing_the_caller()),
         case(
             "External policy Local, from pods of this node and of others: every endpoint",
             load_balancer(ALL).external_policy("Local"),
@@ -19,22 +19,22 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls([NodePort, LoadBalancer])
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_caller())
+        .sees(each(ALL).seeing_the_caller())
         .but(
             ipvs,
             Why::OneServerForAllCallers,
-            each(HERE).from_the_caller(),
+            each(HERE).seeing_the_caller(),
         )
         .when(Pod)
         .calls(ClusterIp)
-        .sees(each(ALL).from_the_caller()),
+        .sees(each(ALL).seeing_the_caller()),
         case(
             "External policy Local, from a pod of another node",
             load_balancer(HERE).external_policy("Local"),
         )
         .when(RemotePod)
         .calls([NodePort, LoadBalancer])
-        .sees(each(HERE).from_the_caller()),
+        .sees(each(HERE).seeing_the_caller()),
         case(
             "External policy Local, from the node: every endpoint",
             load_balancer(ALL).external_policy("Local"),
@@ -42,7 +42,7 @@ pub fn cases() -> Vec<Case> {
         .when(Node)
         .calls([NodePort, LoadBalancer])
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node())
+        .sees(each(ALL).seeing_the_node())
         .but(ipvs, Why::OneServerForAllCallers, each(HERE)),
         case(
             "External policy Local without endpoints on the node: silence outside",
@@ -56,7 +56,7 @@ pub fn cases() -> Vec<Case> {
         .when(Outside)
         .calls([NodePort, LoadBalancer])
         .over([Tcp, Udp])
-        .sees(each([A]).from_the_caller()),
+        .sees(each([A]).seeing_the_caller()),
         case(
             "External policy Local without endpoints on the node: pods and the node are served",
             load_balancer(ELSEWHERE).external_policy("Local"),
@@ -82,7 +82,7 @@ pub fn cases() -> Vec<Case> {
         .when(Outside)
         .calls([NodePort, LoadBalancer])
         .over([Tcp, Udp])
-        .sees(each([A]).from_the_caller())
+        .sees(each([A]).seeing_the_caller())
         .when(Pod)
         .calls(ClusterIp)
         .sees(each([C])),
@@ -92,24 +92,24 @@ pub fn cases() -> Vec<Case> {
         )
         .when(Outside)
         .calls([NodePort, LoadBalancer])
-        .sees(each(ALL).from_the_node())
+        .sees(each(ALL).seeing_the_node())
         .then("it is Local", |web| web.external_policy("Local"))
         .when(Outside)
         .calls([NodePort, LoadBalancer])
         .over([Tcp, Udp])
-        .sees(each(HERE).from_the_caller())
+        .sees(each(HERE).seeing_the_caller())
         .then("it is Cluster again", |web| web.external_policy("Cluster"))
         .when(Outside)
         .calls([NodePort, LoadBalancer])
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
         case(
             "Hairpin with an external policy of Local: an endpoint reaches itself",
             load_balancer([A]).external_policy("Local"),
         )
         .when(Backend)
         .calls([NodePort, LoadBalancer])
-        .sees(each([A]).from_the_node()),
+        .sees(each([A]).seeing_the_node()),
         case(
             "Internal policy Local: pods and node reach endpoints on the node",
             cluster_ip(ALL).internal_policy("Local"),
@@ -117,7 +117,7 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .over([Tcp, Udp])
-        .sees(each(HERE).from_the_caller())
+        .sees(each(HERE).seeing_the_caller())
         .when(Node)
         .calls(ClusterIp)
         .over([Tcp, Udp])
@@ -142,7 +142,7 @@ pub fn cases() -> Vec<Case> {
         )
         .when(Outside)
         .calls([NodePort, LoadBalancer, ExternalIp])
-        .sees(each(ALL).from_the_node())
+        .sees(each(ALL).seeing_the_node())
         .when(Pod)
         .calls([NodePort, LoadBalancer, ExternalIp])
         .sees(each(ALL)),
@@ -171,7 +171,7 @@ pub fn cases() -> Vec<Case> {
         .sees(each(HERE))
         .when(Outside)
         .calls([NodePort, LoadBalancer])
-        .sees(each(HERE).from_the_caller()),
+        .sees(each(HERE).seeing_the_caller()),
         case(
             "Hints for zones: endpoints for the node's zone",
             everywhere([]).with([

@@ -16,7 +16,7 @@ pub fn cases() -> Vec<Case> {
         .when(Outside)
         .calls(LoadBalancer)
         .over([Tcp, Udp])
-        .sees(each(ALL).from_the_node()),
+        .sees(each(ALL).seeing_the_node()),
         case(
             "A caller from outside, not in the ranges, is not",
             load_balancer(ALL).only_for(&NOBODY),
@@ -114,7 +114,7 @@ pub fn cases() -> Vec<Case> {
         .when(Outside)
         .calls(LoadBalancer)
         .over([Tcp, Udp])
-        .sees(each(HERE).from_the_caller())
+        .sees(each(HERE).seeing_the_caller())
         .when(OtherNode)
         .calls(LoadBalancer)
         .over([Tcp, Udp])

@@ -41,6 +41,9 @@ full)
     echo /mnt/bin/modprobe >/proc/sys/kernel/modprobe
     PATH=/mnt/bin:$PATH
     load dummy ip_vs ip_tables ip6_tables iptable_nat ip6table_nat
+    # 8,192 by default with so little memory; a closed connection counts for two
+    # minutes. Only the first namespace may say.
+    echo 262144 >/proc/sys/net/netfilter/nf_conntrack_max
     ;;
 bare)
     rm -r /mnt/modules

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::process::{Group, die_with_parent};
-use super::tripod_binary;
+use super::{Share, figure, skip, tripod_binary};
 
 /// What the guest kernel can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +152,37 @@ pub fn run(
         took: start.elapsed(),
     }
 }
+
+/// As a test: runs the tests whose names begin with `names` in a guest, one
+/// after the other, and fails if one fails or is missing.
+pub fn in_guest(test: &str, profile: Profile, names: &[&str], environment: &[(&str, &str)]) {
+    if let Some(reason) = unavailable() {
+        return skip(test, &reason);
+    }
+    super::run(test, Share::Alone, || {
+        let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
+        let arguments = [names, &flags].concat();
+        let mut environment = [environment, &[("CI", "true")]].concat();
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            environment.push(("UPDATE_GOLDEN", "1"));
+        }
+        let outcome = run(profile, &arguments, &environment, GUEST);
+        assert_eq!(outcome.status, Some(0), "see the guest's console");
+        for name in names {
+            let start = format!("test {name}");
+            let mut lines = outcome.console.lines();
+            let met = lines.any(|line| line.starts_with(&start) && line.ends_with("ok"));
+            assert!(met, "no test {name} in the guest");
+        }
+        figure(
+            &format!("{profile:?} guest, boot and {names:?}"),
+            format!("{:?}", outcome.took),
+        );
+    });
+}
+
+/// Longest life of a guest; a room lives a little longer.
+const GUEST: Duration = Duration::from_secs(230);
 
 /// A folder that host and guest share; in the room's own `/run`, so that it
 /// goes with the room.

@@ -1,0 +1,96 @@
+//! Endpoints that leave a Service finish what they began.
+
+use std::{net::TcpStream, time::Duration};
+
+use super::node;
+use crate::lab::{Capture, Lab, Service, Share, ask, eventually, run, say, tcp};
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn an_endpoint_that_leaves_keeps_its_connections() {
+    let name = concat!(
+        module_path!(),
+        "::an_endpoint_that_leaves_keeps_its_connections"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a", "b"]);
+        let service = Service::new("web", 1);
+        let at = service.cluster()[0];
+        lab.publish_all(&service);
+        let _tripod = node::start(&lab, &[]);
+        let reals = |what: &str, wanted: &[&str]| {
+            eventually(what, Duration::from_secs(25), || {
+                let found = node::reals(&lab.node, at);
+                if found == wanted {
+                    Ok(())
+                } else {
+                    Err(format!("{found:?}"))
+                }
+            });
+        };
+        let both = ["10.244.0.11:8080 1", "10.244.0.12:8080 1"];
+        reals("both", &both);
+        let mut kept = connection_to(&lab, &service, "a");
+
+        lab.publish(&service, &["b"]);
+        reals("a drains", &["10.244.0.11:8080 0", "10.244.0.12:8080 1"]);
+        for _ in 0..4 {
+            assert_eq!(ask(&lab.client, at).expect("an answer"), "b");
+        }
+        assert_eq!(say(&mut kept, "name").expect("an answer"), "a");
+
+        lab.publish_all(&service);
+        reals("a is back", &both);
+        lab.publish(&service, &["b"]);
+        reals(
+            "a drains again",
+            &["10.244.0.11:8080 0", "10.244.0.12:8080 1"],
+        );
+        assert_eq!(say(&mut kept, "name").expect("an answer"), "a");
+        // A reset, because IPVS remembers orderly ends for two minutes.
+        let socket = socket2::SockRef::from(&kept);
+        socket.set_linger(Some(Duration::ZERO)).expect("an option");
+        drop(kept);
+        reals("a is gone", &["10.244.0.12:8080 1"]);
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn a_drain_timeout_of_zero_moves_clients_at_once() {
+    let name = concat!(
+        module_path!(),
+        "::a_drain_timeout_of_zero_moves_clients_at_once"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a", "b"]);
+        let service = Service::new("nfs", 1).annotated("tripod.proxy/drain-timeout", "0s");
+        let at = service.cluster()[0];
+        lab.publish_all(&service);
+        let _tripod = node::start(&lab, &[]);
+        let mut kept = connection_to(&lab, &service, "a");
+        lab.publish(&service, &["b"]);
+        eventually(
+            "a is gone",
+            Duration::from_secs(10),
+            || match node::reals(&lab.node, at).as_slice() {
+                [only] if only == "10.244.0.12:8080 1" => Ok(()),
+                found => Err(format!("{found:?}")),
+            },
+        );
+        assert!(say(&mut kept, "name").is_err(), "it goes on");
+    });
+}
+
+/// A connection that `backend` serves.
+fn connection_to(lab: &Lab, service: &Service, backend: &str) -> TcpStream {
+    eventually(backend, Duration::from_secs(10), || {
+        let mut stream = tcp(&lab.client, service.cluster()[0]).map_err(|e| e.to_string())?;
+        match say(&mut stream, "name") {
+            Ok(name) if name == backend => Ok(stream),
+            other => Err(format!("{other:?}")),
+        }
+    })
+}

@@ -1,0 +1,118 @@
+//! Nobody gets through while things change.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use super::{node, recorded::State};
+use crate::lab::{Capture, Lab, Share, eventually, figure, run};
+
+/// Services, two ports of each of half as many load balancers.
+const SERVICES: u16 = 500;
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn a_forbidden_client_never_gets_through() {
+    let name = concat!(module_path!(), "::a_forbidden_client_never_gets_through");
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        lab.outside.ip(&["addr add 198.18.0.5/32 dev eth0"]);
+        lab.write("all.json", &services());
+        let (stop, tried) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..8u16)
+                .map(|caller| {
+                    let (outside, stop, tried) = (&lab.outside, &stop, &tried);
+                    scope.spawn(move || outside.enter(|| knock(caller, stop, tried)))
+                })
+                .collect();
+            // Killed at any time, it goes on where it was.
+            let mut tripod = node::start(&lab, &[]);
+            tripod.kill();
+            drop(tripod);
+            let tripod = node::start(&lab, &[]);
+            let all = State::of(&lab.node);
+            assert_eq!(all.addresses.len(), usize::from(SERVICES) * 3 / 2);
+            let allowed = SocketAddr::from(([198, 18, 0, 5], 0));
+            let to = SocketAddr::new(load_balancer(7), 81);
+            crate::lab::tcp_from(&lab.outside, allowed, to).expect("who may gets through");
+            lab.remove("all.json");
+            eventually(
+                "all is gone",
+                Duration::from_secs(30),
+                || match State::of(&lab.node).servers.len() {
+                    0 => Ok(()),
+                    left => Err(format!("{left} lines; {}", tripod.log())),
+                },
+            );
+            stop.store(true, Relaxed);
+            for caller in callers {
+                let through = caller.join().expect("it knocks");
+                assert_eq!(through, Vec::<SocketAddr>::new(), "got through");
+            }
+        });
+        figure("knocks of a forbidden client", tried.load(Relaxed));
+    });
+}
+
+/// Calls one load balancer after the other; answers with those that let it in.
+fn knock(first: u16, stop: &AtomicBool, tried: &AtomicUsize) -> Vec<SocketAddr> {
+    let mut through = Vec::new();
+    let mut number = first;
+    while !stop.load(Relaxed) {
+        number = (number + 8) % (SERVICES / 2);
+        for port in [80, 81] {
+            let to = SocketAddr::new(load_balancer(number), port);
+            let wait = Duration::from_millis(50);
+            match TcpStream::connect_timeout(&to, wait) {
+                Ok(_) => through.push(to),
+                // Before anything is there the node has no route, and says so.
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+            tried.fetch_add(1, Relaxed);
+        }
+    }
+    through
+}
+
+fn load_balancer(number: u16) -> IpAddr {
+    let [_, low] = number.to_be_bytes();
+    Ipv4Addr::new(203, 0, 113, low).into()
+}
+
+fn services() -> String {
+    let items = (0..SERVICES).flat_map(|i| {
+        let (half, port) = (i / 2, 80 + i % 2);
+        let [high, low] = i.to_be_bytes();
+        let name = format!("s{i}");
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "type": "LoadBalancer",
+                "clusterIP": Ipv4Addr::new(10, 97, high, low),
+                "loadBalancerSourceRanges": ["198.18.0.0/15"],
+                "ports": [{"port": port, "targetPort": 8080, "protocol": "TCP"}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": load_balancer(half)}]}},
+        });
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": name, "namespace": "default",
+                "labels": {"kubernetes.io/service-name": name},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": ["10.244.0.11"], "conditions": {"ready": true}}],
+        });
+        [service, slice]
+    });
+    let items: Vec<Value> = items.collect();
+    json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+}

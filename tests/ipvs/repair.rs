@@ -1,0 +1,105 @@
+//! Somebody changes what ipvs mode put into the kernel.
+
+use std::time::Duration;
+
+use super::{node, recorded::State};
+use crate::lab::{Capture, Lab, Service, Share, eventually, run, tripod_binary};
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn what_others_change_is_repaired_and_named() {
+    let name = concat!(module_path!(), "::what_others_change_is_repaired_and_named");
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        let service = Service::new("web", 1).with_node_port();
+        lab.publish_all(&service);
+        let tripod = node::start(&lab, &["--ipvs-sync-period=2s"]);
+        let wanted = State::of(&lab.node);
+        assert_eq!(wanted.addresses.len(), 2, "{wanted:?}");
+        let cluster = service.cluster();
+        let cases = [
+            (
+                "ip link del kube-ipvs0".to_owned(),
+                "repaired link kube-ipvs0",
+            ),
+            (
+                format!("ipvsadm -D -t {}", cluster[0]),
+                "repaired virtual server 10.96.0.1:80/TCP",
+            ),
+            (
+                format!("ipvsadm -d -t {} -r [fd00:244::11]:8080", cluster[1]),
+                "repaired virtual server [fd00:96::1]:80/TCP",
+            ),
+            (
+                format!("ipvsadm -E -u {} -s wlc", cluster[0]),
+                "repaired virtual server 10.96.0.1:80/UDP",
+            ),
+            (
+                format!("ipset del KUBE-CLUSTER-IP {},tcp:80", cluster[0].ip()),
+                "repaired member 10.96.0.1,tcp:80 of set KUBE-CLUSTER-IP",
+            ),
+            (
+                "ipset add KUBE-LOAD-BALANCER 203.0.113.7,tcp:80".to_owned(),
+                "repaired member 203.0.113.7,tcp:80 of set KUBE-LOAD-BALANCER",
+            ),
+            (
+                "ip addr add 10.96.9.9/32 dev kube-ipvs0".to_owned(),
+                "repaired address 10.96.9.9 of link kube-ipvs0",
+            ),
+            (
+                "iptables -t nat -F KUBE-POSTROUTING".to_owned(),
+                "repaired chain KUBE-POSTROUTING of nat (IPv4)",
+            ),
+            (
+                "ip6tables -D INPUT 1".to_owned(),
+                "repaired jump from INPUT of filter (IPv6)",
+            ),
+        ];
+        for (change, said) in cases {
+            lab.node.show(&change);
+            assert!(
+                !wanted.differences(&State::of(&lab.node)).is_empty(),
+                "{change}"
+            );
+            eventually(&change, Duration::from_secs(20), || {
+                let found = wanted.differences(&State::of(&lab.node));
+                match tripod.said(&[said]) {
+                    _ if !found.is_empty() => Err(found.join("\n")),
+                    0 => Err(format!("nothing said of {said:?}")),
+                    _ => Ok(()),
+                }
+            });
+        }
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn cleanup_leaves_what_is_not_ours() {
+    let name = concat!(module_path!(), "::cleanup_leaves_what_is_not_ours");
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        let node = &lab.node;
+        node.show("ipvsadm -A -t 198.18.0.1:80 -s wrr");
+        node.show("ipvsadm -A -t 192.0.2.10:4000 -s rr");
+        node.show("ipvsadm -A -f 7 -s rr");
+        node.show("ipset create OTHERS hash:ip");
+        node.show("iptables -A INPUT -s 198.51.100.9 -j DROP");
+        let before = State::of(node);
+        lab.publish_all(&Service::new("web", 1).with_node_port().with_load_balancer());
+        let mut tripod = node::start(&lab, &[]);
+        assert_eq!(
+            before.servers.difference(&State::of(node).servers).count(),
+            0
+        );
+        tripod.terminate();
+        for _ in 0..2 {
+            node.show(&format!("{} cleanup", tripod_binary().display()));
+            let found = before.differences(&State::of(node));
+            assert!(found.is_empty(), "{}", found.join("\n"));
+        }
+        assert!(!node.show("ip link").contains("kube-ipvs0"));
+    });
+}

@@ -1,0 +1,115 @@
+//! The mode that runs, and what is said about it.
+
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+
+use super::probe::{default_mode, kernel, node, state};
+use crate::lab::{Capture, Host, Lab, Share, Tripod, get, run, tripod_binary};
+
+fn start(node: &Host, manifests: &std::path::Path) -> Tripod {
+    let mut command = node.command(tripod_binary());
+    command
+        .arg("--manifests")
+        .arg(manifests)
+        .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/24"]);
+    Tripod::start_on(node, command)
+}
+
+#[test]
+fn the_default_is_the_best_that_the_kernel_can_and_why_is_said() {
+    let name = concat!(
+        module_path!(),
+        "::the_default_is_the_best_that_the_kernel_can_and_why_is_said"
+    );
+    run(name, Share::Beside, || {
+        let lab = Lab::new(Capture::Local);
+        let tripod = start(&lab.node, lab.manifests());
+        let mode = default_mode();
+        let at = SocketAddr::from(([127, 0, 0, 1], 10249));
+        let answer = get(&lab.node, at, "/proxyMode").expect("an answer");
+        assert!(answer.ends_with(mode), "{answer}");
+        let status = get(&lab.node, at, "/statusz").expect("an answer");
+        let metrics = get(&lab.node, at, "/metrics").expect("an answer");
+        assert!(metrics.contains(&format!("tripod_mode{{mode=\"{mode}\"}} 1")));
+        let fallback = metrics
+            .lines()
+            .find(|line| line.starts_with("tripod_mode_fallback{"))
+            .expect("the metric");
+        let better: &[&str] = match mode {
+            "ipvs" => &[],
+            "iptables" => &["ipvs"],
+            _ => &["ipvs", "iptables"],
+        };
+        assert_eq!(fallback.ends_with(" 1"), !better.is_empty(), "{fallback}");
+        for mode in better {
+            let words = format!("no {mode} mode here");
+            assert_eq!(tripod.said(&["WARN", &words]), 1, "{}", tripod.log());
+            assert!(status.contains(&words), "{status}");
+            assert!(fallback.contains(&words), "{fallback}");
+        }
+        assert_eq!(tripod.said(&["mode here"]), better.len());
+    });
+}
+
+/// Runs to the end, which must come by itself.
+fn ended(mut command: Command) -> (Option<i32>, String) {
+    let output = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .output()
+        .expect("running tripod");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
+}
+
+#[test]
+fn a_strict_choice_ends_with_the_table() {
+    let name = concat!(module_path!(), "::a_strict_choice_ends_with_the_table");
+    run(name, Share::Beside, || {
+        if kernel() == "full" {
+            return;
+        }
+        let node = node();
+        let before = state(&node);
+        let mut command = node.command(tripod_binary());
+        command.args(["--proxy-mode=ipvs", "--strict-proxy-mode"]);
+        command.args(["--manifests=/run", "--conntrack-max-per-core=0"]);
+        let (status, said) = ended(command);
+        assert_eq!(status, Some(1), "{said}");
+        for words in [
+            "--strict-proxy-mode",
+            "IPVS",
+            "modprobe ip_vs",
+            "userspace ",
+        ] {
+            assert!(said.contains(words), "no {words:?} in:\n{said}");
+        }
+        assert_eq!(before, state(&node));
+    });
+}
+
+#[test]
+fn without_privileges_each_mode_says_what_it_lacks() {
+    let name = concat!(
+        module_path!(),
+        "::without_privileges_each_mode_says_what_it_lacks"
+    );
+    run(name, Share::Beside, || {
+        let node = node();
+        let before = state(&node);
+        let mut command = node.command("setpriv");
+        command
+            .args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"])
+            .arg(tripod_binary())
+            .args(["--manifests=/run", "--conntrack-max-per-core=0"]);
+        let (status, said) = ended(command);
+        assert_eq!(status, Some(1), "{said}");
+        for mode in ["ipvs", "iptables", "userspace"] {
+            let line = format!("{mode:<10} cannot run");
+            let after = said.split_once(&line).map(|(_, after)| after);
+            let next = after.unwrap_or_default().lines().nth(1).unwrap_or_default();
+            assert!(next.contains("CAP_NET_ADMIN"), "{mode}:\n{said}");
+        }
+        assert_eq!(before, state(&node));
+    });
+}

@@ -1,0 +1,23 @@
+//! The same on other kernels.
+
+use super::probe::KERNEL;
+use crate::lab::uml;
+
+#[test]
+fn guest_full_modes() {
+    let name = concat!(module_path!(), "::guest_full_modes");
+    let tests = [
+        "modes::probe::",
+        "modes::choosing::",
+        "modes::leftovers::",
+        "modes::switching::",
+    ];
+    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}
+
+#[test]
+fn guest_bare_modes() {
+    let name = concat!(module_path!(), "::guest_bare_modes");
+    let tests = ["modes::probe::", "modes::choosing::"];
+    uml::in_guest(name, uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
+}

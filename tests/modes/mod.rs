@@ -1,0 +1,7 @@
+//! Which mode a kernel gets, and going from one mode to another.
+
+mod choosing;
+mod guest;
+mod leftovers;
+mod probe;
+mod switching;
