@@ -3,7 +3,7 @@
 //! is written down for it, its test fails.
 
 use super::case::{Caller, Protocol, Target};
-use super::columns::{Columns, in_iptables, userspace};
+use super::columns::{Columns, in_iptables, ipvs, userspace};
 use super::sight::{Answered, Sight, Source};
 
 /// A reason, numbered in the document in this order.
@@ -146,6 +146,15 @@ pub const RULES: &[Rule] = &[
             let outwards = matches!(target, Target::LoadBalancer | Target::ExternalIp);
             let refused = *sight == Sight::Refused;
             (caller == Caller::Node && outwards && refused).then_some(Sight::Unreached)
+        },
+    },
+    Rule {
+        why: Why::OwnPacketsAreStopped,
+        columns: ipvs,
+        instead: |caller, _, protocol, sight| {
+            let stopped = matches!(sight, Sight::Refused | Sight::Silent);
+            (caller == Caller::Node && protocol == Protocol::Udp && stopped)
+                .then_some(Sight::Stopped)
         },
     },
     Rule {
