@@ -66,7 +66,7 @@ check:
 	else echo 'cargo-deny is not installed: licences and advisories not checked'; fi
 
 bench: test-tools
-	$(CARGO) bench --bench userspace --bench cluster
+	$(CARGO) bench --bench userspace --bench cluster --bench iptables
 
 # Figures are the lines that begin with FIGURE.
 acceptance: test-tools

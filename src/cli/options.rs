@@ -53,6 +53,8 @@ pub struct Own {
     pub udp_timeout: Duration,
     /// Threads of the userspace data path; 0: one a core, at most 8.
     pub workers: usize,
+    /// Endpoints of userspace mode see the client's address.
+    pub transparent: bool,
     /// How long connections may keep the process from ending.
     pub drain_timeout: Duration,
     /// `--proxy-port-range`.
@@ -68,6 +70,7 @@ impl Default for Own {
             strict_mode: false,
             udp_timeout: Duration::from_secs(30),
             workers: 0,
+            transparent: false,
             drain_timeout: Duration::from_secs(20),
             proxy_port_range: None,
         }

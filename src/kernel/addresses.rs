@@ -194,8 +194,10 @@ fn request(kind: u16, flags: i32, operation: &'static str, index: u32, address: 
         .text(libc::IFA_LABEL, LABEL)
 }
 
-/// Adds `addresses` to the interface `index`, each as a network of its own, as
-/// `ip addr add` does. Answers with the outcome of each; one that is there
+/// Adds `addresses` to the interface `index`, each as a network of its own.
+/// Packets to them are delivered here, but the kernel chooses none of them as
+/// the source of other packets, masqueraded ones among them: in IPv4 their scope
+/// is "host", in IPv6 they are deprecated (RFC 6724, rule 3). Answers with the outcome of each; one that is there
 /// already is fine.
 ///
 /// # Errors
@@ -233,7 +235,7 @@ pub fn remove(
 fn plain(kind: u16, flags: i32, operation: &'static str, index: u32, address: IpAddr) -> Request {
     let family = Family::of(&address);
     let [a, b, c, d] = index.to_ne_bytes();
-    let (number, bits, scope) = (family.number(), family.bits(), libc::RT_SCOPE_UNIVERSE);
+    let (number, bits, scope) = (family.number(), family.bits(), libc::RT_SCOPE_HOST);
     let octets = octets(&address);
     let mut request = Request::new(kind, flags as u16, operation, format!("address {address}"))
         .header(&[number, bits, 0, scope, a, b, c, d])
@@ -241,9 +243,18 @@ fn plain(kind: u16, flags: i32, operation: &'static str, index: u32, address: Ip
         .attribute(libc::IFA_ADDRESS, &octets);
     if family == Family::V6 {
         // It must answer at once, and nobody else on a dummy link could have it.
-        request = request.u32(libc::IFA_FLAGS, libc::IFA_F_NODAD);
+        request = request
+            .u32(libc::IFA_FLAGS, libc::IFA_F_NODAD)
+            .attribute(libc::IFA_CACHEINFO, &deprecated());
     }
     request
+}
+
+/// `struct ifa_cacheinfo`: preferred for no time, valid for ever, two stamps.
+fn deprecated() -> [u8; 16] {
+    let mut info = [0; 16];
+    info[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
+    info
 }
 
 /// Says that addresses of this node changed. Those that Tripod assigns itself

@@ -38,6 +38,38 @@ pub fn set_up(socket: &mut Socket, index: u32) -> Result<(), Error> {
     socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
 }
 
+/// What kind of virtual link the interface of that index is, such as `veth`, as
+/// `ip link add type` spells it; `None`: none, or there is no such interface.
+///
+/// # Errors
+/// When the kernel's answer cannot be read.
+pub fn kind(socket: &mut Socket, index: u32) -> Result<Option<String>, Error> {
+    // struct ifinfomsg: family, padding, type, index, flags, mask of flags.
+    let mut header = [0; 16];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    let object = format!("interface {index}");
+    let request = Request::new(libc::RTM_GETLINK, 0, "look up", object).header(&header);
+    let kind = socket.call(&request, |message| {
+        for attribute in message.attributes(16) {
+            let attribute = attribute?;
+            if attribute.kind != libc::IFLA_LINKINFO {
+                continue;
+            }
+            for attribute in attribute.nested() {
+                let attribute = attribute?;
+                if attribute.kind == INFO_KIND {
+                    return Ok(Some(attribute.text()?.to_owned()));
+                }
+            }
+        }
+        Ok(None)
+    });
+    match kind {
+        Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(None),
+        other => Ok(other?.pop()),
+    }
+}
+
 /// `IFLA_INFO_KIND` (`linux/if_link.h`).
 const INFO_KIND: u16 = 1;
 /// The kind of links that lead nowhere.

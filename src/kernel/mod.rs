@@ -16,6 +16,7 @@ pub mod modules;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod netlink;
+pub mod next_hop;
 pub mod nfacct;
 pub mod nftables;
 pub mod probe;

@@ -12,7 +12,9 @@ use super::{
 
 const GOTO: u16 = 4;
 const PRIORITY: u16 = 6;
+const MARK: u16 = 10;
 const TABLE: u16 = 15;
+const MARK_MASK: u16 = 16;
 const FRA_PROTOCOL: u16 = 21;
 const IP_PROTOCOL: u16 = 22;
 const DESTINATION_PORTS: u16 = 24;
@@ -48,6 +50,8 @@ pub struct Rule {
     /// First and last destination port, within 1..=[`HIGHEST_PORT`]; `None`:
     /// all, and packets without ports, such as fragments.
     pub ports: Option<(u16, u16)>,
+    /// The mark of the packets, all of it; `None`: whatever it is.
+    pub mark: Option<u32>,
     /// What it does.
     pub action: Action,
 }
@@ -62,6 +66,9 @@ impl fmt::Display for Rule {
             Some((first, last)) if first == last => write!(f, " dport {first}")?,
             Some((first, last)) => write!(f, " dport {first}-{last}")?,
             None => {}
+        }
+        if let Some(mark) = self.mark {
+            write!(f, " fwmark {mark:#x}")?;
         }
         match self.action {
             Action::Lookup(table) => write!(f, " lookup {table}"),
@@ -95,6 +102,9 @@ impl Rule {
             let [a, b] = first.to_ne_bytes();
             let [c, d] = last.to_ne_bytes();
             request = request.attribute(DESTINATION_PORTS, &[a, b, c, d]);
+        }
+        if let Some(mark) = self.mark {
+            request = request.u32(MARK, mark).u32(MARK_MASK, u32::MAX);
         }
         request
     }
@@ -164,6 +174,7 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
         priority: u32::MAX - 1,
         ip_protocol: Some(libc::IPPROTO_TCP as u8),
         ports: Some((1, 1)),
+        mark: None,
         action: Action::Lookup(0x5450_ffff),
     };
     for outcome in add(socket, std::slice::from_ref(&probe))? {
@@ -200,13 +211,14 @@ pub(in crate::kernel) fn parse(
         return Ok(None);
     }
     let (mut priority, mut table, mut target) = (0, u32::from(header[4]), None);
-    let (mut owner, mut ip_protocol, mut ports) = (0, None, None);
+    let (mut owner, mut ip_protocol, mut ports, mut mark) = (0, None, None, None);
     for attribute in message.attributes(12) {
         let attribute = attribute?;
         match attribute.kind {
             PRIORITY => priority = attribute.u32()?,
             TABLE => table = attribute.u32()?,
             GOTO => target = Some(attribute.u32()?),
+            MARK => mark = Some(attribute.u32()?),
             FRA_PROTOCOL => owner = attribute.u8()?,
             IP_PROTOCOL => ip_protocol = Some(attribute.u8()?),
             DESTINATION_PORTS => {
@@ -229,6 +241,7 @@ pub(in crate::kernel) fn parse(
         priority,
         ip_protocol,
         ports,
+        mark,
         action,
     }))
 }

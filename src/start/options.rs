@@ -98,6 +98,7 @@ async fn userspace_mode(
         node_ports,
         detect_local: detect_local(&effective.detect_local),
         workers: userspace::workers(settings.own.workers),
+        transparent: settings.own.transparent,
     };
     Ok(Userspace::new(
         options,

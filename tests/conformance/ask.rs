@@ -109,6 +109,9 @@ pub fn fate(error: &io::Error) -> Outcome {
             Outcome::Reset
         }
         ErrorKind::TimedOut | ErrorKind::WouldBlock => Outcome::Silent,
+        ErrorKind::PermissionDenied if error.raw_os_error() == Some(nix::libc::EPERM) => {
+            Outcome::Stopped
+        }
         // The last is what "prohibited" is called with IPv6; with IPv4 it cannot
         // be told from an unreachable host.
         ErrorKind::HostUnreachable

@@ -105,6 +105,7 @@ impl Expectation {
     pub fn sight_in(
         &self,
         column: &Column,
+        caller: Caller,
         target: Target,
         protocol: Protocol,
     ) -> (Sight, Vec<Why>) {
@@ -116,7 +117,7 @@ impl Expectation {
         }
         for rule in differences::RULES {
             if (rule.columns)(column)
-                && let Some(other) = (rule.instead)(target, protocol, &sight)
+                && let Some(other) = (rule.instead)(caller, target, protocol, &sight)
             {
                 sight = other;
                 whys.push(rule.why);
@@ -218,18 +219,19 @@ impl Case {
 
     /// All differences that show in `column`, each once, in order.
     pub fn differences(&self, column: &Column) -> Vec<Why> {
-        let mut whys: Vec<Why> = self
-            .stages
-            .iter()
-            .flat_map(|stage| &stage.expectations)
-            .flat_map(|expectation| {
-                let each = expectation.targets.iter().flat_map(|target| {
-                    let protocols = expectation.protocols.iter();
-                    protocols.map(|protocol| (*target, *protocol))
-                });
-                each.flat_map(|(target, protocol)| expectation.sight_in(column, target, protocol).1)
-            })
-            .collect();
+        let mut whys = Vec::new();
+        for stage in &self.stages {
+            for expectation in &stage.expectations {
+                for caller in &expectation.callers {
+                    for target in &expectation.targets {
+                        for protocol in &expectation.protocols {
+                            let seen = expectation.sight_in(column, *caller, *target, *protocol);
+                            whys.extend(seen.1);
+                        }
+                    }
+                }
+            }
+        }
         whys.sort_unstable();
         whys.dedup();
         whys

@@ -103,16 +103,16 @@ const IPVS: Column = Column {
     flags: &["--ipvs-min-sync-period=0s"],
     tools: Tools::Legacy,
     chain: Some("KUBE-SERVICES"),
-    on: false,
+    on: true,
 };
 
 pub const COLUMNS: [Column; 9] = [
-    iptables("host iptables-nft", Kernel::Host, Tools::Nft, false),
-    iptables("host iptables-legacy", Kernel::Host, Tools::Legacy, false),
+    iptables("host iptables-nft", Kernel::Host, Tools::Nft, true),
+    iptables("host iptables-legacy", Kernel::Host, Tools::Legacy, true),
     redirect("host userspace-redirect", Kernel::Host, Tools::Nft),
     local("host userspace-local", Kernel::Host),
     IPVS,
-    iptables("full iptables-legacy", Kernel::Full, Tools::Legacy, false),
+    iptables("full iptables-legacy", Kernel::Full, Tools::Legacy, true),
     redirect("full userspace-redirect", Kernel::Full, Tools::Legacy),
     local("full userspace-local", Kernel::Full),
     local("bare userspace-local", Kernel::Bare),

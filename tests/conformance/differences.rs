@@ -2,8 +2,8 @@
 //! why. Each is tested as well: if a column does not show the difference that
 //! is written down for it, its test fails.
 
-use super::case::{Protocol, Target};
-use super::columns::{Columns, userspace};
+use super::case::{Caller, Protocol, Target};
+use super::columns::{Columns, in_iptables, ipvs, userspace};
 use super::sight::{Answered, Sight, Source};
 
 /// A reason, numbered in the document in this order.
@@ -19,12 +19,13 @@ pub enum Why {
     LoopbackOfBothFamilies,
     AffinityOutlivesConnections,
     RandomAlone,
-    NotYet,
+    OwnPacketsAreStopped,
+    OutputIsNotAsked,
     NoSctp,
 }
 
 impl Why {
-    pub const ALL: [Why; 12] = [
+    pub const ALL: [Why; 13] = [
         Why::ClientHidden,
         Why::AcceptedFirst,
         Why::NoSctpInUserspace,
@@ -35,7 +36,8 @@ impl Why {
         Why::LoopbackOfBothFamilies,
         Why::AffinityOutlivesConnections,
         Why::RandomAlone,
-        Why::NotYet,
+        Why::OwnPacketsAreStopped,
+        Why::OutputIsNotAsked,
         Why::NoSctp,
     ];
 
@@ -83,7 +85,14 @@ impl Why {
             Why::RandomAlone => {
                 "iptables rules choose at random and have no schedulers; weights they honour."
             }
-            Why::NotYet => "Not built yet in this mode.",
+            Why::OwnPacketsAreStopped => {
+                "A program on the node whose datagram a rule stops is told so by its own kernel \
+                 (EPERM), before anything is sent."
+            }
+            Why::OutputIsNotAsked => {
+                "kube-proxy's rules that refuse external addresses without endpoints are for \
+                 packets that come to the node: what the node itself sends there goes out."
+            }
             Why::NoSctp => "This kernel has no SCTP.",
         }
     }
@@ -94,7 +103,7 @@ pub struct Rule {
     pub why: Why,
     pub columns: Columns,
     /// What is seen instead of this, if anything.
-    pub instead: fn(Target, Protocol, &Sight) -> Option<Sight>,
+    pub instead: fn(Caller, Target, Protocol, &Sight) -> Option<Sight>,
 }
 
 pub const RULES: &[Rule] = &[
@@ -103,7 +112,7 @@ pub const RULES: &[Rule] = &[
         columns: userspace,
         // The router's word is no reason for SCTP to give up (`sctp_v4_err` in
         // net/sctp/input.c); the node itself refuses.
-        instead: |target, protocol, _| {
+        instead: |_, target, protocol, _| {
             (protocol == Protocol::Sctp).then_some(match target {
                 Target::NodePort => Sight::Refused,
                 _ => Sight::Silent,
@@ -113,7 +122,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::ClientHidden,
         columns: userspace,
-        instead: |_, _, sight| match sight {
+        instead: |_, _, _, sight| match sight {
             Sight::Answered(answered) if answered.source == Source::Kept => {
                 Some(Sight::Answered(Answered {
                     source: Source::Node,
@@ -126,8 +135,39 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::AcceptedFirst,
         columns: userspace,
-        instead: |_, protocol, sight| {
+        instead: |_, _, protocol, sight| {
             (protocol == Protocol::Tcp && *sight == Sight::Silent).then_some(Sight::Reset)
+        },
+    },
+    Rule {
+        why: Why::OutputIsNotAsked,
+        columns: in_iptables,
+        instead: |caller, target, _, sight| {
+            let outwards = matches!(target, Target::LoadBalancer | Target::ExternalIp);
+            let refused = *sight == Sight::Refused;
+            (caller == Caller::Node && outwards && refused).then_some(Sight::Unreached)
+        },
+    },
+    Rule {
+        why: Why::OwnPacketsAreStopped,
+        columns: ipvs,
+        instead: |caller, _, protocol, sight| {
+            let stopped = matches!(sight, Sight::Refused | Sight::Silent);
+            (caller == Caller::Node && protocol == Protocol::Udp && stopped)
+                .then_some(Sight::Stopped)
+        },
+    },
+    Rule {
+        why: Why::OwnPacketsAreStopped,
+        columns: in_iptables,
+        instead: |caller, target, protocol, sight| {
+            let stopped = match sight {
+                Sight::Refused => target == Target::ClusterIp,
+                Sight::Silent => true,
+                _ => false,
+            };
+            (caller == Caller::Node && protocol == Protocol::Udp && stopped)
+                .then_some(Sight::Stopped)
         },
     },
 ];

@@ -40,7 +40,9 @@ impl Run<'_> {
                             target: *target,
                             protocol: *protocol,
                             one_socket: expectation.one_socket,
-                            sight: expectation.sight_in(self.column, *target, *protocol).0,
+                            sight: expectation
+                                .sight_in(self.column, *caller, *target, *protocol)
+                                .0,
                         });
                     }
                 }

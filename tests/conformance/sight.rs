@@ -18,6 +18,10 @@ pub enum Sight {
     /// The packet went on to where it would go without a Service: the router,
     /// which knows no such host.
     Unserved,
+    /// No endpoint answers: silence, or [`Sight::Unserved`].
+    Unreached,
+    /// The caller's own kernel does not let it go out (EPERM).
+    Stopped,
     /// The health-check node port counts so many local endpoints.
     Healthy(u64),
     /// The health-check node port says that there is no local endpoint.
@@ -129,6 +133,7 @@ pub enum Outcome {
     Reset,
     Silent,
     Unserved,
+    Stopped,
     Healthy(u64),
     Unhealthy,
     /// None of these.
@@ -180,6 +185,9 @@ pub fn judge(
             Sight::Reset => Outcome::Reset,
             Sight::Silent => Outcome::Silent,
             Sight::Unserved => Outcome::Unserved,
+            Sight::Unreached if outcomes.contains(&Outcome::Silent) => Outcome::Silent,
+            Sight::Unreached => Outcome::Unserved,
+            Sight::Stopped => Outcome::Stopped,
             Sight::Healthy(count) => Outcome::Healthy(*count),
             Sight::Unhealthy => Outcome::Unhealthy,
             Sight::Answered(_) => return Err("unreachable".into()),

@@ -24,11 +24,14 @@ fn restarts_and_rolling_replacements_fail_no_request() {
         let mut tripod = node::start(&lab, &[]);
         let (stop, asked) = (AtomicBool::new(false), AtomicUsize::new(0));
         let lab = &lab;
+        // A failed assertion must not leave the others calling for ever.
+        let end = Stop(&stop);
         std::thread::scope(|scope| {
+            let end = end;
             let short = scope.spawn(|| {
                 let mut failed = Vec::new();
                 while !stop.load(Relaxed) {
-                    for (from, to) in [(&lab.client, at), (&lab.outside, service.external()[0])] {
+                    for (from, to) in [(&lab.node, at), (&lab.outside, service.external()[0])] {
                         failed.extend(ask(from, to).err().map(|e| e.to_string()));
                         asked.fetch_add(1, Relaxed);
                     }
@@ -36,7 +39,7 @@ fn restarts_and_rolling_replacements_fail_no_request() {
                 failed
             });
             let kept = scope.spawn(|| {
-                let mut stream = tcp(&lab.client, at).expect("a connection");
+                let mut stream = tcp(&lab.outside, service.external()[0]).expect("a connection");
                 let first = say(&mut stream, "name").expect("an answer");
                 while !stop.load(Relaxed) {
                     assert_eq!(say(&mut stream, "name").expect("an answer"), first);
@@ -70,11 +73,20 @@ fn restarts_and_rolling_replacements_fail_no_request() {
             some(20);
             tripod = node::start(lab, &[]);
             some(20);
-            stop.store(true, Relaxed);
+            drop(end);
             assert_eq!(short.join().expect("requests"), Vec::<String>::new());
             kept.join().expect("a connection that goes on");
         });
         assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
         figure("requests during restarts", asked.load(Relaxed));
     });
+}
+
+/// Tells callers to stop when it is dropped.
+pub struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }

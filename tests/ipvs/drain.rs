@@ -15,8 +15,8 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
     run(name, Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
-        let service = Service::new("web", 1);
-        let at = service.cluster()[0];
+        let service = Service::new("web", 1).with_external_ip();
+        let at = service.external()[0];
         lab.publish_all(&service);
         let _tripod = node::start(&lab, &[]);
         let reals = |what: &str, wanted: &[&str]| {
@@ -36,7 +36,7 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
         lab.publish(&service, &["b"]);
         reals("a drains", &["10.244.0.11:8080 0", "10.244.0.12:8080 1"]);
         for _ in 0..4 {
-            assert_eq!(ask(&lab.client, at).expect("an answer"), "b");
+            assert_eq!(ask(&lab.outside, at).expect("an answer"), "b");
         }
         assert_eq!(say(&mut kept, "name").expect("an answer"), "a");
 
@@ -66,8 +66,10 @@ fn a_drain_timeout_of_zero_moves_clients_at_once() {
     run(name, Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
-        let service = Service::new("nfs", 1).annotated("tripod.proxy/drain-timeout", "0s");
-        let at = service.cluster()[0];
+        let service = Service::new("nfs", 1)
+            .with_external_ip()
+            .annotated("tripod.proxy/drain-timeout", "0s");
+        let at = service.external()[0];
         lab.publish_all(&service);
         let _tripod = node::start(&lab, &[]);
         let mut kept = connection_to(&lab, &service, "a");
@@ -84,10 +86,11 @@ fn a_drain_timeout_of_zero_moves_clients_at_once() {
     });
 }
 
-/// A connection that `backend` serves.
+/// A connection that `backend` serves, from outside: what pods on one bridge
+/// send each other takes the short way back, unless br_netfilter is there.
 fn connection_to(lab: &Lab, service: &Service, backend: &str) -> TcpStream {
     eventually(backend, Duration::from_secs(10), || {
-        let mut stream = tcp(&lab.client, service.cluster()[0]).map_err(|e| e.to_string())?;
+        let mut stream = tcp(&lab.outside, service.external()[0]).map_err(|e| e.to_string())?;
         match say(&mut stream, "name") {
             Ok(name) if name == backend => Ok(stream),
             other => Err(format!("{other:?}")),

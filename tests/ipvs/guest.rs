@@ -31,7 +31,7 @@ fn in_guest(test: &str, names: &[&str]) {
     run(test, Share::Alone, || {
         let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
         let arguments = [names, &flags].concat();
-        let limit = Duration::from_secs(230);
+        let limit = Duration::from_secs(235);
         let outcome = uml::run(uml::Profile::Full, &arguments, &[("CI", "true")], limit);
         assert_eq!(outcome.status, Some(0), "see the guest's console");
         for name in names {

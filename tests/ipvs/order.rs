@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{node, recorded::State};
+use super::{adoption::Stop, node, recorded::State};
 use crate::lab::{Capture, Lab, Share, eventually, figure, run};
 
 /// Services, two ports of each of half as many load balancers.
@@ -24,7 +24,9 @@ fn a_forbidden_client_never_gets_through() {
         lab.outside.ip(&["addr add 198.18.0.5/32 dev eth0"]);
         lab.write("all.json", &services());
         let (stop, tried) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let end = Stop(&stop);
         std::thread::scope(|scope| {
+            let end = end;
             let callers: Vec<_> = (0..8u16)
                 .map(|caller| {
                     let (outside, stop, tried) = (&lab.outside, &stop, &tried);
@@ -50,7 +52,7 @@ fn a_forbidden_client_never_gets_through() {
                     left => Err(format!("{left} lines; {}", tripod.log())),
                 },
             );
-            stop.store(true, Relaxed);
+            drop(end);
             for caller in callers {
                 let through = caller.join().expect("it knocks");
                 assert_eq!(through, Vec::<SocketAddr>::new(), "got through");

@@ -4,7 +4,8 @@
 //! A backend speaks first words: a client sends one line, and the rest of the
 //! connection follows from it; see [`serve`]. Over UDP it answers
 //! `<name> <what it was sent>`, and to `who` as over TCP: its name, the caller's
-//! address as it sees it, and the port it was reached at.
+//! address as it sees it, and the port it was reached at; to `peer`: its name,
+//! and the caller's address and port.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -232,6 +233,9 @@ fn answer_datagrams(socket: &UdpSocket, port: u16, name: &str) {
         answer.extend_from_slice(&buffer[..n]);
         if &buffer[..n] == b"who" {
             answer = who(name, from, port).into_bytes();
+        }
+        if &buffer[..n] == b"peer" {
+            answer = format!("{name} {from}").into_bytes();
         }
         let _ = socket.send_to(&answer, from);
     }

@@ -109,7 +109,7 @@ impl Tripod {
     }
 
     fn wait_ready(&mut self, node: &Host) {
-        eventually("tripod is ready", Duration::from_secs(20), || {
+        eventually("tripod is ready", Duration::from_secs(60), || {
             if let Some(status) = self.process.wait_until(Instant::now()) {
                 panic!("tripod ended instead of becoming ready: {status}");
             }

@@ -1,11 +1,12 @@
 //! Userspace mode on other kernels: one without netfilter, the hardest minimal
 //! kernel, and one with the legacy iptables only.
 
-use crate::lab::uml;
+use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, run, tripod_binary, uml};
 
 /// Run inside, one after the other: the guest has one processor.
-const ON_A_BARE_KERNEL: [&str; 9] = [
+const ON_A_BARE_KERNEL: [&str; 10] = [
     "userspace::guest::no_netfilter_here",
+    "userspace::guest::transparent_says_what_is_missing_and_serves",
     "lab::checks::",
     "userspace::addresses::cluster_ips_answer::local",
     "userspace::addresses::node_ports_answer::local",
@@ -16,11 +17,12 @@ const ON_A_BARE_KERNEL: [&str; 9] = [
     "userspace::capture::nothing_is_left_after_cleanup::local",
 ];
 
-const ON_A_KERNEL_WITH_MODULES: [&str; 4] = [
+const ON_A_KERNEL_WITH_MODULES: [&str; 5] = [
     "userspace::guest::ipvs_and_legacy_iptables_here",
     "userspace::addresses::cluster_ips_answer::redirect",
     "userspace::refused::a_service_without_endpoints_refuses::redirect",
     "userspace::capture::nothing_is_left_after_cleanup::redirect",
+    "userspace::transparent::callers_from_elsewhere_are_seen::redirect",
 ];
 
 #[test]
@@ -50,6 +52,30 @@ fn no_netfilter_here() {
         let output = output.expect("running iptables");
         assert!(!output.status.success(), "{tool} works here: {output:?}");
     }
+}
+
+#[test]
+#[ignore = "for a guest kernel without netfilter"]
+fn transparent_says_what_is_missing_and_serves() {
+    let name = concat!(
+        module_path!(),
+        "::transparent_says_what_is_missing_and_serves"
+    );
+    run(name, Share::Beside, || {
+        let mut lab = Lab::new(Capture::Local);
+        let web = Service::new("web", 10).with_external_ip();
+        lab.three_backends().publish_all(&web);
+        let mut command = lab.node.command(tripod_binary());
+        command.arg("--userspace-transparent");
+        let tripod = Tripod::start_as(&lab, command);
+        for family in ["IPv4", "IPv6"] {
+            let said = ["does nothing", family, "xt_socket"];
+            assert_eq!(tripod.said(&said), 1, "{}", tripod.log());
+        }
+        for to in web.external() {
+            ask(&lab.outside, to).expect("an answer");
+        }
+    });
 }
 
 #[test]

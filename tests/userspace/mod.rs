@@ -11,9 +11,11 @@ mod idle;
 mod manifests;
 mod policies;
 mod preferences;
+mod proxy_protocol;
 mod refused;
 mod retry;
 mod streams;
+mod transparent;
 mod udp;
 
 use std::io;

@@ -228,6 +228,13 @@ pub(super) const USERSPACE: &[Flag] = &[
         "Threads of the data path; 0: one a core, at most 8",
     )
     .beside_file(),
+    Flag::switch(
+        "userspace-transparent",
+        |o| &mut o.own.transparent,
+        "Let endpoints see the client's address where their answers come back through this node; \
+         takes iptables with the socket match",
+    )
+    .beside_file(),
 ];
 
 pub(super) const CONNTRACK: &[Flag] = &[

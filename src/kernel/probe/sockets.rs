@@ -1,7 +1,7 @@
 //! What sockets can do here.
 
 use std::{
-    io::{IoSlice, Write},
+    io::Write,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
 };
@@ -78,7 +78,7 @@ pub(super) fn splicing() -> Result<(), String> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let mut sender = TcpStream::connect(listener.local_addr()?)?;
         let (receiver, _) = listener.accept()?;
-        sender.write_vectored(&[IoSlice::new(b"x")])?;
+        sender.write_all(b"x")?;
         let (out, into) = pipe()?;
         splice(
             receiver.as_fd(),

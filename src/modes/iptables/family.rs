@@ -11,7 +11,7 @@ use super::{
     change::{self, Group, Op, Phase},
     counters::{COUNTED, Rules},
     plan::{self, Fixed, Options, ServiceRules, Step},
-    watch::Watch,
+    watch::{Before, Watch},
 };
 use crate::{
     kernel::{
@@ -80,6 +80,10 @@ pub struct Done {
     pub total: Rules,
     /// Rules that were written.
     pub written: Rules,
+    /// Transactions that this took.
+    pub transactions: u32,
+    /// The kernel was read, and so is known to be right.
+    pub read: bool,
 }
 
 impl FamilyRules {
@@ -153,6 +157,12 @@ impl FamilyRules {
         self.held.is_none() || self.watch.quiet()
     }
 
+    /// Nobody changed any rules, anywhere.
+    #[cfg(test)]
+    pub fn untouched(&mut self) -> bool {
+        self.watch.untouched()
+    }
+
     /// Brings the kernel in step with `map`.
     pub async fn sync(
         &mut self,
@@ -166,33 +176,30 @@ impl FamilyRules {
         let retried = changed.iter().any(|name| self.refused.contains_key(name));
         let read = !same || retried || full && !(self.refused.is_empty() && self.watch.untouched());
         if !read {
-            let before = self.watch.before();
             match self.update(map, changed, full).await {
-                Ok((done, transactions)) => {
-                    self.watch.after(before, transactions, false);
-                    return Ok(done);
-                }
+                Ok(done) => return Ok(done),
                 Err(error) => {
                     failed(true);
                     tracing::debug!("{}: everything is compared after: {error}", self.family);
                 }
             }
         }
-        let before = self.watch.before();
         let repairs = self.settled && same && full;
         self.held = None;
         let outcome = self.rewrite(map, options, repairs).await;
-        match outcome {
-            Ok((done, transactions)) => {
-                self.watch.after(before, transactions, true);
-                self.settled = true;
-                Ok(done)
-            }
-            Err(error) => {
-                failed(false);
-                Err(error)
-            }
-        }
+        self.settled |= outcome.is_ok();
+        outcome.inspect_err(|_| failed(false))
+    }
+
+    /// To be called before a sync of any family begins.
+    pub fn before(&mut self) -> Before {
+        self.watch.before()
+    }
+
+    /// To be called after syncs of all families, which made so many
+    /// transactions between them: the kernel counts those of both as one.
+    pub fn after(&mut self, before: Before, all: u32, own: &Done) {
+        self.watch.after(before, all, own.transactions, own.read);
     }
 
     /// Applies what changed since the last sync; `Err` leaves `held` empty.
@@ -201,10 +208,10 @@ impl FamilyRules {
         map: &ServiceMap,
         changed: &HashSet<ServicePortName>,
         full: bool,
-    ) -> Result<(Done, u32), Error> {
+    ) -> Result<Done, Error> {
         let v6 = self.writer.v6;
         let Some(mut held) = self.held.take() else {
-            return Ok((Done::default(), 0));
+            return Ok(Done::default());
         };
         let mut names: Vec<&ServicePortName> = changed.iter().filter(|n| self.is_of(n)).collect();
         if full {
@@ -256,7 +263,7 @@ impl FamilyRules {
             owner: None,
             ops: last,
         });
-        let transactions = self.writer.at_once(&groups).await?;
+        done.transactions = self.writer.at_once(&groups).await?;
         for (old, new) in moves {
             if let Some(old) = old {
                 held.endpoints = held.endpoints.saturating_sub(old.endpoints.all.len());
@@ -269,7 +276,7 @@ impl FamilyRules {
         }
         done.total = held.rules;
         self.held = Some(held);
-        Ok((done, transactions))
+        Ok(done)
     }
 
     /// Reads the kernel and writes what differs.
@@ -278,7 +285,7 @@ impl FamilyRules {
         map: &ServiceMap,
         options: Options,
         repairs: bool,
-    ) -> Result<(Done, u32), Error> {
+    ) -> Result<Done, Error> {
         let fixed = plan::fixed(&options);
         if !fixed.accounts.is_empty() {
             nfacct::create(&fixed.accounts)?;
@@ -297,8 +304,10 @@ impl FamilyRules {
             endpoints: 0,
             rules: fixed_rules(&fixed),
             refused: Vec::new(),
-            transactions: 0,
-            done: Done::default(),
+            done: Done {
+                read: true,
+                ..Done::default()
+            },
             repaired: Vec::new(),
         };
         full.run(ops).await?;
@@ -328,7 +337,7 @@ impl FamilyRules {
             rules: full.rules,
         });
         full.done.total = full.rules;
-        Ok((full.done, full.transactions))
+        Ok(full.done)
     }
 
     /// What the kernel holds, and the steps that make the fixed parts right.
@@ -357,7 +366,6 @@ struct Full<'a> {
     endpoints: usize,
     rules: Rules,
     refused: Vec<Refused>,
-    transactions: u32,
     done: Done,
     repaired: Vec<String>,
 }
@@ -427,7 +435,7 @@ impl<'a> Full<'a> {
 
     async fn some(&mut self, groups: &[Group], phase: Phase) -> Result<(), Error> {
         let refused = &mut self.refused;
-        self.transactions += self.writer.phase(groups, phase, refused).await?;
+        self.done.transactions += self.writer.phase(groups, phase, refused).await?;
         for group in groups {
             let due = group.ops.iter().filter(|op| op.phase() == phase);
             let due: Vec<&Op> = due.collect();

@@ -17,6 +17,7 @@ pub mod plan;
 pub mod render;
 #[cfg(test)]
 mod tests;
+mod unhonoured;
 mod watch;
 
 use std::{sync::Arc, time::Duration};
@@ -27,10 +28,10 @@ use tokio::time::{Instant, sleep_until};
 pub use self::cleanup::{cleanup, cleanup_beside};
 use self::{
     counters::Counters,
-    family::FamilyRules,
+    family::{Done, FamilyRules},
     plan::{DispatchChoice, Options, is_large_cluster},
 };
-use super::{Mode, ModeName, SyncError, SyncReport, stale};
+use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::{
@@ -41,7 +42,7 @@ use crate::{
     },
     node::NodePorts,
     runner::metrics::Metrics,
-    services::{Changes, IpFamily, ServiceMap},
+    services::{Changes, IpFamily, ServiceMap, ServicePort},
 };
 
 /// How often it is looked whether somebody disturbed our rules.
@@ -151,6 +152,20 @@ impl Iptables {
     }
 }
 
+impl Iptables {
+    fn unhonoured(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unhonoured> {
+        let all = map.iter().filter(|_| changes.full);
+        let named = changes.ports.iter().filter(|_| !changes.full);
+        let ports = all.chain(named.filter_map(|name| map.get(name)));
+        let served = |port: &&Arc<ServicePort>| {
+            let mut families = self.families.iter();
+            families.any(|state| state.family == port.name.family)
+        };
+        let ports = ports.filter(served);
+        ports.flat_map(|port| unhonoured::of(port)).collect()
+    }
+}
+
 impl FamilyState {
     async fn sync(
         &mut self,
@@ -158,7 +173,7 @@ impl FamilyState {
         counters: &Counters,
         map: &ServiceMap,
         changes: &Changes,
-    ) -> Result<usize, SyncError> {
+    ) -> Result<Done, SyncError> {
         let (ports, endpoints) = self.rules.counts(map, &changes.ports);
         let options = setup.options(&self.rules, map, ports, endpoints);
         let failed = |partial| counters.failed(self.family, partial);
@@ -173,7 +188,7 @@ impl FamilyState {
             .extend(stale::matches(family, map, &changes.stale_udp));
         let flows = std::mem::take(&mut self.flows);
         self.flows = stale::forget(self.family, flows, &setup.metrics).await;
-        Ok(done.examined)
+        Ok(done)
     }
 }
 
@@ -214,14 +229,25 @@ impl Mode for Iptables {
         let node = map.this_node().map(|node| &**node);
         self.setup.node_ports.learn(node);
         let (setup, counters) = (&self.setup, &self.counters);
+        let before: Vec<_> = self.families.iter_mut().map(|f| f.rules.before()).collect();
         let mut families = self.families.iter_mut();
         let sync = async |family: Option<&mut FamilyState>| match family {
             Some(family) => family.sync(setup, counters, map, changes).await,
-            None => Ok(0),
+            None => Ok(Done::default()),
         };
         // One that fails does not keep the other from being synced.
         let (one, other) = tokio::join!(sync(families.next()), sync(families.next()));
-        let examined = one? + other?;
+        let done = [one, other];
+        // Of a family that failed it is not known; its count is then not what
+        // is expected, and everything is read the next time.
+        let made = done.iter().flatten().map(|done| done.transactions).sum();
+        for ((family, before), done) in self.families.iter_mut().zip(before).zip(&done) {
+            if let Ok(done) = done {
+                family.rules.after(before, made, done);
+            }
+        }
+        let [one, other] = done;
+        let examined = one?.examined + other?.examined;
         let refused = self.families.iter().flat_map(|f| &f.rules.refused);
         Ok(SyncReport {
             examined,
@@ -229,7 +255,7 @@ impl Mode for Iptables {
                 .map(|(name, why)| (name.clone(), why.clone()))
                 .collect(),
             lingering: 0,
-            unhonoured: Vec::new(),
+            unhonoured: self.unhonoured(map, changes),
         })
     }
 

@@ -66,9 +66,9 @@ impl Watch {
         }
     }
 
-    /// To be called after a sync that made so many transactions; `read`: it
-    /// began with reading everything.
-    pub fn after(&mut self, before: Before, transactions: u32, read: bool) {
+    /// To be called after a sync in which all families made `all` transactions,
+    /// this one `own`; `read`: it began with reading everything.
+    pub fn after(&mut self, before: Before, all: u32, own: u32, read: bool) {
         match &mut self.left {
             Left::Legacy(left) => *left = Some(sizes(self.family)),
             Left::NfTables {
@@ -78,13 +78,13 @@ impl Watch {
                 chains,
             } => {
                 let now = generation(rules);
-                let ours = before.0.map(|count| count.wrapping_add(transactions));
+                let ours = before.0.map(|count| count.wrapping_add(all));
                 let before_known = read || before.0.is_some() && *known == before.0;
                 let before_seen = read || before.0.is_some() && *seen == before.0;
                 let undisturbed = now.is_some() && now == ours;
                 *known = now.filter(|_| undisturbed && before_known);
                 *seen = now.filter(|_| undisturbed && before_seen);
-                if transactions > 0 || seen.is_none() {
+                if own > 0 || seen.is_none() {
                     *chains = None;
                 }
             }

@@ -178,3 +178,6 @@ fn is_guarded(member: &Member, wanted: &Wanted) -> bool {
     let frontend = member.frontend();
     frontend.is_some_and(|frontend| wanted.has_member(&guard(frontend)))
 }
+
+#[cfg(test)]
+mod tests;

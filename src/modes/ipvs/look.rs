@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     kernel::{ipset::Element, ipvs::VirtualServer, netlink},
-    services::{IpFamily, Node, Protocol},
+    services::{IpFamily, Protocol, ServiceMap},
 };
 
 /// What a full sync found in the kernel, beside rules.
@@ -44,7 +44,7 @@ impl Ipvs {
     /// Finds out what plans depend on, and ensures what they stand on:
     /// settings and the dummy link. Forgets what was learned if the node is
     /// another now.
-    pub(super) fn survey(&mut self, node: Option<&Node>) -> Result<(), netlink::Error> {
+    pub(super) fn survey(&mut self, map: &ServiceMap) -> Result<(), netlink::Error> {
         let refused = settings::apply(&self.options);
         self.tell(refused);
         if self.doors.ensure_link()? && self.belief != Belief::None {
@@ -56,13 +56,12 @@ impl Ipvs {
             .filter(|address| !self.doors.is_on_link(address))
             .map(|address| address.address);
         let served = self.node_ports.served();
+        let node = map.this_node().map(|node| &**node);
         let mut site = Site::new(&self.options, node, &served, own);
-        let asked = self
-            .ports
-            .values()
+        let asked = map
+            .iter()
             .filter_map(|port| port.preferences().scheduler.clone())
-            .chain([Arc::clone(&self.options.scheduler)])
-            .chain(self.site.lacking.iter().cloned());
+            .chain([Arc::clone(&self.options.scheduler)]);
         site.lacking = self.doors.lacking(asked.collect())?;
         if site != self.site {
             self.known_addresses.extend(&site.own);

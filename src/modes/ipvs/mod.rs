@@ -246,7 +246,7 @@ impl Mode for Ipvs {
         let mut report = Report::default();
         let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
         if full {
-            self.survey(node).map_err(Error::from)?;
+            self.survey(map).map_err(Error::from)?;
             names.extend(map.iter().map(|port| port.name.clone()));
             names.extend(self.ports.keys().cloned());
         } else {

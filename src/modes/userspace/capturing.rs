@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::capture::{
-    Choice, Error, Frontend, Local, Method, NodePortAddresses, Redirect, Report, Want,
+use super::{
+    capture::{Choice, Error, Frontend, Local, Method, NodePortAddresses, Redirect, Report, Want},
+    transparent,
 };
 use crate::{
     kernel::{addresses, netlink},
@@ -119,5 +120,5 @@ pub async fn cleanup() -> Result<(), Error> {
     let both = [IpFamily::V4, IpFamily::V6];
     let redirect = Redirect::cleanup(&both).await;
     let local = Local::cleanup(&both);
-    redirect.and(local)
+    redirect.and(local).and(transparent::cleanup().await)
 }

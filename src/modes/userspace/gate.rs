@@ -264,6 +264,7 @@ fn is_of(routing: &Routing, plan: &PortalPlan, affinity: Option<&Arc<Affinity>>)
     inside
         && affine
         && routing.allowed == plan.allowed
+        && routing.proxy_protocol == plan.proxy_protocol
         && routing.backends.is_of(plan.scheduler, &plan.targets)
 }
 
@@ -287,5 +288,6 @@ fn routing(
         inside,
         affinity,
         allowed: plan.allowed.clone(),
+        proxy_protocol: plan.proxy_protocol,
     }
 }

@@ -71,6 +71,17 @@ impl Insiders {
             || known.networks.iter().any(|network| network.contains(&peer))
     }
 
+    /// Whether the client of `flow` is this node.
+    pub fn is_node(&self, flow: &Flow) -> bool {
+        is_the_node(flow) || self.known.load().addresses.contains(&flow.client.ip())
+    }
+
+    /// Whether the address is in the pods' networks, as far as they are known.
+    pub fn has_pod(&self, address: &IpAddr) -> bool {
+        let known = self.known.load();
+        known.networks.iter().any(|net| net.contains(address))
+    }
+
     /// Whether `wanted` holds for the client's address: for one of the node's
     /// own, if the client is the node by whatever address it calls.
     pub fn any_address(&self, flow: &Flow, wanted: impl Fn(&IpAddr) -> bool) -> bool {

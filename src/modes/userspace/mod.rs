@@ -21,9 +21,11 @@ mod plan;
 mod portal;
 mod ports;
 mod preferences;
+mod proxy_protocol;
 mod tcp;
 #[cfg(test)]
 mod tests;
+mod transparent;
 mod udp;
 mod watch;
 mod workers;
@@ -50,6 +52,7 @@ use self::{
     insiders::Insiders,
     plan::{Kind, PortalName, PortalPlan},
     ports::Ports,
+    transparent::{Steering, Transparent},
     workers::Workers,
 };
 pub use self::{
@@ -80,6 +83,8 @@ pub struct Options {
     pub detect_local: DetectLocal,
     /// Threads of the data path.
     pub workers: usize,
+    /// `--userspace-transparent`: endpoints see the client's address.
+    pub transparent: bool,
 }
 
 /// Threads of the data path when none are asked for, at most: more would
@@ -101,6 +106,7 @@ pub struct Shared {
     counters: Counters,
     udp_timeout: Duration,
     insiders: Arc<Insiders>,
+    transparent: Arc<Transparent>,
     next_worker: AtomicUsize,
 }
 
@@ -117,6 +123,7 @@ pub struct Userspace {
     shared: Arc<Shared>,
     workers: Workers,
     capture: Capture,
+    steering: Steering,
     ports: Ports,
     claims: Claims,
     gates: HashMap<PortalName, Box<Gate>>,
@@ -142,16 +149,20 @@ impl Userspace {
     /// # Errors
     /// When its threads cannot be started.
     pub fn new(options: Options, capture: Capture, counters: Counters) -> io::Result<Self> {
+        let insiders = Arc::new(Insiders::new(options.detect_local.clone()));
+        let transparent = Arc::new(Transparent::new(Arc::clone(&insiders)));
         let shared = Arc::new(Shared {
             descriptors: Descriptors::of_this_process(),
             counters,
             udp_timeout: options.udp_timeout,
-            insiders: Arc::new(Insiders::new(options.detect_local.clone())),
+            insiders,
+            transparent: Arc::clone(&transparent),
             next_worker: AtomicUsize::new(0),
         });
         Ok(Userspace {
             workers: Workers::start(options.workers, &shared)?,
             ports: Ports::new(options.port_range.clone()),
+            steering: Steering::new(options.transparent, transparent),
             options,
             shared,
             capture,
@@ -327,6 +338,14 @@ impl Mode for Userspace {
             self.node_addresses = self.capture.node_addresses()?;
             self.capture
                 .serve_node_ports(&self.options.node_ports.served());
+        }
+        if full {
+            for note in self.steering.sync().await {
+                match note {
+                    Ok(note) => tracing::info!("{note}"),
+                    Err(note) => tracing::warn!("{note}"),
+                }
+            }
         }
         self.shared.insiders.update(node, &self.node_addresses);
         let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();

@@ -7,7 +7,8 @@ use ipnet::IpNet;
 use super::{backends::Target, capture::Frontend, preferences};
 use crate::sched::SchedulerName;
 use crate::services::{
-    Endpoints, Protocol, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
+    Endpoints, Protocol, ProxyProtocol, ServicePort, ServicePortName, SessionAffinity,
+    TrafficPolicy,
 };
 
 /// Which of a ServicePort's addresses a portal stands for. Addresses that are
@@ -50,6 +51,8 @@ pub struct PortalPlan {
     pub scheduler: SchedulerName,
     /// Timeout of ClientIP affinity.
     pub affinity: Option<Duration>,
+    /// How endpoints are told who called.
+    pub proxy_protocol: Option<ProxyProtocol>,
 }
 
 impl PortalPlan {
@@ -136,6 +139,7 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<PortalPlan> {
                 allowed: allowed.into(),
                 scheduler,
                 affinity,
+                proxy_protocol: port.preferences().proxy_protocol,
             }),
         }
     }

@@ -16,7 +16,10 @@ use super::{
     failing::Failing,
     insiders::Insiders,
 };
-use crate::sched::{Flow, RealServer};
+use crate::{
+    sched::{Flow, RealServer},
+    services::ProxyProtocol,
+};
 
 /// Where a portal's traffic goes. Immutable; a change swaps in a new one.
 #[derive(Debug)]
@@ -29,6 +32,8 @@ pub struct Routing {
     pub affinity: Option<Arc<Affinity>>,
     /// Peers that may call; empty: everyone.
     pub allowed: Box<[IpNet]>,
+    /// The header that TCP connections to endpoints begin with.
+    pub proxy_protocol: Option<ProxyProtocol>,
 }
 
 impl Routing {

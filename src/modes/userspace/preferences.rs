@@ -3,7 +3,7 @@
 use crate::{
     modes::Unhonoured,
     sched::{SchedulerName, SchedulerNameError},
-    services::{Forwarding, Preferences, ServicePort},
+    services::{Forwarding, Preferences, Protocol, ServicePort},
 };
 
 /// The scheduler of `port`, where Services that name none have `default`.
@@ -52,8 +52,12 @@ pub fn unhonoured(port: &ServicePort, default: SchedulerName) -> Vec<Unhonoured>
                    mode can end them sooner";
         (Preferences::DRAIN_TIMEOUT, why.to_owned())
     });
-    let proxy_protocol = preferences.proxy_protocol.map(|version| {
-        let why = format!("{version} is not sent; endpoints see the address of the node");
+    let udp = port.name.protocol == Protocol::Udp;
+    let proxy_protocol = preferences.proxy_protocol.filter(|_| udp).map(|version| {
+        let why = format!(
+            "{version} is sent on TCP connections, not on UDP datagrams: after nat rules nobody \
+             knows which address a datagram was sent to"
+        );
         (Preferences::PROXY_PROTOCOL, why)
     });
     [scheduler, forwarding, drain_timeout, proxy_protocol]

@@ -19,6 +19,7 @@ use super::{
     listen::Owner,
     plan::{Kind, PortalName, PortalPlan},
     ports::Ports,
+    transparent::Transparent,
     workers::Workers,
 };
 use crate::{
@@ -39,11 +40,13 @@ struct Proxy {
 
 impl Proxy {
     fn new(protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
+        let insiders = Arc::new(Insiders::new(DetectLocal::Unknown));
         let shared = Arc::new(Shared {
             descriptors: Descriptors::of_this_process(),
             counters: Counters::register(&prometheus::Registry::new()).unwrap(),
             udp_timeout: Duration::from_millis(300),
-            insiders: Arc::new(Insiders::new(DetectLocal::Unknown)),
+            transparent: Arc::new(Transparent::new(Arc::clone(&insiders))),
+            insiders,
             next_worker: Default::default(),
         });
         let workers = Workers::start(2, &shared).unwrap();
@@ -106,6 +109,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> PortalPlan {
         allowed: Box::default(),
         scheduler: SchedulerName::Rr,
         affinity: None,
+        proxy_protocol: None,
         name: PortalName {
             port: name,
             kind: Kind::Internal,

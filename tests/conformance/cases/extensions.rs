@@ -16,8 +16,7 @@ pub fn cases() -> Vec<Case> {
         )
         .when(Pod)
         .calls(ClusterIp)
-        .sees(shares([(A, 3), (B, 1)]))
-        .but(userspace, Why::NotYet, shares([(A, 1), (B, 1)])),
+        .sees(shares([(A, 3), (B, 1)])),
         case(
             "Weights change",
             three_to_one().annotated("tripod.proxy/scheduler", "wrr"),
@@ -27,8 +26,7 @@ pub fn cases() -> Vec<Case> {
         })
         .when(Pod)
         .calls(ClusterIp)
-        .sees(shares([(A, 1), (B, 3)]))
-        .but(userspace, Why::NotYet, shares([(A, 1), (B, 1)])),
+        .sees(shares([(A, 1), (B, 3)])),
         case(
             "Scheduler sh: a client stays where its address leads",
             cluster_ip(ALL).annotated("tripod.proxy/scheduler", "sh"),
@@ -36,8 +34,7 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .sees(sticky(ALL))
-        .but(in_iptables, Why::RandomAlone, each(ALL))
-        .but(userspace, Why::NotYet, each(ALL)),
+        .but(in_iptables, Why::RandomAlone, each(ALL)),
         case(
             "kube-router.io/service.scheduler is understood",
             cluster_ip(ALL).annotated("kube-router.io/service.scheduler", "sh"),
@@ -45,8 +42,7 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .sees(sticky(ALL))
-        .but(in_iptables, Why::RandomAlone, each(ALL))
-        .but(userspace, Why::NotYet, each(ALL)),
+        .but(in_iptables, Why::RandomAlone, each(ALL)),
         case(
             "A scheduler that nobody knows: the usual one",
             cluster_ip(ALL).annotated("tripod.proxy/scheduler", "astrology"),

@@ -309,10 +309,10 @@ impl Builder<'_> {
         rules.extend(self.cluster_ips());
         if let Some(rule) = self.of(Set::ExternalIp) {
             rules.push(rule.clone().jump(MARK_MASQ));
-            rules.extend(self.from_elsewhere(rule));
+            rules.extend(self.spare_elsewhere(rule));
         }
         if let Some(rule) = self.of(Set::ExternalIpLocal) {
-            rules.extend(self.from_elsewhere(rule));
+            rules.extend(self.spare_elsewhere(rule));
         }
         rules.push(
             Rule::new()
@@ -348,7 +348,7 @@ impl Builder<'_> {
 
     /// What comes from another host, and what is for this one, needs no more
     /// rules of nat.
-    fn from_elsewhere(&self, rule: Rule) -> Vec<Rule> {
+    fn spare_elsewhere(&self, rule: Rule) -> Vec<Rule> {
         let mut outside = rule.clone();
         if self.features.physdev {
             outside = outside.with(Match::Other("physdev", "! --physdev-is-in".to_owned()));

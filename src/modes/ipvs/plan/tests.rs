@@ -1,1 +1,176 @@
 //! What single ServicePorts lead to, beside what the recordings have.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use super::*;
+use crate::services::{Endpoint, Endpoints, ServiceName, ServicePortName, SessionAffinity};
+
+const REMOTE: u8 = 7;
+const HERE: u8 = 6;
+
+/// `default/web` on 10.0.0.1:80, with one endpoint here and one elsewhere.
+fn port() -> ServicePort {
+    let endpoint = |number: u8| Endpoint {
+        address: SocketAddr::from(([10, 244, 0, number], 80)),
+        local: number == HERE,
+        ready: true,
+        serving: true,
+        terminating: false,
+        weight: number.into(),
+        node_name: None,
+    };
+    ServicePort {
+        name: ServicePortName {
+            service: ServiceName {
+                namespace: "default".into(),
+                name: "web".into(),
+            },
+            port: "".into(),
+            protocol: Protocol::Tcp,
+            family: IpFamily::V4,
+        },
+        cluster_ip: [10, 0, 0, 1].into(),
+        port: 80,
+        node_port: None,
+        external_ips: Box::default(),
+        load_balancer_ips: Box::default(),
+        load_balancer_source_ranges: Box::default(),
+        session_affinity: SessionAffinity::None,
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        health_check_node_port: None,
+        preferences: None,
+        endpoints: Arc::new(Endpoints {
+            all: [endpoint(HERE), endpoint(REMOTE)].into(),
+            cluster: [0, 1].into(),
+            local: [0].into(),
+            all_reachable: [0, 1].into(),
+            has_any: true,
+        }),
+    }
+}
+
+fn preferring(preferences: Preferences) -> ServicePort {
+    ServicePort {
+        preferences: Some(Arc::new(preferences)),
+        ..port()
+    }
+}
+
+fn site() -> Site {
+    let node: IpAddr = [192, 0, 2, 10].into();
+    Site {
+        scheduler: ROUND_ROBIN.into(),
+        own: [node].into(),
+        node_ports: [node].into(),
+        node_ip: Families {
+            v4: Some(node),
+            v6: None,
+        },
+        ..Site::default()
+    }
+}
+
+fn sets(plan: &ServicePlan) -> Vec<Set> {
+    plan.members.iter().map(|member| member.set).collect()
+}
+
+fn methods(plan: &ServicePlan) -> Vec<Method> {
+    let reals = plan.servers.iter().flat_map(|server| &*server.reals);
+    reals.map(|real| real.method).collect()
+}
+
+#[test]
+fn weights_are_the_endpoints_own() {
+    let plan = plan(&port(), &site());
+    let weights: Vec<u16> = plan.servers[0].reals.iter().map(|r| r.weight).collect();
+    assert_eq!(weights, [u16::from(HERE), u16::from(REMOTE)]);
+}
+
+#[test]
+fn a_scheduler_that_the_kernel_lacks_is_said() {
+    let wanted = preferring(Preferences {
+        scheduler: Some("mh".into()),
+        ..Preferences::NONE
+    });
+    let has = plan(&wanted, &site());
+    assert_eq!(&*has.servers[0].scheduler, "mh");
+    assert!(has.servers[0].hashes_ports() && has.unhonoured.is_empty());
+    let lacks = Site {
+        lacking: ["mh".into()].into(),
+        ..site()
+    };
+    let lacks = plan(&wanted, &lacks);
+    assert_eq!(&*lacks.servers[0].scheduler, ROUND_ROBIN);
+    let [(what, why)] = lacks.unhonoured.as_slice() else {
+        panic!("{:?}", lacks.unhonoured);
+    };
+    assert_eq!(*what, Preferences::SCHEDULER);
+    assert!(why.contains("ip_vs_mh"), "{why}");
+}
+
+#[test]
+fn direct_answers_only_where_they_can_be() {
+    let forwarding = |forwarding| {
+        preferring(Preferences {
+            forwarding: Some(forwarding),
+            ..Preferences::NONE
+        })
+    };
+    let dr = forwarding(Forwarding::Dr);
+    let there = plan(&dr, &site());
+    assert_eq!(methods(&there), [Method::Nat, Method::Dr]);
+    assert!(sets(&there).contains(&Set::Direct) && there.unhonoured.is_empty());
+    let elsewhere = ServicePort { port: 8080, ..dr };
+    let nat = plan(&elsewhere, &site());
+    assert_eq!(methods(&nat), [Method::Nat; 2]);
+    assert!(!sets(&nat).contains(&Set::Direct));
+    assert_eq!(nat.unhonoured[0].0, Preferences::FORWARDING);
+
+    let full = plan(&forwarding(Forwarding::FullNat), &site());
+    assert_eq!(methods(&full), [Method::Nat; 2]);
+    assert!(sets(&full).contains(&Set::FullNat));
+    let tunnel = plan(&forwarding(Forwarding::Tunnel), &site());
+    assert_eq!(methods(&tunnel), [Method::Nat, Method::Tunnel]);
+}
+
+#[test]
+fn source_ranges_decide_about_the_node_too() {
+    let guarded = |range: &str| ServicePort {
+        load_balancer_ips: [IpAddr::from([203, 0, 113, 1])].into(),
+        load_balancer_source_ranges: [range.parse().expect("a network")].into(),
+        ..port()
+    };
+    let within = sets(&plan(&guarded("192.0.2.0/24"), &site()));
+    assert!(within.contains(&Set::SourceIp) && !within.contains(&Set::NotFromNode));
+    let without = sets(&plan(&guarded("198.51.100.0/24"), &site()));
+    assert!(!without.contains(&Set::SourceIp) && without.contains(&Set::NotFromNode));
+    let everyone = plan(&guarded("0.0.0.0/0"), &site());
+    let halves = everyone.members.iter().filter(|m| m.set == Set::SourceCidr);
+    assert_eq!(halves.count(), 2);
+}
+
+#[test]
+fn an_address_of_the_node_is_served_and_not_taken() {
+    let own = ServicePort {
+        external_ips: [IpAddr::from([192, 0, 2, 10])].into(),
+        ..port()
+    };
+    let plan = plan(&own, &site());
+    assert_eq!(plan.servers.len(), 2);
+    assert_eq!(plan.addresses, [own.cluster_ip]);
+}
+
+#[test]
+fn the_internal_policy_never_falls_back() {
+    let mut nowhere = ServicePort {
+        internal_traffic_policy: TrafficPolicy::Local,
+        external_traffic_policy: TrafficPolicy::Local,
+        node_port: Some(30_000),
+        ..port()
+    };
+    Arc::make_mut(&mut nowhere.endpoints).local = Box::default();
+    let plan = plan(&nowhere, &site());
+    let reals: Vec<usize> = plan.servers.iter().map(|s| s.reals.len()).collect();
+    assert_eq!(reals, [0, 2], "cluster IP, node port");
+}

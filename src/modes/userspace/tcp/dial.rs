@@ -9,7 +9,9 @@ use tokio::{
     time::timeout,
 };
 
-use super::super::{Shared, backends::Lease, descriptors, listen::keep_alive, portal::Portal};
+use super::super::{
+    Shared, backends::Lease, descriptors, listen::keep_alive, portal::Portal, transparent,
+};
 use crate::sched::Flow;
 
 /// How long the first, second, ... attempt of a connection waits for its
@@ -40,6 +42,8 @@ pub struct Search<'a> {
     tried: Vec<SocketAddr>,
     attempts: usize,
     timed_out: usize,
+    /// Endpoints see the node from now on: one that saw the client was silent.
+    plain: bool,
 }
 
 impl<'a> Search<'a> {
@@ -52,6 +56,7 @@ impl<'a> Search<'a> {
             tried: Vec::new(),
             attempts: 0,
             timed_out: 0,
+            plain: false,
         }
     }
 
@@ -102,9 +107,45 @@ impl<'a> Search<'a> {
         );
     }
 
-    async fn dial(&self, endpoint: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    async fn dial(&mut self, endpoint: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+        let transparent = &self.shared.transparent;
+        if !self.plain && transparent.shows(&self.flow, endpoint) {
+            let dialed = self.dial_as(Some(self.flow.client), endpoint, patience);
+            match dialed.await.map_err(|e| (e.kind(), e)) {
+                Ok(stream) => return Ok(stream),
+                // It was the endpoint that said so.
+                Err((io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset, e)) => {
+                    return Err(e);
+                }
+                Err((io::ErrorKind::TimedOut, e)) => {
+                    transparent.unanswered(&self.flow, endpoint);
+                    self.plain = true;
+                    return Err(e);
+                }
+                // The client's address cannot be bound here, or its port not
+                // again for this endpoint.
+                Err((_, e)) => tracing::trace!(
+                    service = %self.portal.label,
+                    %endpoint,
+                    client = %self.flow.client,
+                    "endpoint sees the node's address: {e}"
+                ),
+            }
+        }
+        let stream = self.dial_as(None, endpoint, patience).await?;
+        transparent.answered_the_node(&self.flow, endpoint);
+        Ok(stream)
+    }
+
+    /// Connects, from the address of the client `shown` if there is one.
+    async fn dial_as(
+        &self,
+        shown: Option<SocketAddr>,
+        endpoint: SocketAddr,
+        patience: Duration,
+    ) -> io::Result<TcpStream> {
         let socket = loop {
-            match new_socket(endpoint) {
+            match new_socket(endpoint, shown) {
                 Err(e) if descriptors::exhausted(&e) => {
                     self.shared.counters.accept_paused.inc();
                     tokio::time::sleep(super::EXHAUSTED_PAUSE).await;
@@ -122,13 +163,16 @@ impl<'a> Search<'a> {
     }
 }
 
-fn new_socket(address: SocketAddr) -> io::Result<TcpSocket> {
+fn new_socket(address: SocketAddr, shown: Option<SocketAddr>) -> io::Result<TcpSocket> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM.nonblocking().cloexec(),
         Some(Protocol::TCP),
     )?;
     keep_alive(SockRef::from(&socket))?;
+    if let Some(client) = shown {
+        transparent::bind(&socket, client)?;
+    }
     Ok(TcpSocket::from_std_stream(socket.into()))
 }
 

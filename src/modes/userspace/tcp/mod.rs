@@ -23,8 +23,8 @@ use self::{
     first_flight::FirstFlight,
     relay::{End, Progress, Relay, Side},
 };
-use super::{Shared, descriptors, portal::Portal};
-use crate::sched::Flow;
+use super::{Shared, descriptors, portal::Portal, proxy_protocol};
+use crate::{sched::Flow, services::ProxyProtocol};
 
 /// Descriptors of one connection: the client's and the backend's socket.
 const PER_CONNECTION: u32 = 2;
@@ -137,6 +137,14 @@ async fn connection(
         reset(&client);
         return;
     }
+    let header = match portal.routing().proxy_protocol {
+        None => Vec::new(),
+        Some(ProxyProtocol::V2) => match proxy_protocol::called(&client) {
+            Ok(called) => proxy_protocol::header(flow.client, called),
+            // The client is gone already.
+            Err(_) => return,
+        },
+    };
     let mut first = FirstFlight::default();
     let mut search = Search::new(&shared, portal, flow);
     loop {
@@ -146,7 +154,7 @@ async fn connection(
             reset(&client);
             return;
         };
-        let mut relay = Relay::new(first);
+        let mut relay = Relay::new(&header, first);
         let end = carry(&shared, &mut relay, &client, &mut dialed).await;
         match end {
             End::Closed => return,

@@ -266,10 +266,11 @@ pub struct Relay {
 
 impl Relay {
     /// A relay to a backend that was just connected. It begins by sending
-    /// `first`, what the client had said to a backend that did not answer.
-    pub fn new(first: FirstFlight) -> Self {
+    /// `header`, which is ours, and `first`, what the client had said to a
+    /// backend that did not answer.
+    pub fn new(header: &[u8], first: FirstFlight) -> Self {
         let mut out = Way::new();
-        out.pending = first.bytes().to_vec();
+        out.pending = [header, first.bytes()].concat();
         if first.ended() {
             out.phase = Phase::Ended;
         }

@@ -17,7 +17,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::super::{Shared, backends::Lease, portal::Portal};
+use super::super::{Shared, backends::Lease, portal::Portal, transparent::Bound};
 use super::{ANSWER_OR_REFUSAL, Listener, connected, receive_answer, socket};
 use crate::sched::Flow;
 
@@ -39,6 +39,8 @@ const SHORT_OF_DESCRIPTORS: Duration = Duration::from_secs(1);
 struct Association {
     key: Key,
     backend: UdpSocket,
+    /// That `backend` is bound to the client.
+    _bound: Option<Bound>,
     lease: Lease,
     /// Where the client's datagrams come in and answers go out.
     listener: Arc<Listener>,
@@ -129,7 +131,7 @@ impl Associations {
     ) -> Option<Arc<Association>> {
         let descriptor = self.shared.descriptors.try_take(1)?;
         let endpoint = self.portal.pick(&flow(key), &tried)?;
-        let backend = connected(endpoint.address)
+        let (backend, bound) = connected(&self.shared.transparent, &flow(key), endpoint.address)
             .inspect_err(|e| {
                 self.portal.failed(endpoint.address);
                 tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{e}");
@@ -138,6 +140,7 @@ impl Associations {
         let association = Arc::new(Association {
             key,
             backend,
+            _bound: bound,
             lease: endpoint.lease(),
             listener: Arc::clone(listener),
             last_used: AtomicU64::new(self.now()),

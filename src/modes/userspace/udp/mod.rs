@@ -16,12 +16,15 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, recv};
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     io::{Interest, Ready},
     net::UdpSocket,
 };
 
 pub use self::association::Associations;
+use super::transparent::{Bound, Transparent};
+use crate::sched::Flow;
 
 /// The largest datagram there is (RFC 768: a 16-bit length), in bytes.
 const DATAGRAM: usize = 65_535;
@@ -115,12 +118,35 @@ fn receive_answer(
     })
 }
 
-fn connected(to: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = socket2::Socket::new(
-        socket2::Domain::for_address(to),
-        socket2::Type::DGRAM.nonblocking().cloexec(),
-        Some(socket2::Protocol::UDP),
-    )?;
+/// A socket that is connected to `to`, from the client's own address if `to`
+/// may see it; otherwise, or if that is not possible, from the node's.
+fn connected(
+    transparent: &Arc<Transparent>,
+    flow: &Flow,
+    to: SocketAddr,
+) -> io::Result<(UdpSocket, Option<Bound>)> {
+    if transparent.shows(flow, to) {
+        let shown = open(to).and_then(|socket| {
+            let bound = transparent.bind_udp(&socket, flow.client, to)?;
+            socket.connect(&to.into())?;
+            // Until then it took what anyone sent to the client's port.
+            let mut buffer = [0];
+            while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}
+            Ok((UdpSocket::from_std(socket.into())?, Some(bound)))
+        });
+        if shown.is_ok() {
+            return shown;
+        }
+    }
+    let socket = open(to)?;
     socket.connect(&to.into())?;
-    UdpSocket::from_std(socket.into())
+    Ok((UdpSocket::from_std(socket.into())?, None))
+}
+
+fn open(to: SocketAddr) -> io::Result<Socket> {
+    Socket::new(
+        Domain::for_address(to),
+        Type::DGRAM.nonblocking().cloexec(),
+        Some(Protocol::UDP),
+    )
 }

@@ -106,6 +106,7 @@ pub fn scratch(family: Family) -> Rule {
         priority: PRIORITY_PORTLESS,
         ip_protocol: None,
         ports: None,
+        mark: None,
         action: Action::Lookup(TABLES),
     }
 }
@@ -193,6 +194,7 @@ pub fn objects(frontend: &Frontend, shape: Shape, ground: &Ground) -> Vec<Object
             priority,
             ip_protocol,
             ports,
+            mark: None,
             action,
         })
     };
@@ -376,6 +378,7 @@ mod tests {
             priority: 77,
             ip_protocol: None,
             ports: None,
+            mark: None,
             action: Action::Lookup(100),
         };
         assert!(!Object::Rule(foreign).is_ours());

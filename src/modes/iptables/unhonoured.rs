@@ -1,0 +1,43 @@
+//! What Services ask of Tripod that iptables mode cannot do.
+
+use crate::{
+    modes::Unhonoured,
+    services::{Forwarding, Preferences, ServicePort},
+};
+
+/// The scheduler that the rules of iptables mode amount to.
+const RANDOM: &str = "random";
+
+/// What of the preferences of `port` is not done.
+pub fn of(port: &ServicePort) -> impl Iterator<Item = Unhonoured> {
+    let asked = port.preferences();
+    let scheduler = asked.scheduler.as_ref().filter(|name| ***name != *RANDOM);
+    let scheduler = scheduler.map(|name| {
+        let why = format!(
+            "endpoints are chosen at random, by their weights, instead of by {name:?}; \
+             ipvs and userspace mode have schedulers"
+        );
+        (Preferences::SCHEDULER, why)
+    });
+    let other = asked.forwarding.filter(|way| *way != Forwarding::Nat);
+    let forwarding = other.map(|way| {
+        let why = format!("packets are forwarded by nat instead of {way}, which ipvs mode can do");
+        (Preferences::FORWARDING, why)
+    });
+    let drain = asked.drain_timeout.map(|_| {
+        let why = "connections to an endpoint that left go on for as long as it answers; \
+                   ipvs and userspace mode can end them";
+        (Preferences::DRAIN_TIMEOUT, why.to_owned())
+    });
+    let header = asked.proxy_protocol.map(|_| {
+        let why = "packets are passed on without a look into them, so no header can be added; \
+                   userspace mode can do that";
+        (Preferences::PROXY_PROTOCOL, why.to_owned())
+    });
+    let all = [scheduler, forwarding, drain, header].into_iter().flatten();
+    all.map(|(what, why)| Unhonoured {
+        port: port.name.clone(),
+        what,
+        why,
+    })
+}

@@ -1,0 +1,278 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
+
+use hashbrown::HashMap;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    kernel::ipvs::Statistics,
+    modes::ipvs::plan::ServicePlan,
+    services::{IpFamily, ServiceName, ServicePortName},
+};
+
+/// The kernel's side: what it refuses is a failure of the test.
+#[derive(Default)]
+struct Kernel {
+    servers: HashMap<ServerId, (VirtualServer, BTreeMap<SocketAddr, ListedReal>)>,
+}
+
+impl Kernel {
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Add(server) => {
+                let old = self.servers.insert(server.id, (server, BTreeMap::new()));
+                assert!(old.is_none(), "it was there");
+            }
+            Change::Edit(server) => {
+                let id = server.id;
+                self.servers.get_mut(&id).expect("a server").0 = server;
+            }
+            Change::AddReal(id, server) => {
+                let real = ListedReal {
+                    server,
+                    active: 0,
+                    inactive: 0,
+                    persistent: 0,
+                    statistics: Statistics::default(),
+                };
+                let reals = &mut self.servers.get_mut(&id).expect("a server").1;
+                assert!(reals.insert(server.address, real).is_none(), "it was there");
+            }
+            Change::EditReal(id, server) => {
+                let reals = &mut self.servers.get_mut(&id).expect("a server").1;
+                reals.get_mut(&server.address).expect("a real").server = server;
+            }
+            Change::DeleteReal(id, address) => {
+                let reals = &mut self.servers.get_mut(&id).expect("a server").1;
+                assert!(reals.remove(&address).is_some(), "it was gone");
+            }
+            Change::Delete(_) | Change::Zero(_) => panic!("{change:?}"),
+        }
+    }
+}
+
+fn frontend(protocol: services::Protocol) -> Frontend {
+    Frontend {
+        address: [10, 0, 0, 1].into(),
+        port: 80,
+        protocol,
+    }
+}
+
+/// One state of a virtual server: its scheduler, its endpoints with weights,
+/// and how many connections each endpoint gets afterwards.
+type State = (bool, BTreeMap<u8, u16>, BTreeMap<u8, u32>);
+
+fn states() -> impl Strategy<Value = Vec<State>> {
+    let endpoints = prop::collection::btree_map(0..6u8, 0..3u16, 0..6);
+    let connections = prop::collection::btree_map(0..6u8, 0..2u32, 0..6);
+    prop::collection::vec((any::<bool>(), endpoints, connections), 1..12)
+}
+
+proptest! {
+    #[test]
+    fn what_is_wanted_comes_about_step_by_step(states in states(), tcp in any::<bool>()) {
+        let protocol = if tcp { services::Protocol::Tcp } else { services::Protocol::Udp };
+        let mut kernel = Kernel::default();
+        let mut drains = Drains::default();
+        let start = Instant::now();
+        let id = frontend(protocol).id();
+        for (n, (scheduler, endpoints, connections)) in states.into_iter().enumerate() {
+            let now = start + Duration::from_secs(n as u64);
+            let at = |number: u8| SocketAddr::from(([10, 1, 0, number], 8080));
+            let wanted = plan::VirtualServer {
+                frontend: frontend(protocol),
+                scheduler: if scheduler { "rr" } else { "wrr" }.into(),
+                persistence: None,
+                reals: endpoints
+                    .iter()
+                    .map(|(number, weight)| plan::RealServer {
+                        address: at(*number),
+                        weight: *weight,
+                        method: Method::Nat,
+                    })
+                    .collect(),
+            };
+            let there = kernel.servers.get(&id);
+            let reals: Vec<_> = there.iter().flat_map(|(_, reals)| reals.values().copied()).collect();
+            let present = there.map(|(server, _)| Present {
+                is_same: *server == wanted.to_kernel(),
+                reals: &reals,
+            });
+            let mut changes = Vec::new();
+            server_changes(&wanted, present, None, &mut drains, now, &mut changes);
+            let last_new = changes.iter().rposition(|c| matches!(c, Change::AddReal(..)));
+            let first_gone = changes.iter().position(|c| match c {
+                Change::DeleteReal(..) => true,
+                Change::EditReal(_, real) => {
+                    !wanted.reals.iter().any(|r| r.address == real.address)
+                }
+                _ => false,
+            });
+            if let (Some(new), Some(gone)) = (last_new, first_gone) {
+                prop_assert!(new < gone, "{changes:?}");
+            }
+            for change in changes {
+                kernel.apply(change);
+            }
+            let (server, reals) = kernel.servers.get_mut(&id).expect("it is there");
+            prop_assert_eq!(&*server, &wanted.to_kernel());
+            for (number, weight) in &endpoints {
+                let real = reals.get(&at(*number));
+                prop_assert_eq!(real.map(|r| r.server.weight), Some(u32::from(*weight)));
+            }
+            let mut left = reals.values().filter(|r| !wanted.reals.iter().any(|w| w.address == r.server.address));
+            prop_assert!(left.clone().all(|real| tcp && real.server.weight == 0));
+            prop_assert_eq!(left.clone().count(), drains.len());
+            prop_assert!(tcp || left.next().is_none());
+            for (number, count) in connections {
+                if let Some(real) = reals.get_mut(&at(number)) {
+                    real.active = count;
+                }
+            }
+        }
+    }
+}
+
+fn member(set: Set, net: bool) -> Member {
+    let (ip, port) = ([203, 0, 113, 1].into(), 80);
+    Member {
+        set,
+        family: IpFamily::V4,
+        element: match net {
+            false => Element::ip_port(ip, 6, port),
+            true => Element::IpPortNet {
+                ip,
+                protocol: 6,
+                port,
+                net: "198.18.0.0/15".parse().expect("a network"),
+            },
+        },
+    }
+}
+
+/// A plan with a virtual server and these members.
+fn with(sets: &[Set]) -> ServicePlan {
+    let mut members: Vec<Member> = sets.iter().map(|set| member(*set, set.admits())).collect();
+    members.sort_unstable();
+    ServicePlan {
+        servers: vec![plan::VirtualServer {
+            frontend: frontend(services::Protocol::Tcp),
+            scheduler: "rr".into(),
+            persistence: None,
+            reals: Box::default(),
+        }],
+        members,
+        ..ServicePlan::default()
+    }
+}
+
+#[test]
+fn sets_change_when_nobody_gets_through_for_it() {
+    let name = ServicePortName {
+        service: ServiceName {
+            namespace: "default".into(),
+            name: "web".into(),
+        },
+        port: "".into(),
+        protocol: services::Protocol::Tcp,
+        family: IpFamily::V4,
+    };
+    let nothing = ServicePlan::default;
+    let open = || with(&[Set::LoadBalancer]);
+    let guarded = || with(&[Set::LoadBalancer, Set::Firewall, Set::SourceCidr]);
+    let narrowed = || with(&[Set::LoadBalancer, Set::Firewall]);
+    let local = || with(&[Set::LoadBalancer, Set::LoadBalancerLocal]);
+    type Steps = &'static [(Set, bool)];
+    let cases: [(&str, ServicePlan, ServicePlan, Steps, Steps, Steps); 7] = [
+        (
+            "new, with source ranges",
+            nothing(),
+            guarded(),
+            &[
+                (Set::SourceCidr, true),
+                (Set::LoadBalancer, true),
+                (Set::Firewall, true),
+            ],
+            &[],
+            &[],
+        ),
+        (
+            "ranges come",
+            open(),
+            guarded(),
+            &[(Set::SourceCidr, true), (Set::Firewall, true)],
+            &[],
+            &[],
+        ),
+        (
+            "ranges go",
+            guarded(),
+            open(),
+            &[],
+            &[],
+            &[(Set::Firewall, false), (Set::SourceCidr, false)],
+        ),
+        (
+            "a range goes",
+            guarded(),
+            narrowed(),
+            &[(Set::SourceCidr, false)],
+            &[],
+            &[],
+        ),
+        (
+            "all goes",
+            guarded(),
+            nothing(),
+            &[],
+            &[],
+            &[
+                (Set::LoadBalancer, false),
+                (Set::Firewall, false),
+                (Set::SourceCidr, false),
+            ],
+        ),
+        (
+            "local from now on",
+            open(),
+            local(),
+            &[],
+            &[(Set::LoadBalancerLocal, true)],
+            &[],
+        ),
+        (
+            "no longer local",
+            local(),
+            open(),
+            &[(Set::LoadBalancerLocal, false)],
+            &[],
+            &[],
+        ),
+    ];
+    for (what, old, new, before, opened, after) in cases {
+        let mut wanted = Wanted::default();
+        wanted.replace(&name, &nothing(), &old, &mut Touched::default());
+        let mut touched = Touched::default();
+        wanted.replace(&name, &old, &new, &mut touched);
+        let steps = member_steps(&touched, &wanted);
+        let sets = |steps: &[MemberStep]| -> Vec<(Set, bool)> {
+            steps
+                .iter()
+                .map(|(member, comes)| (member.set, *comes))
+                .collect()
+        };
+        assert_eq!(sets(&steps.before), before, "{what}");
+        assert_eq!(sets(&steps.opened), opened, "{what}");
+        assert_eq!(sets(&steps.after), after, "{what}");
+        let all: BTreeSet<Set> = touched.members.keys().map(|member| member.set).collect();
+        assert_eq!(
+            all.len(),
+            before.len() + opened.len() + after.len(),
+            "{what}"
+        );
+    }
+}
