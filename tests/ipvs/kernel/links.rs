@@ -14,10 +14,10 @@ const LINK: &str = "kube-ipvs0";
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
-fn a_dummy_link_holds_addresses_as_kube_proxy_has_them() {
+fn a_dummy_link_holds_addresses_and_gives_none_away() {
     let test = concat!(
         module_path!(),
-        "::a_dummy_link_holds_addresses_as_kube_proxy_has_them"
+        "::a_dummy_link_holds_addresses_and_gives_none_away"
     );
     run(test, Share::Beside, || {
         let mut socket = Socket::open(Protocol::Route).expect("a socket");
@@ -33,12 +33,16 @@ fn a_dummy_link_holds_addresses_as_kube_proxy_has_them() {
                 outcome.expect("an address");
             }
         }
-        // No label of ours: as kube-proxy's, with the link's name and all scopes.
+        // Labelled with the link's name, as kube-proxy's are; unlike those, not to
+        // be chosen as the source of other packets.
         let shown = lines("ip -o -4 addr show dev kube-ipvs0").join("\n");
-        assert!(shown.contains("inet 10.96.0.1/32 scope global kube-ipvs0"));
-        assert!(shown.contains("inet 10.96.0.10/32 scope global kube-ipvs0"));
+        for address in ["10.96.0.1/32", "10.96.0.10/32"] {
+            let line = format!("inet {address} scope host kube-ipvs0");
+            assert!(shown.contains(&line), "{shown}");
+        }
         let shown = show("ip -o -6 addr show dev kube-ipvs0");
-        assert!(shown.contains("inet6 fd00::a/128 scope global"), "{shown}");
+        let held = shown.contains("inet6 fd00::a/128 scope global");
+        assert!(held && shown.contains(" deprecated "), "{shown}");
         let held = || {
             let mut socket = Socket::open(Protocol::Route).expect("a socket");
             let all = addresses::list(&mut socket).expect("listing");
