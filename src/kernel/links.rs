@@ -75,36 +75,6 @@ const INFO_KIND: u16 = 1;
 /// The kind of links that lead nowhere.
 const DUMMY: &str = "dummy";
 
-/// The kind of the link of that name as `ip link add type` takes it; `None`:
-/// one that a device driver made, or that is gone.
-///
-/// # Errors
-/// When the kernel refuses or its answer cannot be read.
-pub fn kind(socket: &mut Socket, name: &str) -> Result<Option<String>, Error> {
-    let request = Request::new(libc::RTM_GETLINK, 0, "look at", format!("link {name}"))
-        .header(&[0; 16])
-        .text(libc::IFLA_IFNAME, name);
-    let found = socket.call(&request, |message| {
-        for attribute in message.attributes(16) {
-            let attribute = attribute?;
-            if attribute.kind != libc::IFLA_LINKINFO {
-                continue;
-            }
-            for inner in attribute.nested() {
-                let inner = inner?;
-                if inner.kind == INFO_KIND {
-                    return inner.text().map(|kind| Some(kind.to_owned()));
-                }
-            }
-        }
-        Ok(None)
-    });
-    match found {
-        Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(None),
-        found => Ok(found?.into_iter().next()),
-    }
-}
-
 /// Makes a dummy link of that name, as `ip link add NAME type dummy` does: it
 /// leads nowhere, and holds addresses. It stays down. One that is there already
 /// is fine.
@@ -127,7 +97,7 @@ pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<(), Error> {
     });
     match socket.call(&request, |_| Ok(None::<()>)) {
         Ok(_) => Ok(()),
-        Err(error) if error.errno() == Some(Errno::EEXIST) => match kind(socket, name)? {
+        Err(error) if error.errno() == Some(Errno::EEXIST) => match kind(socket, index(name)?)? {
             Some(kind) if kind == DUMMY => Ok(()),
             other => Err(Error::Refused {
                 operation: "add",
