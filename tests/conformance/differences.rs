@@ -151,10 +151,15 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::OwnPacketsAreStopped,
         columns: ipvs,
-        instead: |caller, _, protocol, sight| {
+        instead: |caller, target, protocol, sight| {
             let stopped = matches!(sight, Sight::Refused | Sight::Silent);
-            (caller == Caller::Node && protocol == Protocol::Udp && stopped)
-                .then_some(Sight::Stopped)
+            let stopped = caller == Caller::Node && protocol == Protocol::Udp && stopped;
+            match target {
+                Target::Loopback | Target::SecondNodePort => None,
+                // A node port that is nobody's is refused by the node itself.
+                Target::NodePort => stopped.then_some(Sight::StoppedOrRefused),
+                _ => stopped.then_some(Sight::Stopped),
+            }
         },
     },
     Rule {

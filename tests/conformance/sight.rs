@@ -22,6 +22,8 @@ pub enum Sight {
     Unreached,
     /// The caller's own kernel does not let it go out (EPERM).
     Stopped,
+    /// One of these two.
+    StoppedOrRefused,
     /// The health-check node port counts so many local endpoints.
     Healthy(u64),
     /// The health-check node port says that there is no local endpoint.
@@ -188,6 +190,8 @@ pub fn judge(
             Sight::Unreached if outcomes.contains(&Outcome::Silent) => Outcome::Silent,
             Sight::Unreached => Outcome::Unserved,
             Sight::Stopped => Outcome::Stopped,
+            Sight::StoppedOrRefused if outcomes.contains(&Outcome::Refused) => Outcome::Refused,
+            Sight::StoppedOrRefused => Outcome::Stopped,
             Sight::Healthy(count) => Outcome::Healthy(*count),
             Sight::Unhealthy => Outcome::Unhealthy,
             Sight::Answered(_) => return Err("unreachable".into()),

@@ -137,7 +137,12 @@ pub async fn remove(family: IpFamily, kept: &[(Table, &str)]) -> Result<(), Erro
 }
 
 async fn remove_from(xtables: &Xtables, table: Table, kept: &[(Table, &str)]) -> Result<(), Error> {
-    let saved = Saved::parse(&xtables.save(table.name()).await?);
+    let saved = match xtables.save(table.name()).await {
+        Ok(saved) => Saved::parse(&saved),
+        Err(error) if error.is_permission() => return Err(error),
+        // A table that cannot be read for want of it holds nothing of ours.
+        Err(_) => return Ok(()),
+    };
     for batch in ruleset::removal(table, &saved, kept) {
         if !batch.is_empty() {
             xtables.restore(&batch).await?;
