@@ -102,11 +102,13 @@ fn clients_notice_nothing() {
                 let [old, new] = pair else { unreachable!() };
                 let before = calls.load(Relaxed);
                 let mut long = Long::open(lab, to);
-                let next = start(lab, new, number);
-                long.is_served(&format!("{new} is in force beside {old}"));
-                let mut ending = std::mem::replace(&mut running, next);
-                ending.ask_to_end();
+                // What runs in a process goes on while it has connections, what
+                // is in the kernel goes on anyway.
+                running.ask_to_end();
                 long.is_served(&format!("{old} was asked to end"));
+                let next = start(lab, new, number);
+                let mut ending = std::mem::replace(&mut running, next);
+                long.is_served(&format!("{new} is in force after {old}"));
                 let mut fresh = Long::open(lab, to);
                 fresh.is_served("under the new mode");
                 // A connection through IPVS keeps it, and one through a process

@@ -69,13 +69,25 @@ impl Ipvs {
         let rules = rules.await;
         self.serve(touched, found, &held, report)?;
         self.change_addresses(touched, true, &held, report)?;
+        let taken_over = self.take_over().await;
         self.change_members(&steps.opened, touched, &mut Held::default(), report)?;
 
         self.change_addresses(touched, false, &held, report)?;
         self.remove_servers(touched, report)?;
         self.open(report).await;
         self.change_members(&steps.after, touched, &mut Held::default(), report)?;
-        rules
+        rules.and(taken_over)
+    }
+
+    /// The last step of taking over from iptables mode.
+    async fn take_over(&mut self) -> Result<(), Error> {
+        for family in FAMILIES {
+            if let Some(tables) = self.tables.of_mut(family) {
+                let taken = tables.take_over().await;
+                taken.map_err(|source| Error::Rules { family, source })?;
+            }
+        }
+        Ok(())
     }
 
     /// The rules, before anything is opened: what has members, or had some

@@ -35,6 +35,12 @@ impl Saved {
         self.chains.contains_key(chain)
     }
 
+    /// A rule of `chain` leads to a chain whose name begins with `prefix`.
+    pub fn leads(&self, chain: &str, prefix: &str) -> bool {
+        let rules = self.chains.get(chain).into_iter().flatten();
+        rules.flatten().any(|word| word.starts_with(prefix))
+    }
+
     /// Everything in `chain` goes through `target`, whatever the comment.
     pub fn has_jump(&self, chain: &str, target: &str) -> bool {
         let jumps = |rule: &Vec<String>| match rule.as_slice() {

@@ -25,6 +25,9 @@ pub struct Tables {
     /// What the program said right after it had written rules, where it words
     /// them otherwise than we do.
     reworded: Option<(Rules, HashMap<Table, Saved>)>,
+    /// What is to be written when the virtual servers are there: iptables mode
+    /// carries the traffic until then, by a chain of the same name.
+    later: Option<String>,
 }
 
 impl Tables {
@@ -42,6 +45,7 @@ impl Tables {
             features,
             in_force: None,
             reworded: None,
+            later: None,
         })
     }
 
@@ -81,12 +85,37 @@ impl Tables {
             self.in_force = Some(rules);
             return Ok(Vec::new());
         }
+        if before_ours(&saved) {
+            let (now, later) = nat_last(&text);
+            if !now.is_empty() {
+                self.xtables.restore(&now).await?;
+            }
+            self.later = Some(later);
+            self.in_force = Some(rules);
+            return Ok(Vec::new());
+        }
         self.xtables.restore(&text).await?;
         let written = self.saved(&rules).await?;
         let words_differ = !ruleset::difference(&rules, &written, v6).text.is_empty();
         self.reworded = words_differ.then(|| (rules.clone(), written));
         self.in_force = Some(rules);
         Ok(changed)
+    }
+
+    /// Takes the traffic over from iptables mode, if it has it: virtual servers
+    /// and addresses are there now.
+    ///
+    /// # Errors
+    /// When the program failed; the next call of the others reads and repairs.
+    pub async fn take_over(&mut self) -> Result<(), Error> {
+        let Some(text) = self.later.take() else {
+            return Ok(());
+        };
+        let taken = self.xtables.restore(&text).await;
+        if taken.is_err() {
+            self.in_force = None;
+        }
+        taken
     }
 
     fn is_reworded(&self, rules: &Rules, saved: &HashMap<Table, Saved>) -> bool {
@@ -114,6 +143,26 @@ impl Tables {
         }
         Ok(tables)
     }
+}
+
+/// The tables lead service traffic to iptables mode's chains.
+fn before_ours(saved: &HashMap<Table, Saved>) -> bool {
+    let nat = saved.get(&Table::Nat);
+    nat.is_some_and(|nat| nat.leads("KUBE-SERVICES", "KUBE-SVC-"))
+}
+
+/// A batch without table nat, and that table's part.
+fn nat_last(batch: &str) -> (String, String) {
+    let (mut now, mut later, mut nat) = (String::new(), String::new(), false);
+    for line in batch.lines() {
+        if let Some(table) = line.strip_prefix('*') {
+            nat = table == Table::Nat.name();
+        }
+        let part = if nat { &mut later } else { &mut now };
+        part.push_str(line);
+        part.push('\n');
+    }
+    (now, later)
 }
 
 /// Removes every rule and chain of ours in `family` but for those in `kept`,
