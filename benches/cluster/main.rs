@@ -2,8 +2,8 @@
 //! a server that speaks the API's protocol, in a network namespace of its own.
 //! What counts is how the figures stand to their limits.
 //!
-//! Arguments, each optional: `local` or `redirect` (capture of userspace mode),
-//! and the number of Services. `intervals` instead measures what the shortest
+//! Arguments, each optional: `iptables`, `local` or `redirect` (the latter two are
+//! capture of userspace mode), and the number of Services. `intervals` instead measures what the shortest
 //! time between two syncs costs.
 
 // Shared with the tests, which use more of it.
@@ -42,7 +42,11 @@ const EVENTS: u32 = 20_000;
 const EVENTS_A_SECOND: f64 = 10_000.0;
 
 /// Each mode that is measured, with its flags.
-const MODES: [(&str, &[&str]); 2] = [
+const MODES: [(&str, &[&str]); 3] = [
+    (
+        "iptables",
+        &["--proxy-mode=iptables", "--strict-proxy-mode"],
+    ),
     (
         "local",
         &["--proxy-mode=userspace", "--userspace-capture=local"],
@@ -93,7 +97,7 @@ fn main() -> ExitCode {
             .into_iter()
             .filter(|s| asked(&s.services.to_string()))
         {
-            println!("\nuserspace mode, {mode} capture: {size}");
+            println!("\n{mode}: {size}");
             runtime.block_on(measure(flags, size));
         }
     }

@@ -12,6 +12,9 @@ use socket2::Socket;
 use super::listen::{self, Owner};
 use crate::services::{IpFamily, Protocol};
 
+/// How often the kernel is asked for a port before there is none.
+const PICKS: u32 = 1000;
+
 /// Hands out local ports, each to one portal at a time.
 #[derive(Debug)]
 pub struct Ports {
@@ -48,7 +51,7 @@ impl Ports {
     /// When there is none, or the socket to hold it cannot be made.
     pub fn hold(&mut self, protocol: Protocol, family: IpFamily) -> io::Result<Held> {
         let Some(range) = self.range.clone() else {
-            return self.try_hold(protocol, family, 0);
+            return self.picked(protocol, family);
         };
         for _ in 0..range.len() {
             let port = self.next;
@@ -74,7 +77,28 @@ impl Ports {
         ))
     }
 
+    /// One that the kernel picks. It knows only of ports that are bound, and a
+    /// UDP port that is held need not be: what it picks may be taken already.
+    fn picked(&mut self, protocol: Protocol, family: IpFamily) -> io::Result<Held> {
+        for _ in 0..PICKS {
+            let held = self.bind(protocol, family, 0)?;
+            if self.used.insert(held.key) {
+                return Ok(held);
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "no local port is free; give --proxy-port-range",
+        ))
+    }
+
     fn try_hold(&mut self, protocol: Protocol, family: IpFamily, port: u16) -> io::Result<Held> {
+        let held = self.bind(protocol, family, port)?;
+        self.used.insert(held.key);
+        Ok(held)
+    }
+
+    fn bind(&self, protocol: Protocol, family: IpFamily, port: u16) -> io::Result<Held> {
         let wildcard: IpAddr = match family {
             IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
             IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -104,7 +128,6 @@ impl Ports {
         };
         let address = bound.ok_or(io::ErrorKind::AddrNotAvailable)?;
         let key = (protocol, family, address.port());
-        self.used.insert(key);
         Ok(Held {
             address,
             key,
@@ -145,6 +168,18 @@ mod tests {
             drop(one);
             let again = ports.hold(Protocol::Tcp, IpFamily::V4).unwrap();
             assert_eq!(again.address.port(), port);
+        }
+    }
+
+    #[test]
+    fn no_port_is_held_twice() {
+        // As many as make it likely that the kernel picks one again: of 28,000
+        // ports, the same is among 1,000 more often than not.
+        let mut ports = Ports::new(None);
+        let mut seen = HashSet::new();
+        for _ in 0..2_000 {
+            let held = ports.hold(Protocol::Udp, IpFamily::V4).unwrap();
+            assert!(seen.insert(held.address.port()), "{held:?}");
         }
     }
 

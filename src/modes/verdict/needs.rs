@@ -92,9 +92,9 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         Ability::Conntrack,
         "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
     ));
-    needs.push(useful(
+    needs.push(required(
         Ability::Sysctls,
-        "without it, settings such as net.ipv4.vs.conntrack stay as they are",
+        "net.ipv4.vs.conntrack, without which connections through IPVS are not masqueraded",
     ));
 }
 
