@@ -7,4 +7,5 @@ mod node;
 mod order;
 mod recorded;
 mod repair;
+mod traffic;
 mod vectors;
