@@ -1,6 +1,9 @@
 //! ipvs mode in a kernel that has IPVS.
 
-use crate::lab::uml::{Profile, in_guest};
+use crate::lab::{
+    acceptance,
+    uml::{Profile, in_guest},
+};
 
 #[test]
 fn guest_full_ipvs_recordings() {
@@ -20,4 +23,11 @@ fn guest_full_ipvs_traffic() {
     let name = concat!(module_path!(), "::guest_full_ipvs_traffic");
     let names = ["ipvs::adoption::", "ipvs::traffic::"];
     in_guest(name, Profile::Full, &names, &[]);
+}
+
+#[test]
+fn guest_full_ipvs_scale() {
+    let name = concat!(module_path!(), "::guest_full_ipvs_scale");
+    let sizes = acceptance().then_some(("TRIPOD_ACCEPTANCE", "1"));
+    in_guest(name, Profile::Full, &["ipvs::scale::"], sizes.as_slice());
 }

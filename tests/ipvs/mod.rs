@@ -7,5 +7,6 @@ mod node;
 mod order;
 mod recorded;
 mod repair;
+mod scale;
 mod traffic;
 mod vectors;
