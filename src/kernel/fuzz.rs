@@ -2,8 +2,8 @@
 //! `fuzz/`, and for a property test that always runs.
 
 use super::{
-    Family, addresses, conntrack::flows, ipset, ipvs::decode, netlink::Message, netlink::Messages,
-    routes, rules,
+    Family, addresses, conntrack::flows, ipset, ipvs::decode, ipvs::table, netlink::Message,
+    netlink::Messages, routes, rules,
 };
 
 /// Reads `bytes` as a datagram, and as the body of each kind of answer. What
@@ -19,6 +19,7 @@ pub fn fuzz(bytes: &[u8]) {
         sequence: 0,
         body,
     };
+    let _ = table::parse(bytes, |_, _| ());
     for message in Messages::new(bytes).flatten().chain([alone]) {
         read(message);
     }

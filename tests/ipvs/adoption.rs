@@ -1,12 +1,22 @@
 //! A restart finds everything in place, and nobody notices.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    time::Duration,
+    io,
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use super::{node, recorded::State};
-use crate::lab::{Capture, Lab, Service, Share, ask, eventually, figure, run, say, tcp};
+use crate::lab::{Capture, Host, Lab, Service, Share, eventually, figure, run, say};
+
+/// As many as keep the guest's processor busy; what came of them is a figure.
+const CALLERS: usize = 4;
+/// Requests on one connection before a caller opens the next.
+const KEPT: usize = 25;
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
@@ -19,67 +29,132 @@ fn restarts_and_rolling_replacements_fail_no_request() {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let service = Service::new("web", 1).with_external_ip();
-        let at = service.cluster()[0];
         lab.publish(&service, &["a", "b"]);
         let mut tripod = node::start(&lab, &[]);
-        let (stop, asked) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let load = Load::default();
         let lab = &lab;
-        // A failed assertion must not leave the others calling for ever.
-        let end = Stop(&stop);
+        let at = service.external()[0];
         std::thread::scope(|scope| {
-            let end = end;
-            let short = scope.spawn(|| {
-                let mut failed = Vec::new();
-                while !stop.load(Relaxed) {
-                    for (from, to) in [(&lab.node, at), (&lab.outside, service.external()[0])] {
-                        failed.extend(ask(from, to).err().map(|e| e.to_string()));
-                        asked.fetch_add(1, Relaxed);
-                    }
-                }
-                failed
-            });
-            let kept = scope.spawn(|| {
-                let mut stream = tcp(&lab.outside, service.external()[0]).expect("a connection");
-                let first = say(&mut stream, "name").expect("an answer");
-                while !stop.load(Relaxed) {
-                    assert_eq!(say(&mut stream, "name").expect("an answer"), first);
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-            });
-            let some = |n: usize| {
-                let goal = asked.load(Relaxed) + n;
-                eventually("more requests", Duration::from_secs(30), || {
-                    let now = asked.load(Relaxed);
-                    if now >= goal {
-                        Ok(())
-                    } else {
-                        Err(format!("{now} of {goal}"))
-                    }
-                });
-            };
-            some(20);
+            // A failed assertion must not leave the others calling for ever.
+            let end = Stop(&load.stop);
+            for caller in 0..CALLERS {
+                let load = &load;
+                // From outside, and from the node itself.
+                let (from, to) = match caller {
+                    0 => (&lab.node, service.cluster()[0]),
+                    _ => (&lab.outside, at),
+                };
+                let requests = if caller % 2 == 0 { 1 } else { KEPT };
+                scope.spawn(move || from.enter(|| load.call(to, requests)));
+            }
+            let began = Instant::now();
+            load.more(50);
+            let counted = connections(&lab.node, at);
             let before = State::of(&lab.node);
+
             tripod.kill();
-            some(20);
+            load.more(100);
             tripod = node::start(lab, &[]);
-            some(20);
+            load.more(100);
             let found = before.differences(&State::of(&lab.node));
             assert!(found.is_empty(), "{}", found.join("\n"));
+            let then = connections(&lab.node, at);
+            assert!(then > counted, "{counted} connections, then {then}");
+
             for endpoints in [["b", "c"], ["c", "a"], ["a", "b"]] {
                 lab.publish(&service, &endpoints);
-                some(30);
+                load.more(150);
             }
             assert_eq!(tripod.terminate().code(), Some(0));
-            some(20);
+            load.more(100);
             tripod = node::start(lab, &[]);
-            some(20);
+            load.more(100);
+            let last = connections(&lab.node, at);
+            assert!(last > then, "{then} connections, then {last}");
             drop(end);
-            assert_eq!(short.join().expect("requests"), Vec::<String>::new());
-            kept.join().expect("a connection that goes on");
+            load.report(began.elapsed());
         });
+        assert_eq!(load.failures(), Vec::<String>::new());
         assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
-        figure("requests during restarts", asked.load(Relaxed));
     });
+}
+
+/// Callers that ask as fast as they can.
+#[derive(Default)]
+struct Load {
+    stop: AtomicBool,
+    connections: AtomicUsize,
+    requests: AtomicUsize,
+    failed: Mutex<Vec<String>>,
+}
+
+impl Load {
+    /// In the caller's namespace: connections of that many `requests` each.
+    fn call(&self, to: SocketAddr, requests: usize) {
+        while !self.stop.load(Relaxed) {
+            if let Err(error) = self.converse(to, requests) {
+                self.failed
+                    .lock()
+                    .expect("no panic")
+                    .push(error.to_string());
+            }
+            self.connections.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn converse(&self, to: SocketAddr, requests: usize) -> io::Result<()> {
+        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(10))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_nodelay(true)?;
+        let first = say(&mut stream, "name")?;
+        self.requests.fetch_add(1, Relaxed);
+        for _ in 1..requests {
+            let name = say(&mut stream, "name")?;
+            if name != first {
+                return Err(io::Error::other(format!("{first} became {name}")));
+            }
+            self.requests.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Waits for that many connections more.
+    fn more(&self, number: usize) {
+        let goal = self.connections.load(Relaxed) + number;
+        eventually("more connections", Duration::from_secs(60), || {
+            match self.connections.load(Relaxed) {
+                now if now >= goal => Ok(()),
+                now => Err(format!("{now} of {goal}; {:?}", self.failures())),
+            }
+        });
+    }
+
+    fn failures(&self) -> Vec<String> {
+        self.failed.lock().expect("no panic").clone()
+    }
+
+    fn report(&self, took: Duration) {
+        let (connections, requests) = (&self.connections, &self.requests);
+        let connections = connections.load(Relaxed);
+        figure(
+            "load during restarts and replacements",
+            format!(
+                "{connections} connections, {} requests, {:.0} connections a second",
+                requests.load(Relaxed),
+                connections as f64 / took.as_secs_f64()
+            ),
+        );
+    }
+}
+
+/// Connections that `ipvsadm` counts for a virtual server.
+fn connections(node: &Host, at: SocketAddr) -> u64 {
+    let text = node.show("ipvsadm -Ln --stats --exact");
+    let line = text
+        .lines()
+        .find(|line| line.contains(&format!("TCP  {at} ")));
+    let count = line.and_then(|line| line.split_whitespace().nth(2)?.parse().ok());
+    count.unwrap_or_else(|| panic!("no {at} in:\n{text}"))
 }
 
 /// Tells callers to stop when it is dropped.

@@ -8,4 +8,6 @@ mod node;
 mod order;
 mod recorded;
 mod repair;
+mod scale;
+mod traffic;
 mod vectors;

@@ -57,3 +57,9 @@ pub fn reals(host: &Host, address: std::net::SocketAddr) -> Vec<String> {
     found.sort();
     found
 }
+
+/// How many virtual servers there are.
+pub fn servers_there(host: &Host) -> usize {
+    let text = host.show("ipvsadm -Sn");
+    text.lines().filter(|line| line.starts_with("-A ")).count()
+}

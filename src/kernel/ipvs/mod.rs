@@ -28,6 +28,7 @@ mod change;
 mod client;
 pub(in crate::kernel) mod decode;
 mod encode;
+pub(in crate::kernel) mod table;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ use nix::libc;
 pub use self::{
     change::Change,
     client::{Info, Ipvs, Timeouts},
+    table::TableReal,
 };
 use super::Family;
 

@@ -223,13 +223,18 @@ impl Ipvs {
                     report.unsettled.frontends.insert(frontend);
                     continue;
                 }
-                let present = self.servers.get(&frontend).copied();
+                let present = self.servers.get(&frontend);
+                let present = present.map(|p| *p == digest(&server.to_kernel()));
+                if present == Some(true) && found.is_some_and(|(l, _)| l.has_reals_of(&server)) {
+                    self.drains.forget_all(&frontend);
+                    continue;
+                }
                 let reals = match present {
                     Some(_) => self.doors.reals(&frontend.id())?,
                     None => Vec::new(),
                 };
-                let present = present.map(|present| Present {
-                    is_same: present == digest(&server.to_kernel()),
+                let present = present.map(|is_same| Present {
+                    is_same,
                     reals: &reals,
                 });
                 let before = changes.len();

@@ -58,7 +58,8 @@ impl plan::VirtualServer {
 }
 
 impl plan::RealServer {
-    fn to_kernel(self) -> RealServer {
+    /// As the kernel takes it.
+    pub(super) fn to_kernel(self) -> RealServer {
         let forwarding = match self.method {
             Method::Nat => Forwarding::Masquerade,
             Method::Dr => Forwarding::DirectRoute,

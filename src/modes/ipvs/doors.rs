@@ -16,7 +16,7 @@ use crate::{
     kernel::{
         addresses::{self, Address},
         ipset::{Element, IpSets},
-        ipvs::{Change, Ipvs, ListedReal, ListedServer, ServerId, Timeouts},
+        ipvs::{Change, Ipvs, ListedReal, ListedServer, ServerId, TableReal, Timeouts},
         links,
         netlink::{Error, Protocol, Socket},
     },
@@ -207,6 +207,17 @@ impl Doors {
     /// When the kernel refuses.
     pub fn servers(&mut self) -> Result<Vec<ListedServer>, Error> {
         self.ipvs.list()
+    }
+
+    /// Shows each virtual server with its real servers.
+    ///
+    /// # Errors
+    /// When this kernel does not show them all at once.
+    pub fn each_server(
+        &mut self,
+        visit: impl FnMut(ServerId, &[TableReal]),
+    ) -> std::io::Result<()> {
+        self.ipvs.each(visit)
     }
 
     /// The real servers of a virtual server.

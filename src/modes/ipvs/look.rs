@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash, Hasher},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -12,13 +12,17 @@ use hashbrown::{HashMap, HashSet};
 use super::{
     Belief, Error, Ipvs,
     cleanup::NodePorts,
-    plan::{FAMILIES, Families, Filled, Frontend, LINK, Member, Set, Site},
+    plan::{self, FAMILIES, Families, Filled, Frontend, LINK, Member, Set, Site},
     report::{Report, log_repairs},
     settings,
     wanted::{Touched, Wanted},
 };
 use crate::{
-    kernel::{ipset::Element, ipvs::VirtualServer, netlink},
+    kernel::{
+        ipset::Element,
+        ipvs::{Forwarding, VirtualServer},
+        netlink,
+    },
     services::{IpFamily, Protocol, ServiceMap},
 };
 
@@ -29,6 +33,41 @@ pub struct Look {
     pub touched: Touched,
     /// Which sets have members.
     pub filled: Families<Filled>,
+    /// The real servers of each virtual server, as [`Backing`] counts them up;
+    /// empty where the kernel does not show them at once.
+    backings: HashMap<Frontend, Backing>,
+}
+
+impl Look {
+    /// `server` has exactly the real servers that it is to have, as far as the
+    /// kernel shows them at once: thresholds and wrapping, which nobody asks
+    /// Tripod for, are not seen.
+    pub fn has_reals_of(&self, server: &plan::VirtualServer) -> bool {
+        let wanted = server.reals.iter().map(|real| real.to_kernel());
+        let wanted = wanted.map(|real| (real.address, real.weight, real.forwarding));
+        self.backings.get(&server.frontend) == Some(&Backing::of(wanted))
+    }
+}
+
+/// Real servers as a number each, whatever their order, because 25,000 of them
+/// would take megabytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Backing {
+    count: u32,
+    digests: u64,
+}
+
+impl Backing {
+    fn of(reals: impl Iterator<Item = (SocketAddr, u32, Forwarding)>) -> Backing {
+        reals.fold(Backing::default(), |sum, real| {
+            let mut hasher = DefaultHasher::new();
+            real.hash(&mut hasher);
+            Backing {
+                count: sum.count.saturating_add(1),
+                digests: sum.digests.wrapping_add(hasher.finish()),
+            }
+        })
+    }
 }
 
 /// How a virtual server spreads connections, as a number.
@@ -142,6 +181,9 @@ impl Ipvs {
         for ip in bound.iter().filter(|ip| !self.wanted.has_address(ip)) {
             look.touched.addresses.insert(*ip);
         }
+        if !there.is_empty() {
+            look.backings = self.backings();
+        }
         self.servers = there;
         for family in FAMILIES {
             for set in Set::ALL {
@@ -149,6 +191,20 @@ impl Ipvs {
             }
         }
         Ok(look)
+    }
+
+    fn backings(&mut self) -> HashMap<Frontend, Backing> {
+        let mut backings = HashMap::with_capacity(self.servers.len());
+        let outcome = self.doors.each_server(|id, reals| {
+            let reals = reals.iter();
+            let backing = Backing::of(reals.map(|r| (r.address, r.weight, r.forwarding)));
+            backings.insert(Frontend::of(&id), backing);
+        });
+        if let Err(error) = outcome {
+            tracing::debug!("real servers are listed one virtual server at a time: {error}");
+            backings.clear();
+        }
+        backings
     }
 
     fn compare_set(
@@ -217,7 +273,7 @@ impl Ipvs {
         };
         let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
             .into_iter()
-            .find(|protocol| super::plan::number(*protocol) == number);
+            .find(|protocol| plan::number(*protocol) == number);
         protocol
             .map(|protocol| Frontend {
                 address,

@@ -171,6 +171,7 @@ pub fn in_guest(test: &str, profile: Profile, names: &[&str], environment: &[(&s
         for name in names {
             let start = format!("test {name}");
             let mut lines = outcome.console.lines();
+            // All that ran passed; what a line ends with is at times a figure.
             let met = lines.any(|line| line.starts_with(&start));
             assert!(met, "no test {name} in the guest");
         }

@@ -1,0 +1,335 @@
+//! Where connections go, and by which way.
+
+use std::{collections::BTreeMap, net::SocketAddr, net::TcpStream, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::node;
+use crate::lab::{Capture, Host, Lab, Share, ask, eventually, run, say, tcp, tcp_from};
+
+/// A Service of one port, IPv4.
+struct Web<'a> {
+    number: u8,
+    port: u16,
+    annotations: &'a [(&'a str, &'a str)],
+    /// Backends, each in a slice of its own with a weight.
+    backends: &'a [(&'a str, u16)],
+}
+
+impl Web<'_> {
+    fn cluster(&self) -> SocketAddr {
+        ([10, 96, 1, self.number], self.port).into()
+    }
+
+    fn external(&self) -> SocketAddr {
+        ([198, 51, 100, self.number], self.port).into()
+    }
+
+    fn publish(&self, lab: &Lab) {
+        let annotations: BTreeMap<&str, &str> = self.annotations.iter().copied().collect();
+        let name = format!("web-{}", self.number);
+        let mut items = vec![json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+            "spec": {
+                "clusterIP": self.cluster().ip(),
+                "externalIPs": [self.external().ip()],
+                "ports": [{"port": self.port, "targetPort": 8080, "protocol": "TCP"}],
+            },
+        })];
+        for (backend, weight) in self.backends {
+            let [address, _] = pod(lab, backend).addresses;
+            items.push(json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                "metadata": {
+                    "name": format!("{name}-{backend}"), "namespace": "default",
+                    "labels": {"kubernetes.io/service-name": name},
+                    "annotations": {"tripod.proxy/weight": weight.to_string()},
+                },
+                "addressType": "IPv4",
+                "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+                "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+            }));
+        }
+        let list: Value = json!({"apiVersion": "v1", "kind": "List", "items": items});
+        lab.write(&format!("{name}.json"), &list.to_string());
+    }
+}
+
+fn pod<'a>(lab: &'a Lab, name: &str) -> &'a Host {
+    let mut backends = lab.backends.iter();
+    let found = backends.find(|backend| backend.name() == name);
+    found.expect("a backend of that name").host()
+}
+
+/// Which calls a scheduler is judged by.
+enum Calls {
+    /// Each ends before the next.
+    Short,
+    /// None ends before all are made.
+    Held,
+}
+
+/// What becomes of them.
+enum Spread {
+    /// Backends and how many calls each gets, of 16; what it may be off by.
+    Counts([(&'static str, usize); 2], usize),
+    /// As many calls as names, each to the one named.
+    InOrder(&'static [&'static str]),
+    /// All go to one, whichever.
+    One,
+    /// All of one client go to one, not all clients' to the same.
+    Sticky,
+}
+
+/// Each with backends `a` of weight 3 and `b` of weight 1.
+const SCHEDULERS: [(&str, Calls, Spread); 12] = [
+    ("rr", Calls::Short, Spread::Counts([("a", 8), ("b", 8)], 0)),
+    (
+        "wrr",
+        Calls::Short,
+        Spread::Counts([("a", 12), ("b", 4)], 0),
+    ),
+    ("lc", Calls::Held, Spread::Counts([("a", 8), ("b", 8)], 0)),
+    ("wlc", Calls::Held, Spread::Counts([("a", 12), ("b", 4)], 1)),
+    ("sed", Calls::Held, Spread::Counts([("a", 12), ("b", 4)], 1)),
+    ("nq", Calls::Held, Spread::Counts([("a", 12), ("b", 4)], 1)),
+    ("fo", Calls::Short, Spread::InOrder(&["a"; 16])),
+    // Until one has more than its weight (`net/netfilter/ipvs/ip_vs_ovf.c`).
+    (
+        "ovf",
+        Calls::Held,
+        Spread::InOrder(&["a", "a", "a", "a", "b", "b"]),
+    ),
+    ("sh", Calls::Short, Spread::Sticky),
+    ("dh", Calls::Short, Spread::One),
+    ("lblc", Calls::Short, Spread::One),
+    ("lblcr", Calls::Short, Spread::One),
+];
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn schedulers_spread_connections_as_they_say() {
+    let name = concat!(
+        module_path!(),
+        "::schedulers_spread_connections_as_they_say"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a", "b"]);
+        for number in 100..108 {
+            let line = format!("addr add 192.0.2.{number}/32 dev eth0");
+            lab.outside.ip(&[&line]);
+        }
+        let annotations = SCHEDULERS.map(|(name, ..)| [("tripod.proxy/scheduler", name)]);
+        let services: Vec<Web<'_>> = annotations
+            .iter()
+            .zip(1..)
+            .map(|(annotations, number)| Web {
+                number,
+                port: 80,
+                annotations,
+                backends: &[("a", 3), ("b", 1)],
+            })
+            .collect();
+        for service in &services {
+            service.publish(&lab);
+        }
+        let tripod = node::start(&lab, &[]);
+        assert_eq!(tripod.said(&["no IPVS scheduler"]), 0, "{}", tripod.log());
+        let mut wrong = Vec::new();
+        for ((scheduler, calls, spread), service) in SCHEDULERS.iter().zip(&services) {
+            let at = service.external();
+            let listed = lab.node.show("ipvsadm -Sn");
+            let as_asked = format!("-A -t {at} -s {scheduler}");
+            assert!(listed.contains(&as_asked), "no {as_asked} in\n{listed}");
+            if let Err(why) = judge(&lab, at, calls, spread) {
+                wrong.push(format!("{scheduler}: {why}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    });
+}
+
+fn judge(lab: &Lab, at: SocketAddr, calls: &Calls, spread: &Spread) -> Result<(), String> {
+    let call = |from: SocketAddr| {
+        let mut stream = tcp_from(&lab.outside, from, at).map_err(|e| e.to_string())?;
+        let name = say(&mut stream, "name").map_err(|e| e.to_string())?;
+        Ok::<_, String>((name, stream))
+    };
+    let usual = SocketAddr::from(([192, 0, 2, 20], 0));
+    if let Spread::Sticky = spread {
+        let mut met = BTreeMap::<String, usize>::new();
+        for number in 100..108 {
+            let from = SocketAddr::from(([192, 0, 2, number], 0));
+            let first = call(from)?.0;
+            for _ in 0..3 {
+                let again = call(from)?.0;
+                if again != first {
+                    return Err(format!("{from} got {first}, then {again}"));
+                }
+            }
+            *met.entry(first).or_default() += 1;
+        }
+        return match met.len() {
+            2 => Ok(()),
+            _ => Err(format!("8 clients: {met:?}")),
+        };
+    }
+    let number = match spread {
+        Spread::InOrder(names) => names.len(),
+        _ => 16,
+    };
+    let mut met: Vec<String> = Vec::new();
+    let mut held: Vec<TcpStream> = Vec::new();
+    for _ in 0..number {
+        let (name, stream) = call(usual)?;
+        met.push(name);
+        if let Calls::Held = calls {
+            held.push(stream);
+        }
+    }
+    let of = |name: &str| met.iter().filter(|met| *met == name).count();
+    let fits = match spread {
+        Spread::Counts(wanted, off) => {
+            let mut wanted = wanted.iter();
+            wanted.all(|(name, n)| of(name).abs_diff(*n) <= *off)
+        }
+        Spread::InOrder(names) => met == *names,
+        Spread::One => of(&met[0]) == number,
+        Spread::Sticky => true,
+    };
+    if fits {
+        Ok(())
+    } else {
+        Err(format!("{met:?}"))
+    }
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn least_connection_prefers_the_idle_one() {
+    let name = concat!(module_path!(), "::least_connection_prefers_the_idle_one");
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a", "b"]);
+        let service = |backends| Web {
+            number: 1,
+            port: 80,
+            annotations: &[("tripod.proxy/scheduler", "lc")],
+            backends,
+        };
+        service(&[("a", 1)]).publish(&lab);
+        let both = service(&[("a", 1), ("b", 1)]);
+        let _tripod = node::start(&lab, &[]);
+        let at = both.external();
+        let hold = || {
+            let mut stream = tcp(&lab.outside, at).expect("a connection");
+            (say(&mut stream, "name").expect("an answer"), stream)
+        };
+        let busy: Vec<_> = (0..6).map(|_| hold()).collect();
+        assert!(busy.iter().all(|(name, _)| name == "a"), "{busy:?}");
+        both.publish(&lab);
+        let both = ["10.244.0.11:8080 1", "10.244.0.12:8080 1"];
+        eventually("both", Duration::from_secs(10), || {
+            match node::reals(&lab.node, at) {
+                found if found == both => Ok(()),
+                found => Err(format!("{found:?}")),
+            }
+        });
+        let then: Vec<_> = (0..6).map(|_| hold()).collect();
+        assert!(then.iter().all(|(name, _)| name == "b"), "{then:?}");
+    });
+}
+
+/// Gives the pod the address, on a link where nobody is asked for it.
+fn adopt(pod: &Host, link: &str, address: SocketAddr) {
+    pod.enter(|| {
+        for link in ["all", link] {
+            for (key, value) in [("rp_filter", "0"), ("arp_ignore", "1")] {
+                let file = format!("/proc/sys/net/ipv4/conf/{link}/{key}");
+                std::fs::write(&file, value).unwrap_or_else(|e| panic!("{file}: {e}"));
+            }
+        }
+    });
+    pod.ip(&[
+        &format!("link set {link} up"),
+        &format!("addr add {}/32 dev {link}", address.ip()),
+    ]);
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn every_way_of_forwarding_carries_connections() {
+    let name = concat!(
+        module_path!(),
+        "::every_way_of_forwarding_carries_connections"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.three_backends();
+        lab.node.show("modprobe ipip");
+        let client = lab.client.addresses[0];
+        let gateway = "10.244.0.1";
+        let through = |forwarding: &'static str| [("tripod.proxy/forwarding", forwarding)];
+        let (dr, tunnel, fullnat) = (through("dr"), through("tunnel"), through("fullnat"));
+        // On one bridge without br_netfilter: with nat alone, the answer of the
+        // pod would not come back this way.
+        let service = |number, port, annotations, backends| Web {
+            number,
+            port,
+            annotations,
+            backends,
+        };
+        let dr = service(1, 8080, &dr, &[("a", 1)]);
+        let tunnel = service(2, 8080, &tunnel, &[("b", 1)]);
+        let fullnat = service(3, 80, &fullnat, &[("c", 1)]);
+        adopt(pod(&lab, "a"), "lo", dr.cluster());
+        adopt(pod(&lab, "b"), "tunl0", tunnel.cluster());
+        for service in [&dr, &tunnel, &fullnat] {
+            service.publish(&lab);
+        }
+        let tripod = node::start(&lab, &[]);
+        for (service, flag, backend, seen) in [
+            (&dr, "-g", "a", client.to_string()),
+            (&tunnel, "-i", "b", client.to_string()),
+            (&fullnat, "-m", "c", gateway.to_owned()),
+        ] {
+            let at = service.cluster();
+            let listed = lab.node.show("ipvsadm -Sn");
+            let line = listed
+                .lines()
+                .find(|l| l.starts_with(&format!("-a -t {at} ")));
+            assert!(
+                line.is_some_and(|l| l.contains(flag)),
+                "{at} {flag}: {listed}"
+            );
+            let mut stream = tcp(&lab.client, at).expect(flag);
+            // Both ways, more than once.
+            for _ in 0..3 {
+                let who = say(&mut stream, "who").expect(flag);
+                assert_eq!(who, format!("{backend} {seen} 8080"), "{flag}");
+            }
+        }
+
+        // What cannot be done so is said, and done by nat.
+        let other_port = Web {
+            port: 80,
+            ..service(4, 80, dr.annotations, &[("a", 1)])
+        };
+        other_port.publish(&lab);
+        eventually("nat instead", Duration::from_secs(10), || {
+            let listed = lab.node.show("ipvsadm -Sn");
+            let masqueraded = format!("-a -t {} -r 10.244.0.11:8080 -m", other_port.external());
+            if !listed.contains(&masqueraded) {
+                return Err(listed);
+            }
+            match tripod.said(&["dr leaves ports as they are"]) {
+                0 => Err(tripod.log()),
+                _ => ask(&lab.outside, other_port.external())
+                    .map(drop)
+                    .map_err(|e| e.to_string()),
+            }
+        });
+    });
+}
