@@ -163,7 +163,7 @@ async fn churn(server: &Server, tripod: &Tripod, size: Size) -> Churned {
 
 /// What `minSyncPeriod` costs and gains, in a storm of changes.
 async fn intervals() {
-    let [(mode, flags), _] = MODES;
+    let [_, (mode, flags), _] = MODES;
     let [size, _] = Size::ALL;
     println!("\nShortest time between syncs, userspace mode, {mode} capture: {size}");
     for interval in ["1ms", "10ms", "100ms", "1s"] {
