@@ -23,14 +23,11 @@ fn detect_local(configured: &config::DetectLocal) -> userspace::DetectLocal {
     match configured {
         config::DetectLocal::ClusterCidr(cidrs) => userspace::DetectLocal::Within(cidrs.clone()),
         config::DetectLocal::NodeCidr => userspace::DetectLocal::PodCidrs,
-        config::DetectLocal::BridgeInterface(link)
-        | config::DetectLocal::InterfaceNamePrefix(link) => {
-            tracing::warn!(
-                "userspace mode cannot tell pods by their link ({link}): to a Service with \
-                 externalTrafficPolicy Local they are as callers from outside; set \
-                 detectLocalMode to ClusterCIDR or NodeCIDR"
-            );
-            userspace::DetectLocal::Unknown
+        config::DetectLocal::BridgeInterface(name) => {
+            userspace::DetectLocal::Through(userspace::Links::Named(name.clone()))
+        }
+        config::DetectLocal::InterfaceNamePrefix(prefix) => {
+            userspace::DetectLocal::Through(userspace::Links::Prefixed(prefix.clone()))
         }
     }
 }

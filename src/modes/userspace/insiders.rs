@@ -3,12 +3,24 @@
 //! endpoint, whatever `externalTrafficPolicy` says (KEP-1669 and the KUBE-EXT
 //! chains of kube-proxy).
 
-use std::net::IpAddr;
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
+use nix::net::if_::if_indextoname;
 
-use crate::{sched::Flow, services::Node};
+use crate::{
+    kernel::{
+        netlink::{Protocol, Socket},
+        next_hop::{self, NextHop},
+    },
+    sched::Flow,
+    services::Node,
+};
 
 /// How pods are told from others (`detectLocalMode`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,16 +29,45 @@ pub enum DetectLocal {
     Within(Vec<IpNet>),
     /// They are in a pod CIDR of this Node.
     PodCidrs,
-    /// By the link that packets come through, which a socket does not tell:
-    /// only the node itself is known to be inside.
-    Unknown,
+    /// Packets to them leave through such a link, so that theirs come through
+    /// it: a socket does not tell, but a route does.
+    Through(Links),
+}
+
+/// Links, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Links {
+    /// The one of that name.
+    Named(String),
+    /// Those whose names begin so.
+    Prefixed(String),
+}
+
+impl Links {
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Links::Named(one) => name == one,
+            Links::Prefixed(prefix) => name.starts_with(prefix),
+        }
+    }
 }
 
 /// Tells insiders from others.
-#[derive(Debug)]
 pub struct Insiders {
     detect: DetectLocal,
     known: ArcSwap<Known>,
+    /// For asking about routes; opened when first needed.
+    routes: Mutex<Option<Socket>>,
+}
+
+impl fmt::Debug for Insiders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Insiders");
+        shown
+            .field("detect", &self.detect)
+            .field("known", &self.known);
+        shown.finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -41,6 +82,7 @@ impl Insiders {
         let insiders = Insiders {
             detect,
             known: ArcSwap::default(),
+            routes: Mutex::new(None),
         };
         insiders.update(None, &[]);
         insiders
@@ -51,7 +93,7 @@ impl Insiders {
         let networks = match &self.detect {
             DetectLocal::Within(networks) => networks.clone().into(),
             DetectLocal::PodCidrs => node.map(|n| n.pod_cidrs.clone()).unwrap_or_default(),
-            DetectLocal::Unknown => Box::default(),
+            DetectLocal::Through(_) => Box::default(),
         };
         let known = Known {
             addresses: addresses.into(),
@@ -69,6 +111,27 @@ impl Insiders {
         is_the_node(flow)
             || known.addresses.contains(&peer)
             || known.networks.iter().any(|network| network.contains(&peer))
+            || matches!(&self.detect, DetectLocal::Through(links) if self.is_behind(links, peer))
+    }
+
+    /// Whether `peer` is reached through one of `links`. Asked for Services
+    /// alone whose external policy makes a difference between callers. What
+    /// cannot be found out counts as outside.
+    fn is_behind(&self, links: &Links, peer: IpAddr) -> bool {
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        if routes.is_none() {
+            *routes = Socket::open(Protocol::Route).ok();
+        }
+        let hop = match routes.as_mut().map(|socket| next_hop::to(socket, &peer)) {
+            Some(Ok(hop)) => hop,
+            Some(Err(_)) => {
+                *routes = None;
+                return false;
+            }
+            None => return false,
+        };
+        let name = hop.and_then(NextHop::link).map(if_indextoname);
+        matches!(name, Some(Ok(name)) if name.to_str().is_ok_and(|name| links.has(name)))
     }
 
     /// Whether the client of `flow` is this node.
@@ -126,7 +189,11 @@ mod tests {
         for (detect, pod_here, pod_there) in [
             (DetectLocal::Within(vec![pods]), true, true),
             (DetectLocal::PodCidrs, true, false),
-            (DetectLocal::Unknown, false, false),
+            (
+                DetectLocal::Through(Links::Named("none".into())),
+                false,
+                false,
+            ),
         ] {
             let insiders = Insiders::new(detect.clone());
             insiders.update(Some(&node), &[ip("192.0.2.1")]);
@@ -152,5 +219,40 @@ mod tests {
                 assert_eq!(insiders.any_address(&flow, is_node), is, "{peer}");
             }
         }
+    }
+
+    #[test]
+    fn pods_behind_a_link_are_inside() {
+        use crate::kernel::namespace::{in_namespace, ip};
+
+        in_namespace(|| {
+            for line in [
+                "link add cni0 type bridge",
+                "link set cni0 up",
+                "addr add 10.244.0.1/24 dev cni0",
+                "link add eth0 type veth peer name far",
+                "link set eth0 up",
+                "addr add 192.0.2.1/24 dev eth0",
+                "addr add fd00:244::1/64 dev cni0 nodad",
+            ] {
+                ip(line);
+            }
+            for (links, behind) in [
+                (Links::Named("cni0".into()), true),
+                (Links::Prefixed("cni".into()), true),
+                (Links::Named("cni".into()), false),
+                (Links::Prefixed("veth".into()), false),
+            ] {
+                let insiders = Insiders::new(DetectLocal::Through(links.clone()));
+                for pod in ["10.244.0.9", "fd00:244::9"] {
+                    let flow = flow(pod, "203.0.113.1");
+                    assert_eq!(insiders.contains(&flow), behind, "{links:?} {pod}");
+                }
+                for other in ["192.0.2.9", "198.51.100.1"] {
+                    let flow = flow(other, "203.0.113.1");
+                    assert!(!insiders.contains(&flow), "{links:?} {other}");
+                }
+            }
+        });
     }
 }

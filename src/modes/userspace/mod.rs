@@ -59,7 +59,7 @@ pub use self::{
     capturing::{Capture, cleanup},
     counters::Counters,
     descriptors::Descriptors,
-    insiders::DetectLocal,
+    insiders::{DetectLocal, Links},
 };
 use super::{Mode, ModeName, SyncError, SyncReport};
 use crate::{

@@ -40,7 +40,7 @@ struct Proxy {
 
 impl Proxy {
     fn new(protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
-        let insiders = Arc::new(Insiders::new(DetectLocal::Unknown));
+        let insiders = Arc::new(Insiders::new(DetectLocal::PodCidrs));
         let shared = Arc::new(Shared {
             descriptors: Descriptors::of_this_process(),
             counters: Counters::register(&prometheus::Registry::new()).unwrap(),

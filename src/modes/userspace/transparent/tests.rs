@@ -33,7 +33,7 @@ fn traces() -> String {
 }
 
 fn transparent() -> Arc<Transparent> {
-    let insiders = Arc::new(Insiders::new(DetectLocal::Unknown));
+    let insiders = Arc::new(Insiders::new(DetectLocal::PodCidrs));
     Arc::new(Transparent::new(insiders))
 }
 
