@@ -2,8 +2,9 @@
 //! a server that speaks the API's protocol, in a network namespace of its own.
 //! What counts is how the figures stand to their limits.
 //!
-//! Arguments, each optional: `iptables`, `local` or `redirect` (the latter two are
-//! capture of userspace mode), and the number of Services. `intervals` instead measures what the shortest
+//! Arguments, each optional: `iptables`, `ipvs`, `local` or `redirect` (the latter
+//! two are ways of capture in userspace mode), and the number of Services.
+//! `intervals` instead measures what the shortest
 //! time between two syncs costs.
 
 // Shared with the tests, which use more of it.
@@ -57,11 +58,19 @@ const MODES: [(&str, &[&str]); 3] = [
     ),
 ];
 
+/// Measured when asked for by name, as root where the kernel has IPVS.
+const IPVS: (&str, &[&str]) = ("ipvs", &["--proxy-mode=ipvs", "--strict-proxy-mode"]);
+
 fn main() -> ExitCode {
     if std::env::var_os(INSIDE).is_none() {
         let own = std::env::current_exe().expect("own path");
+        // IPVS answers to root alone, not to who is root in a namespace.
+        let namespaces = match nix::unistd::geteuid().is_root() {
+            true => "-nm",
+            false => "-Urnm",
+        };
         let failed = Command::new("unshare")
-            .args(["-Urnm", "--"])
+            .args([namespaces, "--"])
             .arg(own)
             .args(std::env::args_os().skip(1))
             .env(INSIDE, "1")
@@ -92,7 +101,9 @@ fn main() -> ExitCode {
         runtime.block_on(intervals());
         return ExitCode::SUCCESS;
     }
-    for (mode, flags) in MODES.into_iter().filter(|(mode, _)| asked(mode)) {
+    let ipvs = wanted.iter().any(|w| w == IPVS.0).then_some(IPVS);
+    let modes = MODES.into_iter().filter(|(mode, _)| asked(mode));
+    for (mode, flags) in modes.chain(ipvs) {
         for size in Size::ALL
             .into_iter()
             .filter(|s| asked(&s.services.to_string()))

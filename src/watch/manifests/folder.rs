@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::{
+    claims::Claims,
     documents::{split_json, split_yaml},
     parse::{self, ApiObject, Format},
     report::{Kept, Report},
@@ -34,7 +35,7 @@ pub(super) enum Found {
 pub(super) struct Folder {
     files: BTreeMap<OsString, File>,
     /// Every file's version of an object; that of the last file counts.
-    claims: HashMap<Key, BTreeMap<OsString, Object>>,
+    claims: HashMap<Key, Claims<Object>>,
     names: Names,
 }
 
@@ -81,24 +82,27 @@ impl Folder {
     pub(super) fn take(&mut self, found: impl IntoIterator<Item = (OsString, Found)>) -> Outcome {
         let mut reports = Vec::new();
         // What the world was told about each object that may differ now.
-        let mut told: BTreeMap<Key, BTreeMap<OsString, Object>> = BTreeMap::new();
+        let mut told: BTreeMap<Key, Claims<Object>> = BTreeMap::new();
         for (name, found) in found {
+            let file: Arc<OsStr> = name.as_os_str().into();
             for (key, object) in self.read(&name, found, &mut reports) {
                 let claims = self.claims.entry(key.clone()).or_default();
                 told.entry(key).or_insert_with(|| claims.clone());
                 match object {
-                    Some(object) => claims.insert(name.clone(), object),
-                    None => claims.remove(&name),
+                    Some(object) => claims.set(&file, object),
+                    None => claims.withdraw(&name),
                 };
             }
         }
         let mut events = Vec::new();
         for (key, before) in told {
             let now = self.claims.get(&key);
-            let empty = BTreeMap::new();
+            let empty = Claims::default();
             let now = now.unwrap_or(&empty);
             report_rivals(&key, &before, now, &mut reports);
-            let (old, new) = (before.values().next_back(), now.values().next_back());
+            let winning =
+                |claims: &Claims<Object>| claims.winner().map(|(_, object)| object.clone());
+            let (old, new) = (winning(&before), winning(now));
             if old != new {
                 events.push(match new {
                     Some(object) => object.event(),
@@ -186,20 +190,20 @@ impl Folder {
 /// Says which file counts where that is news.
 fn report_rivals(
     key: &Key,
-    before: &BTreeMap<OsString, Object>,
-    now: &BTreeMap<OsString, Object>,
+    before: &Claims<Object>,
+    now: &Claims<Object>,
     reports: &mut Vec<Report>,
 ) {
-    let Some((winner, _)) = now.last_key_value() else {
+    let Some((winner, _)) = now.winner() else {
         return;
     };
-    let same_winner = before.len() > 1 && before.keys().next_back() == Some(winner);
-    for loser in now.keys().filter(|file| *file != winner) {
-        if !(same_winner && before.contains_key(loser)) {
+    let same_winner = before.are_rivals() && before.winner().is_some_and(|(w, _)| w == winner);
+    for (loser, was_there) in now.losers(before) {
+        if !(same_winner && was_there) {
             reports.push(Report::Duplicate {
                 object: key.to_string(),
-                loser: loser.clone(),
-                winner: winner.clone(),
+                loser,
+                winner: winner.to_owned(),
             });
         }
     }

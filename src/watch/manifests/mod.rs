@@ -24,6 +24,7 @@ use self::{
 };
 use crate::services::Batch;
 
+mod claims;
 mod disk;
 mod documents;
 mod folder;

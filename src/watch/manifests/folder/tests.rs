@@ -174,9 +174,9 @@ fn the_last_file_by_name_has_the_say() {
         take(&mut folder, &gone),
         (vec!["+default/a".into()], no_words())
     );
-    let events = folder.claims.values().flat_map(|claims| claims.values());
+    let events = folder.claims.values().filter_map(Claims::winner);
     let ips: Vec<_> = events
-        .map(|object| match object {
+        .map(|(_, object)| match object {
             Object::Service(service) => service.serving.as_ref().map(|s| s.cluster_ips[0]),
             _ => panic!("only Services here"),
         })
