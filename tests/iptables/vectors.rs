@@ -119,7 +119,7 @@ fn flags_show_in_the_rules() {
         (
             &["--iptables-dispatch=indexed"],
             V4,
-            "-d 10.0.0.0/21 -j KUBE-SVC-IDX-",
+            "-d 10.0.0.0/22 -j KUBE-SVC-IDX-",
         ),
     ];
     let dual = recorded::cases()
