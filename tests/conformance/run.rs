@@ -257,6 +257,8 @@ impl Run<'_> {
             return;
         };
         let start = Instant::now();
+        // Who is looked at late still has a second chance.
+        let deadline = deadline.max(start + self.patience.promise / 2);
         let looks: Vec<Look> = now
             .expectations
             .iter()

@@ -82,20 +82,33 @@ impl Userspace {
         failed: &mut Failures,
     ) -> Opened {
         let name = &plan.name;
-        let address = match self.local_port(gate, plan) {
-            Ok(address) => address,
-            Err(e) => {
-                failed.add(name, format!("no local port for it: {e}"));
-                return Opened::default();
+        let address = loop {
+            let address = match self.local_port(gate, plan) {
+                Ok(address) => address,
+                Err(e) => {
+                    failed.add(name, format!("no local port for it: {e}"));
+                    return Opened::default();
+                }
+            };
+            // Without endpoints the held port refuses.
+            if plan.is_hopeless() {
+                break address;
+            }
+            match self.listen(gate, address, name.port.protocol, Owner::Node) {
+                Ok(()) => break address,
+                // Somebody took the port while nobody listened on it: another
+                // one serves as well.
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                    if let Some(lost) = gate.held.take() {
+                        self.ports.release(&lost);
+                    }
+                }
+                Err(e) => {
+                    failed.add(name, format!("cannot listen on {address}: {e}"));
+                    return Opened::default();
+                }
             }
         };
-        // Without endpoints the held port refuses.
-        if !plan.is_hopeless()
-            && let Err(e) = self.listen(gate, address, name.port.protocol, Owner::Node)
-        {
-            failed.add(name, format!("cannot listen on {address}: {e}"));
-            return Opened::default();
-        }
         let captured = plan.frontends.iter().map(|f| (*f, address.port()));
         (captured.collect(), BTreeSet::from([address]))
     }

@@ -29,9 +29,8 @@ pub struct Held {
     /// The wildcard address with the port.
     pub address: SocketAddr,
     key: (Protocol, IpFamily, u16),
-    /// Keeps the port ours while nobody listens on it; connections to it are
-    /// refused then. UDP has no such state: a bound socket would take the
-    /// datagrams.
+    /// Keeps the port ours while nobody listens on it; who calls it is refused
+    /// then.
     _reservation: Option<Socket>,
 }
 
@@ -78,7 +77,8 @@ impl Ports {
     }
 
     /// One that the kernel picks. It knows only of ports that are bound, and a
-    /// UDP port that is held need not be: what it picks may be taken already.
+    /// held one need not be (see [`reserve_udp`]): what it picks may be taken
+    /// already.
     fn picked(&mut self, protocol: Protocol, family: IpFamily) -> io::Result<Held> {
         for _ in 0..PICKS {
             let held = self.bind(protocol, family, 0)?;
@@ -123,7 +123,7 @@ impl Ports {
             }
             Protocol::Udp | Protocol::Sctp => {
                 let socket = listen::udp((wildcard, port).into(), Owner::Node)?;
-                (Some(socket.local_addr()?), None)
+                (Some(socket.local_addr()?), reserve_udp(socket))
             }
         };
         let address = bound.ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -139,6 +139,20 @@ impl Ports {
     pub fn release(&mut self, held: &Held) {
         self.used.remove(&held.key);
     }
+}
+
+/// Makes a bound UDP socket keep its port without taking any datagram: connected
+/// to itself it gets only what it sends itself (`udp(7)`), and the kernel refuses
+/// the rest. `None` where even loopback is down, which leaves the port to whom the
+/// kernel gives it.
+fn reserve_udp(socket: std::net::UdpSocket) -> Option<Socket> {
+    let port = socket.local_addr().ok()?.port();
+    let myself: IpAddr = match socket.local_addr().ok()? {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    socket.connect((myself, port)).ok()?;
+    Some(socket.into())
 }
 
 #[cfg(test)]
@@ -180,6 +194,42 @@ mod tests {
         for _ in 0..2_000 {
             let held = ports.hold(Protocol::Udp, IpFamily::V4).unwrap();
             assert!(seen.insert(held.address.port()), "{held:?}");
+        }
+    }
+
+    #[test]
+    fn a_held_udp_port_refuses_and_is_nobody_elses() {
+        for family in [IpFamily::V4, IpFamily::V6] {
+            let mut ports = Ports::new(None);
+            let held = ports.hold(Protocol::Udp, family).unwrap();
+            let taken = std::net::UdpSocket::bind(held.address).unwrap_err();
+            assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+
+            let call = || {
+                let (local, to) = match family {
+                    IpFamily::V4 => ("127.0.0.1:0", "127.0.0.1"),
+                    IpFamily::V6 => ("[::1]:0", "::1"),
+                };
+                let client = std::net::UdpSocket::bind(local).unwrap();
+                client.connect((to, held.address.port())).unwrap();
+                client.send(b"?").unwrap();
+                client
+            };
+            let refused = call().recv(&mut [0; 1]).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+
+            let listeners: Vec<_> = (0..2)
+                .map(|_| listen::udp(held.address, Owner::Node).unwrap())
+                .collect();
+            let mut heard = 0;
+            for _ in 0..64 {
+                let _client = call();
+                heard += listeners
+                    .iter()
+                    .filter(|listener| listener.recv(&mut [0; 1]).is_ok())
+                    .count();
+            }
+            assert_eq!(heard, 64, "what loopback delivers is there at once");
         }
     }
 
