@@ -22,6 +22,7 @@ pub mod nftables;
 pub mod probe;
 pub mod routes;
 pub mod rules;
+mod scratch;
 pub mod sysctl;
 pub mod xtables;
 

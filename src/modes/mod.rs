@@ -1,6 +1,8 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
+mod claims;
+mod detect_local;
 pub mod iptables;
 pub mod ipvs;
 pub mod render;

@@ -73,33 +73,26 @@ impl Site<'_> {
     }
 
     async fn userspace(&self) -> Result<Userspace, Box<dyn Error>> {
-        userspace_mode(self.settings, Arc::clone(self.node_ports), self.registry).await
+        let settings = self.settings;
+        let choice = capture::choose(settings.own.capture).await?;
+        for reason in &choice.reasons {
+            tracing::info!("{reason}");
+        }
+        let effective = &settings.effective;
+        let capture = Capture::new(choice).await?;
+        let options = userspace::Options {
+            port_range: effective.proxy_ports.clone(),
+            udp_timeout: settings.own.udp_timeout,
+            scheduler: effective.scheduler,
+            node_ports: Arc::clone(self.node_ports),
+            detect_local: detect_local(&effective.detect_local),
+            workers: userspace::workers(settings.own.workers),
+            transparent: settings.own.transparent,
+        };
+        Ok(Userspace::new(
+            options,
+            capture,
+            Counters::register(self.registry)?,
+        )?)
     }
-}
-
-async fn userspace_mode(
-    settings: &Settings,
-    node_ports: Arc<NodePorts>,
-    registry: &Registry,
-) -> Result<Userspace, Box<dyn Error>> {
-    let choice = capture::choose(settings.own.capture).await?;
-    for reason in &choice.reasons {
-        tracing::info!("{reason}");
-    }
-    let effective = &settings.effective;
-    let capture = Capture::new(choice).await?;
-    let options = userspace::Options {
-        port_range: effective.proxy_ports.clone(),
-        udp_timeout: settings.own.udp_timeout,
-        scheduler: effective.scheduler,
-        node_ports,
-        detect_local: detect_local(&effective.detect_local),
-        workers: userspace::workers(settings.own.workers),
-        transparent: settings.own.transparent,
-    };
-    Ok(Userspace::new(
-        options,
-        capture,
-        Counters::register(registry)?,
-    )?)
 }

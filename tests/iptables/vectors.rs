@@ -1,12 +1,9 @@
 //! `tripod render` beside what kube-proxy 1.36 left in the kernel.
 
-use std::{
-    process::Command,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::process::Command;
 
 use crate::lab::{
-    recorded::{self, Case, ChainName, Ruleset},
+    recorded::{self, Case, ChainName, Folder, Ruleset},
     tripod_binary,
 };
 
@@ -208,24 +205,4 @@ fn render(case: &Case, more: &[&str]) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", case.name);
     String::from_utf8(output.stdout).expect("text")
-}
-
-/// A folder of this process, gone afterwards.
-struct Folder(std::path::PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        static MADE: AtomicUsize = AtomicUsize::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("tripod-render-{}-{number}-{name}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a folder");
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

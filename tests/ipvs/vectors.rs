@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::recorded::{self as state, State};
 use crate::lab::{
-    recorded::{self, Case, Ruleset},
+    recorded::{self, Case, Folder, Ruleset},
     tripod_binary,
 };
 
@@ -172,22 +172,4 @@ fn appended(batch: &str) -> String {
         lines.push(line.to_owned());
     }
     lines.join("\n")
-}
-
-/// A folder of this process, gone afterwards.
-struct Folder(std::path::PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let name = format!("tripod-render-ipvs-{}-{name}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).expect("a folder");
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use ipnet::IpNet;
@@ -292,5 +293,25 @@ mod tests {
         }
         let other = Ruleset::parse("*nat\n:Y - [0:0]\n:INPUT ACCEPT [1:2]\nCOMMIT\n");
         assert_eq!(wanted.differences(&other).len(), 2);
+    }
+}
+
+/// A folder of this process, gone afterwards.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tripod-render-{}-{number}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a folder");
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

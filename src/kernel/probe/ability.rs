@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::kernel::Family;
+use crate::kernel::{Family, xtables::features::Features};
 
 /// A match or target of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -52,6 +52,25 @@ impl Extension {
         Extension::Masquerade,
         Extension::RandomFully,
     ];
+
+    /// Its place among the features of rules.
+    pub(super) fn of(self, features: &mut Features) -> &mut bool {
+        match self {
+            Extension::Comment => &mut features.comment,
+            Extension::Statistic => &mut features.statistic,
+            Extension::Recent => &mut features.recent,
+            Extension::Addrtype => &mut features.addrtype,
+            Extension::Mark => &mut features.mark,
+            Extension::Conntrack => &mut features.conntrack,
+            Extension::Nfacct => &mut features.nfacct,
+            Extension::Set => &mut features.set,
+            Extension::Physdev => &mut features.physdev,
+            Extension::Reject => &mut features.reject,
+            Extension::Dnat => &mut features.dnat,
+            Extension::Masquerade => &mut features.masquerade,
+            Extension::RandomFully => &mut features.random_fully,
+        }
+    }
 
     /// As a rule spells it.
     pub fn name(self) -> &'static str {

@@ -5,7 +5,6 @@
 
 mod ability;
 mod ipvs;
-mod scratch;
 mod sockets;
 mod tries;
 
@@ -14,16 +13,13 @@ use std::collections::BTreeMap;
 use nix::errno::Errno;
 
 pub use self::ability::{Ability, Extension};
-use self::scratch::in_scratch;
-use super::{Family, xtables::features::Features};
+use super::{Family, scratch::in_scratch, xtables::features::Features};
 
 /// What was found out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
     /// Each thing that was tried, with the reason if it cannot be done.
     tried: BTreeMap<Ability, Option<String>>,
-    /// Which program applies rules, and through what, by family.
-    programs: BTreeMap<u8, String>,
 }
 
 /// The kinds of ipset that somebody here needs, as `ipset create` spells them.
@@ -42,18 +38,11 @@ impl Kernel {
         let mut kernel = Kernel::default();
         kernel.record(Ability::NetAdmin, tries::net_admin());
         kernel.record(Ability::Sysctls, tries::sysctls());
-        let tried = match in_scratch(|| tries::objects(schedulers)) {
-            Ok(tried) => tried,
-            // Without CAP_SYS_ADMIN, as in a container that has CAP_NET_ADMIN
-            // alone, things are tried where we are, under names of ours, and
-            // taken away at once. Without CAP_NET_ADMIN either each says so.
-            Err(_) => std::thread::scope(|scope| {
-                let worker = scope.spawn(|| tries::objects(schedulers));
-                worker
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            }),
-        };
+        // Without CAP_SYS_ADMIN, as in a container that has CAP_NET_ADMIN alone,
+        // things are tried where we are, under names of ours, and taken away at
+        // once. Without CAP_NET_ADMIN either each says so.
+        let tried = in_scratch(|| tries::objects(schedulers));
+        let tried = tried.unwrap_or_else(|_| tries::objects(schedulers));
         kernel.tried.extend(tried.tried);
         // In a thread of its own, because it has a runtime of its own.
         std::thread::scope(|scope| {
@@ -128,78 +117,24 @@ impl Kernel {
         self
     }
 
-    /// Everything that was tried, with the reason if it cannot be done.
-    pub fn iter(&self) -> impl Iterator<Item = (&Ability, Option<&str>)> {
-        self.tried
-            .iter()
-            .map(|(ability, lack)| (ability, lack.as_deref()))
-    }
-
     /// What iptables' rules of that family may use.
     pub fn features(&self, family: Family) -> Features {
-        let has = |extension| self.can(&Ability::Extension(family, extension));
-        Features {
-            comment: has(Extension::Comment),
-            statistic: has(Extension::Statistic),
-            recent: has(Extension::Recent),
-            addrtype: has(Extension::Addrtype),
-            mark: has(Extension::Mark),
-            conntrack: has(Extension::Conntrack),
-            nfacct: has(Extension::Nfacct),
-            set: has(Extension::Set),
-            physdev: has(Extension::Physdev),
-            reject: has(Extension::Reject),
-            dnat: has(Extension::Dnat),
-            masquerade: has(Extension::Masquerade),
-            random_fully: has(Extension::RandomFully),
+        let mut features = Features::NONE;
+        for extension in Extension::ALL {
+            *extension.of(&mut features) = self.can(&Ability::Extension(family, extension));
         }
-    }
-
-    /// The program that applies rules of that family, if one works.
-    pub fn program(&self, family: Family) -> Option<&str> {
-        self.programs.get(&family.number()).map(String::as_str)
+        features
     }
 
     fn set_features(&mut self, family: Family, found: Result<Features, String>) {
-        let features = match &found {
-            Ok(features) => *features,
-            Err(_) => Features {
-                comment: false,
-                statistic: false,
-                recent: false,
-                addrtype: false,
-                mark: false,
-                conntrack: false,
-                nfacct: false,
-                set: false,
-                physdev: false,
-                reject: false,
-                dnat: false,
-                masquerade: false,
-                random_fully: false,
-            },
+        let why = match &found {
+            Ok(_) => "a rule with it was refused",
+            Err(_) => "there is no nat table to use it in",
         };
+        let mut features = found.unwrap_or(Features::NONE);
         for extension in Extension::ALL {
-            let there = match extension {
-                Extension::Comment => features.comment,
-                Extension::Statistic => features.statistic,
-                Extension::Recent => features.recent,
-                Extension::Addrtype => features.addrtype,
-                Extension::Mark => features.mark,
-                Extension::Conntrack => features.conntrack,
-                Extension::Nfacct => features.nfacct,
-                Extension::Set => features.set,
-                Extension::Physdev => features.physdev,
-                Extension::Reject => features.reject,
-                Extension::Dnat => features.dnat,
-                Extension::Masquerade => features.masquerade,
-                Extension::RandomFully => features.random_fully,
-            };
-            let outcome = match (&found, there) {
-                (_, true) => Ok(()),
-                (Err(_), _) => Err("there is no nat table to use it in".to_owned()),
-                (Ok(_), false) => Err("a rule with it was refused".to_owned()),
-            };
+            let there = *extension.of(&mut features);
+            let outcome = there.then_some(()).ok_or_else(|| why.to_owned());
             self.record(Ability::Extension(family, extension), outcome);
         }
     }

@@ -152,9 +152,8 @@ pub(super) fn xtables(kernel: &mut Kernel) {
             Err(error) => Err(error.to_string()),
         };
         match found {
-            Ok((program, features)) => {
+            Ok(features) => {
                 kernel.record(Ability::Nat(family), Ok(()));
-                kernel.programs.insert(family.number(), program);
                 kernel.set_features(family, Ok(features));
             }
             Err(why) => {
@@ -165,13 +164,12 @@ pub(super) fn xtables(kernel: &mut Kernel) {
     }
 }
 
-/// The program that works for `family`, and what its rules may use.
-async fn usable(family: Family) -> Result<(String, Features), String> {
+/// What rules of `family` may use, by the program that works.
+async fn usable(family: Family) -> Result<Features, String> {
     let (xtables, _) = match Xtables::chosen(family).await {
         Ok(chosen) => chosen,
         Err(xtables::Error::Unusable { reason, .. }) => return Err(reason),
         Err(error) => return Err(error.to_string()),
     };
-    let features = features::probe(&xtables).await;
-    Ok((xtables.program().to_owned(), features))
+    Ok(features::probe(&xtables).await)
 }

@@ -8,7 +8,8 @@
 
 use std::fs;
 
-use super::{Error, Family, Xtables, scratch};
+use super::{Error, Family, Xtables};
+use crate::kernel::scratch;
 
 /// Which of the kernel's two engines a program speaks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,7 +138,7 @@ async fn works(xtables: &Xtables) -> Result<(), Error> {
     let rule = format!("-p tcp -j DNAT --to-destination {to}");
     let there = xtables.clone();
     let tried = rule.clone();
-    let scratch = scratch::run(async move || there.check("nat", &tried).await).await;
+    let scratch = scratch::awaited(async move || there.check("nat", &tried).await).await;
     match scratch {
         Some(outcome) => outcome,
         None => xtables.check("nat", &rule).await,

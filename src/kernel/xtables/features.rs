@@ -6,9 +6,8 @@
 use super::{
     Error, Family, Xtables,
     rule::{Match, Maybe, Rule, Side, Table, Target, Transport},
-    scratch,
 };
-use crate::kernel::nfacct;
+use crate::kernel::{nfacct, scratch};
 
 /// What rules may use here; see `Match` and `Target` for what each one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,6 +56,23 @@ impl Features {
         dnat: true,
         masquerade: true,
         random_fully: true,
+    };
+
+    /// A kernel that lacks everything.
+    pub const NONE: Features = Features {
+        comment: false,
+        statistic: false,
+        recent: false,
+        addrtype: false,
+        mark: false,
+        conntrack: false,
+        nfacct: false,
+        set: false,
+        physdev: false,
+        reject: false,
+        dnat: false,
+        masquerade: false,
+        random_fully: false,
     };
 }
 
@@ -127,7 +143,7 @@ fn probes(family: Family) -> Vec<Probe> {
 /// What there is for `xtables`. Changes nothing.
 pub async fn probe(xtables: &Xtables) -> Features {
     let there = xtables.clone();
-    match scratch::run(async move || in_scratch(&there).await).await {
+    match scratch::awaited(async move || in_scratch(&there).await).await {
         Some(features) => features,
         None => here(xtables).await,
     }
@@ -147,7 +163,7 @@ async fn in_scratch(xtables: &Xtables) -> Features {
         batch += "COMMIT\n";
     }
     let all = xtables.restore_once(&batch).await.is_ok();
-    let mut features = NONE;
+    let mut features = Features::NONE;
     for (table, rule, feature) in probes {
         let line = format!("-A TRIPOD-PROBE {}", rule.words(v6));
         let alone = format!("*{table}\n:TRIPOD-PROBE - [0:0]\n{line}\nCOMMIT\n");
@@ -160,7 +176,7 @@ async fn in_scratch(xtables: &Xtables) -> Features {
 /// Among the node's own rules, in a chain that goes again.
 async fn here(xtables: &Xtables) -> Features {
     let v6 = xtables.family() == Family::V6;
-    let mut features = NONE;
+    let mut features = Features::NONE;
     let account = nfacct::create(&[ACCOUNT]);
     for (table, rule, feature) in probes(xtables.family()) {
         let words = rule.words(v6).to_string();
@@ -182,22 +198,6 @@ async fn knows_sets(xtables: &Xtables) -> bool {
         Err(_) => false,
     }
 }
-
-const NONE: Features = Features {
-    comment: false,
-    statistic: false,
-    recent: false,
-    addrtype: false,
-    mark: false,
-    conntrack: false,
-    nfacct: false,
-    set: false,
-    physdev: false,
-    reject: false,
-    dnat: false,
-    masquerade: false,
-    random_fully: false,
-};
 
 #[cfg(test)]
 mod tests {

@@ -27,7 +27,6 @@ pub mod info;
 mod parts;
 pub mod rule;
 pub mod saved;
-mod scratch;
 
 pub use self::engine::Engine;
 use self::parts::parts;

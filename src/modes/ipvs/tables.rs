@@ -27,7 +27,7 @@ pub struct Tables {
     reworded: Option<(Rules, HashMap<Table, Saved>)>,
     /// What is to be written when the virtual servers are there: iptables mode
     /// carries the traffic until then, by a chain of the same name.
-    later: Option<String>,
+    later: Option<(String, Rules)>,
 }
 
 impl Tables {
@@ -90,16 +90,25 @@ impl Tables {
             if !now.is_empty() {
                 self.xtables.restore(&now).await?;
             }
-            self.later = Some(later);
+            self.later = Some((later, rules.clone()));
             self.in_force = Some(rules);
             return Ok(Vec::new());
         }
-        self.xtables.restore(&text).await?;
+        self.write(&text, rules).await?;
+        Ok(changed)
+    }
+
+    /// Writes `text`, which puts `rules` in force, and looks how the program
+    /// words them.
+    async fn write(&mut self, text: &str, rules: Rules) -> Result<(), Error> {
+        self.in_force = None;
+        self.xtables.restore(text).await?;
         let written = self.saved(&rules).await?;
+        let v6 = self.family == IpFamily::V6;
         let words_differ = !ruleset::difference(&rules, &written, v6).text.is_empty();
         self.reworded = words_differ.then(|| (rules.clone(), written));
         self.in_force = Some(rules);
-        Ok(changed)
+        Ok(())
     }
 
     /// Takes the traffic over from iptables mode, if it has it: virtual servers
@@ -108,14 +117,10 @@ impl Tables {
     /// # Errors
     /// When the program failed; the next call of the others reads and repairs.
     pub async fn take_over(&mut self) -> Result<(), Error> {
-        let Some(text) = self.later.take() else {
-            return Ok(());
-        };
-        let taken = self.xtables.restore(&text).await;
-        if taken.is_err() {
-            self.in_force = None;
+        match self.later.take() {
+            Some((text, rules)) => self.write(&text, rules).await,
+            None => Ok(()),
         }
-        taken
     }
 
     fn is_reworded(&self, rules: &Rules, saved: &HashMap<Table, Saved>) -> bool {

@@ -9,24 +9,19 @@ use std::{
 use hashbrown::HashMap;
 
 use super::plan::{Families, Filled, Frontend, Member, ServicePlan, Set};
-use crate::services::{IpFamily, ServicePortName};
+use crate::{
+    modes::claims::Claims,
+    services::{IpFamily, ServicePortName},
+};
 
 /// What all ServicePorts together need.
 #[derive(Debug, Default)]
 pub struct Wanted {
     members: HashMap<Member, u32>,
     addresses: HashMap<IpAddr, u32>,
-    lines: HashMap<Frontend, Line>,
+    claims: Claims<Frontend, ServicePortName>,
     /// How many members each set has.
     filled: Families<[u32; Set::ALL.len()]>,
-}
-
-/// Who wants a frontend.
-#[derive(Debug)]
-struct Line {
-    owner: ServicePortName,
-    /// Others that want it too, in the order in which they came.
-    waiting: Vec<ServicePortName>,
 }
 
 /// What is to be compared with the kernel.
@@ -108,45 +103,15 @@ impl Wanted {
             if self.owner(&frontend) == Some(name) {
                 touched.frontends.insert(frontend);
             }
-            heirs.extend(self.leave(&frontend, name));
+            heirs.extend(self.claims.release(&frontend, name));
         }
         for server in &new.servers {
-            let owned = self.queue(server.frontend, name);
+            let owned = self.claims.claim(&server.frontend, name).is_ok();
             if owned && !old.servers.contains(server) {
                 touched.frontends.insert(server.frontend);
             }
         }
         heirs
-    }
-
-    /// Wants `frontend` for `name`; true if it is its own.
-    fn queue(&mut self, frontend: Frontend, name: &ServicePortName) -> bool {
-        let line = self.lines.entry(frontend).or_insert_with(|| Line {
-            owner: name.clone(),
-            waiting: Vec::new(),
-        });
-        if line.owner == *name {
-            return true;
-        }
-        if !line.waiting.contains(name) {
-            line.waiting.push(name.clone());
-        }
-        false
-    }
-
-    /// Answers who owns `frontend` now because `name` left.
-    fn leave(&mut self, frontend: &Frontend, name: &ServicePortName) -> Option<ServicePortName> {
-        let line = self.lines.get_mut(frontend)?;
-        if line.owner != *name {
-            line.waiting.retain(|other| other != name);
-            return None;
-        }
-        if line.waiting.is_empty() {
-            self.lines.remove(frontend);
-            return None;
-        }
-        line.owner = line.waiting.remove(0);
-        Some(line.owner.clone())
     }
 
     /// Some ServicePort needs it.
@@ -161,7 +126,7 @@ impl Wanted {
 
     /// Whose virtual server is at `frontend`.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
-        self.lines.get(frontend).map(|line| &line.owner)
+        self.claims.owner(frontend)
     }
 
     /// All members, in no particular order.
@@ -176,7 +141,7 @@ impl Wanted {
 
     /// All frontends, in no particular order.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
-        self.lines.keys()
+        self.claims.frontends()
     }
 
     /// Which sets of `family` have members.

@@ -9,7 +9,6 @@ mod affinity;
 mod backends;
 pub mod capture;
 mod capturing;
-mod claims;
 mod counters;
 mod descriptors;
 mod failing;
@@ -47,7 +46,6 @@ use hashbrown::HashMap;
 use self::{
     affinity::Affinity,
     capture::{Frontend, Method, Target, Want},
-    claims::Claims,
     gate::{Gate, InUse},
     insiders::Insiders,
     plan::{Kind, PortalName, PortalPlan},
@@ -61,7 +59,7 @@ pub use self::{
     descriptors::Descriptors,
     insiders::{DetectLocal, Links},
 };
-use super::{Mode, ModeName, SyncError, SyncReport};
+use super::{Mode, ModeName, SyncError, SyncReport, claims::Claims};
 use crate::{
     node::NodePorts,
     sched::SchedulerName,
@@ -125,7 +123,7 @@ pub struct Userspace {
     capture: Capture,
     steering: Steering,
     ports: Ports,
-    claims: Claims,
+    claims: Claims<Frontend, PortalName>,
     gates: HashMap<PortalName, Box<Gate>>,
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
     /// What capture should bring to us, each with its local port.

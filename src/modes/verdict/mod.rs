@@ -96,21 +96,6 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Verdict {
     verdict
 }
 
-/// The families that `mode` can serve on `kernel`, which it can run on.
-pub fn families(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Family> {
-    let mut families = vec![wishes.primary];
-    for family in Family::ALL {
-        let other = Wishes {
-            primary: family,
-            ..wishes.clone()
-        };
-        if family != wishes.primary && verdict(mode, kernel, &other).can_run() {
-            families.push(family);
-        }
-    }
-    families
-}
-
 /// What came of the wish for a mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {

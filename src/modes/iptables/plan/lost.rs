@@ -112,21 +112,7 @@ mod tests {
     fn nothing_is_lost_with_everything_and_everything_is_named_once_with_nothing() {
         assert!(lost(&Features::ALL).is_empty());
         assert!(impossible(&Features::ALL).is_empty());
-        let none = Features {
-            comment: false,
-            statistic: false,
-            recent: false,
-            addrtype: false,
-            mark: false,
-            conntrack: false,
-            nfacct: false,
-            set: false,
-            physdev: false,
-            reject: false,
-            dnat: false,
-            masquerade: false,
-            random_fully: false,
-        };
+        let none = Features::NONE;
         let mut named: Vec<_> = lost(&none).iter().map(|loss| loss.what).collect();
         named.extend(impossible(&none).iter().map(|lack| lack.what));
         assert_eq!(named.len(), 11, "all but set and physdev: {named:?}");

@@ -24,10 +24,11 @@ mod service;
 pub use self::{
     fixed::{Fixed, Jump, fixed},
     lost::{Impossible, Loss, impossible, lost},
-    options::{DetectLocal, Dispatch, DispatchChoice, Options, is_large_cluster},
+    options::{Dispatch, DispatchChoice, Options, is_large_cluster},
     service::service_port,
 };
 use crate::kernel::xtables::rule::{Rule, Table};
+pub use crate::modes::detect_local::DetectLocal;
 
 /// A chain with all its rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::fixed::{LOOPBACK_V4, LOOPBACK_V6};
 use crate::{
-    config::{self, Effective, KubeProxyConfiguration, NodePortAddresses},
+    config::{Effective, KubeProxyConfiguration, NodePortAddresses},
     kernel::{
         Family,
         xtables::{
@@ -14,6 +14,7 @@ use crate::{
             rule::{Match, Maybe, Rule, Side},
         },
     },
+    modes::detect_local::DetectLocal,
     node::Served,
     services::Node,
 };
@@ -50,18 +51,6 @@ pub struct Options {
     pub large_cluster: bool,
     /// How packets find their ServicePort.
     pub dispatch: Dispatch,
-}
-
-/// How traffic of this node's pods is told from other traffic.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DetectLocal {
-    /// It cannot be told: nothing is treated as traffic from outside.
-    Unknown,
-    /// By its source, which is in this network of the options' family.
-    Within(IpNet),
-    /// By the link that it comes through, or by how such links' names begin if
-    /// this ends in `+` (iptables(8), `--in-interface`).
-    Through(String),
 }
 
 /// How packets find their ServicePort.
@@ -238,45 +227,5 @@ fn node_ports(configured: &NodePortAddresses, served: &Served, family: Family) -
         Served::All
     } else {
         Served::Within(networks)
-    }
-}
-
-impl DetectLocal {
-    fn new(configured: &config::DetectLocal, family: Family, node: Option<&Node>) -> DetectLocal {
-        let within = |networks: &[IpNet]| {
-            let mut networks = networks.iter();
-            let network = networks.find(|network| Family::of(&network.addr()) == family);
-            network.map_or(DetectLocal::Unknown, |network| {
-                DetectLocal::Within(*network)
-            })
-        };
-        match configured {
-            config::DetectLocal::ClusterCidr(networks) => within(networks),
-            config::DetectLocal::NodeCidr => {
-                within(node.map(|node| &*node.pod_cidrs).unwrap_or_default())
-            }
-            config::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
-            config::DetectLocal::InterfaceNamePrefix(prefix) => {
-                DetectLocal::Through(format!("{prefix}+"))
-            }
-        }
-    }
-
-    /// The rule, for traffic of this node's pods only.
-    pub(super) fn local(&self, rule: Rule) -> Option<Rule> {
-        match self {
-            DetectLocal::Unknown => None,
-            DetectLocal::Within(network) => Some(rule.source(*network)),
-            DetectLocal::Through(link) => Some(rule.input(link.as_str())),
-        }
-    }
-
-    /// The rule, for all other traffic only.
-    pub(super) fn not_local(&self, rule: Rule) -> Option<Rule> {
-        match self {
-            DetectLocal::Unknown => None,
-            DetectLocal::Within(network) => Some(rule.not_source(*network)),
-            DetectLocal::Through(link) => Some(rule.not_input(link.as_str())),
-        }
     }
 }

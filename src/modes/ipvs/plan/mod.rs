@@ -16,12 +16,13 @@ mod tests;
 use std::net::IpAddr;
 
 pub use self::{
-    options::{DetectLocal, FAMILIES, Families, LINK, Options, ROUND_ROBIN, Site, Timeouts},
+    options::{FAMILIES, Families, LINK, Options, ROUND_ROBIN, Site, Timeouts},
     rules::{Chain, Filled, Jump, OWN_CHAINS, Rules, rules},
     servers::{Frontend, Method, RealServer, VirtualServer},
     sets::{Member, Set, number},
 };
 use self::{servers::Manner, sets::storable};
+pub use crate::modes::detect_local::DetectLocal;
 use crate::{
     kernel::ipset::Element,
     services::{Forwarding, IpFamily, Preferences, Protocol, ServicePort, TrafficPolicy},

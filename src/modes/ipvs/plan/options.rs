@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::{self, Effective, KubeProxyConfiguration},
+    modes::detect_local::DetectLocal,
     node::Served,
     services::{IpFamily, Node},
 };
@@ -87,19 +88,6 @@ impl Options {
             },
         }
     }
-}
-
-/// How traffic of this node's pods is told from other traffic, in one family.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum DetectLocal {
-    /// It cannot be told.
-    #[default]
-    Unknown,
-    /// By its source.
-    Within(IpNet),
-    /// By the link that it comes through, or how such links' names begin if
-    /// this ends in `+`.
-    Through(String),
 }
 
 /// This node as plans see it. Whatever differs here makes every plan a new one.
@@ -187,7 +175,9 @@ impl Site {
                 let first = listed.iter().copied().find(of_family);
                 options.node_ip.filter(of_family).or(first)
             }),
-            detect_local: Families::each(|family| detect(&options.detect_local, family, node)),
+            detect_local: Families::each(|family| {
+                DetectLocal::new(&options.detect_local, family.into(), node)
+            }),
             masquerade_all: options.masquerade_all,
             masquerade_mark: options.masquerade_mark,
         }
@@ -210,26 +200,5 @@ fn is_reachable(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => !ip.is_loopback(),
         IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
-    }
-}
-
-fn detect(configured: &config::DetectLocal, family: IpFamily, node: Option<&Node>) -> DetectLocal {
-    let within = |networks: &[IpNet]| {
-        let mut networks = networks.iter();
-        networks
-            .find(|network| IpFamily::of(&network.addr()) == family)
-            .map_or(DetectLocal::Unknown, |network| {
-                DetectLocal::Within(*network)
-            })
-    };
-    match configured {
-        config::DetectLocal::ClusterCidr(networks) => within(networks),
-        config::DetectLocal::NodeCidr => {
-            within(node.map(|node| &*node.pod_cidrs).unwrap_or_default())
-        }
-        config::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
-        config::DetectLocal::InterfaceNamePrefix(prefix) => {
-            DetectLocal::Through(format!("{prefix}+"))
-        }
     }
 }

@@ -1,10 +1,7 @@
 //! The rules around the virtual servers. Their number does not depend on how
 //! many Services there are: what does is in the sets.
 
-use super::{
-    options::{DetectLocal, Site},
-    sets::Set,
-};
+use super::{DetectLocal, options::Site, sets::Set};
 use crate::{
     kernel::xtables::{
         features::Features,

@@ -1,0 +1,67 @@
+//! How this node's pods are told from others, in rules of one family.
+
+use ipnet::IpNet;
+
+use crate::{
+    config,
+    kernel::{Family, xtables::rule::Rule},
+    services::Node,
+};
+
+/// How traffic of this node's pods is told from other traffic, in one family.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DetectLocal {
+    /// It cannot be told: nothing is treated as traffic from outside.
+    #[default]
+    Unknown,
+    /// By its source, which is in this network of the family.
+    Within(IpNet),
+    /// By the link that it comes through, or by how such links' names begin if
+    /// this ends in `+` (iptables(8), `--in-interface`).
+    Through(String),
+}
+
+impl DetectLocal {
+    /// What the configuration says, for `family` on this `node`.
+    pub(super) fn new(
+        configured: &config::DetectLocal,
+        family: Family,
+        node: Option<&Node>,
+    ) -> DetectLocal {
+        let within = |networks: &[IpNet]| {
+            let mut networks = networks.iter();
+            let network = networks.find(|network| Family::of(&network.addr()) == family);
+            network.map_or(DetectLocal::Unknown, |network| {
+                DetectLocal::Within(*network)
+            })
+        };
+        match configured {
+            config::DetectLocal::ClusterCidr(networks) => within(networks),
+            config::DetectLocal::NodeCidr => {
+                within(node.map(|node| &*node.pod_cidrs).unwrap_or_default())
+            }
+            config::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
+            config::DetectLocal::InterfaceNamePrefix(prefix) => {
+                DetectLocal::Through(format!("{prefix}+"))
+            }
+        }
+    }
+
+    /// The rule, for traffic of this node's pods only.
+    pub(super) fn local(&self, rule: Rule) -> Option<Rule> {
+        match self {
+            DetectLocal::Unknown => None,
+            DetectLocal::Within(network) => Some(rule.source(*network)),
+            DetectLocal::Through(link) => Some(rule.input(link.as_str())),
+        }
+    }
+
+    /// The rule, for all other traffic only.
+    pub(super) fn not_local(&self, rule: Rule) -> Option<Rule> {
+        match self {
+            DetectLocal::Unknown => None,
+            DetectLocal::Within(network) => Some(rule.not_source(*network)),
+            DetectLocal::Through(link) => Some(rule.not_input(link.as_str())),
+        }
+    }
+}
