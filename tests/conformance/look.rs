@@ -22,6 +22,7 @@ pub struct Look {
     pub target: Target,
     pub protocol: Protocol,
     pub one_socket: bool,
+    pub large: bool,
     pub sight: Sight,
 }
 
@@ -40,6 +41,7 @@ impl Run<'_> {
                             target: *target,
                             protocol: *protocol,
                             one_socket: expectation.one_socket,
+                            large: expectation.large,
                             sight: expectation
                                 .sight_in(self.column, *caller, *target, *protocol)
                                 .0,
@@ -59,7 +61,7 @@ impl Run<'_> {
         };
         let call = |from| match look.target {
             Target::HealthCheck => ask::health(look.to, patience),
-            _ => ask::once(look.protocol, from, look.to, patience),
+            _ => ask::once(look.protocol, from, look.to, patience, look.large),
         };
         if let Sight::Answered(Answered { by, how, .. }) = &look.sight
             && matches!(how, How::Sticky | How::StickyForASecond)
@@ -78,7 +80,7 @@ impl Run<'_> {
                         }
                     }
                 };
-                return vec![client.ask()];
+                return vec![client.ask(look.large)];
             }
             let (least, most) = sight::calls(&look.sight);
             let mut outcomes: Vec<Outcome> = Vec::new();
