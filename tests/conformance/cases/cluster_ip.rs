@@ -179,7 +179,9 @@ pub fn cases() -> Vec<Case> {
             "UDP: large datagrams get through both ways",
             everywhere(ALL),
         )
-        .when([Pod, Node])
+        // The node's own leave whole, as loopback takes them; IPVS passes them
+        // on only once it has told how much the next link takes.
+        .when(Pod)
         .calls([ClusterIp, NodePort])
         .over(Udp)
         .with_large_datagrams()

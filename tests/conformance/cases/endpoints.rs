@@ -303,7 +303,7 @@ pub fn cases() -> Vec<Case> {
         .when([Pod, Outside])
         .calls(NodePort)
         .over([Tcp, Udp])
-        .sees(each([OnNode, OnOther]).seeing_the_node()),
+        .sees(each([OnNode, OnOther])),
         case(
             "The only endpoint is in the network of this node",
             everywhere([OnNode])
