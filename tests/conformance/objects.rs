@@ -13,6 +13,9 @@ use super::endpoints::{Endpoint, Pod, ready};
 /// Ends the name of a Service that has the second port alone.
 const MORE: &str = "-more";
 
+/// Ends the name of a Service that claims the external IPs of another.
+const RIVAL: &str = "-rival";
+
 /// An address that nobody else has.
 fn beside(address: IpAddr) -> IpAddr {
     match address {
@@ -49,6 +52,10 @@ pub struct Service {
     without: Option<&'static str>,
     /// Whose addresses the balancer has.
     balancer: Target,
+    /// Endpoints of another Service that claims its external IPs.
+    rival: Vec<Endpoint>,
+    /// Only that other one is there.
+    gone: bool,
     /// Ends its name.
     suffix: &'static str,
     spec: Map<String, Value>,
@@ -72,6 +79,8 @@ pub fn cluster_ip(pods: impl IntoIterator<Item = Pod>) -> Service {
         exchanged: false,
         without: None,
         balancer: Target::LoadBalancer,
+        rival: Vec::new(),
+        gone: false,
         suffix: "",
         spec: Map::new(),
         labels: Map::new(),
@@ -208,6 +217,18 @@ impl Service {
         self
     }
 
+    /// Another Service claims the same external IPs and ports for these.
+    pub fn with_rival_on(mut self, pods: impl IntoIterator<Item = Pod>) -> Service {
+        self.rival = pods.into_iter().map(ready).collect();
+        self
+    }
+
+    /// It is deleted, and the other one stays.
+    pub fn yields_to_its_rival(mut self) -> Service {
+        self.gone = true;
+        self
+    }
+
     /// The latest slice has this label.
     pub fn slice_labelled(mut self, key: &str) -> Service {
         self.latest().labels.insert(key.into(), "".into());
@@ -283,7 +304,18 @@ impl Service {
 
     /// As items of a List.
     pub fn manifests(&self, number: u16) -> Vec<Value> {
-        let mut items = self.objects(number, &format!("case-{number}{}", self.suffix));
+        let mut items = match self.gone {
+            true => Vec::new(),
+            false => self.objects(number, &format!("case-{number}{}", self.suffix)),
+        };
+        if !self.rival.is_empty() {
+            let rival = Service {
+                suffix: RIVAL,
+                ..self.clone()
+            };
+            let rival = rival.becomes("ClusterIP").with(self.rival.iter().cloned());
+            items.extend(rival.objects(number, &format!("case-{number}{RIVAL}")));
+        }
         if self.second_port && self.apart {
             let more = Service {
                 apart: false,
@@ -341,7 +373,7 @@ impl Service {
             manifest
         });
         let cluster = match self.suffix {
-            MORE => ips(Target::ClusterIp).into_iter().map(beside).collect(),
+            MORE | RIVAL => ips(Target::ClusterIp).into_iter().map(beside).collect(),
             _ => ips(Target::ClusterIp),
         };
         let families = self.families.iter().map(|family| family.name());

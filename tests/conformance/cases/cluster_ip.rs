@@ -130,6 +130,18 @@ pub fn cases() -> Vec<Case> {
         .sees(Unserved)
         .but(ipvs, Why::AddressTakenWhole, Refused),
         case(
+            "An SCTP port leaves the others alone",
+            everywhere(ALL).with_sctp(),
+        )
+        .when([Pod, Node])
+        .calls([ClusterIp, NodePort])
+        .over([Tcp, Udp])
+        .sees(each(ALL))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .over([Tcp, Udp])
+        .sees(each(ALL)),
+        case(
             "Two ports exchange their numbers",
             node_port(ALL).with_second_port(),
         )

@@ -154,6 +154,31 @@ pub fn cases() -> Vec<Case> {
         .on_one_socket()
         .sees(each([A])),
         case(
+            "UDP: one socket finds the endpoint at its new port",
+            node_port([A]),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Outside)
+        .calls(NodePort)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .then("it listens elsewhere", |web| web.at_target(SECOND_TARGET))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]).at(SECOND_TARGET))
+        .when(Outside)
+        .calls(NodePort)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]).at(SECOND_TARGET)),
+        case(
             "UDP: one socket that was refused finds an endpoint that gets ready",
             node_port([]).with([unready(A)]),
         )

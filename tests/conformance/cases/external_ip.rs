@@ -49,6 +49,24 @@ pub fn cases() -> Vec<Case> {
         .over([Tcp, Udp])
         .sees(each(ELSEWHERE)),
         case(
+            "Two Services claim an external IP, and one goes",
+            external_ip([A]),
+        )
+        .when([Outside, Pod])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("the second one comes", |web| web.with_rival_on([B]))
+        .when([Outside, Pod])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("the first one goes", |web| web.yields_to_its_rival())
+        .when([Outside, Pod])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each([B])),
+        case(
             "An external IP is one of the node's own",
             cluster_ip(ALL).says(
                 "externalIPs",
