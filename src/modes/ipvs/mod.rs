@@ -240,6 +240,12 @@ impl Mode for Ipvs {
         ModeName::Ipvs
     }
 
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        let refused = settings::apply(&self.options);
+        self.tell(refused);
+        Ok(())
+    }
+
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
         let node = map.this_node().map(|node| &**node);
         let full = self.node_ports.learn(node) || changes.full || self.belief != Belief::Held;
