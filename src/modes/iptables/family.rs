@@ -16,7 +16,7 @@ use super::{
 use crate::{
     kernel::{
         Family, nfacct, sysctl,
-        xtables::{Xtables, features, features::Features, rule::Table, saved::Saved},
+        xtables::{Toolkit, features::Features, rule::Table, saved::Saved},
     },
     services::{ServiceMap, ServicePort, ServicePortName},
 };
@@ -87,10 +87,14 @@ pub struct Done {
 }
 
 impl FamilyRules {
-    /// Finds out what there is to work with.
-    pub async fn open(family: Family) -> Result<FamilyRules, Error> {
-        let (xtables, engine) = Xtables::chosen(family).await?;
-        let features = features::probe(&xtables).await;
+    /// With these tools.
+    pub fn open(tools: Toolkit) -> Result<FamilyRules, Error> {
+        let family = tools.family();
+        let Toolkit {
+            xtables,
+            engine,
+            features,
+        } = tools;
         tracing::info!(
             "{family}: rules go to {engine:?} through {}",
             xtables.program()

@@ -37,7 +37,9 @@ use crate::{
     kernel::{
         Family,
         conntrack::flows::Match,
-        netlink, sysctl,
+        netlink,
+        probe::Kernel,
+        sysctl,
         xtables::{self, features::Features},
     },
     node::NodePorts,
@@ -114,14 +116,14 @@ struct FamilyState {
 }
 
 impl Iptables {
-    /// Finds out how to speak to the kernel and what it can do; changes nothing
-    /// yet. A family that the kernel, or the node, cannot do is left out and
-    /// told. Metrics are shown by `registry`.
+    /// The mode on a `kernel` that was examined; changes nothing yet. A family
+    /// that the kernel, or the node, cannot do is left out and told. Metrics
+    /// are shown by `registry`.
     ///
     /// # Errors
     /// When neither family works: that of the first, which is the one that the
     /// configuration prefers.
-    pub async fn new(setup: Setup, registry: &Registry) -> Result<Iptables, SyncError> {
+    pub fn new(setup: Setup, kernel: &Kernel, registry: &Registry) -> Result<Iptables, SyncError> {
         let counters = Counters::register(registry).map_err(Error::from)?;
         let mut order = [IpFamily::V4, IpFamily::V6];
         if setup.configured.prefers_ipv6 {
@@ -129,7 +131,8 @@ impl Iptables {
         }
         let (mut families, mut errors) = (Vec::new(), Vec::new());
         for family in order {
-            match FamilyRules::open(family.into()).await {
+            let tools = kernel.toolkit(family.into()).map_err(Error::from);
+            match tools.and_then(FamilyRules::open) {
                 Ok(rules) => families.push(FamilyState {
                     family,
                     rules,
