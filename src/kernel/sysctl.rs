@@ -71,6 +71,20 @@ pub fn write(name: &str, value: &str) -> Result<(), Error> {
         .map_err(|source| error("write", name, source))
 }
 
+/// Whether `name` has `value`, or can be set.
+///
+/// # Errors
+/// As [`write`], except for what only the attempt would show.
+pub fn settable(name: &str, value: &str) -> Result<(), Error> {
+    if read(name).is_ok_and(|present| present == value) {
+        return Ok(());
+    }
+    path(name)
+        .and_then(|path| fs::OpenOptions::new().write(true).open(path))
+        .map(drop)
+        .map_err(|source| error("write", name, source))
+}
+
 fn error(operation: &'static str, name: &str, source: io::Error) -> Error {
     Error {
         operation,

@@ -1,6 +1,6 @@
 //! What a kernel may be able to do, and where to get what it cannot.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use crate::kernel::{Family, xtables::features::Features};
 
@@ -33,11 +33,17 @@ pub enum Extension {
     Masquerade,
     /// `-j MASQUERADE --random-fully`.
     RandomFully,
+    /// `-j REDIRECT`.
+    Redirect,
+    /// `-m socket`, in table mangle.
+    Socket,
+    /// `-m sctp`.
+    Sctp,
 }
 
 impl Extension {
     /// All of them.
-    pub const ALL: [Extension; 13] = [
+    pub const ALL: [Extension; 16] = [
         Extension::Comment,
         Extension::Statistic,
         Extension::Recent,
@@ -51,6 +57,9 @@ impl Extension {
         Extension::Dnat,
         Extension::Masquerade,
         Extension::RandomFully,
+        Extension::Redirect,
+        Extension::Socket,
+        Extension::Sctp,
     ];
 
     /// Its place among the features of rules.
@@ -69,12 +78,37 @@ impl Extension {
             Extension::Dnat => &mut features.dnat,
             Extension::Masquerade => &mut features.masquerade,
             Extension::RandomFully => &mut features.random_fully,
+            Extension::Redirect => &mut features.redirect,
+            Extension::Socket => &mut features.socket,
+            Extension::Sctp => &mut features.sctp,
         }
     }
 
     /// As a rule spells it.
-    pub fn name(self) -> &'static str {
+    pub fn spelling(self) -> &'static str {
         self.facts(Family::V4).0
+    }
+
+    /// One word for it.
+    fn word(self) -> &'static str {
+        match self {
+            Extension::Comment => "comment",
+            Extension::Statistic => "statistic",
+            Extension::Recent => "recent",
+            Extension::Addrtype => "addrtype",
+            Extension::Mark => "mark",
+            Extension::Conntrack => "conntrack",
+            Extension::Nfacct => "nfacct",
+            Extension::Set => "set",
+            Extension::Physdev => "physdev",
+            Extension::Reject => "reject",
+            Extension::Dnat => "dnat",
+            Extension::Masquerade => "masquerade",
+            Extension::RandomFully => "random-fully",
+            Extension::Redirect => "redirect",
+            Extension::Socket => "socket",
+            Extension::Sctp => "sctp",
+        }
     }
 
     /// As a rule spells it, the module and the kernel option
@@ -124,6 +158,13 @@ impl Extension {
                 "xt_MASQUERADE",
                 "a kernel of 3.13 or later, and iptables of 1.6.2 or later",
             ),
+            Extension::Redirect => (
+                "-j REDIRECT",
+                "xt_REDIRECT",
+                "CONFIG_NETFILTER_XT_TARGET_REDIRECT",
+            ),
+            Extension::Socket => ("-m socket", "xt_socket", "CONFIG_NETFILTER_XT_MATCH_SOCKET"),
+            Extension::Sctp => ("-m sctp", "xt_sctp", "CONFIG_NETFILTER_XT_MATCH_SCTP"),
         }
     }
 }
@@ -167,6 +208,33 @@ pub enum Ability {
 }
 
 impl Ability {
+    /// One word for it, the same for both families: what `--without` calls it,
+    /// and the metric of fallen-back modes.
+    pub fn word(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Ability::NetAdmin => "net-admin",
+            Ability::Sysctls => "sysctls",
+            Ability::Sockets(Family::V4) => "ipv4",
+            Ability::Sockets(Family::V6) => "ipv6",
+            Ability::Conntrack => "ctnetlink",
+            Ability::Ipvs => "ipvs",
+            Ability::Scheduler(name) => return Cow::Owned(format!("ipvs-{name}")),
+            Ability::DummyLink => "dummy",
+            // A comma would end a word.
+            Ability::IpSet(kind) => {
+                return Cow::Owned(format!("ipset-{}", kind.replace([':', ','], "-")));
+            }
+            Ability::Nat(_) => "nat",
+            Ability::Extension(_, extension) => extension.word(),
+            Ability::PortRules(_) => "port-rules",
+            Ability::LocalRoutes(_) => "local-routes",
+            Ability::Transparent(_) => "transparent-sockets",
+            Ability::ReusePort => "reuseport",
+            Ability::Splice => "splice",
+            Ability::Sctp => "sctp-sockets",
+        })
+    }
+
     /// Where it comes from: a module and a kernel option, or what else to do.
     pub fn remedy(&self) -> String {
         let module =

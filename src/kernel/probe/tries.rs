@@ -4,7 +4,7 @@ use std::{fs::OpenOptions, net::IpAddr};
 
 use nix::errno::Errno;
 
-use super::{Ability, Kernel, sockets, words};
+use super::{Ability, Extension, Kernel, sockets, words};
 use crate::kernel::{
     Family,
     conntrack::flows::{self, Match, Reply},
@@ -12,10 +12,7 @@ use crate::kernel::{
     netlink::{Error, Protocol, Request, Socket},
     routes::{self, Kind, Route},
     rules,
-    xtables::{
-        self, Xtables,
-        features::{self, Features},
-    },
+    xtables::{self, Toolkit, Xtables, features},
 };
 
 /// A setting that every network namespace has.
@@ -142,34 +139,62 @@ fn conntrack() -> Result<(), String> {
 /// Which programs work here and what rules may use, per family. Where the node
 /// chose its programs counts, so that this is looked at in its own namespace;
 /// the rest is tried in a scratch one by `features::probe`.
-pub(super) fn xtables(kernel: &mut Kernel) {
+pub(super) fn xtables() -> Kernel {
+    let mut kernel = Kernel::default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    for family in Family::ALL {
-        let found = match &runtime {
-            Ok(runtime) => runtime.block_on(usable(family)),
-            Err(error) => Err(error.to_string()),
-        };
-        match found {
-            Ok(features) => {
+    let found = match &runtime {
+        Ok(runtime) => {
+            let [v4, v6] = Family::ALL.map(usable);
+            let (v4, v6) = runtime.block_on(async { tokio::join!(v4, v6) });
+            [v4, v6]
+        }
+        Err(error) => Family::ALL.map(|_| Found::Nothing(error.to_string())),
+    };
+    for (family, found) in Family::ALL.into_iter().zip(found) {
+        let why = match found {
+            Found::Toolkit(toolkit) => {
                 kernel.record(Ability::Nat(family), Ok(()));
-                kernel.set_features(family, Ok(features));
+                kernel.set_features(family, Ok(toolkit.features));
+                kernel.toolkits.insert(family, toolkit);
+                continue;
             }
-            Err(why) => {
-                kernel.record(Ability::Nat(family), Err(why.clone()));
-                kernel.set_features(family, Err(why));
+            Found::Marker(xtables, why) => {
+                kernel.markers.insert(family, xtables);
+                why
             }
+            Found::Nothing(why) => why,
+        };
+        kernel.record(Ability::Nat(family), Err(why.clone()));
+        kernel.set_features(family, Err(why));
+        if kernel.markers.contains_key(&family) {
+            kernel.record(Ability::Extension(family, Extension::Socket), Ok(()));
         }
     }
+    kernel
 }
 
-/// What rules of `family` may use, by the program that works.
-async fn usable(family: Family) -> Result<Features, String> {
-    let (xtables, _) = match Xtables::chosen(family).await {
-        Ok(chosen) => chosen,
-        Err(xtables::Error::Unusable { reason, .. }) => return Err(reason),
-        Err(error) => return Err(error.to_string()),
+/// What works of iptables.
+enum Found {
+    /// Table nat.
+    Toolkit(Toolkit),
+    /// Table mangle with the match for sockets, and why not nat.
+    Marker(Xtables, String),
+    /// Why nothing does.
+    Nothing(String),
+}
+
+async fn usable(family: Family) -> Found {
+    let why = match Toolkit::find(family).await {
+        Ok(toolkit) => return Found::Toolkit(toolkit),
+        Err(xtables::Error::Unusable { reason, .. }) => reason,
+        Err(error) => error.to_string(),
     };
-    Ok(features::probe(&xtables).await)
+    for xtables in Xtables::installed(family) {
+        if features::marks_sockets(&xtables).await {
+            return Found::Marker(xtables, why);
+        }
+    }
+    Found::Nothing(why)
 }

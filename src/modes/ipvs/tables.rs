@@ -7,11 +7,7 @@ use super::{
     ruleset::{self, Batch, Saved},
 };
 use crate::{
-    kernel::xtables::{
-        Error, Xtables,
-        features::{self, Features},
-        rule::Table,
-    },
+    kernel::xtables::{Error, Toolkit, Xtables, features::Features, rule::Table},
     services::IpFamily,
 };
 
@@ -31,22 +27,22 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Finds the programs that this node uses.
-    ///
-    /// # Errors
-    /// When none works.
-    pub async fn find(family: IpFamily) -> Result<Tables, Error> {
-        let (xtables, engine) = Xtables::chosen(family.into()).await?;
-        let features = features::probe(&xtables).await;
+    /// Those of `family`, with these tools.
+    pub fn new(family: IpFamily, tools: Toolkit) -> Tables {
+        let Toolkit {
+            xtables,
+            engine,
+            features,
+        } = tools;
         tracing::debug!(%family, program = xtables.program(), ?engine, ?features, "rules");
-        Ok(Tables {
+        Tables {
             family,
             xtables,
             features,
             in_force: None,
             reworded: None,
             later: None,
-        })
+        }
     }
 
     /// Puts the rules in force that go with sets of which those `filled` have
