@@ -203,8 +203,6 @@ pub enum Ability {
     ReusePort,
     /// Moving bytes between sockets without copying them.
     Splice,
-    /// SCTP sockets.
-    Sctp,
 }
 
 impl Ability {
@@ -231,7 +229,6 @@ impl Ability {
             Ability::Transparent(_) => "transparent-sockets",
             Ability::ReusePort => "reuseport",
             Ability::Splice => "splice",
-            Ability::Sctp => "sctp-sockets",
         })
     }
 
@@ -294,7 +291,6 @@ impl Ability {
             }
             Ability::ReusePort => "a kernel of 3.9 or later".to_owned(),
             Ability::Splice => "a seccomp profile that allows splice(2)".to_owned(),
-            Ability::Sctp => module("sctp", "CONFIG_IP_SCTP"),
         }
     }
 }
@@ -319,7 +315,6 @@ impl fmt::Display for Ability {
             Ability::Transparent(family) => write!(f, "{family} transparent sockets"),
             Ability::ReusePort => f.write_str("SO_REUSEPORT"),
             Ability::Splice => f.write_str("splice"),
-            Ability::Sctp => f.write_str("SCTP sockets"),
         }
     }
 }

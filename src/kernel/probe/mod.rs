@@ -101,7 +101,6 @@ impl Kernel {
             Ability::DummyLink,
             Ability::ReusePort,
             Ability::Splice,
-            Ability::Sctp,
         ] {
             can(ability);
         }
