@@ -259,12 +259,16 @@ pub fn cases() -> Vec<Case> {
         .sees(each(ALL)),
         case(
             "A Service for another proxy (service-proxy-name) is left alone",
-            cluster_ip(ALL).labelled("service.kubernetes.io/service-proxy-name", "another"),
+            cluster_ip(ALL)
+                .labelled("service.kubernetes.io/service-proxy-name", "another")
+                .slice_labelled("service.kubernetes.io/service-proxy-name"),
         )
         .when([Pod, Node])
         .calls(ClusterIp)
         .sees(Unserved)
-        .then("the label goes", |web| web.unlabelled())
+        .then("the label goes, though not from its slices", |web| {
+            web.unlabelled()
+        })
         .when([Pod, Node])
         .calls(ClusterIp)
         .sees(each(ALL)),
