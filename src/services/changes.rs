@@ -32,9 +32,10 @@ pub struct StaleUdp {
     /// external or load-balancer IP), their port or their node port: flows to
     /// what they lost are stale.
     pub addresses: Vec<(Arc<ServicePort>, LostAddresses)>,
-    /// ServicePorts that have something to reach, and before had nothing or
-    /// less addresses: flows to their addresses that were recorded meanwhile
-    /// lead nowhere.
+    /// ServicePorts that are new, or have something to reach and before had
+    /// nothing or less addresses: flows to their addresses that were recorded
+    /// meanwhile, or before this process began, lead elsewhere than to what
+    /// serves now.
     pub revived: Vec<ServicePortName>,
 }
 
@@ -97,13 +98,12 @@ impl StaleUdp {
         let reaches = |port: Option<&Arc<ServicePort>>| {
             port.is_some_and(|port| !port.endpoints.all_reachable.is_empty())
         };
-        if let Some(new) = new
-            && reaches(Some(new))
-        {
+        if let Some(new) = new {
             // Who called a node port or address before it was ours was refused
             // by others, and goes on asking them.
-            let gained = missing(new, old.map(|old| &**old));
-            if !reaches(old) || gained != LostAddresses::default() {
+            let gained = || missing(new, old.map(|old| &**old)) != LostAddresses::default();
+            let revived = reaches(Some(new)) && (!reaches(old) || gained());
+            if old.is_none() || revived {
                 self.revived.push(new.name.clone());
             }
         }

@@ -61,6 +61,14 @@ impl Client {
         })
     }
 
+    /// The connection, if it is one.
+    pub fn stream(&self) -> Option<&TcpStream> {
+        match self {
+            Client::Stream(stream) => Some(stream),
+            Client::Datagram(_) => None,
+        }
+    }
+
     /// Asks who is at the other end; over UDP maybe with a large datagram,
     /// whose answer has to be as large.
     pub fn ask(&mut self, large: bool) -> Outcome {

@@ -98,6 +98,9 @@ pub struct Expectation {
     pub port: u16,
     /// One socket for the whole case instead of a new one for each call.
     pub one_socket: bool,
+    /// Before the call, the endpoint sends a packet that is far off the
+    /// connection's window.
+    pub stray: bool,
     /// Over UDP: question and answer do not fit into one packet.
     pub large: bool,
     pub sight: Sight,
@@ -261,6 +264,7 @@ impl When {
                 families: vec![Family::V4, Family::V6],
                 port: super::addresses::PORT,
                 one_socket: false,
+                stray: false,
                 large: false,
                 sight: Sight::Refused,
                 but: Vec::new(),
@@ -296,6 +300,12 @@ impl Call {
     pub fn on_one_socket(mut self) -> Call {
         self.expectation.one_socket = true;
         self
+    }
+
+    /// On one socket, after a packet of pod `a` that is far off its window.
+    pub fn after_a_stray_packet(mut self) -> Call {
+        self.expectation.stray = true;
+        self.on_one_socket()
     }
 
     pub fn with_large_datagrams(mut self) -> Call {

@@ -2,14 +2,17 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::addresses::socket_address;
+use super::addresses::{TARGET, socket_address};
 use super::ask::{self, Client};
 use super::case::{Caller, Expectation, Protocol, Target};
+use super::endpoints::Pod;
 use super::run::Run;
 use super::sight::{self, Answered, How, Outcome, Sight};
+use super::stray;
 use super::world::{CLIENTS, further_address, node_addresses};
 
 /// Sockets that are kept from stage to stage.
@@ -22,6 +25,7 @@ pub struct Look {
     pub target: Target,
     pub protocol: Protocol,
     pub one_socket: bool,
+    pub stray: bool,
     pub large: bool,
     pub sight: Sight,
 }
@@ -41,6 +45,7 @@ impl Run<'_> {
                             target: *target,
                             protocol: *protocol,
                             one_socket: expectation.one_socket,
+                            stray: expectation.stray,
                             large: expectation.large,
                             sight: expectation
                                 .sight_in(self.column, *caller, *target, *protocol)
@@ -80,7 +85,14 @@ impl Run<'_> {
                         }
                     }
                 };
-                return vec![client.ask(look.large)];
+                if look.stray
+                    && let Err(error) = self.send_astray(client, look)
+                {
+                    return vec![Outcome::Odd(format!("no stray packet: {error}"))];
+                }
+                // What the packet brings about may come after the first answer.
+                let answers = if look.stray { 3 } else { 1 };
+                return (0..answers).map(|_| client.ask(look.large)).collect();
             }
             let (least, most) = sight::calls(&look.sight);
             let mut outcomes: Vec<Outcome> = Vec::new();
@@ -95,6 +107,20 @@ impl Run<'_> {
             outcomes
         });
         self.judge(look, &outcomes)
+    }
+
+    /// Has pod `a` send a packet of this connection that is far off its window.
+    fn send_astray(&self, client: &Client, look: &Look) -> io::Result<()> {
+        let stream = client.stream().ok_or(io::ErrorKind::Unsupported)?;
+        let numbers = stray::numbers(stream)?;
+        let to = stream.local_addr()?;
+        let (v4, v6) = Pod::A.addresses();
+        let from: IpAddr = match look.to {
+            SocketAddr::V4(_) => v4.into(),
+            SocketAddr::V6(_) => v6.into(),
+        };
+        let from = SocketAddr::new(from, TARGET);
+        self.enter(Caller::Backend, || stray::send(from, to, numbers))
     }
 
     /// The address to call from, where it matters: the router tells each

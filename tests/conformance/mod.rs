@@ -5,7 +5,7 @@
 //!   written in.
 //! - [`columns`]: modes and kernels. A line turns one on.
 //! - [`differences`]: where modes differ from kube-proxy's iptables mode, and why.
-//! - [`world`], [`ask`], [`look`], [`run`]: how it is run.
+//! - [`world`], [`ask`], [`stray`], [`look`], [`run`]: how it is run.
 //! - [`matrix`]: how it is shown, in docs/conformance.md.
 //!
 //! `TRIPOD_CONFORMANCE_CASE=words` runs the cases whose names contain them.
@@ -22,6 +22,7 @@ mod matrix;
 mod objects;
 mod run;
 mod sight;
+mod stray;
 mod table;
 mod world;
 

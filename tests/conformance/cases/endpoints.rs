@@ -228,6 +228,27 @@ pub fn cases() -> Vec<Case> {
         .on_one_socket()
         .sees(each([A])),
         case(
+            "TCP: a packet far off the window does no harm to its connection",
+            external_ip([A]).external_policy("Local"),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Outside)
+        .calls(ExternalIp)
+        .on_one_socket()
+        .sees(each([A]))
+        .then("the endpoint sends one", |web| web)
+        .when(Pod)
+        .calls(ClusterIp)
+        .after_a_stray_packet()
+        .sees(each([A]))
+        .when(Outside)
+        .calls(ExternalIp)
+        .after_a_stray_packet()
+        .sees(each([A])),
+        case(
             "Only ready endpoints are called",
             everywhere([]).with([ready(A), unready(B), unready(C)]),
         )
