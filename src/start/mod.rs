@@ -41,16 +41,18 @@ pub async fn run(settings: Settings) -> Done {
 /// What takes full privileges, for a process that will run without them.
 async fn init(settings: &Settings) -> Done {
     node::prepare(&settings.configuration, &Recorder::nowhere());
-    let mode = probe::choose(settings)?.mode;
+    let choice = probe::choose(settings)?;
+    let mode = choice.mode;
     let registry = Registry::new();
     let effective = &settings.effective;
     let site = options::Site {
         settings,
+        kernel: &choice.kernel,
         node_ports: &Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip)),
         registry: &registry,
         metrics: &Metrics::register(&registry)?,
     };
-    site.mode(mode).await?.prepare().await?;
+    site.mode(mode)?.prepare().await?;
     tracing::info!(%mode, "this node is prepared");
     Ok(())
 }
