@@ -230,8 +230,6 @@ pub enum Ability {
     ReusePort,
     /// Moving bytes between sockets without copying them.
     Splice,
-    /// SCTP sockets.
-    Sctp,
 }
 
 impl Ability {
@@ -258,7 +256,6 @@ impl Ability {
             Ability::Transparent(_) => "transparent-sockets",
             Ability::ReusePort => "reuseport",
             Ability::Splice => "splice",
-            Ability::Sctp => "sctp-sockets",
         })
     }
 
@@ -325,7 +322,6 @@ impl Ability {
             }
             Ability::ReusePort => "a kernel of 3.9 or later".to_owned(),
             Ability::Splice => "a seccomp profile that allows splice(2)".to_owned(),
-            Ability::Sctp => module("sctp", "CONFIG_IP_SCTP"),
         }
     }
 }
@@ -350,7 +346,6 @@ impl fmt::Display for Ability {
             Ability::Transparent(family) => write!(f, "{family} transparent sockets"),
             Ability::ReusePort => f.write_str("SO_REUSEPORT"),
             Ability::Splice => f.write_str("splice"),
-            Ability::Sctp => f.write_str("SCTP sockets"),
         }
     }
 }

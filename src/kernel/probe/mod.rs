@@ -105,7 +105,6 @@ impl Kernel {
             Ability::DummyLink,
             Ability::ReusePort,
             Ability::Splice,
-            Ability::Sctp,
         ] {
             can(ability);
         }

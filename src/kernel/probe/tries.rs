@@ -63,7 +63,6 @@ pub(super) fn objects(schedulers: &[String]) -> Kernel {
     }
     kernel.record(Ability::ReusePort, sockets::reuse_port());
     kernel.record(Ability::Splice, sockets::splicing());
-    kernel.record(Ability::Sctp, sockets::sctp());
     kernel.record(Ability::Conntrack, conntrack());
     kernel.record(Ability::DummyLink, super::ipvs::dummy_link());
     super::ipvs::sets(&mut kernel);
