@@ -318,7 +318,10 @@ fn slices() {
         ),
         (
             "{kubernetes.io/service-name: a, service.kubernetes.io/service-proxy-name: b}",
-            Owner::NotServed,
+            Owner::Service(ServiceName {
+                namespace: "default".into(),
+                name: "a".into(),
+            }),
         ),
     ];
     for (labels, owner) in owners {

@@ -11,10 +11,13 @@ use super::{
     extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
-    service::{HEADLESS_LABEL, OTHER_PROXY_LABEL},
     trigger::Trigger,
 };
 
+/// Label of EndpointSlices of a headless Service. It is the only one by which
+/// a slice is left out: `service.kubernetes.io/service-proxy-name` counts on
+/// Services alone since kube-proxy 1.36 (kubernetes #134623).
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label that names the Service of an EndpointSlice.
 pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
@@ -55,7 +58,7 @@ pub struct EndpointSlice {
 pub enum Owner {
     /// Those of this Service.
     Service(ServiceName),
-    /// Those of a Service that is none of a proxy's business, by its labels.
+    /// Those of a headless Service, which are none of a proxy's business.
     NotServed,
     /// It has no `kubernetes.io/service-name` label.
     Unlabelled,
@@ -165,7 +168,7 @@ fn owner(
     names: &mut Names,
 ) -> Owner {
     let label = |key| metadata.labels.as_ref().and_then(|labels| labels.get(key));
-    if label(OTHER_PROXY_LABEL).is_some() || label(HEADLESS_LABEL).is_some() {
+    if label(HEADLESS_LABEL).is_some() {
         return Owner::NotServed;
     }
     match label(SERVICE_LABEL) {
