@@ -8,7 +8,13 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::{ffi::OsString, fs, io, path::Path, process::ExitCode};
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
 
 use clap::{Arg, Command, parser::ValueSource};
 use options::{CommandLine, Subcommand};
@@ -55,12 +61,13 @@ impl Stop {
     /// Prints it. Answers with the status to exit with: 0 or 2.
     pub fn print(&self) -> ExitCode {
         match self {
+            // Who reads may leave early, as `head` does.
             Stop::Answer(text) => {
-                println!("{text}");
+                let _ = writeln!(io::stdout(), "{text}");
                 ExitCode::SUCCESS
             }
             Stop::Refusal(text) => {
-                eprintln!("{text}");
+                let _ = writeln!(io::stderr(), "{text}");
                 ExitCode::from(2)
             }
         }
