@@ -101,11 +101,19 @@ fn many_services_are_synced_in_time_and_memory() {
 /// What kinds of memory are resident.
 fn memory_parts(pid: u32) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    eprintln!("SMAPS {}", text.lines().filter(|l| l.contains('-') || l.starts_with("Rss") ).collect::<Vec<_>>().join("\nSMAPS "));
+    eprintln!(
+        "SMAPS {}",
+        text.lines()
+            .filter(|l| l.contains('-') || l.starts_with("Rss"))
+            .collect::<Vec<_>>()
+            .join("\nSMAPS ")
+    );
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let parts = text
-        .lines()
-        .filter(|line| ["RssAnon", "RssFile", "VmHWM"].iter().any(|p| line.starts_with(p)));
+    let parts = text.lines().filter(|line| {
+        ["RssAnon", "RssFile", "VmHWM"]
+            .iter()
+            .any(|p| line.starts_with(p))
+    });
     parts.collect::<Vec<_>>().join(", ")
 }
 
