@@ -10,6 +10,7 @@ use crate::{
     config,
     modes::{
         ModeName,
+        apart::Apart,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
         userspace::{self, Capture, Counters, Userspace, capture},
@@ -56,7 +57,7 @@ impl Site<'_> {
                 let options = ipvs::Options::new(configuration, effective);
                 let node_ports = Arc::clone(self.node_ports);
                 let metrics = self.metrics.clone();
-                Running::Ipvs(Box::new(Ipvs::new(options, node_ports, metrics).await?))
+                Running::Ipvs(Apart::new(Ipvs::new(options, node_ports, metrics).await?))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {
