@@ -422,7 +422,8 @@ mod tests {
             let there = ["10.96.0.1", "10.96.0.2", "fd00:96::1"].map(|a| a.parse().unwrap());
             for address in there {
                 let bits = Family::of(&address).bits();
-                ip(&format!("addr add {address}/{bits} dev services nodad"));
+                let more = if address.is_ipv6() { "nodad" } else { "" };
+                ip(&format!("addr add {address}/{bits} dev services {more}"));
             }
             ip("link add out type veth peer name far");
             ip("link set far up");

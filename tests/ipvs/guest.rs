@@ -22,7 +22,8 @@ fn guest_full_ipvs_behaviour() {
 fn guest_full_ipvs_traffic() {
     let name = concat!(module_path!(), "::guest_full_ipvs_traffic");
     let names = ["ipvs::adoption::", "ipvs::traffic::"];
-    in_guest(name, Profile::Full, &names, &[]);
+    let sizes = acceptance().then_some(("TRIPOD_ACCEPTANCE", "1"));
+    in_guest(name, Profile::Full, &names, sizes.as_slice());
 }
 
 #[test]
