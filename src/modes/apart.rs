@@ -7,8 +7,8 @@ use tokio::{runtime, sync::Mutex, task::spawn_blocking};
 use super::{Mode, ModeName, SyncError, SyncReport};
 use crate::services::{Changes, ServiceMap};
 
-/// Changed ServicePorts with which a sync is over before another thread would
-/// have begun: each takes some ten microseconds.
+/// A sync of so few changed ServicePorts is over in milliseconds, and is not worth
+/// a copy of the map and a thread.
 const FEW: usize = 50;
 
 /// Has a mode that blocks while the kernel works do so on another thread when
@@ -44,9 +44,7 @@ impl<M: Mode + 'static> Mode for Apart<M> {
         }
         // The map is a table of references.
         let (map, changes) = (map.clone(), changes.clone());
-        let span = tracing::Span::current();
         let done = spawn_blocking(move || {
-            let _entered = span.enter();
             // Its own, for that of the first thread may end before the sync.
             let runtime = runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(SyncError::Runtime)?;

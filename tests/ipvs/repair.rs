@@ -105,8 +105,12 @@ fn a_link_of_another_kind_gets_no_addresses() {
                 }
             });
             wanted = Some(State::of(node));
-            node.show("ip link del kube-ipvs0");
-            node.show("ip link add kube-ipvs0 type bridge");
+            node.ip(&[
+                "link add other type bridge",
+                "link set kube-ipvs0 name old",
+                "link set other name kube-ipvs0",
+                "link del old",
+            ]);
         }
     });
 }

@@ -65,9 +65,10 @@ impl Kind {
 }
 
 /// Reads a document, and makes of each object what `each` makes of it, before
-/// the next is read: an object as the API has it takes thirty times what is
-/// kept of it, and what is kept would lie scattered over all that room. A document of
-/// nothing but comments holds nothing.
+/// the next is read: an object as the API has it takes several times what is
+/// kept of it, and what is kept would lie scattered over all that room, which
+/// the allocator could not give back. A document of nothing but comments holds
+/// nothing.
 pub(super) fn read<T>(
     text: &str,
     format: Format,
