@@ -1,6 +1,7 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
+pub mod apart;
 mod claims;
 mod detect_local;
 pub mod iptables;
@@ -85,6 +86,9 @@ pub enum SyncError {
     /// iptables mode.
     #[error(transparent)]
     Iptables(#[from] iptables::Error),
+    /// The thread of a large sync could not begin.
+    #[error("no runtime for a sync: {0}")]
+    Runtime(#[source] std::io::Error),
 }
 
 /// One way to carry a Service's traffic to its endpoints.
