@@ -16,7 +16,7 @@ use super::{
 use crate::{
     kernel::{
         Family, nfacct, sysctl,
-        xtables::{Xtables, features, features::Features, rule::Table, saved::Saved},
+        xtables::{Engine, Xtables, features, features::Features, rule::Table, saved::Saved},
     },
     services::{ServiceMap, ServicePort, ServicePortName},
 };
@@ -122,6 +122,11 @@ impl FamilyRules {
             refused: BTreeMap::new(),
             settled: false,
         })
+    }
+
+    /// The engine that its rules are in.
+    pub fn engine(&self) -> Engine {
+        self.writer.engine
     }
 
     /// The options that are in force.

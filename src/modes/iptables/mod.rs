@@ -38,7 +38,7 @@ use crate::{
         Family,
         conntrack::flows::Match,
         netlink, sysctl,
-        xtables::{self, features::Features},
+        xtables::{self, Engine, features::Features},
     },
     node::NodePorts,
     runner::metrics::Metrics,
@@ -270,6 +270,13 @@ impl Mode for Iptables {
                 }
             }
         }
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        let families = self.families.iter();
+        families
+            .map(|state| (state.family.into(), state.rules.engine()))
+            .collect()
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {

@@ -54,13 +54,14 @@ use self::{
     workers::Workers,
 };
 pub use self::{
-    capturing::{Capture, cleanup},
+    capturing::{Capture, cleanup, cleanup_rules},
     counters::Counters,
     descriptors::Descriptors,
     insiders::{DetectLocal, Links},
 };
 use super::{Mode, ModeName, SyncError, SyncReport, claims::Claims};
 use crate::{
+    kernel::{Family, xtables::Engine},
     node::NodePorts,
     sched::SchedulerName,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -400,6 +401,10 @@ impl Mode for Userspace {
 
     fn carried(&self) -> usize {
         usize::try_from(self.shared.counters.connections.get()).unwrap_or(0)
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        self.capture.engines()
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {
