@@ -269,3 +269,6 @@ pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
     }
     Err(format!("not everything could be removed: {}", failed.join("; ")).into())
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,8 +13,11 @@ mod change;
 mod cleanup;
 mod counters;
 mod family;
+mod full;
+mod held;
 pub mod plan;
 pub mod render;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod unhonoured;
