@@ -17,6 +17,7 @@ const END: u16 = 0x11;
 const GET_TABLE: u16 = 10 << 8 | 1;
 const DELETE_TABLE: u16 = 10 << 8 | 2;
 const GET_CHAIN: u16 = 10 << 8 | 4;
+const DELETE_RULE: u16 = 10 << 8 | 8;
 const GET_GENERATION: u16 = 10 << 8 | 16;
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
@@ -24,6 +25,8 @@ const HEADER: usize = 4;
 const GENERATION_ID: u16 = 1;
 // enum nft_table_attributes
 const TABLE_NAME: u16 = 1;
+// enum nft_rule_attributes
+const RULE_TABLE: u16 = 1;
 // enum nft_chain_attributes
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_HANDLE: u16 = 2;
@@ -147,11 +150,30 @@ impl Rules {
     /// # Errors
     /// When the kernel refuses.
     pub fn delete_table(&mut self, family: Family, name: &str) -> Result<bool, Error> {
+        self.change_table(family, name, (DELETE_TABLE, TABLE_NAME), "delete")
+    }
+
+    /// Deletes all rules of the table `name` of `family`, in one step. Its
+    /// chains stay. Answers whether it was there.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn empty_table(&mut self, family: Family, name: &str) -> Result<bool, Error> {
+        self.change_table(family, name, (DELETE_RULE, RULE_TABLE), "empty")
+    }
+
+    fn change_table(
+        &mut self,
+        family: Family,
+        name: &str,
+        (kind, attribute): (u16, u16),
+        operation: &'static str,
+    ) -> Result<bool, Error> {
         let object = format!("{family} table {name} of nf_tables");
-        let delete = Request::new(DELETE_TABLE, libc::NLM_F_ACK as u16, "delete", object)
+        let change = Request::new(kind, libc::NLM_F_ACK as u16, operation, object)
             .header(&[family.number(), 0, 0, 0])
-            .text(TABLE_NAME, name);
-        match self.transaction(delete) {
+            .text(attribute, name);
+        match self.transaction(change) {
             Ok(()) => Ok(true),
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(false),
             Err(error) => Err(error),
@@ -231,6 +253,31 @@ mod tests {
         rules.transaction(base.text(7, "filter")).unwrap();
         let plain = new(3).text(CHAIN_NAME, "services");
         rules.transaction(plain).unwrap();
+    }
+
+    #[test]
+    fn an_empty_table_keeps_its_chains() {
+        in_namespace(|| {
+            let mut rules = Rules::open().unwrap();
+            make(&mut rules, Family::V4.number(), "kube-proxy");
+            // Of a table without attributes but its own and the chain's name.
+            let rule = Request::new(10 << 8 | 6, 0x4 | 0x400 | 0x800, "make", "a rule")
+                .header(&[Family::V4.number(), 0, 0, 0])
+                .text(RULE_TABLE, "kube-proxy")
+                .text(2, "base");
+            rules.transaction(rule).unwrap();
+            let mut uses = |name: &'static str| {
+                let mut found = None;
+                let each = |c: Chain| found = (c.name == name).then_some(c.uses).or(found);
+                rules.chains(Family::V4, each).unwrap();
+                found
+            };
+            assert_eq!(uses("base"), Some(1));
+            let mut other = Rules::open().unwrap();
+            assert!(other.empty_table(Family::V4, "kube-proxy").unwrap());
+            assert!(!other.empty_table(Family::V6, "kube-proxy").unwrap());
+            assert_eq!((uses("base"), uses("services")), (Some(0), Some(0)));
+        });
     }
 
     #[test]

@@ -152,6 +152,7 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
             long.is_served(when);
         }
     };
+    let mut tripod = None;
     under_load(call, |calls| {
         let mut before = open();
         calls.wait(6);
@@ -161,10 +162,15 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
             .arg(format!("--manifests={}", lab.manifests().display()))
             .args(["--strict-proxy-mode", "--conntrack-max-per-core=0", "--v=4"])
             .args(FLAGS);
-        let tripod = Tripod::spawn(command);
+        let tripod = tripod.insert(Tripod::spawn(command));
         // Connections through IPVS keep it for as long as it remembers them,
-        // two minutes after their end.
-        let keeps = matches!(old, Old::Mode("ipvs", _)) && flags != ["--proxy-mode=ipvs"];
+        // two minutes after their end; and those that need translation keep
+        // what does it, if nobody else would.
+        let keeps = match old {
+            Old::Mode("ipvs", _) => flags != IPVS,
+            Old::Mode(..) => false,
+            Old::Nftables => flags == LOCAL,
+        };
         let sign = match keeps {
             true => "synced",
             false => "nothing is left of other modes",
