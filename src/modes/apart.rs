@@ -5,7 +5,10 @@ use std::{panic::resume_unwind, sync::Arc};
 use tokio::{runtime, sync::Mutex, task::spawn_blocking};
 
 use super::{Mode, ModeName, SyncError, SyncReport};
-use crate::services::{Changes, ServiceMap};
+use crate::{
+    kernel::{Family, xtables::Engine},
+    services::{Changes, ServiceMap},
+};
 
 /// A sync of so few changed ServicePorts is over in milliseconds, and is not worth
 /// a copy of the map and a thread.
@@ -17,6 +20,7 @@ const FEW: usize = 50;
 #[derive(Debug)]
 pub struct Apart<M> {
     name: ModeName,
+    engines: Vec<(Family, Engine)>,
     /// Shared with the thread of a sync. One that nobody waits for any more goes
     /// on to its end, and so leaves nothing half done.
     mode: Arc<Mutex<M>>,
@@ -27,6 +31,7 @@ impl<M: Mode> Apart<M> {
     pub fn new(mode: M) -> Apart<M> {
         Apart {
             name: mode.name(),
+            engines: mode.engines(),
             mode: Arc::new(Mutex::new(mode)),
         }
     }
@@ -35,6 +40,10 @@ impl<M: Mode> Apart<M> {
 impl<M: Mode + 'static> Mode for Apart<M> {
     fn name(&self) -> ModeName {
         self.name
+    }
+
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        self.mode.lock().await.prepare().await
     }
 
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
@@ -70,6 +79,10 @@ impl<M: Mode + 'static> Mode for Apart<M> {
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         self.mode.lock().await.cleanup().await
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        self.engines.clone()
     }
 }
 

@@ -13,7 +13,10 @@ pub mod verdict;
 
 use std::fmt;
 
-use crate::services::{Changes, ServiceMap, ServicePortName};
+use crate::{
+    kernel::{Family, xtables::Engine},
+    services::{Changes, ServiceMap, ServicePortName},
+};
 
 /// The modes, by kube-proxy's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +125,10 @@ pub trait Mode: Send {
     /// Connections that would end with this process.
     fn carried(&self) -> usize {
         0
+    }
+    /// Where it has rules: in which engine of each family.
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        Vec::new()
     }
     /// Removes everything this mode ever installs, also what an earlier
     /// process left behind.
