@@ -103,8 +103,7 @@ pub fn command() -> Command {
         .after_help(AFTER_HELP)
         .args_conflicts_with_subcommands(true)
         .subcommand(with_flags(Command::new("cleanup").about(
-            "Remove every rule, chain and route that Tripod or kube-proxy ever installed \
-                 here, and exit",
+            "Remove all that Tripod or kube-proxy ever installed here, and exit",
         )))
         .subcommand(
             with_flags(Command::new("probe").about(
