@@ -18,6 +18,13 @@ impl Error {
     }
 }
 
+impl Error {
+    /// Why, without saying what.
+    pub fn reason(&self) -> String {
+        self.source.to_string()
+    }
+}
+
 impl From<Error> for io::Error {
     /// Keeps the kind; the text says what could not be done.
     fn from(error: Error) -> io::Error {

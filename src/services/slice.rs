@@ -12,10 +12,14 @@ use super::{
     extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
-    service::{HEADLESS_LABEL, OTHER_PROXY_LABEL},
+    service::OTHER_PROXY_LABEL,
     trigger::Trigger,
 };
 
+/// Label of EndpointSlices of a headless Service. It is the only one by which
+/// a slice is left out: `service.kubernetes.io/service-proxy-name` counts on
+/// Services alone since kube-proxy 1.36 (kubernetes #134623).
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label that names the Service of an EndpointSlice.
 pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 

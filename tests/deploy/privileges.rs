@@ -2,7 +2,8 @@
 //! container has done its part.
 
 use super::daemon_set;
-use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, tripod_binary, udp_ask};
+use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, tripod_binary, udp_ask, uml};
+use crate::modes::probe::{KERNEL, kernel};
 
 /// As a runtime starts it: no capability but these, none to be had later, and
 /// /proc/sys cannot be written to.
@@ -54,13 +55,12 @@ fn serves(lab: &mut Lab) {
 
 on_each_capture!(serves);
 
-const IPTABLES: &str = "--proxy-mode=iptables";
-
-fn in_iptables_mode(lab: &Lab) -> Tripod {
+/// Starts it in the mode that it chooses.
+fn in_the_best_mode(lab: &Lab) -> Tripod {
     let mut command = lab.node.command("sh");
     as_container(&mut command);
     command
-        .args([IPTABLES, "--strict-proxy-mode", "--manifests"])
+        .arg("--manifests")
         .arg(lab.manifests())
         .args(["--hostname-override", "node", "--v", "2"])
         .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64");
@@ -77,40 +77,66 @@ fn with_a_service(test: &str, body: fn(&Lab, &Service)) {
     });
 }
 
-#[test]
-fn iptables_mode_serves() {
-    let test = concat!(module_path!(), "::iptables_mode_serves");
-    with_a_service(test, |lab, service| {
-        prepare(lab, IPTABLES);
-        // Not one without the other.
-        let guard = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8";
-        assert!(lab.node.show("iptables-save -t filter").contains(guard));
-        assert_eq!(lab.node.show(SETTING).trim(), "1");
+const ROUTE_LOCALNET: &str = "cat /proc/sys/net/ipv4/conf/all/route_localnet";
 
-        let tripod = in_iptables_mode(lab);
+/// ipvs mode where the kernel can, else iptables mode.
+#[test]
+fn the_best_mode_serves() {
+    let test = concat!(module_path!(), "::the_best_mode_serves");
+    with_a_service(test, |lab, service| {
+        let ipvs = kernel() == "full";
+        prepare(lab, "--v=2");
+        if !ipvs {
+            // Not one without the other.
+            let guard = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8";
+            assert!(lab.node.show("iptables-save -t filter").contains(guard));
+            assert_eq!(lab.node.show(ROUTE_LOCALNET).trim(), "1");
+        }
+        let tripod = in_the_best_mode(lab);
         let address = service.cluster()[0];
-        assert_eq!(ask(&lab.client, address).expect("a call"), "a");
-        let loopback = ([127, 0, 0, 1], service.node_port()).into();
-        assert_eq!(ask(&lab.node, loopback).expect("a call"), "a");
-        assert_eq!(tripod.said(&["WARN"]), 0, "there are warnings");
+        assert_eq!(ask(&lab.node, address).expect("a call"), "a");
+        if !ipvs {
+            let loopback = ([127, 0, 0, 1], service.node_port()).into();
+            assert_eq!(ask(&lab.node, loopback).expect("a call"), "a");
+        }
+        let mode = if ipvs { "ipvs" } else { "iptables" };
+        let mode = format!("mode={mode}");
+        assert_eq!(tripod.said(&["starting", &mode]), 1, "{}", tripod.log());
+        let fallen_back = tripod.said(&["WARN", "running in iptables mode"]);
+        assert_eq!(fallen_back, usize::from(!ipvs));
+        let elsewhere = tripod.said(&["WARN", "hashsize"]);
+        assert_eq!(tripod.said(&["WARN"]) - elsewhere, fallen_back);
     });
 }
 
-const SETTING: &str = "cat /proc/sys/net/ipv4/conf/all/route_localnet";
-
 #[test]
-fn iptables_mode_serves_what_it_can_without_the_init_container() {
+fn without_the_init_container_it_serves_what_it_can() {
     let test = concat!(
         module_path!(),
-        "::iptables_mode_serves_what_it_can_without_the_init_container"
+        "::without_the_init_container_it_serves_what_it_can"
     );
     with_a_service(test, |lab, service| {
-        let tripod = in_iptables_mode(lab);
-        assert_eq!(ask(&lab.client, service.cluster()[0]).expect("a call"), "a");
-        assert_eq!(lab.node.show(SETTING).trim(), "0");
+        let tripod = in_the_best_mode(lab);
+        assert_eq!(tripod.said(&["starting", "mode=iptables"]), 1);
+        if kernel() == "full" {
+            let told = ["WARN", "no ipvs mode", "net.ipv4.vs.conntrack=1"];
+            assert_eq!(tripod.said(&told), 1, "{}", tripod.log());
+        }
+        assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+        assert_eq!(lab.node.show(ROUTE_LOCALNET).trim(), "0");
         let told = ["WARN", "loopback", "net.ipv4.conf.all.route_localnet=1"];
         assert_eq!(tripod.said(&told), 1, "{}", tripod.log());
         let rules = lab.node.show("iptables-save");
         assert!(!rules.contains("block incoming localnet"), "{rules}");
     });
+}
+
+#[test]
+fn guest_full_privileges() {
+    let name = concat!(module_path!(), "::guest_full_privileges");
+    let tests = [
+        "deploy::privileges::the_best_mode_serves",
+        "deploy::privileges::without_the_init_container_it_serves_what_it_can",
+    ];
+    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }

@@ -13,8 +13,11 @@ mod change;
 mod cleanup;
 mod counters;
 mod family;
+mod full;
+mod held;
 pub mod plan;
 pub mod render;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod unhonoured;
@@ -40,7 +43,7 @@ use crate::{
         netlink,
         probe::Kernel,
         sysctl,
-        xtables::{self, features::Features},
+        xtables::{self, Engine, features::Features},
     },
     node::NodePorts,
     runner::metrics::Metrics,
@@ -307,6 +310,13 @@ impl Mode for Iptables {
                 }
             }
         }
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        let families = self.families.iter();
+        families
+            .map(|state| (state.family.into(), state.rules.engine()))
+            .collect()
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {

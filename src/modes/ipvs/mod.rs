@@ -30,7 +30,7 @@ use std::{
 use hashbrown::HashMap;
 
 pub use self::{
-    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside, retire},
+    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside, cleanup_rules, retire},
     plan::Options,
 };
 use self::{
@@ -43,7 +43,13 @@ use self::{
 };
 use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
 use crate::{
-    kernel::{conntrack::flows::Match, netlink, probe::Kernel, xtables},
+    kernel::{
+        Family,
+        conntrack::flows::Match,
+        netlink,
+        probe::Kernel,
+        xtables::{self, Engine},
+    },
     node::NodePorts,
     runner::metrics::Metrics,
     services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName},
@@ -298,6 +304,15 @@ impl Mode for Ipvs {
             *flows = stale::forget(family, std::mem::take(flows), &self.metrics).await;
         }
         Ok(report.into_sync_report(self.drains.len()))
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        let families = FAMILIES.into_iter();
+        let found = families.filter_map(|family| {
+            let tables = self.tables.of(family).as_ref()?;
+            Some((family.into(), tables.engine()))
+        });
+        found.collect()
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {
