@@ -167,7 +167,10 @@ pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
 
 fn own(error: &(dyn Error + 'static)) -> String {
     let said = error.to_string();
-    said.split(": https://docs.rs/").next().unwrap_or(&said).to_owned()
+    said.split(": https://docs.rs/")
+        .next()
+        .unwrap_or(&said)
+        .to_owned()
 }
 
 #[cfg(test)]
