@@ -92,6 +92,7 @@ impl Tracker {
         let mut odd = Vec::new();
         let zone = self.this.zone.clone();
         let mut reweighed = Reweighed::default();
+        let mut moved = false;
         for event in events {
             match event {
                 Event::Service(service) => self.put_service(service, &mut dirty),
@@ -101,15 +102,14 @@ impl Tracker {
                 Event::Node(node) => {
                     reweighed.note(&mut self.weights, &node.name, node.weight);
                     if node.name == self.this.name {
-                        self.set_node(Some(node));
+                        moved |= self.set_node(node);
                     }
                 }
-                Event::NodeGone(name) => {
-                    reweighed.note(&mut self.weights, &name, None);
-                    if name == self.this.name {
-                        self.set_node(None);
-                    }
-                }
+                // The last known state stays in force, as in kube-proxy 1.36
+                // (`NodeManager` and `NodeTopologyConfig` of its `pkg/proxy`):
+                // whoever deletes the object still runs pods here.
+                Event::NodeGone(name) if name == self.this.name => {}
+                Event::NodeGone(name) => reweighed.note(&mut self.weights, &name, None),
             }
         }
         if zone != self.this.zone {
@@ -119,7 +119,12 @@ impl Tracker {
         if !reweighed.is_empty() {
             dirty.extend(self.services_where(|slice| slice.weighs_by(&reweighed)));
         }
-        let mut changes = Changes::default();
+        let mut changes = Changes {
+            // Who is local and where node ports are served, for all Services.
+            // kube-proxy starts anew for this.
+            full: moved,
+            ..Changes::default()
+        };
         for name in dirty {
             self.renew(&name, &mut changes, &mut odd);
         }
@@ -193,9 +198,13 @@ impl Tracker {
         }
     }
 
-    fn set_node(&mut self, node: Option<Arc<Node>>) {
-        self.this.zone = node.as_ref().and_then(|node| node.zone.clone());
-        self.map.node = node;
+    /// Whether the node's own addresses or those of its pods are others now.
+    fn set_node(&mut self, node: Arc<Node>) -> bool {
+        self.this.zone = node.zone.clone();
+        let before = self.map.node.replace(Arc::clone(&node));
+        before.is_none_or(|before| {
+            before.addresses != node.addresses || before.pod_cidrs != node.pod_cidrs
+        })
     }
 
     /// Makes the ServicePorts of one Service anew and records what differs.

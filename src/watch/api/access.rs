@@ -108,6 +108,8 @@ enum Source {
 struct State {
     client: Client,
     files: Vec<(PathBuf, Option<Stamp>)>,
+    /// By the server, since they were read.
+    refused: bool,
 }
 
 /// Identity and age of a file; a projected volume swaps a link, an editor
@@ -136,6 +138,7 @@ impl Access {
             state: Arc::new(Mutex::new(State {
                 client,
                 files: Vec::new(),
+                refused: false,
             })),
             budget: Arc::new(Budget::new(-1.0, 0)),
         }
@@ -146,10 +149,15 @@ impl Access {
     pub async fn client(&self) -> Client {
         let mut state = self.state.lock().await;
         let changed = state.files.iter().any(|(path, was)| stamp(path) != *was);
-        if changed && let Source::Connection(connection) = &self.source {
+        if (changed || state.refused)
+            && let Source::Connection(connection) = &self.source
+        {
+            state.refused = false;
             match load(connection).await {
                 Ok(new) => {
-                    info!("credentials for the API server have changed and were read again");
+                    if changed {
+                        info!("credentials for the API server have changed and were read again");
+                    }
                     *state = new;
                 }
                 Err(error) => {
@@ -166,9 +174,7 @@ impl Access {
     /// Has the next request read the credentials again: the server refused
     /// them.
     pub(super) async fn distrust(&self) {
-        for (_, was) in &mut self.state.lock().await.files {
-            *was = None;
-        }
+        self.state.lock().await.refused = true;
     }
 
     /// Waits until the rate limit lets a request pass.
@@ -216,6 +222,7 @@ async fn load(connection: &Connection) -> Result<State, AccessError> {
     Ok(State {
         client: client.map_err(|error| AccessError::Credentials(Box::new(error)))?,
         files,
+        refused: false,
     })
 }
 

@@ -61,7 +61,7 @@ pub(super) async fn ask(
     let answer = timeout(ANSWER, client.send(request.map(Body::from))).await;
     let response = answer
         .map_err(|_| Failure::Broken(format!("no answer for {} s", ANSWER.as_secs())))?
-        .map_err(|error| Failure::Broken(chain(&error)))?;
+        .map_err(|error| Failure::Broken(unsent(&error)))?;
     if response.status().is_success() {
         return Ok(response);
     }
@@ -142,12 +142,21 @@ fn meaning(status: &Status, retry_after: Option<u32>) -> Failure {
     }
 }
 
-/// An error with its causes; each only says its own part.
+/// Why a request got no answer; the client's wrapping of it says nothing.
+fn unsent(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Service(error) => chain(&**error),
+        error => chain(error),
+    }
+}
+
+/// An error with its causes; each only says its own part, without where a
+/// library explains itself to programmers.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
+    let mut text = own(error);
     let mut next = error.source();
     while let Some(cause) = next {
-        let said = cause.to_string();
+        let said = own(cause);
         if !text.contains(&said) {
             text = format!("{text}: {said}");
         }
@@ -156,9 +165,25 @@ pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
+fn own(error: &(dyn Error + 'static)) -> String {
+    let said = error.to_string();
+    said.split(": https://docs.rs/")
+        .next()
+        .unwrap_or(&said)
+        .to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What rustls says of a server that was killed.
+    #[test]
+    fn a_failure_is_for_who_runs_the_cluster() {
+        let cut = std::io::Error::other("cut off: https://docs.rs/rustls/latest/manual#eof");
+        let error = kube::Error::Service(Box::new(std::io::Error::other(cut)));
+        assert_eq!(unsent(&error), "cut off");
+    }
 
     fn status(json: &str) -> Failure {
         of_status(&serde_json::from_str(json).expect("table"))
