@@ -13,8 +13,11 @@ use std::{
 use super::{node, recorded::State};
 use crate::lab::{Capture, Host, Lab, Service, Share, acceptance, eventually, figure, run, say};
 
-/// As many as keep the guest's processor busy; what came of them is a figure.
+/// What came of them is a figure.
 const CALLERS: usize = 4;
+/// Between two connections of a caller: the guest has one processor for them
+/// and for Tripod. Together that is at most 400 connections a second.
+const PAUSE: Duration = Duration::from_millis(10);
 /// Requests on one connection before a caller opens the next.
 const KEPT: usize = 25;
 
@@ -122,10 +125,12 @@ fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
         let lab = &lab;
         std::thread::scope(|scope| {
             let end = Stop(&load.stop);
-            for to in service_ips {
-                let load = &load;
-                // The node's own calls have such an address as their source.
+            let load = &load;
+            // The node's own calls have such an address as their source.
+            for to in service.cluster() {
                 scope.spawn(move || lab.node.enter(|| load.call(to, KEPT)));
+            }
+            for to in service.external() {
                 scope.spawn(move || lab.outside.enter(|| load.call(to, 1)));
             }
             load.more(20);
@@ -141,7 +146,7 @@ fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
     });
 }
 
-/// Callers that ask as fast as they can.
+/// Callers that ask over and over.
 #[derive(Default)]
 struct Load {
     stop: AtomicBool,
@@ -161,6 +166,7 @@ impl Load {
                     .push(error.to_string());
             }
             self.connections.fetch_add(1, Relaxed);
+            std::thread::sleep(PAUSE);
         }
     }
 
