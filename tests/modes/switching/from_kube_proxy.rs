@@ -44,6 +44,8 @@ impl Old {
                         std::fs::write(path, "1").expect("the setting of kube-proxy");
                     });
                 }
+                let lines = text.lines().filter(|line| !line.contains("KUBE-FIREWALL"));
+                let text: String = lines.map(|line| format!("{line}\n")).collect();
                 replay(&lab.node, engine, &text);
             }
             Old::Nftables => feed(&lab.node, "nft -f -", NFTABLES),
@@ -130,6 +132,8 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
     );
     for of in ["iptables", "ip6tables"] {
         let hint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
+        // More of the kubelet's, such as KUBE-FIREWALL, would keep connection
+        // tracking at work, whatever becomes of other rules.
         let restore = program(of, kubelet, "restore");
         feed(node, &format!("{restore} --noflush"), hint);
     }
@@ -165,11 +169,10 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
         let tripod = tripod.insert(Tripod::spawn(command));
         // Connections through IPVS keep it for as long as it remembers them,
         // two minutes after their end; and those that need translation keep
-        // what does it, if nobody else would.
+        // the rules for which the kernel does it, if this mode has none.
         let keeps = match old {
             Old::Mode("ipvs", _) => flags != IPVS,
-            Old::Mode(..) => false,
-            Old::Nftables => flags == LOCAL,
+            _ => flags == LOCAL,
         };
         let sign = match keeps {
             true => "synced",
