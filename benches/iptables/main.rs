@@ -21,6 +21,7 @@ use prometheus::Registry;
 use tokio::runtime::Runtime;
 use tripod::{
     cli,
+    kernel::probe::Kernel,
     modes::{
         Mode,
         iptables::{Iptables, Setup, plan::DispatchChoice},
@@ -95,7 +96,7 @@ impl Bench {
             .enable_all()
             .build()
             .expect("a runtime");
-        let mode = runtime.block_on(Iptables::new(setup, &registry));
+        let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
         Bench {
             runtime,
             mode: mode.expect("iptables works here"),

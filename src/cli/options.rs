@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use crate::{
     config::KubeProxyConfiguration,
+    kernel::probe::LeaveOut,
     modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
 };
 
@@ -49,6 +50,8 @@ pub struct Own {
     pub capture: Requested,
     /// End rather than run in a worse mode than the one asked for.
     pub strict_mode: bool,
+    /// What the probe found and is not to be used.
+    pub without: LeaveOut,
     /// How long a silent UDP client keeps its backend in userspace mode.
     pub udp_timeout: Duration,
     /// Threads of the userspace data path; 0: one a core, at most 8.
@@ -68,6 +71,7 @@ impl Default for Own {
             iptables_dispatch: DispatchChoice::Auto,
             capture: Requested::Auto,
             strict_mode: false,
+            without: LeaveOut::default(),
             udp_timeout: Duration::from_secs(30),
             workers: 0,
             transparent: false,

@@ -94,6 +94,14 @@ pub enum SyncError {
 pub trait Mode: Send {
     /// Its name.
     fn name(&self) -> ModeName;
+    /// Does what takes full privileges, for a process that will run without
+    /// them (`--init-only`). Carries no traffic and breaks none.
+    ///
+    /// # Errors
+    /// When something was refused that the mode cannot do without.
+    fn prepare(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send {
+        std::future::ready(Ok(()))
+    }
     /// Makes the kernel (or our listeners) match `map`; `changes` says what
     /// differs since the last success.
     ///

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::{Family, xtables::features::Features},
+    kernel::{Family, probe::Kernel},
     node::Served,
     services::{IpFamily, ServiceMap},
 };
@@ -24,6 +24,8 @@ pub struct Choices<'a> {
     pub configuration: &'a KubeProxyConfiguration,
     /// What it means.
     pub effective: &'a Effective,
+    /// What there is for rules.
+    pub kernel: &'a Kernel,
     /// `--iptables-dispatch`.
     pub dispatch: DispatchChoice,
     /// Which of the node's addresses serve node ports.
@@ -41,7 +43,7 @@ pub enum Error {
     Write(#[from] fmt::Error),
 }
 
-/// What `mode` would put into a kernel that lacks nothing.
+/// What `mode` would put into that kernel.
 ///
 /// # Errors
 /// When the mode has no such text.
@@ -55,7 +57,7 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
             let addresses = node.map(|node| node.addresses.to_vec()).unwrap_or_default();
             let options = ipvs::plan::Options::new(choices.configuration, choices.effective);
             let site = ipvs::plan::Site::new(&options, node, choices.served, addresses);
-            ipvs::render::render(map, &site, &mut text)?;
+            ipvs::render::render(map, &site, choices.kernel, &mut text)?;
         }
         ModeName::Userspace => return Err(Error::NoText(mode)),
     }
@@ -80,7 +82,7 @@ fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -
                 family,
                 map.this_node().map(|node| &**node),
                 choices.served,
-                Features::ALL,
+                choices.kernel.features(family),
             )
         };
         writeln!(text, "# {program} --noflush")?;

@@ -34,6 +34,8 @@ pub struct Running {
     pub mode: ModeName,
     /// Why each better mode that was asked for is not it.
     pub passed_over: Vec<String>,
+    /// One word for each thing that these miss.
+    pub wanting: Vec<String>,
 }
 
 /// What to tell about this process.
@@ -87,11 +89,11 @@ impl Introspection {
                 env!("CARGO_PKG_VERSION"),
             ),
         ];
-        let wanting = self.running.passed_over.join("; ");
+        let wanting = self.running.wanting.join(",");
         let fallback = IntGauge::with_opts(
             Opts::new(
                 "tripod_mode_fallback",
-                "1 if another mode runs than the one asked for, with the reason.",
+                "1 if another mode runs than the one asked for, with what is missing.",
             )
             .const_label("reason", &wanting),
         )?;

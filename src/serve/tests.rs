@@ -101,6 +101,7 @@ fn about(registry: &Registry) -> Introspection {
     let running = Running {
         mode: ModeName::Userspace,
         passed_over: vec!["no ipvs mode here".to_owned()],
+        wanting: vec!["ipvs".to_owned(), "dummy".to_owned()],
     };
     Introspection::new(registry.clone(), running, configuration, flags)
 }

@@ -24,6 +24,14 @@ impl Mode for Running {
         }
     }
 
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        match self {
+            Running::Ipvs(mode) => mode.prepare().await,
+            Running::Iptables(mode) => mode.prepare().await,
+            Running::Userspace(mode) => mode.prepare().await,
+        }
+    }
+
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
         match self {
             Running::Ipvs(mode) => mode.sync(map, changes).await,

@@ -8,6 +8,7 @@ use super::mode::Running;
 use crate::{
     cli::Settings,
     config,
+    kernel::probe::Kernel,
     modes::{
         ModeName,
         iptables::{self, Iptables},
@@ -35,6 +36,7 @@ fn detect_local(configured: &config::DetectLocal) -> userspace::DetectLocal {
 /// What modes are made from.
 pub(super) struct Site<'a> {
     pub(super) settings: &'a Settings,
+    pub(super) kernel: &'a Kernel,
     pub(super) node_ports: &'a Arc<NodePorts>,
     pub(super) registry: &'a Registry,
     pub(super) metrics: &'a Metrics,
@@ -45,7 +47,7 @@ impl Site<'_> {
     ///
     /// # Errors
     /// When it cannot run here after all.
-    pub(super) async fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
+    pub(super) fn mode(&self, name: ModeName) -> Result<Running, Box<dyn Error>> {
         Ok(match name {
             ModeName::Ipvs => {
                 let Settings {
@@ -56,7 +58,12 @@ impl Site<'_> {
                 let options = ipvs::Options::new(configuration, effective);
                 let node_ports = Arc::clone(self.node_ports);
                 let metrics = self.metrics.clone();
-                Running::Ipvs(Box::new(Ipvs::new(options, node_ports, metrics).await?))
+                Running::Ipvs(Box::new(Ipvs::new(
+                    options,
+                    self.kernel,
+                    node_ports,
+                    metrics,
+                )?))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {
@@ -66,20 +73,21 @@ impl Site<'_> {
                     dispatch: self.settings.own.iptables_dispatch,
                     metrics: self.metrics.clone(),
                 };
-                Running::Iptables(Box::new(Iptables::new(setup, self.registry).await?))
+                let mode = Iptables::new(setup, self.kernel, self.registry)?;
+                Running::Iptables(Box::new(mode))
             }
-            ModeName::Userspace => Running::Userspace(Box::new(self.userspace().await?)),
+            ModeName::Userspace => Running::Userspace(Box::new(self.userspace()?)),
         })
     }
 
-    async fn userspace(&self) -> Result<Userspace, Box<dyn Error>> {
+    fn userspace(&self) -> Result<Userspace, Box<dyn Error>> {
         let settings = self.settings;
-        let choice = capture::choose(settings.own.capture).await?;
+        let choice = capture::choose(settings.own.capture, self.kernel)?;
         for reason in &choice.reasons {
             tracing::info!("{reason}");
         }
         let effective = &settings.effective;
-        let capture = Capture::new(choice).await?;
+        let capture = Capture::new(choice, self.kernel)?;
         let options = userspace::Options {
             port_range: effective.proxy_ports.clone(),
             udp_timeout: settings.own.udp_timeout,
@@ -91,6 +99,7 @@ impl Site<'_> {
         };
         Ok(Userspace::new(
             options,
+            self.kernel,
             capture,
             Counters::register(self.registry)?,
         )?)

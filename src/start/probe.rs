@@ -15,7 +15,7 @@ use crate::{
 /// Prints what each mode would miss here.
 pub(super) fn print(settings: &Settings, json: bool) -> Done {
     let wishes = wishes(settings);
-    let verdicts = verdict::verdicts(&examine(&wishes), &wishes);
+    let verdicts = verdict::verdicts(&examine(settings, &wishes), &wishes);
     let text = match json {
         true => format!("{:#}\n", verdict::json(&verdicts)),
         false => verdict::table(&verdicts),
@@ -24,11 +24,21 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
     Ok(())
 }
 
-/// The kernel as far as the operator's wishes concern it.
-pub(super) fn examine(wishes: &Wishes) -> Kernel {
+/// The kernel as far as the operator's wishes concern it, without what is to be
+/// left out.
+fn examine(settings: &Settings, wishes: &Wishes) -> Kernel {
+    Kernel::examine(&schedulers(wishes)).leaving_out(&settings.own.without)
+}
+
+/// A kernel that lacks nothing but what is to be left out.
+pub(super) fn imagine(settings: &Settings, wishes: &Wishes) -> Kernel {
+    Kernel::with_everything(&schedulers(wishes)).leaving_out(&settings.own.without)
+}
+
+fn schedulers(wishes: &Wishes) -> Vec<String> {
     let mut schedulers = vec!["rr".to_owned(), wishes.scheduler.clone()];
     schedulers.dedup();
-    Kernel::examine(&schedulers)
+    schedulers
 }
 
 /// What the settings ask of a kernel.
@@ -52,6 +62,10 @@ pub(super) struct Chosen {
     pub(super) mode: ModeName,
     /// Why each better mode that was asked for is not it.
     pub(super) passed_over: Vec<String>,
+    /// What these miss, in words.
+    pub(super) wanting: Vec<String>,
+    /// What the mode is to be made from.
+    pub(super) kernel: Kernel,
 }
 
 /// The mode to run: the one asked for, or the next that can.
@@ -61,7 +75,7 @@ pub(super) struct Chosen {
 /// the table of `tripod probe`.
 pub(super) fn choose(settings: &Settings) -> Result<Chosen, String> {
     let wishes = wishes(settings);
-    let kernel = examine(&wishes);
+    let kernel = examine(settings, &wishes);
     let wanted = settings.effective.mode;
     let choice = verdict::choose(wanted, &kernel, &wishes);
     // For people, in lines of its own; the log's line says what it is about.
@@ -81,6 +95,8 @@ pub(super) fn choose(settings: &Settings) -> Result<Chosen, String> {
         Some(mode) => Ok(Chosen {
             mode,
             passed_over: choice.passed_over().collect(),
+            wanting: choice.wanting(),
+            kernel,
         }),
     }
 }

@@ -2,10 +2,10 @@
 
 use std::{io::Write, path::Path};
 
-use super::Done;
+use super::{Done, probe};
 use crate::{
     cli::Settings,
-    modes::render,
+    modes::{render, verdict},
     node::{self, NodePorts},
     services::Tracker,
     watch,
@@ -14,15 +14,22 @@ use crate::{
 pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     std::fs::read_dir(folder)
         .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
+    let wishes = probe::wishes(settings);
+    let kernel = probe::imagine(settings, &wishes);
+    let effective = &settings.effective;
+    let verdict = verdict::verdict(effective.mode, &kernel, &wishes);
+    if !verdict.can_run() {
+        return Err(verdict.to_string().into());
+    }
     let mut tracker = Tracker::new(&node::name(&settings.configuration.hostname_override)?);
     let objects = watch::manifests::spawn(folder).recv().await;
     tracker.apply(objects.unwrap_or_default().events);
-    let effective = &settings.effective;
     let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
     node_ports.learn(tracker.node().map(|node| &**node));
     let choices = render::Choices {
         configuration: &settings.configuration,
         effective,
+        kernel: &kernel,
         dispatch: settings.own.iptables_dispatch,
         served: &node_ports.served(),
     };

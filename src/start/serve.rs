@@ -51,6 +51,11 @@ pub(super) async fn serve(settings: Settings) -> Done {
             recorder
         }
     };
+    let without = &settings.own.without;
+    if !without.is_empty() {
+        let words: Vec<_> = without.words().into_iter().collect();
+        tracing::info!("left out by --without: {}", words.join(", "));
+    }
     recorder.post(Event::starting());
     node::prepare(&settings.configuration, &recorder);
     let mode = choice.mode;
@@ -73,11 +78,12 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let metrics = Metrics::register(&registry)?;
     let site = options::Site {
         settings: &settings,
+        kernel: &choice.kernel,
         node_ports: &node_ports,
         registry: &registry,
         metrics: &metrics,
     };
-    let proxy = site.mode(mode).await?;
+    let proxy = site.mode(mode)?;
     tracing::info!(%node, %mode, objects = %source, "starting");
 
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
@@ -99,6 +105,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
             serve::Running {
                 mode,
                 passed_over: choice.passed_over,
+                wanting: choice.wanting,
             },
             settings.configuration.to_value(),
             flags.collect(),

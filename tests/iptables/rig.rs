@@ -13,7 +13,7 @@ use prometheus::Registry;
 use tokio::{runtime::Runtime, sync::oneshot};
 use tripod::{
     cli,
-    kernel::addresses::AddressChanges,
+    kernel::{addresses::AddressChanges, probe::Kernel},
     modes::{
         Mode, SyncReport,
         iptables::{Iptables, Setup},
@@ -84,7 +84,8 @@ pub struct Rig {
 impl Rig {
     pub fn new(flags: &[&str]) -> Rig {
         let (runtime, registry) = (runtime(), Registry::new());
-        let mode = runtime.block_on(Iptables::new(setup(flags, &registry), &registry));
+        let kernel = Kernel::examine(&[]);
+        let mode = Iptables::new(setup(flags, &registry), &kernel, &registry);
         Rig {
             runtime,
             mode: mode.expect("iptables works here"),
@@ -189,7 +190,7 @@ impl Proxy {
                 let registry = Registry::new();
                 let setup = setup(&flags, &registry);
                 let metrics = setup.metrics.clone();
-                let mode = Iptables::new(setup, &registry).await;
+                let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
                 let pace = pace::Options::default();
                 let health = Arc::new(Health::new(pace.sync_period));
                 let tracker = Tracker::new("node");

@@ -3,5 +3,5 @@
 mod choosing;
 mod guest;
 mod leftovers;
-mod probe;
+pub mod probe;
 mod switching;

@@ -27,6 +27,23 @@ pub(super) const PROXYING: &[Flag] = &[
     )
     .beside_file(),
     Flag::new(
+        "without",
+        "NAMES",
+        Field::Set(
+            |o, text| {
+                let words = text.split(',').map(str::trim);
+                words
+                    .filter(|word| !word.is_empty())
+                    .try_for_each(|word| o.own.without.add(word))
+            },
+            "",
+        ),
+        "Leave out what tripod probe found, as if this kernel lacked it: a match that is broken \
+         here, or a test. Names with commas, such as recent,dummy,ipvs-wrr; an unknown one has \
+         all of them told",
+    )
+    .beside_file(),
+    Flag::new(
         "bind-address",
         "IP",
         Field::Set(

@@ -1,6 +1,6 @@
 //! What a kernel may be able to do, and where to get what it cannot.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use crate::kernel::{Family, xtables::features::Features};
 
@@ -33,11 +33,17 @@ pub enum Extension {
     Masquerade,
     /// `-j MASQUERADE --random-fully`.
     RandomFully,
+    /// `-j REDIRECT`.
+    Redirect,
+    /// `-m socket`, in table mangle.
+    Socket,
+    /// `-m sctp`.
+    Sctp,
 }
 
 impl Extension {
     /// All of them.
-    pub const ALL: [Extension; 13] = [
+    pub const ALL: [Extension; 16] = [
         Extension::Comment,
         Extension::Statistic,
         Extension::Recent,
@@ -51,6 +57,9 @@ impl Extension {
         Extension::Dnat,
         Extension::Masquerade,
         Extension::RandomFully,
+        Extension::Redirect,
+        Extension::Socket,
+        Extension::Sctp,
     ];
 
     /// Its place among the features of rules.
@@ -69,12 +78,37 @@ impl Extension {
             Extension::Dnat => &mut features.dnat,
             Extension::Masquerade => &mut features.masquerade,
             Extension::RandomFully => &mut features.random_fully,
+            Extension::Redirect => &mut features.redirect,
+            Extension::Socket => &mut features.socket,
+            Extension::Sctp => &mut features.sctp,
         }
     }
 
     /// As a rule spells it.
-    pub fn name(self) -> &'static str {
+    pub fn spelling(self) -> &'static str {
         self.facts(Family::V4).0
+    }
+
+    /// One word for it.
+    fn word(self) -> &'static str {
+        match self {
+            Extension::Comment => "comment",
+            Extension::Statistic => "statistic",
+            Extension::Recent => "recent",
+            Extension::Addrtype => "addrtype",
+            Extension::Mark => "mark",
+            Extension::Conntrack => "conntrack",
+            Extension::Nfacct => "nfacct",
+            Extension::Set => "set",
+            Extension::Physdev => "physdev",
+            Extension::Reject => "reject",
+            Extension::Dnat => "dnat",
+            Extension::Masquerade => "masquerade",
+            Extension::RandomFully => "random-fully",
+            Extension::Redirect => "redirect",
+            Extension::Socket => "socket",
+            Extension::Sctp => "sctp",
+        }
     }
 
     /// As a rule spells it, the module and the kernel option
@@ -124,6 +158,40 @@ impl Extension {
                 "xt_MASQUERADE",
                 "a kernel of 3.13 or later, and iptables of 1.6.2 or later",
             ),
+            Extension::Redirect => (
+                "-j REDIRECT",
+                "xt_REDIRECT",
+                "CONFIG_NETFILTER_XT_TARGET_REDIRECT",
+            ),
+            Extension::Socket => ("-m socket", "xt_socket", "CONFIG_NETFILTER_XT_MATCH_SOCKET"),
+            Extension::Sctp => ("-m sctp", "xt_sctp", "CONFIG_NETFILTER_XT_MATCH_SCTP"),
+        }
+    }
+}
+
+/// A kernel setting that has to be 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Setting {
+    /// Connections through IPVS are masqueraded.
+    VsConntrack,
+    /// Loopback addresses can be called from elsewhere, and call there.
+    RouteLocalnet,
+}
+
+impl Setting {
+    /// All of them.
+    pub(super) const ALL: [Setting; 2] = [Setting::VsConntrack, Setting::RouteLocalnet];
+
+    /// A word for it, its name as `sysctl` spells it, and what the kernel has to
+    /// have for it (`net/netfilter/ipvs/Kconfig`).
+    pub(super) fn facts(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Setting::VsConntrack => (
+                "vs-conntrack",
+                "net.ipv4.vs.conntrack",
+                "a kernel with CONFIG_IP_VS_NFCT; ",
+            ),
+            Setting::RouteLocalnet => ("route-localnet", "net.ipv4.conf.all.route_localnet", ""),
         }
     }
 }
@@ -133,8 +201,8 @@ impl Extension {
 pub enum Ability {
     /// Changing this network namespace.
     NetAdmin,
-    /// Settings under `/proc/sys/net` can be changed.
-    Sysctls,
+    /// A setting is as it should be, or can be made so.
+    Setting(Setting),
     /// Sockets of that family.
     Sockets(Family),
     /// Connection tracking can be asked and told over netlink.
@@ -162,11 +230,35 @@ pub enum Ability {
     ReusePort,
     /// Moving bytes between sockets without copying them.
     Splice,
-    /// SCTP sockets.
-    Sctp,
 }
 
 impl Ability {
+    /// One word for it, the same for both families: what `--without` calls it,
+    /// and the metric of fallen-back modes.
+    pub fn word(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Ability::NetAdmin => "net-admin",
+            Ability::Setting(setting) => setting.facts().0,
+            Ability::Sockets(Family::V4) => "ipv4",
+            Ability::Sockets(Family::V6) => "ipv6",
+            Ability::Conntrack => "ctnetlink",
+            Ability::Ipvs => "ipvs",
+            Ability::Scheduler(name) => return Cow::Owned(format!("ipvs-{name}")),
+            Ability::DummyLink => "dummy",
+            // A comma would end a word.
+            Ability::IpSet(kind) => {
+                return Cow::Owned(format!("ipset-{}", kind.replace([':', ','], "-")));
+            }
+            Ability::Nat(_) => "nat",
+            Ability::Extension(_, extension) => extension.word(),
+            Ability::PortRules(_) => "port-rules",
+            Ability::LocalRoutes(_) => "local-routes",
+            Ability::Transparent(_) => "transparent-sockets",
+            Ability::ReusePort => "reuseport",
+            Ability::Splice => "splice",
+        })
+    }
+
     /// Where it comes from: a module and a kernel option, or what else to do.
     pub fn remedy(&self) -> String {
         let module =
@@ -177,8 +269,12 @@ impl Ability {
                  or capabilities.add: [NET_ADMIN, NET_RAW]"
                     .to_owned()
             }
-            Ability::Sysctls => {
-                "mount /proc/sys writable: securityContext.privileged in a container".to_owned()
+            Ability::Setting(setting) => {
+                let (_, name, needs) = setting.facts();
+                format!(
+                    "{needs}set {name}=1 on the node, or mount /proc/sys writable, as for a \
+                     privileged container: an init container with --init-only is enough"
+                )
             }
             Ability::Sockets(Family::V4) => "a kernel with CONFIG_INET".to_owned(),
             Ability::Sockets(Family::V6) => {
@@ -226,7 +322,6 @@ impl Ability {
             }
             Ability::ReusePort => "a kernel of 3.9 or later".to_owned(),
             Ability::Splice => "a seccomp profile that allows splice(2)".to_owned(),
-            Ability::Sctp => module("sctp", "CONFIG_IP_SCTP"),
         }
     }
 }
@@ -235,7 +330,7 @@ impl fmt::Display for Ability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ability::NetAdmin => f.write_str("CAP_NET_ADMIN"),
-            Ability::Sysctls => f.write_str("writable /proc/sys/net"),
+            Ability::Setting(setting) => write!(f, "{}=1", setting.facts().1),
             Ability::Sockets(family) => write!(f, "{family}"),
             Ability::Conntrack => f.write_str("conntrack over netlink"),
             Ability::Ipvs => f.write_str("IPVS"),
@@ -251,7 +346,6 @@ impl fmt::Display for Ability {
             Ability::Transparent(family) => write!(f, "{family} transparent sockets"),
             Ability::ReusePort => f.write_str("SO_REUSEPORT"),
             Ability::Splice => f.write_str("splice"),
-            Ability::Sctp => f.write_str("SCTP sockets"),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod ability;
 mod ipvs;
+mod leave_out;
 mod sockets;
 mod tries;
 
@@ -12,14 +13,26 @@ use std::collections::BTreeMap;
 
 use nix::errno::Errno;
 
-pub use self::ability::{Ability, Extension};
-use super::{Family, scratch::in_scratch, xtables::features::Features};
+pub use self::{
+    ability::{Ability, Extension, Setting},
+    leave_out::LeaveOut,
+};
+use super::{
+    Family,
+    scratch::in_scratch,
+    xtables::{self, Toolkit, Xtables, features::Features},
+};
 
-/// What was found out.
+/// What was found out: the one view of the kernel that verdicts judge and modes
+/// are made from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
     /// Each thing that was tried, with the reason if it cannot be done.
     tried: BTreeMap<Ability, Option<String>>,
+    /// The programs for table nat, where they work.
+    toolkits: BTreeMap<Family, Toolkit>,
+    /// Programs whose rules find sockets, where nothing works for table nat.
+    markers: BTreeMap<Family, Xtables>,
 }
 
 /// The kinds of ipset that somebody here needs, as `ipset create` spells them.
@@ -37,21 +50,28 @@ impl Kernel {
     pub fn examine(schedulers: &[String]) -> Kernel {
         let mut kernel = Kernel::default();
         kernel.record(Ability::NetAdmin, tries::net_admin());
-        kernel.record(Ability::Sysctls, tries::sysctls());
-        // Without CAP_SYS_ADMIN, as in a container that has CAP_NET_ADMIN alone,
-        // things are tried where we are, under names of ours, and taken away at
-        // once. Without CAP_NET_ADMIN either each says so.
-        let tried = in_scratch(|| tries::objects(schedulers));
-        let tried = tried.unwrap_or_else(|_| tries::objects(schedulers));
-        kernel.tried.extend(tried.tried);
         // In a thread of its own, because it has a runtime of its own.
-        std::thread::scope(|scope| {
-            let worker = scope.spawn(|| tries::xtables(&mut kernel));
+        let rules = std::thread::scope(|scope| {
+            let worker = scope.spawn(tries::xtables);
+            // Without CAP_SYS_ADMIN, as in a container that has CAP_NET_ADMIN
+            // alone, things are tried where we are, under names of ours, and
+            // taken away at once. Without CAP_NET_ADMIN either each says so.
+            let tried = in_scratch(|| tries::objects(schedulers));
+            let tried = tried.unwrap_or_else(|_| tries::objects(schedulers));
+            kernel.tried.extend(tried.tried);
             worker
                 .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        kernel
+        kernel.tried.extend(rules.tried);
+        // Those of IPVS are there once its module is.
+        for setting in Setting::ALL {
+            kernel.record(Ability::Setting(setting), tries::setting(setting));
+        }
+        Kernel {
+            tried: kernel.tried,
+            ..rules
+        }
     }
 
     fn record(&mut self, ability: Ability, outcome: Result<(), String>) {
@@ -78,13 +98,13 @@ impl Kernel {
         let mut can = |ability| kernel.record(ability, Ok(()));
         for ability in [
             Ability::NetAdmin,
-            Ability::Sysctls,
+            Ability::Setting(Setting::VsConntrack),
+            Ability::Setting(Setting::RouteLocalnet),
             Ability::Conntrack,
             Ability::Ipvs,
             Ability::DummyLink,
             Ability::ReusePort,
             Ability::Splice,
-            Ability::Sctp,
         ] {
             can(ability);
         }
@@ -124,6 +144,49 @@ impl Kernel {
             *extension.of(&mut features) = self.can(&Ability::Extension(family, extension));
         }
         features
+    }
+
+    /// iptables or ip6tables, and what its rules may use.
+    ///
+    /// # Errors
+    /// When there is none that works.
+    pub fn toolkit(&self, family: Family) -> Result<Toolkit, xtables::Error> {
+        let unusable = |reason: &str| xtables::Error::Unusable {
+            family,
+            reason: reason.to_owned(),
+        };
+        if let Some(why) = self.lack(&Ability::Nat(family)) {
+            return Err(unusable(why));
+        }
+        let toolkit = self.toolkits.get(&family);
+        let toolkit = toolkit.ok_or_else(|| unusable("it was not looked for"))?;
+        Ok(Toolkit {
+            features: self.features(family),
+            ..toolkit.clone()
+        })
+    }
+
+    /// The program whose rules mark packets for sockets of ours.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn marker(&self, family: Family) -> Result<Xtables, String> {
+        for extension in [Extension::Socket, Extension::Mark] {
+            let ability = Ability::Extension(family, extension);
+            // Without a nat table only the first was tried, with the other in
+            // the same rule.
+            let tried = extension == Extension::Socket || self.toolkits.contains_key(&family);
+            if let Some(why) = self.lack(&ability).filter(|_| tried) {
+                let remedy = ability.remedy();
+                return Err(format!(
+                    "it takes iptables with {} in table mangle ({why}; {remedy})",
+                    extension.spelling()
+                ));
+            }
+        }
+        let toolkit = self.toolkits.get(&family).map(|toolkit| &toolkit.xtables);
+        let found = toolkit.or_else(|| self.markers.get(&family));
+        found.cloned().ok_or_else(|| "it was not tried".to_owned())
     }
 
     fn set_features(&mut self, family: Family, found: Result<Features, String>) {

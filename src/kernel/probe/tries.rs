@@ -1,25 +1,20 @@
 //! One try for each ability. Everything that a try makes it takes away.
 
-use std::{fs::OpenOptions, net::IpAddr};
+use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use super::{Ability, Kernel, sockets, words};
+use super::{Ability, Extension, Kernel, Setting, sockets, words};
 use crate::kernel::{
     Family,
     conntrack::flows::{self, Match, Reply},
     links,
     netlink::{Error, Protocol, Request, Socket},
     routes::{self, Kind, Route},
-    rules,
-    xtables::{
-        self, Xtables,
-        features::{self, Features},
-    },
+    rules, sysctl,
+    xtables::{self, Toolkit, Xtables, features},
 };
 
-/// A setting that every network namespace has.
-const A_SETTING: &str = "/proc/sys/net/ipv4/ip_forward";
 /// A table of routes that nobody is likely to use.
 const TABLE: u32 = 0x5472_6970;
 
@@ -41,15 +36,9 @@ pub(super) fn net_admin() -> Result<(), String> {
     }
 }
 
-/// Whether settings can be written; nothing is.
-pub(super) fn sysctls() -> Result<(), String> {
-    let opened = OpenOptions::new().write(true).open(A_SETTING);
-    opened.map(|_| ()).map_err(|e| {
-        format!(
-            "{A_SETTING}: {}",
-            words(Errno::from_raw(e.raw_os_error().unwrap_or(0)))
-        )
-    })
+/// Whether the setting is 1 or could be; nothing is written.
+pub(super) fn setting(setting: Setting) -> Result<(), String> {
+    sysctl::settable(setting.facts().1, "1").map_err(|error| error.reason())
 }
 
 /// Everything that is tried with objects in a network namespace.
@@ -74,7 +63,6 @@ pub(super) fn objects(schedulers: &[String]) -> Kernel {
     }
     kernel.record(Ability::ReusePort, sockets::reuse_port());
     kernel.record(Ability::Splice, sockets::splicing());
-    kernel.record(Ability::Sctp, sockets::sctp());
     kernel.record(Ability::Conntrack, conntrack());
     kernel.record(Ability::DummyLink, super::ipvs::dummy_link());
     super::ipvs::sets(&mut kernel);
@@ -142,34 +130,62 @@ fn conntrack() -> Result<(), String> {
 /// Which programs work here and what rules may use, per family. Where the node
 /// chose its programs counts, so that this is looked at in its own namespace;
 /// the rest is tried in a scratch one by `features::probe`.
-pub(super) fn xtables(kernel: &mut Kernel) {
+pub(super) fn xtables() -> Kernel {
+    let mut kernel = Kernel::default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    for family in Family::ALL {
-        let found = match &runtime {
-            Ok(runtime) => runtime.block_on(usable(family)),
-            Err(error) => Err(error.to_string()),
-        };
-        match found {
-            Ok(features) => {
+    let found = match &runtime {
+        Ok(runtime) => {
+            let [v4, v6] = Family::ALL.map(usable);
+            let (v4, v6) = runtime.block_on(async { tokio::join!(v4, v6) });
+            [v4, v6]
+        }
+        Err(error) => Family::ALL.map(|_| Found::Nothing(error.to_string())),
+    };
+    for (family, found) in Family::ALL.into_iter().zip(found) {
+        let why = match found {
+            Found::Toolkit(toolkit) => {
                 kernel.record(Ability::Nat(family), Ok(()));
-                kernel.set_features(family, Ok(features));
+                kernel.set_features(family, Ok(toolkit.features));
+                kernel.toolkits.insert(family, toolkit);
+                continue;
             }
-            Err(why) => {
-                kernel.record(Ability::Nat(family), Err(why.clone()));
-                kernel.set_features(family, Err(why));
+            Found::Marker(xtables, why) => {
+                kernel.markers.insert(family, xtables);
+                why
             }
+            Found::Nothing(why) => why,
+        };
+        kernel.record(Ability::Nat(family), Err(why.clone()));
+        kernel.set_features(family, Err(why));
+        if kernel.markers.contains_key(&family) {
+            kernel.record(Ability::Extension(family, Extension::Socket), Ok(()));
         }
     }
+    kernel
 }
 
-/// What rules of `family` may use, by the program that works.
-async fn usable(family: Family) -> Result<Features, String> {
-    let (xtables, _) = match Xtables::chosen(family).await {
-        Ok(chosen) => chosen,
-        Err(xtables::Error::Unusable { reason, .. }) => return Err(reason),
-        Err(error) => return Err(error.to_string()),
+/// What works of iptables.
+enum Found {
+    /// Table nat.
+    Toolkit(Toolkit),
+    /// Table mangle with the match for sockets, and why not nat.
+    Marker(Xtables, String),
+    /// Why nothing does.
+    Nothing(String),
+}
+
+async fn usable(family: Family) -> Found {
+    let why = match Toolkit::find(family).await {
+        Ok(toolkit) => return Found::Toolkit(toolkit),
+        Err(xtables::Error::Unusable { reason, .. }) => reason,
+        Err(error) => error.to_string(),
     };
-    Ok(features::probe(&xtables).await)
+    for xtables in Xtables::installed(family) {
+        if features::marks_sockets(&xtables).await {
+            return Found::Marker(xtables, why);
+        }
+    }
+    Found::Nothing(why)
 }

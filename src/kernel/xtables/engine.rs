@@ -134,19 +134,31 @@ fn preferred(found: &[Signs]) -> usize {
     best
 }
 
-/// Tries the one thing without which there is nothing to choose: nat rules.
+/// Tries the one thing without which there is nothing to choose: nat rules, of
+/// the one kind or the other. Answers with what was said of the first.
 async fn works(xtables: &Xtables) -> Result<(), Error> {
     let to = match xtables.family {
         Family::V4 => "192.0.2.1:1",
         Family::V6 => "[2001:db8::1]:1",
     };
-    let rule = format!("-p tcp -j DNAT --to-destination {to}");
-    let there = xtables.clone();
-    let tried = rule.clone();
-    let scratch = scratch::awaited(async move || there.check("nat", &tried).await).await;
-    match scratch {
+    let dnat = format!("-p tcp -j DNAT --to-destination {to}");
+    let there = (xtables.clone(), dnat.clone());
+    let tried = async move || {
+        let (xtables, dnat) = &there;
+        one_of(xtables, dnat, REDIRECT).await
+    };
+    match scratch::awaited(tried).await {
         Some(outcome) => outcome,
-        None => xtables.check("nat", &rule).await,
+        None => one_of(xtables, &dnat, REDIRECT).await,
+    }
+}
+
+const REDIRECT: &str = "-p tcp -j REDIRECT";
+
+async fn one_of(xtables: &Xtables, rule: &str, other: &str) -> Result<(), Error> {
+    match xtables.check("nat", rule).await {
+        Ok(()) => Ok(()),
+        Err(error) => xtables.check("nat", other).await.map_err(|_| error),
     }
 }
 

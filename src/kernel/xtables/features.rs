@@ -38,6 +38,12 @@ pub struct Features {
     pub masquerade: bool,
     /// `-j MASQUERADE --random-fully`.
     pub random_fully: bool,
+    /// `-j REDIRECT`.
+    pub redirect: bool,
+    /// `-m socket --transparent` in table mangle.
+    pub socket: bool,
+    /// `-m sctp --dport`.
+    pub sctp: bool,
 }
 
 impl Features {
@@ -56,6 +62,9 @@ impl Features {
         dnat: true,
         masquerade: true,
         random_fully: true,
+        redirect: true,
+        socket: true,
+        sctp: true,
     };
 
     /// A kernel that lacks everything.
@@ -73,14 +82,26 @@ impl Features {
         dnat: false,
         masquerade: false,
         random_fully: false,
+        redirect: false,
+        socket: false,
+        sctp: false,
     };
 }
 
 /// A feature: which table it is tried in, with what, and where to note it.
 type Probe = (Table, Rule, fn(&mut Features) -> &mut bool);
 
-/// An nfacct object that exists while it is tried.
-const ACCOUNT: &str = "tripod-probe";
+/// An nfacct object that exists while it is tried: one for each family, as both
+/// are tried at the same time.
+fn account(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "tripod-probe",
+        Family::V6 => "tripod-probe6",
+    }
+}
+
+/// The match that transparent sockets are found by.
+pub const SOCKET: (&str, &str) = ("socket", "--transparent");
 /// A set that exists nowhere: what complains about that knows sets.
 const NO_SET: &str = "TRIPOD-PROBE";
 
@@ -93,6 +114,7 @@ fn probes(family: Family) -> Vec<Probe> {
     let with = |one| Rule::new().with(one).target(Target::Return);
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
     let mark = Target::Mark { value: mask, mask };
+    let other = |name: &str| Rule::new().protocol(Transport::Tcp).jump(name);
     let marked = Match::Mark(Maybe::yes((mask, mask)));
     let mut probes: Vec<Probe> = vec![
         (Table::Nat, Rule::new().comment("probe"), |f| &mut f.comment),
@@ -115,7 +137,7 @@ fn probes(family: Family) -> Vec<Probe> {
             with(Match::ConnectionState(Maybe::yes("NEW"))),
             |f| &mut f.conntrack,
         ),
-        (Table::Filter, with(Match::Account(ACCOUNT)), |f| {
+        (Table::Filter, with(Match::Account(account(family))), |f| {
             &mut f.nfacct
         }),
         (Table::Filter, Rule::new().target(Target::Reject), |f| {
@@ -123,6 +145,17 @@ fn probes(family: Family) -> Vec<Probe> {
         }),
         (Table::Nat, masquerade(false), |f| &mut f.masquerade),
         (Table::Nat, masquerade(true), |f| &mut f.random_fully),
+        (Table::Nat, other("REDIRECT"), |f| &mut f.redirect),
+        (
+            Table::Mangle,
+            with(Match::Other(SOCKET.0, SOCKET.1.to_owned())),
+            |f| &mut f.socket,
+        ),
+        (
+            Table::Nat,
+            with(Match::DestinationPort(Transport::Sctp, 1)).protocol(Transport::Sctp),
+            |f| &mut f.sctp,
+        ),
     ];
     if let Ok(to) = to.parse() {
         let rule = Rule::new()
@@ -152,7 +185,7 @@ pub async fn probe(xtables: &Xtables) -> Features {
 /// In a namespace in which nothing matters.
 async fn in_scratch(xtables: &Xtables) -> Features {
     let v6 = xtables.family() == Family::V6;
-    let _ = nfacct::create(&[ACCOUNT]);
+    let _ = nfacct::create(&[account(xtables.family())]);
     let probes = probes(xtables.family());
     let mut batch = String::new();
     for table in Table::ALL {
@@ -177,16 +210,31 @@ async fn in_scratch(xtables: &Xtables) -> Features {
 async fn here(xtables: &Xtables) -> Features {
     let v6 = xtables.family() == Family::V6;
     let mut features = Features::NONE;
-    let account = nfacct::create(&[ACCOUNT]);
+    let account = account(xtables.family());
+    let created = nfacct::create(&[account]);
     for (table, rule, feature) in probes(xtables.family()) {
         let words = rule.words(v6).to_string();
         *feature(&mut features) = xtables.check(table.name(), &words).await.is_ok();
     }
-    if account.is_ok() {
-        let _ = nfacct::delete(ACCOUNT);
+    if created.is_ok() {
+        let _ = nfacct::delete(account);
     }
     features.set = knows_sets(xtables).await;
     features
+}
+
+/// Whether rules in table mangle can mark packets for transparent sockets, for
+/// kernels that have no table nat. Changes nothing.
+pub async fn marks_sockets(xtables: &Xtables) -> bool {
+    let (name, options) = SOCKET;
+    let rule = format!("-m {name} {options} -j MARK --set-xmark 0x1/0x1");
+    let there = xtables.clone();
+    let tried = rule.clone();
+    let scratch = scratch::awaited(async move || there.check("mangle", &tried).await).await;
+    match scratch {
+        Some(outcome) => outcome.is_ok(),
+        None => xtables.check("mangle", &rule).await.is_ok(),
+    }
 }
 
 /// The program looks the set up before the kernel sees the rule.

@@ -28,9 +28,10 @@ pub mod leftovers;
 mod parts;
 pub mod rule;
 pub mod saved;
+mod toolkit;
 
-pub use self::engine::Engine;
 use self::parts::parts;
+pub use self::{engine::Engine, toolkit::Toolkit};
 use super::Family;
 
 /// The chain that probes make and delete again.
@@ -66,7 +67,7 @@ pub enum Error {
         line: Option<String>,
     },
     /// None of them works.
-    #[error("no {family} nat with REDIRECT: {reason}")]
+    #[error("no {family} nat: {reason}")]
     Unusable {
         /// For this family.
         family: Family,
@@ -113,7 +114,7 @@ impl Error {
 }
 
 /// One program, or one of those within a multi-call program.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Program {
     path: PathBuf,
     applet: Option<String>,
@@ -210,7 +211,7 @@ fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
 const RULES_IN_A_PART: usize = 200;
 
 /// iptables or ip6tables as it works on this node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Xtables {
     family: Family,
     restore: Program,
@@ -218,36 +219,6 @@ pub struct Xtables {
 }
 
 impl Xtables {
-    /// Finds the programs of `family` with which nat rules with REDIRECT work,
-    /// by trying them in a scratch chain that is deleted again. What can stay
-    /// is an empty nat table.
-    ///
-    /// # Errors
-    /// When none works; says what each said.
-    pub async fn find(family: Family) -> Result<Xtables, Error> {
-        let mut reasons: Vec<String> = Vec::new();
-        for xtables in Xtables::installed(family) {
-            match xtables
-                .check("nat", "-p tcp --dport 1 -j REDIRECT --to-ports 1")
-                .await
-            {
-                Ok(()) => return Ok(xtables),
-                Err(error) => reasons.push(error.to_string()),
-            }
-        }
-        let reason = if reasons.is_empty() {
-            let name = if family == Family::V4 {
-                "iptables"
-            } else {
-                "ip6tables"
-            };
-            format!("{name}-restore is not installed (Debian package iptables)")
-        } else {
-            reasons.join("; ")
-        };
-        Err(Error::Unusable { family, reason })
-    }
-
     /// All that are installed, the node owner's choice first, each once: most
     /// names are links to the same program.
     pub fn installed(family: Family) -> impl Iterator<Item = Xtables> {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use hashbrown::{HashMap, HashSet};
 
 use super::{
-    Error,
+    Error, ROUTE_LOCALNET,
     adopt::{self, Adoption},
     apply::{Refused, Writer},
     change::{self, Group, Op},
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     kernel::{
         Family, nfacct, sysctl,
-        xtables::{Engine, Xtables, features, features::Features, rule::Table, saved::Saved},
+        xtables::{Engine, Toolkit, features::Features, rule::Table, saved::Saved},
     },
     services::{ServiceMap, ServicePort, ServicePortName},
 };
@@ -53,10 +53,14 @@ pub struct Done {
 }
 
 impl FamilyRules {
-    /// Finds out what there is to work with.
-    pub async fn open(family: Family) -> Result<FamilyRules, Error> {
-        let (xtables, engine) = Xtables::chosen(family).await?;
-        let features = features::probe(&xtables).await;
+    /// With these tools.
+    pub fn open(tools: Toolkit) -> Result<FamilyRules, Error> {
+        let family = tools.family();
+        let Toolkit {
+            xtables,
+            engine,
+            features,
+        } = tools;
         tracing::info!(
             "{family}: rules go to {engine:?} through {}",
             xtables.program()
@@ -250,6 +254,19 @@ impl FamilyRules {
         Ok(done)
     }
 
+    /// Lets loopback addresses serve node ports, if they are to: the setting,
+    /// after the rule that keeps neighbours from what else listens there.
+    pub async fn open_loopback(&self, options: &Options) -> Result<(), Error> {
+        if !options.serves_localhost() {
+            return Ok(());
+        }
+        let guard = plan::loopback_guard(options);
+        let (_, ops) = self.read(&guard).await?;
+        let groups = [Group { owner: None, ops }];
+        self.writer.at_once(&groups).await?;
+        Ok(sysctl::write(ROUTE_LOCALNET, "1")?)
+    }
+
     /// Reads the kernel and writes what differs.
     async fn rewrite(
         &mut self,
@@ -261,9 +278,7 @@ impl FamilyRules {
         if !fixed.accounts.is_empty() {
             nfacct::create(&fixed.accounts)?;
         }
-        if options.serves_localhost() {
-            sysctl::write("net.ipv4.conf.all.route_localnet", "1")?;
-        }
+        let serves_localhost = options.serves_localhost();
         let (adoption, ops) = self.read(&fixed).await?;
         let mut full = Full {
             writer: &self.writer,
@@ -282,6 +297,10 @@ impl FamilyRules {
             repaired: Vec::new(),
         };
         full.run(ops).await?;
+        // Now that the rule is there that keeps neighbours from loopback.
+        if serves_localhost {
+            sysctl::write(ROUTE_LOCALNET, "1")?;
+        }
         if repairs && !full.repaired.is_empty() {
             tracing::warn!(
                 "{}: rules that somebody else had changed were restored: {}",

@@ -40,13 +40,19 @@ use crate::{
     kernel::{
         Family,
         conntrack::flows::Match,
-        netlink, sysctl,
+        netlink,
+        probe::Kernel,
+        sysctl,
         xtables::{self, Engine, features::Features},
     },
     node::NodePorts,
     runner::metrics::Metrics,
     services::{Changes, IpFamily, ServiceMap, ServicePort},
 };
+
+/// Without it the kernel takes packets between loopback and other links for
+/// forged (`Documentation/networking/ip-sysctl.rst`).
+const ROUTE_LOCALNET: &str = "net.ipv4.conf.all.route_localnet";
 
 /// How often it is looked whether somebody disturbed our rules.
 const LOOK: Duration = Duration::from_secs(1);
@@ -108,17 +114,19 @@ struct FamilyState {
     rules: FamilyRules,
     /// Stale flows that could not be deleted yet.
     flows: Vec<Match>,
+    /// It was told that node ports are not served on loopback.
+    told_of_loopback: bool,
 }
 
 impl Iptables {
-    /// Finds out how to speak to the kernel and what it can do; changes nothing
-    /// yet. A family that the kernel, or the node, cannot do is left out and
-    /// told. Metrics are shown by `registry`.
+    /// The mode on a `kernel` that was examined; changes nothing yet. A family
+    /// that the kernel, or the node, cannot do is left out and told. Metrics
+    /// are shown by `registry`.
     ///
     /// # Errors
     /// When neither family works: that of the first, which is the one that the
     /// configuration prefers.
-    pub async fn new(setup: Setup, registry: &Registry) -> Result<Iptables, SyncError> {
+    pub fn new(setup: Setup, kernel: &Kernel, registry: &Registry) -> Result<Iptables, SyncError> {
         let counters = Counters::register(registry).map_err(Error::from)?;
         let mut order = [IpFamily::V4, IpFamily::V6];
         if setup.configured.prefers_ipv6 {
@@ -126,11 +134,13 @@ impl Iptables {
         }
         let (mut families, mut errors) = (Vec::new(), Vec::new());
         for family in order {
-            match FamilyRules::open(family.into()).await {
+            let tools = kernel.toolkit(family.into()).map_err(Error::from);
+            match tools.and_then(FamilyRules::open) {
                 Ok(rules) => families.push(FamilyState {
                     family,
                     rules,
                     flows: Vec::new(),
+                    told_of_loopback: false,
                 }),
                 Err(error) => errors.push(error),
             }
@@ -170,6 +180,22 @@ impl Iptables {
 }
 
 impl FamilyState {
+    /// Leaves out what takes a kernel setting that is not to be had here, and
+    /// tells so once.
+    fn without_unsettable(&mut self, options: &mut Options) {
+        if options.serves_localhost()
+            && let Err(error) = sysctl::settable(ROUTE_LOCALNET, "1")
+        {
+            options.localhost_node_ports = false;
+            if !std::mem::replace(&mut self.told_of_loopback, true) {
+                tracing::warn!(
+                    "node ports are not served on loopback addresses, which takes \
+                     {ROUTE_LOCALNET}=1: {error}"
+                );
+            }
+        }
+    }
+
     async fn sync(
         &mut self,
         setup: &Setup,
@@ -178,7 +204,8 @@ impl FamilyState {
         changes: &Changes,
     ) -> Result<Done, SyncError> {
         let (ports, endpoints) = self.rules.counts(map, &changes.ports);
-        let options = setup.options(&self.rules, map, ports, endpoints);
+        let mut options = setup.options(&self.rules, map, ports, endpoints);
+        self.without_unsettable(&mut options);
         let failed = |partial| counters.failed(self.family, partial);
         let synced = self
             .rules
@@ -226,6 +253,16 @@ impl Setup {
 impl Mode for Iptables {
     fn name(&self) -> ModeName {
         ModeName::Iptables
+    }
+
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        for family in &mut self.families {
+            let map = ServiceMap::default();
+            let mut options = self.setup.options(&family.rules, &map, 0, 0);
+            family.without_unsettable(&mut options);
+            family.rules.open_loopback(&options).await?;
+        }
+        Ok(())
     }
 
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {

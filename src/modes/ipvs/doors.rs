@@ -32,20 +32,23 @@ pub struct Doors {
     link: u32,
     /// Schedulers that the kernel has.
     schedulers: BTreeSet<Arc<str>>,
+    /// Schedulers that are not to be used, whether it has them or not.
+    left_out: BTreeSet<Arc<str>>,
 }
 
 impl Doors {
-    /// Opens them all.
+    /// Opens them all; schedulers that are `left_out` count as missing.
     ///
     /// # Errors
     /// When the kernel lacks one.
-    pub fn open() -> Result<Doors, Error> {
+    pub fn open(left_out: BTreeSet<Arc<str>>) -> Result<Doors, Error> {
         Ok(Doors {
             ipvs: Ipvs::open()?,
             sets: IpSets::open()?,
             route: Socket::open(Protocol::Route)?,
             link: 0,
             schedulers: BTreeSet::new(),
+            left_out,
         })
     }
 
@@ -67,12 +70,15 @@ impl Doors {
     /// # Errors
     /// When it cannot be found out.
     pub fn lacking(&mut self, names: BTreeSet<Arc<str>>) -> Result<BTreeSet<Arc<str>>, Error> {
+        let (left_out, names): (BTreeSet<_>, BTreeSet<_>) = names
+            .into_iter()
+            .partition(|name| self.left_out.contains(name));
         let new: Vec<&Arc<str>> = names
             .iter()
             .filter(|name| ***name != *ROUND_ROBIN && !self.schedulers.contains(*name))
             .collect();
         if new.is_empty() {
-            return Ok(BTreeSet::new());
+            return Ok(left_out);
         }
         let missing = self
             .ipvs
@@ -82,9 +88,8 @@ impl Doors {
             .into_iter()
             .cloned()
             .partition(|name| missing.contains(&**name));
-        let lacking = lacking.into_iter().collect();
         self.schedulers.extend(has);
-        Ok(lacking)
+        Ok(lacking.into_iter().chain(left_out).collect())
     }
 
     /// Makes the dummy link, unless it is there; true if it was not.

@@ -47,6 +47,7 @@ use crate::{
         Family,
         conntrack::flows::Match,
         netlink,
+        probe::Kernel,
         xtables::{self, Engine},
     },
     node::NodePorts,
@@ -113,21 +114,23 @@ enum Belief {
 }
 
 impl Ipvs {
-    /// The mode; nothing of the kernel's state is changed yet, but its modules
-    /// may be loaded.
+    /// The mode on a `kernel` that was examined; nothing of the kernel's state is
+    /// changed yet.
     ///
     /// # Errors
     /// When this kernel lacks IPVS, ipset or iptables for IPv4.
-    pub async fn new(
+    pub fn new(
         options: Options,
+        kernel: &Kernel,
         node_ports: Arc<NodePorts>,
         metrics: Metrics,
     ) -> Result<Ipvs, SyncError> {
-        let doors = Doors::open().map_err(Error::from)?;
+        let left_out = kernel.left_out_schedulers();
+        let doors = Doors::open(left_out).map_err(Error::from)?;
         let mut tables = Families::default();
         for family in FAMILIES {
-            match Tables::find(family).await {
-                Ok(found) => *tables.of_mut(family) = Some(found),
+            match kernel.toolkit(family.into()) {
+                Ok(tools) => *tables.of_mut(family) = Some(Tables::new(family, tools)),
                 Err(source) if family == IpFamily::V4 => {
                     return Err(Error::Rules { family, source }.into());
                 }
@@ -243,6 +246,12 @@ impl Ipvs {
 impl Mode for Ipvs {
     fn name(&self) -> ModeName {
         ModeName::Ipvs
+    }
+
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        let refused = settings::apply(&self.options);
+        self.tell(refused);
+        Ok(())
     }
 
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {

@@ -12,16 +12,16 @@ use super::{
     wanted::{Touched, Wanted},
 };
 use crate::{
-    kernel::{ipset::Kind, xtables::features::Features},
+    kernel::{ipset::Kind, probe::Kernel},
     services::{IpFamily, Protocol, ServiceMap, ServicePortName},
 };
 
-/// Writes what `map` needs at `site`, each program's input after a line that
+/// Writes what `map` needs at `site` with `kernel`, each program's input after a line that
 /// names the program.
 ///
 /// # Errors
 /// Only those of `out`.
-pub fn render(map: &ServiceMap, site: &Site, out: &mut impl Write) -> fmt::Result {
+pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Write) -> fmt::Result {
     let mut ports: Vec<_> = map.iter().collect();
     ports.sort_by(|a, b| a.name.cmp(&b.name));
     let plans: Vec<(&ServicePortName, ServicePlan)> = ports
@@ -56,7 +56,12 @@ pub fn render(map: &ServiceMap, site: &Site, out: &mut impl Write) -> fmt::Resul
         (IpFamily::V6, "ip6tables-restore"),
     ] {
         writeln!(out, "# {program} --noflush")?;
-        let rules = rules(family, site, &Features::ALL, *filled.of(family));
+        let rules = rules(
+            family,
+            site,
+            &kernel.features(family.into()),
+            *filled.of(family),
+        );
         out.write_str(&ruleset::whole(&rules, family == IpFamily::V6))?;
     }
     writeln!(out, "# ipvsadm -R")?;

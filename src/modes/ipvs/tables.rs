@@ -10,8 +10,8 @@ use crate::{
     kernel::{
         Family,
         xtables::{
-            Engine, Error, Xtables,
-            features::{self, Features},
+            Engine, Error, Toolkit, Xtables,
+            features::Features,
             leftovers::{Kept, Leftovers},
             rule::Table,
         },
@@ -36,15 +36,15 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Finds the programs that this node uses.
-    ///
-    /// # Errors
-    /// When none works.
-    pub async fn find(family: IpFamily) -> Result<Tables, Error> {
-        let (xtables, engine) = Xtables::chosen(family.into()).await?;
-        let features = features::probe(&xtables).await;
+    /// Those of `family`, with these tools.
+    pub fn new(family: IpFamily, tools: Toolkit) -> Tables {
+        let Toolkit {
+            xtables,
+            engine,
+            features,
+        } = tools;
         tracing::debug!(%family, program = xtables.program(), ?engine, ?features, "rules");
-        Ok(Tables {
+        Tables {
             family,
             xtables,
             engine,
@@ -52,7 +52,7 @@ impl Tables {
             in_force: None,
             reworded: None,
             later: None,
-        })
+        }
     }
 
     /// The engine that its rules are in.

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     kernel::{
         Family, addresses, netlink,
+        probe::Kernel,
         xtables::{Engine, leftovers::Kept},
     },
     node::Served,
@@ -27,21 +28,21 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Capture by the methods of `choice`.
+    /// Capture by the methods of `choice`, which was made for this `kernel`.
     ///
     /// # Errors
     /// When the kernel's doors for it cannot be opened.
-    pub async fn new(choice: Choice) -> Result<Self, Error> {
+    pub fn new(choice: Choice, kernel: &Kernel) -> Result<Self, Error> {
         let redirected = choice.families(Method::Redirect);
         let routed = choice.families(Method::Local);
         Ok(Capture {
             redirect: match redirected.is_empty() {
                 true => None,
-                false => Some(Redirect::new(&redirected, NodePortAddresses::All).await?),
+                false => Some(Redirect::new(&redirected, kernel, NodePortAddresses::All)?),
             },
             local: match routed.is_empty() {
                 true => None,
-                false => Some(Local::new(&routed)?),
+                false => Some(Local::new(&routed, kernel)?),
             },
             route: netlink::Socket::open(netlink::Protocol::Route)?,
             choice,

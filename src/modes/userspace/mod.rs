@@ -61,7 +61,7 @@ pub use self::{
 };
 use super::{Mode, ModeName, SyncError, SyncReport, claims::Claims};
 use crate::{
-    kernel::{Family, xtables::Engine},
+    kernel::{Family, probe::Kernel, xtables::Engine},
     node::NodePorts,
     sched::SchedulerName,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -143,11 +143,16 @@ pub struct Userspace {
 }
 
 impl Userspace {
-    /// The mode, not serving anything yet.
+    /// The mode on a `kernel` that was examined, not serving anything yet.
     ///
     /// # Errors
     /// When its threads cannot be started.
-    pub fn new(options: Options, capture: Capture, counters: Counters) -> io::Result<Self> {
+    pub fn new(
+        options: Options,
+        kernel: &Kernel,
+        capture: Capture,
+        counters: Counters,
+    ) -> io::Result<Self> {
         let insiders = Arc::new(Insiders::new(options.detect_local.clone()));
         let transparent = Arc::new(Transparent::new(Arc::clone(&insiders)));
         let shared = Arc::new(Shared {
@@ -161,7 +166,7 @@ impl Userspace {
         Ok(Userspace {
             workers: Workers::start(options.workers, &shared)?,
             ports: Ports::new(options.port_range.clone()),
-            steering: Steering::new(options.transparent, transparent),
+            steering: Steering::new(options.transparent, transparent, kernel),
             options,
             shared,
             capture,

@@ -7,6 +7,8 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+
 use serde::Serialize;
 
 pub use self::table::{json, table};
@@ -34,6 +36,8 @@ pub struct Wishes {
 /// Something that a kernel lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Lack {
+    /// One word for it, see [`Ability::word`].
+    pub name: String,
     /// What it is.
     pub what: String,
     /// The kernel's own words.
@@ -83,6 +87,7 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Verdict {
             continue;
         };
         let lack = Lack {
+            name: need.ability.word().into_owned(),
             what: need.ability.to_string(),
             why: why.to_owned(),
             effect: need.effect.to_owned(),
@@ -94,6 +99,21 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Verdict {
         }
     }
     verdict
+}
+
+/// Why the mode cannot run, in a sentence.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no {} mode here, for lack of ", self.mode)?;
+        for (at, lack) in self.missing.iter().enumerate() {
+            let between = if at == 0 { "" } else { ", " };
+            let Lack {
+                what, why, remedy, ..
+            } = lack;
+            write!(f, "{between}{what} ({why}; {remedy})")?;
+        }
+        Ok(())
+    }
 }
 
 /// What came of the wish for a mode.
@@ -127,21 +147,22 @@ pub fn choose(wanted: ModeName, kernel: &Kernel, wishes: &Wishes) -> Choice {
 }
 
 impl Choice {
+    /// What the modes that were passed over miss, a word for each thing: few
+    /// enough for a label of a metric.
+    pub fn wanting(&self) -> Vec<String> {
+        let mut words: Vec<String> = Vec::new();
+        for lack in self.verdicts.iter().flat_map(|verdict| &verdict.missing) {
+            if !words.contains(&lack.name) {
+                words.push(lack.name.clone());
+            }
+        }
+        words
+    }
+
     /// Why each better mode was passed over: a line for each.
     pub fn passed_over(&self) -> impl Iterator<Item = String> {
         let verdicts = self.verdicts.iter().filter(|verdict| !verdict.can_run());
-        verdicts.map(|verdict| {
-            let missing: Vec<String> = verdict
-                .missing
-                .iter()
-                .map(|lack| format!("{} ({}; {})", lack.what, lack.why, lack.remedy))
-                .collect();
-            format!(
-                "no {} mode here, for lack of {}",
-                verdict.mode,
-                missing.join(", ")
-            )
-        })
+        verdicts.map(Verdict::to_string)
     }
 }
 

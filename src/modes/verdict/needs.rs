@@ -4,7 +4,7 @@ use super::{Need, Wishes};
 use crate::{
     kernel::{
         Family,
-        probe::{Ability, Extension, IP_SETS, Kernel},
+        probe::{Ability, Extension, IP_SETS, Kernel, Setting},
     },
     modes::{ModeName, iptables, userspace::capture::Requested},
 };
@@ -43,7 +43,7 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Nee
     match mode {
         ModeName::Ipvs => ipvs(&mut needs, kernel, wishes),
         ModeName::Iptables => iptables(&mut needs, kernel, wishes.primary),
-        ModeName::Userspace => userspace(&mut needs, wishes),
+        ModeName::Userspace => userspace(&mut needs, kernel, wishes),
     }
     let other = other(wishes.primary);
     // A node without the other family lacks nothing for the Services that it
@@ -87,14 +87,14 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
     }
     if kernel.can(&Ability::Ipvs) {
         schedulers(needs, wishes);
+        needs.push(required(
+            Ability::Setting(Setting::VsConntrack),
+            "masquerading connections through IPVS",
+        ));
     }
     needs.push(useful(
         Ability::Conntrack,
         "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
-    ));
-    needs.push(required(
-        Ability::Sysctls,
-        "net.ipv4.vs.conntrack, without which connections through IPVS are not masqueraded",
     ));
 }
 
@@ -161,7 +161,7 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
         let lost = iptables::plan::lost(&features);
         for extension in Extension::ALL {
             let ability = Ability::Extension(family, extension);
-            let name = extension.name();
+            let name = extension.spelling();
             if let Some(gone) = impossible.iter().find(|gone| gone.what == name) {
                 needs.push(required(ability, gone.remedy));
             } else if let Some(loss) = lost.iter().find(|loss| loss.what == name) {
@@ -174,48 +174,50 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
         "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
     ));
     needs.push(useful(
-        Ability::Sysctls,
-        "without it, node ports on loopback addresses need net.ipv4.conf.all.route_localnet=1 set by you",
+        Ability::Setting(Setting::RouteLocalnet),
+        "without it, node ports are not served on loopback addresses",
     ));
 }
 
-fn userspace(needs: &mut Vec<Need>, wishes: &Wishes) {
+fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
     let family = wishes.primary;
-    let redirect = [
-        (Ability::Nat(family), "redirect capture"),
-        (
-            Ability::Extension(family, Extension::Conntrack),
-            "without it, the local ports of listeners can be called from outside (redirect capture)",
-        ),
-    ];
-    let local = [
-        (
-            Ability::LocalRoutes(family),
-            "local capture of service addresses",
-        ),
-        (
-            Ability::Transparent(family),
-            "listeners on service addresses (local capture)",
-        ),
-    ];
-    let [(nat, nat_for), (guard, guard_for)] = redirect;
+    let nat = Ability::Nat(family);
+    let redirect = Ability::Extension(family, Extension::Redirect);
+    let redirects = kernel.can(&nat) && kernel.can(&redirect);
     match wishes.capture {
         Requested::Redirect => {
-            needs.push(required(nat, nat_for));
-            needs.push(useful(guard, guard_for));
+            needs.push(required(nat, "redirect capture"));
+            if kernel.can(&Ability::Nat(family)) {
+                needs.push(required(redirect, "redirect capture"));
+            }
         }
         Requested::Auto => {
-            needs.push(useful(
-                nat,
-                "redirect capture; without it, service addresses are captured by local routes",
-            ));
-            needs.extend(local.map(|(ability, effect)| required(ability, effect)));
+            let instead =
+                "redirect capture; without it, service addresses are captured by local routes";
+            needs.push(useful(nat, instead));
+            if kernel.can(&Ability::Nat(family)) {
+                needs.push(useful(redirect, instead));
+            }
         }
-        Requested::Local => {
-            needs.extend(local.map(|(ability, effect)| required(ability, effect)));
-        }
+        Requested::Local => {}
     }
-    if wishes.capture != Requested::Redirect {
+    let routed = match wishes.capture {
+        Requested::Redirect => false,
+        Requested::Auto => !redirects,
+        Requested::Local => true,
+    };
+    if redirects && !routed {
+        redirected(needs, family);
+    }
+    if routed {
+        needs.push(required(
+            Ability::LocalRoutes(family),
+            "local capture of service addresses",
+        ));
+        needs.push(required(
+            Ability::Transparent(family),
+            "listeners on service addresses (local capture)",
+        ));
         needs.push(useful(
             Ability::PortRules(family),
             "without it, the node's own services answer on service addresses too (local capture)",
@@ -229,4 +231,42 @@ fn userspace(needs: &mut Vec<Need>, wishes: &Wishes) {
         Ability::Splice,
         "without it, bytes are copied through this process",
     ));
+    let families = match kernel.can(&Ability::Sockets(other(family))) {
+        true => Family::ALL.to_vec(),
+        false => vec![family],
+    };
+    for family in families {
+        needs.push(useful(
+            Ability::Extension(family, Extension::Socket),
+            "without it, --userspace-transparent does nothing: endpoints see the node's address",
+        ));
+    }
+}
+
+/// What the rules that lead to listeners use beside what they are made of.
+fn redirected(needs: &mut Vec<Need>, family: Family) {
+    for (extension, effect) in [
+        (
+            Extension::Conntrack,
+            "without it, the local ports of listeners can be called from outside (redirect capture)",
+        ),
+        (
+            Extension::Reject,
+            "without it, who calls the local port of a listener hears nothing (redirect capture)",
+        ),
+        (
+            Extension::Addrtype,
+            "without it, node ports answer on the addresses that the node has at each full sync",
+        ),
+        (
+            Extension::Dnat,
+            "without it, what comes in through a link without an address is lost (redirect capture)",
+        ),
+        (
+            Extension::Comment,
+            "without it, rules do not tell what they are for",
+        ),
+    ] {
+        needs.push(useful(Ability::Extension(family, extension), effect));
+    }
 }

@@ -71,6 +71,11 @@ pub fn lost(features: &Features) -> Vec<Loss> {
             "two masqueraded connections made at the same moment may collide, and one then \
              waits for its client to try again",
         ),
+        (
+            features.sctp,
+            "-m sctp",
+            "SCTP ports of Services are not served",
+        ),
     ];
     all.into_iter()
         .filter(|(there, ..)| !there)
@@ -115,7 +120,11 @@ mod tests {
         let none = Features::NONE;
         let mut named: Vec<_> = lost(&none).iter().map(|loss| loss.what).collect();
         named.extend(impossible(&none).iter().map(|lack| lack.what));
-        assert_eq!(named.len(), 11, "all but set and physdev: {named:?}");
+        assert_eq!(
+            named.len(),
+            12,
+            "all but set, physdev, socket and REDIRECT: {named:?}"
+        );
         let count = named.len();
         named.sort_unstable();
         named.dedup();

@@ -215,7 +215,11 @@ impl Builder<'_> {
             .map(|set| self.in_set(Rule::new(), set).target(Target::Return))
             .into();
         let new = Rule::new().with(Match::ConnectionState(Maybe::yes("NEW")));
-        rules.push(self.in_set(new, Set::ServiceIps).target(Target::Reject));
+        let refused = match self.features.reject {
+            true => Target::Reject,
+            false => Target::Drop,
+        };
+        rules.push(self.in_set(new, Set::ServiceIps).target(refused));
         rules
     }
 

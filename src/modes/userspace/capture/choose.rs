@@ -4,7 +4,11 @@ use std::fmt;
 
 use super::Error;
 use crate::{
-    kernel::{Family, xtables::Xtables},
+    kernel::{
+        Family,
+        probe::{Ability, Extension, Kernel},
+        xtables::{self, Toolkit},
+    },
     services::IpFamily,
 };
 
@@ -58,7 +62,7 @@ impl Choice {
         }
     }
 
-    /// The families that use `method`: for `Redirect::new` and `Local::new`.
+    /// The families that use `method`.
     pub fn families(&self, method: Method) -> Vec<IpFamily> {
         [IpFamily::V4, IpFamily::V6]
             .into_iter()
@@ -67,13 +71,12 @@ impl Choice {
     }
 }
 
-/// Chooses. Tries nat rules with REDIRECT in a scratch chain that is deleted
-/// again, unless [`Requested::Local`].
+/// Chooses, by what was found out of `kernel`.
 ///
 /// # Errors
 /// When [`Requested::Redirect`] cannot work for IPv4. Where only IPv6 cannot,
 /// IPv6 is captured the other way, and a reason says so.
-pub async fn choose(requested: Requested) -> Result<Choice, Error> {
+pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     if requested == Requested::Local {
         return Ok(Choice {
             v4: Method::Local,
@@ -84,12 +87,12 @@ pub async fn choose(requested: Requested) -> Result<Choice, Error> {
     let mut reasons = Vec::new();
     let mut methods = [Method::Local; 2];
     for (method, family) in methods.iter_mut().zip(Family::ALL) {
-        match Xtables::find(family).await {
-            Ok(xtables) => {
+        match redirecting(kernel, family) {
+            Ok(tools) => {
                 *method = Method::Redirect;
                 reasons.push(format!(
                     "{family}: redirect capture, nat works with {}",
-                    xtables.program()
+                    tools.xtables.program()
                 ));
             }
             Err(error) => {
@@ -107,4 +110,17 @@ pub async fn choose(requested: Requested) -> Result<Choice, Error> {
     }
     let [v4, v6] = methods;
     Ok(Choice { v4, v6, reasons })
+}
+
+/// The tools for redirect capture.
+pub(super) fn redirecting(kernel: &Kernel, family: Family) -> Result<Toolkit, xtables::Error> {
+    let tools = kernel.toolkit(family)?;
+    let ability = Ability::Extension(family, Extension::Redirect);
+    match kernel.lack(&ability) {
+        None => Ok(tools),
+        Some(why) => Err(xtables::Error::Unusable {
+            family,
+            reason: format!("{ability}: {why} ({})", ability.remedy()),
+        }),
+    }
 }

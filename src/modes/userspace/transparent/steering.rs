@@ -22,6 +22,7 @@ use crate::{
     kernel::{
         Family, links,
         netlink::{self, Protocol, Socket},
+        probe::Kernel,
         routes::{self, Kind, Route},
         rules::{self, Action, Rule},
         sysctl,
@@ -132,8 +133,8 @@ fn deletion(line: &str) -> String {
 pub struct Steering {
     wanted: bool,
     transparent: Arc<Transparent>,
-    /// What works for IPv4 and IPv6.
-    xtables: [Option<Xtables>; 2],
+    /// What works for IPv4 and IPv6, or why nothing does.
+    xtables: [Result<Xtables, String>; 2],
     /// What was said of each.
     said: [Option<Note>; 2],
     cleaned: bool,
@@ -143,13 +144,13 @@ pub struct Steering {
 pub type Note = Result<String, String>;
 
 impl Steering {
-    /// For the data path's `transparent`; what an earlier run left goes if it
-    /// is not `wanted`.
-    pub fn new(wanted: bool, transparent: Arc<Transparent>) -> Self {
+    /// For the data path's `transparent`, on a `kernel` that was examined; what
+    /// an earlier run left goes if it is not `wanted`.
+    pub fn new(wanted: bool, transparent: Arc<Transparent>, kernel: &Kernel) -> Self {
         Steering {
             wanted,
             transparent,
-            xtables: [None, None],
+            xtables: Family::ALL.map(|family| kernel.marker(family)),
             said: [None, None],
             cleaned: false,
         }
@@ -194,12 +195,9 @@ impl Steering {
                  to a socket by its mark; set it to 0"
             ));
         }
-        let xtables = match &self.xtables[n] {
-            Some(found) => found.clone(),
-            None => self.xtables[n].insert(find(family).await?).clone(),
-        };
+        let xtables = self.xtables[n].as_ref().map_err(String::clone)?;
         route_marked(family).map_err(|e| e.to_string())?;
-        match mark_answers(&xtables).await {
+        match mark_answers(xtables).await {
             // What is in force stays so while somebody else has the lock.
             Err(e) if e.is_passing() && self.transparent.steered(family).load(Relaxed) => Ok(()),
             other => other.map_err(|e| e.to_string()),
@@ -227,25 +225,6 @@ async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
         Some(batch) => xtables.restore(&batch).await,
         None => Ok(()),
     }
-}
-
-/// The program whose rules can find sockets.
-async fn find(family: Family) -> Result<Xtables, String> {
-    let mut reasons = Vec::new();
-    for xtables in Xtables::installed(family) {
-        match xtables.check("mangle", &marking()).await {
-            Ok(()) => return Ok(xtables),
-            Err(error) => reasons.push(error.to_string()),
-        }
-    }
-    if reasons.is_empty() {
-        reasons.push("package iptables is not installed".to_owned());
-    }
-    Err(format!(
-        "it takes iptables with -m socket and -j MARK in table mangle (modules xt_socket, xt_mark; \
-         CONFIG_NETFILTER_XT_MATCH_SOCKET): {}",
-        reasons.join("; ")
-    ))
 }
 
 /// Whether an earlier run left something. The routing rule comes first and

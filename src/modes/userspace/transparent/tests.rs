@@ -4,7 +4,10 @@ use std::process::Command;
 
 use super::*;
 use crate::{
-    kernel::namespace::{in_namespace, ip},
+    kernel::{
+        namespace::{in_namespace, ip},
+        probe::Kernel,
+    },
     modes::userspace::insiders::DetectLocal,
 };
 
@@ -54,7 +57,7 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
         let before = traces();
 
         let transparent = transparent();
-        let mut steering = Steering::new(true, Arc::clone(&transparent));
+        let mut steering = Steering::new(true, Arc::clone(&transparent), &Kernel::examine(&[]));
         let notes = run(steering.sync());
         assert_eq!(notes.len(), 2, "{notes:?}");
         let sees = |note: &steering::Note| note.as_ref().is_ok_and(|n| n.contains("see clients"));
@@ -98,7 +101,7 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
         );
 
         // A process without the flag removes what one with it left.
-        let mut other = Steering::new(false, transparent);
+        let mut other = Steering::new(false, transparent, &Kernel::default());
         assert_eq!(run(other.sync()), []);
         let foreign = before.lines().filter(|line| !line.contains("eth9"));
         assert_eq!(traces(), foreign.collect::<Vec<_>>().join("\n"));
@@ -111,7 +114,8 @@ fn a_kernel_that_would_drop_the_answers_is_named() {
     in_namespace(|| {
         std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1").unwrap();
         let transparent = transparent();
-        let notes = run(Steering::new(true, Arc::clone(&transparent)).sync());
+        let notes =
+            run(Steering::new(true, Arc::clone(&transparent), &Kernel::examine(&[])).sync());
         let said = notes.iter().find_map(|note| note.as_ref().err()).unwrap();
         assert!(
             said.contains("IPv4") && said.contains("src_valid_mark is 1"),

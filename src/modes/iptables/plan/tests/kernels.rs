@@ -55,7 +55,7 @@ fn ports() -> ServiceMap {
 async fn there_and_back(options: &Options) {
     let mut text = String::new();
     render(&ports(), options, &mut text).expect("text");
-    let xtables = Xtables::find(options.family).await.expect("iptables");
+    let xtables = Xtables::chosen(options.family).await.expect("iptables").0;
     xtables
         .restore(&text)
         .await

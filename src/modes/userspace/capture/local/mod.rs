@@ -41,7 +41,7 @@ use crate::{
     kernel::{
         Family, addresses, links,
         netlink::{self, Protocol, Socket},
-        rules,
+        probe::{Ability, Kernel},
     },
     services::IpFamily,
 };
@@ -62,8 +62,8 @@ struct FamilyState {
     held: Uses,
     /// The ground at the last full sync; `None`: the next sync must be full.
     ground: Option<Ground>,
-    /// Rules can match ports here; found out once.
-    ports: bool,
+    /// Rules can match ports here.
+    ports: Result<(), String>,
     /// Nothing of ours was in the kernel when last we looked, and we added
     /// nothing since.
     clean: bool,
@@ -72,17 +72,20 @@ struct FamilyState {
 }
 
 impl Local {
-    /// For these families.
+    /// For these families of `kernel`.
     ///
     /// # Errors
     /// When no netlink socket can be had.
-    pub fn new(families: &[IpFamily]) -> Result<Local, Error> {
+    pub fn new(families: &[IpFamily], kernel: &Kernel) -> Result<Local, Error> {
         let families = families.iter().map(|family| FamilyState {
             family: *family,
             shapes: BTreeMap::new(),
             held: Uses::default(),
             ground: None,
-            ports: false,
+            ports: match kernel.lack(&Ability::PortRules((*family).into())) {
+                Some(why) => Err(why.to_owned()),
+                None => Ok(()),
+            },
             clean: false,
             own: HashSet::new(),
         });
@@ -198,22 +201,20 @@ impl FamilyState {
         }
         let loopback = links::index("lo")?;
         links::set_up(socket, loopback)?;
-        if !self.ports {
-            match rules::supports_ports(socket, family) {
-                Ok(()) => self.ports = true,
-                Err(error) if error.errno() == Some(Errno::EPERM) => return Err(error.into()),
-                Err(error) => report.notes.push(format!(
-                    "{family}: service addresses become plain local routes, so that each of \
-                     their ports reaches whatever listens on all addresses of this node, because \
-                     {error}"
-                )),
-            }
+        if let Err(why) = &self.ports {
+            let ability = Ability::PortRules(family);
+            report.notes.push(format!(
+                "{family}: service addresses become plain local routes, so that each of their \
+                 ports reaches whatever listens on all addresses of this node, for lack of \
+                 {ability} ({why}; {})",
+                ability.remedy()
+            ));
         }
         let own = addresses::list(socket)?;
         self.own = own.iter().map(|a| a.address).collect();
         Ok(Some(Ground {
             family,
-            ports: self.ports,
+            ports: self.ports.is_ok(),
             loopback,
             has_loopback_address: own
                 .iter()

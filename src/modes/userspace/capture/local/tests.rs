@@ -16,7 +16,8 @@ use super::{
 use crate::{
     kernel::{
         namespace::{in_namespace, ip},
-        routes,
+        probe::Kernel,
+        routes, rules,
     },
     modes::userspace::capture::{OtherPorts, Target},
     services,
@@ -99,7 +100,7 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
         runner
             .run(&steps, |steps| {
                 let both = [IpFamily::V4, IpFamily::V6];
-                let mut local = Local::new(&both).unwrap();
+                let mut local = Local::new(&both, &Kernel::examine(&[])).unwrap();
                 let mut want = Want::new();
                 for (step, restart) in steps {
                     let changed: Vec<_> = step.iter().map(|(f, _)| *f).collect();
@@ -110,7 +111,7 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
                         };
                     }
                     if restart {
-                        local = Local::new(&both).unwrap();
+                        local = Local::new(&both, &Kernel::examine(&[])).unwrap();
                     }
                     let report = local.sync(&want, Some(&changed)).unwrap();
                     prop_assert_eq!(report.failed, vec![]);
@@ -132,7 +133,7 @@ fn a_full_sync_repairs_what_others_broke() {
     in_namespace(|| {
         let web = frontend(services::Protocol::Tcp, "10.96.0.1", 80);
         let want = Want::from([(web, target(OtherPorts::Refuse))]);
-        let mut local = Local::new(&[IpFamily::V4]).unwrap();
+        let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
         local.sync(&want, None).unwrap();
         let right = present(Family::V4);
         let mut socket = Socket::open(Protocol::Route).unwrap();
@@ -169,7 +170,7 @@ fn a_full_sync_repairs_what_others_broke() {
 fn an_address_of_the_node_is_left_alone() {
     in_namespace(|| {
         ip("addr add 192.0.2.1/32 dev lo");
-        let mut local = Local::new(&[IpFamily::V4]).unwrap();
+        let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
         let own = frontend(services::Protocol::Tcp, "192.0.2.1", 80);
         let want = Want::from([(own, target(OtherPorts::Refuse))]);
         let report = local.sync(&want, None).unwrap();
@@ -188,7 +189,7 @@ fn what_cannot_be_captured_is_named_and_the_rest_works() {
         let good = frontend(services::Protocol::Tcp, "10.96.0.1", 80);
         let bad = frontend(services::Protocol::Tcp, "127.0.0.1", 80);
         let want = Want::from([good, bad].map(|f| (f, target(OtherPorts::Refuse))));
-        let mut local = Local::new(&[IpFamily::V4]).unwrap();
+        let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
         let report = local.sync(&want, None).unwrap();
         assert_eq!(report.failed.len(), 1);
         assert_eq!(report.failed[0].0, bad);
@@ -214,7 +215,7 @@ fn a_connected_socket_takes_a_route_that_came_later() {
                 [first, second].map(|a| frontend(services::Protocol::Udp, a, 5353));
             let refuse = target(OtherPorts::Refuse);
             let mut want = Want::from([(first, refuse.clone())]);
-            let mut local = Local::new(&[first.family]).unwrap();
+            let mut local = Local::new(&[first.family], &Kernel::examine(&[])).unwrap();
             local.sync(&want, None).unwrap();
 
             let to = SocketAddr::new(second.address.unwrap(), second.port);

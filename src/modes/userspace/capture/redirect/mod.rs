@@ -34,11 +34,12 @@ use self::{
     plan::{Features, Ground, Jumps},
     stale::Stale,
 };
-use super::{Error, Frontend, Report, Want};
+use super::{Error, Frontend, Report, Want, choose::redirecting};
 use crate::{
     kernel::{
         Family, addresses,
         netlink::{Protocol, Socket},
+        probe::Kernel,
         xtables::{self, Engine, Xtables, leftovers::Kept},
     },
     services::IpFamily,
@@ -76,23 +77,24 @@ struct Settled {
 }
 
 impl Redirect {
-    /// For these families. Node ports answer on `node_ports` of the node's
+    /// For these families of `kernel`. Node ports answer on `node_ports` of the node's
     /// addresses.
     ///
     /// # Errors
     /// When nat does not work in one of them: see [`super::choose()`].
-    pub async fn new(
+    pub fn new(
         families: &[IpFamily],
+        kernel: &Kernel,
         node_ports: NodePortAddresses,
     ) -> Result<Redirect, Error> {
         let mut states = Vec::new();
         for family in families {
-            let xtables = Xtables::find(Family::from(*family)).await?;
+            let tools = redirecting(kernel, Family::from(*family))?;
             states.push(FamilyState {
                 family: *family,
-                engine: xtables.engine().await?,
-                features: features(&xtables).await,
-                xtables,
+                engine: tools.engine,
+                features: tools.features.into(),
+                xtables: tools.xtables,
                 applied: Applied::new(*family),
                 ground: None,
                 destination: None,
@@ -188,22 +190,6 @@ async fn remove(xtables: &Xtables, table: &str) -> Result<(), xtables::Error> {
     match plan::removal(table, &saved) {
         Some(batch) => xtables.restore(&batch).await,
         None => Ok(()),
-    }
-}
-
-async fn features(xtables: &Xtables) -> Features {
-    let to = match xtables.family() {
-        Family::V4 => "192.0.2.1:1",
-        Family::V6 => "[2001:db8::1]:1",
-    };
-    let dnat = format!("-p tcp -j DNAT --to-destination {to}");
-    let has = async |table, rule: &str| xtables.check(table, rule).await.is_ok();
-    Features {
-        comment: has("nat", "-m comment --comment probe -j RETURN").await,
-        addrtype: has("nat", "-m addrtype --dst-type LOCAL -j RETURN").await,
-        dnat: has("nat", &dnat).await,
-        guard: has("filter", "-m conntrack --ctstate DNAT,UNTRACKED -j RETURN").await,
-        reject: has("filter", "-p tcp -j REJECT --reject-with tcp-reset").await,
     }
 }
 

@@ -21,7 +21,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    kernel::{Family, addresses::Address},
+    kernel::{Family, addresses::Address, xtables::features as xtables},
     modes::userspace::capture::{Frontend, Target},
     services::Protocol,
 };
@@ -45,6 +45,18 @@ pub struct Features {
     pub guard: bool,
     /// `REJECT` in table filter.
     pub reject: bool,
+}
+
+impl From<xtables::Features> for Features {
+    fn from(of: xtables::Features) -> Features {
+        Features {
+            comment: of.comment,
+            addrtype: of.addrtype,
+            dnat: of.dnat,
+            guard: of.conntrack,
+            reject: of.reject,
+        }
+    }
 }
 
 /// On which of the node's addresses node ports answer.

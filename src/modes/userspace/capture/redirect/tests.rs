@@ -7,6 +7,7 @@ use crate::{
     kernel::{
         conntrack::flows::tests::{enter_udp, udp},
         namespace::{in_namespace, ip},
+        probe::Kernel,
     },
     modes::userspace::capture::{OtherPorts, Target},
     services,
@@ -33,7 +34,7 @@ fn target(port: u16) -> Target {
 
 /// Our lines in both tables of `family`, without those that declare chains.
 async fn ours(family: Family) -> String {
-    let xtables = Xtables::find(family).await.unwrap();
+    let xtables = Xtables::chosen(family).await.unwrap().0;
     let saved = xtables.save("filter").await.unwrap() + &xtables.save("nat").await.unwrap();
     let rules = saved.lines().filter(|line| line.starts_with("-A"));
     let ours = rules.filter(|line| line.contains(plan::CHAIN));
@@ -53,7 +54,8 @@ fn rules_follow_are_repaired_and_go() {
     in_namespace(|| {
         ip("addr add 192.0.2.1/32 dev lo");
         block_on(async {
-            let mut redirect = Redirect::new(&BOTH, NodePortAddresses::All).await.unwrap();
+            let mut redirect =
+                Redirect::new(&BOTH, &Kernel::examine(&[]), NodePortAddresses::All).unwrap();
             let web = frontend(IpFamily::V4, Some("10.96.0.1"), 80);
             let web6 = frontend(IpFamily::V6, Some("fd96::1"), 80);
             let node = frontend(IpFamily::V4, None, 30_080);
@@ -84,7 +86,7 @@ fn rules_follow_are_repaired_and_go() {
             assert!(!ours(Family::V6).await.contains("40000"));
 
             // Someone flushes our chain and drops a jump: a full sync repairs.
-            let xtables = Xtables::find(Family::V4).await.unwrap();
+            let xtables = Xtables::chosen(Family::V4).await.unwrap().0;
             let sorted = |text: String| {
                 let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
                 lines.sort();
@@ -141,7 +143,8 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
                     enter_udp(socket, client, called, served);
                 }
             };
-            let mut redirect = Redirect::new(&BOTH, NodePortAddresses::All).await.unwrap();
+            let mut redirect =
+                Redirect::new(&BOTH, &Kernel::examine(&[]), NodePortAddresses::All).unwrap();
             let mut want = Want::from([(dns, target(40_000)), (node, target(40_001))]);
             enter(socket);
             let report = redirect.sync(&want, None).await.unwrap();
@@ -166,7 +169,7 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             assert_eq!(udp(socket, Family::V4), [strange]);
 
             // What could not be written is made good, and its flows with it.
-            let xtables = Xtables::find(Family::V4).await.unwrap();
+            let xtables = Xtables::chosen(Family::V4).await.unwrap().0;
             let broken = format!("*nat\n-F {}\nCOMMIT\n", plan::CHAIN);
             xtables.restore(&broken).await.unwrap();
             enter_udp(socket, "10.0.0.1:1006", "10.96.0.11:53", "192.0.2.1:40002");

@@ -1,0 +1,151 @@
+//! Leaving out what was found: to keep off a match that this kernel has but that
+//! is broken, and to test how modes get along without.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{Ability, Extension, IP_SETS, Kernel};
+use crate::kernel::Family;
+
+/// Why something that is left out cannot be used.
+const WHY: &str = "left out by --without";
+
+/// Schedulers that modules of IPVS have (`net/netfilter/ipvs/Kconfig`).
+const SCHEDULERS: [&str; 15] = [
+    "dh", "fo", "lblc", "lblcr", "lc", "mh", "nq", "ovf", "random", "rr", "sed", "sh", "twos",
+    "wlc", "wrr",
+];
+
+/// What `--without` can name: all that somebody asks a [`Kernel`] for before
+/// using it.
+fn abilities() -> Vec<Ability> {
+    let mut all = vec![Ability::Ipvs, Ability::DummyLink];
+    all.extend(IP_SETS.map(Ability::IpSet));
+    all.extend(SCHEDULERS.map(|name| Ability::Scheduler(name.to_owned())));
+    for family in Family::ALL {
+        all.extend([
+            Ability::Nat(family),
+            Ability::PortRules(family),
+            Ability::LocalRoutes(family),
+            Ability::Transparent(family),
+        ]);
+        all.extend(Extension::ALL.map(|extension| Ability::Extension(family, extension)));
+    }
+    all
+}
+
+/// What is not to be used, whether it is there or not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaveOut(BTreeSet<Ability>);
+
+impl LeaveOut {
+    /// Also what `word` stands for, in both families.
+    ///
+    /// # Errors
+    /// When that is nothing; says what can be named.
+    pub fn add(&mut self, word: &str) -> Result<(), String> {
+        let mut all = abilities();
+        all.retain(|ability| ability.word() == word);
+        if all.is_empty() {
+            let mut known: Vec<_> = abilities().iter().map(Ability::word).collect();
+            known.sort_unstable();
+            known.dedup();
+            return Err(format!(
+                "there is no {word:?}; known are {}",
+                known.join(", ")
+            ));
+        }
+        self.0.extend(all);
+        Ok(())
+    }
+
+    /// Nothing is left out.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One word for each thing.
+    pub fn words(&self) -> BTreeSet<String> {
+        let words = self.0.iter().map(|ability| ability.word().into_owned());
+        words.collect()
+    }
+}
+
+impl Kernel {
+    /// The same kernel without those abilities.
+    #[must_use]
+    pub fn leaving_out(mut self, left_out: &LeaveOut) -> Kernel {
+        for ability in &left_out.0 {
+            self.record(ability.clone(), Err(WHY.to_owned()));
+            if let Ability::Extension(family, Extension::Masquerade) = ability {
+                let rest = Ability::Extension(*family, Extension::RandomFully);
+                self.record(rest, Err(WHY.to_owned()));
+            }
+        }
+        self
+    }
+
+    /// Schedulers of IPVS that are left out.
+    pub fn left_out_schedulers(&self) -> BTreeSet<Arc<str>> {
+        let lacks = self.tried.iter();
+        let left_out = lacks.filter(|(_, lack)| lack.as_deref() == Some(WHY));
+        left_out
+            .filter_map(|(ability, _)| match ability {
+                Ability::Scheduler(name) => Some(name.as_str().into()),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_unique_and_know_both_families() {
+        let mut left_out = LeaveOut::default();
+        for ability in abilities() {
+            let word = ability.word();
+            assert!(!word.contains([',', ' ', '"']), "{word}");
+            left_out.add(&word).unwrap();
+        }
+        let all: BTreeSet<Ability> = abilities().into_iter().collect();
+        assert_eq!(left_out.0, all, "each has a word of its own");
+        let mut one = LeaveOut::default();
+        one.add("recent").unwrap();
+        let both = Family::ALL.map(|family| Ability::Extension(family, Extension::Recent));
+        assert_eq!(one.0, both.into());
+        assert_eq!(one.words(), ["recent".to_owned()].into());
+    }
+
+    #[test]
+    fn an_unknown_word_names_the_known_ones() {
+        let error = LeaveOut::default().add("xt_recent").unwrap_err();
+        for word in [
+            "\"xt_recent\"",
+            "recent",
+            "ipset-hash-ip-port",
+            "ipvs-wrr",
+            "dummy",
+        ] {
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_nowhere_to_be_had() {
+        let kernel = Kernel::with_everything(&["rr".to_owned(), "wrr".to_owned()]);
+        let mut left_out = LeaveOut::default();
+        for word in ["recent", "nat", "ipvs-wrr"] {
+            left_out.add(word).unwrap();
+        }
+        let kernel = kernel.leaving_out(&left_out);
+        for family in Family::ALL {
+            assert!(!kernel.features(family).recent);
+            assert!(kernel.features(family).comment);
+            let error = kernel.toolkit(family).unwrap_err().to_string();
+            assert!(error.contains(WHY), "{error}");
+        }
+        assert_eq!(kernel.left_out_schedulers(), ["wrr".into()].into());
+    }
+}
