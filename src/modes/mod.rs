@@ -1,6 +1,7 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
+pub mod apart;
 mod claims;
 mod detect_local;
 pub mod iptables;
@@ -88,6 +89,9 @@ pub enum SyncError {
     /// iptables mode.
     #[error(transparent)]
     Iptables(#[from] iptables::Error),
+    /// The thread of a large sync could not begin.
+    #[error("no runtime for a sync: {0}")]
+    Runtime(#[source] std::io::Error),
 }
 
 /// One way to carry a Service's traffic to its endpoints.
@@ -122,10 +126,8 @@ pub trait Mode: Send {
     fn carried(&self) -> usize {
         0
     }
-    /// Where it has rules: in which engine of each family.
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        Vec::new()
-    }
+    /// Where it has rules: in which engine of each family. Does not change.
+    fn engines(&self) -> Vec<(Family, Engine)>;
     /// Removes everything this mode ever installs, also what an earlier
     /// process left behind.
     ///

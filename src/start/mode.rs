@@ -3,14 +3,15 @@
 use crate::{
     kernel::{Family, xtables::Engine},
     modes::{
-        Mode, ModeName, SyncError, SyncReport, iptables::Iptables, ipvs::Ipvs, userspace::Userspace,
+        Mode, ModeName, SyncError, SyncReport, apart::Apart, iptables::Iptables, ipvs::Ipvs,
+        userspace::Userspace,
     },
     services::{Changes, ServiceMap},
 };
 
 /// One of the modes.
 pub(super) enum Running {
-    Ipvs(Box<Ipvs>),
+    Ipvs(Apart<Ipvs>),
     Iptables(Box<Iptables>),
     Userspace(Box<Userspace>),
 }
