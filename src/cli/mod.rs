@@ -45,7 +45,7 @@ Examples:
       tripod --config /var/lib/kube-proxy/config.conf --hostname-override node-1
   See the rules for a folder, without root and without touching the kernel:
       tripod render --proxy-mode=iptables --manifests /etc/tripod/manifests
-  Remove everything that Tripod ever installed on this node:
+  Remove everything that Tripod or kube-proxy ever installed on this node:
       tripod cleanup";
 
 /// The end of the program before it began.

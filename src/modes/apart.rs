@@ -77,6 +77,10 @@ impl<M: Mode + 'static> Mode for Apart<M> {
         self.mode.try_lock().map_or(0, |mode| mode.carried())
     }
 
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        self.engines.clone()
+    }
+
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         self.mode.lock().await.cleanup().await
     }
@@ -112,6 +116,10 @@ mod tests {
             let told = self.go.recv_timeout(Duration::from_secs(20));
             told.expect("the other tasks run meanwhile");
             Ok(SyncReport::default())
+        }
+
+        fn engines(&self) -> Vec<(Family, Engine)> {
+            Vec::new()
         }
 
         async fn cleanup(&mut self) -> Result<(), SyncError> {

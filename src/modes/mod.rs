@@ -126,10 +126,8 @@ pub trait Mode: Send {
     fn carried(&self) -> usize {
         0
     }
-    /// Where it has rules: in which engine of each family.
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        Vec::new()
-    }
+    /// Where it has rules: in which engine of each family. Does not change.
+    fn engines(&self) -> Vec<(Family, Engine)>;
     /// Removes everything this mode ever installs, also what an earlier
     /// process left behind.
     ///

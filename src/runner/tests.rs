@@ -13,6 +13,7 @@ use tokio::{
 
 use super::*;
 use crate::{
+    kernel::{Family, xtables::Engine},
     modes::{ModeName, userspace::capture},
     services::{EndpointSlice, Names, Protocol, Service, ServiceName, ServicePortName},
 };
@@ -68,6 +69,10 @@ impl Mode for Noting {
             lingering: behaviour.lingering,
             ..SyncReport::default()
         })
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        Vec::new()
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {

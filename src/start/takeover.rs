@@ -80,7 +80,7 @@ impl<M: Mode> TakeOver<M> {
         let (mut remaining, mut connections) = (Vec::new(), 0);
         for &leftover in &self.left {
             if waited < PATIENCE {
-                match leftover.retire(&running, &self.exclude) {
+                match leftover.retire(&running, &self.exclude).await {
                     Ok(0) => {}
                     Ok(open) => {
                         connections += open;

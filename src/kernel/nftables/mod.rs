@@ -27,6 +27,7 @@ const GENERATION_ID: u16 = 1;
 const TABLE_NAME: u16 = 1;
 // enum nft_rule_attributes
 const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
 // enum nft_chain_attributes
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_HANDLE: u16 = 2;
@@ -150,34 +151,34 @@ impl Rules {
     /// # Errors
     /// When the kernel refuses.
     pub fn delete_table(&mut self, family: Family, name: &str) -> Result<bool, Error> {
-        self.change_table(family, name, (DELETE_TABLE, TABLE_NAME), "delete")
+        let object = format!("{family} table {name} of nf_tables");
+        let delete = Request::new(DELETE_TABLE, libc::NLM_F_ACK as u16, "delete", object)
+            .header(&[family.number(), 0, 0, 0])
+            .text(TABLE_NAME, name);
+        gone(self.transaction(delete))
     }
 
-    /// Deletes all rules of the table `name` of `family`, in one step. Its
-    /// chains stay. Answers whether it was there.
+    /// Deletes the rules in those chains of the table `name` of `family` that
+    /// the kernel calls by itself, so that nothing comes to the others any more.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn empty_table(&mut self, family: Family, name: &str) -> Result<bool, Error> {
-        self.change_table(family, name, (DELETE_RULE, RULE_TABLE), "empty")
-    }
-
-    fn change_table(
-        &mut self,
-        family: Family,
-        name: &str,
-        (kind, attribute): (u16, u16),
-        operation: &'static str,
-    ) -> Result<bool, Error> {
-        let object = format!("{family} table {name} of nf_tables");
-        let change = Request::new(kind, libc::NLM_F_ACK as u16, operation, object)
-            .header(&[family.number(), 0, 0, 0])
-            .text(attribute, name);
-        match self.transaction(change) {
-            Ok(()) => Ok(true),
-            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(false),
-            Err(error) => Err(error),
+    pub fn unlink_table(&mut self, family: Family, name: &str) -> Result<(), Error> {
+        let mut called = Vec::new();
+        self.chains(family, |chain| {
+            if chain.base && chain.table == name {
+                called.push(chain.name);
+            }
+        })?;
+        for chain in called {
+            let object = format!("{family} chain {chain} of table {name} of nf_tables");
+            let delete = Request::new(DELETE_RULE, libc::NLM_F_ACK as u16, "empty", object)
+                .header(&[family.number(), 0, 0, 0])
+                .text(RULE_TABLE, name)
+                .text(RULE_CHAIN, &chain);
+            gone(self.transaction(delete))?;
         }
+        Ok(())
     }
 
     /// Changes are taken only between a begin and an end, all in one datagram.
@@ -189,6 +190,15 @@ impl Rules {
         };
         let (begin, end) = (frame(BEGIN), frame(END));
         self.socket.transaction(&[begin, change, end])
+    }
+}
+
+/// Whether it was there, of what is to go.
+fn gone(outcome: Result<(), Error>) -> Result<bool, Error> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -256,27 +266,34 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_keeps_its_chains() {
+    fn nothing_leads_to_the_chains_of_an_unlinked_table() {
         in_namespace(|| {
             let mut rules = Rules::open().unwrap();
             make(&mut rules, Family::V4.number(), "kube-proxy");
-            // Of a table without attributes but its own and the chain's name.
-            let rule = Request::new(10 << 8 | 6, 0x4 | 0x400 | 0x800, "make", "a rule")
-                .header(&[Family::V4.number(), 0, 0, 0])
-                .text(RULE_TABLE, "kube-proxy")
-                .text(2, "base");
-            rules.transaction(rule).unwrap();
-            let mut uses = |name: &'static str| {
-                let mut found = None;
-                let each = |c: Chain| found = (c.name == name).then_some(c.uses).or(found);
+            make(&mut rules, Family::V4.number(), "other");
+            let uses = |rules: &mut Rules| {
+                let mut found = Vec::new();
+                let each = |c: Chain| found.push((c.table, c.name, c.uses));
                 rules.chains(Family::V4, each).unwrap();
-                found
+                found.sort();
+                found.into_iter().map(|c| c.2).collect::<Vec<_>>()
             };
-            assert_eq!(uses("base"), Some(1));
-            let mut other = Rules::open().unwrap();
-            assert!(other.empty_table(Family::V4, "kube-proxy").unwrap());
-            assert!(!other.empty_table(Family::V6, "kube-proxy").unwrap());
-            assert_eq!((uses("base"), uses("services")), (Some(0), Some(0)));
+            for (table, chain) in [
+                ("kube-proxy", "base"),
+                ("kube-proxy", "services"),
+                ("other", "base"),
+            ] {
+                // One without expressions, which matches everything.
+                let rule = Request::new(10 << 8 | 6, 0x4 | 0x400 | 0x800, "make", "a rule")
+                    .header(&[Family::V4.number(), 0, 0, 0])
+                    .text(RULE_TABLE, table)
+                    .text(RULE_CHAIN, chain);
+                rules.transaction(rule).unwrap();
+            }
+            assert_eq!(uses(&mut rules), [1, 1, 1, 0]);
+            rules.unlink_table(Family::V4, "kube-proxy").unwrap();
+            assert_eq!(uses(&mut rules), [0, 1, 1, 0]);
+            rules.unlink_table(Family::V6, "kube-proxy").unwrap();
         });
     }
 

@@ -6,7 +6,7 @@
 //! a convention (Kubernetes' `iptables-wrappers`): the kubelet leaves a chain
 //! whose name is a hint; without one, the engine that has more rules.
 
-use std::fs;
+use std::{ffi::OsStr, fs, path::Path};
 
 use super::{Error, Family, Xtables};
 use crate::kernel::{nftables, scratch};
@@ -95,6 +95,18 @@ impl Xtables {
     /// # Errors
     /// When the program cannot be run.
     pub async fn engine(&self) -> Result<Engine, Error> {
+        // The name tells, of upstream's programs; asking takes a process.
+        let path = self.restore.path.canonicalize();
+        match path
+            .as_deref()
+            .ok()
+            .and_then(Path::file_name)
+            .and_then(OsStr::to_str)
+        {
+            Some("xtables-nft-multi") => return Ok(Engine::NfTables),
+            Some("xtables-legacy-multi") => return Ok(Engine::Legacy),
+            _ => {}
+        }
         let output = self.restore.run(&["--version"], "").await?;
         let text = self.restore.checked(output, "")?;
         Ok(if text.contains("nf_tables") {

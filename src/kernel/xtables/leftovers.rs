@@ -108,6 +108,21 @@ impl<F: Fn(&str) -> bool> Leftovers<F> {
         }
     }
 
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    /// Input of `iptables-restore` that removes what leads to the chains, but
+    /// not them; empty if nothing does.
+    pub fn unlinking(&self) -> String {
+        if self.jumps.is_empty() {
+            return String::new();
+        }
+        let jumps = self.jumps.iter().map(|rule| format!("-D {rule}\n"));
+        format!("*{}\n{}COMMIT\n", self.table, jumps.collect::<String>())
+    }
+
     /// Input of `iptables-restore` that removes the chains and what leads to
     /// them; empty if there are none. A chain that somebody else's rule leads
     /// to is only emptied, for that rule is not ours to remove.
@@ -158,7 +173,11 @@ mod tests {
     fn others_rules_and_what_they_lead_to_stay() {
         let ours = |chain: &str| chain.starts_with("KUBE-");
         let mut leftovers = Leftovers::new(Table::Nat, ours);
-        assert_eq!(leftovers.removal(), "");
+        assert!(leftovers.is_empty());
+        assert_eq!(
+            (leftovers.removal(), leftovers.unlinking()),
+            Default::default()
+        );
         for line in [
             ":OUTPUT ACCEPT [0:0]",
             ":MINE - [0:0]",
@@ -174,6 +193,10 @@ mod tests {
         ] {
             leftovers.line(line);
         }
+        assert_eq!(
+            leftovers.unlinking(),
+            "*nat\n-D OUTPUT -m comment --comment \"to -j MINE\" -j KUBE-A\nCOMMIT\n"
+        );
         assert_eq!(
             leftovers.removal(),
             "*nat\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\n\

@@ -102,20 +102,50 @@ impl Adoption {
             present.needed.insert(chain.name.clone());
             present.shared.insert(chain.name.clone(), list);
         }
+        ops.extend(self.jumps(table, &lists, fixed));
         for (name, rules) in lists {
             present.shared.insert(name, counted(rules));
         }
+        for jump in fixed.jumps.iter().filter(|jump| jump.table == table) {
+            present.take(jump.from, &jump.rule.words(self.v6).to_string());
+        }
+        self.tables.insert(table, present);
+        ops
+    }
+
+    /// The steps after which the jumps from the kernel's chains are there, in
+    /// their order: what keeps out comes before what lets through. ipvs mode
+    /// has some of them too, in the same words, among others.
+    fn jumps(&self, table: Table, lists: &HashMap<String, Vec<String>>, fixed: &Fixed) -> Vec<Op> {
+        let mut ops = Vec::new();
+        // Where in its chain the jump stands that comes next; 0: one that is
+        // to be put there.
+        let mut next = HashMap::new();
+        // Each goes to the top: the last first.
         for jump in fixed.jumps.iter().rev().filter(|jump| jump.table == table) {
+            let words = jump.rule.words(self.v6).to_string();
+            let list = lists.get(jump.from).map_or(&[][..], Vec::as_slice);
+            let place = list.iter().position(|rule| *rule == words);
             let entry = Entry {
                 table,
                 chain: jump.from.to_owned(),
                 rule: jump.rule.clone(),
             };
-            if !present.take(jump.from, &jump.rule.words(self.v6).to_string()) {
-                ops.push(Op::Insert(entry));
+            let below = next.entry(jump.from).or_insert(usize::MAX);
+            match place {
+                // The kubelet's stays where it put it.
+                Some(_) if target(&words) == Some(names::FIREWALL) => {}
+                Some(place) if place < *below => *below = place,
+                Some(_) => {
+                    ops.push(Op::Raise(entry));
+                    *below = 0;
+                }
+                None => {
+                    ops.push(Op::Insert(entry));
+                    *below = 0;
+                }
             }
         }
-        self.tables.insert(table, present);
         ops
     }
 

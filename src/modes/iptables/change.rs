@@ -19,6 +19,8 @@ pub enum Op {
     Fill(Chain),
     /// The rule comes to the top of its chain.
     Insert(Entry),
+    /// The rule, which is there, comes to the top of its chain.
+    Raise(Entry),
     /// The rule comes to the end of its chain.
     Append(Entry),
     /// The first rule of these words goes.
@@ -68,7 +70,7 @@ impl Op {
     fn table(&self) -> Table {
         match self {
             Op::Fill(chain) => chain.table,
-            Op::Insert(entry) | Op::Append(entry) => entry.table,
+            Op::Insert(entry) | Op::Raise(entry) | Op::Append(entry) => entry.table,
             Op::Remove { table, .. } | Op::Delete { table, .. } => *table,
         }
     }
@@ -196,16 +198,28 @@ where
         })
         .collect();
     for op in due() {
-        // A rule that went with its chain's contents cannot go again: the kernel
-        // would refuse the whole transaction.
-        if let Op::Remove { chain, words, .. } = op
-            && !emptied.contains(chain.as_str())
-        {
-            write(format_args!("-D {chain} {words}\n"));
+        match op {
+            // A rule that went with its chain's contents cannot go again: the
+            // kernel would refuse the whole transaction.
+            Op::Remove { chain, words, .. } if !emptied.contains(chain.as_str()) => {
+                write(format_args!(
+                    "-D {chain} {words}
+"
+                ));
+            }
+            Op::Raise(entry) => {
+                let Entry { chain, rule, .. } = entry;
+                write(format_args!(
+                    "-D {chain} {}
+",
+                    rule.words(v6)
+                ));
+            }
+            _ => {}
         }
     }
     for op in due() {
-        if let Op::Insert(entry) = op {
+        if let Op::Insert(entry) | Op::Raise(entry) = op {
             write(format_args!(
                 "-I {} {}\n",
                 entry.chain,

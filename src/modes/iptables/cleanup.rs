@@ -55,6 +55,37 @@ pub async fn cleanup_beside(kept: &Kept) -> Result<(), Error> {
     outcome.map_err(Error::from)
 }
 
+/// Has nothing lead to its chains any more, and leaves them, in these families.
+/// Answers where there are some.
+///
+/// Connection tracking and nat work in a network namespace for as long as some
+/// rule asks for them (`nf_ct_netns_put`), and without them every connection
+/// ends that needs translation.
+///
+/// # Errors
+/// When a rule that leads there could not be removed.
+pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
+    let mut left = Vec::new();
+    for &family in families {
+        for (xtables, engine) in Xtables::engines(family).await {
+            for table in Table::ALL {
+                if !engine.has_table(family, table.name()) {
+                    continue;
+                }
+                let leftovers = Leftovers::new(table, is_ours).read(&xtables).await?;
+                if !leftovers.is_empty() && !left.contains(&family) {
+                    left.push(family);
+                }
+                let batch = leftovers.unlinking();
+                if !batch.is_empty() {
+                    xtables.restore(&batch).await?;
+                }
+            }
+        }
+    }
+    Ok(left)
+}
+
 /// Removes all of it in one engine of one family.
 pub(super) async fn remove(
     xtables: &Xtables,

@@ -125,7 +125,7 @@ impl<'a> Full<'a> {
     fn note(&mut self, op: &Op) {
         let chain = match op {
             Op::Fill(chain) => &chain.name,
-            Op::Insert(entry) | Op::Append(entry) => &entry.chain,
+            Op::Insert(entry) | Op::Raise(entry) | Op::Append(entry) => &entry.chain,
             Op::Remove { chain, .. } | Op::Delete { chain, .. } => chain,
         };
         if self.repaired.len() < NAMED && !self.repaired.contains(chain) {

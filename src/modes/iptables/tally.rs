@@ -35,7 +35,7 @@ pub fn fixed_rules(fixed: &Fixed) -> Rules {
 pub fn written<'a>(ops: impl IntoIterator<Item = &'a Op>) -> Rules {
     sum(ops.into_iter().map(|op| match op {
         Op::Fill(chain) => (chain.table, chain.rules.len()),
-        Op::Insert(entry) | Op::Append(entry) => (entry.table, 1),
+        Op::Insert(entry) | Op::Raise(entry) | Op::Append(entry) => (entry.table, 1),
         Op::Remove { table, .. } | Op::Delete { table, .. } => (*table, 0),
     }))
 }

@@ -43,16 +43,35 @@ impl Saved {
 
     /// Everything in `chain` goes through `target`, whatever the comment.
     pub fn has_jump(&self, chain: &str, target: &str) -> bool {
-        let jumps = |rule: &Vec<String>| match rule.as_slice() {
-            [m, comment, option, _, rest @ ..]
-                if m == "-m" && comment == "comment" && option == "--comment" =>
-            {
-                rest == ["-j", target]
-            }
-            rest => rest == ["-j", target],
-        };
         let rules = self.chains.get(chain);
-        rules.is_some_and(|rules| rules.iter().any(jumps))
+        rules.is_some_and(|rules| rules.iter().any(|rule| is_jump(rule, target)))
+    }
+
+    /// Rules of the kernel's chains that lead to chains of ours in another way
+    /// than `jumps`, each after its chain: iptables mode has some of our chains,
+    /// too, and calls them otherwise.
+    fn strays(&self, table: Table, jumps: &[Jump]) -> Vec<String> {
+        let mut found = Vec::new();
+        for (chain, rules) in &self.chains {
+            let base = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+            if !base.contains(&chain.as_str()) {
+                continue;
+            }
+            for rule in rules {
+                let mut pairs = rule.windows(2);
+                let target = pairs.find(|pair| matches!(pair[0].as_str(), "-j" | "-g"));
+                let to = |to: &str| target.is_some_and(|pair| pair[1] == to);
+                let ours = OWN_CHAINS.iter().any(|(of, name)| *of == table && to(name));
+                let wanted = |jump: &Jump| {
+                    jump.table == table && jump.from == chain && is_jump(rule, jump.to)
+                };
+                if ours && !jumps.iter().any(wanted) {
+                    found.push(format!("{chain} {}", line(rule)));
+                }
+            }
+        }
+        found.sort_unstable();
+        found
     }
 
     /// What it has of ours is the same in `other`.
@@ -60,6 +79,19 @@ impl Saved {
         OWN_CHAINS
             .iter()
             .all(|(_, chain)| self.chains.get(*chain) == other.chains.get(*chain))
+    }
+}
+
+/// Everything that comes to the rule goes through `target`, whatever the
+/// comment.
+fn is_jump(rule: &[String], target: &str) -> bool {
+    match rule {
+        [m, comment, option, _, rest @ ..]
+            if m == "-m" && comment == "comment" && option == "--comment" =>
+        {
+            rest == ["-j", target]
+        }
+        rest => rest == ["-j", target],
     }
 }
 
@@ -100,7 +132,8 @@ pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Bat
                 .map(|jump| format!("jump from {} of {table}", jump.from)),
         );
         // Writing cannot fail: it goes to memory.
-        let _ = write_table(&mut batch.text, table, &wrong, &missing, v6);
+        let strays = saved.strays(table, &rules.jumps);
+        let _ = write_table(&mut batch.text, table, &wrong, (&missing, &strays), v6);
     }
     batch
 }
@@ -124,10 +157,10 @@ fn write_table(
     out: &mut String,
     table: Table,
     chains: &[&Chain],
-    jumps: &[&Jump],
+    (jumps, strays): (&[&Jump], &[String]),
     v6: bool,
 ) -> fmt::Result {
-    if chains.is_empty() && jumps.is_empty() {
+    if chains.is_empty() && jumps.is_empty() && strays.is_empty() {
         return Ok(());
     }
     writeln!(out, "*{table}")?;
@@ -138,6 +171,9 @@ fn write_table(
         for rule in &chain.rules {
             writeln!(out, "-A {} {}", chain.name, rule.words(v6))?;
         }
+    }
+    for stray in strays {
+        writeln!(out, "-D {stray}")?;
     }
     // Each goes to the top, so the last is the first there.
     for jump in jumps.iter().rev() {
@@ -170,6 +206,30 @@ fn words(line: &str) -> Vec<String> {
     }
     words.extend(word);
     words
+}
+
+/// Words as a line that reads back as them.
+fn line(words: &[String]) -> String {
+    let mut text = String::new();
+    for word in words {
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            text.push_str(word);
+            continue;
+        }
+        text.push('"');
+        for c in word.chars() {
+            if matches!(c, '"' | '\\') {
+                text.push('\\');
+            }
+            text.push(c);
+        }
+        text.push('"');
+    }
+    text
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use super::nftables;
 use crate::{
     kernel::{
         Family,
+        conntrack::flows,
+        netlink::{Protocol, Socket},
         xtables::{Engine, leftovers::Kept},
     },
     modes::{ModeName, SyncError, iptables, ipvs, userspace},
@@ -33,16 +35,37 @@ impl Leftover {
 
     /// Has it take no new connections. Answers how many it still carries that
     /// would break if it went now.
-    pub(super) fn retire(self, running: &Running, exclude: &[IpNet]) -> Result<usize, String> {
-        match self {
-            Leftover::Of(ModeName::Ipvs) if !running.is(ModeName::Ipvs) => ipvs::retire(exclude)
-                .map(|open| open as usize)
-                .map_err(|error| error.to_string()),
-            Leftover::Of(_) => Ok(0),
-            Leftover::Nftables => {
-                nftables::retire(&running.engines).map_err(|error| error.to_string())
+    ///
+    /// # Errors
+    /// Why that is not known, in words.
+    pub(super) async fn retire(
+        self,
+        running: &Running,
+        exclude: &[IpNet],
+    ) -> Result<usize, String> {
+        let bare = running.without_rules();
+        let said = |error: &dyn fmt::Display| error.to_string();
+        let left = match self {
+            Leftover::Of(ModeName::Ipvs) if !running.is(ModeName::Ipvs) => {
+                let open = ipvs::retire(exclude).map_err(|error| said(&error))?;
+                return Ok(open as usize);
             }
+            Leftover::Of(ModeName::Iptables) if !bare.is_empty() => {
+                let left = iptables::retire(&bare).await;
+                left.map_err(|error| said(&error))?
+            }
+            Leftover::Nftables if !bare.is_empty() => {
+                nftables::retire(&bare).map_err(|error| said(&error))?
+            }
+            _ => Vec::new(),
+        };
+        let mut open = 0;
+        for family in left {
+            let socket = Socket::open(Protocol::Netfilter);
+            let counted = socket.and_then(|mut socket| flows::translated(&mut socket, family));
+            open += counted.map_err(|error| said(&error))?;
         }
+        Ok(open)
     }
 
     /// Removes it, but for what `running` uses too.
@@ -82,6 +105,13 @@ pub(super) struct Running {
 impl Running {
     fn is(&self, mode: ModeName) -> bool {
         self.mode == mode
+    }
+
+    /// Families in which it has no rules: what was left may be the last there
+    /// that asks for connection tracking.
+    fn without_rules(&self) -> Vec<Family> {
+        let has = |family: &Family| self.engines.iter().any(|(of, _)| of == family);
+        Family::ALL.into_iter().filter(|f| !has(f)).collect()
     }
 
     /// Which of the rules that `mode` installs are its own, too.

@@ -2,13 +2,7 @@
 
 use nix::errno::Errno;
 
-use crate::kernel::{
-    Family,
-    conntrack::flows,
-    netlink::{Error, Protocol, Socket},
-    nftables::Rules,
-    xtables::Engine,
-};
+use crate::kernel::{Family, netlink::Error, nftables::Rules};
 
 /// What kube-proxy calls its tables, one of each family.
 const TABLE: &str = "kube-proxy";
@@ -44,22 +38,16 @@ pub(super) fn clean() -> Result<(), Error> {
     outcome
 }
 
-/// Empties a table that is the last to have chains of type nat in its family,
-/// as far as can be told: with them goes all translation, and every connection
-/// that needs some. Answers how many those are. `engines` have nat rules of the
-/// mode that runs.
-pub(super) fn retire(engines: &[(Family, Engine)]) -> Result<usize, Error> {
-    let mut open = 0;
+/// Has nothing lead to the rules of these families' tables any more, and leaves
+/// them; see [`iptables::retire`](crate::modes::iptables::retire). Answers where
+/// there are some.
+pub(super) fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
+    let mut left = Vec::new();
     for (mut rules, family) in find()? {
-        let ours = engines.iter().any(|(of, _)| *of == family);
-        let anybodys = || {
-            let engines = [Engine::NfTables, Engine::Legacy];
-            engines.iter().any(|engine| engine.has_table(family, "nat"))
-        };
-        if !ours && !anybodys() {
-            rules.empty_table(family, TABLE)?;
-            open += flows::translated(&mut Socket::open(Protocol::Netfilter)?, family)?;
+        if families.contains(&family) {
+            rules.unlink_table(family, TABLE)?;
+            left.push(family);
         }
     }
-    Ok(open)
+    Ok(left)
 }

@@ -38,6 +38,10 @@ impl Mode for Told {
         Ok(report)
     }
 
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        Vec::new()
+    }
+
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         Ok(())
     }

@@ -44,6 +44,8 @@ impl Old {
                         std::fs::write(path, "1").expect("the setting of kube-proxy");
                     });
                 }
+                let lines = text.lines().filter(|line| !line.contains("KUBE-FIREWALL"));
+                let text: String = lines.map(|line| format!("{line}\n")).collect();
                 replay(&lab.node, engine, &text);
             }
             Old::Nftables => feed(&lab.node, "nft -f -", NFTABLES),
@@ -130,21 +132,25 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
     );
     for of in ["iptables", "ip6tables"] {
         let hint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
+        // More of the kubelet's, such as KUBE-FIREWALL, would keep connection
+        // tracking at work, whatever becomes of other rules.
         let restore = program(of, kubelet, "restore");
         feed(node, &format!("{restore} --noflush"), hint);
     }
     old.leave(lab);
     let node_port = SocketAddr::new(node.addresses[0], web.node_port());
     let [cluster, _] = web.cluster();
+    // Not from a pod: without br_netfilter, answers from pods of the same bridge
+    // would not come back the way of the question.
     let call = |number| match number % 3 {
         0 => ask(&lab.outside, node_port),
-        1 => ask(&lab.client, cluster),
-        _ => udp_ask(&lab.client, cluster),
+        1 => ask(node, cluster),
+        _ => udp_ask(node, cluster),
     };
     let open = || {
         [
             Long::open(&lab.outside, node_port),
-            Long::open(&lab.client, cluster),
+            Long::open(node, cluster),
         ]
     };
     let served = |all: &mut [Long; 2], when: &str| {
@@ -165,11 +171,10 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
         let tripod = tripod.insert(Tripod::spawn(command));
         // Connections through IPVS keep it for as long as it remembers them,
         // two minutes after their end; and those that need translation keep
-        // what does it, if nobody else would.
+        // the rules for which the kernel does it, if this mode has none.
         let keeps = match old {
             Old::Mode("ipvs", _) => flags != IPVS,
-            Old::Mode(..) => false,
-            Old::Nftables => flags == LOCAL,
+            _ => flags == LOCAL,
         };
         let sign = match keeps {
             true => "synced",
