@@ -41,7 +41,7 @@ impl Run<'_> {
                             protocol: *protocol,
                             one_socket: expectation.one_socket,
                             sight: expectation
-                                .sight_in(self.column, *caller, *target, *protocol)
+                                .sight_in(self.column, *caller, *target, *protocol, *family)
                                 .0,
                         });
                     }
@@ -54,7 +54,7 @@ impl Run<'_> {
     /// Calls as often as it takes to tell.
     pub fn attempt(&self, look: &Look, open: &mut Open) -> Result<(), String> {
         let patience = match look.sight {
-            Sight::Silent => self.patience.silence,
+            Sight::Silent | Sight::SilentOrRefused => self.patience.silence,
             _ => self.patience.answer,
         };
         let call = |from| match look.target {

@@ -24,6 +24,8 @@ pub enum Sight {
     Stopped,
     /// One of these two.
     StoppedOrRefused,
+    /// One of these two.
+    SilentOrRefused,
     /// The health-check node port counts so many local endpoints.
     Healthy(u64),
     /// The health-check node port says that there is no local endpoint.
@@ -192,6 +194,8 @@ pub fn judge(
             Sight::Stopped => Outcome::Stopped,
             Sight::StoppedOrRefused if outcomes.contains(&Outcome::Refused) => Outcome::Refused,
             Sight::StoppedOrRefused => Outcome::Stopped,
+            Sight::SilentOrRefused if outcomes.contains(&Outcome::Refused) => Outcome::Refused,
+            Sight::SilentOrRefused => Outcome::Silent,
             Sight::Healthy(count) => Outcome::Healthy(*count),
             Sight::Unhealthy => Outcome::Unhealthy,
             Sight::Answered(_) => return Err("unreachable".into()),

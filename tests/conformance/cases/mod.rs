@@ -25,7 +25,10 @@ use super::case::Target::{
     ClusterIp, ExternalIp, HealthCheck, LoadBalancer, Loopback, NodePort, SecondNodePort,
 };
 use super::case::{Case, Flags, case};
-use super::columns::{in_iptables, ipvs, no_silence, userspace};
+use super::columns::{
+    in_iptables, ipvs, no_silence, rules_without_conntrack, rules_without_recent,
+    rules_without_statistic, userspace,
+};
 use super::differences::Why;
 use super::endpoints::Pod::{A, B, C};
 use super::endpoints::{ALL, ELSEWHERE, HERE, ending, ready, terminating, unready};
