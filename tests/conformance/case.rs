@@ -100,7 +100,7 @@ pub struct Expectation {
 }
 
 impl Expectation {
-    /// What is to be seen in `column` at `target` over `protocol` and `family`, and why that
+    /// What is to be seen in `column` at `target` over `protocol`, and why that
     /// is not what kube-proxy's iptables mode shows, if so.
     pub fn sight_in(
         &self,
@@ -108,7 +108,6 @@ impl Expectation {
         caller: Caller,
         target: Target,
         protocol: Protocol,
-        family: Family,
     ) -> (Sight, Vec<Why>) {
         let mut whys = Vec::new();
         let mut sight = self.sight.clone();
@@ -118,7 +117,7 @@ impl Expectation {
         }
         for rule in differences::RULES {
             if (rule.columns)(column)
-                && let Some(other) = (rule.instead)(caller, target, protocol, family, &sight)
+                && let Some(other) = (rule.instead)(caller, target, protocol, &sight)
             {
                 sight = other;
                 whys.push(rule.why);
@@ -226,11 +225,8 @@ impl Case {
                 for caller in &expectation.callers {
                     for target in &expectation.targets {
                         for protocol in &expectation.protocols {
-                            for family in &expectation.families {
-                                let seen = expectation
-                                    .sight_in(column, *caller, *target, *protocol, *family);
-                                whys.extend(seen.1);
-                            }
+                            let seen = expectation.sight_in(column, *caller, *target, *protocol);
+                            whys.extend(seen.1);
                         }
                     }
                 }

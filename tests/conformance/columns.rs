@@ -183,7 +183,3 @@ pub fn rules_without_statistic(column: &Column) -> bool {
 pub fn without_reject(column: &Column) -> bool {
     !userspace(column) && column.without == Some("reject")
 }
-
-pub fn redirect_without_dnat(column: &Column) -> bool {
-    userspace(column) && column.without == Some("dnat")
-}

@@ -2,12 +2,12 @@
 //! why. Each is tested as well: if a column does not show the difference that
 //! is written down for it, its test fails.
 
-use super::case::{Caller, Family, Protocol, Target};
+use super::case::{Caller, Protocol, Target};
 use super::columns::{
-    Columns, in_iptables, ipvs, redirect_without_dnat, rules_without_addrtype, userspace,
+    Columns, in_iptables, ipvs, rules_without_addrtype, rules_without_statistic, userspace,
     without_reject,
 };
-use super::sight::{Answered, Sight, Source};
+use super::sight::{Answered, How, Sight, Source};
 
 /// A reason, numbered in the document in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,11 +30,10 @@ pub enum Why {
     NamedAddressesAlone,
     LoopbackUnguarded,
     DroppedNotRefused,
-    LinkWithoutAddress,
 }
 
 impl Why {
-    pub const ALL: [Why; 19] = [
+    pub const ALL: [Why; 18] = [
         Why::ClientHidden,
         Why::AcceptedFirst,
         Why::NoSctpInUserspace,
@@ -53,7 +52,6 @@ impl Why {
         Why::NamedAddressesAlone,
         Why::LoopbackUnguarded,
         Why::DroppedNotRefused,
-        Why::LinkWithoutAddress,
     ];
 
     pub fn text(self) -> &'static str {
@@ -110,8 +108,8 @@ impl Why {
             }
             Why::NoSctp => "This kernel has no SCTP.",
             Why::SpreadByPort => {
-                "Without the statistic match rules choose by the client's port: shares are even \
-                 over all ports, but not over those that a client happens to use."
+                "Without the statistic match rules choose by the client's port. Ports of a client \
+                 follow one another: its next connections may all meet the same endpoint."
             }
             Why::AffinityByAddress => {
                 "Without the recent match the client's address chooses the endpoint: affinity \
@@ -128,11 +126,6 @@ impl Why {
             Why::DroppedNotRefused => {
                 "Without the REJECT target who is to be refused hears nothing instead."
             }
-            Why::LinkWithoutAddress => {
-                "Without the DNAT target redirect capture has REDIRECT alone, which leads to the \
-                 address of the link that a packet came in by, and drops it where there is none, \
-                 as on links to pods."
-            }
         }
     }
 }
@@ -142,25 +135,27 @@ pub struct Rule {
     pub why: Why,
     pub columns: Columns,
     /// What is seen instead of this, if anything.
-    pub instead: fn(Caller, Target, Protocol, Family, &Sight) -> Option<Sight>,
+    pub instead: fn(Caller, Target, Protocol, &Sight) -> Option<Sight>,
 }
 
 pub const RULES: &[Rule] = &[
     Rule {
         why: Why::NamedAddressesAlone,
         columns: rules_without_addrtype,
-        instead: |_, target, _, _, sight| {
+        instead: |_, target, _, sight| {
             let served = matches!(sight, Sight::Answered(_));
             (target == Target::SecondNodePort && served).then_some(Sight::Refused)
         },
     },
     Rule {
-        why: Why::LinkWithoutAddress,
-        columns: redirect_without_dnat,
-        instead: |caller, _, _, family, sight| {
-            let from_pod = matches!(caller, Caller::Pod | Caller::Backend);
-            let served = matches!(sight, Sight::Answered(_) | Sight::Reset);
-            (from_pod && family == Family::V4 && served).then_some(Sight::Silent)
+        why: Why::SpreadByPort,
+        columns: rules_without_statistic,
+        instead: |_, _, _, sight| match sight {
+            Sight::Answered(answered) if answered.by.len() > 1 => Some(Sight::Answered(Answered {
+                how: How::Some,
+                ..answered.clone()
+            })),
+            _ => None,
         },
     },
     Rule {
@@ -168,7 +163,7 @@ pub const RULES: &[Rule] = &[
         columns: userspace,
         // The router's word is no reason for SCTP to give up (`sctp_v4_err` in
         // net/sctp/input.c); the node itself refuses.
-        instead: |_, target, protocol, _, _| {
+        instead: |_, target, protocol, _| {
             (protocol == Protocol::Sctp).then_some(match target {
                 Target::NodePort => Sight::Refused,
                 _ => Sight::Silent,
@@ -178,7 +173,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::ClientHidden,
         columns: userspace,
-        instead: |_, _, _, _, sight| match sight {
+        instead: |_, _, _, sight| match sight {
             Sight::Answered(answered) if answered.source == Source::Kept => {
                 Some(Sight::Answered(Answered {
                     source: Source::Node,
@@ -191,14 +186,14 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::AcceptedFirst,
         columns: userspace,
-        instead: |_, _, protocol, _, sight| {
+        instead: |_, _, protocol, sight| {
             (protocol == Protocol::Tcp && *sight == Sight::Silent).then_some(Sight::Reset)
         },
     },
     Rule {
         why: Why::OutputIsNotAsked,
         columns: in_iptables,
-        instead: |caller, target, _, _, sight| {
+        instead: |caller, target, _, sight| {
             let outwards = matches!(target, Target::LoadBalancer | Target::ExternalIp);
             let refused = *sight == Sight::Refused;
             (caller == Caller::Node && outwards && refused).then_some(Sight::Unreached)
@@ -207,15 +202,13 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::DroppedNotRefused,
         columns: without_reject,
-        instead: |caller, target, protocol, _, sight| {
-            let own = caller == Caller::Node && protocol == Protocol::Udp;
+        instead: |_, target, _, sight| {
             (*sight == Sight::Refused).then_some(())?;
             match target {
                 Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp => {
                     Some(Sight::Silent)
                 }
                 // One that is nobody's is refused by the node itself.
-                Target::NodePort if own => Some(Sight::StoppedOrRefused),
                 Target::NodePort => Some(Sight::SilentOrRefused),
                 _ => None,
             }
@@ -224,7 +217,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::OwnPacketsAreStopped,
         columns: ipvs,
-        instead: |caller, target, protocol, _, sight| {
+        instead: |caller, target, protocol, sight| {
             let stopped = matches!(sight, Sight::Refused | Sight::Silent);
             let stopped = caller == Caller::Node && protocol == Protocol::Udp && stopped;
             match target {
@@ -238,7 +231,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::OwnPacketsAreStopped,
         columns: in_iptables,
-        instead: |caller, target, protocol, _, sight| {
+        instead: |caller, target, protocol, sight| {
             let stopped = match sight {
                 Sight::Refused => target == Target::ClusterIp,
                 Sight::Silent => true,

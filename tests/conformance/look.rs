@@ -41,7 +41,7 @@ impl Run<'_> {
                             protocol: *protocol,
                             one_socket: expectation.one_socket,
                             sight: expectation
-                                .sight_in(self.column, *caller, *target, *protocol, *family)
+                                .sight_in(self.column, *caller, *target, *protocol)
                                 .0,
                         });
                     }

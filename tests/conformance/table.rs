@@ -92,7 +92,7 @@ fn differences_differ() {
                 for (columns, why, sight) in &expectation.but {
                     assert_ne!(*sight, expectation.sight, "{}: {why:?}", case.name);
                     assert!(
-                        COLUMNS.iter().any(columns),
+                        COLUMNS.iter().any(columns) || without::columns().any(|c| columns(&c)),
                         "{}: {why:?} is for no column",
                         case.name
                     );

@@ -154,7 +154,7 @@ const THINGS: [Thing; 20] = [
         "IPv4 -j DNAT",
         "modprobe xt_nat, or a kernel with CONFIG_NETFILTER_XT_NAT",
         "-j DNAT",
-        &["From the node to its own", "by a route to the node"],
+        &[],
     ),
     extension(
         "redirect",
@@ -235,7 +235,7 @@ const USERSPACE: &[Row] = &[
     ("addrtype", Then::Adapts, true),
     ("conntrack", Then::Adapts, true),
     ("reject", Then::Adapts, true),
-    ("dnat", Then::Adapts, true),
+    ("dnat", Then::OtherWay(LOCAL), true),
     ("redirect", Then::OtherWay(LOCAL), true),
     ("nat", Then::OtherWay(LOCAL), true),
 ];
@@ -289,6 +289,11 @@ pub fn variants() -> impl Iterator<Item = Variant> {
     })
 }
 
+/// The columns that variants run as.
+pub fn columns() -> impl Iterator<Item = Column> {
+    variants().map(|variant| variant.as_column())
+}
+
 /// Words to run without in `column` today.
 pub fn words(column: &Column) -> impl Iterator<Item = &'static str> {
     let only = std::env::var(ONLY).unwrap_or_default();
@@ -322,7 +327,7 @@ impl Variant {
             Then::FallsBack(mode) => {
                 column.mode = mode;
                 column.chain = match (mode, self.thing.word) {
-                    ("userspace", "nat") => None,
+                    ("userspace", "nat" | "dnat") => None,
                     ("userspace", _) => Some("TRIPOD-USERSPACE"),
                     _ => Some("KUBE-SERVICES"),
                 };

@@ -200,7 +200,9 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
     let family = wishes.primary;
     let nat = Ability::Nat(family);
     let redirect = Ability::Extension(family, Extension::Redirect);
+    let dnat = Ability::Extension(family, Extension::Dnat);
     let redirects = kernel.can(&nat) && kernel.can(&redirect);
+    let redirects = redirects && (wishes.capture == Requested::Redirect || kernel.can(&dnat));
     match wishes.capture {
         Requested::Redirect => {
             needs.push(required(nat, "redirect capture"));
@@ -214,6 +216,7 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
             needs.push(useful(nat, instead));
             if kernel.can(&Ability::Nat(family)) {
                 needs.push(useful(redirect, instead));
+                needs.push(useful(dnat, instead));
             }
         }
         Requested::Local => {}
@@ -224,7 +227,7 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         Requested::Local => true,
     };
     if redirects && !routed {
-        redirected(needs, family);
+        redirected(needs, wishes, family);
     }
     if routed {
         needs.push(required(
@@ -264,7 +267,7 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
 }
 
 /// What the rules that lead to listeners use beside what they are made of.
-fn redirected(needs: &mut Vec<Need>, family: Family) {
+fn redirected(needs: &mut Vec<Need>, wishes: &Wishes, family: Family) {
     for (extension, effect) in [
         (
             Extension::Conntrack,
@@ -279,14 +282,16 @@ fn redirected(needs: &mut Vec<Need>, family: Family) {
             "without it, node ports answer on the addresses that the node has at each full sync",
         ),
         (
-            Extension::Dnat,
-            "without it, what comes in through a link without an address is lost (redirect capture)",
-        ),
-        (
             Extension::Comment,
             "without it, rules do not tell what they are for",
         ),
     ] {
         needs.push(useful(Ability::Extension(family, extension), effect));
+    }
+    if wishes.capture == Requested::Redirect {
+        needs.push(useful(
+            Ability::Extension(family, Extension::Dnat),
+            "without it, what comes in through a link without an address is lost (redirect capture)",
+        ));
     }
 }

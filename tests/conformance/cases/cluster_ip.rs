@@ -10,8 +10,7 @@ pub fn cases() -> Vec<Case> {
         )
         .when(Pod)
         .calls(ClusterIp)
-        .sees(equal_shares(ALL))
-        .but(rules_without_statistic, Why::SpreadByPort, each(ALL)),
+        .sees(equal_shares(ALL)),
         case(
             "A pod reaches every endpoint and keeps its address",
             cluster_ip(ALL),

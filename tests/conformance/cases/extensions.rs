@@ -16,8 +16,7 @@ pub fn cases() -> Vec<Case> {
         )
         .when(Pod)
         .calls(ClusterIp)
-        .sees(shares([(A, 3), (B, 1)]))
-        .but(rules_without_statistic, Why::SpreadByPort, each(HERE)),
+        .sees(shares([(A, 3), (B, 1)])),
         case(
             "Weights change",
             three_to_one().annotated("tripod.proxy/scheduler", "wrr"),
@@ -27,8 +26,7 @@ pub fn cases() -> Vec<Case> {
         })
         .when(Pod)
         .calls(ClusterIp)
-        .sees(shares([(A, 1), (B, 3)]))
-        .but(rules_without_statistic, Why::SpreadByPort, each(HERE)),
+        .sees(shares([(A, 1), (B, 3)])),
         case(
             "Scheduler sh: a client stays where its address leads",
             cluster_ip(ALL).annotated("tripod.proxy/scheduler", "sh"),

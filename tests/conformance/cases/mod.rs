@@ -26,8 +26,7 @@ use super::case::Target::{
 };
 use super::case::{Case, Flags, case};
 use super::columns::{
-    in_iptables, ipvs, no_silence, rules_without_conntrack, rules_without_recent,
-    rules_without_statistic, userspace,
+    in_iptables, ipvs, no_silence, rules_without_conntrack, rules_without_recent, userspace,
 };
 use super::differences::Why;
 use super::endpoints::Pod::{A, B, C};
