@@ -180,6 +180,10 @@ pub fn rules_without_statistic(column: &Column) -> bool {
     rules_without(column, "statistic")
 }
 
-pub fn without_reject(column: &Column) -> bool {
-    !userspace(column) && column.without == Some("reject")
+pub fn rules_without_reject(column: &Column) -> bool {
+    rules_without(column, "reject")
+}
+
+pub fn ipvs_without_reject(column: &Column) -> bool {
+    ipvs(column) && column.without == Some("reject")
 }

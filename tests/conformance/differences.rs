@@ -4,8 +4,8 @@
 
 use super::case::{Caller, Protocol, Target};
 use super::columns::{
-    Columns, in_iptables, ipvs, rules_without_addrtype, rules_without_statistic, userspace,
-    without_reject,
+    Columns, in_iptables, ipvs, ipvs_without_reject, rules_without_addrtype, rules_without_reject,
+    rules_without_statistic, userspace,
 };
 use super::sight::{Answered, How, Sight, Source};
 
@@ -201,7 +201,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         why: Why::DroppedNotRefused,
-        columns: without_reject,
+        columns: rules_without_reject,
         instead: |_, target, _, sight| {
             (*sight == Sight::Refused).then_some(())?;
             match target {
@@ -212,6 +212,16 @@ pub const RULES: &[Rule] = &[
                 Target::NodePort => Some(Sight::SilentOrRefused),
                 _ => None,
             }
+        },
+    },
+    Rule {
+        why: Why::DroppedNotRefused,
+        columns: ipvs_without_reject,
+        // Ports that it knows IPVS refuses itself, where it can.
+        instead: |caller, target, protocol, sight| {
+            let own = caller == Caller::Node && protocol == Protocol::Udp;
+            let local = matches!(target, Target::Loopback | Target::SecondNodePort);
+            (*sight == Sight::Refused && !own && !local).then_some(Sight::SilentOrRefused)
         },
     },
     Rule {
