@@ -74,7 +74,7 @@ const fn object(word: &'static str, what: &'static str, get: &'static str) -> Th
     }
 }
 
-const THINGS: [Thing; 20] = [
+const THINGS: [Thing; 21] = [
     extension(
         "comment",
         "IPv4 -m comment",
@@ -199,6 +199,11 @@ const THINGS: [Thing; 20] = [
         "modprobe ip_set_hash_ipport, or a kernel with CONFIG_IP_SET_HASH_IPPORT",
     ),
     object(
+        "ipset-hash-ip-port-ip",
+        "ipset hash:ip,port,ip",
+        "modprobe ip_set_hash_ipportip, or a kernel with CONFIG_IP_SET_HASH_IPPORTIP",
+    ),
+    object(
         "ipset-hash-ip-port-net",
         "ipset hash:ip,port,net",
         "modprobe ip_set_hash_ipportnet, or a kernel with CONFIG_IP_SET_HASH_IPPORTNET",
@@ -254,6 +259,7 @@ const IPVS: &[Row] = &[
     ("dummy", Then::FallsBack("iptables"), false),
     ("ipset-hash-ip", Then::FallsBack("iptables"), false),
     ("ipset-hash-ip-port", Then::FallsBack("iptables"), true),
+    ("ipset-hash-ip-port-ip", Then::FallsBack("iptables"), false),
     ("ipset-hash-ip-port-net", Then::FallsBack("iptables"), false),
     ("ipset-bitmap-port", Then::FallsBack("iptables"), false),
 ];

@@ -10,6 +10,7 @@ fn guest_full_modes() {
         "modes::probe::",
         "modes::choosing::",
         "modes::leftovers::",
+        "modes::sctp::",
         "modes::switching::",
     ];
     uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
