@@ -1,11 +1,14 @@
 //! A kernel that does without the match for SCTP.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::probe::kernel;
 use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, tripod_binary};
+
+const SOON: Duration = Duration::from_secs(60);
 
 /// What loads modules in a guest, for the kernel and for programs.
 const LOADER: &str = "/mnt/bin/modprobe";
@@ -19,7 +22,7 @@ impl Hidden {
         let refusing = "case \"$*\" in *sctp*) exit 1 ;; esac\n";
         let with_refusal = loader.replacen('\n', &format!("\n{refusing}"), 1);
         std::fs::write(LOADER, with_refusal).expect("changing it");
-        eventually("the module is unloaded", Duration::from_secs(30), || {
+        eventually("the module is unloaded", SOON, || {
             let loaded = std::fs::read_to_string("/proc/modules").unwrap_or_default();
             match loaded.contains("xt_sctp ") {
                 true => Err({
@@ -52,7 +55,7 @@ fn one_sctp_service_is_named_and_the_others_are_served() {
         }
         let mut lab = Lab::new(Capture::Redirect);
         let _hidden = Hidden::new(&lab);
-        let web = Service::new("web", 10);
+        let web = Service::new("web", 10).with_node_port();
         lab.three_backends().publish_all(&web);
         let signal = json!({
             "apiVersion": "v1", "kind": "Service",
@@ -82,16 +85,11 @@ fn one_sctp_service_is_named_and_the_others_are_served() {
             .arg(lab.manifests())
             .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/24"]);
         let tripod = Tripod::start_on(&lab.node, command);
-        for to in web.cluster() {
-            eventually(
-                "the other Service is served",
-                Duration::from_secs(30),
-                || {
-                    let asked = ask(lab.insiders()[0], to);
-                    asked.map(drop).map_err(|error| error.to_string())
-                },
-            );
-        }
+        let to = SocketAddr::new(lab.node.addresses[0], web.node_port());
+        eventually("the other Service is served", SOON, || {
+            let asked = ask(&lab.outside, to);
+            asked.map(drop).map_err(|error| error.to_string())
+        });
         assert_eq!(
             tripod.said(&["WARN", "goes without IPv4 -m sctp", "modprobe xt_sctp"]),
             1

@@ -288,7 +288,13 @@ impl FamilyRules {
             nfacct::create(&fixed.accounts)?;
         }
         if options.serves_localhost() {
-            sysctl::write("net.ipv4.conf.all.route_localnet", "1")?;
+            let written = sysctl::write("net.ipv4.conf.all.route_localnet", "1");
+            // Everything else works without, and this begins to when it is set.
+            if let Err(error) = written
+                && !self.settled
+            {
+                tracing::warn!("node ports on loopback addresses are not served: {error}");
+            }
         }
         let (adoption, ops) = self.read(&fixed).await?;
         let mut full = Full {
