@@ -187,3 +187,7 @@ pub fn rules_without_reject(column: &Column) -> bool {
 pub fn ipvs_without_reject(column: &Column) -> bool {
     ipvs(column) && column.without == Some("reject")
 }
+
+pub fn ipvs_without_wrr(column: &Column) -> bool {
+    ipvs(column) && column.without == Some("ipvs-wrr")
+}

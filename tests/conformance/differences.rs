@@ -30,10 +30,11 @@ pub enum Why {
     NamedAddressesAlone,
     LoopbackUnguarded,
     DroppedNotRefused,
+    RoundRobinInstead,
 }
 
 impl Why {
-    pub const ALL: [Why; 18] = [
+    pub const ALL: [Why; 19] = [
         Why::ClientHidden,
         Why::AcceptedFirst,
         Why::NoSctpInUserspace,
@@ -52,6 +53,7 @@ impl Why {
         Why::NamedAddressesAlone,
         Why::LoopbackUnguarded,
         Why::DroppedNotRefused,
+        Why::RoundRobinInstead,
     ];
 
     pub fn text(self) -> &'static str {
@@ -125,6 +127,10 @@ impl Why {
             }
             Why::DroppedNotRefused => {
                 "Without the REJECT target who is to be refused hears nothing instead."
+            }
+            Why::RoundRobinInstead => {
+                "Without its scheduler a Service is served by rr, which heeds no weights; an Event \
+                 on the Service says so."
             }
         }
     }

@@ -84,6 +84,7 @@ const IPVS: &[Row] = &[
     ("ipset-hash-ip-port-ip", Then::FallsBack("iptables"), false),
     ("ipset-hash-ip-port-net", Then::FallsBack("iptables"), false),
     ("ipset-bitmap-port", Then::FallsBack("iptables"), false),
+    ("ipvs-wrr", Then::Adapts, false),
 ];
 
 /// Cases that every variant runs, by parts of their names; those that fall back

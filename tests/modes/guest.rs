@@ -10,7 +10,6 @@ fn guest_full_modes() {
         "modes::probe::",
         "modes::choosing::",
         "modes::leftovers::",
-        "modes::sctp::",
         "modes::switching::",
     ];
     uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
@@ -21,4 +20,12 @@ fn guest_bare_modes() {
     let name = concat!(module_path!(), "::guest_bare_modes");
     let tests = ["modes::probe::", "modes::choosing::"];
     uml::in_guest(name, uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
+}
+
+/// Apart from the others, as it takes a module away.
+#[test]
+fn guest_full_without_sctp_match() {
+    let name = concat!(module_path!(), "::guest_full_without_sctp_match");
+    let tests = ["modes::sctp::"];
+    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }

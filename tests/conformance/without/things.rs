@@ -41,7 +41,7 @@ const fn object(word: &'static str, what: &'static str, get: &'static str) -> Th
     }
 }
 
-pub const THINGS: [Thing; 21] = [
+pub const THINGS: [Thing; 22] = [
     extension(
         "comment",
         "IPv4 -m comment",
@@ -180,4 +180,11 @@ pub const THINGS: [Thing; 21] = [
         "ipset bitmap:port",
         "modprobe ip_set_bitmap_port, or a kernel with CONFIG_IP_SET_BITMAP_PORT",
     ),
+    Thing {
+        word: "ipvs-wrr",
+        what: "IPVS scheduler wrr",
+        get: "modprobe ip_vs_wrr, or a kernel with CONFIG_IP_VS_WRR",
+        rules: None,
+        cases: &["Weights"],
+    },
 ];
