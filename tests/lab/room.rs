@@ -13,10 +13,11 @@ use super::process::{Group, die_with_parent};
 /// Tells the binary inside that it is in a room.
 const INSIDE: &str = "TRIPOD_LAB_ROOM";
 
-/// Longest life of one test; with the sizes of the acceptance list some take
-/// half an hour.
+/// Longest life of one test; with the sizes of the acceptance list, and with
+/// all of what can be left out, some take half an hour.
 fn lifetime() -> Duration {
-    Duration::from_secs(if acceptance() { 3600 } else { 420 })
+    let much = acceptance() || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some();
+    Duration::from_secs(if much { 3600 } else { 420 })
 }
 
 /// Whether a test may run while others do.
