@@ -8,7 +8,13 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::{ffi::OsString, fs, io, path::Path, process::ExitCode};
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
 
 use clap::{Arg, Command, parser::ValueSource};
 use options::{CommandLine, Subcommand};
@@ -55,12 +61,13 @@ impl Stop {
     /// Prints it. Answers with the status to exit with: 0 or 2.
     pub fn print(&self) -> ExitCode {
         match self {
+            // Who reads may leave early, as `head` does.
             Stop::Answer(text) => {
-                println!("{text}");
+                let _ = writeln!(io::stdout(), "{text}");
                 ExitCode::SUCCESS
             }
             Stop::Refusal(text) => {
-                eprintln!("{text}");
+                let _ = writeln!(io::stderr(), "{text}");
                 ExitCode::from(2)
             }
         }
@@ -91,32 +98,31 @@ pub fn read(
 
 /// The command line as clap knows it.
 pub fn command() -> Command {
-    let command =
-        Command::new("tripod")
-            .about(ABOUT)
-            .after_help(AFTER_HELP)
-            .args_conflicts_with_subcommands(true)
-            .subcommand(Command::new("cleanup").about(
-                "Remove every rule, chain and route that Tripod ever installed here, and exit",
-            ))
-            .subcommand(
-                with_flags(Command::new("probe").about(
-                    "Print which modes this kernel can run, what each would miss and how to get \
+    let command = Command::new("tripod")
+        .about(ABOUT)
+        .after_help(AFTER_HELP)
+        .args_conflicts_with_subcommands(true)
+        .subcommand(with_flags(Command::new("cleanup").about(
+            "Remove all that Tripod or kube-proxy ever installed here, and exit",
+        )))
+        .subcommand(
+            with_flags(Command::new("probe").about(
+                "Print which modes this kernel can run, what each would miss and how to get \
                      it, and exit",
-                ))
-                .arg(
-                    Arg::new("output")
-                        .long("output")
-                        .short('o')
-                        .value_name("FORMAT")
-                        .value_parser(["table", "json"])
-                        .default_value("table")
-                        .help("How it is printed"),
-                ),
-            )
-            .subcommand(with_flags(Command::new("render").about(
-                "Print what a mode would put into the kernel for a folder of manifests, and exit",
-            )));
+            ))
+            .arg(
+                Arg::new("output")
+                    .long("output")
+                    .short('o')
+                    .value_name("FORMAT")
+                    .value_parser(["table", "json"])
+                    .default_value("table")
+                    .help("How it is printed"),
+            ),
+        )
+        .subcommand(with_flags(Command::new("render").about(
+            "Print what a mode would put into the kernel for a folder of manifests, and exit",
+        )));
     with_flags(command)
 }
 
@@ -149,7 +155,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
                 .is_some_and(|o| o == "json");
             (Some(Subcommand::Probe { json }), matches)
         }
-        Some(_) => (Some(Subcommand::Cleanup), &matches),
+        Some((_, matches)) => (Some(Subcommand::Cleanup), matches),
         None => (None, &matches),
     };
     let mut options = Options::default();

@@ -33,6 +33,20 @@ pub struct Address {
     own: bool,
 }
 
+impl Address {
+    /// The kernel may choose it as the source of a packet to another host
+    /// (`inet_select_addr`, which looks at links that are down as well;
+    /// `ipv6_dev_get_saddr`). One with a subnet never counts: [`retire`] is for
+    /// addresses that are alone.
+    pub fn is_eligible(&self) -> bool {
+        let is_retired = match self.address {
+            IpAddr::V4(_) => self.scope == libc::RT_SCOPE_HOST,
+            IpAddr::V6(_) => self.flags & libc::IFA_F_DEPRECATED != 0,
+        };
+        !is_retired && self.prefix == Family::of(&self.address).bits()
+    }
+}
+
 #[cfg(test)]
 impl Address {
     pub(crate) fn new(address: IpAddr, index: u32, scope: u8, flags: u32) -> Address {
@@ -197,8 +211,8 @@ fn request(kind: u16, flags: i32, operation: &'static str, index: u32, address: 
 /// Adds `addresses` to the interface `index`, each as a network of its own.
 /// Packets to them are delivered here, but the kernel chooses none of them as
 /// the source of other packets, masqueraded ones among them: in IPv4 their scope
-/// is "host", in IPv6 they are deprecated (RFC 6724, rule 3). Answers with the outcome of each; one that is there
-/// already is fine.
+/// is "host", in IPv6 they are deprecated (RFC 6724, rule 3). Answers with the
+/// outcome of each; one that is there already is fine.
 ///
 /// # Errors
 /// When the socket fails.
@@ -214,6 +228,62 @@ pub fn add(
         .collect();
     socket.batch(&requests, &[Errno::EEXIST])
 }
+
+/// Makes `addresses` that the interface `index` has eligible as a source
+/// ([`Address::is_eligible`]) as [`add`] would have made them. Packets are
+/// delivered all the while. In IPv6 the lifetime can be set. In IPv4 the scope
+/// of an address is for life, so it goes and comes again, and another local
+/// route stands in for that of the kernel's own that goes with it: also for
+/// sockets that have the address as their source (`__ip_dev_find` asks the
+/// table of local routes). Answers with the outcome of each.
+///
+/// # Errors
+/// When the socket fails.
+pub fn retire(
+    socket: &mut Socket,
+    index: u32,
+    addresses: &[IpAddr],
+) -> Result<Vec<Result<(), Error>>, Error> {
+    let mut outcomes = Vec::with_capacity(addresses.len());
+    // What belongs to an address is in one datagram: the kernel carries that
+    // out as a whole, whatever becomes of this process.
+    for some in addresses.chunks(IN_A_DATAGRAM) {
+        let steps = some.iter().map(|address| match address {
+            IpAddr::V4(_) => vec![
+                routes::stand_in(libc::RTM_NEWROUTE, *address),
+                plain(libc::RTM_DELADDR, 0, "replace", index, *address),
+                plain(
+                    libc::RTM_NEWADDR,
+                    libc::NLM_F_CREATE,
+                    "replace",
+                    index,
+                    *address,
+                ),
+                routes::stand_in(libc::RTM_DELROUTE, *address),
+            ],
+            IpAddr::V6(_) => {
+                vec![plain(
+                    libc::RTM_NEWADDR,
+                    libc::NLM_F_REPLACE,
+                    "deprecate",
+                    index,
+                    *address,
+                )]
+            }
+        });
+        let steps: Vec<Vec<Request>> = steps.collect();
+        let numbers: Vec<usize> = steps.iter().map(Vec::len).collect();
+        let requests: Vec<Request> = steps.into_iter().flatten().collect();
+        let mut verdicts = socket.batch(&requests, &[Errno::EEXIST])?.into_iter();
+        for number in numbers {
+            outcomes.push(verdicts.by_ref().take(number).collect());
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Addresses whose requests of [`retire`] surely go in one datagram.
+const IN_A_DATAGRAM: usize = 8;
 
 /// Takes `addresses` off the interface `index`. Answers with the outcome of
 /// each; one that is gone already is fine.
@@ -339,6 +409,64 @@ mod tests {
             (loopback.interface.as_str(), loopback.prefix, loopback.scope),
             ("lo", 8, libc::RT_SCOPE_HOST)
         );
+    }
+
+    #[test]
+    fn the_kernel_chooses_no_address_that_was_retired() {
+        use crate::kernel::namespace::{in_namespace, ip};
+
+        in_namespace(|| {
+            // Addresses on a link that is down, as kube-proxy makes them, and
+            // another link without any of its own.
+            ip("link add services type bridge");
+            let there = ["10.96.0.1", "10.96.0.2", "fd00:96::1"].map(|a| a.parse().unwrap());
+            for address in there {
+                let bits = Family::of(&address).bits();
+                let more = if address.is_ipv6() { "nodad" } else { "" };
+                ip(&format!("addr add {address}/{bits} dev services {more}"));
+            }
+            ip("link add out type veth peer name far");
+            ip("link set far up");
+            ip("link set out up");
+            ip("route add 198.51.100.0/24 dev out");
+            let index = links::index("services").unwrap();
+            let mut socket = Socket::open(Protocol::Route).unwrap();
+            let mut listed = || -> Vec<Address> {
+                let all = list(&mut socket).unwrap().into_iter();
+                all.filter(|a| a.index == index).collect()
+            };
+            let source = || {
+                let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+                let connected = socket.connect("198.51.100.1:9");
+                connected
+                    .and_then(|()| socket.local_addr())
+                    .map(|a| a.ip())
+                    .ok()
+            };
+            assert_eq!(source(), Some(there[0]), "this is what is to be prevented");
+            assert!(listed().iter().all(Address::is_eligible), "{:?}", listed());
+
+            // Whoever has such an address as his own goes on.
+            let server = std::net::TcpListener::bind((there[0], 0)).unwrap();
+            let held = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
+            let mut other = Socket::open(Protocol::Route).unwrap();
+            for outcome in retire(&mut other, index, &there).unwrap() {
+                outcome.unwrap();
+            }
+            assert!(!listed().iter().any(Address::is_eligible), "{:?}", listed());
+            let mut now: Vec<IpAddr> = listed().iter().map(|a| a.address).collect();
+            now.sort();
+            assert_eq!(now, there);
+            assert_ne!(source(), Some(there[0]));
+            let (mut accepted, _) = server.accept().unwrap();
+            use std::io::{Read, Write};
+            (&held).write_all(b"x").unwrap();
+            accepted.read_exact(&mut [0]).unwrap();
+            let routes = std::process::Command::new("ip")
+                .args(["route", "show", "table", "local", "metric", "1"])
+                .output();
+            assert_eq!(routes.unwrap().stdout, b"", "nothing stands in any more");
+        });
     }
 
     #[test]

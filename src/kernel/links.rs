@@ -76,13 +76,12 @@ const INFO_KIND: u16 = 1;
 const DUMMY: &str = "dummy";
 
 /// Makes a dummy link of that name, as `ip link add NAME type dummy` does: it
-/// leads nowhere, and holds addresses. It stays down. One that is there already
-/// is fine.
+/// leads nowhere, and holds addresses. It stays down. True if it was not there.
 ///
 /// # Errors
 /// When this kernel has no dummy links (module `dummy`), a link of another kind
 /// has the name, or for lack of `CAP_NET_ADMIN`.
-pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<(), Error> {
+pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<bool, Error> {
     let flags = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
     let request = Request::new(
         libc::RTM_NEWLINK,
@@ -96,9 +95,9 @@ pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<(), Error> {
         r.attribute(INFO_KIND, DUMMY.as_bytes())
     });
     match socket.call(&request, |_| Ok(None::<()>)) {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(true),
         Err(error) if error.errno() == Some(Errno::EEXIST) => match kind(socket, index(name)?)? {
-            Some(kind) if kind == DUMMY => Ok(()),
+            Some(kind) if kind == DUMMY => Ok(false),
             other => Err(Error::Refused {
                 operation: "add",
                 object: format!("dummy link {name}"),

@@ -144,6 +144,29 @@ pub(super) fn withdraw(address: IpAddr, index: u32) -> Request {
     .u32(libc::RTA_OIF, index)
 }
 
+/// Adds or deletes (`kind`) a local route of `address` beside the kernel's own,
+/// which is preferred. It leads to the loopback interface, whose routes stay
+/// when another loses its last address.
+pub(super) fn stand_in(kind: u16, address: IpAddr) -> Request {
+    let destination = address.into();
+    let route = Route {
+        table: TABLE_LOCAL,
+        destination,
+        kind: Kind::Local(LOOPBACK),
+        source: None,
+    };
+    let (flags, operation) = match kind {
+        libc::RTM_NEWROUTE => (libc::NLM_F_CREATE, "add"),
+        _ => (0, "delete"),
+    };
+    let request = route.request(kind, flags, operation);
+    request.u32(libc::RTA_PRIORITY, 1)
+}
+
+/// Index of the loopback interface in any network namespace
+/// (`LOOPBACK_IFINDEX` of `net/flow.h`).
+const LOOPBACK: u32 = 1;
+
 /// All routes of [`PROTOCOL`] in all tables that are of a [`Kind`] we make;
 /// none where the kernel lacks the family.
 ///

@@ -18,6 +18,13 @@ impl Error {
     }
 }
 
+impl Error {
+    /// Why, without saying what.
+    pub fn reason(&self) -> String {
+        self.source.to_string()
+    }
+}
+
 impl From<Error> for io::Error {
     /// Keeps the kind; the text says what could not be done.
     fn from(error: Error) -> io::Error {
@@ -68,6 +75,20 @@ pub fn write(name: &str, value: &str) -> Result<(), Error> {
     }
     path(name)
         .and_then(|path| fs::write(path, value))
+        .map_err(|source| error("write", name, source))
+}
+
+/// Whether `name` has `value`, or can be set.
+///
+/// # Errors
+/// As [`write`], except for what only the attempt would show.
+pub fn settable(name: &str, value: &str) -> Result<(), Error> {
+    if read(name).is_ok_and(|present| present == value) {
+        return Ok(());
+    }
+    path(name)
+        .and_then(|path| fs::OpenOptions::new().write(true).open(path))
+        .map(drop)
         .map_err(|source| error("write", name, source))
 }
 

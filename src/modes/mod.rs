@@ -1,6 +1,7 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
+pub mod apart;
 mod claims;
 mod detect_local;
 pub mod iptables;
@@ -12,7 +13,10 @@ pub mod verdict;
 
 use std::fmt;
 
-use crate::services::{Changes, ServiceMap, ServicePortName};
+use crate::{
+    kernel::{Family, xtables::Engine},
+    services::{Changes, ServiceMap, ServicePortName},
+};
 
 /// The modes, by kube-proxy's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,12 +90,23 @@ pub enum SyncError {
     /// iptables mode.
     #[error(transparent)]
     Iptables(#[from] iptables::Error),
+    /// The thread of a large sync could not begin.
+    #[error("no runtime for a sync: {0}")]
+    Runtime(#[source] std::io::Error),
 }
 
 /// One way to carry a Service's traffic to its endpoints.
 pub trait Mode: Send {
     /// Its name.
     fn name(&self) -> ModeName;
+    /// Does what takes full privileges, for a process that will run without
+    /// them (`--init-only`). Carries no traffic and breaks none.
+    ///
+    /// # Errors
+    /// When something was refused that the mode cannot do without.
+    fn prepare(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send {
+        std::future::ready(Ok(()))
+    }
     /// Makes the kernel (or our listeners) match `map`; `changes` says what
     /// differs since the last success.
     ///
@@ -111,6 +126,10 @@ pub trait Mode: Send {
     /// Connections that would end with this process.
     fn carried(&self) -> usize {
         0
+    }
+    /// Where it has rules: in which engine of each family.
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        Vec::new()
     }
     /// Removes everything this mode ever installs, also what an earlier
     /// process left behind.

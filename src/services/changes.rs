@@ -32,8 +32,9 @@ pub struct StaleUdp {
     /// external or load-balancer IP), their port or their node port: flows to
     /// what they lost are stale.
     pub addresses: Vec<(Arc<ServicePort>, LostAddresses)>,
-    /// ServicePorts that had nothing to reach and now have: flows to their
-    /// addresses that were recorded meanwhile lead nowhere.
+    /// ServicePorts that have something to reach, and before had nothing or
+    /// less addresses: flows to their addresses that were recorded meanwhile
+    /// lead nowhere.
     pub revived: Vec<ServicePortName>,
 }
 
@@ -88,7 +89,7 @@ impl StaleUdp {
                     self.endpoints.push((Arc::clone(old), gone.address));
                 }
             }
-            let lost = lost(old, new.map(|new| &**new));
+            let lost = missing(old, new.map(|new| &**new));
             if lost != LostAddresses::default() {
                 self.addresses.push((Arc::clone(old), lost));
             }
@@ -98,9 +99,13 @@ impl StaleUdp {
         };
         if let Some(new) = new
             && reaches(Some(new))
-            && !reaches(old)
         {
-            self.revived.push(new.name.clone());
+            // Who called a node port or address before it was ours was refused
+            // by others, and goes on asking them.
+            let gained = missing(new, old.map(|old| &**old));
+            if !reaches(old) || gained != LostAddresses::default() {
+                self.revived.push(new.name.clone());
+            }
         }
     }
 }
@@ -111,7 +116,8 @@ fn serves(endpoints: &[Endpoint], address: SocketAddr) -> bool {
         .is_ok_and(|at| endpoints[at].serving)
 }
 
-fn lost(old: &ServicePort, new: Option<&ServicePort>) -> LostAddresses {
+/// Where `one` is served and `other` is not.
+fn missing(one: &ServicePort, other: Option<&ServicePort>) -> LostAddresses {
     let addresses = |port: &ServicePort| -> Vec<SocketAddr> {
         std::iter::once(&port.cluster_ip)
             .chain(&port.external_ips)
@@ -119,13 +125,13 @@ fn lost(old: &ServicePort, new: Option<&ServicePort>) -> LostAddresses {
             .map(|ip| SocketAddr::new(*ip, port.port))
             .collect()
     };
-    let kept = new.map(addresses).unwrap_or_default();
-    let mut services = addresses(old);
-    services.retain(|address| !kept.contains(address));
+    let common = other.map(addresses).unwrap_or_default();
+    let mut services = addresses(one);
+    services.retain(|address| !common.contains(address));
     LostAddresses {
         services,
-        node_port: old
+        node_port: one
             .node_port
-            .filter(|port| new.and_then(|new| new.node_port) != Some(*port)),
+            .filter(|port| other.and_then(|other| other.node_port) != Some(*port)),
     }
 }

@@ -80,6 +80,11 @@ impl Inspection {
         reason: impl Into<Cow<'static, str>>,
     ) {
         let warning = self.refuse(field, value, reason);
+        self.note(warning);
+    }
+
+    /// Notes what would have refused the object, where the rest of it will do.
+    pub(super) fn note(&mut self, warning: Invalid) {
         self.warnings.push(warning);
     }
 

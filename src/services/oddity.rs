@@ -15,7 +15,8 @@ pub enum Oddity {
     NoEndpoints(ServiceName),
     /// One port has no endpoint while another port of its Service has.
     NoEndpointsForPort(ServicePortName),
-    /// A slice whose Service does not exist.
+    /// A slice whose Service is not known: the API server withholds those that
+    /// ask for another proxy.
     NoService(SliceName, ServiceName),
     /// A slice that names no Service.
     NoServiceLabel(SliceName),
@@ -47,8 +48,9 @@ impl fmt::Display for Oddity {
             ),
             Oddity::NoService(slice, service) => write!(
                 f,
-                "EndpointSlice {slice} belongs to Service {service}, which does not exist: it is \
-                 not used until the Service comes"
+                "EndpointSlice {slice} belongs to Service {service}, which does not exist or is \
+                 left to another proxy by its label service.kubernetes.io/service-proxy-name: the \
+                 slice is not used until the Service comes"
             ),
             Oddity::NoServiceLabel(slice) => write!(
                 f,

@@ -279,7 +279,7 @@ fn policies_affinity_and_health_check_port() {
 fn slices() {
     let reduced = slice(
         "{metadata: {name: s, labels: {kubernetes.io/service-name: web}}, addressType: IPv4, \
-         ports: [{port: 80}, {name: all}], endpoints: [{addresses: [10.1.0.1, 10.1.0.9]}, \
+         ports: [{port: 80}, {name: all}, {port: 0}, {port: 1, protocol: X}], endpoints: [{addresses: [10.1.0.1, 10.1.0.9]}, \
          {addresses: [10.1.0.2], conditions: {ready: false, serving: true, terminating: true}, nodeName: n}, \
          {addresses: ['fd00::1']}, {addresses: [pod.example]}, {addresses: []}, {addresses: [0.0.0.0]}]}",
     )
@@ -302,6 +302,8 @@ fn slices() {
         skipped,
         [
             "ports[1].port",
+            "ports[2].port",
+            "ports[3].protocol",
             "endpoints[2].addresses[0]",
             "endpoints[3].addresses[0]",
             "endpoints[4].addresses[0]",
@@ -316,9 +318,13 @@ fn slices() {
             "{kubernetes.io/service-name: a, service.kubernetes.io/headless: ''}",
             Owner::NotServed,
         ),
+        // That label counts on the Service.
         (
             "{kubernetes.io/service-name: a, service.kubernetes.io/service-proxy-name: b}",
-            Owner::NotServed,
+            Owner::Service(ServiceName {
+                namespace: "default".into(),
+                name: "a".into(),
+            }),
         ),
     ];
     for (labels, owner) in owners {
@@ -334,14 +340,6 @@ fn slices() {
         ("{metadata: {}, addressType: IPv4}", "metadata.name"),
         ("{metadata: {name: s}}", "addressType"),
         ("{metadata: {name: s}, addressType: ipv4}", "addressType"),
-        (
-            "{metadata: {name: s}, addressType: IPv4, ports: [{port: 0}]}",
-            "ports[0].port",
-        ),
-        (
-            "{metadata: {name: s}, addressType: IPv4, ports: [{port: 1, protocol: X}]}",
-            "ports[0].protocol",
-        ),
     ];
     for (text, field) in refused {
         assert_eq!(slice(text).expect_err(text).field, field, "{text}");

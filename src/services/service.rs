@@ -15,8 +15,6 @@ use super::{
 
 /// Label by which a Service asks for another proxy than this one (KEP-2447).
 pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// Label of EndpointSlices of a headless Service.
-pub(super) const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
 /// The API server's default for ClientIP affinity (`DefaultClientIPServiceAffinitySeconds`).
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;

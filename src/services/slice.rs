@@ -4,6 +4,7 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use hashbrown::HashSet;
 use k8s_openapi::api::discovery::v1 as api;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
     IpFamily, Protocol, ServiceName,
@@ -11,10 +12,14 @@ use super::{
     extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
-    service::{HEADLESS_LABEL, OTHER_PROXY_LABEL},
+    service::OTHER_PROXY_LABEL,
     trigger::Trigger,
 };
 
+/// Label of EndpointSlices of a headless Service. It is the only one by which
+/// a slice is left out: `service.kubernetes.io/service-proxy-name` counts on
+/// Services alone since kube-proxy 1.36 (kubernetes #134623).
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label that names the Service of an EndpointSlice.
 pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
@@ -40,6 +45,9 @@ pub struct EndpointSlice {
     pub name: SliceName,
     /// The Service whose endpoints these are.
     pub owner: Owner,
+    /// Labelled for another proxy. What counts is the Service's label, of which
+    /// this is a copy, but nobody wonders where that Service is.
+    pub for_another_proxy: bool,
     /// Ports that each endpoint has.
     pub ports: Box<[SlicePort]>,
     /// The endpoints, all of one family.
@@ -55,7 +63,7 @@ pub struct EndpointSlice {
 pub enum Owner {
     /// Those of this Service.
     Service(ServiceName),
-    /// Those of a Service that is none of a proxy's business, by its labels.
+    /// Those of a headless Service, by its label.
     NotServed,
     /// It has no `kubernetes.io/service-name` label.
     Unlabelled,
@@ -121,8 +129,8 @@ impl EndpointSlice {
         };
         let owner = owner(metadata, &name, names);
         let (ports, endpoints) = match slice.address_type.as_str() {
-            "IPv4" => contents(slice, IpFamily::V4, &mut inspection, names)?,
-            "IPv6" => contents(slice, IpFamily::V6, &mut inspection, names)?,
+            "IPv4" => contents(slice, IpFamily::V4, &mut inspection, names),
+            "IPv6" => contents(slice, IpFamily::V6, &mut inspection, names),
             "FQDN" => {
                 let reason = "endpoints that are names cannot be proxied to; none of them is used";
                 inspection.skip("addressType", "FQDN", reason);
@@ -137,6 +145,7 @@ impl EndpointSlice {
         Ok(inspection.finish(EndpointSlice {
             name,
             owner,
+            for_another_proxy: labelled(metadata, OTHER_PROXY_LABEL).is_some(),
             ports,
             endpoints,
             weight,
@@ -159,16 +168,15 @@ impl EndpointSlice {
     }
 }
 
-fn owner(
-    metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-    slice: &SliceName,
-    names: &mut Names,
-) -> Owner {
-    let label = |key| metadata.labels.as_ref().and_then(|labels| labels.get(key));
-    if label(OTHER_PROXY_LABEL).is_some() || label(HEADLESS_LABEL).is_some() {
+fn labelled<'a>(metadata: &'a ObjectMeta, label: &str) -> Option<&'a String> {
+    metadata.labels.as_ref()?.get(label)
+}
+
+fn owner(metadata: &ObjectMeta, slice: &SliceName, names: &mut Names) -> Owner {
+    if labelled(metadata, HEADLESS_LABEL).is_some() {
         return Owner::NotServed;
     }
-    match label(SERVICE_LABEL) {
+    match labelled(metadata, SERVICE_LABEL) {
         Some(service) if !service.is_empty() => Owner::Service(ServiceName {
             namespace: Arc::clone(&slice.namespace),
             name: names.share(service),
@@ -184,7 +192,7 @@ fn contents(
     family: IpFamily,
     inspection: &mut Inspection,
     names: &mut Names,
-) -> Result<Contents, Invalid> {
+) -> Contents {
     let mut ports = Vec::new();
     for (i, port) in slice.ports.iter().flatten().enumerate() {
         let at = |field: &str| format!("ports[{i}].{field}");
@@ -193,11 +201,17 @@ fn contents(
             inspection.skip(at("port"), "", reason);
             continue;
         };
-        ports.push(SlicePort {
-            name: names.share(port.name.as_deref().unwrap_or_default()),
-            protocol: inspection.protocol(at("protocol"), port.protocol.as_deref())?,
-            port: inspection.port(at("port"), number)?,
-        });
+        let protocol = inspection.protocol(at("protocol"), port.protocol.as_deref());
+        let number = inspection.port(at("port"), number);
+        match protocol.and_then(|protocol| Ok((protocol, number?))) {
+            Ok((protocol, port_number)) => ports.push(SlicePort {
+                name: names.share(port.name.as_deref().unwrap_or_default()),
+                protocol,
+                port: port_number,
+            }),
+            // The others still lead somewhere.
+            Err(invalid) => inspection.note(invalid),
+        }
     }
 
     let mut endpoints: Vec<SliceEndpoint> = Vec::new();
@@ -237,7 +251,7 @@ fn contents(
             hints,
         });
     }
-    Ok((ports.into(), endpoints.into()))
+    (ports.into(), endpoints.into())
 }
 
 fn hints(endpoint: &api::Endpoint, names: &mut Names) -> Option<Arc<Hints>> {

@@ -287,9 +287,9 @@ impl Entry {
 
     fn find_oddities(&self, name: &ServiceName) -> Vec<Oddity> {
         let Some(service) = &self.service else {
-            let orphans = self.slices.iter().map(|slice| slice.name.clone());
+            let orphans = self.slices.iter().filter(|slice| !slice.for_another_proxy);
             return orphans
-                .map(|slice| Oddity::NoService(slice, name.clone()))
+                .map(|slice| Oddity::NoService(slice.name.clone(), name.clone()))
                 .collect();
         };
         match &service.serving {

@@ -8,12 +8,16 @@ mod render;
 mod serve;
 mod takeover;
 
-use std::{error::Error, path::Path};
+use std::{error::Error, path::Path, sync::Arc};
+
+use prometheus::Registry;
 
 use crate::{
     cli::{Job, Settings},
     events::Recorder,
-    node,
+    modes::Mode,
+    node::{self, NodePorts},
+    runner::metrics::Metrics,
 };
 
 /// How a job ended.
@@ -27,14 +31,30 @@ pub async fn run(settings: Settings) -> Done {
     match &settings.job {
         Job::WriteConfig(path) => write_config(&settings, path),
         Job::Cleanup => takeover::cleanup_all(&settings.effective.ipvs_exclude).await,
-        Job::Init => {
-            node::prepare(&settings.configuration, &Recorder::nowhere());
-            Ok(())
-        }
+        Job::Init => init(&settings).await,
         Job::Probe { json } => probe::print(&settings, *json),
         Job::Render(folder) => render::render(&settings, folder).await,
         Job::Serve => serve::serve(settings).await,
     }
+}
+
+/// What takes full privileges, for a process that will run without them.
+async fn init(settings: &Settings) -> Done {
+    node::prepare(&settings.configuration, &Recorder::nowhere());
+    let choice = probe::choose(settings)?;
+    let mode = choice.mode;
+    let registry = Registry::new();
+    let effective = &settings.effective;
+    let site = options::Site {
+        settings,
+        kernel: &choice.kernel,
+        node_ports: &Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip)),
+        registry: &registry,
+        metrics: &Metrics::register(&registry)?,
+    };
+    site.mode(mode)?.prepare().await?;
+    tracing::info!(%mode, "this node is prepared");
+    Ok(())
 }
 
 fn write_config(settings: &Settings, path: &Path) -> Done {

@@ -1,15 +1,17 @@
 //! The mode that runs, whichever it is.
 
 use crate::{
+    kernel::{Family, xtables::Engine},
     modes::{
-        Mode, ModeName, SyncError, SyncReport, iptables::Iptables, ipvs::Ipvs, userspace::Userspace,
+        Mode, ModeName, SyncError, SyncReport, apart::Apart, iptables::Iptables, ipvs::Ipvs,
+        userspace::Userspace,
     },
     services::{Changes, ServiceMap},
 };
 
 /// One of the modes.
 pub(super) enum Running {
-    Ipvs(Box<Ipvs>),
+    Ipvs(Apart<Ipvs>),
     Iptables(Box<Iptables>),
     Userspace(Box<Userspace>),
 }
@@ -20,6 +22,14 @@ impl Mode for Running {
             Running::Ipvs(mode) => mode.name(),
             Running::Iptables(mode) => mode.name(),
             Running::Userspace(mode) => mode.name(),
+        }
+    }
+
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        match self {
+            Running::Ipvs(mode) => mode.prepare().await,
+            Running::Iptables(mode) => mode.prepare().await,
+            Running::Userspace(mode) => mode.prepare().await,
         }
     }
 
@@ -44,6 +54,14 @@ impl Mode for Running {
             Running::Ipvs(mode) => mode.carried(),
             Running::Iptables(mode) => mode.carried(),
             Running::Userspace(mode) => mode.carried(),
+        }
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        match self {
+            Running::Ipvs(mode) => mode.engines(),
+            Running::Iptables(mode) => mode.engines(),
+            Running::Userspace(mode) => mode.engines(),
         }
     }
 

@@ -11,6 +11,7 @@ use crate::{
     kernel::probe::Kernel,
     modes::{
         ModeName,
+        apart::Apart,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
         userspace::{self, Capture, Counters, Userspace, capture},
@@ -58,12 +59,8 @@ impl Site<'_> {
                 let options = ipvs::Options::new(configuration, effective);
                 let node_ports = Arc::clone(self.node_ports);
                 let metrics = self.metrics.clone();
-                Running::Ipvs(Box::new(Ipvs::new(
-                    options,
-                    self.kernel,
-                    node_ports,
-                    metrics,
-                )?))
+                let mode = Ipvs::new(options, self.kernel, node_ports, metrics)?;
+                Running::Ipvs(Apart::new(mode))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {

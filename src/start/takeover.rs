@@ -1,26 +1,43 @@
 //! From one mode to another: what the old one left goes when the new one
 //! carries traffic, and not before.
+//!
+//! Left by whom does not matter: by Tripod or kube-proxy, in the engine of the
+//! kernel that this mode has its rules in or in the other one. What the mode
+//! that runs would install itself it takes over; that is its own work.
+
+mod leftover;
+mod nftables;
 
 use ipnet::IpNet;
 use tokio::time::{Duration, Instant};
 
+use self::leftover::{Leftover, Running};
 use super::Done;
 use crate::{
-    modes::{Mode, ModeName, SyncError, SyncReport, iptables, ipvs, userspace},
+    kernel::{Family, xtables::Engine},
+    modes::{Mode, ModeName, SyncError, SyncReport},
     services::{Changes, ServiceMap},
 };
 
-/// How long connections that IPVS carries may keep it from being removed; as
-/// long as a real server with connections is kept.
+/// How long connections may keep something from being removed that they need;
+/// as long as a real server with connections is kept.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// How long ServicePorts that fail may keep what is left in force: they may
+/// need it, but it does not follow their endpoints.
+const GRACE: Duration = Duration::from_secs(5 * 60);
+/// Counting connections means listing all of them: not more often than
+/// this.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// A mode that clears up behind the others once it is in force itself.
 pub(super) struct TakeOver<M> {
     mode: M,
     /// Virtual servers with addresses in these are somebody else's.
     exclude: Vec<IpNet>,
-    /// Modes that may have left something.
-    others: Vec<ModeName>,
+    /// What may still be there.
+    left: Vec<Leftover>,
+    /// When this mode first synced.
+    synced: Option<Instant>,
     /// When this mode came in force.
     since: Option<Instant>,
     /// Connections that a mode that was left still carries, when last counted.
@@ -29,49 +46,59 @@ pub(super) struct TakeOver<M> {
     due: Instant,
 }
 
-/// Counting means listing all virtual servers: not more often than this.
-const PAUSE: Duration = Duration::from_secs(1);
-
 impl<M: Mode> TakeOver<M> {
     pub(super) fn new(mode: M, exclude: Vec<IpNet>) -> TakeOver<M> {
-        let running = mode.name();
         TakeOver {
             mode,
             exclude,
-            others: ModeName::ALL
-                .into_iter()
-                .filter(|other| *other != running)
-                .collect(),
+            left: Leftover::ALL.into(),
+            synced: None,
             since: None,
             connections: 0,
             due: Instant::now(),
         }
     }
 
-    /// Removes what the other modes left; what cannot be removed is tried again
-    /// with the next full sync.
+    /// All that is wanted is carried by this mode now, or never will be.
+    fn is_in_force(&mut self, report: &SyncReport) -> bool {
+        let now = Instant::now();
+        let waited = now - *self.synced.get_or_insert(now);
+        if report.failed.is_empty() || waited >= GRACE {
+            self.since.get_or_insert(now);
+        }
+        self.since.is_some()
+    }
+
+    /// Removes what was left; what cannot be removed is tried again with the
+    /// next full sync.
     async fn clear_up(&mut self) {
-        let since = *self.since.get_or_insert_with(Instant::now);
+        let running = Running {
+            mode: self.mode.name(),
+            engines: self.mode.engines(),
+        };
+        let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         let (mut remaining, mut connections) = (Vec::new(), 0);
-        for other in std::mem::take(&mut self.others) {
-            if other == ModeName::Ipvs && since.elapsed() < PATIENCE {
-                match ipvs::retire(&self.exclude) {
+        for &leftover in &self.left {
+            if waited < PATIENCE {
+                match leftover.retire(&running, &self.exclude) {
                     Ok(0) => {}
                     Ok(open) => {
-                        connections = open as usize;
-                        remaining.push(other);
+                        connections += open;
+                        remaining.push(leftover);
                         continue;
                     }
-                    Err(error) => tracing::debug!("connections of ipvs mode: {error}"),
+                    Err(error) => tracing::debug!("connections of {leftover}: {error}"),
                 }
             }
-            let running = Some(self.mode.name());
-            if let Err(error) = clean(other, running, &self.exclude).await {
-                tracing::warn!("what {other} mode left is not all gone: {error}");
-                remaining.push(other);
+            if let Err(error) = leftover.clean(Some(&running), &self.exclude).await {
+                tracing::warn!("what {leftover} left is not all gone: {error}");
+                remaining.push(leftover);
             }
         }
-        self.others = remaining;
+        if remaining.is_empty() {
+            tracing::debug!("nothing is left of other modes");
+        }
+        self.left = remaining;
         self.connections = connections;
         self.due = Instant::now() + PAUSE;
     }
@@ -84,10 +111,8 @@ impl<M: Mode> Mode for TakeOver<M> {
 
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
         let mut report = self.mode.sync(map, changes).await?;
-        // What failed may need what is still there.
-        let complete = report.failed.is_empty() || self.since.is_some();
         let due = changes.full || self.connections > 0 && self.due <= Instant::now();
-        if complete && due && !self.others.is_empty() {
+        if !self.left.is_empty() && self.is_in_force(&report) && due {
             self.clear_up().await;
         }
         report.lingering += self.connections;
@@ -102,27 +127,12 @@ impl<M: Mode> Mode for TakeOver<M> {
         self.mode.carried()
     }
 
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        self.mode.engines()
+    }
+
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         self.mode.cleanup().await
-    }
-}
-
-/// Removes what `mode` ever installed, but for what `running` uses too.
-async fn clean(
-    mode: ModeName,
-    running: Option<ModeName>,
-    exclude: &[IpNet],
-) -> Result<(), SyncError> {
-    match (mode, running) {
-        (ModeName::Userspace, _) => Ok(userspace::cleanup().await?),
-        (ModeName::Iptables, Some(ModeName::Ipvs)) => {
-            Ok(iptables::cleanup_beside(&ipvs::SHARED_CHAINS).await?)
-        }
-        (ModeName::Iptables, _) => Ok(iptables::cleanup().await?),
-        (ModeName::Ipvs, Some(ModeName::Iptables)) => {
-            Ok(ipvs::cleanup_beside(exclude, &ipvs::SHARED_CHAINS).await?)
-        }
-        (ModeName::Ipvs, _) => Ok(ipvs::cleanup(exclude).await?),
     }
 }
 
@@ -132,9 +142,9 @@ async fn clean(
 /// What could not be removed.
 pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
     let mut failed = Vec::new();
-    for mode in ModeName::ALL {
-        if let Err(error) = clean(mode, None, exclude).await {
-            failed.push(format!("{mode} mode: {error}"));
+    for leftover in Leftover::ALL {
+        if let Err(error) = leftover.clean(None, exclude).await {
+            failed.push(format!("{leftover}: {error}"));
         }
     }
     if failed.is_empty() {
@@ -143,3 +153,6 @@ pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
     }
     Err(format!("not everything could be removed: {}", failed.join("; ")).into())
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,6 +34,12 @@ pub const NODE: [(Ipv4Addr, Ipv6Addr); 2] = [
     ),
 ];
 
+/// Those of the other node.
+pub const OTHER_NODE: (Ipv4Addr, Ipv6Addr) = (
+    Ipv4Addr::new(192, 0, 2, 30),
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x30),
+);
+
 pub fn node_port_number(number: u16, port: u16) -> u16 {
     match port {
         SECOND_PORT => 31_000 + number,
@@ -59,8 +65,8 @@ pub fn address(target: Target, family: Family, number: u16) -> IpAddr {
         Target::ClusterIp => own([10, 96, 0], [0xfd00, 0x96, 0]),
         Target::ExternalIp => own([198, 51, 100], [0x2001, 0xdb8, 0x51]),
         Target::LoadBalancer => own([203, 0, 113], [0x2001, 0xdb8, 0x113]),
-        Target::NodePort | Target::HealthCheck => pick(NODE[0]),
-        Target::SecondNodePort => pick(NODE[1]),
+        Target::NodePort | Target::HealthCheck | Target::NodeAddress => pick(NODE[0]),
+        Target::SecondNodePort | Target::SecondNodeAddress => pick(NODE[1]),
         Target::Loopback => pick((Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST)),
     }
 }
@@ -68,7 +74,11 @@ pub fn address(target: Target, family: Family, number: u16) -> IpAddr {
 /// Where the Service of case `number` is called.
 pub fn socket_address(target: Target, family: Family, number: u16, port: u16) -> SocketAddr {
     let port = match target {
-        Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp => port,
+        Target::ClusterIp
+        | Target::LoadBalancer
+        | Target::ExternalIp
+        | Target::NodeAddress
+        | Target::SecondNodeAddress => port,
         Target::NodePort | Target::SecondNodePort | Target::Loopback => {
             node_port_number(number, port)
         }

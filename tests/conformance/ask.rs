@@ -17,6 +17,9 @@ const SCTP: i32 = 132;
 /// What a backend is asked; see `tests/lab/backend.rs`.
 const QUESTION: &str = "who";
 
+/// A question of so many bytes takes three packets on Ethernet.
+const LARGE: usize = 4_000;
+
 /// A client's open socket.
 pub enum Client {
     Stream(TcpStream),
@@ -58,11 +61,12 @@ impl Client {
         })
     }
 
-    /// Asks who is at the other end.
-    pub fn ask(&mut self) -> Outcome {
+    /// Asks who is at the other end; over UDP maybe with a large datagram,
+    /// whose answer has to be as large.
+    pub fn ask(&mut self, large: bool) -> Outcome {
         let answer = match self {
             Client::Stream(stream) => say(stream),
-            Client::Datagram(socket) => exchange(socket),
+            Client::Datagram(socket) => exchange(socket, if large { LARGE } else { 0 }),
         };
         let parsed = answer.and_then(|(caller, line)| {
             let mut words = line.split_whitespace();
@@ -88,9 +92,10 @@ pub fn once(
     from: Option<IpAddr>,
     to: SocketAddr,
     patience: Duration,
+    large: bool,
 ) -> Outcome {
     match Client::open(protocol, from, to, patience) {
-        Ok(mut client) => client.ask(),
+        Ok(mut client) => client.ask(large),
         Err(error) => fate(&error),
     }
 }
@@ -136,11 +141,14 @@ fn say(stream: &mut TcpStream) -> io::Result<(IpAddr, String)> {
     Ok((caller, answer))
 }
 
-fn exchange(socket: &UdpSocket) -> io::Result<(IpAddr, String)> {
+fn exchange(socket: &UdpSocket, least: usize) -> io::Result<(IpAddr, String)> {
     let caller = socket.local_addr()?.ip();
-    socket.send(QUESTION.as_bytes())?;
-    let mut buffer = [0; 256];
+    socket.send(format!("{QUESTION:<least$}").as_bytes())?;
+    let mut buffer = [0; LARGE + 1];
     let n = socket.recv(&mut buffer)?;
+    if n < least {
+        return Err(io::Error::other(format!("{n} bytes to {least}")));
+    }
     Ok((caller, String::from_utf8_lossy(&buffer[..n]).into_owned()))
 }
 

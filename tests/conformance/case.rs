@@ -37,6 +37,10 @@ pub enum Target {
     Loopback,
     LoadBalancer,
     ExternalIp,
+    /// The Service's port at the node's first address.
+    NodeAddress,
+    /// The same at the node's second address.
+    SecondNodeAddress,
     /// The health-check node port, asked over HTTP.
     HealthCheck,
 }
@@ -94,6 +98,8 @@ pub struct Expectation {
     pub port: u16,
     /// One socket for the whole case instead of a new one for each call.
     pub one_socket: bool,
+    /// Over UDP: question and answer do not fit into one packet.
+    pub large: bool,
     pub sight: Sight,
     /// What certain columns see instead, and why.
     pub but: Vec<(Columns, Why, Sight)>,
@@ -255,6 +261,7 @@ impl When {
                 families: vec![Family::V4, Family::V6],
                 port: super::addresses::PORT,
                 one_socket: false,
+                large: false,
                 sight: Sight::Refused,
                 but: Vec::new(),
             },
@@ -288,6 +295,11 @@ impl Call {
 
     pub fn on_one_socket(mut self) -> Call {
         self.expectation.one_socket = true;
+        self
+    }
+
+    pub fn with_large_datagrams(mut self) -> Call {
+        self.expectation.large = true;
         self
     }
 

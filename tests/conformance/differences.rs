@@ -237,7 +237,10 @@ pub const RULES: &[Rule] = &[
             let stopped = matches!(sight, Sight::Refused | Sight::Silent);
             let stopped = caller == Caller::Node && protocol == Protocol::Udp && stopped;
             match target {
-                Target::Loopback | Target::SecondNodePort => None,
+                Target::Loopback
+                | Target::SecondNodePort
+                | Target::NodeAddress
+                | Target::SecondNodeAddress => None,
                 // A node port that is nobody's is refused by the node itself.
                 Target::NodePort => stopped.then_some(Sight::StoppedOrRefused),
                 _ => stopped.then_some(Sight::Stopped),

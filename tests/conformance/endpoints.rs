@@ -4,14 +4,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Map, Value, json};
 
+use super::addresses::{NODE, OTHER_NODE};
 use super::case::Family;
 
-/// Pods that answer. `a` and `b` are on the node, `c` on the other one.
+/// Pods that answer. `a` and `b` are on the node, `c` on the other one; two are
+/// in the network of their nodes (`hostNetwork`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pod {
     A,
     B,
     C,
+    OnNode,
+    OnOther,
 }
 
 pub const ALL: [Pod; 3] = [Pod::A, Pod::B, Pod::C];
@@ -24,13 +28,16 @@ impl Pod {
             Pod::A => "a",
             Pod::B => "b",
             Pod::C => "c",
+            // As it is called who answers in a node's own namespace.
+            Pod::OnNode => "node",
+            Pod::OnOther => "other",
         }
     }
 
     pub fn node(self) -> &'static str {
         match self {
-            Pod::A | Pod::B => "node",
-            Pod::C => "other",
+            Pod::A | Pod::B | Pod::OnNode => "node",
+            Pod::C | Pod::OnOther => "other",
         }
     }
 
@@ -39,6 +46,8 @@ impl Pod {
             Pod::A => (0, 11),
             Pod::B => (0, 12),
             Pod::C => (1, 13),
+            Pod::OnNode => return NODE[0],
+            Pod::OnOther => return OTHER_NODE,
         };
         (
             Ipv4Addr::new(10, 244, subnet, last),

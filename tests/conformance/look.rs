@@ -22,6 +22,7 @@ pub struct Look {
     pub target: Target,
     pub protocol: Protocol,
     pub one_socket: bool,
+    pub large: bool,
     pub sight: Sight,
 }
 
@@ -40,6 +41,7 @@ impl Run<'_> {
                             target: *target,
                             protocol: *protocol,
                             one_socket: expectation.one_socket,
+                            large: expectation.large,
                             sight: expectation
                                 .sight_in(self.column, *caller, *target, *protocol)
                                 .0,
@@ -59,7 +61,7 @@ impl Run<'_> {
         };
         let call = |from| match look.target {
             Target::HealthCheck => ask::health(look.to, patience),
-            _ => ask::once(look.protocol, from, look.to, patience),
+            _ => ask::once(look.protocol, from, look.to, patience, look.large),
         };
         if let Sight::Answered(Answered { by, how, .. }) = &look.sight
             && matches!(how, How::Sticky | How::StickyForASecond)
@@ -78,14 +80,14 @@ impl Run<'_> {
                         }
                     }
                 };
-                return vec![client.ask()];
+                return vec![client.ask(look.large)];
             }
             let (least, most) = sight::calls(&look.sight);
             let mut outcomes: Vec<Outcome> = Vec::new();
             while outcomes.len() < least
                 || outcomes.len() < most && !sight::all_met(&look.sight, &outcomes)
             {
-                outcomes.push(call(None));
+                outcomes.push(call(self.source(look)));
                 if !matches!(outcomes.last(), Some(Outcome::Answer(_))) {
                     break;
                 }
@@ -93,6 +95,24 @@ impl Run<'_> {
             outcomes
         });
         self.judge(look, &outcomes)
+    }
+
+    /// The address to call from, where it matters: the router tells each
+    /// address only once a second what it does not know (`ip_error` in
+    /// net/ipv4/route.c; no namespace can change that).
+    fn source(&self, look: &Look) -> Option<IpAddr> {
+        if look.caller != Caller::Pod || look.sight != Sight::Unserved {
+            return None;
+        }
+        let any = match look.to.ip() {
+            IpAddr::V4(v4) => v4.octets()[3],
+            IpAddr::V6(v6) => v6.octets()[15],
+        };
+        let (v4, v6) = further_address(1 + any % CLIENTS);
+        Some(match look.to {
+            SocketAddr::V4(_) => v4.into(),
+            SocketAddr::V6(_) => v6.into(),
+        })
     }
 
     /// Every client at an endpoint of its own.

@@ -1,5 +1,7 @@
 //! The Service of a case and its EndpointSlices.
 
+use std::net::IpAddr;
+
 use serde_json::{Map, Value, json};
 
 use super::addresses::{
@@ -8,11 +10,26 @@ use super::addresses::{
 use super::case::{Family, Target};
 use super::endpoints::{Endpoint, Pod, ready};
 
+/// Ends the name of a Service that has the second port alone.
+const MORE: &str = "-more";
+
+/// Ends the name of a Service that claims the external IPs of another.
+const RIVAL: &str = "-rival";
+
+/// An address that nobody else has.
+fn beside(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => (u32::from(v4) + (1 << 8)).to_be_bytes().into(),
+        IpAddr::V6(v6) => (u128::from(v6) + (1 << 16)).to_be_bytes().into(),
+    }
+}
+
 /// An EndpointSlice of each family.
 #[derive(Clone, Debug)]
 struct Slice {
     endpoints: Vec<Endpoint>,
     target: u16,
+    labels: Map<String, Value>,
     annotations: Map<String, Value>,
 }
 
@@ -27,6 +44,20 @@ pub struct Service {
     ip_mode: Option<&'static str>,
     sctp: bool,
     second_port: bool,
+    /// The second port is a Service of its own.
+    apart: bool,
+    /// Each of the two ports has the other one's number.
+    exchanged: bool,
+    /// The protocol that its ports do without.
+    without: Option<&'static str>,
+    /// Whose addresses the balancer has.
+    balancer: Target,
+    /// Endpoints of another Service that claims its external IPs.
+    rival: Vec<Endpoint>,
+    /// Only that other one is there.
+    gone: bool,
+    /// Ends its name.
+    suffix: &'static str,
     spec: Map<String, Value>,
     labels: Map<String, Value>,
     annotations: Map<String, Value>,
@@ -44,6 +75,13 @@ pub fn cluster_ip(pods: impl IntoIterator<Item = Pod>) -> Service {
         ip_mode: None,
         sctp: false,
         second_port: false,
+        apart: false,
+        exchanged: false,
+        without: None,
+        balancer: Target::LoadBalancer,
+        rival: Vec::new(),
+        gone: false,
+        suffix: "",
         spec: Map::new(),
         labels: Map::new(),
         annotations: Map::new(),
@@ -89,6 +127,7 @@ impl Service {
         self.slices.push(Slice {
             endpoints: endpoints.into_iter().collect(),
             target: TARGET,
+            labels: Map::new(),
             annotations: Map::new(),
         });
         self
@@ -113,7 +152,7 @@ impl Service {
 
     pub fn becomes(mut self, kind: &'static str) -> Service {
         self.kind = kind;
-        self.node_ports = kind != "ClusterIP";
+        self.node_ports = matches!(kind, "NodePort" | "LoadBalancer");
         self
     }
 
@@ -144,6 +183,55 @@ impl Service {
 
     pub fn without_second_port(mut self) -> Service {
         self.second_port = false;
+        self
+    }
+
+    /// The second port belongs to a Service of its own at the same external and
+    /// load-balancer IPs.
+    pub fn with_second_port_apart(mut self) -> Service {
+        self.apart = true;
+        self.with_second_port()
+    }
+
+    /// Each of the two ports takes the other one's number and node port.
+    pub fn exchange_ports(mut self) -> Service {
+        self.exchanged = !self.exchanged;
+        self
+    }
+
+    /// Its ports are of all protocols but this one.
+    pub fn without(mut self, protocol: &'static str) -> Service {
+        self.without = Some(protocol);
+        self
+    }
+
+    /// Its load balancer has these addresses of its, or of the node.
+    pub fn balanced_at(mut self, addresses: Target) -> Service {
+        self.balancer = addresses;
+        self
+    }
+
+    /// It is another object that has the addresses and ports of this one.
+    pub fn under_another_name(mut self) -> Service {
+        self.suffix = "-heir";
+        self
+    }
+
+    /// Another Service claims the same external IPs and ports for these.
+    pub fn with_rival_on(mut self, pods: impl IntoIterator<Item = Pod>) -> Service {
+        self.rival = pods.into_iter().map(ready).collect();
+        self
+    }
+
+    /// It is deleted, and the other one stays.
+    pub fn yields_to_its_rival(mut self) -> Service {
+        self.gone = true;
+        self
+    }
+
+    /// The latest slice has this label.
+    pub fn slice_labelled(mut self, key: &str) -> Service {
+        self.latest().labels.insert(key.into(), "".into());
         self
     }
 
@@ -216,24 +304,58 @@ impl Service {
 
     /// As items of a List.
     pub fn manifests(&self, number: u16) -> Vec<Value> {
-        let name = format!("case-{number}");
-        let mut items = vec![self.service(number, &name)];
+        let mut items = match self.gone {
+            true => Vec::new(),
+            false => self.objects(number, &format!("case-{number}{}", self.suffix)),
+        };
+        if !self.rival.is_empty() {
+            let rival = Service {
+                suffix: RIVAL,
+                ..self.clone()
+            };
+            let rival = rival.becomes("ClusterIP").with(self.rival.iter().cloned());
+            items.extend(rival.objects(number, &format!("case-{number}{RIVAL}")));
+        }
+        if self.second_port && self.apart {
+            let more = Service {
+                apart: false,
+                suffix: MORE,
+                ..self.clone()
+            };
+            items.extend(more.objects(number, &format!("case-{number}{MORE}")));
+        }
+        items
+    }
+
+    fn objects(&self, number: u16, name: &str) -> Vec<Value> {
+        let mut items = vec![self.service(number, name)];
         for (index, slice) in self.slices.iter().enumerate() {
             for family in &self.slice_families {
-                items.push(self.slice(&name, index, slice, *family));
+                items.push(self.slice(name, index, slice, *family));
             }
         }
         items
     }
 
     fn ports(&self) -> Vec<(&'static str, &'static str, u16)> {
-        let mut ports = vec![("tcp", "TCP", PORT), ("udp", "UDP", PORT)];
+        let (usual, second) = match self.exchanged {
+            false => (PORT, SECOND_PORT),
+            true => (SECOND_PORT, PORT),
+        };
+        let mut ports = vec![("tcp", "TCP", usual), ("udp", "UDP", usual)];
         if self.sctp {
-            ports.push(("sctp", "SCTP", PORT));
+            ports.push(("sctp", "SCTP", usual));
         }
         if self.second_port {
-            ports.push(("more", "TCP", SECOND_PORT));
+            ports.push(("more", "TCP", second));
         }
+        ports.retain(|(name, protocol, _)| {
+            let elsewhere = match self.suffix {
+                MORE => *name != "more",
+                _ => *name == "more" && self.apart,
+            };
+            !elsewhere && Some(*protocol) != self.without
+        });
         ports
     }
 
@@ -250,7 +372,10 @@ impl Service {
             }
             manifest
         });
-        let cluster = ips(Target::ClusterIp);
+        let cluster = match self.suffix {
+            MORE | RIVAL => ips(Target::ClusterIp).into_iter().map(beside).collect(),
+            _ => ips(Target::ClusterIp),
+        };
         let families = self.families.iter().map(|family| family.name());
         let mut spec = json!({
             "type": self.kind,
@@ -266,6 +391,9 @@ impl Service {
         if self.kind == "LoadBalancer" && local {
             spec["healthCheckNodePort"] = health_check_port(number).into();
         }
+        if self.kind == "ExternalName" {
+            spec = json!({"type": self.kind, "externalName": "elsewhere.test"});
+        }
         for (field, value) in &self.spec {
             spec[field] = value.clone();
         }
@@ -278,7 +406,7 @@ impl Service {
             "spec": spec,
         });
         if self.kind == "LoadBalancer" {
-            let ingress = ips(Target::LoadBalancer).into_iter().map(|ip| {
+            let ingress = ips(self.balancer).into_iter().map(|ip| {
                 let mode = self.ip_mode.unwrap_or("VIP");
                 json!({"ip": ip, "ipMode": mode})
             });
@@ -289,20 +417,22 @@ impl Service {
     }
 
     fn slice(&self, name: &str, index: usize, slice: &Slice, family: Family) -> Value {
-        let ports = self.ports().into_iter().map(|(name, protocol, port)| {
-            let target = match port {
-                SECOND_PORT => SECOND_TARGET,
+        let ports = self.ports().into_iter().map(|(name, protocol, _)| {
+            let target = match name {
+                "more" => SECOND_TARGET,
                 _ => slice.target,
             };
             json!({"name": name, "protocol": protocol, "port": target})
         });
         let endpoints = slice.endpoints.iter().map(|e| e.manifest(family));
+        let mut labels = slice.labels.clone();
+        labels.insert("kubernetes.io/service-name".into(), name.into());
         json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": {
                 "name": format!("{name}-{}-{index}", family.name().to_lowercase()),
                 "namespace": "conformance",
-                "labels": {"kubernetes.io/service-name": name},
+                "labels": labels,
                 "annotations": slice.annotations,
             },
             "addressType": family.name(),

@@ -163,7 +163,7 @@ impl Run<'_> {
                     &format!("the barrier {to} stands"),
                     self.patience.barrier,
                     || match self.enter(Caller::Pod, || {
-                        ask::once(Protocol::Tcp, None, to, self.patience.answer)
+                        ask::once(Protocol::Tcp, None, to, self.patience.answer, false)
                     }) {
                         Outcome::Answer(_) => Ok(()),
                         other => Err(format!("{other:?}")),

@@ -15,10 +15,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use super::addresses::NODE;
+use super::addresses::{NODE, OTHER_NODE};
 use super::case::Caller;
 use super::endpoints::{ALL, Pod};
-use crate::lab::{Backend, Host};
+use crate::lab::{Backend, Group, Host, answer_in};
 
 /// The client pod's further addresses, for session affinity: as many as it
 /// takes for not all of them to meet the same endpoint by chance.
@@ -27,6 +27,8 @@ pub const CLIENTS: u8 = 14;
 pub struct World {
     client: Host,
     backends: Vec<Backend>,
+    /// They answer in the nodes' own namespaces.
+    _on_nodes: [Group; 2],
     outside: Host,
     other: Host,
     pub node: Host,
@@ -46,11 +48,7 @@ impl World {
             "route add unreachable ::/0",
         ]);
         let node = machine(&wire, "node", NODE[0]);
-        let other = machine(
-            &wire,
-            "other",
-            (Ipv4Addr::new(192, 0, 2, 30), v6("2001:db8::30")),
-        );
+        let other = machine(&wire, "other", OTHER_NODE);
         let outside = machine(
             &wire,
             "outside",
@@ -130,6 +128,7 @@ impl World {
         World {
             client,
             backends: backends.into(),
+            _on_nodes: [answer_in(&node), answer_in(&other)],
             outside,
             other,
             node,

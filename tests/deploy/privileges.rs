@@ -2,7 +2,8 @@
 //! container has done its part.
 
 use super::daemon_set;
-use crate::lab::{Lab, Service, Tripod, ask, tripod_binary, udp_ask};
+use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, tripod_binary, udp_ask, uml};
+use crate::modes::probe::{KERNEL, kernel};
 
 /// As a runtime starts it: no capability but these, none to be had later, and
 /// /proc/sys cannot be written to.
@@ -11,7 +12,8 @@ mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys &&
 set="$1" && shift &&
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set="$set" "$0" "$@""#;
 
-fn serves(lab: &mut Lab) {
+/// Adds what makes `command` run Tripod as the container that stays.
+fn as_container(command: &mut std::process::Command) {
     let pod = daemon_set().spec.unwrap().template.spec.unwrap();
     let context = pod.containers[0].security_context.clone().unwrap();
     let capabilities = context.capabilities.unwrap();
@@ -20,15 +22,24 @@ fn serves(lab: &mut Lab) {
     for capability in capabilities.add.iter().flatten() {
         set.push_str(&format!(",+{}", capability.to_lowercase()));
     }
+    command.args(["-c", START]).arg(tripod_binary()).arg(set);
+}
 
+/// The init container's part.
+fn prepare(lab: &Lab, mode: &str) {
+    let mut init = lab.node.command(tripod_binary());
+    let init = init.args(["--init-only", mode]).status();
+    let init = init.expect("running tripod");
+    assert!(init.success(), "{init}");
+}
+
+fn serves(lab: &mut Lab) {
     lab.add_backends(&["a"]);
     let service = Service::new("hello", 7).with_node_port();
     lab.publish_all(&service);
-    let mut init = lab.node.command(tripod_binary());
-    let init = init.arg("--init-only").status().expect("running tripod");
-    assert!(init.success(), "{init}");
+    prepare(lab, "--proxy-mode=userspace");
     let mut command = lab.node.command("sh");
-    command.args(["-c", START]).arg(tripod_binary()).arg(set);
+    as_container(&mut command);
     let tripod = Tripod::start_as(lab, command);
     let status = std::fs::read_to_string(format!("/proc/{}/status", tripod.pid())).unwrap();
     for address in service.cluster() {
@@ -43,3 +54,89 @@ fn serves(lab: &mut Lab) {
 }
 
 on_each_capture!(serves);
+
+/// Starts it in the mode that it chooses.
+fn in_the_best_mode(lab: &Lab) -> Tripod {
+    let mut command = lab.node.command("sh");
+    as_container(&mut command);
+    command
+        .arg("--manifests")
+        .arg(lab.manifests())
+        .args(["--hostname-override", "node", "--v", "2"])
+        .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64");
+    Tripod::start_on(&lab.node, command)
+}
+
+fn with_a_service(test: &str, body: fn(&Lab, &Service)) {
+    lab::run(test, Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        let service = Service::new("hello", 7).with_node_port();
+        lab.publish_all(&service);
+        body(&lab, &service);
+    });
+}
+
+const ROUTE_LOCALNET: &str = "cat /proc/sys/net/ipv4/conf/all/route_localnet";
+
+/// ipvs mode where the kernel can, else iptables mode.
+#[test]
+fn the_best_mode_serves() {
+    let test = concat!(module_path!(), "::the_best_mode_serves");
+    with_a_service(test, |lab, service| {
+        let ipvs = kernel() == "full";
+        prepare(lab, "--v=2");
+        if !ipvs {
+            // Not one without the other.
+            let guard = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8";
+            assert!(lab.node.show("iptables-save -t filter").contains(guard));
+            assert_eq!(lab.node.show(ROUTE_LOCALNET).trim(), "1");
+        }
+        let tripod = in_the_best_mode(lab);
+        let address = service.cluster()[0];
+        assert_eq!(ask(&lab.node, address).expect("a call"), "a");
+        if !ipvs {
+            let loopback = ([127, 0, 0, 1], service.node_port()).into();
+            assert_eq!(ask(&lab.node, loopback).expect("a call"), "a");
+        }
+        let mode = if ipvs { "ipvs" } else { "iptables" };
+        let mode = format!("mode={mode}");
+        assert_eq!(tripod.said(&["starting", &mode]), 1, "{}", tripod.log());
+        let fallen_back = tripod.said(&["WARN", "running in iptables mode"]);
+        assert_eq!(fallen_back, usize::from(!ipvs));
+        let elsewhere = tripod.said(&["WARN", "hashsize"]);
+        assert_eq!(tripod.said(&["WARN"]) - elsewhere, fallen_back);
+    });
+}
+
+#[test]
+fn without_the_init_container_it_serves_what_it_can() {
+    let test = concat!(
+        module_path!(),
+        "::without_the_init_container_it_serves_what_it_can"
+    );
+    with_a_service(test, |lab, service| {
+        let tripod = in_the_best_mode(lab);
+        assert_eq!(tripod.said(&["starting", "mode=iptables"]), 1);
+        if kernel() == "full" {
+            let told = ["WARN", "no ipvs mode", "net.ipv4.vs.conntrack=1"];
+            assert_eq!(tripod.said(&told), 1, "{}", tripod.log());
+        }
+        assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+        assert_eq!(lab.node.show(ROUTE_LOCALNET).trim(), "0");
+        let told = ["WARN", "loopback", "net.ipv4.conf.all.route_localnet=1"];
+        assert_eq!(tripod.said(&told), 1, "{}", tripod.log());
+        let rules = lab.node.show("iptables-save");
+        assert!(!rules.contains("block incoming localnet"), "{rules}");
+    });
+}
+
+#[test]
+fn guest_full_privileges() {
+    let name = concat!(module_path!(), "::guest_full_privileges");
+    let tests = [
+        "deploy::privileges::the_best_mode_serves",
+        "deploy::privileges::without_the_init_container_it_serves_what_it_can",
+    ];
+    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{node, recorded::State};
-use crate::lab::{Capture, Host, Lab, Service, Share, eventually, figure, run, say};
+use crate::lab::{Capture, Host, Lab, Service, Share, acceptance, eventually, figure, run, say};
 
 /// As many as keep the guest's processor busy; what came of them is a figure.
 const CALLERS: usize = 4;
@@ -48,22 +48,25 @@ fn restarts_and_rolling_replacements_fail_no_request() {
                 scope.spawn(move || from.enter(|| load.call(to, requests)));
             }
             let began = Instant::now();
+            let times = if acceptance() { 10 } else { 1 };
             load.more(50);
             let counted = connections(&lab.node, at);
             let before = State::of(&lab.node);
 
             tripod.kill();
-            load.more(100);
+            load.more(100 * times);
             tripod = node::start(lab, &[]);
-            load.more(100);
+            load.more(100 * times);
             let found = before.differences(&State::of(&lab.node));
             assert!(found.is_empty(), "{}", found.join("\n"));
             let then = connections(&lab.node, at);
             assert!(then > counted, "{counted} connections, then {then}");
 
-            for endpoints in [["b", "c"], ["c", "a"], ["a", "b"]] {
-                lab.publish(&service, &endpoints);
-                load.more(150);
+            for _ in 0..times {
+                for endpoints in [["b", "c"], ["c", "a"], ["a", "b"]] {
+                    lab.publish(&service, &endpoints);
+                    load.more(150);
+                }
             }
             assert_eq!(tripod.terminate().code(), Some(0));
             load.more(100);
@@ -76,6 +79,65 @@ fn restarts_and_rolling_replacements_fail_no_request() {
         });
         assert_eq!(load.failures(), Vec::<String>::new());
         assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
+    let name = concat!(
+        module_path!(),
+        "::addresses_of_kube_proxy_are_taken_over_without_a_failed_request"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.three_backends();
+        let service = Service::new("web", 1).with_external_ip();
+        lab.publish(&service, &["a", "b"]);
+        drop(node::start(&lab, &[]));
+        let addresses = || lab.node.show("ip -o addr show dev kube-ipvs0");
+        let ours = State::of(&lab.node).addresses;
+        let retired = |line: &&str| line.contains("scope host") || line.contains("deprecated");
+        let is_retired = || addresses().lines().all(|line| retired(&line));
+        assert!(is_retired(), "{}", addresses());
+        let service_ips = [service.cluster(), service.external()].concat();
+        for ip in service_ips.iter().map(SocketAddr::ip) {
+            let (bits, more) = if ip.is_ipv4() {
+                (32, "")
+            } else {
+                (128, "nodad")
+            };
+            lab.node
+                .show(&format!("ip addr del {ip}/{bits} dev kube-ipvs0"));
+            let add = format!("ip addr add {ip}/{bits} dev kube-ipvs0 {more}");
+            lab.node.show(&add);
+        }
+        assert_eq!(
+            addresses().lines().filter(retired).count(),
+            0,
+            "{}",
+            addresses()
+        );
+        let load = Load::default();
+        let lab = &lab;
+        std::thread::scope(|scope| {
+            let end = Stop(&load.stop);
+            for to in service_ips {
+                let load = &load;
+                // The node's own calls have such an address as their source.
+                scope.spawn(move || lab.node.enter(|| load.call(to, KEPT)));
+                scope.spawn(move || lab.outside.enter(|| load.call(to, 1)));
+            }
+            load.more(20);
+            let tripod = node::start(lab, &[]);
+            load.more(50);
+            assert!(is_retired(), "{}", addresses());
+            assert_eq!(tripod.said(&["no longer eligible"]), 1, "{}", tripod.log());
+            drop(end);
+        });
+        assert_eq!(load.failures(), Vec::<String>::new());
+        assert_eq!(State::of(&lab.node).addresses, ours);
+        assert_eq!(lab.node.show("ip route show table local metric 1"), "");
     });
 }
 

@@ -14,15 +14,22 @@ fn guest_full_ipvs_recordings() {
 #[test]
 fn guest_full_ipvs_behaviour() {
     let name = concat!(module_path!(), "::guest_full_ipvs_behaviour");
-    let names = ["ipvs::drain::", "ipvs::order::", "ipvs::repair::"];
+    let names = ["ipvs::drain::", "ipvs::repair::"];
     in_guest(name, Profile::Full, &names, &[]);
+}
+
+#[test]
+fn guest_full_ipvs_order() {
+    let name = concat!(module_path!(), "::guest_full_ipvs_order");
+    in_guest(name, Profile::Full, &["ipvs::order::"], &[]);
 }
 
 #[test]
 fn guest_full_ipvs_traffic() {
     let name = concat!(module_path!(), "::guest_full_ipvs_traffic");
     let names = ["ipvs::adoption::", "ipvs::traffic::"];
-    in_guest(name, Profile::Full, &names, &[]);
+    let sizes = acceptance().then_some(("TRIPOD_ACCEPTANCE", "1"));
+    in_guest(name, Profile::Full, &names, sizes.as_slice());
 }
 
 #[test]

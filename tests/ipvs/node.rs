@@ -1,10 +1,22 @@
 //! A node that runs Tripod in ipvs mode, and what is in its kernel.
 
+use std::process::Command;
+
 use super::recorded::{State, addresses, servers, sets};
 use crate::lab::{Host, Lab, Tripod, recorded::Ruleset, tripod_binary};
 
-/// Starts Tripod in ipvs mode on the laboratory's node.
+/// Starts Tripod in ipvs mode on the laboratory's node, and waits until all is
+/// in force.
 pub fn start(lab: &Lab, more: &[&str]) -> Tripod {
+    Tripod::start_on(&lab.node, command(lab, more))
+}
+
+/// Starts it, and waits for nothing.
+pub fn spawn(lab: &Lab, more: &[&str]) -> Tripod {
+    Tripod::spawn(command(lab, more))
+}
+
+fn command(lab: &Lab, more: &[&str]) -> Command {
     let mut command = lab.node.command(tripod_binary());
     command
         .args(["--proxy-mode=ipvs", "--strict-proxy-mode", "--manifests"])
@@ -13,7 +25,7 @@ pub fn start(lab: &Lab, more: &[&str]) -> Tripod {
         .args(["--hostname-override=node", "--conntrack-max-per-core=0"])
         .args(["--ipvs-min-sync-period=10ms", "--v=4"])
         .args(more);
-    Tripod::start_on(&lab.node, command)
+    command
 }
 
 impl State {

@@ -1,18 +1,24 @@
 //! Nobody gets through while things change.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    ops::Range,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 
 use super::{adoption::Stop, node, recorded::State};
-use crate::lab::{Capture, Lab, Share, eventually, figure, run};
+use crate::lab::{Capture, Lab, Share, eventually, figure, run, tripod_binary};
 
 /// Services, two ports of each of half as many load balancers.
 const SERVICES: u16 = 500;
+/// How often each half of them comes and goes.
+const ROUNDS: usize = 3;
+/// How often a first sync is cut short.
+const KILLS: u32 = 6;
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
@@ -22,7 +28,7 @@ fn a_forbidden_client_never_gets_through() {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         lab.outside.ip(&["addr add 198.18.0.5/32 dev eth0"]);
-        lab.write("all.json", &services());
+        lab.write("all.json", &services(0..SERVICES));
         let (stop, tried) = (AtomicBool::new(false), AtomicUsize::new(0));
         let end = Stop(&stop);
         std::thread::scope(|scope| {
@@ -43,6 +49,20 @@ fn a_forbidden_client_never_gets_through() {
             let allowed = SocketAddr::from(([198, 18, 0, 5], 0));
             let to = SocketAddr::new(load_balancer(7), 81);
             crate::lab::tcp_from(&lab.outside, allowed, to).expect("who may gets through");
+            // One half after the other, so that others are there all the while.
+            for _ in 0..ROUNDS {
+                for half in [0..SERVICES / 2, SERVICES / 2..SERVICES] {
+                    lab.write("all.json", &services(half.clone()));
+                    eventually(
+                        "one half",
+                        Duration::from_secs(30),
+                        || match node::servers_there(&lab.node) {
+                            all if all == half.len() * 2 => Ok(()),
+                            other => Err(format!("{other} virtual servers")),
+                        },
+                    );
+                }
+            }
             lab.remove("all.json");
             eventually(
                 "all is gone",
@@ -59,6 +79,62 @@ fn a_forbidden_client_never_gets_through() {
             }
         });
         figure("knocks of a forbidden client", tried.load(Relaxed));
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
+    let name = concat!(
+        module_path!(),
+        "::killed_in_mid_sync_it_converges_and_doubles_nothing"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        lab.write("all.json", &services(0..SERVICES));
+        let began = Instant::now();
+        let tripod = node::start(&lab, &[]);
+        let whole = began.elapsed();
+        let wanted = State::of(&lab.node);
+        assert_eq!(wanted.addresses.len(), usize::from(SERVICES) * 3 / 2);
+        drop(tripod);
+        let mut reached = Vec::new();
+        for part in 1..=KILLS {
+            let cleanup = format!("{} cleanup", tripod_binary().display());
+            lab.node.show(&cleanup);
+            let mut tripod = node::spawn(&lab, &[]);
+            // Wherever it is then.
+            std::thread::sleep(whole * part / (KILLS + 1));
+            tripod.kill();
+            let there = State::of(&lab.node);
+            reached.push((there.servers.len(), there.addresses.len()));
+            drop(tripod);
+            let tripod = node::start(&lab, &[]);
+            let found = wanted.differences(&State::of(&lab.node));
+            assert!(found.is_empty(), "{part}: {}", found.join("\n"));
+            for program in ["iptables-save", "ip6tables-save"] {
+                let text = lab.node.show(program);
+                let mut seen = BTreeSet::new();
+                let mut table = "";
+                for line in text.lines().filter(|line| !line.starts_with('#')) {
+                    if line.starts_with('*') {
+                        table = line;
+                    }
+                    let is_new = line == "COMMIT" || seen.insert((table, line));
+                    assert!(is_new, "{part}: twice in {table}: {line}");
+                }
+            }
+            drop(tripod);
+        }
+        figure(
+            "lines of ipvsadm and addresses when killed",
+            format!(
+                "{reached:?} of ({}, {})",
+                wanted.servers.len(),
+                wanted.addresses.len()
+            ),
+        );
     });
 }
 
@@ -87,8 +163,8 @@ fn load_balancer(number: u16) -> IpAddr {
     Ipv4Addr::new(203, 0, 113, low).into()
 }
 
-fn services() -> String {
-    let items = (0..SERVICES).flat_map(|i| {
+fn services(numbers: Range<u16>) -> String {
+    let items = numbers.flat_map(|i| {
         let (half, port) = (i / 2, 80 + i % 2);
         let [high, low] = i.to_be_bytes();
         let name = format!("s{i}");

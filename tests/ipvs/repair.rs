@@ -72,6 +72,51 @@ fn what_others_change_is_repaired_and_named() {
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
+fn a_link_of_another_kind_gets_no_addresses() {
+    let name = concat!(module_path!(), "::a_link_of_another_kind_gets_no_addresses");
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        let service = Service::new("web", 1);
+        lab.publish_all(&service);
+        let node = &lab.node;
+        let addresses = || node.show("ip -4 -o addr show dev kube-ipvs0");
+        let named = "a link of kind bridge has that name: rename or delete it";
+        // At start, and at a sync after it.
+        node.show("ip link add kube-ipvs0 type bridge");
+        let tripod = node::spawn(&lab, &["--ipvs-sync-period=2s"]);
+        let mut wanted = None;
+        for _ in 0..2 {
+            let said = tripod.said(&[named]);
+            eventually("it is named", Duration::from_secs(20), || {
+                match tripod.said(&[named]) {
+                    now if now > said => Ok(()),
+                    _ => Err(tripod.log()),
+                }
+            });
+            assert_eq!(addresses(), "");
+            node.show("ip link del kube-ipvs0");
+            eventually("all is there", Duration::from_secs(20), || {
+                let now = State::of(node);
+                match &wanted {
+                    None if now.addresses.is_empty() => Err(tripod.log()),
+                    Some(wanted) if now.differences(wanted) != [""; 0] => Err(tripod.log()),
+                    _ => Ok(()),
+                }
+            });
+            wanted = Some(State::of(node));
+            node.ip(&[
+                "link add other type bridge",
+                "link set kube-ipvs0 name old",
+                "link set other name kube-ipvs0",
+                "link del old",
+            ]);
+        }
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
 fn cleanup_leaves_what_is_not_ours() {
     let name = concat!(module_path!(), "::cleanup_leaves_what_is_not_ours");
     run(name, Share::Alone, || {

@@ -42,6 +42,7 @@ fn many_services_are_synced_in_time_and_memory() {
         let resident = tripod.resident_kib() as f64 / 1024.0;
         figure(&format!("first sync of {number} × {ENDPOINTS}, s"), first);
         figure("resident after it, MiB", resident);
+        figure("of that, ", memory_parts(tripod.pid()));
         let servers = node::servers_there(&lab.node);
         assert_eq!(servers, usize::from(number) + 2, "virtual servers");
 
@@ -86,6 +87,7 @@ fn many_services_are_synced_in_time_and_memory() {
         figure("slowest /livez during them", format!("{slowest:?}"));
         let resident_then = tripod.resident_kib() as f64 / 1024.0;
         figure("resident after them, MiB", resident_then);
+        figure("of that, ", memory_parts(tripod.pid()));
         assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
         if acceptance() {
             assert!(first <= FIRST_SYNC, "first sync took {first} s");
@@ -94,6 +96,25 @@ fn many_services_are_synced_in_time_and_memory() {
             assert!(most <= RESIDENT, "{most} MiB are resident");
         }
     });
+}
+
+/// What kinds of memory are resident.
+fn memory_parts(pid: u32) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    eprintln!(
+        "SMAPS {}",
+        text.lines()
+            .filter(|l| l.contains('-') || l.starts_with("Rss"))
+            .collect::<Vec<_>>()
+            .join("\nSMAPS ")
+    );
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let parts = text.lines().filter(|line| {
+        ["RssAnon", "RssFile", "VmHWM"]
+            .iter()
+            .any(|p| line.starts_with(p))
+    });
+    parts.collect::<Vec<_>>().join(", ")
 }
 
 /// Asks the program whether it lives, over and over: what it does not answer

@@ -73,31 +73,7 @@ impl Backend {
 
     pub fn restart(&mut self) {
         self.kill();
-        let exe = std::env::current_exe().expect("the path of the test binary");
-        let mut command = self.host.command(exe);
-        command
-            .args([
-                "--exact",
-                "lab::backend::process",
-                "--ignored",
-                "--nocapture",
-            ])
-            .env(NAME, self.host.name())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        let mut process = Group::spawn(&mut command).expect("starting a backend");
-        let said = process.child().stdout.take().expect("it is piped");
-        let mut said = BufReader::new(said);
-        let ready = said
-            .by_ref()
-            .lines()
-            .map_while(Result::ok)
-            .any(|line| line.contains(READY));
-        assert!(ready, "backend {} did not start", self.host.name());
-        // Kept open: the harness in there ends when it cannot write its "has
-        // been running for over 60 seconds".
-        process.child().stdout = Some(said.into_inner());
-        self.process = Some(process);
+        self.process = Some(answer_in(&self.host));
     }
 
     /// From now on nothing comes back from this pod, not even a reset: its
@@ -142,6 +118,35 @@ impl Backend {
             drained: next(),
         }
     }
+}
+
+/// Starts a backend process in `host`, which calls itself by its name.
+pub fn answer_in(host: &Host) -> Group {
+    let exe = std::env::current_exe().expect("the path of the test binary");
+    let mut command = host.command(exe);
+    command
+        .args([
+            "--exact",
+            "lab::backend::process",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(NAME, host.name())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut process = Group::spawn(&mut command).expect("starting a backend");
+    let said = process.child().stdout.take().expect("it is piped");
+    let mut said = BufReader::new(said);
+    let ready = said
+        .by_ref()
+        .lines()
+        .map_while(Result::ok)
+        .any(|line| line.contains(READY));
+    assert!(ready, "backend {} did not start", host.name());
+    // Kept open: the harness in there ends when it cannot write its "has
+    // been running for over 60 seconds".
+    process.child().stdout = Some(said.into_inner());
+    process
 }
 
 /// Totals since the backend's start.
@@ -231,8 +236,10 @@ fn answer_datagrams(socket: &UdpSocket, port: u16, name: &str) {
         };
         let mut answer = format!("{name} ").into_bytes();
         answer.extend_from_slice(&buffer[..n]);
-        if &buffer[..n] == b"who" {
+        // Blanks behind it come back as so many, to see large datagrams through.
+        if buffer[..n].trim_ascii_end() == b"who" {
             answer = who(name, from, port).into_bytes();
+            answer.resize(answer.len().max(n), b' ');
         }
         if &buffer[..n] == b"peer" {
             answer = format!("{name} {from}").into_bytes();

@@ -25,11 +25,12 @@ mod tripod;
 pub mod uml;
 mod wait;
 
-pub use backend::Backend;
+pub use backend::{Backend, answer_in};
 pub use call::{FirstByte, ask, say, tcp, tcp_from, udp, udp_ask, udp_from, udp_say};
 pub use host::Host;
 pub use manifests::{EndpointChoice, Service};
 pub use pattern::{Pattern, send_pattern, verify_pattern};
+pub use process::Group;
 pub use room::{Share, acceptance, figure, run, skip};
 pub use topology::{Capture, Lab};
 pub use tripod::{Tripod, get, tripod_binary};

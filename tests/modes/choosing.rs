@@ -2,12 +2,10 @@
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::probe::{default_mode, kernel, node, state};
-use crate::lab::{
-    Capture, Host, Lab, Service, Share, Tripod, ask, eventually, figure, get, run, tripod_binary,
-};
+use crate::lab::{Capture, Host, Lab, Share, Tripod, figure, get, run, tripod_binary};
 
 fn start(node: &Host, manifests: &std::path::Path) -> Tripod {
     let mut command = node.command(tripod_binary());
@@ -125,41 +123,5 @@ fn without_privileges_each_mode_says_what_it_lacks() {
             assert!(next.contains("CAP_NET_ADMIN"), "{mode}:\n{said}");
         }
         assert_eq!(before, state(&node));
-    });
-}
-
-#[test]
-fn settings_that_cannot_be_written_cost_what_the_probe_says_and_no_more() {
-    let name = concat!(
-        module_path!(),
-        "::settings_that_cannot_be_written_cost_what_the_probe_says_and_no_more"
-    );
-    run(name, Share::Beside, || {
-        if kernel() != "host" {
-            return;
-        }
-        let mut lab = Lab::new(Capture::Local);
-        let web = Service::new("web", 10).with_node_port();
-        lab.three_backends().publish_all(&web);
-        // As in a container without privileges beyond capabilities.
-        let mut command = lab.node.command("unshare");
-        let script = "mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && \
-                      exec \"$@\"";
-        command
-            .args(["--mount", "sh", "-c", script, "sh"])
-            .arg(tripod_binary())
-            .arg("--proxy-mode=iptables")
-            .arg("--manifests")
-            .arg(lab.manifests())
-            .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/24"]);
-        let tripod = Tripod::start_on(&lab.node, command);
-        let to = SocketAddr::new(lab.node.addresses[0], web.node_port());
-        eventually("node ports are served", Duration::from_secs(30), || {
-            let asked = ask(&lab.outside, to);
-            asked.map(drop).map_err(|error| error.to_string())
-        });
-        let lost = ["WARN", "iptables mode goes without writable /proc/sys/net"];
-        assert_eq!(tripod.said(&lost), 1, "{}", tripod.log());
-        assert_eq!(tripod.said(&["ERROR"]), 0, "{}", tripod.log());
     });
 }

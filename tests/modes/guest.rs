@@ -9,9 +9,22 @@ fn guest_full_modes() {
     let tests = [
         "modes::probe::",
         "modes::choosing::",
-        "modes::leftovers::",
-        "modes::switching::",
+        "modes::switching::modes::",
     ];
+    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}
+
+#[test]
+fn guest_full_leftovers() {
+    let name = concat!(module_path!(), "::guest_full_leftovers");
+    let tests = ["modes::leftovers::"];
+    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}
+
+#[test]
+fn guest_full_takes_over() {
+    let name = concat!(module_path!(), "::guest_full_takes_over");
+    let tests = ["modes::switching::from_kube_proxy::"];
     uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 

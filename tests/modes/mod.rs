@@ -3,6 +3,6 @@
 mod choosing;
 mod guest;
 mod leftovers;
-mod probe;
+pub mod probe;
 mod sctp;
 mod switching;

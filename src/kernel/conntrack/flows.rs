@@ -202,6 +202,26 @@ pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<
     Ok(deleted)
 }
 
+/// How many flows of `family` nat changes an address or port of.
+///
+/// # Errors
+/// As [`list`].
+pub fn translated(socket: &mut Socket, family: Family) -> Result<usize, Error> {
+    let mut count = 0;
+    // There may be hundreds of thousands: none is kept.
+    socket.dump(&dump(family, &[]), |message| {
+        count += usize::from(parse(message)?.is_some_and(|flow| {
+            let Tuple {
+                source,
+                destination,
+            } = flow.reply;
+            flow.original.source != destination || flow.original.destination != source
+        }));
+        Ok(None::<()>)
+    })?;
+    Ok(count)
+}
+
 /// Matches by what they say of the original direction.
 struct Index<'a>(HashMap<Key, Vec<&'a Reply>>);
 

@@ -34,6 +34,16 @@ impl Request {
         }
     }
 
+    /// The verb for errors about it.
+    pub(in crate::kernel) fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    /// What it acts on, for errors about it.
+    pub(in crate::kernel) fn object(&self) -> &str {
+        &self.object
+    }
+
     /// Appends the subsystem's fixed header (`struct rtmsg`, `genlmsghdr`, …).
     #[must_use]
     pub fn header(mut self, bytes: &[u8]) -> Request {

@@ -213,6 +213,35 @@ impl Socket {
         self.batch(requests, tolerated)?.into_iter().collect()
     }
 
+    /// Sends `requests` in one datagram as they are, and waits for the first
+    /// verdict on any of them: that of one that asks for an acknowledgement,
+    /// or a refusal. This is how nf_tables takes a transaction, of which the
+    /// kernel acknowledges the frame only since Linux 6.10.
+    ///
+    /// # Errors
+    /// When the socket fails or the kernel refused.
+    pub(in crate::kernel) fn transaction(&mut self, requests: &[Request]) -> Result<(), Error> {
+        let Some(any) = requests.first() else {
+            return Ok(());
+        };
+        let first = self.send(requests, 0)?;
+        let private = self.private;
+        let mut verdict = None;
+        while verdict.is_none() {
+            self.receive(any, |message| {
+                let at = message.sequence.wrapping_sub(first) as usize;
+                if verdict.is_none()
+                    && i32::from(message.kind) == libc::NLMSG_ERROR
+                    && let Some(request) = requests.get(at)
+                {
+                    verdict = Some(settle(request, &message, private));
+                }
+                Ok(())
+            })?;
+        }
+        verdict.unwrap_or(Ok(()))
+    }
+
     /// Sends `requests` in one datagram, the last with `flags`; returns the
     /// sequence number of the first, the others follow it.
     fn send(&mut self, requests: &[Request], flags: u16) -> Result<u32, Error> {

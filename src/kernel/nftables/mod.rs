@@ -1,18 +1,32 @@
 //! nf_tables over netlink (`linux/netfilter/nf_tables.h`): whether anybody
-//! changed anything, and what there is.
+//! changed anything, what there is, and removing a table.
+
+use nix::{errno::Errno, libc};
 
 use super::{
     Family,
     netlink::{Error, Protocol, Request, Socket},
 };
 
-/// NFNL_SUBSYS_NFTABLES in the upper byte: `NFT_MSG_*`.
+/// NFNL_SUBSYS_NFTABLES.
+const SUBSYSTEM: u16 = 10;
+// Begin and end of a transaction, see linux/netfilter/nfnetlink.h.
+const BEGIN: u16 = 0x10;
+const END: u16 = 0x11;
+/// The subsystem in the upper byte: `NFT_MSG_*`.
+const GET_TABLE: u16 = 10 << 8 | 1;
+const DELETE_TABLE: u16 = 10 << 8 | 2;
 const GET_CHAIN: u16 = 10 << 8 | 4;
+const DELETE_RULE: u16 = 10 << 8 | 8;
 const GET_GENERATION: u16 = 10 << 8 | 16;
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
 // enum nft_gen_attributes
 const GENERATION_ID: u16 = 1;
+// enum nft_table_attributes
+const TABLE_NAME: u16 = 1;
+// enum nft_rule_attributes
+const RULE_TABLE: u16 = 1;
 // enum nft_chain_attributes
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_HANDLE: u16 = 2;
@@ -109,6 +123,73 @@ impl Rules {
         found.into_iter().for_each(&mut each);
         Ok(())
     }
+
+    /// Names of the tables of `family`. One of both families, `inet`, is of
+    /// neither.
+    ///
+    /// # Errors
+    /// When the kernel has no nf_tables, or refuses.
+    pub fn tables(&mut self, family: Family) -> Result<Vec<String>, Error> {
+        let object = format!("{family} tables of nf_tables");
+        let request =
+            Request::new(GET_TABLE, 0, "list", object).header(&[family.number(), 0, 0, 0]);
+        self.socket.dump(&request, |message| {
+            for attribute in message.attributes(HEADER) {
+                let attribute = attribute?;
+                if attribute.kind == TABLE_NAME {
+                    return Ok(Some(attribute.text()?.to_owned()));
+                }
+            }
+            Ok(None)
+        })
+    }
+
+    /// Deletes the table `name` of `family` with all that is in it, in one
+    /// step. Answers whether it was there.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn delete_table(&mut self, family: Family, name: &str) -> Result<bool, Error> {
+        self.change_table(family, name, (DELETE_TABLE, TABLE_NAME), "delete")
+    }
+
+    /// Deletes all rules of the table `name` of `family`, in one step. Its
+    /// chains stay. Answers whether it was there.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn empty_table(&mut self, family: Family, name: &str) -> Result<bool, Error> {
+        self.change_table(family, name, (DELETE_RULE, RULE_TABLE), "empty")
+    }
+
+    fn change_table(
+        &mut self,
+        family: Family,
+        name: &str,
+        (kind, attribute): (u16, u16),
+        operation: &'static str,
+    ) -> Result<bool, Error> {
+        let object = format!("{family} table {name} of nf_tables");
+        let change = Request::new(kind, libc::NLM_F_ACK as u16, operation, object)
+            .header(&[family.number(), 0, 0, 0])
+            .text(attribute, name);
+        match self.transaction(change) {
+            Ok(()) => Ok(true),
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Changes are taken only between a begin and an end, all in one datagram.
+    fn transaction(&mut self, change: Request) -> Result<(), Error> {
+        let [high, low] = SUBSYSTEM.to_be_bytes();
+        let frame = |kind| {
+            let request = Request::new(kind, 0, change.operation(), change.object());
+            request.header(&[0, 0, high, low])
+        };
+        let (begin, end) = (frame(BEGIN), frame(END));
+        self.socket.transaction(&[begin, change, end])
+    }
 }
 
 #[cfg(test)]
@@ -150,6 +231,81 @@ mod tests {
             nft("-t nat -X X");
             nft("-t nat -N X");
             assert_ne!(x(&mut rules).handle, empty.handle);
+        });
+    }
+
+    /// Makes a table, with a chain that the kernel calls and one that a rule
+    /// could lead to.
+    fn make(rules: &mut Rules, family: u8, name: &str) {
+        const ACK_CREATE: u16 = 0x4 | 0x400;
+        const HOOK_NUMBER: u16 = 1;
+        const HOOK_PRIORITY: u16 = 2;
+        let new = |kind: u16| {
+            let request = Request::new(10 << 8 | kind, ACK_CREATE, "make", name);
+            request.header(&[family, 0, 0, 0]).text(1, name)
+        };
+        rules.transaction(new(0)).unwrap();
+        let hook = |r: Request| {
+            r.attribute(HOOK_NUMBER, &0u32.to_be_bytes())
+                .attribute(HOOK_PRIORITY, &0u32.to_be_bytes())
+        };
+        let base = new(3).text(CHAIN_NAME, "base").nested(CHAIN_HOOK, hook);
+        rules.transaction(base.text(7, "filter")).unwrap();
+        let plain = new(3).text(CHAIN_NAME, "services");
+        rules.transaction(plain).unwrap();
+    }
+
+    #[test]
+    fn an_empty_table_keeps_its_chains() {
+        in_namespace(|| {
+            let mut rules = Rules::open().unwrap();
+            make(&mut rules, Family::V4.number(), "kube-proxy");
+            // Of a table without attributes but its own and the chain's name.
+            let rule = Request::new(10 << 8 | 6, 0x4 | 0x400 | 0x800, "make", "a rule")
+                .header(&[Family::V4.number(), 0, 0, 0])
+                .text(RULE_TABLE, "kube-proxy")
+                .text(2, "base");
+            rules.transaction(rule).unwrap();
+            let mut uses = |name: &'static str| {
+                let mut found = None;
+                let each = |c: Chain| found = (c.name == name).then_some(c.uses).or(found);
+                rules.chains(Family::V4, each).unwrap();
+                found
+            };
+            assert_eq!(uses("base"), Some(1));
+            let mut other = Rules::open().unwrap();
+            assert!(other.empty_table(Family::V4, "kube-proxy").unwrap());
+            assert!(!other.empty_table(Family::V6, "kube-proxy").unwrap());
+            assert_eq!((uses("base"), uses("services")), (Some(0), Some(0)));
+        });
+    }
+
+    #[test]
+    fn a_table_goes_with_its_chains_and_no_other_does() {
+        in_namespace(|| {
+            let mut rules = Rules::open().unwrap();
+            let (v4, v6, both) = (Family::V4.number(), Family::V6.number(), 1);
+            for family in [v4, v6, both] {
+                make(&mut rules, family, "kube-proxy");
+                make(&mut rules, family, "kube-proxy-2");
+            }
+            for family in Family::ALL {
+                assert_eq!(
+                    rules.tables(family).unwrap(),
+                    ["kube-proxy", "kube-proxy-2"]
+                );
+                assert!(rules.delete_table(family, "kube-proxy").unwrap());
+                assert!(!rules.delete_table(family, "kube-proxy").unwrap(), "again");
+                assert_eq!(rules.tables(family).unwrap(), ["kube-proxy-2"]);
+            }
+            let nft = std::process::Command::new("nft")
+                .args(["list", "tables"])
+                .output();
+            // Only an observer: not every machine has it.
+            if let Ok(output) = nft {
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(said.contains("table inet kube-proxy\n"), "{said}");
+            }
         });
     }
 }

@@ -169,13 +169,40 @@ impl Extension {
     }
 }
 
+/// A kernel setting that has to be 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Setting {
+    /// Connections through IPVS are masqueraded.
+    VsConntrack,
+    /// Loopback addresses can be called from elsewhere, and call there.
+    RouteLocalnet,
+}
+
+impl Setting {
+    /// All of them.
+    pub(super) const ALL: [Setting; 2] = [Setting::VsConntrack, Setting::RouteLocalnet];
+
+    /// A word for it, its name as `sysctl` spells it, and what the kernel has to
+    /// have for it (`net/netfilter/ipvs/Kconfig`).
+    pub(super) fn facts(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Setting::VsConntrack => (
+                "vs-conntrack",
+                "net.ipv4.vs.conntrack",
+                "a kernel with CONFIG_IP_VS_NFCT; ",
+            ),
+            Setting::RouteLocalnet => ("route-localnet", "net.ipv4.conf.all.route_localnet", ""),
+        }
+    }
+}
+
 /// Something that a kernel, these privileges and this container can do or not.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ability {
     /// Changing this network namespace.
     NetAdmin,
-    /// Settings under `/proc/sys/net` can be changed.
-    Sysctls,
+    /// A setting is as it should be, or can be made so.
+    Setting(Setting),
     /// Sockets of that family.
     Sockets(Family),
     /// Connection tracking can be asked and told over netlink.
@@ -203,8 +230,6 @@ pub enum Ability {
     ReusePort,
     /// Moving bytes between sockets without copying them.
     Splice,
-    /// SCTP sockets.
-    Sctp,
 }
 
 impl Ability {
@@ -213,7 +238,7 @@ impl Ability {
     pub fn word(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Ability::NetAdmin => "net-admin",
-            Ability::Sysctls => "sysctls",
+            Ability::Setting(setting) => setting.facts().0,
             Ability::Sockets(Family::V4) => "ipv4",
             Ability::Sockets(Family::V6) => "ipv6",
             Ability::Conntrack => "ctnetlink",
@@ -231,7 +256,6 @@ impl Ability {
             Ability::Transparent(_) => "transparent-sockets",
             Ability::ReusePort => "reuseport",
             Ability::Splice => "splice",
-            Ability::Sctp => "sctp-sockets",
         })
     }
 
@@ -245,8 +269,12 @@ impl Ability {
                  or capabilities.add: [NET_ADMIN, NET_RAW]"
                     .to_owned()
             }
-            Ability::Sysctls => {
-                "mount /proc/sys writable: securityContext.privileged in a container".to_owned()
+            Ability::Setting(setting) => {
+                let (_, name, needs) = setting.facts();
+                format!(
+                    "{needs}set {name}=1 on the node, or mount /proc/sys writable, as for a \
+                     privileged container: an init container with --init-only is enough"
+                )
             }
             Ability::Sockets(Family::V4) => "a kernel with CONFIG_INET".to_owned(),
             Ability::Sockets(Family::V6) => {
@@ -294,7 +322,6 @@ impl Ability {
             }
             Ability::ReusePort => "a kernel of 3.9 or later".to_owned(),
             Ability::Splice => "a seccomp profile that allows splice(2)".to_owned(),
-            Ability::Sctp => module("sctp", "CONFIG_IP_SCTP"),
         }
     }
 }
@@ -303,7 +330,7 @@ impl fmt::Display for Ability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ability::NetAdmin => f.write_str("CAP_NET_ADMIN"),
-            Ability::Sysctls => f.write_str("writable /proc/sys/net"),
+            Ability::Setting(setting) => write!(f, "{}=1", setting.facts().1),
             Ability::Sockets(family) => write!(f, "{family}"),
             Ability::Conntrack => f.write_str("conntrack over netlink"),
             Ability::Ipvs => f.write_str("IPVS"),
@@ -319,7 +346,6 @@ impl fmt::Display for Ability {
             Ability::Transparent(family) => write!(f, "{family} transparent sockets"),
             Ability::ReusePort => f.write_str("SO_REUSEPORT"),
             Ability::Splice => f.write_str("splice"),
-            Ability::Sctp => f.write_str("SCTP sockets"),
         }
     }
 }

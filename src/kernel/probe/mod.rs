@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use nix::errno::Errno;
 
 pub use self::{
-    ability::{Ability, Extension},
+    ability::{Ability, Extension, Setting},
     leave_out::LeaveOut,
 };
 use super::{
@@ -50,7 +50,6 @@ impl Kernel {
     pub fn examine(schedulers: &[String]) -> Kernel {
         let mut kernel = Kernel::default();
         kernel.record(Ability::NetAdmin, tries::net_admin());
-        kernel.record(Ability::Sysctls, tries::sysctls());
         // In a thread of its own, because it has a runtime of its own.
         let rules = std::thread::scope(|scope| {
             let worker = scope.spawn(tries::xtables);
@@ -65,6 +64,10 @@ impl Kernel {
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         kernel.tried.extend(rules.tried);
+        // Those of IPVS are there once its module is.
+        for setting in Setting::ALL {
+            kernel.record(Ability::Setting(setting), tries::setting(setting));
+        }
         Kernel {
             tried: kernel.tried,
             ..rules
@@ -95,13 +98,13 @@ impl Kernel {
         let mut can = |ability| kernel.record(ability, Ok(()));
         for ability in [
             Ability::NetAdmin,
-            Ability::Sysctls,
+            Ability::Setting(Setting::VsConntrack),
+            Ability::Setting(Setting::RouteLocalnet),
             Ability::Conntrack,
             Ability::Ipvs,
             Ability::DummyLink,
             Ability::ReusePort,
             Ability::Splice,
-            Ability::Sctp,
         ] {
             can(ability);
         }

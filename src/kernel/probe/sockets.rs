@@ -9,7 +9,6 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{SpliceFFlags, splice},
-    libc,
     unistd::{pipe, read},
 };
 use socket2::{Domain, Protocol, Socket, Type};
@@ -92,12 +91,4 @@ pub(super) fn splicing() -> Result<(), String> {
         Ok::<_, std::io::Error>(())
     };
     attempt().map_err(|e| told(&e))
-}
-
-/// A socket of SCTP.
-pub(super) fn sctp() -> Result<(), String> {
-    let protocol = Protocol::from(libc::IPPROTO_SCTP);
-    Socket::new(Domain::IPV4, Type::STREAM, Some(protocol))
-        .map(|_| ())
-        .map_err(|e| told(&e))
 }

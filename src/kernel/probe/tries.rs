@@ -1,22 +1,20 @@
 //! One try for each ability. Everything that a try makes it takes away.
 
-use std::{fs::OpenOptions, net::IpAddr};
+use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use super::{Ability, Extension, Kernel, sockets, words};
+use super::{Ability, Extension, Kernel, Setting, sockets, words};
 use crate::kernel::{
     Family,
     conntrack::flows::{self, Match, Reply},
     links,
     netlink::{Error, Protocol, Request, Socket},
     routes::{self, Kind, Route},
-    rules,
+    rules, sysctl,
     xtables::{self, Toolkit, Xtables, features},
 };
 
-/// A setting that every network namespace has.
-const A_SETTING: &str = "/proc/sys/net/ipv4/ip_forward";
 /// A table of routes that nobody is likely to use.
 const TABLE: u32 = 0x5472_6970;
 
@@ -38,15 +36,9 @@ pub(super) fn net_admin() -> Result<(), String> {
     }
 }
 
-/// Whether settings can be written; nothing is.
-pub(super) fn sysctls() -> Result<(), String> {
-    let opened = OpenOptions::new().write(true).open(A_SETTING);
-    opened.map(|_| ()).map_err(|e| {
-        format!(
-            "{A_SETTING}: {}",
-            words(Errno::from_raw(e.raw_os_error().unwrap_or(0)))
-        )
-    })
+/// Whether the setting is 1 or could be; nothing is written.
+pub(super) fn setting(setting: Setting) -> Result<(), String> {
+    sysctl::settable(setting.facts().1, "1").map_err(|error| error.reason())
 }
 
 /// Everything that is tried with objects in a network namespace.
@@ -71,7 +63,6 @@ pub(super) fn objects(schedulers: &[String]) -> Kernel {
     }
     kernel.record(Ability::ReusePort, sockets::reuse_port());
     kernel.record(Ability::Splice, sockets::splicing());
-    kernel.record(Ability::Sctp, sockets::sctp());
     kernel.record(Ability::Conntrack, conntrack());
     kernel.record(Ability::DummyLink, super::ipvs::dummy_link());
     super::ipvs::sets(&mut kernel);

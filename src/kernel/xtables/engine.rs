@@ -9,7 +9,7 @@
 use std::fs;
 
 use super::{Error, Family, Xtables};
-use crate::kernel::scratch;
+use crate::kernel::{nftables, scratch};
 
 /// Which of the kernel's two engines a program speaks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +37,12 @@ impl Engine {
     /// through its program would create it.
     pub fn has_table(self, family: Family, table: &str) -> bool {
         let list = match (self, family) {
-            (Engine::NfTables, _) => return true,
+            (Engine::NfTables, _) => {
+                let tables = nftables::Rules::open().and_then(|mut rules| rules.tables(family));
+                // What cannot be asked for here, its program may see; if not,
+                // it knows best why.
+                return tables.map_or(true, |names| names.iter().any(|name| name == table));
+            }
             (Engine::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
             (Engine::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
         };

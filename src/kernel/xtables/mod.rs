@@ -24,6 +24,7 @@ use tokio::{
 mod engine;
 pub mod features;
 pub mod info;
+pub mod leftovers;
 mod parts;
 pub mod rule;
 pub mod saved;
@@ -253,29 +254,22 @@ impl Xtables {
             })
     }
 
-    /// One for each engine of the kernel in which `table` may hold rules, for
-    /// clean-up: an earlier run may have used the other one. Reading through
-    /// the legacy programs would itself create their table, so they are left
-    /// out while the kernel has none.
-    pub async fn engines_with(family: Family, table: &str) -> Vec<Xtables> {
-        let list = match family {
-            Family::V4 => "/proc/thread-self/net/ip_tables_names",
-            Family::V6 => "/proc/thread-self/net/ip6_tables_names",
-        };
-        let legacy = match fs::read_to_string(list) {
-            Ok(names) => names.lines().any(|name| name == table),
-            Err(_) => false,
-        };
-        let (mut found, mut seen) = (Vec::new(), Vec::new());
+    /// One for each engine of the kernel that has `table`, for clean-up: an
+    /// earlier run may have used the other one. Nothing comes to be by looking.
+    pub async fn engines_with(family: Family, table: &str) -> Vec<(Xtables, Engine)> {
+        let mut engines = Xtables::engines(family).await;
+        engines.retain(|(_, engine)| engine.has_table(family, table));
+        engines
+    }
+
+    /// One for each engine of the kernel.
+    pub async fn engines(family: Family) -> Vec<(Xtables, Engine)> {
+        let mut found: Vec<(Xtables, Engine)> = Vec::new();
         for xtables in Xtables::installed(family) {
-            let Ok(engine) = xtables.engine().await else {
-                continue;
-            };
-            if !seen.contains(&engine) {
-                seen.push(engine);
-                if engine == Engine::NfTables || legacy {
-                    found.push(xtables);
-                }
+            if let Ok(engine) = xtables.engine().await
+                && found.iter().all(|(_, seen)| *seen != engine)
+            {
+                found.push((xtables, engine));
             }
         }
         found

@@ -11,6 +11,7 @@ use super::{
     change::{Group, Op},
     plan::{Chain, Entry, Fixed, ServiceRules, Step, names},
 };
+pub use crate::kernel::xtables::leftovers::target;
 use crate::kernel::xtables::{
     rule::Table,
     saved::{Digest, Saved},
@@ -52,12 +53,6 @@ pub fn by_rule(chain: &str) -> bool {
     let owned = OWNED.iter().any(|prefix| chain.starts_with(prefix));
     chain.starts_with(INDEX)
         || !owned && (is_ours(chain) || BASE.contains(&chain) || chain == names::FIREWALL)
-}
-
-/// The chain that a rule leads to.
-pub fn target(words: &str) -> Option<&str> {
-    let (_, target) = words.rsplit_once("-j ")?;
-    target.split(' ').next()
 }
 
 /// What the kernel held; what was found to be right is taken out.

@@ -7,7 +7,7 @@
 
 use std::fmt::Write;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::plan::{Chain, Entry, ServiceRules};
 use crate::{kernel::xtables::rule::Table, services::ServicePortName};
@@ -189,8 +189,18 @@ where
             }
         }
     }
+    let emptied: HashSet<&str> = due()
+        .filter_map(|op| match op {
+            Op::Delete { chain, .. } => Some(chain.as_str()),
+            _ => None,
+        })
+        .collect();
     for op in due() {
-        if let Op::Remove { chain, words, .. } = op {
+        // A rule that went with its chain's contents cannot go again: the kernel
+        // would refuse the whole transaction.
+        if let Op::Remove { chain, words, .. } = op
+            && !emptied.contains(chain.as_str())
+        {
             write(format_args!("-D {chain} {words}\n"));
         }
     }

@@ -1,28 +1,28 @@
 //! One IP family: what is in force, and bringing it in step.
 
-use std::{borrow::Borrow, collections::BTreeMap, hash::Hash, hash::Hasher, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 
 use super::{
-    Error,
+    Error, ROUTE_LOCALNET,
     adopt::{self, Adoption},
     apply::{Refused, Writer},
-    change::{self, Group, Op, Phase},
-    counters::{COUNTED, Rules},
+    change::{self, Group, Op},
+    counters::Rules,
+    full::Full,
+    held::{ByName, Held, Steps, step_ops},
     plan::{self, Fixed, Options, ServiceRules, Step},
+    tally::{add, count, fixed_rules, written},
     watch::{Before, Watch},
 };
 use crate::{
     kernel::{
         Family, nfacct, sysctl,
-        xtables::{Toolkit, features::Features, rule::Table, saved::Saved},
+        xtables::{Engine, Toolkit, features::Features, rule::Table, saved::Saved},
     },
     services::{ServiceMap, ServicePort, ServicePortName},
 };
-
-/// How many names of what was repaired are told.
-const NAMED: usize = 5;
 
 /// One family's rules.
 pub struct FamilyRules {
@@ -36,40 +36,6 @@ pub struct FamilyRules {
     /// A full sync has succeeded before.
     settled: bool,
 }
-
-/// What is in force. Nothing of the rules themselves is kept: they follow from
-/// the ServicePort, which the service map holds anyway, and the options.
-struct Held {
-    options: Options,
-    ports: HashSet<ByName>,
-    /// How many ServicePorts take each step of the index.
-    steps: HashMap<(Table, String), usize>,
-    endpoints: usize,
-    rules: Rules,
-}
-
-/// A ServicePort, found by its name.
-struct ByName(Arc<ServicePort>);
-
-impl Borrow<ServicePortName> for ByName {
-    fn borrow(&self) -> &ServicePortName {
-        &self.0.name
-    }
-}
-
-impl Hash for ByName {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.name.hash(state);
-    }
-}
-
-impl PartialEq for ByName {
-    fn eq(&self, other: &ByName) -> bool {
-        self.0.name == other.0.name
-    }
-}
-
-impl Eq for ByName {}
 
 /// What a sync did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -119,6 +85,11 @@ impl FamilyRules {
             refused: BTreeMap::new(),
             settled: false,
         })
+    }
+
+    /// The engine that its rules are in.
+    pub fn engine(&self) -> Engine {
+        self.writer.engine
     }
 
     /// The options that are in force.
@@ -276,6 +247,19 @@ impl FamilyRules {
         Ok(done)
     }
 
+    /// Lets loopback addresses serve node ports, if they are to: the setting,
+    /// after the rule that keeps neighbours from what else listens there.
+    pub async fn open_loopback(&self, options: &Options) -> Result<(), Error> {
+        if !options.serves_localhost() {
+            return Ok(());
+        }
+        let guard = plan::loopback_guard(options);
+        let (_, ops) = self.read(&guard).await?;
+        let groups = [Group { owner: None, ops }];
+        self.writer.at_once(&groups).await?;
+        Ok(sysctl::write(ROUTE_LOCALNET, "1")?)
+    }
+
     /// Reads the kernel and writes what differs.
     async fn rewrite(
         &mut self,
@@ -287,15 +271,7 @@ impl FamilyRules {
         if !fixed.accounts.is_empty() {
             nfacct::create(&fixed.accounts)?;
         }
-        if options.serves_localhost() {
-            let written = sysctl::write("net.ipv4.conf.all.route_localnet", "1");
-            // Everything else works without, and this begins to when it is set.
-            if let Err(error) = written
-                && !self.settled
-            {
-                tracing::warn!("node ports on loopback addresses are not served: {error}");
-            }
-        }
+        let serves_localhost = options.serves_localhost();
         let (adoption, ops) = self.read(&fixed).await?;
         let mut full = Full {
             writer: &self.writer,
@@ -303,7 +279,7 @@ impl FamilyRules {
             family: self.family,
             adoption,
             options,
-            steps: HashMap::new(),
+            steps: Steps::new(),
             endpoints: 0,
             rules: fixed_rules(&fixed),
             refused: Vec::new(),
@@ -314,6 +290,10 @@ impl FamilyRules {
             repaired: Vec::new(),
         };
         full.run(ops).await?;
+        // Now that the rule is there that keeps neighbours from loopback.
+        if serves_localhost {
+            sysctl::write(ROUTE_LOCALNET, "1")?;
+        }
         if repairs && !full.repaired.is_empty() {
             tracing::warn!(
                 "{}: rules that somebody else had changed were restored: {}",
@@ -355,200 +335,5 @@ impl FamilyRules {
             ops.extend(adoption.table(table, saved, fixed));
         }
         Ok((adoption, ops))
-    }
-}
-
-/// A full sync under way.
-struct Full<'a> {
-    writer: &'a Writer,
-    map: &'a ServiceMap,
-    family: Family,
-    adoption: Adoption,
-    options: Options,
-    steps: HashMap<(Table, String), usize>,
-    endpoints: usize,
-    rules: Rules,
-    refused: Vec<Refused>,
-    done: Done,
-    repaired: Vec<String>,
-}
-
-impl<'a> Full<'a> {
-    fn ports(&self) -> impl Iterator<Item = &'a Arc<ServicePort>> + use<'a> {
-        let family = self.family;
-        let all = self.map.iter();
-        all.filter(move |port| Family::from(port.name.family) == family)
-    }
-
-    /// What does not carry traffic comes first, for all Services; then traffic,
-    /// some Services at a time; then what nobody needs goes.
-    async fn run(&mut self, mut fixed: Vec<Op>) -> Result<(), Error> {
-        let mut filter = Vec::new();
-        for port in self.ports() {
-            let rules = plan::service_port(port, &self.options);
-            self.done.examined += 1;
-            self.endpoints += port.endpoints.all.len();
-            add(&mut self.rules, count(&rules), 1);
-            for step in &rules.steps {
-                let uses = self.steps.entry((step.table, step.to.clone())).or_default();
-                if *uses == 0 {
-                    fixed.extend(self.adoption.step(step));
-                }
-                *uses += 1;
-            }
-            let mut ops = self.adoption.port(Table::Filter, &rules);
-            ops.extend(self.adoption.port(Table::Mangle, &rules));
-            if !ops.is_empty() {
-                let owner = Some(port.name.clone());
-                filter.push(Group { owner, ops });
-            }
-        }
-        let fixed = [Group {
-            owner: None,
-            ops: fixed,
-        }];
-        self.all_or_nothing(&fixed, Phase::Close).await?;
-        for groups in filter.chunks(self.writer.chunk() * 4) {
-            self.some(groups, Phase::Close).await?;
-        }
-        drop(filter);
-        self.all_or_nothing(&fixed, Phase::Carry).await?;
-        let mut chunk = Vec::new();
-        for port in self.ports() {
-            let rules = plan::service_port(port, &self.options);
-            let ops = self.adoption.port(Table::Nat, &rules);
-            let barred = |refused: &Refused| refused.owner.as_ref() == Some(&port.name);
-            if ops.is_empty() || self.refused.iter().any(barred) {
-                continue;
-            }
-            let owner = Some(port.name.clone());
-            chunk.push(Group { owner, ops });
-            if chunk.len() >= self.writer.chunk() {
-                self.some(&chunk, Phase::Carry).await?;
-                chunk.clear();
-            }
-        }
-        self.some(&chunk, Phase::Carry).await?;
-        let rest = [std::mem::take(&mut self.adoption).rest()];
-        for phase in [Phase::Carry, Phase::Open] {
-            self.some(&rest, phase).await?;
-        }
-        Ok(())
-    }
-
-    async fn some(&mut self, groups: &[Group], phase: Phase) -> Result<(), Error> {
-        let refused = &mut self.refused;
-        self.done.transactions += self.writer.phase(groups, phase, refused).await?;
-        for group in groups {
-            let due = group.ops.iter().filter(|op| op.phase() == phase);
-            let due: Vec<&Op> = due.collect();
-            add(&mut self.done.written, written(due.iter().copied()), 1);
-            for op in due {
-                self.note(op);
-            }
-        }
-        Ok(())
-    }
-
-    async fn all_or_nothing(&mut self, groups: &[Group], phase: Phase) -> Result<(), Error> {
-        self.some(groups, phase).await?;
-        match self.refused.iter().position(|one| one.owner.is_none()) {
-            Some(at) => Err(self.refused.swap_remove(at).error.into()),
-            None => Ok(()),
-        }
-    }
-
-    /// Notes by name what an operator may wonder about.
-    fn note(&mut self, op: &Op) {
-        let chain = match op {
-            Op::Fill(chain) => &chain.name,
-            Op::Insert(entry) | Op::Append(entry) => &entry.chain,
-            Op::Remove { chain, .. } | Op::Delete { chain, .. } => chain,
-        };
-        if self.repaired.len() < NAMED && !self.repaired.contains(chain) {
-            self.repaired.push(chain.clone());
-        } else if self.repaired.len() == NAMED {
-            self.repaired.push("and more".to_owned());
-        }
-    }
-}
-
-/// Counts steps, and gives what comes with the first and goes with the last
-/// ServicePort that takes one.
-fn step_ops(
-    counts: &mut HashMap<(Table, String), usize>,
-    changed: HashMap<(Table, String), (Step, isize)>,
-    v6: bool,
-) -> (Vec<Op>, Vec<Op>) {
-    let (mut first, mut last) = (Vec::new(), Vec::new());
-    for (key, (step, difference)) in changed {
-        let before = counts.get(&key).copied().unwrap_or(0);
-        let after = before.saturating_add_signed(difference);
-        if before == 0 && after > 0 {
-            first.push(Op::Fill(plan::Chain {
-                table: step.table,
-                name: step.to.clone(),
-                rules: Vec::new(),
-            }));
-            first.push(Op::Insert(adopt::entry(&step)));
-        } else if before > 0 && after == 0 {
-            last.push(change::remove(&adopt::entry(&step), v6));
-            last.push(Op::Delete {
-                table: step.table,
-                chain: step.to.clone(),
-            });
-        }
-        if after == 0 {
-            counts.remove(&key);
-        } else {
-            counts.insert(key, after);
-        }
-    }
-    (first, last)
-}
-
-fn place(table: Table) -> Option<usize> {
-    COUNTED.iter().position(|counted| *counted == table)
-}
-
-fn count(rules: &ServiceRules) -> Rules {
-    let chains = rules
-        .chains
-        .iter()
-        .map(|chain| (chain.table, chain.rules.len()));
-    let entries = rules.entries.iter().map(|entry| (entry.table, 1));
-    sum(chains.chain(entries))
-}
-
-fn fixed_rules(fixed: &Fixed) -> Rules {
-    let chains = fixed
-        .chains
-        .iter()
-        .map(|chain| (chain.table, chain.rules.len()));
-    let tails = fixed.tails.iter().map(|tail| (tail.table, 1));
-    sum(chains.chain(tails))
-}
-
-fn written<'a>(ops: impl IntoIterator<Item = &'a Op>) -> Rules {
-    sum(ops.into_iter().map(|op| match op {
-        Op::Fill(chain) => (chain.table, chain.rules.len()),
-        Op::Insert(entry) | Op::Append(entry) => (entry.table, 1),
-        Op::Remove { table, .. } | Op::Delete { table, .. } => (*table, 0),
-    }))
-}
-
-fn sum(counts: impl Iterator<Item = (Table, usize)>) -> Rules {
-    let mut rules = Rules::default();
-    for (table, count) in counts {
-        if let Some(sum) = place(table).and_then(|at| rules.get_mut(at)) {
-            *sum += count;
-        }
-    }
-    rules
-}
-
-fn add(to: &mut Rules, rules: Rules, sign: isize) {
-    for (to, rules) in to.iter_mut().zip(rules) {
-        *to = to.saturating_add_signed(sign * rules as isize);
     }
 }

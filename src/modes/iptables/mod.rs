@@ -13,8 +13,11 @@ mod change;
 mod cleanup;
 mod counters;
 mod family;
+mod full;
+mod held;
 pub mod plan;
 pub mod render;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod unhonoured;
@@ -40,12 +43,16 @@ use crate::{
         netlink,
         probe::Kernel,
         sysctl,
-        xtables::{self, features::Features},
+        xtables::{self, Engine, features::Features},
     },
     node::NodePorts,
     runner::metrics::Metrics,
     services::{Changes, IpFamily, ServiceMap, ServicePort},
 };
+
+/// Without it the kernel takes packets between loopback and other links for
+/// forged (`Documentation/networking/ip-sysctl.rst`).
+const ROUTE_LOCALNET: &str = "net.ipv4.conf.all.route_localnet";
 
 /// How often it is looked whether somebody disturbed our rules.
 const LOOK: Duration = Duration::from_secs(1);
@@ -107,6 +114,8 @@ struct FamilyState {
     rules: FamilyRules,
     /// Stale flows that could not be deleted yet.
     flows: Vec<Match>,
+    /// It was told that node ports are not served on loopback.
+    told_of_loopback: bool,
 }
 
 impl Iptables {
@@ -131,6 +140,7 @@ impl Iptables {
                     family,
                     rules,
                     flows: Vec::new(),
+                    told_of_loopback: false,
                 }),
                 Err(error) => errors.push(error),
             }
@@ -173,6 +183,22 @@ impl Iptables {
 }
 
 impl FamilyState {
+    /// Leaves out what takes a kernel setting that is not to be had here, and
+    /// tells so once.
+    fn without_unsettable(&mut self, options: &mut Options) {
+        if options.serves_localhost()
+            && let Err(error) = sysctl::settable(ROUTE_LOCALNET, "1")
+        {
+            options.localhost_node_ports = false;
+            if !std::mem::replace(&mut self.told_of_loopback, true) {
+                tracing::warn!(
+                    "node ports are not served on loopback addresses, which takes \
+                     {ROUTE_LOCALNET}=1: {error}"
+                );
+            }
+        }
+    }
+
     async fn sync(
         &mut self,
         setup: &Setup,
@@ -181,7 +207,8 @@ impl FamilyState {
         changes: &Changes,
     ) -> Result<Done, SyncError> {
         let (ports, endpoints) = self.rules.counts(map, &changes.ports);
-        let options = setup.options(&self.rules, map, ports, endpoints);
+        let mut options = setup.options(&self.rules, map, ports, endpoints);
+        self.without_unsettable(&mut options);
         let failed = |partial| counters.failed(self.family, partial);
         let synced = self
             .rules
@@ -231,6 +258,16 @@ impl Mode for Iptables {
         ModeName::Iptables
     }
 
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        for family in &mut self.families {
+            let map = ServiceMap::default();
+            let mut options = self.setup.options(&family.rules, &map, 0, 0);
+            family.without_unsettable(&mut options);
+            family.rules.open_loopback(&options).await?;
+        }
+        Ok(())
+    }
+
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
         let node = map.this_node().map(|node| &**node);
         self.setup.node_ports.learn(node);
@@ -276,6 +313,13 @@ impl Mode for Iptables {
                 }
             }
         }
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        let families = self.families.iter();
+        families
+            .map(|state| (state.family.into(), state.rules.engine()))
+            .collect()
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {

@@ -14,7 +14,7 @@ use super::{
     Belief, Error, Ipvs,
     diff::{MemberStep, Present, member_steps, server_changes},
     look::{Look, digest},
-    plan::{self, FAMILIES, Filled, Frontend, Member},
+    plan::{self, FAMILIES, Filled, Frontend, LINK, Member},
     report::{Report, log_repairs},
     wanted::Touched,
 };
@@ -69,6 +69,9 @@ impl Ipvs {
         let rules = rules.await;
         self.serve(touched, found, &held, report)?;
         self.change_addresses(touched, true, &held, report)?;
+        if let Some((look, _)) = found {
+            self.retire_addresses(&look.eligible, report)?;
+        }
         let taken_over = self.take_over().await;
         self.change_members(&steps.opened, touched, &mut Held::default(), report)?;
 
@@ -313,6 +316,29 @@ impl Ipvs {
                 None => tracing::error!("{error}"),
             }
         }
+        Ok(())
+    }
+
+    /// Addresses of the dummy link that are there, but not as ours are.
+    fn retire_addresses(
+        &mut self,
+        eligible: &[IpAddr],
+        report: &mut Report,
+    ) -> Result<(), netlink::Error> {
+        if eligible.is_empty() {
+            return Ok(());
+        }
+        let mut done = 0;
+        for outcome in self.doors.retire_addresses(eligible)? {
+            match outcome {
+                Ok(()) => done += 1,
+                Err(error) => {
+                    tracing::error!("{error}");
+                    report.doubt = true;
+                }
+            }
+        }
+        tracing::info!("{done} addresses of {LINK} are no longer eligible as a source");
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use crate::{
         ipvs::{Change, Ipvs, RealServer, ServerId},
         links,
         netlink::{self, Protocol, Socket},
-        xtables::rule::Table,
+        xtables::{leftovers::Kept, rule::Table},
     },
     services,
 };
@@ -34,7 +34,7 @@ const IPVS: &str = "/proc/net/ip_vs";
 /// # Errors
 /// The first thing that could not be removed, after all others were tried.
 pub async fn cleanup(exclude: &[IpNet]) -> Result<(), Error> {
-    cleanup_beside(exclude, &[]).await
+    cleanup_beside(exclude, &Kept::nothing()).await
 }
 
 /// Chains that iptables mode has too, by the same names.
@@ -46,12 +46,12 @@ pub const SHARED_CHAINS: [(Table, &str); 5] = [
     (Table::Nat, "KUBE-MARK-MASQ"),
 ];
 
-/// As [`cleanup`], but leaves the chains in `kept`: they are another mode's
-/// too, which runs.
+/// As [`cleanup`], but leaves the rules that are `kept` because a mode that
+/// runs has them.
 ///
 /// # Errors
 /// As [`cleanup`].
-pub async fn cleanup_beside(exclude: &[IpNet], kept: &[(Table, &str)]) -> Result<(), Error> {
+pub async fn cleanup_beside(exclude: &[IpNet], kept: &Kept) -> Result<(), Error> {
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
@@ -61,10 +61,7 @@ pub async fn cleanup_beside(exclude: &[IpNet], kept: &[(Table, &str)]) -> Result
         let removed = remove_servers(|id| left.has(id, exclude));
         outcome = outcome.and(removed.map_err(Error::from));
     }
-    for family in FAMILIES {
-        let removed = tables::remove(family, kept).await;
-        outcome = outcome.and(removed.map_err(|source| Error::Rules { family, source }));
-    }
+    outcome = outcome.and(cleanup_rules(kept).await);
     if let Some(sets) = &mut sets {
         for family in FAMILIES {
             for set in Set::ALL {
@@ -72,6 +69,20 @@ pub async fn cleanup_beside(exclude: &[IpNet], kept: &[(Table, &str)]) -> Result
                 outcome = outcome.and(destroyed.map_err(Error::from));
             }
         }
+    }
+    outcome
+}
+
+/// Removes the rules only, but for what is `kept`: for another engine than the
+/// one that this mode, which runs, has its rules in.
+///
+/// # Errors
+/// The first program that failed, after all others did their part.
+pub async fn cleanup_rules(kept: &Kept) -> Result<(), Error> {
+    let mut outcome = Ok(());
+    for family in FAMILIES {
+        let removed = tables::remove(family, kept).await;
+        outcome = outcome.and(removed.map_err(|source| Error::Rules { family, source }));
     }
     outcome
 }

@@ -95,14 +95,12 @@ impl Doors {
     /// Makes the dummy link, unless it is there; true if it was not.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be made, or a link of another kind has its name: that one
+    /// would carry packets to the addresses of Services out of this node.
     pub fn ensure_link(&mut self) -> Result<bool, Error> {
-        let missing = links::index(LINK).is_err();
-        if missing {
-            links::add_dummy(&mut self.route, LINK)?;
-        }
+        let made = links::add_dummy(&mut self.route, LINK)?;
         self.link = links::index(LINK)?;
-        Ok(missing)
+        Ok(made)
     }
 
     /// The addresses of all links.
@@ -132,6 +130,18 @@ impl Doors {
             true => addresses::add(&mut self.route, self.link, addresses),
             false => addresses::remove(&mut self.route, self.link, addresses),
         }
+    }
+
+    /// Has the kernel choose none of these addresses of the dummy link as a
+    /// source; answers with the outcome of each.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn retire_addresses(
+        &mut self,
+        addresses: &[IpAddr],
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        addresses::retire(&mut self.route, self.link, addresses)
     }
 
     /// Makes those of `sets` that are missing; answers with their names.

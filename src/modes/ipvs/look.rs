@@ -31,6 +31,9 @@ use crate::{
 pub struct Look {
     /// What is not as wanted; frontends: all that are ours.
     pub touched: Touched,
+    /// Addresses of the dummy link that the kernel may choose as a source:
+    /// kube-proxy makes them so.
+    pub eligible: Vec<IpAddr>,
     /// Which sets have members.
     pub filled: Families<Filled>,
     /// The real servers of each virtual server, as [`Backing`] counts them up;
@@ -151,13 +154,13 @@ impl Ipvs {
             .map(|listed| (Frontend::of(&listed.server.id), digest(&listed.server)))
             .collect();
         drop(listed);
-        let bound: BTreeSet<IpAddr> = self
-            .doors
-            .addresses()?
-            .iter()
-            .filter(|address| self.doors.is_on_link(address) && is_ours(&address.address))
-            .map(|address| address.address)
-            .collect();
+        let mut addresses = self.doors.addresses()?;
+        addresses.retain(|address| self.doors.is_on_link(address) && is_ours(&address.address));
+        let bound: BTreeSet<IpAddr> = addresses.iter().map(|a| a.address).collect();
+        let eligible = addresses.iter().filter(|a| a.is_eligible());
+        let eligible = eligible.filter(|a| self.wanted.has_address(&a.address));
+        look.eligible = eligible.map(|a| a.address).collect();
+        drop(addresses);
         let mut node_ports = NodePorts::default();
         for family in FAMILIES {
             for (set, protocol) in NodePorts::SETS {

@@ -30,7 +30,7 @@ use std::{
 use hashbrown::HashMap;
 
 pub use self::{
-    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside, retire},
+    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside, cleanup_rules, retire},
     plan::Options,
 };
 use self::{
@@ -43,7 +43,13 @@ use self::{
 };
 use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
 use crate::{
-    kernel::{conntrack::flows::Match, netlink, probe::Kernel, xtables},
+    kernel::{
+        Family,
+        conntrack::flows::Match,
+        netlink,
+        probe::Kernel,
+        xtables::{self, Engine},
+    },
     node::NodePorts,
     runner::metrics::Metrics,
     services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName},
@@ -242,6 +248,12 @@ impl Mode for Ipvs {
         ModeName::Ipvs
     }
 
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        let refused = settings::apply(&self.options);
+        self.tell(refused);
+        Ok(())
+    }
+
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
         let node = map.this_node().map(|node| &**node);
         let full = self.node_ports.learn(node) || changes.full || self.belief != Belief::Held;
@@ -292,6 +304,15 @@ impl Mode for Ipvs {
             *flows = stale::forget(family, std::mem::take(flows), &self.metrics).await;
         }
         Ok(report.into_sync_report(self.drains.len()))
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        let families = FAMILIES.into_iter();
+        let found = families.filter_map(|family| {
+            let tables = self.tables.of(family).as_ref()?;
+            Some((family.into(), tables.engine()))
+        });
+        found.collect()
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 
 use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
 use crate::kernel::xtables::rule::Table;
@@ -30,8 +30,8 @@ impl Saved {
         saved
     }
 
-    /// The table has a chain of that name.
-    pub fn has(&self, chain: &str) -> bool {
+    #[cfg(test)]
+    fn has(&self, chain: &str) -> bool {
         self.chains.contains_key(chain)
     }
 
@@ -60,22 +60,6 @@ impl Saved {
         OWN_CHAINS
             .iter()
             .all(|(_, chain)| self.chains.get(*chain) == other.chains.get(*chain))
-    }
-
-    /// The rules that jump to a chain of that name, each with its own chain.
-    fn jumps_to(&self, target: &str) -> Vec<(&str, &[String])> {
-        let mut found = Vec::new();
-        for (chain, rules) in &self.chains {
-            for rule in rules {
-                let mut pairs = rule.windows(2);
-                if pairs
-                    .any(|pair| matches!(pair, [j, to] if (j == "-j" || j == "-g") && to == target))
-                {
-                    found.push((chain.as_str(), rule.as_slice()));
-                }
-            }
-        }
-        found
     }
 }
 
@@ -167,37 +151,6 @@ pub fn whole(rules: &Rules, v6: bool) -> String {
     difference(rules, &HashMap::new(), v6).text
 }
 
-/// What removes every chain of ours but for those in `kept` from `table`, and
-/// what jumps there, in two
-/// steps: legacy programs refuse to delete what the same batch still mentions.
-/// Empty if there is nothing.
-pub fn removal(table: Table, saved: &Saved, kept: &[(Table, &str)]) -> [String; 2] {
-    let ours: HashSet<&str> = OWN_CHAINS
-        .iter()
-        .filter(|chain| chain.0 == table && saved.has(chain.1) && !kept.contains(chain))
-        .map(|(_, chain)| *chain)
-        .collect();
-    if ours.is_empty() {
-        return Default::default();
-    }
-    let mut unlink = format!("*{table}\n");
-    let mut delete = format!("*{table}\n");
-    let mut names: Vec<&&str> = ours.iter().collect();
-    names.sort_unstable();
-    for chain in names {
-        for (from, rule) in saved.jumps_to(chain) {
-            if !ours.contains(from) {
-                let _ = writeln!(unlink, "-D {from} {}", line(rule));
-            }
-        }
-        let _ = writeln!(unlink, "-F {chain}");
-        let _ = writeln!(delete, "-X {chain}");
-    }
-    unlink.push_str("COMMIT\n");
-    delete.push_str("COMMIT\n");
-    [unlink, delete]
-}
-
 /// Words of a line, quotes and backslashes resolved.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
@@ -217,30 +170,6 @@ fn words(line: &str) -> Vec<String> {
     }
     words.extend(word);
     words
-}
-
-/// Words as a line that reads back as them.
-fn line(words: &[String]) -> String {
-    let mut text = String::new();
-    for word in words {
-        if !text.is_empty() {
-            text.push(' ');
-        }
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+".contains(c);
-        if !word.is_empty() && word.chars().all(plain) {
-            text.push_str(word);
-            continue;
-        }
-        text.push('"');
-        for c in word.chars() {
-            if matches!(c, '"' | '\\') {
-                text.push('\\');
-            }
-            text.push(c);
-        }
-        text.push('"');
-    }
-    text
 }
 
 #[cfg(test)]
@@ -315,23 +244,5 @@ mod tests {
             inserted,
             ["KUBE-NODE-PORT", "KUBE-PROXY-FIREWALL", "KUBE-IPVS-FILTER"]
         );
-    }
-
-    #[test]
-    fn removal_takes_jumps_of_others_too() {
-        let saved = Saved::parse(
-            ":INPUT ACCEPT [0:0]\n:KUBE-FORWARD - [0:0]\n:OTHER - [0:0]\n\
-             -A INPUT -m comment --comment \"a \\\"b\\\"\" -j KUBE-FORWARD\n\
-             -A OTHER -j ACCEPT\n-A KUBE-FORWARD -j OTHER\n",
-        );
-        let [unlink, delete] = removal(Table::Filter, &saved, &[]);
-        assert_eq!(
-            unlink,
-            "*filter\n-D INPUT -m comment --comment \"a \\\"b\\\"\" -j KUBE-FORWARD\n\
-             -F KUBE-FORWARD\nCOMMIT\n"
-        );
-        assert_eq!(delete, "*filter\n-X KUBE-FORWARD\nCOMMIT\n");
-        let none = removal(Table::Nat, &saved, &[]);
-        assert_eq!(none, [String::new(), String::new()]);
     }
 }

@@ -7,7 +7,15 @@ use super::{
     ruleset::{self, Batch, Saved},
 };
 use crate::{
-    kernel::xtables::{Error, Toolkit, Xtables, features::Features, rule::Table},
+    kernel::{
+        Family,
+        xtables::{
+            Engine, Error, Toolkit, Xtables,
+            features::Features,
+            leftovers::{Kept, Leftovers},
+            rule::Table,
+        },
+    },
     services::IpFamily,
 };
 
@@ -16,6 +24,7 @@ use crate::{
 pub struct Tables {
     family: IpFamily,
     xtables: Xtables,
+    engine: Engine,
     features: Features,
     in_force: Option<Rules>,
     /// What the program said right after it had written rules, where it words
@@ -38,11 +47,17 @@ impl Tables {
         Tables {
             family,
             xtables,
+            engine,
             features,
             in_force: None,
             reworded: None,
             later: None,
         }
+    }
+
+    /// The engine that its rules are in.
+    pub fn engine(&self) -> Engine {
+        self.engine
     }
 
     /// Puts the rules in force that go with sets of which those `filled` have
@@ -166,20 +181,21 @@ fn nat_last(batch: &str) -> (String, String) {
     (now, later)
 }
 
-/// Removes every rule and chain of ours in `family` but for those in `kept`,
+/// Removes every rule and chain of ours in `family` but for what is `kept`,
 /// whichever engine holds them.
 ///
 /// # Errors
 /// The first program that failed, after all others did their part.
-pub async fn remove(family: IpFamily, kept: &[(Table, &str)]) -> Result<(), Error> {
+pub async fn remove(family: IpFamily, kept: &Kept) -> Result<(), Error> {
+    let family = Family::from(family);
     let mut outcome = Ok(());
-    for table in Table::ALL {
-        if !OWN_CHAINS.iter().any(|(of, _)| *of == table) {
+    for (xtables, engine) in Xtables::engines(family).await {
+        let Some(kept) = kept.within(family, engine) else {
             continue;
-        }
-        for xtables in Xtables::engines_with(family.into(), table.name()).await {
-            if let Err(error) = remove_from(&xtables, table, kept).await {
-                outcome = outcome.and(Err(error));
+        };
+        for table in Table::ALL {
+            if engine.has_table(family, table.name()) {
+                outcome = outcome.and(remove_from(&xtables, table, kept).await);
             }
         }
     }
@@ -187,16 +203,18 @@ pub async fn remove(family: IpFamily, kept: &[(Table, &str)]) -> Result<(), Erro
 }
 
 async fn remove_from(xtables: &Xtables, table: Table, kept: &[(Table, &str)]) -> Result<(), Error> {
-    let saved = match xtables.save(table.name()).await {
-        Ok(saved) => Saved::parse(&saved),
+    let ours = |chain: &str| {
+        let chain = (table, chain);
+        OWN_CHAINS.contains(&chain) && !kept.contains(&chain)
+    };
+    let batch = match Leftovers::new(table, ours).read(xtables).await {
+        Ok(leftovers) => leftovers.removal(),
         Err(error) if error.is_permission() => return Err(error),
         // A table that cannot be read for want of it holds nothing of ours.
         Err(_) => return Ok(()),
     };
-    for batch in ruleset::removal(table, &saved, kept) {
-        if !batch.is_empty() {
-            xtables.restore(&batch).await?;
-        }
+    if batch.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    xtables.restore(&batch).await
 }

@@ -7,7 +7,11 @@ use super::{
     transparent,
 };
 use crate::{
-    kernel::{addresses, netlink, probe::Kernel},
+    kernel::{
+        Family, addresses, netlink,
+        probe::Kernel,
+        xtables::{Engine, leftovers::Kept},
+    },
     node::Served,
     services::IpFamily,
 };
@@ -57,6 +61,13 @@ impl Capture {
         }
     }
 
+    /// The engines that capture by rules uses.
+    pub fn engines(&self) -> Vec<(Family, Engine)> {
+        self.redirect
+            .as_ref()
+            .map_or_else(Vec::new, Redirect::engines)
+    }
+
     /// How `family` is captured.
     pub fn method(&self, family: IpFamily) -> Method {
         self.choice.method(family)
@@ -103,7 +114,8 @@ impl Capture {
             report.notes.extend(done.notes);
         }
         if !self.other_way_cleaned {
-            Redirect::cleanup(&self.choice.families(Method::Local)).await?;
+            let routed = self.choice.families(Method::Local);
+            Redirect::cleanup(&routed, &Kept::nothing()).await?;
             Local::cleanup(&self.choice.families(Method::Redirect))?;
             self.other_way_cleaned = true;
         }
@@ -118,7 +130,16 @@ impl Capture {
 /// the same.
 pub async fn cleanup() -> Result<(), Error> {
     let both = [IpFamily::V4, IpFamily::V6];
-    let redirect = Redirect::cleanup(&both).await;
+    let redirect = cleanup_rules(&Kept::nothing()).await;
     let local = Local::cleanup(&both);
     redirect.and(local).and(transparent::cleanup().await)
+}
+
+/// Removes rules that capture, but for what is `kept`: for another engine than
+/// the one that this mode, which runs, has its rules in.
+///
+/// # Errors
+/// With the first thing that could not be removed.
+pub async fn cleanup_rules(kept: &Kept) -> Result<(), Error> {
+    Redirect::cleanup(&[IpFamily::V4, IpFamily::V6], kept).await
 }

@@ -54,14 +54,14 @@ use self::{
     workers::Workers,
 };
 pub use self::{
-    capturing::{Capture, cleanup},
+    capturing::{Capture, cleanup, cleanup_rules},
     counters::Counters,
     descriptors::Descriptors,
     insiders::{DetectLocal, Links},
 };
 use super::{Mode, ModeName, SyncError, SyncReport, claims::Claims};
 use crate::{
-    kernel::probe::Kernel,
+    kernel::{Family, probe::Kernel, xtables::Engine},
     node::NodePorts,
     sched::SchedulerName,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -406,6 +406,10 @@ impl Mode for Userspace {
 
     fn carried(&self) -> usize {
         usize::try_from(self.shared.counters.connections.get()).unwrap_or(0)
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        self.capture.engines()
     }
 
     async fn cleanup(&mut self) -> Result<(), SyncError> {

@@ -4,7 +4,7 @@ use super::{Need, Wishes};
 use crate::{
     kernel::{
         Family,
-        probe::{Ability, Extension, IP_SETS, Kernel},
+        probe::{Ability, Extension, IP_SETS, Kernel, Setting},
     },
     modes::{ModeName, iptables, userspace::capture::Requested},
 };
@@ -97,14 +97,14 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
     }
     if kernel.can(&Ability::Ipvs) {
         schedulers(needs, wishes);
+        needs.push(required(
+            Ability::Setting(Setting::VsConntrack),
+            "masquerading connections through IPVS",
+        ));
     }
     needs.push(useful(
         Ability::Conntrack,
         "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
-    ));
-    needs.push(required(
-        Ability::Sysctls,
-        "net.ipv4.vs.conntrack, without which connections through IPVS are not masqueraded",
     ));
 }
 
@@ -174,8 +174,8 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
         "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
     ));
     needs.push(useful(
-        Ability::Sysctls,
-        "without it, node ports on loopback addresses need net.ipv4.conf.all.route_localnet=1 set by you",
+        Ability::Setting(Setting::RouteLocalnet),
+        "without it, node ports are not served on loopback addresses",
     ));
 }
 

@@ -240,7 +240,8 @@ impl Version {
                     kept,
                 });
             };
-            let contents = match parse::read(document.text, format) {
+            let each = |object| Object::reduce(&object, names);
+            let contents = match parse::read(document.text, format, each) {
                 Ok(contents) => contents,
                 Err(fault) => {
                     broken(fault.line, fault.reason);
@@ -248,8 +249,8 @@ impl Version {
                 }
             };
             let mut warnings = Vec::new();
-            for object in contents.objects {
-                match Object::reduce(&object, names) {
+            for reduced in contents.objects {
+                match reduced {
                     Ok(Reduced {
                         object,
                         warnings: skipped,

@@ -29,10 +29,10 @@ pub(super) enum ApiObject {
     Node(Box<Node>),
 }
 
-/// What one document holds.
-#[derive(Debug, Default)]
-pub(super) struct Contents {
-    pub(super) objects: Vec<ApiObject>,
+/// What one document holds; `T` is made of each object.
+#[derive(Debug)]
+pub(super) struct Contents<T> {
+    pub(super) objects: Vec<T>,
     /// Kinds that are not for a service proxy, as `apiVersion kind`.
     pub(super) ignored: Vec<String>,
 }
@@ -64,24 +64,35 @@ impl Kind {
     }
 }
 
-/// Reads a document. One of nothing but comments holds nothing.
-pub(super) fn read(text: &str, format: Format) -> Result<Contents, Broken> {
+/// Reads a document, and makes of each object what `each` makes of it, before
+/// the next is read: an object as the API has it takes several times what is
+/// kept of it, and what is kept would lie scattered over all that room, which
+/// the allocator could not give back. A document of nothing but comments holds
+/// nothing.
+pub(super) fn read<T>(
+    text: &str,
+    format: Format,
+    mut each: impl FnMut(ApiObject) -> T,
+) -> Result<Contents<T>, Broken> {
     let Some(header) = decode(text, format, Seed::<Option<Header>>::default())? else {
-        return Ok(Contents::default());
+        return Ok(Contents {
+            objects: Vec::new(),
+            ignored: Vec::new(),
+        });
     };
     let (api_version, kind) = header.identity()?;
     if let Some(kind) = Kind::of(&api_version, &kind) {
+        let object = decode(text, format, ObjectSeed(kind));
+        let object = object.map_err(|broken| broken.quoting(text))?;
         return Ok(Contents {
-            objects: vec![
-                decode(text, format, ObjectSeed(kind)).map_err(|broken| broken.quoting(text))?,
-            ],
+            objects: vec![each(object)],
             ignored: Vec::new(),
         });
     }
     match kind.strip_suffix("List") {
-        Some("") if api_version == "v1" => read_list(text, format, None),
+        Some("") if api_version == "v1" => read_list(text, format, None, each),
         Some(of) if Kind::of(&api_version, of).is_some() => {
-            read_list(text, format, Some((&api_version, of)))
+            read_list(text, format, Some((&api_version, of)), each)
         }
         _ => Ok(Contents {
             objects: Vec::new(),
@@ -92,7 +103,12 @@ pub(super) fn read(text: &str, format: Format) -> Result<Contents, Broken> {
 
 /// Reads a list. Items of a list of one kind need not repeat their kind, and
 /// an API server does not write it there.
-fn read_list(text: &str, format: Format, of: Option<(&str, &str)>) -> Result<Contents, Broken> {
+fn read_list<T>(
+    text: &str,
+    format: Format,
+    of: Option<(&str, &str)>,
+    each: impl FnMut(ApiObject) -> T,
+) -> Result<Contents<T>, Broken> {
     let list = decode(text, format, Seed::<ListHeader>::default())?;
     let mut ignored = Vec::new();
     let mut kinds = Vec::new();
@@ -113,10 +129,12 @@ fn read_list(text: &str, format: Format, of: Option<(&str, &str)>) -> Result<Con
         }
         kinds.push(known);
     }
-    Ok(Contents {
-        objects: decode(text, format, ListSeed(&kinds)).map_err(|broken| broken.quoting(text))?,
-        ignored,
-    })
+    let seed = ListSeed {
+        kinds: &kinds,
+        each,
+    };
+    let objects = decode(text, format, seed).map_err(|broken| broken.quoting(text))?;
+    Ok(Contents { objects, ignored })
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -294,28 +312,31 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed {
 }
 
 /// The objects of a list whose items have these kinds; `None`: not for us.
-struct ListSeed<'a>(&'a [Option<Kind>]);
+struct ListSeed<'a, F> {
+    kinds: &'a [Option<Kind>],
+    each: F,
+}
 
-impl<'de> DeserializeSeed<'de> for ListSeed<'_> {
-    type Value = Vec<ApiObject>;
+impl<'de, T, F: FnMut(ApiObject) -> T> DeserializeSeed<'de> for ListSeed<'_, F> {
+    type Value = Vec<T>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for ListSeed<'_> {
-    type Value = Vec<ApiObject>;
+impl<'de, T, F: FnMut(ApiObject) -> T> Visitor<'de> for ListSeed<'_, F> {
+    type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of objects")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut objects = Vec::new();
         while let Some(key) = map.next_key::<Cow<'_, str>>()? {
             if key == "items" {
-                objects = map.next_value_seed(ItemsSeed(self.0))?;
+                objects = map.next_value_seed(ItemsSeed(&mut self))?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -324,18 +345,18 @@ impl<'de> Visitor<'de> for ListSeed<'_> {
     }
 }
 
-struct ItemsSeed<'a>(&'a [Option<Kind>]);
+struct ItemsSeed<'a, 'k, F>(&'a mut ListSeed<'k, F>);
 
-impl<'de> DeserializeSeed<'de> for ItemsSeed<'_> {
-    type Value = Vec<ApiObject>;
+impl<'de, T, F: FnMut(ApiObject) -> T> DeserializeSeed<'de> for ItemsSeed<'_, '_, F> {
+    type Value = Vec<T>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_option(self)
     }
 }
 
-impl<'de> Visitor<'de> for ItemsSeed<'_> {
-    type Value = Vec<ApiObject>;
+impl<'de, T, F: FnMut(ApiObject) -> T> Visitor<'de> for ItemsSeed<'_, '_, F> {
+    type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the items of a list")
@@ -355,11 +376,11 @@ impl<'de> Visitor<'de> for ItemsSeed<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
         let mut objects = Vec::new();
-        for kind in self.0 {
+        for kind in self.0.kinds {
             let more = match kind {
                 Some(kind) => match items.next_element_seed(ObjectSeed(*kind))? {
                     Some(object) => {
-                        objects.push(object);
+                        objects.push((self.0.each)(object));
                         true
                     }
                     None => false,

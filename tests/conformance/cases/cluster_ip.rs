@@ -96,6 +96,113 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .over([Tcp, Udp])
         .sees(each(ALL)),
+        case(
+            "The same port number over TCP and UDP, then over one of them",
+            node_port(ALL),
+        )
+        .when([Pod, Node])
+        .calls([ClusterIp, NodePort])
+        .over([Tcp, Udp])
+        .sees(each(ALL))
+        .then("it is TCP alone", |web| web.without("UDP"))
+        .when(Pod)
+        .calls([ClusterIp, NodePort])
+        .sees(each(ALL))
+        .when(Pod)
+        .calls(NodePort)
+        .over(Udp)
+        .sees(Refused)
+        .when(Pod)
+        .calls(ClusterIp)
+        .over(Udp)
+        .sees(Unserved)
+        .but(ipvs, Why::AddressTakenWhole, Refused)
+        .then("it is UDP alone", |web| web.without("TCP"))
+        .when(Pod)
+        .calls([ClusterIp, NodePort])
+        .over(Udp)
+        .sees(each(ALL))
+        .when(Pod)
+        .calls(NodePort)
+        .sees(Refused)
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(Unserved)
+        .but(ipvs, Why::AddressTakenWhole, Refused),
+        case(
+            "An SCTP port leaves the others alone",
+            everywhere(ALL).with_sctp(),
+        )
+        .when([Pod, Node])
+        .calls([ClusterIp, NodePort])
+        .over([Tcp, Udp])
+        .sees(each(ALL))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .over([Tcp, Udp])
+        .sees(each(ALL)),
+        case(
+            "Two ports exchange their numbers",
+            node_port(ALL).with_second_port(),
+        )
+        .when(Pod)
+        .calls([ClusterIp, NodePort])
+        .sees(each(ALL))
+        .then("they do", |web| web.exchange_ports())
+        .when([Pod, Outside])
+        .calls(NodePort)
+        .sees(each(ALL).at(SECOND_TARGET))
+        .when([Pod, Outside])
+        .calls(NodePort)
+        .at_port(SECOND_PORT)
+        .sees(each(ALL))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each(ALL).at(SECOND_TARGET))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .at_port(SECOND_PORT)
+        .sees(each(ALL)),
+        case("Port and node port change their numbers", everywhere(ALL))
+            .when(Outside)
+            .calls([NodePort, LoadBalancer])
+            .sees(each(ALL))
+            .then("they do", |web| web.exchange_ports())
+            .when([Pod, Outside])
+            .calls([NodePort, LoadBalancer, ExternalIp])
+            .at_port(SECOND_PORT)
+            .over([Tcp, Udp])
+            .sees(each(ALL))
+            .when(Pod)
+            .calls(ClusterIp)
+            .at_port(SECOND_PORT)
+            .over([Tcp, Udp])
+            .sees(each(ALL))
+            .when([Pod, Outside])
+            .calls(NodePort)
+            .over([Tcp, Udp])
+            .sees(Refused)
+            .when([Pod, Outside])
+            .calls([LoadBalancer, ExternalIp])
+            .over([Tcp, Udp])
+            .sees(Unserved)
+            .but(ipvs, Why::AddressTakenWhole, Refused),
+        case(
+            "UDP: large datagrams get through both ways",
+            everywhere(ALL),
+        )
+        // The node's own leave whole, as loopback takes them; IPVS passes them
+        // on only once it has told how much the next link takes.
+        .when(Pod)
+        .calls([ClusterIp, NodePort])
+        .over(Udp)
+        .with_large_datagrams()
+        .sees(each(ALL))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .over(Udp)
+        .with_large_datagrams()
+        .sees(each(ALL)),
         case("Other ports of a cluster IP are nobody's", cluster_ip(ALL))
             .when(Pod)
             .calls(ClusterIp)
@@ -152,15 +259,56 @@ pub fn cases() -> Vec<Case> {
         .sees(each(ALL)),
         case(
             "A Service for another proxy (service-proxy-name) is left alone",
-            cluster_ip(ALL).labelled("service.kubernetes.io/service-proxy-name", "another"),
+            cluster_ip(ALL)
+                .labelled("service.kubernetes.io/service-proxy-name", "another")
+                .slice_labelled("service.kubernetes.io/service-proxy-name"),
         )
         .when([Pod, Node])
         .calls(ClusterIp)
         .sees(Unserved)
-        .then("the label goes", |web| web.unlabelled())
+        .then("the label goes, though not from its slices", |web| {
+            web.unlabelled()
+        })
         .when([Pod, Node])
         .calls(ClusterIp)
         .sees(each(ALL)),
+        case(
+            "A Service becomes ExternalName and NodePort",
+            cluster_ip(ALL),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .sees(each(ALL))
+        .then("it is of type ExternalName", |web| {
+            web.becomes("ExternalName")
+        })
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(Unserved)
+        .then("it is of type NodePort", |web| web.becomes("NodePort"))
+        .when([Pod, Node])
+        .calls([ClusterIp, NodePort])
+        .over([Tcp, Udp])
+        .sees(each(ALL)),
+        case(
+            "Another Service takes over all addresses at once",
+            everywhere(HERE),
+        )
+        .when([Pod, Outside])
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .sees(each(HERE))
+        .then("one of another name takes its place", |web| {
+            web.under_another_name().on(ELSEWHERE)
+        })
+        .when([Pod, Outside])
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .over([Tcp, Udp])
+        .sees(each(ELSEWHERE))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each(ELSEWHERE)),
         case(
             "--masquerade-all: endpoints see the node when a pod calls",
             cluster_ip(ALL),

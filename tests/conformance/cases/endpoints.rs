@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// What it takes for a Service to be none of ours.
+const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+
 pub fn cases() -> Vec<Case> {
     vec![
         case("Without endpoints callers are refused", everywhere([]))
@@ -104,6 +107,99 @@ pub fn cases() -> Vec<Case> {
         .sees(each([A]))
         .when(Outside)
         .calls([NodePort, LoadBalancer])
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A])),
+        case(
+            "UDP: one socket that called too early finds the addresses that came",
+            cluster_ip([A]).labelled(OTHER_PROXY, "another"),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(Unserved)
+        .when(Outside)
+        .calls(NodePort)
+        .over(Udp)
+        .on_one_socket()
+        .sees(Refused)
+        .when([Pod, Outside])
+        .calls([LoadBalancer, ExternalIp])
+        .over(Udp)
+        .on_one_socket()
+        .sees(Unserved)
+        .then("the Service is ours", |web| web.unlabelled())
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Outside)
+        .calls(NodePort)
+        .over(Udp)
+        .on_one_socket()
+        .sees(Refused)
+        .then("it has every other address, too", |web| {
+            web.becomes("LoadBalancer").with_external_ip()
+        })
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Pod)
+        .calls([ClusterIp, LoadBalancer, ExternalIp])
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A])),
+        case(
+            "UDP: one socket finds the endpoint at its new port",
+            node_port([A]),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Outside)
+        .calls(NodePort)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .then("it listens elsewhere", |web| web.at_target(SECOND_TARGET))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]).at(SECOND_TARGET))
+        .when(Outside)
+        .calls(NodePort)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]).at(SECOND_TARGET)),
+        case(
+            "UDP: one socket that was refused finds an endpoint that gets ready",
+            node_port([]).with([unready(A)]),
+        )
+        .when([Pod, Outside])
+        .calls(NodePort)
+        .over(Udp)
+        .on_one_socket()
+        .sees(Refused)
+        .when(Pod)
+        .calls(ClusterIp)
+        .over(Udp)
+        .on_one_socket()
+        .sees(Refused)
+        .then("it gets ready", |web| web.on([A]))
+        .when([Pod, Outside])
+        .calls(NodePort)
+        .over(Udp)
+        .on_one_socket()
+        .sees(each([A]))
+        .when(Pod)
+        .calls(ClusterIp)
         .over(Udp)
         .on_one_socket()
         .sees(each([A])),
@@ -217,6 +313,53 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .sees(each(HERE)),
+        case(
+            "Endpoints in the network of their nodes",
+            node_port([OnNode, OnOther]),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([OnNode, OnOther]).seeing_the_caller())
+        .when([Node, OtherNode])
+        .calls([ClusterIp, NodePort])
+        .over([Tcp, Udp])
+        .sees(each([OnNode, OnOther]))
+        .when([Pod, Outside])
+        .calls(NodePort)
+        .over([Tcp, Udp])
+        .sees(each([OnNode, OnOther])),
+        case(
+            "The only endpoint is in the network of this node",
+            everywhere([OnNode])
+                .internal_policy("Local")
+                .external_policy("Local"),
+        )
+        .when([Pod, Node])
+        .calls([ClusterIp, NodePort])
+        .over([Tcp, Udp])
+        .sees(each([OnNode]))
+        .when(Outside)
+        .calls([NodePort, LoadBalancer, ExternalIp])
+        .over([Tcp, Udp])
+        .sees(each([OnNode]).seeing_the_caller()),
+        case(
+            "A slice with the label of headless ones does not count",
+            cluster_ip([A]).slice_labelled("service.kubernetes.io/headless"),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(Refused)
+        .then("the label goes", |web| web.on([A]))
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(each([A]))
+        .then("the label is back", |web| {
+            web.slice_labelled("service.kubernetes.io/headless")
+        })
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .sees(Refused),
         case(
             "Slices may name different target ports",
             node_port([A]).at_target(SECOND_TARGET),

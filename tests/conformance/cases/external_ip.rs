@@ -1,6 +1,7 @@
 //! External IPs.
 
 use super::*;
+use crate::conformance::addresses::address;
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -47,6 +48,46 @@ pub fn cases() -> Vec<Case> {
         .calls(ExternalIp)
         .over([Tcp, Udp])
         .sees(each(ELSEWHERE)),
+        case(
+            "Two Services claim an external IP, and one goes",
+            external_ip([A]),
+        )
+        .when([Outside, Pod])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("the second one comes", |web| web.with_rival_on([B]))
+        .when([Outside, Pod])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("the first one goes", |web| web.yields_to_its_rival())
+        .when([Outside, Pod])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each([B])),
+        case(
+            "An external IP is one of the node's own",
+            cluster_ip(ALL).says(
+                "externalIPs",
+                serde_json::json!([V4, V6].map(|family| address(NodeAddress, family, 0))),
+            ),
+        )
+        .when([Outside, Pod, Node])
+        .calls(NodeAddress)
+        .over([Tcp, Udp])
+        .sees(each(ALL).seeing_the_node())
+        .then("it is of type LoadBalancer", |web| {
+            web.becomes("LoadBalancer")
+        })
+        .when([Outside, Pod, Node])
+        .calls([NodeAddress, NodePort])
+        .sees(each(ALL).seeing_the_node())
+        .then_deleted()
+        .when([Outside, Pod, Node])
+        .calls(NodeAddress)
+        .over([Tcp, Udp])
+        .sees(Refused),
         case("An external IP comes and goes", cluster_ip(ALL))
             .when([Outside, Pod])
             .calls(ExternalIp)

@@ -102,6 +102,71 @@ pub fn cases() -> Vec<Case> {
         .calls(LoadBalancer)
         .sees(Unserved),
         case(
+            "Two Services share a load-balancer IP, and one goes",
+            everywhere(HERE).with_second_port_apart(),
+        )
+        .when([Outside, Pod])
+        .calls([LoadBalancer, ExternalIp])
+        .sees(each(HERE))
+        .when([Outside, Pod])
+        .calls([LoadBalancer, ExternalIp])
+        .at_port(SECOND_PORT)
+        .sees(each(HERE).at(SECOND_TARGET))
+        .then("the second one goes", |web| web.without_second_port())
+        .when([Outside, Pod])
+        .calls([LoadBalancer, ExternalIp])
+        .sees(each(HERE))
+        .when([Outside, Pod])
+        .calls([LoadBalancer, ExternalIp])
+        .at_port(SECOND_PORT)
+        .sees(Unserved)
+        .but(ipvs, Why::AddressTakenWhole, Refused),
+        case(
+            "The load balancer's IP is an external IP, too",
+            everywhere(ALL).balanced_at(ExternalIp),
+        )
+        .when([Outside, Pod, Node])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each(ALL).seeing_the_node())
+        .then("it is the balancer's alone", |web| {
+            web.without_external_ip()
+        })
+        .when([Outside, Pod, Node])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each(ALL).seeing_the_node()),
+        case(
+            "The load balancer's IP is one of the node's own",
+            load_balancer(ALL).balanced_at(SecondNodeAddress),
+        )
+        .when([Outside, Pod, Node])
+        .calls(SecondNodeAddress)
+        .over([Tcp, Udp])
+        .sees(each(ALL).seeing_the_node())
+        .then("it is of type ClusterIP", |web| web.becomes("ClusterIP"))
+        .when([Outside, Pod, Node])
+        .calls(SecondNodeAddress)
+        .over([Tcp, Udp])
+        .sees(Refused),
+        case(
+            "Health-check node port: terminating endpoints serve, but do not count",
+            load_balancer(HERE).external_policy("Local"),
+        )
+        .when(Outside)
+        .calls(HealthCheck)
+        .sees(Healthy(2))
+        .then("both are terminating", |web| {
+            web.with(HERE.map(terminating))
+        })
+        .when([Outside, Pod])
+        .calls(HealthCheck)
+        .sees(Unhealthy)
+        .when([Outside, OtherNode, RemotePod, Pod])
+        .calls([NodePort, LoadBalancer])
+        .over([Tcp, Udp])
+        .sees(each(HERE)),
+        case(
             "Health-check node port: counts the endpoints on the node",
             load_balancer(ALL).external_policy("Local"),
         )

@@ -22,7 +22,8 @@ use super::case::Caller::{Backend, Node, OtherNode, Outside, Pod, RemotePod};
 use super::case::Family::{V4, V6};
 use super::case::Protocol::{Sctp, Tcp, Udp};
 use super::case::Target::{
-    ClusterIp, ExternalIp, HealthCheck, LoadBalancer, Loopback, NodePort, SecondNodePort,
+    ClusterIp, ExternalIp, HealthCheck, LoadBalancer, Loopback, NodeAddress, NodePort,
+    SecondNodeAddress, SecondNodePort,
 };
 use super::case::{Case, Flags, case};
 use super::columns::{
@@ -30,7 +31,7 @@ use super::columns::{
     userspace,
 };
 use super::differences::Why;
-use super::endpoints::Pod::{A, B, C};
+use super::endpoints::Pod::{A, B, C, OnNode, OnOther};
 use super::endpoints::{ALL, ELSEWHERE, HERE, ending, ready, terminating, unready};
 use super::objects::{cluster_ip, everywhere, external_ip, load_balancer, node_port};
 use super::sight::Sight::{Healthy, Refused, Silent, Unhealthy, Unserved};

@@ -146,6 +146,16 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls([NodePort, LoadBalancer, ExternalIp])
         .sees(each(ALL)),
+        case(
+            "Internal policy Local: terminating endpoints here serve when none here is ready",
+            cluster_ip([])
+                .internal_policy("Local")
+                .with([terminating(A), ending(B), ready(C)]),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A])),
         case("The internal policy flips and flips back", cluster_ip(ALL))
             .when(Pod)
             .calls(ClusterIp)

@@ -10,6 +10,14 @@ const NOBODY: [&str; 2] = ["192.0.2.250/32", "2001:db8::250/128"];
 pub fn cases() -> Vec<Case> {
     vec![
         case(
+            "Ranges of everyone let everyone in",
+            load_balancer(ALL).only_for(&["0.0.0.0/0", "::/0"]),
+        )
+        .when([Outside, Pod, Node])
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL)),
+        case(
             "A caller from outside in the ranges is served",
             load_balancer(ALL).only_for(&OUTSIDE),
         )

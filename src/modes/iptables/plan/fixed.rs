@@ -55,6 +55,21 @@ pub fn fixed(options: &Options) -> Fixed {
     }
 }
 
+/// Of that, what keeps neighbours from this node's loopback addresses.
+pub fn loopback_guard(options: &Options) -> Fixed {
+    let mut guard = Fixed {
+        chains: chains(options),
+        jumps: jumps(options),
+        ..Fixed::default()
+    };
+    guard.chains.retain(|chain| chain.name == names::FIREWALL);
+    let to_guard = Target::Jump(names::FIREWALL.to_owned());
+    guard
+        .jumps
+        .retain(|jump| jump.rule.target.as_ref() == Some(&to_guard));
+    guard
+}
+
 fn chains(options: &Options) -> Vec<Chain> {
     let filter = [
         (names::EXTERNAL_SERVICES, Vec::new()),

@@ -22,7 +22,7 @@ mod options;
 mod service;
 
 pub use self::{
-    fixed::{Fixed, Jump, fixed},
+    fixed::{Fixed, Jump, fixed, loopback_guard},
     lost::{Impossible, Loss, impossible, lost},
     options::{Dispatch, DispatchChoice, Options, is_large_cluster},
     service::{is_possible, service_port},

@@ -248,7 +248,7 @@ fn left_behind() -> Result<bool, Error> {
 pub async fn cleanup() -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in Family::ALL {
-        for xtables in Xtables::engines_with(family, "mangle").await {
+        for (xtables, _) in Xtables::engines_with(family, "mangle").await {
             // A table that cannot be read for want of it holds nothing of ours.
             let removed = match xtables.save("mangle").await.map(|saved| removal(&saved)) {
                 Ok(Some(batch)) => xtables.restore(&batch).await,

@@ -2,7 +2,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn kinds(contents: &Contents) -> Vec<&'static str> {
+fn read(text: &str, format: Format) -> Result<Contents<ApiObject>, Broken> {
+    super::read(text, format, |object| object)
+}
+
+fn kinds(contents: &Contents<ApiObject>) -> Vec<&'static str> {
     let objects = contents.objects.iter();
     objects
         .map(|object| match object {

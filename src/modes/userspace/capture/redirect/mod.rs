@@ -40,7 +40,7 @@ use crate::{
         Family, addresses,
         netlink::{Protocol, Socket},
         probe::Kernel,
-        xtables::{self, Xtables},
+        xtables::{self, Engine, Xtables, leftovers::Kept},
     },
     services::IpFamily,
 };
@@ -56,6 +56,7 @@ pub struct Redirect {
 struct FamilyState {
     family: IpFamily,
     xtables: Xtables,
+    engine: Engine,
     features: Features,
     /// What is in force.
     applied: Applied,
@@ -91,6 +92,7 @@ impl Redirect {
             let tools = redirecting(kernel, Family::from(*family))?;
             states.push(FamilyState {
                 family: *family,
+                engine: tools.engine,
                 features: tools.features.into(),
                 xtables: tools.xtables,
                 applied: Applied::new(*family),
@@ -105,6 +107,14 @@ impl Redirect {
             node_ports,
             noted: HashSet::new(),
         })
+    }
+
+    /// The engine of each family that its rules are in.
+    pub fn engines(&self) -> Vec<(Family, Engine)> {
+        let families = self.families.iter();
+        families
+            .map(|state| (state.family.into(), state.engine))
+            .collect()
     }
 
     /// Serves node ports on these addresses from the next full sync on.
@@ -147,16 +157,22 @@ impl Redirect {
 
     /// Removes everything that this way of capture ever installs in these
     /// families, also what an earlier process left, through whichever engine of
-    /// the kernel. Twice is harmless; nothing of others is touched.
+    /// the kernel, but for those that are `kept`. Twice is harmless; nothing of
+    /// others is touched.
     ///
     /// # Errors
     /// When something of it could not be removed.
-    pub async fn cleanup(families: &[IpFamily]) -> Result<(), Error> {
+    pub async fn cleanup(families: &[IpFamily], kept: &Kept) -> Result<(), Error> {
         let mut outcome = Ok(());
-        for family in families {
-            for table in ["nat", "filter"] {
-                for xtables in Xtables::engines_with(Family::from(*family), table).await {
-                    outcome = outcome.and(remove(&xtables, table).await);
+        for family in families.iter().copied().map(Family::from) {
+            for (xtables, engine) in Xtables::engines(family).await {
+                if kept.within(family, engine).is_none() {
+                    continue;
+                }
+                for table in ["nat", "filter"] {
+                    if engine.has_table(family, table) {
+                        outcome = outcome.and(remove(&xtables, table).await);
+                    }
                 }
             }
         }

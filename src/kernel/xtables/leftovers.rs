@@ -1,0 +1,220 @@
+//! Removing chains from a table that others have rules in too.
+
+use std::{collections::HashSet, fmt::Write};
+
+use super::{Engine, Error, Family, Xtables, rule::Table};
+
+/// What stays when rules are removed: those of a mode that runs.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
+    engines: Vec<(Family, Engine)>,
+    chains: Chains,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Chains {
+    #[default]
+    All,
+    These(&'static [(Table, &'static str)]),
+}
+
+impl Kept {
+    /// Nothing stays.
+    pub fn nothing() -> Kept {
+        Kept::default()
+    }
+
+    /// All that is in these engines stays.
+    pub fn all(engines: Vec<(Family, Engine)>) -> Kept {
+        let chains = Chains::All;
+        Kept { engines, chains }
+    }
+
+    /// In these engines, chains of these names stay, with what leads to them.
+    pub fn chains(engines: Vec<(Family, Engine)>, names: &'static [(Table, &'static str)]) -> Kept {
+        let chains = Chains::These(names);
+        Kept { engines, chains }
+    }
+
+    /// The chains that stay in an engine; `None`: it is not to be touched.
+    pub fn within(
+        &self,
+        family: Family,
+        engine: Engine,
+    ) -> Option<&'static [(Table, &'static str)]> {
+        match self.chains {
+            _ if !self.engines.contains(&(family, engine)) => Some(&[]),
+            Chains::All => None,
+            Chains::These(names) => Some(names),
+        }
+    }
+}
+
+/// The chains of a table that are to go, and what leads to them. Of a table
+/// with a hundred thousand rules no more is kept than that.
+#[derive(Debug)]
+pub struct Leftovers<F> {
+    table: Table,
+    ours: F,
+    chains: Vec<String>,
+    /// Rules of the kernel's chains that lead to them.
+    jumps: Vec<String>,
+    /// Those that somebody else's rule leads to.
+    held: HashSet<String>,
+}
+
+/// The kernel's chains: rules there that lead to us are ours.
+const BASE: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+
+impl<F: Fn(&str) -> bool> Leftovers<F> {
+    /// Of `table`; `ours` tells by their names the chains that are to go.
+    pub fn new(table: Table, ours: F) -> Leftovers<F> {
+        Leftovers {
+            table,
+            ours,
+            chains: Vec::new(),
+            jumps: Vec::new(),
+            held: HashSet::new(),
+        }
+    }
+
+    /// Reads them from `xtables`.
+    ///
+    /// # Errors
+    /// What the program said.
+    pub async fn read(mut self, xtables: &Xtables) -> Result<Leftovers<F>, Error> {
+        let table = self.table.name();
+        xtables.read(table, |line| self.line(line)).await?;
+        Ok(self)
+    }
+
+    /// Takes in a line of `iptables-save`.
+    pub fn line(&mut self, line: &str) {
+        if let Some(declared) = line.strip_prefix(':') {
+            let name = declared.split(' ').next().unwrap_or_default();
+            if (self.ours)(name) {
+                self.chains.push(name.to_owned());
+            }
+        } else if let Some(rule) = line.strip_prefix("-A ")
+            && let Some((chain, words)) = rule.split_once(' ')
+            && !(self.ours)(chain)
+            && let Some(target) = target(words).filter(|target| (self.ours)(target))
+        {
+            if BASE.contains(&chain) {
+                self.jumps.push(rule.to_owned());
+            } else {
+                self.held.insert(target.to_owned());
+            }
+        }
+    }
+
+    /// Input of `iptables-restore` that removes the chains and what leads to
+    /// them; empty if there are none. A chain that somebody else's rule leads
+    /// to is only emptied, for that rule is not ours to remove.
+    pub fn removal(&self) -> String {
+        if self.chains.is_empty() {
+            return String::new();
+        }
+        // Writing into a String does not fail.
+        let mut out = format!("*{}\n", self.table);
+        for chain in &self.chains {
+            let _ = writeln!(out, ":{chain} - [0:0]");
+        }
+        for rule in &self.jumps {
+            let _ = writeln!(out, "-D {rule}");
+        }
+        let free = |chain: &&String| !self.held.contains(*chain);
+        for chain in self.chains.iter().filter(free) {
+            let _ = writeln!(out, "-X {chain}");
+        }
+        out + "COMMIT\n"
+    }
+}
+
+/// The chain or target that a rule leads to, by `-j` or `-g`, in the words of
+/// `iptables-save`.
+pub fn target(words: &str) -> Option<&str> {
+    let (mut quoted, mut escaped) = (false, false);
+    let mut bare = words.split(|c| {
+        let space = c == ' ' && !quoted;
+        quoted ^= c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        space
+    });
+    let mut found = None;
+    while let Some(word) = bare.next() {
+        if matches!(word, "-j" | "-g") {
+            found = bare.next();
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_rules_and_what_they_lead_to_stay() {
+        let ours = |chain: &str| chain.starts_with("KUBE-");
+        let mut leftovers = Leftovers::new(Table::Nat, ours);
+        assert_eq!(leftovers.removal(), "");
+        for line in [
+            ":OUTPUT ACCEPT [0:0]",
+            ":MINE - [0:0]",
+            ":KUBE-A - [0:0]",
+            ":KUBE-B - [0:0]",
+            ":KUBE-C - [0:0]",
+            "-A OUTPUT -m comment --comment \"to -j MINE\" -j KUBE-A",
+            "-A OUTPUT -m comment --comment \"not -j KUBE-A\" -j MINE",
+            "-A OUTPUT -g MINE",
+            "-A MINE -j KUBE-B",
+            "-A MINE -g KUBE-C",
+            "-A KUBE-A -j KUBE-B",
+        ] {
+            leftovers.line(line);
+        }
+        assert_eq!(
+            leftovers.removal(),
+            "*nat\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\n\
+             -D OUTPUT -m comment --comment \"to -j MINE\" -j KUBE-A\n-X KUBE-A\nCOMMIT\n"
+        );
+    }
+
+    #[test]
+    fn the_target_is_found_beside_comments() {
+        let cases = [
+            ("-j KUBE-SERVICES", Some("KUBE-SERVICES")),
+            ("-p tcp -g A", Some("A")),
+            ("-m comment --comment \"x -j B\" -j A", Some("A")),
+            ("-m comment --comment \"x \\\" -j B\"", None),
+            (
+                "-j REJECT --reject-with icmp-port-unreachable",
+                Some("REJECT"),
+            ),
+            ("-j", None),
+            ("", None),
+        ];
+        for (words, wanted) in cases {
+            assert_eq!(target(words), wanted, "{words}");
+        }
+    }
+
+    #[test]
+    fn what_stays_depends_on_the_engine() {
+        let own = vec![(Family::V4, Engine::Legacy)];
+        let shared: &[_] = &[(Table::Nat, "KUBE-SERVICES")];
+        for (kept, here) in [
+            (Kept::nothing(), Some(&[][..])),
+            (Kept::all(own.clone()), None),
+            (
+                Kept::chains(own, &[(Table::Nat, "KUBE-SERVICES")]),
+                Some(shared),
+            ),
+        ] {
+            assert_eq!(kept.within(Family::V4, Engine::Legacy), here);
+            assert_eq!(kept.within(Family::V4, Engine::NfTables), Some(&[][..]));
+            assert_eq!(kept.within(Family::V6, Engine::Legacy), Some(&[][..]));
+        }
+    }
+}

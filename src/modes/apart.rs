@@ -1,0 +1,148 @@
+//! A mode whose large syncs run on a thread of their own.
+
+use std::{panic::resume_unwind, sync::Arc};
+
+use tokio::{runtime, sync::Mutex, task::spawn_blocking};
+
+use super::{Mode, ModeName, SyncError, SyncReport};
+use crate::{
+    kernel::{Family, xtables::Engine},
+    services::{Changes, ServiceMap},
+};
+
+/// A sync of so few changed ServicePorts is over in milliseconds, and is not worth
+/// a copy of the map and a thread.
+const FEW: usize = 50;
+
+/// Has a mode that blocks while the kernel works do so on another thread when
+/// that takes long: whoever asks whether this process lives is answered by the
+/// first.
+#[derive(Debug)]
+pub struct Apart<M> {
+    name: ModeName,
+    engines: Vec<(Family, Engine)>,
+    /// Shared with the thread of a sync. One that nobody waits for any more goes
+    /// on to its end, and so leaves nothing half done.
+    mode: Arc<Mutex<M>>,
+}
+
+impl<M: Mode> Apart<M> {
+    /// Wraps `mode`, which may hold nothing that is bound to the runtime.
+    pub fn new(mode: M) -> Apart<M> {
+        Apart {
+            name: mode.name(),
+            engines: mode.engines(),
+            mode: Arc::new(Mutex::new(mode)),
+        }
+    }
+}
+
+impl<M: Mode + 'static> Mode for Apart<M> {
+    fn name(&self) -> ModeName {
+        self.name
+    }
+
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        self.mode.lock().await.prepare().await
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+        let mut mode = Arc::clone(&self.mode).lock_owned().await;
+        if !changes.full && changes.ports.len() <= FEW {
+            return mode.sync(map, changes).await;
+        }
+        // The map is a table of references.
+        let (map, changes) = (map.clone(), changes.clone());
+        let done = spawn_blocking(move || {
+            // Its own, for that of the first thread may end before the sync.
+            let runtime = runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(SyncError::Runtime)?;
+            runtime.block_on(mode.sync(&map, &changes))
+        });
+        match done.await {
+            Ok(outcome) => outcome,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // The process is ending.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    async fn disturbed(&mut self) {
+        self.mode.lock().await.disturbed().await;
+    }
+
+    fn carried(&self) -> usize {
+        self.mode.try_lock().map_or(0, |mode| mode.carried())
+    }
+
+    async fn cleanup(&mut self) -> Result<(), SyncError> {
+        self.mode.lock().await.cleanup().await
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        self.engines.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::mpsc::{Receiver, channel},
+        thread::{self, ThreadId},
+        time::Duration,
+    };
+
+    use super::*;
+
+    /// Blocks in each sync until it is told to go on.
+    struct Slow {
+        go: Receiver<()>,
+        at: Vec<ThreadId>,
+    }
+
+    impl Mode for Slow {
+        fn name(&self) -> ModeName {
+            ModeName::Ipvs
+        }
+
+        async fn sync(&mut self, _: &ServiceMap, _: &Changes) -> Result<SyncReport, SyncError> {
+            self.at.push(thread::current().id());
+            let told = self.go.recv_timeout(Duration::from_secs(20));
+            told.expect("the other tasks run meanwhile");
+            Ok(SyncReport::default())
+        }
+
+        async fn cleanup(&mut self) -> Result<(), SyncError> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_sync_leaves_the_thread_to_others() {
+        let (sender, go) = channel();
+        let mut mode = Apart::new(Slow { go, at: Vec::new() });
+        let (map, mut changes) = (ServiceMap::default(), Changes::default());
+        sender.send(()).unwrap();
+        mode.sync(&map, &changes).await.unwrap();
+        changes.full = true;
+        let later = async {
+            tokio::task::yield_now().await;
+            sender.send(()).unwrap();
+        };
+        let (synced, ()) = tokio::join!(mode.sync(&map, &changes), later);
+        synced.unwrap();
+        let at = mode.mode.lock().await.at.clone();
+        assert_eq!(at[0], thread::current().id(), "a small one");
+        assert_ne!(at[1], at[0], "a full one");
+
+        // One that is given up ends, before the next begins.
+        let given_up = tokio::time::timeout(Duration::ZERO, mode.sync(&map, &changes));
+        given_up.await.unwrap_err();
+        sender.send(()).unwrap();
+        sender.send(()).unwrap();
+        mode.sync(&map, &changes).await.unwrap();
+        assert_eq!(mode.mode.lock().await.at.len(), 4);
+    }
+}

@@ -1,0 +1,58 @@
+//! Counting rules by table, for the metrics.
+
+use super::{
+    change::Op,
+    counters::{COUNTED, Rules},
+    plan::{Fixed, ServiceRules},
+};
+use crate::kernel::xtables::rule::Table;
+
+fn place(table: Table) -> Option<usize> {
+    COUNTED.iter().position(|counted| *counted == table)
+}
+
+/// Those of a ServicePort.
+pub fn count(rules: &ServiceRules) -> Rules {
+    let chains = rules
+        .chains
+        .iter()
+        .map(|chain| (chain.table, chain.rules.len()));
+    let entries = rules.entries.iter().map(|entry| (entry.table, 1));
+    sum(chains.chain(entries))
+}
+
+/// Those that do not depend on Services.
+pub fn fixed_rules(fixed: &Fixed) -> Rules {
+    let chains = fixed
+        .chains
+        .iter()
+        .map(|chain| (chain.table, chain.rules.len()));
+    let tails = fixed.tails.iter().map(|tail| (tail.table, 1));
+    sum(chains.chain(tails))
+}
+
+/// Those that the steps write.
+pub fn written<'a>(ops: impl IntoIterator<Item = &'a Op>) -> Rules {
+    sum(ops.into_iter().map(|op| match op {
+        Op::Fill(chain) => (chain.table, chain.rules.len()),
+        Op::Insert(entry) | Op::Append(entry) => (entry.table, 1),
+        Op::Remove { table, .. } | Op::Delete { table, .. } => (*table, 0),
+    }))
+}
+
+fn sum(counts: impl Iterator<Item = (Table, usize)>) -> Rules {
+    let mut rules = Rules::default();
+    for (table, count) in counts {
+        if let Some(sum) = place(table).and_then(|at| rules.get_mut(at)) {
+            *sum += count;
+        }
+    }
+    rules
+}
+
+/// Adds `rules` to what was counted, `sign` times.
+pub fn add(to: &mut Rules, rules: Rules, sign: isize) {
+    for (to, rules) in to.iter_mut().zip(rules) {
+        *to = to.saturating_add_signed(sign * rules as isize);
+    }
+}

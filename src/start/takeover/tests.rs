@@ -1,0 +1,153 @@
+use std::process::Command;
+
+use super::*;
+use crate::{
+    kernel::namespace::in_namespace,
+    modes::userspace::capture,
+    services::{IpFamily, Protocol, ServiceName, ServicePortName},
+};
+
+/// A mode whose syncs end as it is told.
+struct Told(Outcome);
+
+#[derive(Clone, Copy)]
+enum Outcome {
+    Well,
+    /// One ServicePort fails.
+    Partly,
+    Fails,
+}
+
+impl Mode for Told {
+    fn name(&self) -> ModeName {
+        ModeName::Userspace
+    }
+
+    async fn sync(&mut self, _: &ServiceMap, _: &Changes) -> Result<SyncReport, SyncError> {
+        let mut report = SyncReport::default();
+        match self.0 {
+            Outcome::Well => {}
+            Outcome::Partly => report.failed.push((port(), "it is taken".to_owned())),
+            Outcome::Fails => {
+                return Err(SyncError::Capture(capture::Error::Unsupported {
+                    method: capture::Method::Redirect,
+                    reason: "it is broken".to_owned(),
+                }));
+            }
+        }
+        Ok(report)
+    }
+
+    async fn cleanup(&mut self) -> Result<(), SyncError> {
+        Ok(())
+    }
+}
+
+fn port() -> ServicePortName {
+    ServicePortName {
+        service: ServiceName {
+            namespace: "default".into(),
+            name: "web".into(),
+        },
+        port: "".into(),
+        protocol: Protocol::Tcp,
+        family: IpFamily::V4,
+    }
+}
+
+fn sh(script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Each engine has something of kube-proxy's.
+fn leave() {
+    sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -t nat -N KUBE-SVC-OLD");
+}
+
+fn left() -> usize {
+    let saved = sh("iptables-nft-save -t nat; iptables-legacy-save -t nat");
+    saved.matches(":KUBE-SVC-OLD ").count()
+}
+
+fn bench(test: impl AsyncFnOnce(Bench) + Send + 'static) {
+    in_namespace(|| {
+        leave();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let mode = Told(Outcome::Well);
+        let bench = Bench(TakeOver::new(mode, Vec::new()));
+        runtime.block_on(test(bench));
+    });
+}
+
+struct Bench(TakeOver<Told>);
+
+impl Bench {
+    async fn sync(&mut self, full: bool, outcome: Outcome) {
+        self.0.mode.0 = outcome;
+        let changes = Changes {
+            full,
+            ..Changes::default()
+        };
+        let map: ServiceMap = std::iter::empty().collect();
+        let synced = self.0.sync(&map, &changes).await;
+        assert_eq!(synced.is_err(), matches!(outcome, Outcome::Fails));
+    }
+}
+
+#[test]
+fn nothing_goes_before_a_sync_that_succeeds() {
+    bench(async |mut bench| {
+        bench.sync(true, Outcome::Fails).await;
+        assert_eq!(left(), 2, "the first sync failed");
+        bench.sync(true, Outcome::Partly).await;
+        assert_eq!(left(), 2, "what failed may need it");
+        bench.sync(false, Outcome::Well).await;
+        assert_eq!(left(), 2, "there is time until the next full sync");
+        bench.sync(true, Outcome::Partly).await;
+        assert_eq!(left(), 0, "all was carried once");
+        leave();
+        bench.sync(true, Outcome::Well).await;
+        assert_eq!(left(), 2, "whoever comes later is not one that left");
+    });
+}
+
+#[test]
+fn what_always_fails_does_not_keep_what_was_left_for_ever() {
+    bench(async |mut bench| {
+        bench.sync(true, Outcome::Partly).await;
+        tokio::time::pause();
+        tokio::time::advance(GRACE - Duration::from_secs(10)).await;
+        tokio::time::resume();
+        bench.sync(true, Outcome::Partly).await;
+        assert_eq!(left(), 2);
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        tokio::time::resume();
+        bench.sync(true, Outcome::Partly).await;
+        assert_eq!(left(), 0);
+    });
+}
+
+#[test]
+fn what_cannot_be_removed_is_tried_again() {
+    bench(async |mut bench| {
+        let rule = "OUTPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT";
+        sh(&format!(
+            "ipset create KUBE-CLUSTER-IP hash:ip,port; iptables-nft -A {rule}"
+        ));
+        bench.sync(true, Outcome::Well).await;
+        assert_eq!(left(), 0, "all else is gone");
+        assert!(sh("ipset list -n").contains("KUBE-CLUSTER-IP\n"));
+        assert_eq!(bench.0.left, [Leftover::Of(ModeName::Ipvs)]);
+        sh(&format!("iptables-nft -D {rule}"));
+        bench.sync(true, Outcome::Well).await;
+        assert_eq!(sh("ipset list -n"), "");
+        assert_eq!(bench.0.left, []);
+    });
+}

@@ -1,0 +1,162 @@
+//! What earlier proxies left on a node.
+
+use std::process::Stdio;
+
+use super::super::probe::kernel;
+use super::{engines, feed, restore};
+use crate::lab::recorded::{self, Case, FLAGS};
+use crate::lab::{Host, Tripod, eventually, tripod_binary};
+
+/// A recorded case.
+pub fn case(name: &str) -> Case {
+    let mut cases = recorded::cases().into_iter();
+    cases
+        .find(|case| case.name == name)
+        .unwrap_or_else(|| panic!("no case {name}"))
+}
+
+/// Puts what kube-proxy had in the kernel in that mode, with its rules in that
+/// engine; `kubelet` names the one that the kubelet's are in.
+pub fn kube_proxys(node: &Host, case: &Case, mode: &str, engine: &str, kubelet: &str) {
+    let file = |name: &str| case.read(&format!("{mode}/{name}"));
+    if mode == "ipvs" {
+        let saved = file("ipset-save.txt");
+        // Sets before their members.
+        let (mut create, mut add) = (String::new(), String::new());
+        for line in saved.lines() {
+            match line.starts_with("create") {
+                true => create += &format!("{line}\n"),
+                false => add += &format!("{line}\n"),
+            }
+        }
+        feed(node, "ipset restore", &(create + &add));
+        let addresses = file("kube-ipvs0-addrs.txt");
+        let mut commands = vec!["link add kube-ipvs0 type dummy".to_owned()];
+        for line in addresses.lines() {
+            if let Some((_, address)) = line.split_once(' ') {
+                commands.push(format!("addr add {address} dev kube-ipvs0"));
+            }
+        }
+        node.ip(&commands.iter().map(|line| &**line).collect::<Vec<_>>());
+        feed(node, "ipvsadm -R", &file("ipvsadm-save.txt"));
+    }
+    if mode == "iptables" {
+        // The recordings count with these.
+        for name in [
+            "ct_state_invalid_dropped_pkts",
+            "localhost_nps_accepted_pkts",
+        ] {
+            let _ = node
+                .command("nfacct")
+                .args(["add", name])
+                .stderr(Stdio::null())
+                .status();
+        }
+    }
+    for of in ["iptables", "ip6tables"] {
+        let batch = as_written(&file(&format!("{of}-save.txt")), engine == kubelet);
+        restore(node, engine, of, &batch);
+    }
+}
+
+/// A recording as kube-proxy writes it: jumps come before what others have in
+/// the kernel's chains, and the kubelet's KUBE-FIREWALL is there already.
+fn as_written(saved: &str, firewall_is_there: bool) -> String {
+    let mut batch = String::new();
+    let mut jumps: Vec<&str> = Vec::new();
+    for line in saved.lines() {
+        // nfacct(8) need not be installed; rules without it do as well.
+        let skipped = line.contains("-m nfacct")
+            || firewall_is_there && line.contains("KUBE-FIREWALL")
+            || line.starts_with(':') && !line.ends_with('-');
+        if skipped {
+            continue;
+        }
+        let base = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+        let rule = line.strip_prefix("-A ");
+        if let Some(rule) = rule.filter(|r| base.iter().any(|base| r.starts_with(base))) {
+            jumps.push(rule);
+            continue;
+        }
+        if line == "COMMIT" {
+            // Each goes to the top, so the last is the first there.
+            for rule in jumps.drain(..).rev() {
+                batch += &format!("-I {rule}\n");
+            }
+        }
+        batch += &format!("{line}\n");
+    }
+    batch
+}
+
+/// What kube-proxy had in its nftables mode, in short. There is no recording.
+pub fn nftables(node: &Host) {
+    if kernel() == "full" {
+        return;
+    }
+    for (family, kind, address) in [
+        ("ip", "ipv4_addr", "10.0.1.5"),
+        ("ip6", "ipv6_addr", "fd00:10:96::5"),
+    ] {
+        feed(
+            node,
+            "nft -f -",
+            &format!(
+                "table {family} kube-proxy {{
+                    map service-ips {{ type {kind} . inet_proto . inet_service : verdict; }}
+                    chain masquerading {{ masquerade fully-random; }}
+                    chain reject-chain {{ reject; }}
+                    chain services {{
+                        {family} daddr . meta l4proto . th dport vmap @service-ips
+                    }}
+                    chain nat-prerouting {{
+                        type nat hook prerouting priority dstnat; jump services;
+                    }}
+                    chain nat-postrouting {{
+                        type nat hook postrouting priority srcnat; jump masquerading;
+                    }}
+                    chain filter-forward {{ type filter hook forward priority -110; }}
+                }}
+                add element {family} kube-proxy service-ips {{
+                    {address} . tcp . 80 : goto reject-chain
+                }}\n"
+            ),
+        );
+    }
+}
+
+/// What a Tripod in userspace mode leaves when it is killed; its rules, if it
+/// makes any, go to that engine.
+pub fn userspace(node: &Host, manifests: &str, capture: &str, engine: &str) {
+    let mut command = node.command(tripod_binary());
+    if engine != engines()[0] {
+        let folder = format!("/run/{engine}-first");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        for of in ["iptables", "ip6tables"] {
+            for what in ["restore", "save"] {
+                let (from, to) = (
+                    format!("/usr/sbin/xtables-{engine}-multi"),
+                    format!("{folder}/{of}-{what}"),
+                );
+                if !std::path::Path::new(&to).exists() {
+                    std::os::unix::fs::symlink(from, to).expect("a link");
+                }
+            }
+        }
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{folder}:{path}"));
+    }
+    command
+        .args(["--proxy-mode=userspace", "--v=4"])
+        .arg(format!("--userspace-capture={capture}"))
+        .arg(format!("--manifests={manifests}"))
+        .args(FLAGS);
+    let mut tripod = Tripod::spawn(command);
+    eventually("it is in force", super::start::SOON, || {
+        match tripod.said(&["synced", "userspace"]) {
+            0 => Err(tripod.log()),
+            _ => Ok(()),
+        }
+    });
+    tripod.kill();
+}

@@ -1,0 +1,52 @@
+//! What an earlier proxy left goes, and what is somebody else's stays.
+
+mod cleanup;
+mod foreign;
+mod left;
+mod start;
+mod state;
+
+use std::io::Write;
+use std::process::Stdio;
+
+use super::probe::kernel;
+use crate::lab::Host;
+
+/// The engine that the node's other components use, of those that this kernel
+/// has; the first is the one that a plain `iptables` speaks to.
+pub fn engines() -> &'static [&'static str] {
+    match kernel().as_str() {
+        "full" => &["legacy"],
+        _ => &["nft", "legacy"],
+    }
+}
+
+/// Name of a program, such as `ip6tables-legacy-save`. In the guest, only the
+/// plain names are there.
+pub fn program(of: &str, engine: &str, what: &str) -> String {
+    match kernel().as_str() {
+        "full" => format!("{of}-{what}"),
+        _ => format!("{of}-{engine}-{what}"),
+    }
+}
+
+/// Runs a line with this as its input.
+pub fn feed(node: &Host, line: &str, input: &str) {
+    let mut words = line.split(' ');
+    let mut command = node.command(words.next().expect("a program"));
+    let mut child = command
+        .args(words)
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("starting it");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    stdin.write_all(input.as_bytes()).expect("feeding it");
+    drop(stdin);
+    assert!(child.wait().expect("its end").success(), "{line}:\n{input}");
+}
+
+/// `iptables-restore` and `ip6tables-restore` of that engine.
+pub fn restore(node: &Host, engine: &str, of: &str, batch: &str) {
+    let restore = program(of, engine, "restore");
+    feed(node, &format!("{restore} --noflush"), batch);
+}

@@ -1,0 +1,200 @@
+//! Starting over what was left: there is then exactly what is others' and what
+//! the same mode has on a node where nothing was left.
+
+use std::time::Duration;
+
+use super::super::probe::{kernel, node};
+use super::cleanup::clean_up;
+use super::foreign::{EXCLUDED, foreign};
+use super::state::State;
+use super::{engines, left};
+use crate::lab::recorded::{Case, FLAGS};
+use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
+
+/// Time that a mode may take to come, in a slow guest.
+pub const SOON: Duration = Duration::from_secs(60);
+
+/// The Services that are served, and those of which something was left: partly
+/// the same names at other addresses.
+const NOW: &str = "10-lb-etp-local-healthcheck";
+const THEN: &str = "05-nodeport";
+
+const MANIFESTS: &str = "/run/manifests";
+
+fn serve(case: &Case) {
+    std::fs::create_dir_all(MANIFESTS).expect("a folder");
+    case.write_manifests(MANIFESTS.as_ref());
+}
+
+/// A Tripod in that mode, in force, and done with what others left.
+fn start(node: &Host, flags: &[&str]) -> Tripod {
+    let mut command = node.command(tripod_binary());
+    command
+        .args(flags)
+        .arg(format!("--manifests={MANIFESTS}"))
+        .args(["--strict-proxy-mode", "--v=4", EXCLUDED])
+        .args(FLAGS);
+    let tripod = Tripod::spawn(command);
+    eventually("it has cleared up", SOON, || {
+        match tripod.said(&["nothing is left of other modes"]) {
+            0 => Err(tripod.log()),
+            _ => Ok(()),
+        }
+    });
+    tripod
+}
+
+/// Starts with `flags` over all that can be left on this kernel, on a node
+/// whose kubelet has its rules in `engine`.
+fn over_everything(flags: &[&str], engine: &str) {
+    let (now, then) = (left::case(NOW), left::case(THEN));
+    let other = engines().iter().find(|other| **other != engine);
+    let node = node();
+    foreign(&node, engine);
+    let before = State::of(&node);
+    let round = || {
+        let mut tripod = start(&node, flags);
+        let state = State::of(&node);
+        assert!(tripod.terminate().success());
+        clean_up(&node);
+        before.assert_same(&State::of(&node), "after cleanup");
+        state
+    };
+    serve(&now);
+    let wanted = round();
+
+    let kube_proxys = |case, mode, in_engine| {
+        left::kube_proxys(&node, case, mode, in_engine, engine);
+    };
+    if kernel() == "full" {
+        // System calls are slow there: no more than what only it can do.
+        kube_proxys(&now, "ipvs", engine);
+        wanted.assert_same(&round(), "over kube-proxy's ipvs mode");
+        if flags == ["--proxy-mode=ipvs"] {
+            kube_proxys(&then, "ipvs", engine);
+            kube_proxys(&then, "iptables", engine);
+            serve(&then);
+            left::userspace(&node, MANIFESTS, "redirect", engine);
+            serve(&now);
+            wanted.assert_same(&round(), "over all modes, of other Services");
+        }
+        return;
+    }
+    // kube-proxy served the same, and a while ago something else, differently.
+    kube_proxys(&now, "iptables", engine);
+    if let Some(other) = other {
+        kube_proxys(&then, "iptables", other);
+    }
+    left::nftables(&node);
+    wanted.assert_same(&round(), "over kube-proxy's iptables and nftables modes");
+
+    kube_proxys(&then, "iptables", engine);
+    serve(&then);
+    for engine in engines() {
+        left::userspace(&node, MANIFESTS, "redirect", engine);
+    }
+    left::userspace(&node, MANIFESTS, "local", engine);
+    serve(&now);
+    wanted.assert_same(&round(), "over Tripod's userspace mode");
+}
+
+macro_rules! over_everything {
+    ($($name:ident: $flags:expr, $kernels:expr, $engine:expr;)+) => { $(
+        #[test]
+        fn $name() {
+            let name = concat!(module_path!(), "::", stringify!($name));
+            run(name, Share::Beside, || {
+                if $kernels.contains(&kernel().as_str()) {
+                    over_everything(&$flags, $engine);
+                }
+            });
+        }
+    )+ };
+}
+
+over_everything! {
+    ipvs: ["--proxy-mode=ipvs"], ["full"], "legacy";
+    iptables_nft: ["--proxy-mode=iptables"], ["host"], "nft";
+    iptables_legacy: ["--proxy-mode=iptables"], ["host", "full"], "legacy";
+    userspace_redirect: ["--proxy-mode=userspace", "--userspace-capture=redirect"],
+        ["host", "full"], engines()[0];
+    userspace_local: ["--proxy-mode=userspace", "--userspace-capture=local"],
+        ["host"], engines()[0];
+}
+
+#[test]
+fn an_engine_that_nobody_uses_stays_unused() {
+    let name = concat!(module_path!(), "::an_engine_that_nobody_uses_stays_unused");
+    run(name, Share::Beside, || {
+        if kernel() != "host" {
+            return;
+        }
+        serve(&left::case(NOW));
+        let legacy = ["ip_tables_names", "ip6_tables_names"];
+        for (engine, other) in [("nft", "legacy"), ("legacy", "nft")] {
+            let node = node();
+            for of in ["iptables", "ip6tables"] {
+                let hint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
+                super::restore(&node, engine, of, hint);
+            }
+            let mut tripod = start(&node, &["--proxy-mode=iptables"]);
+            let tables = match other {
+                "nft" => node.show("nft list tables"),
+                _ => legacy
+                    .map(|f| node.show(&format!("cat /proc/net/{f}")))
+                    .concat(),
+            };
+            assert_eq!(tables, "", "{other} beside {engine}");
+            tripod.terminate();
+        }
+    });
+}
+
+#[test]
+fn nothing_goes_before_there_is_something_to_serve() {
+    let name = concat!(
+        module_path!(),
+        "::nothing_goes_before_there_is_something_to_serve"
+    );
+    run(name, Share::Beside, || {
+        let engine = engines()[0];
+        let node = node();
+        foreign(&node, engine);
+        let mode = match kernel().as_str() {
+            "full" => "ipvs",
+            _ => "iptables",
+        };
+        left::kube_proxys(&node, &left::case(NOW), mode, engine, engine);
+        left::nftables(&node);
+        let before = State::of(&node);
+        let kubeconfig = "/run/kubeconfig";
+        // Nobody listens there.
+        let text = "{apiVersion: v1, kind: Config, current-context: it, \
+                    contexts: [{name: it, context: {cluster: it, user: it}}], \
+                    clusters: [{name: it, cluster: {server: 'http://127.0.0.1:1'}}], \
+                    users: [{name: it, user: {token: secret}}]}";
+        std::fs::write(kubeconfig, text).expect("writing it");
+        let modes: &[&str] = match kernel().as_str() {
+            "full" => &["ipvs"],
+            _ => &["iptables", "userspace"],
+        };
+        for mode in modes {
+            let mut command = node.command(tripod_binary());
+            command
+                .args([&format!("--proxy-mode={mode}"), "--v=4"])
+                .arg(format!("--kubeconfig={kubeconfig}"))
+                .args(FLAGS);
+            let mut tripod = Tripod::spawn(command);
+            // Of three kinds of objects.
+            eventually("it has tried more than once", SOON, || {
+                match tripod.said(&["trying again"]) {
+                    0..4 => Err(tripod.log()),
+                    _ => Ok(()),
+                }
+            });
+            before.assert_same(&State::of(&node), mode);
+            assert!(tripod.terminate().success());
+            before.assert_same(&State::of(&node), mode);
+        }
+    });
+}

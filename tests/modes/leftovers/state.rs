@@ -1,0 +1,113 @@
+//! All that a mode could change on a node.
+
+use std::collections::BTreeSet;
+
+use super::super::probe::kernel;
+use super::{engines, program};
+use crate::lab::Host;
+use crate::lab::recorded::Ruleset;
+
+/// The order of chains, of members of sets and of virtual servers does not
+/// count, that of rules does.
+pub struct State {
+    rules: Vec<(String, Ruleset)>,
+    /// Everything else, a line each.
+    rest: BTreeSet<String>,
+}
+
+impl State {
+    pub fn of(node: &Host) -> State {
+        let mut rules = Vec::new();
+        for engine in engines() {
+            for of in ["iptables", "ip6tables"] {
+                let program = program(of, engine, "save");
+                let saved = node.show(&program);
+                let saved: String = saved.lines().map(|l| neutral(l) + "\n").collect();
+                rules.push((program, Ruleset::parse(&saved)));
+            }
+        }
+        let mut rest = BTreeSet::new();
+        let mut note = |command: &str, words: &dyn Fn(&str) -> String| {
+            for line in node.show(command).lines() {
+                let words = words(line);
+                // Addresses that a link gives itself.
+                if !words.contains("fe80::") {
+                    rest.insert(format!("{command}: {words}"));
+                }
+            }
+        };
+        let whole = |line: &str| line.to_owned();
+        // Neither the number nor the hardware address of a link.
+        let first = |line: &str, from: usize, to: usize| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words
+                .get(from..to.min(words.len()))
+                .unwrap_or(&[])
+                .join(" ")
+        };
+        note("ip -o link", &|line| first(line, 1, 3));
+        note("ip -o addr", &|line| first(line, 1, 6));
+        note("ip rule", &whole);
+        note("ip -6 rule", &whole);
+        note("ip route show table all", &whole);
+        // What it begins with is how large it was made.
+        note("ipset save", &|line| match line.starts_with("create") {
+            true => first(line, 0, 5),
+            false => line.to_owned(),
+        });
+        match kernel().as_str() {
+            "full" => {
+                // A real server is listed after its virtual server.
+                let mut server = String::new();
+                for line in node.show("ipvsadm -Sn").lines() {
+                    if line.starts_with("-A") {
+                        server = line.to_owned();
+                    }
+                    rest.insert(format!("ipvs {server}: {line}"));
+                }
+            }
+            _ => note("nft list tables", &whole),
+        }
+        State { rules, rest }
+    }
+
+    /// What is different in `other`, a line each.
+    pub fn differences(&self, other: &State) -> Vec<String> {
+        let mut found = Vec::new();
+        for ((program, ours), (_, theirs)) in self.rules.iter().zip(&other.rules) {
+            let differences = ours.differences(theirs);
+            found.extend(differences.iter().map(|line| format!("{program}: {line}")));
+        }
+        let missing = self.rest.difference(&other.rest);
+        found.extend(missing.map(|line| format!("missing: {line}")));
+        let more = other.rest.difference(&self.rest);
+        found.extend(more.map(|line| format!("more: {line}")));
+        found
+    }
+
+    /// # Panics
+    /// If `other` is not the same.
+    pub fn assert_same(&self, other: &State, when: &str) {
+        let found = self.differences(other);
+        assert!(found.is_empty(), "{when}:\n{}", found.join("\n"));
+    }
+}
+
+/// Userspace mode listens on ports that the kernel chooses, leads there, and
+/// refuses what comes there by itself.
+fn neutral(line: &str) -> String {
+    if !line.starts_with("-A TRIPOD-USERSPACE ") {
+        return line.to_owned();
+    }
+    let mut words: Vec<&str> = line.split(' ').collect();
+    let refuses = words.contains(&"REJECT");
+    for at in 1..words.len() {
+        match words[at - 1] {
+            "--to-ports" => words[at] = "N",
+            "--to-destination" => words[at] = words[at].rsplit_once(':').map_or("", |(ip, _)| ip),
+            "--dport" if refuses => words[at] = "N",
+            _ => {}
+        }
+    }
+    words.join(" ")
+}

@@ -1,0 +1,223 @@
+//! From a kube-proxy that has just ended, which leaves all that it had in the
+//! kernel.
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+
+use super::super::leftovers::{feed, program};
+use super::super::probe::kernel;
+use super::{Long, SOON, under_load};
+use crate::lab::{
+    Capture, Host, Lab, Service, Share, Tripod, ask, eventually, run, tripod_binary, udp_ask,
+};
+
+/// Who served before.
+#[derive(Clone, Copy)]
+enum Old {
+    /// kube-proxy in this mode, with its rules in this engine.
+    Mode(&'static str, &'static str),
+    /// kube-proxy in nftables mode.
+    Nftables,
+}
+
+const FLAGS: [&str; 2] = [
+    "--hostname-override=node",
+    "--cluster-cidr=10.244.0.0/24,fd00:244::/64",
+];
+
+impl Old {
+    fn leave(self, lab: &Lab) {
+        match self {
+            Old::Mode(mode, engine) => {
+                // What Tripod would do there is what kube-proxy did, as the
+                // recordings show.
+                let text = lab.node.show(&format!(
+                    "{} render --proxy-mode={mode} --manifests={} {}",
+                    tripod_binary().display(),
+                    lab.manifests().display(),
+                    FLAGS.join(" "),
+                ));
+                if mode == "ipvs" {
+                    lab.node.enter(|| {
+                        let path = "/proc/sys/net/ipv4/vs/conntrack";
+                        std::fs::write(path, "1").expect("the setting of kube-proxy");
+                    });
+                }
+                replay(&lab.node, engine, &text);
+            }
+            Old::Nftables => feed(&lab.node, "nft -f -", NFTABLES),
+        }
+    }
+}
+
+/// Gives what `tripod render` printed to the programs that it names.
+fn replay(node: &Host, engine: &str, text: &str) {
+    let mut parts: Vec<(String, String)> = Vec::new();
+    for line in text.lines() {
+        let command = line.strip_prefix("# ").filter(|l| !l.starts_with("needs"));
+        if let Some(command) = command {
+            let command = match command.strip_suffix("tables-restore --noflush") {
+                Some(family) => {
+                    program(&format!("{family}tables"), engine, "restore") + " --noflush"
+                }
+                None => command.to_owned(),
+            };
+            parts.push((command, String::new()));
+        } else if let Some((_, input)) = parts.last_mut()
+            // nfacct(8) need not be installed; rules without it do as well.
+            && !line.starts_with('#')
+            && !line.contains("-m nfacct")
+        {
+            *input += &format!("{line}\n");
+        }
+    }
+    assert!(!parts.is_empty(), "{text}");
+    for (command, input) in parts {
+        feed(node, &command, &input);
+    }
+}
+
+/// What its nftables mode has, as far as it carries the calls of this test.
+const NFTABLES: &str = "
+table ip kube-proxy {
+    map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
+    map service-nodeports { type inet_proto . inet_service : verdict; }
+    chain mark-for-masquerade { meta mark set meta mark or 0x4000; }
+    chain masquerading {
+        meta mark and 0x4000 == 0 return
+        meta mark set meta mark xor 0x4000
+        masquerade fully-random
+    }
+    chain endpoint-a { meta l4proto { tcp, udp } dnat to 10.244.0.11:8080; }
+    chain endpoint-b { meta l4proto { tcp, udp } dnat to 10.244.0.12:8080; }
+    chain service-web {
+        ip saddr != 10.244.0.0/24 jump mark-for-masquerade
+        numgen random mod 2 vmap { 0 : goto endpoint-a, 1 : goto endpoint-b }
+    }
+    chain services {
+        ip daddr . meta l4proto . th dport vmap @service-ips
+        fib daddr type local meta l4proto . th dport vmap @service-nodeports
+    }
+    chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+    chain nat-output { type nat hook output priority -100; jump services; }
+    chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
+}
+add element ip kube-proxy service-ips {
+    10.96.0.10 . tcp . 80 : goto service-web,
+    10.96.0.10 . udp . 80 : goto service-web
+}
+add element ip kube-proxy service-nodeports { tcp . 30010 : goto service-web }
+";
+
+/// Starts with `flags` on a node whose kubelet has its rules in `kubelet`.
+fn take_over(old: Old, flags: &[&str], kubelet: &str) {
+    let mut lab = Lab::new(Capture::Redirect);
+    let web = Service::new("web", 10).with_node_port();
+    lab.three_backends().publish_all(&web);
+    let lab = &lab;
+    let node = &lab.node;
+    lab.write(
+        "node.json",
+        &json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"},
+            "spec": {"podCIDR": "10.244.0.0/24"},
+            "status": {"addresses": node.addresses.map(|ip| json!({
+                "type": "InternalIP", "address": ip,
+            }))},
+        })
+        .to_string(),
+    );
+    for of in ["iptables", "ip6tables"] {
+        let hint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
+        let restore = program(of, kubelet, "restore");
+        feed(node, &format!("{restore} --noflush"), hint);
+    }
+    old.leave(lab);
+    let node_port = SocketAddr::new(node.addresses[0], web.node_port());
+    let [cluster, _] = web.cluster();
+    let call = |number| match number % 3 {
+        0 => ask(&lab.outside, node_port),
+        1 => ask(&lab.client, cluster),
+        _ => udp_ask(&lab.client, cluster),
+    };
+    let open = || {
+        [
+            Long::open(&lab.outside, node_port),
+            Long::open(&lab.client, cluster),
+        ]
+    };
+    let served = |all: &mut [Long; 2], when: &str| {
+        for long in all {
+            long.is_served(when);
+        }
+    };
+    let mut tripod = None;
+    under_load(call, |calls| {
+        let mut before = open();
+        calls.wait(6);
+        let mut command = node.command(tripod_binary());
+        command
+            .args(flags)
+            .arg(format!("--manifests={}", lab.manifests().display()))
+            .args(["--strict-proxy-mode", "--conntrack-max-per-core=0", "--v=4"])
+            .args(FLAGS);
+        let tripod = tripod.insert(Tripod::spawn(command));
+        // Connections through IPVS keep it for as long as it remembers them,
+        // two minutes after their end; and those that need translation keep
+        // what does it, if nobody else would.
+        let keeps = match old {
+            Old::Mode("ipvs", _) => flags != IPVS,
+            Old::Mode(..) => false,
+            Old::Nftables => flags == LOCAL,
+        };
+        let sign = match keeps {
+            true => "synced",
+            false => "nothing is left of other modes",
+        };
+        eventually("it has taken over", SOON, || match tripod.said(&[sign]) {
+            0 => Err(tripod.log()),
+            _ => Ok(()),
+        });
+        served(&mut before, "open since before");
+        let mut after = open();
+        calls.wait(30);
+        served(&mut before, "open since before, later");
+        served(&mut after, "opened afterwards");
+    });
+}
+
+macro_rules! take_over {
+    ($($name:ident: $kernel:literal, $old:expr, $flags:expr, $engine:literal;)+) => { $(
+        #[test]
+        fn $name() {
+            let name = concat!(module_path!(), "::", stringify!($name));
+            run(name, Share::Beside, || {
+                if kernel() == $kernel {
+                    take_over($old, &$flags, $engine);
+                }
+            });
+        }
+    )+ };
+}
+
+const IPVS: [&str; 1] = ["--proxy-mode=ipvs"];
+const IPTABLES: [&str; 1] = ["--proxy-mode=iptables"];
+const REDIRECT: [&str; 2] = ["--proxy-mode=userspace", "--userspace-capture=redirect"];
+const LOCAL: [&str; 2] = ["--proxy-mode=userspace", "--userspace-capture=local"];
+
+take_over! {
+    nft_to_nft: "host", Old::Mode("iptables", "nft"), IPTABLES, "nft";
+    legacy_to_nft: "host", Old::Mode("iptables", "legacy"), IPTABLES, "nft";
+    nft_to_legacy: "host", Old::Mode("iptables", "nft"), IPTABLES, "legacy";
+    nft_to_redirect: "host", Old::Mode("iptables", "nft"), REDIRECT, "nft";
+    legacy_to_redirect: "host", Old::Mode("iptables", "legacy"), REDIRECT, "nft";
+    nft_to_local: "host", Old::Mode("iptables", "nft"), LOCAL, "nft";
+    nftables_to_nft: "host", Old::Nftables, IPTABLES, "nft";
+    nftables_to_redirect: "host", Old::Nftables, REDIRECT, "nft";
+    nftables_to_local: "host", Old::Nftables, LOCAL, "nft";
+    iptables_to_ipvs: "full", Old::Mode("iptables", "legacy"), IPVS, "legacy";
+    ipvs_to_ipvs: "full", Old::Mode("ipvs", "legacy"), IPVS, "legacy";
+    ipvs_to_iptables: "full", Old::Mode("ipvs", "legacy"), IPTABLES, "legacy";
+    ipvs_to_redirect: "full", Old::Mode("ipvs", "legacy"), REDIRECT, "legacy";
+}

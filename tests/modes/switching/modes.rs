@@ -1,0 +1,100 @@
+//! From one of Tripod's modes to the next.
+
+use std::net::SocketAddr;
+
+use super::super::probe::kernel;
+use super::{Long, SOON, under_load};
+use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, tripod_binary};
+
+/// A tripod in that mode, in force; its ports are its own, so that it can start
+/// while another runs.
+fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .arg(format!("--proxy-mode={mode}"))
+        .arg("--strict-proxy-mode")
+        .arg("--manifests")
+        .arg(lab.manifests())
+        .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/24"])
+        .arg(format!(
+            "--healthz-bind-address=127.0.0.1:{}",
+            11000 + number
+        ))
+        .arg(format!(
+            "--metrics-bind-address=127.0.0.1:{}",
+            12000 + number
+        ))
+        .args(["--conntrack-max-per-core=0", "--v=4"]);
+    let tripod = Tripod::spawn(command);
+    eventually(&format!("{mode} is in force"), SOON, || {
+        match tripod.said(&["synced", mode]) {
+            0 => Err(tripod.log()),
+            _ => Ok(()),
+        }
+    });
+    tripod
+}
+
+/// What a mode leaves in the kernel.
+fn traces(lab: &Lab) -> [(&'static str, bool); 3] {
+    let nat = lab.node.show("iptables-save -t nat");
+    let links = lab.node.show("ip -o link");
+    [
+        ("userspace", nat.contains("TRIPOD")),
+        ("iptables", nat.contains(":KUBE-SVC-")),
+        ("ipvs", links.contains("kube-ipvs0")),
+    ]
+}
+
+#[test]
+fn clients_notice_nothing() {
+    let name = concat!(module_path!(), "::clients_notice_nothing");
+    run(name, Share::Beside, || {
+        let full = kernel() == "full";
+        let order: &[&str] = match full {
+            true => &["userspace", "iptables", "ipvs", "userspace"],
+            false => &["userspace", "iptables", "userspace"],
+        };
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 10).with_node_port();
+        lab.three_backends().publish_all(&web);
+        let lab = &lab;
+        let to = SocketAddr::new(lab.node.addresses[0], web.node_port());
+
+        let mut running = start(lab, order[0], 0);
+        under_load(
+            |_| ask(&lab.outside, to),
+            |calls| {
+                for (number, pair) in (1..).zip(order.windows(2)) {
+                    let [old, new] = pair else { unreachable!() };
+                    let before = calls.made();
+                    let mut long = Long::open(&lab.outside, to);
+                    // What runs in a process goes on while it has connections,
+                    // what is in the kernel goes on anyway.
+                    running.ask_to_end();
+                    long.is_served(&format!("{old} was asked to end"));
+                    let next = start(lab, new, number);
+                    let mut ending = std::mem::replace(&mut running, next);
+                    long.is_served(&format!("{new} is in force after {old}"));
+                    let mut fresh = Long::open(&lab.outside, to);
+                    fresh.is_served("under the new mode");
+                    // A connection through IPVS keeps it, and one through a
+                    // process keeps that.
+                    if *old != "ipvs" {
+                        eventually(&format!("{old} is gone"), SOON, || {
+                            match traces(lab).contains(&(*old, true)) {
+                                true => Err(format!("{:?}", traces(lab))),
+                                false => Ok(()),
+                            }
+                        });
+                    }
+                    long.is_served(&format!("{old} is gone"));
+                    drop(long);
+                    assert!(ending.ended().success(), "{old} ended badly");
+                    fresh.is_served("the old process is gone");
+                    calls.wait((before + 20).saturating_sub(calls.made()));
+                }
+            },
+        );
+    });
+}
