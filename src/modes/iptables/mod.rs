@@ -191,7 +191,8 @@ impl FamilyState {
         {
             options.localhost_node_ports = false;
             if !std::mem::replace(&mut self.told_of_loopback, true) {
-                tracing::warn!(
+                // A warning was given at start, from the probe.
+                tracing::info!(
                     "node ports are not served on loopback addresses, which takes \
                      {ROUTE_LOCALNET}=1: {error}"
                 );
