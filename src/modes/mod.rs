@@ -69,7 +69,8 @@ pub struct SyncReport {
 pub struct Unhonoured {
     /// Whose it is; other ports of the Service may have the same.
     pub port: ServicePortName,
-    /// The annotation, such as [`Preferences::SCHEDULER`].
+    /// The annotation, such as [`Preferences::SCHEDULER`], or another part of
+    /// the Service.
     ///
     /// [`Preferences::SCHEDULER`]: crate::services::Preferences::SCHEDULER
     pub what: &'static str,

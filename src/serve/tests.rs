@@ -254,6 +254,8 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     assert_eq!(value(took, &[v4, ("le", "0.002")]), 0.0);
     assert_eq!(value(took, &[v4, ("le", "0.004")]), 1.0);
     assert_eq!(value("tripod_mode", &[("mode", "userspace")]), 1.0);
+    let wanting = [("reason", "ipvs,dummy")];
+    assert_eq!(value("tripod_mode_fallback", &wanting), 1.0);
 }
 
 #[test]

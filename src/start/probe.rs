@@ -14,7 +14,10 @@ use crate::{
 
 /// Prints what each mode would miss here.
 pub(super) fn print(settings: &Settings, json: bool) -> Done {
-    let wishes = wishes(settings);
+    let wishes = Wishes {
+        transparent: true,
+        ..wishes(settings)
+    };
     let verdicts = verdict::verdicts(&examine(settings, &wishes), &wishes);
     let text = match json {
         true => format!("{:#}\n", verdict::json(&verdicts)),
@@ -54,6 +57,7 @@ pub(super) fn wishes(settings: &Settings) -> Wishes {
             name => name.to_owned(),
         },
         capture: settings.own.capture,
+        transparent: settings.own.transparent,
     }
 }
 
@@ -62,7 +66,9 @@ pub(super) struct Chosen {
     pub(super) mode: ModeName,
     /// Why each better mode that was asked for is not it.
     pub(super) passed_over: Vec<String>,
-    /// What these miss, in words.
+    /// What it goes without itself.
+    pub(super) lost: Vec<String>,
+    /// What the better ones miss, in words.
     pub(super) wanting: Vec<String>,
     /// What the mode is to be made from.
     pub(super) kernel: Kernel,
@@ -95,6 +101,7 @@ pub(super) fn choose(settings: &Settings) -> Result<Chosen, String> {
         Some(mode) => Ok(Chosen {
             mode,
             passed_over: choice.passed_over().collect(),
+            lost: choice.lost().collect(),
             wanting: choice.wanting(),
             kernel,
         }),

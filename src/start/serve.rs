@@ -65,6 +65,9 @@ pub(super) async fn serve(settings: Settings) -> Done {
             "Running in {mode} mode: {reason}"
         )));
     }
+    for loss in &choice.lost {
+        tracing::warn!("{loss}");
+    }
 
     let registry = Registry::new();
     let default = pace::Options::default();

@@ -43,14 +43,17 @@ impl Tools {
 }
 
 /// A mode on a kernel.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Column {
     /// What the table and the tests call it, with the kernel.
     pub name: &'static str,
     pub kernel: Kernel,
-    /// `--proxy-mode`, and what `/proxyMode` has to say then: a fall-back is a
-    /// failure here.
+    /// `--proxy-mode`.
+    pub asks: &'static str,
+    /// What `/proxyMode` has to say then: an unexpected fall-back is a failure.
     pub mode: &'static str,
+    /// `--without`, in a variant of a column; see [`without`](super::without).
+    pub without: Option<&'static str>,
     /// Further flags.
     pub flags: &'static [&'static str],
     pub tools: Tools,
@@ -64,7 +67,9 @@ const fn iptables(name: &'static str, kernel: Kernel, tools: Tools, on: bool) ->
     Column {
         name,
         kernel,
+        asks: "iptables",
         mode: "iptables",
+        without: None,
         flags: &["--iptables-min-sync-period=0s"],
         tools,
         chain: Some("KUBE-SERVICES"),
@@ -76,7 +81,9 @@ const fn redirect(name: &'static str, kernel: Kernel, tools: Tools) -> Column {
     Column {
         name,
         kernel,
+        asks: "userspace",
         mode: "userspace",
+        without: None,
         flags: &["--userspace-capture=redirect"],
         tools,
         chain: Some("TRIPOD-USERSPACE"),
@@ -88,7 +95,9 @@ const fn local(name: &'static str, kernel: Kernel) -> Column {
     Column {
         name,
         kernel,
+        asks: "userspace",
         mode: "userspace",
+        without: None,
         flags: &["--userspace-capture=local"],
         tools: Tools::Legacy,
         chain: None,
@@ -99,7 +108,9 @@ const fn local(name: &'static str, kernel: Kernel) -> Column {
 const IPVS: Column = Column {
     name: "full ipvs",
     kernel: Kernel::Full,
+    asks: "ipvs",
     mode: "ipvs",
+    without: None,
     flags: &["--ipvs-min-sync-period=0s"],
     tools: Tools::Legacy,
     chain: Some("KUBE-SERVICES"),
@@ -146,4 +157,37 @@ pub fn userspace(column: &Column) -> bool {
 /// refuses when there is nowhere to go.
 pub fn no_silence(column: &Column) -> bool {
     !in_iptables(column)
+}
+
+/// iptables mode without `--without=addrtype`, and so on.
+fn rules_without(column: &Column, word: &str) -> bool {
+    in_iptables(column) && column.without == Some(word)
+}
+
+pub fn rules_without_addrtype(column: &Column) -> bool {
+    rules_without(column, "addrtype")
+}
+
+pub fn rules_without_conntrack(column: &Column) -> bool {
+    rules_without(column, "conntrack")
+}
+
+pub fn rules_without_recent(column: &Column) -> bool {
+    rules_without(column, "recent")
+}
+
+pub fn rules_without_statistic(column: &Column) -> bool {
+    rules_without(column, "statistic")
+}
+
+pub fn rules_without_reject(column: &Column) -> bool {
+    rules_without(column, "reject")
+}
+
+pub fn ipvs_without_reject(column: &Column) -> bool {
+    ipvs(column) && column.without == Some("reject")
+}
+
+pub fn ipvs_without_wrr(column: &Column) -> bool {
+    ipvs(column) && column.without == Some("ipvs-wrr")
 }

@@ -3,8 +3,11 @@
 //! is written down for it, its test fails.
 
 use super::case::{Caller, Protocol, Target};
-use super::columns::{Columns, in_iptables, ipvs, userspace};
-use super::sight::{Answered, Sight, Source};
+use super::columns::{
+    Columns, in_iptables, ipvs, ipvs_without_reject, rules_without_addrtype, rules_without_reject,
+    rules_without_statistic, userspace,
+};
+use super::sight::{Answered, How, Sight, Source};
 
 /// A reason, numbered in the document in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,10 +25,16 @@ pub enum Why {
     OwnPacketsAreStopped,
     OutputIsNotAsked,
     NoSctp,
+    SpreadByPort,
+    AffinityByAddress,
+    NamedAddressesAlone,
+    LoopbackUnguarded,
+    DroppedNotRefused,
+    RoundRobinInstead,
 }
 
 impl Why {
-    pub const ALL: [Why; 13] = [
+    pub const ALL: [Why; 19] = [
         Why::ClientHidden,
         Why::AcceptedFirst,
         Why::NoSctpInUserspace,
@@ -39,6 +48,12 @@ impl Why {
         Why::OwnPacketsAreStopped,
         Why::OutputIsNotAsked,
         Why::NoSctp,
+        Why::SpreadByPort,
+        Why::AffinityByAddress,
+        Why::NamedAddressesAlone,
+        Why::LoopbackUnguarded,
+        Why::DroppedNotRefused,
+        Why::RoundRobinInstead,
     ];
 
     pub fn text(self) -> &'static str {
@@ -94,6 +109,29 @@ impl Why {
                  packets that come to the node: what the node itself sends there goes out."
             }
             Why::NoSctp => "This kernel has no SCTP.",
+            Why::SpreadByPort => {
+                "Without the statistic match rules choose by the client's port. Ports of a client \
+                 follow one another: its next connections may all meet the same endpoint."
+            }
+            Why::AffinityByAddress => {
+                "Without the recent match the client's address chooses the endpoint: affinity \
+                 does not end."
+            }
+            Why::NamedAddressesAlone => {
+                "Without the addrtype match rules know of the node's addresses only what its \
+                 Node object says, and loopback."
+            }
+            Why::LoopbackUnguarded => {
+                "Without the conntrack match nothing could keep other hosts from the node's \
+                 loopback: node ports are not served there."
+            }
+            Why::DroppedNotRefused => {
+                "Without the REJECT target who is to be refused hears nothing instead."
+            }
+            Why::RoundRobinInstead => {
+                "Without its scheduler a Service is served by rr, which heeds no weights; an Event \
+                 on the Service says so."
+            }
         }
     }
 }
@@ -107,6 +145,25 @@ pub struct Rule {
 }
 
 pub const RULES: &[Rule] = &[
+    Rule {
+        why: Why::NamedAddressesAlone,
+        columns: rules_without_addrtype,
+        instead: |_, target, _, sight| {
+            let served = matches!(sight, Sight::Answered(_));
+            (target == Target::SecondNodePort && served).then_some(Sight::Refused)
+        },
+    },
+    Rule {
+        why: Why::SpreadByPort,
+        columns: rules_without_statistic,
+        instead: |_, _, _, sight| match sight {
+            Sight::Answered(answered) if answered.by.len() > 1 => Some(Sight::Answered(Answered {
+                how: How::Some,
+                ..answered.clone()
+            })),
+            _ => None,
+        },
+    },
     Rule {
         why: Why::NoSctpInUserspace,
         columns: userspace,
@@ -146,6 +203,31 @@ pub const RULES: &[Rule] = &[
             let outwards = matches!(target, Target::LoadBalancer | Target::ExternalIp);
             let refused = *sight == Sight::Refused;
             (caller == Caller::Node && outwards && refused).then_some(Sight::Unreached)
+        },
+    },
+    Rule {
+        why: Why::DroppedNotRefused,
+        columns: rules_without_reject,
+        instead: |_, target, _, sight| {
+            (*sight == Sight::Refused).then_some(())?;
+            match target {
+                Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp => {
+                    Some(Sight::Silent)
+                }
+                // One that is nobody's is refused by the node itself.
+                Target::NodePort => Some(Sight::SilentOrRefused),
+                _ => None,
+            }
+        },
+    },
+    Rule {
+        why: Why::DroppedNotRefused,
+        columns: ipvs_without_reject,
+        // Ports that it knows IPVS refuses itself, where it can.
+        instead: |caller, target, protocol, sight| {
+            let own = caller == Caller::Node && protocol == Protocol::Udp;
+            let local = matches!(target, Target::Loopback | Target::SecondNodePort);
+            (*sight == Sight::Refused && !own && !local).then_some(Sight::SilentOrRefused)
         },
     },
     Rule {

@@ -61,7 +61,7 @@ impl Run<'_> {
     /// Calls as often as it takes to tell.
     pub fn attempt(&self, look: &Look, open: &mut Open) -> Result<(), String> {
         let patience = match look.sight {
-            Sight::Silent => self.patience.silence,
+            Sight::Silent | Sight::SilentOrRefused => self.patience.silence,
             _ => self.patience.answer,
         };
         let call = |from| match look.target {

@@ -7,6 +7,7 @@ use super::case::Case;
 use super::cases::{self, Numbered};
 use super::columns::{Column, columns};
 use super::differences::Why;
+use super::without;
 
 /// What the table says of a case in a column, as text; from the data alone.
 pub fn cell(case: &Case, column: &Column) -> String {
@@ -38,10 +39,12 @@ fn shown() -> Vec<Why> {
             })
         })
     };
-    Why::ALL.into_iter().filter(used).collect()
+    let without = |why: &Why| without::variants().any(|v| v.losses().contains(why));
+    let shown = Why::ALL.into_iter();
+    shown.filter(|why| used(why) || without(why)).collect()
 }
 
-fn number(why: Why) -> usize {
+pub fn number(why: Why) -> usize {
     static SHOWN: std::sync::OnceLock<Vec<Why>> = std::sync::OnceLock::new();
     let shown = SHOWN.get_or_init(shown);
     shown
@@ -105,29 +108,30 @@ pub fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/conformance.md")
 }
 
-/// Where the results of a column's latest run are.
-fn results(column: &Column) -> PathBuf {
+/// Where the results of the latest run of that name are.
+pub fn results(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("conformance");
     std::fs::create_dir_all(&folder).expect("a folder for results");
-    folder.join(format!("{}.tsv", column.name.replace(' ', "-")))
+    folder.join(format!("{}.tsv", name.replace(' ', "-")))
 }
 
 /// Keeps what was seen in a column: case and cell.
 pub fn keep_results(column: &Column, cells: &[(String, String)]) {
     let lines = cells.iter().map(|(case, cell)| format!("{case}\t{cell}\n"));
-    std::fs::write(results(column), lines.collect::<String>()).expect("writing results");
+    std::fs::write(results(column.name), lines.collect::<String>()).expect("writing results");
 }
 
 /// Forgets earlier results.
 pub fn forget_results() {
     for column in columns() {
-        let _ = std::fs::remove_file(results(column));
+        let _ = std::fs::remove_file(results(column.name));
+        let _ = std::fs::remove_file(results(&without::file(column)));
     }
 }
 
 /// What was seen: the cell of a case in a column.
 pub fn seen(case: &Case, column: &Column) -> Option<String> {
-    let text = std::fs::read_to_string(results(column)).ok()?;
+    let text = std::fs::read_to_string(results(column.name)).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once('\t'));
     let found = lines.find(|(name, _)| *name == case.name);
     found.map(|(_, cell)| cell.to_owned())

@@ -6,6 +6,7 @@
 //! - [`columns`]: modes and kernels. A line turns one on.
 //! - [`differences`]: where modes differ from kube-proxy's iptables mode, and why.
 //! - [`world`], [`ask`], [`stray`], [`look`], [`run`]: how it is run.
+//! - [`without`]: the same with something of the kernel left out of the probe's view.
 //! - [`matrix`]: how it is shown, in docs/conformance.md.
 //!
 //! `TRIPOD_CONFORMANCE_CASE=words` runs the cases whose names contain them.
@@ -24,6 +25,7 @@ mod run;
 mod sight;
 mod stray;
 mod table;
+mod without;
 mod world;
 
 use std::time::{Duration, Instant};
@@ -162,6 +164,97 @@ fn forget() {
     matrix::forget_results();
 }
 
+/// A test for each column with variants: what `--without` comes to.
+macro_rules! without {
+    ($($test:ident: $name:literal),+ $(,)?) => {
+        $(
+            #[test]
+            fn $test() {
+                without_on(concat!(module_path!(), "::", stringify!($test)), $name);
+            }
+        )+
+        /// The columns that have such a test.
+        const TESTED_WITHOUT: &[&str] = &[$($name),+];
+    };
+}
+
+without! {
+    host_without_iptables: "host iptables-nft",
+    host_without_userspace: "host userspace-redirect",
+    guest_without_ipvs: "full ipvs",
+}
+
+/// One Tripod after another on a column's kernel, each without something.
+fn without_on(test: &str, name: &str) {
+    let column = columns::column(name);
+    let conclude = |seen: Vec<(String, String)>| {
+        without::keep_results(column, &seen);
+        let failed = seen.iter().filter(|(_, cell)| cell == FAILED);
+        let failed: Vec<_> = failed.map(|(word, _)| word).collect();
+        assert!(failed.is_empty(), "{name} without {failed:?}");
+        assert!(!seen.is_empty(), "nothing was run");
+    };
+    if column.kernel == Kernel::Host {
+        return lab::run(test, Share::Beside, || {
+            let start = Instant::now();
+            conclude(without::run_here(column));
+            let took = format!("{:?}", start.elapsed());
+            figure(&format!("conformance without, {name}"), took);
+        });
+    }
+    if let Some(reason) = uml::unavailable() {
+        return skip(test, &reason);
+    }
+    lab::run(test, Share::Beside, || {
+        let arguments = [
+            "--exact",
+            INSIDE_WITHOUT,
+            "--include-ignored",
+            "--nocapture",
+        ];
+        let start = Instant::now();
+        let (mut seen, mut status) = (Vec::new(), Vec::new());
+        // All cases take a guest's life each, some of them less.
+        let words = without::words(column).collect::<Vec<_>>();
+        let guests = match lab::acceptance() {
+            true => words.chunks(1),
+            false => words.chunks(8),
+        };
+        for words in guests {
+            let mut environment = vec![(COLUMN, name.to_owned()), (without::ONLY, words.join(","))];
+            if lab::acceptance() {
+                environment.push(("TRIPOD_ACCEPTANCE", "1".to_owned()));
+            }
+            let environment: Vec<_> = environment.iter().map(|(k, v)| (*k, &**v)).collect();
+            let outcome = uml::run(uml::Profile::Full, &arguments, &environment, GUEST);
+            let lines = outcome.console.lines();
+            seen.extend(lines.filter_map(|line| {
+                let (word, cell) = line.strip_prefix(CELL)?.split_once('\t')?;
+                Some((word.to_owned(), cell.to_owned()))
+            }));
+            status.push(outcome.status);
+        }
+        conclude(seen);
+        assert!(status.iter().all(|status| *status == Some(0)), "{status:?}");
+        let took = format!("{:?}", start.elapsed());
+        figure(&format!("conformance without, {name}, with boot"), took);
+    });
+}
+
+const INSIDE_WITHOUT: &str = "conformance::inside_without";
+
+#[test]
+#[ignore = "run inside a guest"]
+fn inside_without() {
+    let Ok(name) = std::env::var(COLUMN) else {
+        return;
+    };
+    println!();
+    for (word, cell) in without::run_here(columns::column(&name)) {
+        println!("{CELL}{word}\t{cell}");
+    }
+}
+
 /// Writes the document from what was seen in the latest run of each column.
 #[test]
 #[ignore = "part of `make conformance`"]
@@ -172,6 +265,13 @@ fn write() {
         assert_ne!(cell, FAILED, "{}: {}", column.name, case.name);
         cell
     });
+    let document = document
+        + &without::section(|variant| {
+            let (word, name) = (variant.thing.word, variant.column.name);
+            let cell = without::seen(variant).unwrap_or_else(|| panic!("{name} without {word}"));
+            assert_ne!(cell, FAILED, "{name} without {word}");
+            cell
+        });
     let path = matrix::path();
     std::fs::create_dir_all(path.parent().expect("a folder")).expect("making docs/");
     std::fs::write(&path, document).expect("writing the document");

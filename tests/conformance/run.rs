@@ -82,6 +82,17 @@ struct Going {
 
 /// Runs every case that `column` can run, in the order of the table.
 pub fn run(column: &Column) -> Vec<(&'static str, Verdict)> {
+    let only = std::env::var(ONLY).unwrap_or_default();
+    run_in(&World::new(), column, |case| case.name.contains(&only))
+}
+
+/// Runs those of the `chosen` cases that `column` can run, in a world in which
+/// nothing is left of an earlier run.
+pub fn run_in(
+    world: &World,
+    column: &Column,
+    chosen: impl Fn(&Case) -> bool,
+) -> Vec<(&'static str, Verdict)> {
     if !column.kernel.has_sctp() {
         assert!(
             !ask::sctp_here(),
@@ -92,16 +103,15 @@ pub fn run(column: &Column) -> Vec<(&'static str, Verdict)> {
     let mut run = Run {
         column,
         patience: Patience::on(column.kernel),
-        world: World::new(),
+        world,
         tools: tools(column.tools),
         barriers: FIRST_BARRIER,
     };
-    let only = std::env::var(ONLY).unwrap_or_default();
     let mut done: Vec<(u16, &'static str, Verdict)> = Vec::new();
     for flags in Flags::ALL {
         let mut going: Vec<Going> = numbered()
             .filter(|Numbered { case, .. }| {
-                case.flags == flags && case.obstacle(column).is_none() && case.name.contains(&only)
+                case.flags == flags && case.obstacle(column).is_none() && chosen(case)
             })
             .map(|Numbered { number, case, .. }| Going {
                 number,
@@ -128,9 +138,9 @@ pub fn run(column: &Column) -> Vec<(&'static str, Verdict)> {
 pub struct Run<'a> {
     pub column: &'a Column,
     pub patience: Patience,
-    pub world: World,
+    pub world: &'a World,
     /// A folder that comes first on Tripod's PATH.
-    tools: String,
+    pub(super) tools: String,
     barriers: u16,
 }
 
@@ -142,7 +152,9 @@ impl Run<'_> {
             let start = Instant::now();
             let barrier = self.publish(going, stage);
             if tripod.is_none() {
-                tripod = Some(self.start(flags));
+                let started = self.start(flags);
+                self.check_words(&started);
+                tripod = Some(started);
             }
             for family in [Family::V4, Family::V6] {
                 let to =
@@ -166,6 +178,7 @@ impl Run<'_> {
             );
         }
         self.check_backend();
+        self.check_rules(flags == Flags::Usual && going.len() > 60);
     }
 
     /// Publishes all cases as they are at `stage`, and a new barrier, whose
@@ -191,7 +204,7 @@ impl Run<'_> {
         let path = std::env::var("PATH").unwrap_or_default();
         command
             .env("PATH", format!("{}:{path}", self.tools))
-            .arg(format!("--proxy-mode={}", self.column.mode))
+            .arg(format!("--proxy-mode={}", self.column.asks))
             .args(self.column.flags)
             .args(flags.arguments())
             .arg("--manifests")
@@ -199,6 +212,9 @@ impl Run<'_> {
             .arg("--cluster-cidr=10.244.0.0/16,fd00:244::/48")
             .args(["--hostname-override", "node", "--v", "2"])
             .args(["--metrics-bind-address", "127.0.0.1:10249"]);
+        if let Some(word) = self.column.without {
+            command.arg(format!("--without={word}"));
+        }
         let tripod = Tripod::start_on(&self.world.node, command);
         let mode = get(
             &self.world.node,
@@ -312,6 +328,7 @@ fn node() -> Value {
 /// Makes a folder in which iptables is what `tools` says.
 fn tools(tools: Tools) -> String {
     let folder = "/run/tools";
+    let _ = std::fs::remove_dir_all(folder);
     std::fs::create_dir_all(folder).expect("a folder for tools");
     for name in ["iptables", "ip6tables"] {
         for suffix in ["", "-save", "-restore"] {

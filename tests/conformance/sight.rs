@@ -24,6 +24,8 @@ pub enum Sight {
     Stopped,
     /// One of these two.
     StoppedOrRefused,
+    /// One of these two.
+    SilentOrRefused,
     /// The health-check node port counts so many local endpoints.
     Healthy(u64),
     /// The health-check node port says that there is no local endpoint.
@@ -44,6 +46,8 @@ pub struct Answered {
 pub enum How {
     /// Each of them, and nobody else.
     Each,
+    /// One of them or several, and nobody else.
+    Some,
     /// In proportion to their numbers.
     Shares,
     /// A client stays with one of them; not all clients with the same.
@@ -160,6 +164,7 @@ pub fn calls(sight: &Sight) -> (usize, usize) {
         Sight::Answered(Answered { by, how, .. }) => match how {
             // Random choice misses one of three in 60 calls once in 10^10.
             How::Each => (8 + by.len(), 60),
+            How::Some => (3, 3),
             // Enough for `far_off` to tell 3:1 from 1:1 ...
             How::Shares if by.iter().any(|(_, share)| *share != by[0].1) => (300, 300),
             // ... and thirds from what is left of thirds.
@@ -192,6 +197,8 @@ pub fn judge(
             Sight::Stopped => Outcome::Stopped,
             Sight::StoppedOrRefused if outcomes.contains(&Outcome::Refused) => Outcome::Refused,
             Sight::StoppedOrRefused => Outcome::Stopped,
+            Sight::SilentOrRefused if outcomes.contains(&Outcome::Refused) => Outcome::Refused,
+            Sight::SilentOrRefused => Outcome::Silent,
             Sight::Healthy(count) => Outcome::Healthy(*count),
             Sight::Unhealthy => Outcome::Unhealthy,
             Sight::Answered(_) => return Err("unreachable".into()),

@@ -34,3 +34,11 @@ fn guest_bare_modes() {
     let tests = ["modes::probe::", "modes::choosing::"];
     uml::in_guest(name, uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
 }
+
+/// Apart from the others, as it takes a module away.
+#[test]
+fn guest_full_without_sctp_match() {
+    let name = concat!(module_path!(), "::guest_full_without_sctp_match");
+    let tests = ["modes::sctp::"];
+    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}

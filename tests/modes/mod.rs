@@ -4,4 +4,5 @@ mod choosing;
 mod guest;
 mod leftovers;
 pub mod probe;
+mod sctp;
 mod switching;

@@ -78,3 +78,71 @@ pub fn default_mode() -> &'static str {
         _ => "iptables",
     }
 }
+
+/// Standard output, standard error and exit status.
+fn said(node: &Host, arguments: &[&str]) -> (String, String, Option<i32>) {
+    let mut command = node.command(tripod_binary());
+    let output = command.args(arguments).output().expect("running tripod");
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    (
+        text(&output.stdout),
+        text(&output.stderr),
+        output.status.code(),
+    )
+}
+
+#[test]
+fn what_is_left_out_is_missing_in_every_view() {
+    let name = concat!(
+        module_path!(),
+        "::what_is_left_out_is_missing_in_every_view"
+    );
+    run(name, Share::Beside, || {
+        let node = node();
+        let (probed, ..) = said(&node, &["probe", "--without=local-routes", "-o", "json"]);
+        let probed: serde_json::Value = serde_json::from_str(&probed).expect("JSON");
+        let userspace = &probed["modes"][2];
+        let mut lacks = userspace["missing"].as_array().expect("a list").iter();
+        // With nat userspace mode needs no routes.
+        let routes = lacks.find(|lack| lack["name"] == "local-routes");
+        assert_eq!(routes.is_some(), kernel() == "bare", "{probed:#}");
+        if let Some(lack) = routes {
+            assert_eq!(lack["why"], "left out by --without");
+        }
+
+        let folder = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/vectors/01-clusterip/objects.yaml"
+        );
+        std::fs::create_dir_all("/run/objects").expect("a folder");
+        std::fs::copy(folder, "/run/objects/objects.yaml").expect("objects");
+        let render = |mode: &str, without: &str| {
+            let (mode, without) = (
+                format!("--proxy-mode={mode}"),
+                format!("--without={without}"),
+            );
+            said(
+                &node,
+                &["render", &mode, "--manifests=/run/objects", &without],
+            )
+        };
+        for mode in ["iptables", "ipvs"] {
+            let (with, ..) = render(mode, "");
+            let (without, ..) = render(mode, "comment");
+            assert!(with.contains("-m comment"), "{with}");
+            assert!(without.contains("KUBE-SERVICES") && !without.contains("-m comment"));
+            let (nothing, why, status) = render(mode, "mark");
+            assert_eq!((&*nothing, status), ("", Some(1)), "{why}");
+            let words = format!("no {mode} mode here, for lack of IPv4 -m mark, -j MARK (left out");
+            assert!(why.contains(&words), "{why}");
+        }
+        for job in [&["probe"][..], &["render", "--manifests=/run/objects"], &[]] {
+            let (_, why, status) = said(&node, &[job, &["--without=recnt"]].concat());
+            assert_eq!(status, Some(2), "{why}");
+            assert!(
+                why.contains("recnt") && why.contains("recent, redirect"),
+                "{why}"
+            );
+        }
+    });
+}

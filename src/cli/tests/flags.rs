@@ -343,3 +343,19 @@ fn flags_are_listed_with_their_values() {
         );
     }
 }
+
+#[test]
+fn what_is_to_be_left_out_is_known_by_name_and_no_flag_of_kube_proxys() {
+    assert!(!FLAGS.lines().any(|line| line.starts_with("without\t")));
+    let words = |arguments: &[&str]| settings(arguments).own.without.words();
+    assert!(words(&[]).is_empty());
+    let several = ["--without=recent, dummy", "--without", "ipset-hash-ip-port"];
+    let expected = ["dummy", "ipset-hash-ip-port", "recent"].map(str::to_owned);
+    for job in [&[][..], &["probe"], &["render", "--manifests=/m"]] {
+        assert_eq!(words(&[job, &several].concat()), expected.clone().into());
+    }
+    let refused = refusal("", &["--without=recent,xt_recent"]);
+    for part in ["--without", "xt_recent", "recent", "ipvs-wrr", "nat"] {
+        assert!(refused.contains(part), "{part} is not in {refused}");
+    }
+}

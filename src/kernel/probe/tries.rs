@@ -159,9 +159,9 @@ pub(super) fn xtables() -> Kernel {
         };
         kernel.record(Ability::Nat(family), Err(why.clone()));
         kernel.set_features(family, Err(why));
-        if kernel.markers.contains_key(&family) {
-            kernel.record(Ability::Extension(family, Extension::Socket), Ok(()));
-        }
+        let found = kernel.markers.contains_key(&family).then_some(());
+        let found = found.ok_or_else(|| "a rule with it in table mangle was refused".to_owned());
+        kernel.record(Ability::Extension(family, Extension::Socket), found);
     }
     kernel
 }

@@ -65,13 +65,6 @@ impl FamilyRules {
             "{family}: rules go to {engine:?} through {}",
             xtables.program()
         );
-        for loss in plan::lost(&features) {
-            tracing::warn!(
-                "{family}: this kernel has no {}: {}",
-                loss.what,
-                loss.effect
-            );
-        }
         if let Some(lack) = plan::impossible(&features).first() {
             return Err(Error::Impossible {
                 family,

@@ -170,12 +170,15 @@ impl Iptables {
         let all = map.iter().filter(|_| changes.full);
         let named = changes.ports.iter().filter(|_| !changes.full);
         let ports = all.chain(named.filter_map(|name| map.get(name)));
-        let served = |port: &&Arc<ServicePort>| {
+        let features = |port: &ServicePort| {
             let mut families = self.families.iter();
-            families.any(|state| state.family == port.name.family)
+            let found = families.find(|state| state.family == port.name.family);
+            found.map(|state| state.rules.features)
         };
-        let ports = ports.filter(served);
-        ports.flat_map(|port| unhonoured::of(port)).collect()
+        let served = ports.filter_map(|port| Some((port, features(port)?)));
+        served
+            .flat_map(|(port, features)| unhonoured::of(port, features))
+            .collect()
     }
 }
 
@@ -188,7 +191,8 @@ impl FamilyState {
         {
             options.localhost_node_ports = false;
             if !std::mem::replace(&mut self.told_of_loopback, true) {
-                tracing::warn!(
+                // A warning was given at start, from the probe.
+                tracing::info!(
                     "node ports are not served on loopback addresses, which takes \
                      {ROUTE_LOCALNET}=1: {error}"
                 );

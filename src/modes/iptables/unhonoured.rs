@@ -1,6 +1,8 @@
 //! What Services ask of Tripod that iptables mode cannot do.
 
+use super::plan;
 use crate::{
+    kernel::xtables::features::Features,
     modes::Unhonoured,
     services::{Forwarding, Preferences, ServicePort},
 };
@@ -8,8 +10,13 @@ use crate::{
 /// The scheduler that the rules of iptables mode amount to.
 const RANDOM: &str = "random";
 
-/// What of the preferences of `port` is not done.
-pub fn of(port: &ServicePort) -> impl Iterator<Item = Unhonoured> {
+/// What of the preferences of `port` is not done with these features.
+pub fn of(port: &ServicePort, features: Features) -> impl Iterator<Item = Unhonoured> {
+    let protocol = (!plan::is_possible(port, &features)).then(|| {
+        let why = "the port is not served, because this node's iptables lacks -m sctp: modprobe \
+                   xt_sctp, or a kernel with CONFIG_NETFILTER_XT_MATCH_SCTP; ipvs mode needs none";
+        ("protocol SCTP", why.to_owned())
+    });
     let asked = port.preferences();
     let scheduler = asked.scheduler.as_ref().filter(|name| ***name != *RANDOM);
     let scheduler = scheduler.map(|name| {
@@ -34,7 +41,8 @@ pub fn of(port: &ServicePort) -> impl Iterator<Item = Unhonoured> {
                    userspace mode can do that";
         (Preferences::PROXY_PROTOCOL, why.to_owned())
     });
-    let all = [scheduler, forwarding, drain, header].into_iter().flatten();
+    let all = [protocol, scheduler, forwarding, drain, header];
+    let all = all.into_iter().flatten();
     all.map(|(what, why)| Unhonoured {
         port: port.name.clone(),
         what,

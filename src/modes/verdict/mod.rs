@@ -31,6 +31,8 @@ pub struct Wishes {
     pub scheduler: String,
     /// How userspace mode is to get its packets.
     pub capture: Requested,
+    /// Userspace mode is to show clients to endpoints.
+    pub transparent: bool,
 }
 
 /// Something that a kernel lacks.
@@ -147,6 +149,24 @@ pub fn choose(wanted: ModeName, kernel: &Kernel, wishes: &Wishes) -> Choice {
 }
 
 impl Choice {
+    /// What the chosen mode goes without: a line for each thing.
+    pub fn lost(&self) -> impl Iterator<Item = String> {
+        let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
+        chosen.flat_map(|verdict| {
+            verdict.lost.iter().map(|lack| {
+                let Lack {
+                    what,
+                    why,
+                    effect,
+                    remedy,
+                    ..
+                } = lack;
+                let mode = verdict.mode;
+                format!("{mode} mode goes without {what} ({why}; {remedy}): {effect}")
+            })
+        })
+    }
+
     /// What the modes that were passed over miss, a word for each thing: few
     /// enough for a label of a metric.
     pub fn wanting(&self) -> Vec<String> {

@@ -48,14 +48,25 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Nee
     let other = other(wishes.primary);
     // A node without the other family lacks nothing for the Services that it
     // can have.
-    if mode != ModeName::Userspace && kernel.can(&Ability::Sockets(other)) {
-        needs.push(useful(
-            Ability::Nat(other),
-            "without it, Services of that family are not served",
-        ));
+    if mode == ModeName::Userspace || !kernel.can(&Ability::Sockets(other)) {
+        return needs;
+    }
+    needs.push(useful(Ability::Nat(other), OF_OTHER_FAMILY));
+    // Without a nat table its extensions are beside the point.
+    if kernel.can(&Ability::Nat(other)) {
+        let theirs = match mode {
+            ModeName::Ipvs => extensions(other),
+            _ => rules(kernel, other),
+        };
+        needs.extend(theirs.into_iter().map(|need| match need.required {
+            true => useful(need.ability, OF_OTHER_FAMILY),
+            false => need,
+        }));
     }
     needs
 }
+
+const OF_OTHER_FAMILY: &str = "without it, Services of that family are not served";
 
 fn other(family: Family) -> Family {
     match family {
@@ -81,9 +92,8 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         Ability::Nat(family),
         "masquerading, without which answers go past this node",
     ));
-    // Without a nat table its extensions are beside the point.
     if kernel.can(&Ability::Nat(family)) {
-        extensions(needs, family);
+        needs.extend(extensions(family));
     }
     if kernel.can(&Ability::Ipvs) {
         schedulers(needs, wishes);
@@ -99,7 +109,8 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
 }
 
 /// What the rules around virtual servers use.
-fn extensions(needs: &mut Vec<Need>, family: Family) {
+fn extensions(family: Family) -> Vec<Need> {
+    let mut needs = Vec::new();
     for (extension, effect) in [
         (
             Extension::Set,
@@ -134,6 +145,7 @@ fn extensions(needs: &mut Vec<Need>, family: Family) {
     ] {
         needs.push(useful(Ability::Extension(family, extension), effect));
     }
+    needs
 }
 
 fn schedulers(needs: &mut Vec<Need>, wishes: &Wishes) {
@@ -154,20 +166,8 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
         Ability::Nat(family),
         "sending connections to endpoints",
     ));
-    // Without a nat table its extensions are beside the point.
     if kernel.can(&Ability::Nat(family)) {
-        let features = kernel.features(family);
-        let impossible = iptables::plan::impossible(&features);
-        let lost = iptables::plan::lost(&features);
-        for extension in Extension::ALL {
-            let ability = Ability::Extension(family, extension);
-            let name = extension.spelling();
-            if let Some(gone) = impossible.iter().find(|gone| gone.what == name) {
-                needs.push(required(ability, gone.remedy));
-            } else if let Some(loss) = lost.iter().find(|loss| loss.what == name) {
-                needs.push(useful(ability, loss.effect));
-            }
-        }
+        needs.extend(rules(kernel, family));
     }
     needs.push(useful(
         Ability::Conntrack,
@@ -179,11 +179,30 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
     ));
 }
 
+/// What the chains of iptables mode use.
+fn rules(kernel: &Kernel, family: Family) -> Vec<Need> {
+    let features = kernel.features(family);
+    let impossible = iptables::plan::impossible(&features);
+    let lost = iptables::plan::lost(&features);
+    let need = |extension: Extension| {
+        let ability = Ability::Extension(family, extension);
+        let name = extension.spelling();
+        if let Some(gone) = impossible.iter().find(|gone| gone.what == name) {
+            return Some(required(ability, gone.remedy));
+        }
+        let loss = lost.iter().find(|loss| loss.what == name)?;
+        Some(useful(ability, loss.effect))
+    };
+    Extension::ALL.into_iter().filter_map(need).collect()
+}
+
 fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
     let family = wishes.primary;
     let nat = Ability::Nat(family);
     let redirect = Ability::Extension(family, Extension::Redirect);
+    let dnat = Ability::Extension(family, Extension::Dnat);
     let redirects = kernel.can(&nat) && kernel.can(&redirect);
+    let redirects = redirects && (wishes.capture == Requested::Redirect || kernel.can(&dnat));
     match wishes.capture {
         Requested::Redirect => {
             needs.push(required(nat, "redirect capture"));
@@ -197,6 +216,7 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
             needs.push(useful(nat, instead));
             if kernel.can(&Ability::Nat(family)) {
                 needs.push(useful(redirect, instead));
+                needs.push(useful(dnat, instead));
             }
         }
         Requested::Local => {}
@@ -207,7 +227,7 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         Requested::Local => true,
     };
     if redirects && !routed {
-        redirected(needs, family);
+        redirected(needs, wishes, family);
     }
     if routed {
         needs.push(required(
@@ -231,20 +251,23 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         Ability::Splice,
         "without it, bytes are copied through this process",
     ));
-    let families = match kernel.can(&Ability::Sockets(other(family))) {
-        true => Family::ALL.to_vec(),
-        false => vec![family],
-    };
-    for family in families {
-        needs.push(useful(
-            Ability::Extension(family, Extension::Socket),
-            "without it, --userspace-transparent does nothing: endpoints see the node's address",
-        ));
+    if !wishes.transparent {
+        return;
     }
+    let families = [family, other(family)];
+    let there = families
+        .iter()
+        .filter(|of| kernel.can(&Ability::Sockets(**of)));
+    needs.extend(there.map(|of| {
+        useful(
+            Ability::Extension(*of, Extension::Socket),
+            "without it, --userspace-transparent does nothing: endpoints see the node's address",
+        )
+    }));
 }
 
 /// What the rules that lead to listeners use beside what they are made of.
-fn redirected(needs: &mut Vec<Need>, family: Family) {
+fn redirected(needs: &mut Vec<Need>, wishes: &Wishes, family: Family) {
     for (extension, effect) in [
         (
             Extension::Conntrack,
@@ -259,14 +282,16 @@ fn redirected(needs: &mut Vec<Need>, family: Family) {
             "without it, node ports answer on the addresses that the node has at each full sync",
         ),
         (
-            Extension::Dnat,
-            "without it, what comes in through a link without an address is lost (redirect capture)",
-        ),
-        (
             Extension::Comment,
             "without it, rules do not tell what they are for",
         ),
     ] {
         needs.push(useful(Ability::Extension(family, extension), effect));
+    }
+    if wishes.capture == Requested::Redirect {
+        needs.push(useful(
+            Ability::Extension(family, Extension::Dnat),
+            "without it, what comes in through a link without an address is lost (redirect capture)",
+        ));
     }
 }

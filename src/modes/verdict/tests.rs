@@ -6,6 +6,7 @@ fn wishes() -> Wishes {
         primary: Family::V4,
         scheduler: "rr".to_owned(),
         capture: Requested::Auto,
+        transparent: true,
     }
 }
 

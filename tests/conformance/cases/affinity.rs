@@ -62,6 +62,7 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .over([Tcp, Udp])
         .sees(sticky_for_a_second(ALL))
-        .but(ipvs, Why::AffinityOutlivesConnections, sticky(ALL)),
+        .but(ipvs, Why::AffinityOutlivesConnections, sticky(ALL))
+        .but(rules_without_recent, Why::AffinityByAddress, sticky(ALL)),
     ]
 }

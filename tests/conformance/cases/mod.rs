@@ -26,7 +26,10 @@ use super::case::Target::{
     SecondNodeAddress, SecondNodePort,
 };
 use super::case::{Case, Flags, case};
-use super::columns::{in_iptables, ipvs, no_silence, userspace};
+use super::columns::{
+    in_iptables, ipvs, ipvs_without_wrr, no_silence, rules_without_conntrack, rules_without_recent,
+    userspace,
+};
 use super::differences::Why;
 use super::endpoints::Pod::{A, B, C, OnNode, OnOther};
 use super::endpoints::{ALL, ELSEWHERE, HERE, ending, ready, terminating, unready};

@@ -39,7 +39,8 @@ pub fn cases() -> Vec<Case> {
             .over([Tcp, Udp])
             .by(V4)
             .sees(each(ALL).seeing_the_node())
-            .but(ipvs, Why::LoopbackIsNotServed, Refused),
+            .but(ipvs, Why::LoopbackIsNotServed, Refused)
+            .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused),
         case("At ::1 node ports are refused", node_port(ALL))
             .when(Node)
             .calls(Loopback)

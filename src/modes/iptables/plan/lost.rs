@@ -74,7 +74,7 @@ pub fn lost(features: &Features) -> Vec<Loss> {
         (
             features.sctp,
             "-m sctp",
-            "SCTP ports of Services are not served",
+            "SCTP ports of Services are not served; ipvs mode needs none",
         ),
     ];
     all.into_iter()

@@ -25,7 +25,7 @@ pub use self::{
     fixed::{Fixed, Jump, fixed, loopback_guard},
     lost::{Impossible, Loss, impossible, lost},
     options::{Dispatch, DispatchChoice, Options, is_large_cluster},
-    service::service_port,
+    service::{is_possible, service_port},
 };
 use crate::kernel::xtables::rule::{Rule, Table};
 pub use crate::modes::detect_local::DetectLocal;

@@ -13,12 +13,18 @@ use super::{
     names::{self, PortChains},
 };
 use crate::{
-    kernel::xtables::rule::{Match, Maybe, Rule, Side, Table, Target, Transport, host},
+    kernel::xtables::{
+        features::Features,
+        rule::{Match, Maybe, Rule, Side, Table, Target, Transport, host},
+    },
     services::{Protocol, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
 /// The rules of one ServicePort of the options' family.
 pub fn service_port(port: &ServicePort, options: &Options) -> ServiceRules {
+    if !is_possible(port, &options.features) {
+        return ServiceRules::default();
+    }
     let shown = port.name.to_string();
     let transport = transport(port.name.protocol);
     let protocol = transport.to_string();
@@ -47,6 +53,11 @@ pub fn service_port(port: &ServicePort, options: &Options) -> ServiceRules {
     plan.node_port();
     plan.health_check_port();
     plan.rules
+}
+
+/// Whether rules can carry `port` with these features.
+pub fn is_possible(port: &ServicePort, features: &Features) -> bool {
+    port.name.protocol != Protocol::Sctp || features.sctp
 }
 
 fn transport(protocol: Protocol) -> Transport {

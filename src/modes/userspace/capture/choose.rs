@@ -87,7 +87,13 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     let mut reasons = Vec::new();
     let mut methods = [Method::Local; 2];
     for (method, family) in methods.iter_mut().zip(Family::ALL) {
-        match redirecting(kernel, family) {
+        let usable = redirecting(kernel, family).and_then(|tools| match requested {
+            Requested::Redirect => Ok(tools),
+            // REDIRECT alone drops what comes in through a link without an
+            // address, as pods' links with many networks.
+            _ => has(kernel, family, Extension::Dnat).map(|()| tools),
+        });
+        match usable {
             Ok(tools) => {
                 *method = Method::Redirect;
                 reasons.push(format!(
@@ -115,9 +121,13 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
 /// The tools for redirect capture.
 pub(super) fn redirecting(kernel: &Kernel, family: Family) -> Result<Toolkit, xtables::Error> {
     let tools = kernel.toolkit(family)?;
-    let ability = Ability::Extension(family, Extension::Redirect);
+    has(kernel, family, Extension::Redirect).map(|()| tools)
+}
+
+fn has(kernel: &Kernel, family: Family, extension: Extension) -> Result<(), xtables::Error> {
+    let ability = Ability::Extension(family, extension);
     match kernel.lack(&ability) {
-        None => Ok(tools),
+        None => Ok(()),
         Some(why) => Err(xtables::Error::Unusable {
             family,
             reason: format!("{ability}: {why} ({})", ability.remedy()),

@@ -1,0 +1,284 @@
+//! Something of the kernel left out of the probe's view (`--without`), on a
+//! kernel that has it: what adapts goes on as the table says, what cannot falls
+//! back with words that help.
+
+mod check;
+mod things;
+
+use std::fmt::Write as _;
+
+pub use self::check::run_here;
+use self::things::{THINGS, Thing};
+
+use super::case::Case;
+use super::columns::{Column, column};
+use super::differences::Why;
+use super::{cases, matrix};
+use crate::lab;
+
+/// What becomes of a column without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// The mode gets along; the table says what is lost.
+    Adapts,
+    /// The mode gets along by another way, and says so.
+    OtherWay(&'static str),
+    /// Another mode runs.
+    FallsBack(&'static str),
+}
+
+/// A column without something.
+#[derive(Debug)]
+pub struct Variant {
+    pub thing: &'static Thing,
+    pub column: &'static Column,
+    then: Then,
+    /// It is run every day; if not, with all of them only.
+    everyday: bool,
+}
+
+const LOCAL: &str = "local capture";
+
+/// Per column: the word, what becomes of it, and whether that is run every day.
+type Row = (&'static str, Then, bool);
+
+const IPTABLES: &[Row] = &[
+    ("comment", Then::Adapts, true),
+    ("statistic", Then::Adapts, true),
+    ("recent", Then::Adapts, true),
+    ("addrtype", Then::Adapts, true),
+    ("conntrack", Then::Adapts, true),
+    ("nfacct", Then::Adapts, true),
+    ("random-fully", Then::Adapts, true),
+    ("reject", Then::Adapts, true),
+    ("mark", Then::FallsBack("userspace"), true),
+    ("masquerade", Then::FallsBack("userspace"), true),
+    ("dnat", Then::FallsBack("userspace"), true),
+    ("nat", Then::FallsBack("userspace"), true),
+];
+
+const USERSPACE: &[Row] = &[
+    ("comment", Then::Adapts, true),
+    ("addrtype", Then::Adapts, true),
+    ("conntrack", Then::Adapts, true),
+    ("reject", Then::Adapts, true),
+    ("dnat", Then::OtherWay(LOCAL), true),
+    ("redirect", Then::OtherWay(LOCAL), true),
+    ("nat", Then::OtherWay(LOCAL), true),
+];
+
+const IPVS: &[Row] = &[
+    ("comment", Then::Adapts, true),
+    ("addrtype", Then::FallsBack("iptables"), true),
+    ("conntrack", Then::FallsBack("iptables"), false),
+    ("random-fully", Then::Adapts, false),
+    ("reject", Then::Adapts, true),
+    ("mark", Then::FallsBack("userspace"), true),
+    ("masquerade", Then::FallsBack("userspace"), false),
+    ("nat", Then::FallsBack("userspace"), true),
+    ("set", Then::FallsBack("iptables"), true),
+    ("ipvs", Then::FallsBack("iptables"), true),
+    ("dummy", Then::FallsBack("iptables"), false),
+    ("ipset-hash-ip", Then::FallsBack("iptables"), false),
+    ("ipset-hash-ip-port", Then::FallsBack("iptables"), true),
+    ("ipset-hash-ip-port-ip", Then::FallsBack("iptables"), false),
+    ("ipset-hash-ip-port-net", Then::FallsBack("iptables"), false),
+    ("ipset-bitmap-port", Then::FallsBack("iptables"), false),
+    ("ipvs-wrr", Then::Adapts, false),
+];
+
+/// Cases that every variant runs, by parts of their names; those that fall back
+/// run the first alone.
+const BASE: [&str; 4] = [
+    "A pod reaches every endpoint and keeps",
+    "Hairpin: the only endpoint",
+    "Node port, from outside",
+    "The same port number over TCP and UDP",
+];
+
+/// Names words to leave out alone, with commas; or `all`.
+pub const ONLY: &str = "TRIPOD_CONFORMANCE_WITHOUT";
+
+pub fn variants() -> impl Iterator<Item = Variant> {
+    let columns = [
+        ("host iptables-nft", IPTABLES),
+        ("host userspace-redirect", USERSPACE),
+        ("full ipvs", IPVS),
+    ];
+    columns.into_iter().flat_map(|(name, rows)| {
+        rows.iter().map(move |(word, then, everyday)| Variant {
+            thing: THINGS
+                .iter()
+                .find(|thing| thing.word == *word)
+                .unwrap_or_else(|| panic!("no thing {word:?}")),
+            column: column(name),
+            then: *then,
+            everyday: *everyday,
+        })
+    })
+}
+
+/// The columns that variants run as.
+pub fn columns() -> impl Iterator<Item = Column> {
+    variants().map(|variant| variant.as_column())
+}
+
+/// Words to run without in `column` today.
+pub fn words(column: &Column) -> impl Iterator<Item = &'static str> {
+    let only = std::env::var(ONLY).unwrap_or_default();
+    let today = move |variant: &Variant| match only.is_empty() {
+        true => variant.everyday || lab::acceptance(),
+        false if only == "all" => true,
+        false => only.split(',').any(|word| word == variant.thing.word),
+    };
+    let of_column = variants().filter(|variant| variant.column.name == column.name);
+    of_column
+        .filter(today)
+        .map(|variant| variant.thing.word)
+        .collect::<Vec<_>>()
+        .into_iter()
+}
+
+impl Variant {
+    /// The column as it is without the thing.
+    fn as_column(&self) -> Column {
+        let mut column = Column {
+            without: Some(self.thing.word),
+            flags: match self.column.asks {
+                // Redirect capture that is asked for by name has no other way.
+                "userspace" => &["--userspace-capture=auto"],
+                _ => &["--ipvs-min-sync-period=0s", "--iptables-min-sync-period=0s"],
+            },
+            ..self.column.clone()
+        };
+        match self.then {
+            Then::Adapts => {}
+            Then::OtherWay(_) => column.chain = None,
+            Then::FallsBack(mode) => {
+                column.mode = mode;
+                column.chain = match (mode, self.thing.word) {
+                    ("userspace", "nat" | "dnat") => None,
+                    ("userspace", _) => Some("TRIPOD-USERSPACE"),
+                    _ => Some("KUBE-SERVICES"),
+                };
+            }
+        }
+        column
+    }
+
+    fn has_to_do_with(&self, case: &Case) -> bool {
+        if lab::acceptance() {
+            return true;
+        }
+        let base = match self.then {
+            Then::FallsBack(_) => &BASE[..1],
+            _ => &BASE[..],
+        };
+        let adapts = matches!(self.then, Then::Adapts);
+        let further = self.thing.cases.iter().filter(|_| adapts);
+        base.iter()
+            .chain(further)
+            .any(|part| case.name.contains(part))
+    }
+
+    /// What shows without the thing that does not show in the column.
+    pub fn losses(&self) -> Vec<Why> {
+        let usual = Column {
+            without: None,
+            ..self.as_column()
+        };
+        let without = self.as_column();
+        let mut losses = Vec::new();
+        for cases::Numbered { case, .. } in cases::numbered() {
+            if case.obstacle(&without).is_none() {
+                let before = case.differences(&usual);
+                let after = case.differences(&without);
+                losses.extend(after.into_iter().filter(|why| !before.contains(why)));
+            }
+        }
+        losses.sort_unstable();
+        losses.dedup();
+        losses
+    }
+
+    /// What the document says of it.
+    pub fn cell(&self) -> String {
+        let mut cell = match self.then {
+            Then::Adapts => "✓".to_owned(),
+            Then::OtherWay(way) => format!("✓ {way}"),
+            Then::FallsBack(mode) => format!("→ {mode}"),
+        };
+        let numbers: Vec<_> = self.losses().into_iter().map(matrix::number).collect();
+        let numbers: Vec<_> = numbers.iter().map(usize::to_string).collect();
+        if !numbers.is_empty() {
+            let _ = write!(cell, " {}", numbers.join(", "));
+        }
+        cell
+    }
+}
+
+pub fn file(column: &Column) -> String {
+    format!("{} without", column.name)
+}
+
+/// Keeps what was seen: word and cell. What was not run today stays.
+pub fn keep_results(column: &Column, cells: &[(String, String)]) {
+    let path = matrix::results(&file(column));
+    let earlier = std::fs::read_to_string(&path).unwrap_or_default();
+    let anew = |line: &&str| {
+        let word = line.split('\t').next();
+        !cells.iter().any(|(of, _)| Some(&**of) == word)
+    };
+    let kept = earlier.lines().filter(anew).map(|line| format!("{line}\n"));
+    let lines = cells.iter().map(|(word, cell)| format!("{word}\t{cell}\n"));
+    std::fs::write(path, kept.chain(lines).collect::<String>()).expect("writing results");
+}
+
+/// The cell of a variant in its latest run.
+pub fn seen(variant: &Variant) -> Option<String> {
+    let text = std::fs::read_to_string(matrix::results(&file(variant.column))).ok()?;
+    let mut lines = text.lines().filter_map(|line| line.split_once('\t'));
+    let found = lines.find(|(word, _)| *word == variant.thing.word);
+    found.map(|(_, cell)| cell.to_owned())
+}
+
+const HEAD: &str = "
+## Without
+
+What becomes of a mode on a kernel that lacks something, or where the operator
+has it left out (`--without=WORD`). Each is run with the real program on a kernel
+that has the thing, so that it would be seen if rules used it all the same; then
+the cases that have to do with it are called. With `TRIPOD_ACCEPTANCE=1` all
+cases are called.
+
+- **✓** the mode gets along, and every case holds as above; **✓ 14** but for
+  the difference 14.
+- **→ userspace** that mode runs instead, with a warning that names what is
+  missing and how to get it, in the log, as an Event on the Node and in
+  `/statusz`; `tripod_mode_fallback` has the word as its reason.
+- **·** the mode does not use it.
+
+";
+
+/// The part of the document, with `cell` for its cells.
+pub fn section(cell: impl Fn(&Variant) -> String) -> String {
+    let mut text = String::from(HEAD);
+    let mut heads: Vec<_> = variants().map(|variant| variant.column.name).collect();
+    heads.dedup();
+    let _ = writeln!(text, "| without | {} | how to get it |", heads.join(" | "));
+    let _ = writeln!(text, "|---|{}---|", "---|".repeat(heads.len()));
+    for thing in &THINGS {
+        let cells: Vec<_> = heads
+            .iter()
+            .map(|name| {
+                let found = variants().find(|variant| {
+                    variant.column.name == *name && variant.thing.word == thing.word
+                });
+                found.map_or("·".to_owned(), |variant| cell(&variant))
+            })
+            .collect();
+        let (word, how) = (thing.word, thing.get);
+        let _ = writeln!(text, "| `{word}` | {} | {how} |", cells.join(" | "));
+    }
+    text
+}

@@ -1,0 +1,150 @@
+//! What is looked at without something, beside the cases.
+
+use super::things::Thing;
+use super::{Then, Variant, variants, words};
+use crate::conformance::FAILED;
+use crate::conformance::columns::{Column, Kernel, Tools};
+use crate::conformance::run::{Run, run_in};
+use crate::conformance::world::World;
+use crate::lab::{Tripod, get, tripod_binary};
+
+/// One Tripod after another on this kernel; words and cells.
+pub fn run_here(column: &Column) -> Vec<(String, String)> {
+    let world = World::new();
+    let mut cells = Vec::new();
+    let today: Vec<_> = words(column).collect();
+    let of_column = variants().filter(|variant| variant.column.name == column.name);
+    for variant in of_column.filter(|variant| today.contains(&variant.thing.word)) {
+        let word = variant.thing.word;
+        let start = std::time::Instant::now();
+        let as_column = variant.as_column();
+        let seen = run_in(&world, &as_column, |case| variant.has_to_do_with(case));
+        let mut fine = !seen.is_empty();
+        for (case, verdict) in &seen {
+            for line in verdict {
+                println!("FAILED without {word}: {case}: {line}");
+                fine = false;
+            }
+        }
+        println!(
+            "without {word}: {} cases in {:.1?}",
+            seen.len(),
+            start.elapsed()
+        );
+        let cell = if fine {
+            variant.cell()
+        } else {
+            FAILED.to_owned()
+        };
+        cells.push((word.to_owned(), cell));
+        let program = tripod_binary();
+        world.node.show(&format!("{} cleanup", program.display()));
+    }
+    cells
+}
+
+impl Run<'_> {
+    fn variant(&self) -> Option<Variant> {
+        let column = self.column;
+        variants().find(|variant| {
+            variant.column.name == column.name && Some(variant.thing.word) == column.without
+        })
+    }
+
+    /// It says what it does without, and how to get it.
+    pub fn check_words(&self, tripod: &Tripod) {
+        let Some(Variant { thing, then, .. }) = self.variant() else {
+            return;
+        };
+        let Thing {
+            word,
+            what,
+            get: how,
+            ..
+        } = thing;
+        let lack = format!("{what} (left out by --without; {how})");
+        let at = ([127, 0, 0, 1], 10249).into();
+        let page = |path| get(&self.world.node, at, path).expect("an answer");
+        let left_out = format!("left out by --without: {word}");
+        assert_eq!(tripod.said(&["INFO", &left_out]), 1, "{left_out}");
+        let (asked, runs) = (self.column.asks, self.column.mode);
+        let passed_over: &[&str] = match (asked, runs) {
+            ("ipvs", "userspace") => &["ipvs", "iptables"],
+            (asked, runs) if asked != runs => &[asked],
+            _ => &[],
+        };
+        for mode in passed_over {
+            let sentence = format!("no {mode} mode here, for lack of {lack}");
+            let line = format!("running in {runs} mode: {sentence}");
+            assert_eq!(
+                tripod.said(&["WARN", &line]),
+                1,
+                "{line}:\n{}",
+                tripod.log()
+            );
+            assert!(page("/statusz").contains(&sentence), "{sentence}");
+        }
+        let (reason, value) = match passed_over.is_empty() {
+            true => ("", 0),
+            false => (*word, 1),
+        };
+        let metric = format!("tripod_mode_fallback{{reason=\"{reason}\"}} {value}");
+        let metrics = page("/metrics");
+        assert!(metrics.contains(&metric), "no {metric} in\n{metrics}");
+        match then {
+            // Of a scheduler each Service is told that asks for it.
+            Then::Adapts if thing.rules.is_none() => {}
+            Then::Adapts => {
+                let said = tripod.said(&["WARN", &format!("goes without {lack}")]);
+                assert_eq!(said, 1, "{lack}:\n{}", tripod.log());
+            }
+            Then::OtherWay(way) => {
+                let said = tripod.said(&[&format!("IPv4: {way}, because "), "--without"]);
+                assert_eq!(said, 1, "{way}:\n{}", tripod.log());
+            }
+            Then::FallsBack(_) => {}
+        }
+    }
+
+    /// Rules have what was not left out, and nothing of what was.
+    pub fn check_rules(&self, all: bool) {
+        let variant = self.variant();
+        let saved = self.saved();
+        let uses = |rules: &str| {
+            let mut table = "";
+            saved.lines().any(|line| {
+                if line.starts_with('*') {
+                    table = line;
+                }
+                line.starts_with("-A") && (line.contains(rules) || table == rules)
+            })
+        };
+        if let Some(rules) = variant.as_ref().and_then(|variant| variant.thing.rules) {
+            assert!(!uses(rules), "{rules} in\n{saved}");
+        }
+        // With all cases there is something to see of each.
+        if self.column.without.is_none() && all {
+            let adapting = variants().filter(|variant| {
+                variant.column.name == self.column.name && matches!(variant.then, Then::Adapts)
+            });
+            for rules in adapting.filter_map(|variant| variant.thing.rules) {
+                assert!(uses(rules), "no {rules} in\n{saved}");
+            }
+        }
+    }
+
+    /// All rules of the node.
+    fn saved(&self) -> String {
+        let mut saved = String::new();
+        for tools in [Tools::Nft, Tools::Legacy] {
+            // nf_tables cannot be asked in the guest.
+            if self.column.kernel == Kernel::Host || tools == Tools::Legacy {
+                for program in ["iptables-save", "ip6tables-save"] {
+                    let line = format!("{} {program}", tools.program());
+                    saved += &self.world.node.show(&line);
+                }
+            }
+        }
+        saved
+    }
+}

@@ -1,0 +1,190 @@
+//! What can be left out, and what has to do with it.
+
+/// Something that can be left out.
+#[derive(Debug)]
+pub struct Thing {
+    /// What `--without` calls it.
+    pub word: &'static str,
+    /// How the log names it, in the node's own family.
+    pub what: &'static str,
+    /// How to get it.
+    pub get: &'static str,
+    /// How rules that use it spell it, if rules do.
+    pub rules: Option<&'static str>,
+    /// Further cases that have to do with it, by parts of their names.
+    pub cases: &'static [&'static str],
+}
+
+const fn extension(
+    word: &'static str,
+    what: &'static str,
+    get: &'static str,
+    rules: &'static str,
+    cases: &'static [&'static str],
+) -> Thing {
+    Thing {
+        word,
+        what,
+        get,
+        rules: Some(rules),
+        cases,
+    }
+}
+
+const fn object(word: &'static str, what: &'static str, get: &'static str) -> Thing {
+    Thing {
+        word,
+        what,
+        get,
+        rules: None,
+        cases: &[],
+    }
+}
+
+pub const THINGS: [Thing; 22] = [
+    extension(
+        "comment",
+        "IPv4 -m comment",
+        "modprobe xt_comment, or a kernel with CONFIG_NETFILTER_XT_MATCH_COMMENT",
+        "-m comment",
+        &[],
+    ),
+    extension(
+        "statistic",
+        "IPv4 -m statistic",
+        "modprobe xt_statistic, or a kernel with CONFIG_NETFILTER_XT_MATCH_STATISTIC",
+        "-m statistic",
+        &["equal share", "Weights of slices"],
+    ),
+    extension(
+        "recent",
+        "IPv4 -m recent",
+        "modprobe xt_recent, or a kernel with CONFIG_NETFILTER_XT_MATCH_RECENT",
+        "-m recent",
+        &["Clients stick to", "endpoint goes sticks", "Affinity ends"],
+    ),
+    extension(
+        "addrtype",
+        "IPv4 -m addrtype",
+        "modprobe xt_addrtype, or a kernel with CONFIG_NETFILTER_XT_MATCH_ADDRTYPE",
+        "-m addrtype",
+        &[
+            "At every address",
+            "From the node to its own",
+            "from a pod and from the node",
+        ],
+    ),
+    extension(
+        "conntrack",
+        "IPv4 -m conntrack",
+        "modprobe xt_conntrack, or a kernel with CONFIG_NETFILTER_XT_MATCH_CONNTRACK",
+        "-m conntrack",
+        &["From the node at 127.0.0.1", "not in the ranges, is not"],
+    ),
+    extension(
+        "nfacct",
+        "IPv4 -m nfacct",
+        "modprobe xt_nfacct, or a kernel with CONFIG_NETFILTER_XT_MATCH_NFACCT",
+        "-m nfacct",
+        &["From the node at 127.0.0.1"],
+    ),
+    extension(
+        "random-fully",
+        "IPv4 -j MASQUERADE --random-fully",
+        "a kernel of 3.13 or later, and iptables of 1.6.2 or later",
+        "--random-fully",
+        &[],
+    ),
+    extension(
+        "reject",
+        "IPv4 -j REJECT",
+        "modprobe ipt_REJECT, or a kernel with CONFIG_IP_NF_TARGET_REJECT",
+        "-j REJECT",
+        &["Without endpoints callers", "Other ports of a cluster IP"],
+    ),
+    extension(
+        "mark",
+        "IPv4 -m mark, -j MARK",
+        "modprobe xt_mark, or a kernel with CONFIG_NETFILTER_XT_MARK",
+        "-j MARK",
+        &[],
+    ),
+    extension(
+        "masquerade",
+        "IPv4 -j MASQUERADE",
+        "modprobe xt_MASQUERADE, or a kernel with CONFIG_NETFILTER_XT_TARGET_MASQUERADE",
+        "-j MASQUERADE",
+        &[],
+    ),
+    extension(
+        "dnat",
+        "IPv4 -j DNAT",
+        "modprobe xt_nat, or a kernel with CONFIG_NETFILTER_XT_NAT",
+        "-j DNAT",
+        &[],
+    ),
+    extension(
+        "redirect",
+        "IPv4 -j REDIRECT",
+        "modprobe xt_REDIRECT, or a kernel with CONFIG_NETFILTER_XT_TARGET_REDIRECT",
+        "-j REDIRECT",
+        &[],
+    ),
+    extension(
+        "nat",
+        "IPv4 nat",
+        "package iptables, and iptable_nat (CONFIG_IP_NF_NAT) or nf_tables with nft_compat \
+         (CONFIG_NF_TABLES, CONFIG_NFT_COMPAT, CONFIG_NFT_NAT)",
+        "*nat",
+        &[],
+    ),
+    extension(
+        "set",
+        "IPv4 -m set",
+        "modprobe xt_set, or a kernel with CONFIG_NETFILTER_XT_SET",
+        "-m set",
+        &[],
+    ),
+    object(
+        "ipvs",
+        "IPVS",
+        "modprobe ip_vs, or a kernel with CONFIG_IP_VS, CONFIG_IP_VS_PROTO_TCP and _UDP",
+    ),
+    object(
+        "dummy",
+        "dummy links",
+        "modprobe dummy, or a kernel with CONFIG_DUMMY",
+    ),
+    object(
+        "ipset-hash-ip",
+        "ipset hash:ip",
+        "modprobe ip_set_hash_ip, or a kernel with CONFIG_IP_SET_HASH_IP",
+    ),
+    object(
+        "ipset-hash-ip-port",
+        "ipset hash:ip,port",
+        "modprobe ip_set_hash_ipport, or a kernel with CONFIG_IP_SET_HASH_IPPORT",
+    ),
+    object(
+        "ipset-hash-ip-port-ip",
+        "ipset hash:ip,port,ip",
+        "modprobe ip_set_hash_ipportip, or a kernel with CONFIG_IP_SET_HASH_IPPORTIP",
+    ),
+    object(
+        "ipset-hash-ip-port-net",
+        "ipset hash:ip,port,net",
+        "modprobe ip_set_hash_ipportnet, or a kernel with CONFIG_IP_SET_HASH_IPPORTNET",
+    ),
+    object(
+        "ipset-bitmap-port",
+        "ipset bitmap:port",
+        "modprobe ip_set_bitmap_port, or a kernel with CONFIG_IP_SET_BITMAP_PORT",
+    ),
+    Thing {
+        word: "ipvs-wrr",
+        what: "IPVS scheduler wrr",
+        get: "modprobe ip_vs_wrr, or a kernel with CONFIG_IP_VS_WRR",
+        rules: None,
+        cases: &["Weights"],
+    },
+];
