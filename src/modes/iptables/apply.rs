@@ -42,19 +42,32 @@ impl Writer {
         }
     }
 
-    /// Everything at once, in the order of phases, in one run of the program.
-    /// Answers with how many transactions that were.
+    /// Everything in the order of phases: in one run of the program, or, after
+    /// a storm of changes, in one for each [`Writer::chunk`] of them. Answers
+    /// with how many transactions that were.
     ///
     /// # Errors
     /// What the program said; a part may have taken effect.
     pub async fn at_once(&self, groups: &[Group]) -> Result<u32, Error> {
-        let phases = Phase::ALL.map(|phase| text(groups, phase, self.v6));
-        let all = phases.concat();
-        if all.is_empty() {
-            return Ok(0);
+        let chunk = self.chunk();
+        let runs: Vec<String> = match groups.len() <= chunk {
+            true => vec![
+                Phase::ALL
+                    .map(|phase| text(groups, phase, self.v6))
+                    .concat(),
+            ],
+            false => Phase::ALL
+                .into_iter()
+                .flat_map(|phase| groups.chunks(chunk).map(move |some| (some, phase)))
+                .map(|(some, phase)| text(some, phase, self.v6))
+                .collect(),
+        };
+        let mut made = 0;
+        for run in runs.iter().filter(|run| !run.is_empty()) {
+            self.xtables.restore(run).await?;
+            made += transactions(run);
         }
-        self.xtables.restore(&all).await?;
-        Ok(transactions(&all))
+        Ok(made)
     }
 
     /// One phase of `groups`. When it is refused, finds out whose fault it is,
