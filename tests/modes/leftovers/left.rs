@@ -150,6 +150,7 @@ pub fn userspace(node: &Host, manifests: &str, capture: &str, engine: &str) {
         .args(["--proxy-mode=userspace", "--v=4"])
         .arg(format!("--userspace-capture={capture}"))
         .arg(format!("--manifests={manifests}"))
+        .arg(super::foreign::EXCLUDED)
         .args(FLAGS);
     let mut tripod = Tripod::spawn(command);
     eventually("it is in force", super::start::SOON, || {

@@ -71,10 +71,11 @@ fn over_everything(flags: &[&str], engine: &str) {
         kube_proxys(&now, "ipvs", engine);
         wanted.assert_same(&round(), "over kube-proxy's ipvs mode");
         if flags == ["--proxy-mode=ipvs"] {
-            kube_proxys(&then, "ipvs", engine);
-            kube_proxys(&then, "iptables", engine);
+            // First, for it clears up behind the others itself.
             serve(&then);
             left::userspace(&node, MANIFESTS, "redirect", engine);
+            kube_proxys(&then, "ipvs", engine);
+            kube_proxys(&then, "iptables", engine);
             serve(&now);
             wanted.assert_same(&round(), "over all modes, of other Services");
         }
@@ -88,12 +89,13 @@ fn over_everything(flags: &[&str], engine: &str) {
     left::nftables(&node);
     wanted.assert_same(&round(), "over kube-proxy's iptables and nftables modes");
 
-    kube_proxys(&then, "iptables", engine);
+    // Each clears up behind the one before, of another engine or way.
     serve(&then);
+    left::userspace(&node, MANIFESTS, "local", engine);
     for engine in engines() {
         left::userspace(&node, MANIFESTS, "redirect", engine);
     }
-    left::userspace(&node, MANIFESTS, "local", engine);
+    kube_proxys(&then, "iptables", engine);
     serve(&now);
     wanted.assert_same(&round(), "over Tripod's userspace mode");
 }
