@@ -81,7 +81,7 @@ pub fn write(name: &str, value: &str) -> Result<(), Error> {
 /// Whether `name` has `value`, or can be set.
 ///
 /// # Errors
-/// As [`write`], except for what only the attempt would show.
+/// As [`write()`], except for what only the attempt would show.
 pub fn settable(name: &str, value: &str) -> Result<(), Error> {
     if read(name).is_ok_and(|present| present == value) {
         return Ok(());
