@@ -77,10 +77,6 @@ impl<M: Mode + 'static> Mode for Apart<M> {
         self.mode.try_lock().map_or(0, |mode| mode.carried())
     }
 
-    fn engines(&self) -> Vec<(Family, Engine)> {
-        self.engines.clone()
-    }
-
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         self.mode.lock().await.cleanup().await
     }
