@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
 use crate::kernel::xtables::rule::Table;
@@ -48,8 +48,8 @@ impl Saved {
     }
 
     /// Rules of the kernel's chains that lead to chains of ours in another way
-    /// than `jumps`, each after its chain: iptables mode has some of our chains,
-    /// too, and calls them otherwise.
+    /// than `jumps`, or once more, each after its chain: iptables mode has some of
+    /// our chains, too, and calls them otherwise.
     fn strays(&self, table: Table, jumps: &[Jump]) -> Vec<String> {
         let mut found = Vec::new();
         for (chain, rules) in &self.chains {
@@ -57,6 +57,7 @@ impl Saved {
             if !base.contains(&chain.as_str()) {
                 continue;
             }
+            let mut met = HashSet::new();
             for rule in rules {
                 let mut pairs = rule.windows(2);
                 let target = pairs.find(|pair| matches!(pair[0].as_str(), "-j" | "-g"));
@@ -65,7 +66,13 @@ impl Saved {
                 let wanted = |jump: &Jump| {
                     jump.table == table && jump.from == chain && is_jump(rule, jump.to)
                 };
-                if ours && !jumps.iter().any(wanted) {
+                let mut first = || {
+                    jumps
+                        .iter()
+                        .position(wanted)
+                        .is_some_and(|at| met.insert(at))
+                };
+                if ours && !first() {
                     found.push(format!("{chain} {}", line(rule)));
                 }
             }
@@ -290,6 +297,28 @@ mod tests {
         let tables = after(&batch.text);
         assert!(tables[&Table::Filter].has("KUBE-IPVS-FILTER"));
         assert!(!tables[&Table::Filter].has("KUBE-FORWARD"));
+    }
+
+    #[test]
+    fn jumps_in_other_words_and_second_ones_go() {
+        let rules = all();
+        let whole = whole(&rules, false);
+        let mut tables = after(&whole);
+        let nat = tables.get_mut(&Table::Nat).unwrap();
+        let output = nat.chains.get_mut("OUTPUT").unwrap();
+        let theirs = words("-m conntrack --ctstate NEW -j KUBE-SERVICES");
+        output.extend([
+            theirs,
+            words("-j KUBE-SERVICES"),
+            words("-m set --match-set a src -j MINE"),
+        ]);
+        let batch = difference(&rules, &tables, false);
+        assert_eq!(
+            batch.text,
+            "*nat\n-D OUTPUT -j KUBE-SERVICES\n\
+             -D OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES\nCOMMIT\n"
+        );
+        assert!(batch.repaired.is_empty());
     }
 
     #[test]
