@@ -69,7 +69,11 @@ fn transparent_says_what_is_missing_and_serves() {
         command.arg("--userspace-transparent");
         let tripod = Tripod::start_as(&lab, command);
         for family in ["IPv4", "IPv6"] {
-            let said = ["does nothing", family, "xt_socket"];
+            let said = [
+                "--userspace-transparent does nothing for",
+                family,
+                "xt_socket",
+            ];
             assert_eq!(tripod.said(&said), 1, "{}", tripod.log());
         }
         for to in web.external() {

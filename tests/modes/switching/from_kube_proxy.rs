@@ -140,17 +140,23 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
     old.leave(lab);
     let node_port = SocketAddr::new(node.addresses[0], web.node_port());
     let [cluster, _] = web.cluster();
-    // Not from a pod: without br_netfilter, answers from pods of the same bridge
-    // would not come back the way of the question.
+    // From a pod only where br_netfilter is: without, answers from pods of the
+    // same bridge would not come back the way of the question. What the node
+    // itself sends fails while local capture routes it to loopback and nat rules
+    // that are still there send it on from there (EACCES, EINVAL).
+    let inside = match flags == LOCAL {
+        true => &lab.client,
+        false => node,
+    };
     let call = |number| match number % 3 {
         0 => ask(&lab.outside, node_port),
-        1 => ask(node, cluster),
-        _ => udp_ask(node, cluster),
+        1 => ask(inside, cluster),
+        _ => udp_ask(inside, cluster),
     };
     let open = || {
         [
             Long::open(&lab.outside, node_port),
-            Long::open(node, cluster),
+            Long::open(inside, cluster),
         ]
     };
     let served = |all: &mut [Long; 2], when: &str| {
