@@ -104,8 +104,12 @@ fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
             let cleanup = format!("{} cleanup", tripod_binary().display());
             lab.node.show(&cleanup);
             let mut tripod = node::spawn(&lab, &[]);
-            // Wherever it is then.
-            std::thread::sleep(whole * part / (KILLS + 1));
+            match part % 2 {
+                // Wherever it is then.
+                0 => std::thread::sleep(whole * part / (KILLS + 1)),
+                // With some of the virtual servers in place.
+                _ => lab.node.enter(|| reach(20 * part as usize, whole * 3)),
+            }
             tripod.kill();
             let there = State::of(&lab.node);
             reached.push((there.servers.len(), there.addresses.len()));
@@ -136,6 +140,19 @@ fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
             ),
         );
     });
+}
+
+/// Waits until so many lines tell of virtual servers in this namespace.
+fn reach(lines: usize, patience: Duration) {
+    let deadline = Instant::now() + patience;
+    while Instant::now() < deadline {
+        let text = std::fs::read_to_string("/proc/thread-self/net/ip_vs");
+        // Three of them are a heading.
+        if text.is_ok_and(|text| text.lines().count() >= lines + 3) {
+            return;
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Calls one load balancer after the other; answers with those that let it in.
