@@ -16,8 +16,8 @@ use crate::lab::{Capture, Host, Lab, Service, Share, acceptance, eventually, fig
 /// What came of them is a figure.
 const CALLERS: usize = 4;
 /// Between two connections of a caller: the guest has one processor for them
-/// and for Tripod. Together that is at most 400 connections a second.
-const PAUSE: Duration = Duration::from_millis(10);
+/// and for Tripod.
+const PAUSE: Duration = Duration::from_millis(2);
 /// Requests on one connection before a caller opens the next.
 const KEPT: usize = 25;
 
