@@ -1,7 +1,7 @@
 //! One call and what comes of it.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use nix::sys::socket::setsockopt;
@@ -10,6 +10,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::case::Protocol;
 use super::sight::{Answer, Outcome};
+use crate::lab::bind_new;
 
 /// `IPPROTO_SCTP`.
 const SCTP: i32 = 132;
@@ -34,31 +35,34 @@ impl Client {
         to: SocketAddr,
         patience: Duration,
     ) -> io::Result<Client> {
-        let (kind, number) = match protocol {
-            Protocol::Tcp => (Type::STREAM, None),
-            Protocol::Udp => (Type::DGRAM, None),
-            Protocol::Sctp => (Type::STREAM, Some(socket2::Protocol::from(SCTP))),
+        let number = match protocol {
+            Protocol::Tcp => None,
+            Protocol::Sctp => Some(socket2::Protocol::from(SCTP)),
+            Protocol::Udp => return Client::datagram(from, to, patience),
         };
-        let socket = Socket::new(Domain::for_address(to), kind, number)?;
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, number)?;
         if let Some(from) = from {
             socket.bind(&SocketAddr::new(from, 0).into())?;
         }
         socket.set_read_timeout(Some(patience))?;
-        Ok(match protocol {
-            Protocol::Udp => {
-                // Otherwise no word of unreachable hosts comes here; see ip(7).
-                match to {
-                    SocketAddr::V4(_) => setsockopt(&socket, Ipv4RecvErr, &true)?,
-                    SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvErr, &true)?,
-                }
-                socket.connect(&to.into())?;
-                Client::Datagram(socket.into())
-            }
-            _ => {
-                socket.connect_timeout(&to.into(), patience)?;
-                Client::Stream(socket.into())
-            }
-        })
+        socket.connect_timeout(&to.into(), patience)?;
+        Ok(Client::Stream(socket.into()))
+    }
+
+    fn datagram(from: Option<IpAddr>, to: SocketAddr, patience: Duration) -> io::Result<Client> {
+        let any: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = bind_new(SocketAddr::new(from.unwrap_or(any), 0))?;
+        // Otherwise no word of unreachable hosts comes here; see ip(7).
+        match to {
+            SocketAddr::V4(_) => setsockopt(&socket, Ipv4RecvErr, &true)?,
+            SocketAddr::V6(_) => setsockopt(&socket, Ipv6RecvErr, &true)?,
+        }
+        socket.set_read_timeout(Some(patience))?;
+        socket.connect(to)?;
+        Ok(Client::Datagram(socket))
     }
 
     /// The connection, if it is one.

@@ -2,6 +2,8 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
@@ -85,7 +87,7 @@ impl FirstByte {
             for _ in 0..workers {
                 scope.spawn(|| {
                     host.enter(|| {
-                        while next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < calls {
+                        while next.fetch_add(1, Ordering::Relaxed) < calls {
                             let call = between.read();
                             let start = Instant::now();
                             let answer = connect(None, to).and_then(|mut s| say(&mut s, "name"));
@@ -132,11 +134,30 @@ pub fn udp(host: &Host, to: SocketAddr) -> io::Result<UdpSocket> {
 /// As [`udp`], from one of the host's addresses.
 pub fn udp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
     host.enter(|| {
-        let socket = UdpSocket::bind(from)?;
+        let socket = bind_new(from)?;
         socket.connect(to)?;
         socket.set_read_timeout(Some(Duration::from_secs(2)))?;
         Ok(socket)
     })
+}
+
+/// Binds a UDP socket; port 0 is a port that this process had not before. Of the
+/// kernel's choice it may be one that was just closed, and every proxy keeps
+/// the client that comes from there at its endpoint: no new client at all.
+pub fn bind_new(address: SocketAddr) -> io::Result<UdpSocket> {
+    /// Neither the kernel's ephemeral ports nor node ports.
+    const PORTS: Range<u16> = 10_000..30_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    if address.port() != 0 {
+        return UdpSocket::bind(address);
+    }
+    loop {
+        let port = PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS.len() as u16;
+        match UdpSocket::bind((address.ip(), port)) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            bound => return bound,
+        }
+    }
 }
 
 /// Sends `text`; hands back who answered. An answer to another text fails.

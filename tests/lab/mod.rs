@@ -26,7 +26,7 @@ pub mod uml;
 mod wait;
 
 pub use backend::{Backend, answer_in};
-pub use call::{FirstByte, ask, say, tcp, tcp_from, udp, udp_ask, udp_from, udp_say};
+pub use call::{FirstByte, ask, bind_new, say, tcp, tcp_from, udp, udp_ask, udp_from, udp_say};
 pub use host::Host;
 pub use manifests::{EndpointChoice, Service};
 pub use pattern::{Pattern, send_pattern, verify_pattern};
