@@ -182,16 +182,20 @@ impl Setting {
     /// All of them.
     pub(super) const ALL: [Setting; 2] = [Setting::VsConntrack, Setting::RouteLocalnet];
 
-    /// A word for it, its name as `sysctl` spells it, and what the kernel has to
-    /// have for it (`net/netfilter/ipvs/Kconfig`).
-    pub(super) fn facts(self) -> (&'static str, &'static str, &'static str) {
+    /// Its name as `sysctl` spells it.
+    pub const fn name(self) -> &'static str {
         match self {
-            Setting::VsConntrack => (
-                "vs-conntrack",
-                "net.ipv4.vs.conntrack",
-                "a kernel with CONFIG_IP_VS_NFCT; ",
-            ),
-            Setting::RouteLocalnet => ("route-localnet", "net.ipv4.conf.all.route_localnet", ""),
+            Setting::VsConntrack => "net.ipv4.vs.conntrack",
+            Setting::RouteLocalnet => "net.ipv4.conf.all.route_localnet",
+        }
+    }
+
+    /// A word for it, and what the kernel has to have for it
+    /// (`net/netfilter/ipvs/Kconfig`).
+    pub(super) fn facts(self) -> (&'static str, &'static str) {
+        match self {
+            Setting::VsConntrack => ("vs-conntrack", "a kernel with CONFIG_IP_VS_NFCT; "),
+            Setting::RouteLocalnet => ("route-localnet", ""),
         }
     }
 }
@@ -270,7 +274,7 @@ impl Ability {
                     .to_owned()
             }
             Ability::Setting(setting) => {
-                let (_, name, needs) = setting.facts();
+                let (name, (_, needs)) = (setting.name(), setting.facts());
                 format!(
                     "{needs}set {name}=1 on the node, or mount /proc/sys writable, as for a \
                      privileged container: an init container with --init-only is enough"
@@ -330,7 +334,7 @@ impl fmt::Display for Ability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ability::NetAdmin => f.write_str("CAP_NET_ADMIN"),
-            Ability::Setting(setting) => write!(f, "{}=1", setting.facts().1),
+            Ability::Setting(setting) => write!(f, "{}=1", setting.name()),
             Ability::Sockets(family) => write!(f, "{family}"),
             Ability::Conntrack => f.write_str("conntrack over netlink"),
             Ability::Ipvs => f.write_str("IPVS"),

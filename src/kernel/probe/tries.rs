@@ -38,7 +38,7 @@ pub(super) fn net_admin() -> Result<(), String> {
 
 /// Whether the setting is 1 or could be; nothing is written.
 pub(super) fn setting(setting: Setting) -> Result<(), String> {
-    sysctl::settable(setting.facts().1, "1").map_err(|error| error.reason())
+    sysctl::settable(setting.name(), "1").map_err(|error| error.reason())
 }
 
 /// Everything that is tried with objects in a network namespace.

@@ -9,7 +9,7 @@
 use std::{ffi::OsStr, fs, path::Path};
 
 use super::{Error, Family, Xtables};
-use crate::kernel::{nftables, scratch};
+use crate::kernel::nftables;
 
 /// Which of the kernel's two engines a program speaks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +21,7 @@ pub enum Engine {
 }
 
 /// Chains in table mangle by which the kubelet says which engine it uses.
-const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
+pub const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 /// Tables that are looked at for rules.
 const TABLES: [&str; 4] = ["mangle", "filter", "nat", "raw"];
 
@@ -154,23 +154,12 @@ async fn works(xtables: &Xtables) -> Result<(), Error> {
         Family::V6 => "[2001:db8::1]:1",
     };
     let dnat = format!("-p tcp -j DNAT --to-destination {to}");
-    let there = (xtables.clone(), dnat.clone());
-    let tried = async move || {
-        let (xtables, dnat) = &there;
-        one_of(xtables, dnat, REDIRECT).await
-    };
-    match scratch::awaited(tried).await {
-        Some(outcome) => outcome,
-        None => one_of(xtables, &dnat, REDIRECT).await,
-    }
-}
-
-const REDIRECT: &str = "-p tcp -j REDIRECT";
-
-async fn one_of(xtables: &Xtables, rule: &str, other: &str) -> Result<(), Error> {
-    match xtables.check("nat", rule).await {
+    match xtables.try_rule("nat", &dnat).await {
         Ok(()) => Ok(()),
-        Err(error) => xtables.check("nat", other).await.map_err(|_| error),
+        Err(error) => {
+            let redirect = xtables.try_rule("nat", "-p tcp -j REDIRECT").await;
+            redirect.map_err(|_| error)
+        }
     }
 }
 

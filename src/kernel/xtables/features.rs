@@ -228,13 +228,7 @@ async fn here(xtables: &Xtables) -> Features {
 pub async fn marks_sockets(xtables: &Xtables) -> bool {
     let (name, options) = SOCKET;
     let rule = format!("-m {name} {options} -j MARK --set-xmark 0x1/0x1");
-    let there = xtables.clone();
-    let tried = rule.clone();
-    let scratch = scratch::awaited(async move || there.check("mangle", &tried).await).await;
-    match scratch {
-        Some(outcome) => outcome.is_ok(),
-        None => xtables.check("mangle", &rule).await.is_ok(),
-    }
+    xtables.try_rule("mangle", &rule).await.is_ok()
 }
 
 /// The program looks the set up before the kernel sees the rule.

@@ -2,7 +2,10 @@
 
 use std::{collections::HashSet, fmt::Write};
 
-use super::{Engine, Error, Family, Xtables, rule::Table};
+use super::{
+    Engine, Error, Family, Xtables,
+    rule::{BASE_CHAINS, Table},
+};
 
 /// What stays when rules are removed: those of a mode that runs.
 #[derive(Clone, Debug, Default)]
@@ -63,9 +66,6 @@ pub struct Leftovers<F> {
     held: HashSet<String>,
 }
 
-/// The kernel's chains: rules there that lead to us are ours.
-const BASE: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
-
 impl<F: Fn(&str) -> bool> Leftovers<F> {
     /// Of `table`; `ours` tells by their names the chains that are to go.
     pub fn new(table: Table, ours: F) -> Leftovers<F> {
@@ -100,12 +100,23 @@ impl<F: Fn(&str) -> bool> Leftovers<F> {
             && !(self.ours)(chain)
             && let Some(target) = target(words).filter(|target| (self.ours)(target))
         {
-            if BASE.contains(&chain) {
+            // Rules of the kernel's chains that lead to us are ours.
+            if BASE_CHAINS.contains(&chain) {
                 self.jumps.push(rule.to_owned());
             } else {
                 self.held.insert(target.to_owned());
             }
         }
+    }
+
+    /// Leaves the chain of this name, and what leads to it.
+    pub fn leave(&mut self, name: &str) {
+        self.chains.retain(|chain| chain != name);
+        let leads = |rule: &str| {
+            let words = rule.split_once(' ').map_or("", |(_, words)| words);
+            target(words) == Some(name)
+        };
+        self.jumps.retain(|rule| !leads(rule));
     }
 
     /// There is none.
@@ -202,6 +213,21 @@ mod tests {
             "*nat\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\n\
              -D OUTPUT -m comment --comment \"to -j MINE\" -j KUBE-A\n-X KUBE-A\nCOMMIT\n"
         );
+    }
+
+    #[test]
+    fn a_chain_that_is_left_keeps_what_leads_to_it() {
+        let mut leftovers = Leftovers::new(Table::Filter, |chain: &str| chain.len() == 1);
+        for line in [":A - [0:0]", ":B - [0:0]", "-A INPUT -j A", "-A INPUT -j B"] {
+            leftovers.line(line);
+        }
+        leftovers.leave("A");
+        assert_eq!(
+            leftovers.removal(),
+            "*filter\n:B - [0:0]\n-D INPUT -j B\n-X B\nCOMMIT\n"
+        );
+        leftovers.leave("B");
+        assert_eq!(leftovers.removal(), "");
     }
 
     #[test]

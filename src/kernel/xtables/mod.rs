@@ -31,8 +31,11 @@ pub mod saved;
 mod toolkit;
 
 use self::parts::parts;
-pub use self::{engine::Engine, toolkit::Toolkit};
-use super::Family;
+pub use self::{
+    engine::{Engine, HINTS},
+    toolkit::Toolkit,
+};
+use super::{Family, scratch};
 
 /// The chain that probes make and delete again.
 const SCRATCH: &str = "TRIPOD-PROBE";
@@ -389,6 +392,20 @@ impl Xtables {
                 .await?;
         }
         outcome
+    }
+
+    /// As [`check`](Self::check), in a namespace in which nothing matters where
+    /// one can be made.
+    ///
+    /// # Errors
+    /// Why it is not possible.
+    pub async fn try_rule(&self, table: &'static str, rule: &str) -> Result<(), Error> {
+        let there = (self.clone(), rule.to_owned());
+        let inside = async move || there.0.check(table, &there.1).await;
+        match scratch::awaited(inside).await {
+            Some(outcome) => outcome,
+            None => self.check(table, rule).await,
+        }
     }
 }
 

@@ -17,6 +17,9 @@ use self::words::Words;
 /// `linux/netfilter/xt_comment.h` without the terminating zero.
 const COMMENT_LENGTH: usize = 255;
 
+/// The kernel's own chains, in whichever tables (`iptables(8)`).
+pub const BASE_CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+
 /// The tables that hold rules of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {

@@ -13,7 +13,7 @@ use super::{
 };
 pub use crate::kernel::xtables::leftovers::target;
 use crate::kernel::xtables::{
-    rule::Table,
+    rule::{BASE_CHAINS, Table},
     saved::{Digest, Saved},
 };
 
@@ -28,8 +28,6 @@ const OWNED: [&str; 6] = [
 ];
 /// Of those, the ones that ServicePorts share.
 const INDEX: &str = "KUBE-SVC-IDX-";
-/// The kernel's chains that have jumps of ours.
-const BASE: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 /// Chains that do not depend on Services.
 const FIXED: [&str; 8] = [
     names::SERVICES,
@@ -52,7 +50,7 @@ pub fn is_ours(chain: &str) -> bool {
 pub fn by_rule(chain: &str) -> bool {
     let owned = OWNED.iter().any(|prefix| chain.starts_with(prefix));
     chain.starts_with(INDEX)
-        || !owned && (is_ours(chain) || BASE.contains(&chain) || chain == names::FIREWALL)
+        || !owned && (is_ours(chain) || BASE_CHAINS.contains(&chain) || chain == names::FIREWALL)
 }
 
 /// What the kernel held; what was found to be right is taken out.

@@ -202,18 +202,11 @@ where
             // A rule that went with its chain's contents cannot go again: the
             // kernel would refuse the whole transaction.
             Op::Remove { chain, words, .. } if !emptied.contains(chain.as_str()) => {
-                write(format_args!(
-                    "-D {chain} {words}
-"
-                ));
+                write(format_args!("-D {chain} {words}\n"));
             }
             Op::Raise(entry) => {
                 let Entry { chain, rule, .. } = entry;
-                write(format_args!(
-                    "-D {chain} {}
-",
-                    rule.words(v6)
-                ));
+                write(format_args!("-D {chain} {}\n", rule.words(v6)));
             }
             _ => {}
         }

@@ -11,9 +11,6 @@ use crate::kernel::{
     },
 };
 
-/// Chains by which the kubelet says that it is there, in table mangle; then
-/// KUBE-FIREWALL is its own.
-const KUBELET: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 /// How the one rule of KUBE-FIREWALL begins that kube-proxy writes too; any
 /// other is the kubelet's.
 const MARTIANS: &str = "! -s 127.0.0.0/8 -d 127.0.0.0/8 ";
@@ -101,12 +98,10 @@ pub(super) async fn remove(
         }
         let ours = |chain: &str| is_ours(chain) && !kept.contains(&(table, chain));
         let firewall = |chain: &str| table == Table::Filter && chain == names::FIREWALL;
-        let mut without = Leftovers::new(table, ours);
-        let mut with = Leftovers::new(table, |chain: &str| ours(chain) || firewall(chain));
+        let mut leftovers = Leftovers::new(table, |chain: &str| ours(chain) || firewall(chain));
         let read = xtables.read(table.name(), |line| {
             kubelet |= is_kubelets(line);
-            without.line(line);
-            with.line(line);
+            leftovers.line(line);
         });
         match read.await {
             Ok(()) => {}
@@ -114,10 +109,10 @@ pub(super) async fn remove(
             // A table that cannot be read for want of it holds nothing of ours.
             Err(_) => continue,
         }
-        batch += &match kubelet {
-            true => without.removal(),
-            false => with.removal(),
-        };
+        if kubelet {
+            leftovers.leave(names::FIREWALL);
+        }
+        batch += &leftovers.removal();
     }
     if batch.is_empty() {
         return Ok(());
@@ -125,11 +120,12 @@ pub(super) async fn remove(
     xtables.restore(&batch).await
 }
 
-/// A line of `iptables-save` that only the kubelet causes.
+/// A line of `iptables-save` that only the kubelet causes; where it is,
+/// KUBE-FIREWALL is its own.
 fn is_kubelets(line: &str) -> bool {
     if let Some(declared) = line.strip_prefix(':') {
         let name = declared.split(' ').next().unwrap_or_default();
-        return KUBELET.contains(&name);
+        return xtables::HINTS.contains(&name);
     }
     let rule = line
         .strip_prefix("-A ")

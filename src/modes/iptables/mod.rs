@@ -41,7 +41,7 @@ use crate::{
         Family,
         conntrack::flows::Match,
         netlink,
-        probe::Kernel,
+        probe::{Kernel, Setting},
         sysctl,
         xtables::{self, Engine, features::Features},
     },
@@ -52,7 +52,7 @@ use crate::{
 
 /// Without it the kernel takes packets between loopback and other links for
 /// forged (`Documentation/networking/ip-sysctl.rst`).
-const ROUTE_LOCALNET: &str = "net.ipv4.conf.all.route_localnet";
+const ROUTE_LOCALNET: &str = Setting::RouteLocalnet.name();
 
 /// How often it is looked whether somebody disturbed our rules.
 const LOOK: Duration = Duration::from_secs(1);

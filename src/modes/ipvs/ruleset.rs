@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 use hashbrown::{HashMap, HashSet};
 
 use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
-use crate::kernel::xtables::rule::Table;
+use crate::kernel::xtables::rule::{BASE_CHAINS, Table};
 
 /// What `iptables-save` printed of one table, as far as it concerns us: lines
 /// as words, because programs differ in quotes.
@@ -53,8 +53,7 @@ impl Saved {
     fn strays(&self, table: Table, jumps: &[Jump]) -> Vec<String> {
         let mut found = Vec::new();
         for (chain, rules) in &self.chains {
-            let base = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
-            if !base.contains(&chain.as_str()) {
+            if !BASE_CHAINS.contains(&chain.as_str()) {
                 continue;
             }
             let mut met = HashSet::new();

@@ -3,7 +3,7 @@
 use nix::sys::utsname::uname;
 
 use super::plan::Options;
-use crate::kernel::sysctl;
+use crate::kernel::{probe::Setting, sysctl};
 
 /// Before this, connections of a client that uses a port again waited a second
 /// under `conn_reuse_mode` 1 (kubernetes issue 81775); since then the kernel
@@ -13,7 +13,7 @@ const REUSE_MODE_IS_FIXED: (u32, u32) = (5, 9);
 const REUSE_MODE_EXISTS: (u32, u32) = (4, 1);
 
 /// Name, value, and what goes wrong without.
-type Setting = (&'static str, &'static str, &'static str);
+type Wanted = (&'static str, &'static str, &'static str);
 
 /// Sets what is not as it should be; answers with what could not be set.
 pub fn apply(options: &Options) -> Vec<String> {
@@ -26,9 +26,13 @@ pub fn apply(options: &Options) -> Vec<String> {
     refused
 }
 
-fn settings(options: &Options, release: Option<(u32, u32)>) -> Vec<Setting> {
+fn settings(options: &Options, release: Option<(u32, u32)>) -> Vec<Wanted> {
     let mut settings = vec![
-        ("net.ipv4.vs.conntrack", "1", "sources are not masqueraded"),
+        (
+            Setting::VsConntrack.name(),
+            "1",
+            "sources are not masqueraded",
+        ),
         (
             "net.ipv4.vs.expire_nodest_conn",
             "1",

@@ -123,7 +123,8 @@ impl Ports {
             }
             Protocol::Udp | Protocol::Sctp => {
                 let socket = listen::udp((wildcard, port).into(), Owner::Node)?;
-                (Some(socket.local_addr()?), reserve_udp(socket))
+                let address = socket.local_addr()?;
+                (Some(address), reserve_udp(socket, address))
             }
         };
         let address = bound.ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -145,13 +146,12 @@ impl Ports {
 /// to itself it gets only what it sends itself (`udp(7)`), and the kernel refuses
 /// the rest. `None` where even loopback is down, which leaves the port to whom the
 /// kernel gives it.
-fn reserve_udp(socket: std::net::UdpSocket) -> Option<Socket> {
-    let port = socket.local_addr().ok()?.port();
-    let myself: IpAddr = match socket.local_addr().ok()? {
+fn reserve_udp(socket: std::net::UdpSocket, address: SocketAddr) -> Option<Socket> {
+    let myself: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
         SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
-    socket.connect((myself, port)).ok()?;
+    socket.connect((myself, address.port())).ok()?;
     Some(socket.into())
 }
 

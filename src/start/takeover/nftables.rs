@@ -7,27 +7,37 @@ use crate::kernel::{Family, netlink::Error, nftables::Rules};
 /// What kube-proxy calls its tables, one of each family.
 const TABLE: &str = "kube-proxy";
 
-/// The families whose table is there.
-fn find() -> Result<Vec<(Rules, Family)>, Error> {
+/// The families whose table is there. A kernel that does not know nf_tables, or
+/// not for a family, holds none.
+fn find() -> Result<Option<(Rules, Vec<Family>)>, Error> {
+    let Some(mut rules) = known(Rules::open())? else {
+        return Ok(None);
+    };
     let mut found = Vec::new();
     for family in Family::ALL {
-        let tables = Rules::open().and_then(|mut rules| Ok((rules.tables(family)?, rules)));
-        match tables {
-            Ok((names, rules)) if names.iter().any(|name| name == TABLE) => {
-                found.push((rules, family));
-            }
-            Err(error) if error.errno() == Some(Errno::EPERM) => return Err(error),
-            // A kernel that does not know nf_tables holds none.
-            Ok(_) | Err(_) => {}
+        let names = known(rules.tables(family))?.unwrap_or_default();
+        if names.iter().any(|name| name == TABLE) {
+            found.push(family);
         }
     }
-    Ok(found)
+    Ok(Some((rules, found)))
+}
+
+/// What is refused is not unknown.
+fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+    match answer {
+        Err(error) if error.errno() == Some(Errno::EPERM) => Err(error),
+        answer => Ok(answer.ok()),
+    }
 }
 
 /// Removes the tables.
 pub(super) fn clean() -> Result<(), Error> {
     let mut outcome = Ok(());
-    for (mut rules, family) in find()? {
+    let Some((mut rules, families)) = find()? else {
+        return Ok(());
+    };
+    for family in families {
         match rules.delete_table(family, TABLE) {
             Ok(_) => {
                 tracing::info!("removed the {family} table {TABLE} of kube-proxy's nftables mode");
@@ -42,12 +52,12 @@ pub(super) fn clean() -> Result<(), Error> {
 /// them; see [`iptables::retire`](crate::modes::iptables::retire). Answers where
 /// there are some.
 pub(super) fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
-    let mut left = Vec::new();
-    for (mut rules, family) in find()? {
-        if families.contains(&family) {
-            rules.unlink_table(family, TABLE)?;
-            left.push(family);
-        }
+    let Some((mut rules, mut found)) = find()? else {
+        return Ok(Vec::new());
+    };
+    found.retain(|family| families.contains(family));
+    for &family in &found {
+        rules.unlink_table(family, TABLE)?;
     }
-    Ok(left)
+    Ok(found)
 }
