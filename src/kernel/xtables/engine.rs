@@ -48,6 +48,37 @@ impl Engine {
         };
         fs::read_to_string(list).is_ok_and(|names| names.lines().any(|name| name == table))
     }
+
+    /// The tables of `family` that are worth reading for chains that are
+    /// `wanted`, by table and name. What a table of nf_tables holds is listed
+    /// for that, as its program reads all rules of all tables to print one;
+    /// of the legacy tables that are there, it is all.
+    pub fn tables_with(
+        self,
+        family: Family,
+        wanted: impl Fn(&str, &str) -> bool,
+    ) -> Vec<&'static str> {
+        let mut found = Vec::new();
+        if self == Engine::NfTables {
+            let note = |chain: nftables::Chain| {
+                let table = TABLES.into_iter().find(|table| *table == chain.table);
+                if let Some(table) = table
+                    && !found.contains(&table)
+                    && wanted(table, &chain.name)
+                {
+                    found.push(table);
+                }
+            };
+            let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, note));
+            if listed.is_ok() {
+                return found;
+            }
+        }
+        let there = TABLES.into_iter();
+        there
+            .filter(|table| self.has_table(family, table))
+            .collect()
+    }
 }
 
 impl Xtables {
@@ -67,27 +98,28 @@ impl Xtables {
                     continue;
                 }
             };
-            if found.iter().any(|(_, seen, _)| *seen == engine) {
+            if found.iter().any(|(_, seen)| *seen == engine) {
                 continue;
             }
             match works(&xtables).await {
-                Ok(()) => {
-                    let signs = xtables.signs(engine).await;
-                    found.push((xtables, engine, signs));
-                }
+                Ok(()) => found.push((xtables, engine)),
                 Err(error) => reasons.push(error.to_string()),
             }
         }
         if reasons.is_empty() {
             reasons.push("iptables-restore is not installed (Debian package iptables)".to_owned());
         }
-        let signs: Vec<Signs> = found.iter().map(|(_, _, signs)| *signs).collect();
-        if found.is_empty() {
-            let reason = reasons.join("; ");
-            return Err(Error::Unusable { family, reason });
+        match found.len() {
+            0 => {
+                let reason = reasons.join("; ");
+                Err(Error::Unusable { family, reason })
+            }
+            1 => Ok(found.swap_remove(0)),
+            _ => {
+                let best = preferred(&signs(&found).await);
+                Ok(found.swap_remove(best))
+            }
         }
-        let (xtables, engine, _) = found.swap_remove(preferred(&signs));
-        Ok((xtables, engine))
     }
 
     /// The engine that its programs speak to.
@@ -118,10 +150,7 @@ impl Xtables {
 
     async fn signs(&self, engine: Engine) -> Signs {
         let mut signs = Signs::default();
-        for table in TABLES {
-            if !engine.has_table(self.family, table) {
-                continue;
-            }
+        for table in engine.tables_with(self.family, |_, _| true) {
             let each = |line: &str| {
                 signs.rules += usize::from(line.starts_with("-A "));
                 let chain = line.strip_prefix(':').and_then(|l| l.split(' ').next());
@@ -132,6 +161,41 @@ impl Xtables {
         }
         signs
     }
+}
+
+/// What speaks for each engine.
+async fn signs(found: &[(Xtables, Engine)]) -> Vec<Signs> {
+    let mut signs = Vec::new();
+    for (xtables, engine) in found {
+        signs.push(match engine {
+            Engine::NfTables => listed(xtables.family),
+            Engine::Legacy => xtables.signs(*engine).await,
+        });
+    }
+    let hints = signs.iter().filter(|signs| signs.hint).count();
+    let engines_with_rules = signs.iter().filter(|signs| signs.rules > 0).count();
+    if hints != 1 && engines_with_rules > 1 {
+        // Now numbers count.
+        for (signs, (xtables, engine)) in signs.iter_mut().zip(found) {
+            *signs = xtables.signs(*engine).await;
+        }
+    }
+    signs
+}
+
+/// What speaks for nf_tables, without its rules being read: there are some, in
+/// chains that are in use.
+fn listed(family: Family) -> Signs {
+    let mut signs = Signs::default();
+    let note = |chain: nftables::Chain| {
+        if TABLES.contains(&chain.table.as_str()) {
+            signs.rules |= usize::from(chain.uses > 0);
+            signs.hint |= HINTS.contains(&chain.name.as_str());
+        }
+    };
+    // What cannot be read holds nothing that could be told from it.
+    let _ = nftables::Rules::open().and_then(|mut rules| rules.chains(family, note));
+    signs
 }
 
 /// Index of the engine to use, the node owner's choice first.

@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Longer than any reading takes. iptables-nft-save begins again whenever
 /// somebody changed anything while it read: beside a busy writer it may never
 /// come to an end, and is better tried again later.
-const READING: Duration = Duration::from_secs(30);
+const READING: Duration = Duration::from_secs(90);
 /// Where the programs are on nodes whose PATH leaves them out.
 const MORE_PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin";
 
@@ -257,15 +257,8 @@ impl Xtables {
             })
     }
 
-    /// One for each engine of the kernel that has `table`, for clean-up: an
-    /// earlier run may have used the other one. Nothing comes to be by looking.
-    pub async fn engines_with(family: Family, table: &str) -> Vec<(Xtables, Engine)> {
-        let mut engines = Xtables::engines(family).await;
-        engines.retain(|(_, engine)| engine.has_table(family, table));
-        engines
-    }
-
-    /// One for each engine of the kernel.
+    /// One for each engine of the kernel; for clean-up, as an earlier run may
+    /// have used the other one.
     pub async fn engines(family: Family) -> Vec<(Xtables, Engine)> {
         let mut found: Vec<(Xtables, Engine)> = Vec::new();
         for xtables in Xtables::installed(family) {
@@ -325,7 +318,20 @@ impl Xtables {
     ///
     /// # Errors
     /// What the program said; lines may have been handed out before.
-    pub async fn read(&self, table: &str, mut each: impl FnMut(&str)) -> Result<(), Error> {
+    pub async fn read(&self, table: &str, each: impl FnMut(&str)) -> Result<(), Error> {
+        self.read_with(&["-t", table], each).await
+    }
+
+    /// As [`read`](Self::read), of all tables that there are; each begins with a
+    /// line of a star and its name.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn read_all(&self, each: impl FnMut(&str)) -> Result<(), Error> {
+        self.read_with(&[], each).await
+    }
+
+    async fn read_with(&self, arguments: &[&str], mut each: impl FnMut(&str)) -> Result<(), Error> {
         let program = &self.save;
         let failed = |source| Error::Run {
             program: program.name.clone(),
@@ -333,7 +339,7 @@ impl Xtables {
         };
         let mut child = Command::new(&program.path)
             .args(&program.applet)
-            .args(["-t", table])
+            .args(arguments)
             .env("LC_ALL", "C")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

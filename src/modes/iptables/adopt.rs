@@ -241,8 +241,10 @@ impl Adoption {
         ops
     }
 
-    /// The steps that take away what nobody needed.
-    pub fn rest(self) -> Group {
+    /// The steps that take away what nobody needed, in an order in which
+    /// nothing leads any more to what goes; of those that keep it one by one,
+    /// `together` make a group.
+    pub fn rest(self, together: usize) -> Vec<Group> {
         let mut ops = Vec::new();
         for (table, present) in self.tables {
             let kept = |chain: &str| present.needed.contains(chain);
@@ -268,7 +270,15 @@ impl Adoption {
             let chains = present.chains.into_keys();
             ops.extend(chains.map(|chain| Op::Delete { table, chain }));
         }
-        Group { owner: None, ops }
+        ops.sort_by_key(depth);
+        // Parts of the index lead to each other.
+        let (shared, own) = ops.split_at(ops.partition_point(|op| depth(op) == 0));
+        let groups = std::iter::once(shared).chain(own.chunks(together));
+        let groups = groups.filter(|ops| !ops.is_empty()).map(|ops| Group {
+            owner: None,
+            ops: ops.to_vec(),
+        });
+        groups.collect()
     }
 }
 
@@ -282,6 +292,21 @@ impl Present {
             }
             _ => false,
         }
+    }
+}
+
+/// How far from what is shared something is: what is less far leads to it.
+fn depth(op: &Op) -> u8 {
+    let Op::Delete { chain, .. } = op else {
+        return 0;
+    };
+    let is = |prefix: &str| chain.starts_with(prefix);
+    match () {
+        () if is(INDEX) => 0,
+        () if is("KUBE-SEP-") => 4,
+        () if is("KUBE-SVC-") || is("KUBE-SVL-") => 3,
+        () if is("KUBE-EXT-") || is("KUBE-XLB-") => 2,
+        () => 1,
     }
 }
 

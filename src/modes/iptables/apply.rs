@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::change::{Group, Phase, text};
+use super::change::{CHAIN, Group, Phase, text};
 use crate::{
     kernel::xtables::{Engine, Error, Xtables},
     services::ServicePortName,
@@ -31,15 +31,31 @@ pub struct Refused {
 }
 
 impl Writer {
-    /// How many groups make a transaction. The time that iptables-nft-restore
-    /// takes grows with the square of the number of chains in one, the time
-    /// that the kernel takes with the number of chains in the table; the legacy
-    /// program and kernel rewrite the whole table each time.
+    /// How much [weight](Group::weight) makes a transaction. The time that
+    /// iptables-nft-restore takes grows with the square of the number of chains
+    /// in one, and each costs the kernel the time in which it lists all chains
+    /// of the table; the legacy program and kernel rewrite the whole table each
+    /// time.
     pub fn chunk(&self) -> usize {
         match self.engine {
-            Engine::NfTables => 150,
-            Engine::Legacy => 2500,
+            Engine::NfTables => 700 * CHAIN,
+            Engine::Legacy => 20_000 * CHAIN,
         }
+    }
+
+    /// Neighbours that go together in a transaction.
+    pub fn chunks<'a>(&self, mut groups: &'a [Group]) -> impl Iterator<Item = &'a [Group]> {
+        let limit = self.chunk();
+        std::iter::from_fn(move || {
+            let mut weight = 0;
+            let full = groups.iter().position(|group| {
+                weight += group.weight();
+                weight >= limit
+            });
+            let (chunk, rest) = groups.split_at(full.map_or(groups.len(), |at| at + 1));
+            groups = rest;
+            (!chunk.is_empty()).then_some(chunk)
+        })
     }
 
     /// Everything in the order of phases: in one run of the program, or, after
@@ -49,8 +65,7 @@ impl Writer {
     /// # Errors
     /// What the program said; a part may have taken effect.
     pub async fn at_once(&self, groups: &[Group]) -> Result<u32, Error> {
-        let chunk = self.chunk();
-        let runs: Vec<String> = match groups.len() <= chunk {
+        let runs: Vec<String> = match self.chunks(groups).nth(1).is_none() {
             true => vec![
                 Phase::ALL
                     .map(|phase| text(groups, phase, self.v6))
@@ -58,7 +73,7 @@ impl Writer {
             ],
             false => Phase::ALL
                 .into_iter()
-                .flat_map(|phase| groups.chunks(chunk).map(move |some| (some, phase)))
+                .flat_map(|phase| self.chunks(groups).map(move |some| (some, phase)))
                 .map(|(some, phase)| text(some, phase, self.v6))
                 .collect(),
         };

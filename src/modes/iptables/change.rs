@@ -66,6 +66,20 @@ pub struct Group {
     pub ops: Vec<Op>,
 }
 
+/// What a chain weighs, in rules.
+pub const CHAIN: usize = 4;
+
+impl Group {
+    /// How much work it is, in rules.
+    pub fn weight(&self) -> usize {
+        let of = |op: &Op| match op {
+            Op::Fill(_) | Op::Delete { .. } => CHAIN,
+            _ => 1,
+        };
+        self.ops.iter().map(of).sum()
+    }
+}
+
 impl Op {
     fn table(&self) -> Table {
         match self {

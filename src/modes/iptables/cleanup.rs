@@ -65,8 +65,9 @@ pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
     let mut left = Vec::new();
     for &family in families {
         for (xtables, engine) in Xtables::engines(family).await {
+            let there = engine.tables_with(family, |_, chain| is_ours(chain));
             for table in Table::ALL {
-                if !engine.has_table(family, table.name()) {
+                if !there.contains(&table.name()) {
                     continue;
                 }
                 let leftovers = Leftovers::new(table, is_ours).read(&xtables).await?;
@@ -91,9 +92,12 @@ pub(super) async fn remove(
 ) -> Result<(), xtables::Error> {
     let mut batch = String::new();
     let mut kubelet = false;
+    let there = engine.tables_with(xtables.family(), |_, chain| {
+        is_ours(chain) || chain == names::FIREWALL || xtables::HINTS.contains(&chain)
+    });
     // What nat leads somewhere is closed last.
     for table in [Table::Mangle, Table::Nat, Table::Filter] {
-        if !engine.has_table(xtables.family(), table.name()) {
+        if !there.contains(&table.name()) {
             continue;
         }
         let ours = |chain: &str| is_ours(chain) && !kept.contains(&(table, chain));

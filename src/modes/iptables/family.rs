@@ -326,12 +326,29 @@ impl FamilyRules {
     /// What the kernel holds, and the steps that make the fixed parts right.
     async fn read(&self, fixed: &Fixed) -> Result<(Adoption, Vec<Op>), Error> {
         let (mut adoption, mut ops) = (Adoption::new(self.writer.v6), Vec::new());
-        for table in Table::ALL {
-            let mut saved = Saved::default();
-            self.writer
-                .xtables
-                .read(table.name(), |line| saved.line(line, adopt::by_rule))
-                .await?;
+        let xtables = &self.writer.xtables;
+        let mut saved = Table::ALL.map(|_| Saved::default());
+        match self.engine() {
+            // Its program takes all tables from the kernel to print one.
+            Engine::NfTables => {
+                let mut current = None;
+                let each = |line: &str| {
+                    if let Some(name) = line.strip_prefix('*') {
+                        current = Table::ALL.iter().position(|table| table.name() == name);
+                    } else if let Some(saved) = current.and_then(|at| saved.get_mut(at)) {
+                        saved.line(line, adopt::by_rule);
+                    }
+                };
+                xtables.read_all(each).await?;
+            }
+            Engine::Legacy => {
+                for (table, saved) in Table::ALL.iter().zip(&mut saved) {
+                    let each = |line: &str| saved.line(line, adopt::by_rule);
+                    xtables.read(table.name(), each).await?;
+                }
+            }
+        }
+        for (table, saved) in Table::ALL.into_iter().zip(saved) {
             ops.extend(adoption.table(table, saved, fixed));
         }
         Ok((adoption, ops))

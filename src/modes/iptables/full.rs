@@ -20,6 +20,8 @@ use crate::{
 
 /// How many names of what was repaired are told.
 const NAMED: usize = 5;
+/// Chains that go in one group: what is refused keeps its neighbours.
+const TOGETHER: usize = 50;
 
 /// A full sync under way.
 pub struct Full<'a> {
@@ -66,17 +68,19 @@ impl<'a> Full<'a> {
                 filter.push(Group { owner, ops });
             }
         }
-        let fixed = [Group {
-            owner: None,
-            ops: fixed,
-        }];
+        // Rules that lead to chains come last: each transaction has the kernel
+        // follow all jumps from its own chains (`nft_chain_validate`).
+        let (chains, leads) = fixed.into_iter().partition(|op| matches!(op, Op::Fill(_)));
+        let [chains, leads] = [chains, leads].map(|ops| Group { owner: None, ops });
+        let fixed = [chains, leads];
         self.all_or_nothing(&fixed, Phase::Close).await?;
-        for groups in filter.chunks(self.writer.chunk() * 4) {
+        for groups in self.writer.chunks(&filter) {
             self.some(groups, Phase::Close).await?;
         }
         drop(filter);
-        self.all_or_nothing(&fixed, Phase::Carry).await?;
-        let mut chunk = Vec::new();
+        let [chains, leads] = fixed;
+        self.all_or_nothing(&[chains], Phase::Carry).await?;
+        let (mut chunk, mut weight) = (Vec::new(), 0);
         for port in self.ports() {
             let rules = plan::service_port(port, &self.options);
             let ops = self.adoption.port(Table::Nat, &rules);
@@ -86,15 +90,20 @@ impl<'a> Full<'a> {
             }
             let owner = Some(port.name.clone());
             chunk.push(Group { owner, ops });
-            if chunk.len() >= self.writer.chunk() {
+            weight += chunk.last().map_or(0, Group::weight);
+            if weight >= self.writer.chunk() {
                 self.some(&chunk, Phase::Carry).await?;
                 chunk.clear();
+                weight = 0;
             }
         }
-        self.some(&chunk, Phase::Carry).await?;
-        let rest = [std::mem::take(&mut self.adoption).rest()];
+        chunk.push(leads);
+        self.all_or_nothing(&chunk, Phase::Carry).await?;
+        let rest = std::mem::take(&mut self.adoption).rest(TOGETHER);
         for phase in [Phase::Carry, Phase::Open] {
-            self.some(&rest, phase).await?;
+            for groups in self.writer.chunks(&rest) {
+                self.some(groups, phase).await?;
+            }
         }
         Ok(())
     }

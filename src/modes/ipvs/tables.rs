@@ -193,8 +193,16 @@ pub async fn remove(family: IpFamily, kept: &Kept) -> Result<(), Error> {
         let Some(kept) = kept.within(family, engine) else {
             continue;
         };
+        let ours = |table: &str, name: &str| {
+            let ours = |(of, chain): &&(Table, &str)| of.name() == table && *chain == name;
+            OWN_CHAINS
+                .iter()
+                .find(ours)
+                .is_some_and(|it| !kept.contains(it))
+        };
+        let there = engine.tables_with(family, ours);
         for table in Table::ALL {
-            if engine.has_table(family, table.name()) {
+            if there.contains(&table.name()) {
                 outcome = outcome.and(remove_from(&xtables, table, kept).await);
             }
         }

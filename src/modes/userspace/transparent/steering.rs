@@ -248,7 +248,11 @@ fn left_behind() -> Result<bool, Error> {
 pub async fn cleanup() -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in Family::ALL {
-        for (xtables, _) in Xtables::engines_with(family, "mangle").await {
+        for (xtables, engine) in Xtables::engines(family).await {
+            let ours = |table: &str, chain: &str| table == "mangle" && chain == CHAIN;
+            if !engine.tables_with(family, ours).contains(&"mangle") {
+                continue;
+            }
             // A table that cannot be read for want of it holds nothing of ours.
             let removed = match xtables.save("mangle").await.map(|saved| removal(&saved)) {
                 Ok(Some(batch)) => xtables.restore(&batch).await,

@@ -169,10 +169,9 @@ impl Redirect {
                 if kept.within(family, engine).is_none() {
                     continue;
                 }
-                for table in ["nat", "filter"] {
-                    if engine.has_table(family, table) {
-                        outcome = outcome.and(remove(&xtables, table).await);
-                    }
+                let there = engine.tables_with(family, |_, chain| chain == plan::CHAIN);
+                for table in there {
+                    outcome = outcome.and(remove(&xtables, table).await);
                 }
             }
         }
