@@ -182,6 +182,27 @@ fn numbers_are_read_as_kube_proxy_reads_them() {
 }
 
 #[test]
+fn a_family_that_is_served_whole_is_told() {
+    for (cluster, node_ports, untold) in [
+        ("10.0.0.0/8,fd00::/8", "[192.0.2.0/24]", Some("IPv6")),
+        ("10.0.0.0/8,fd00::/8", "['2001:db8::/64']", Some("IPv4")),
+        ("fd00::/8", "[192.0.2.0/24]", Some("IPv6")),
+        ("10.0.0.0/8", "[192.0.2.0/24]", None),
+        ("10.0.0.0/8,fd00::/8", "[192.0.2.0/24, '::/0']", None),
+        ("10.0.0.0/8,fd00::/8", "[primary]", None),
+        ("10.0.0.0/8,fd00::/8", "[]", None),
+    ] {
+        let text = format!("{TOP}clusterCIDR: '{cluster}'\nnodePortAddresses: {node_ports}\n");
+        let warnings = settings_of_file(&text, &[]).warnings;
+        let told = untold.map(|family| format!("names no {family} CIDR"));
+        assert_eq!(warnings.len(), usize::from(told.is_some()), "{warnings:?}");
+        for (words, warning) in told.iter().zip(&warnings) {
+            assert!(warning.contains(words), "{warning}");
+        }
+    }
+}
+
+#[test]
 fn json_is_read_too() {
     let text = r#"{"apiVersion":"kubeproxy.config.k8s.io/v1alpha1",
         "kind":"KubeProxyConfiguration","mode":"iptables","oomScoreAdj":-1}"#;
