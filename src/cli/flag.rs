@@ -115,8 +115,8 @@ impl Flag {
                 *at(options) = value.ok_or("it must be true or false")?;
             }
             Field::Int(at) => {
-                let value = text.parse();
-                *at(options) = value.map_err(|_| "it must be a whole number of 32 bits")?;
+                let value = notation::whole(text);
+                *at(options) = value.ok_or("it must be a whole number of 32 bits")?;
             }
             Field::Float(at) => {
                 let value = text.parse().ok().filter(|value: &f32| value.is_finite());
@@ -125,8 +125,8 @@ impl Flag {
             Field::Time(at) => *at(options) = duration::parse(text)?,
             Field::Text(at) => *at(options) = text.to_owned(),
             Field::List(at) => {
-                let items = text.split(',').filter(|_| !text.is_empty());
-                at(options).extend(items.map(|item| item.trim().to_owned()));
+                let items = notation::list(text).ok_or("a quote must end where its item ends")?;
+                at(options).extend(items);
             }
             Field::Set(set, _) | Field::SetOr(set, _) => set(options, text)?,
         }
@@ -149,6 +149,28 @@ impl Flag {
             Field::Set(_, default) => default.to_owned(),
             Field::SetOr(..) => String::new(),
         }
+    }
+
+    /// The value that it has when it is not given.
+    pub(super) fn initial(&self) -> String {
+        let options = &mut Options::default();
+        match self.field {
+            Field::Switch(at) => at(options).to_string(),
+            Field::Time(at) => duration::format(*at(options)),
+            Field::List(at) => format!("[{}]", at(options).join(",")),
+            _ => self.default(),
+        }
+    }
+
+    /// Whether `argument` is this flag, with its value in the next argument.
+    pub(super) fn is_before_value(&self, argument: &str) -> bool {
+        let named = match argument.strip_prefix("--") {
+            Some(name) => name == self.name,
+            None => argument
+                .strip_prefix('-')
+                .is_some_and(|letter| self.short.is_some_and(|short| letter == short.to_string())),
+        };
+        named && !matches!(self.field, Field::Switch(_) | Field::SetOr(..))
     }
 
     /// The flag as clap knows it.

@@ -140,6 +140,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
             Some(text) => normalized(text).into(),
             None => argument,
         });
+    let arguments = without_empty(arguments);
     let matches = command().try_get_matches_from(arguments).map_err(|error| {
         let text = error.render().to_string().trim_end().to_owned();
         match error.use_stderr() {
@@ -181,6 +182,22 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
         given,
         subcommand,
     })
+}
+
+/// Leaves out empty arguments that are no flag's value: templates of manifests
+/// leave them behind, and kube-proxy passes over them.
+fn without_empty(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut kept: Vec<OsString> = Vec::new();
+    let mut is_value = true; // The first is the program's name.
+    for argument in arguments {
+        if argument.is_empty() && !is_value {
+            continue;
+        }
+        let text = argument.to_str().filter(|_| !is_value);
+        is_value = text.is_some_and(|text| flags::all().any(|flag| flag.is_before_value(text)));
+        kept.push(argument);
+    }
+    kept
 }
 
 /// kube-proxy takes flag names with underscores for those with dashes

@@ -242,7 +242,7 @@ fn with_values(line: &CommandLine) -> Vec<(&'static str, String)> {
         .filter(|flag| !flag.hidden)
         .map(|flag| {
             let given = line.given.iter().find(|(name, _)| *name == flag.name);
-            let value = given.map_or_else(|| flag.default(), |(_, value)| value.clone());
+            let value = given.map_or_else(|| flag.initial(), |(_, value)| value.clone());
             (flag.name, value)
         })
         .collect();

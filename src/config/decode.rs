@@ -87,7 +87,15 @@ pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
     Section::visit(String::new(), &entries, &mut findings, |top| {
         read(top, &mut configuration);
     });
-    let mut warnings = Vec::new();
+    let mode = configuration.mode.as_str();
+    let (elsewhere, problems) = findings
+        .problems
+        .into_iter()
+        .partition::<Vec<_>, _>(|problem| is_for_another_mode(&problem.field, mode));
+    let mut warnings: Vec<String> = elsewhere
+        .iter()
+        .map(|problem| format!("{problem}; ignored in mode {mode:?}"))
+        .collect();
     if !findings.ignored.is_empty() {
         warnings.push(format!("ignored fields: {}", findings.ignored.join("; ")));
     }
@@ -99,9 +107,21 @@ pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
     }
     Ok(Decoded {
         configuration,
-        problems: findings.problems,
+        problems,
         warnings,
     })
+}
+
+/// Whether nothing reads `field` in `mode`. kube-proxy does not look at the
+/// values of such fields, so they must not keep a node from starting.
+fn is_for_another_mode(field: &str, mode: &str) -> bool {
+    match field.split_once('.') {
+        Some(("nftables", _)) => mode != "nftables",
+        // A blank mode is ipvs; userspace takes its scheduler.
+        Some(("ipvs", _)) => ["iptables", "nftables"].contains(&mode),
+        Some(("iptables", "syncPeriod" | "minSyncPeriod")) => ["ipvs", "nftables"].contains(&mode),
+        _ => false,
+    }
 }
 
 fn read(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {

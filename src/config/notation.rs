@@ -28,6 +28,57 @@ pub fn boolean(text: &str) -> Option<bool> {
     }
 }
 
+/// Reads a whole number as Go's `strconv.ParseInt` does with base 0: `0x1f`,
+/// `0o17` and `017`, `0b1`, `1_000` too.
+pub fn whole(text: &str) -> Option<i32> {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let prefixed = |prefix: [&str; 2]| prefix.iter().find_map(|p| unsigned.strip_prefix(p));
+    let (radix, digits) = if let Some(digits) = prefixed(["0x", "0X"]) {
+        (16, digits.strip_prefix('_').unwrap_or(digits))
+    } else if let Some(digits) = prefixed(["0b", "0B"]) {
+        (2, digits.strip_prefix('_').unwrap_or(digits))
+    } else if let Some(digits) = prefixed(["0o", "0O"]) {
+        (8, digits.strip_prefix('_').unwrap_or(digits))
+    } else if let Some(digits) = unsigned.strip_prefix('0').filter(|d| !d.is_empty()) {
+        (8, digits.strip_prefix('_').unwrap_or(digits))
+    } else {
+        (10, unsigned)
+    };
+    // An underscore stands between digits.
+    if digits.split('_').any(str::is_empty) || digits.starts_with(['+', '-']) {
+        return None;
+    }
+    let number = i64::from_str_radix(&digits.replace('_', ""), radix).ok()?;
+    i32::try_from(if text.starts_with('-') {
+        -number
+    } else {
+        number
+    })
+    .ok()
+}
+
+/// Reads a list with commas, whose items may stand in double quotes (pflag
+/// reads lists as CSV, RFC 4180); `None` if a quote does not end its item.
+pub fn list(text: &str) -> Option<Vec<String>> {
+    let mut items = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let item;
+        (item, rest) = match rest.trim_start().strip_prefix('"') {
+            Some(quoted) => {
+                let (item, after) = quoted.split_once('"')?;
+                match after.trim_start() {
+                    "" => (item, ""),
+                    more => (item, more.strip_prefix(',')?),
+                }
+            }
+            None => rest.split_once(',').unwrap_or((rest, "")),
+        };
+        items.push(item.trim().to_owned());
+    }
+    Some(items)
+}
+
 /// Reads `pattern=N,...` of `--vmodule`.
 ///
 /// # Errors
@@ -79,6 +130,61 @@ mod tests {
         assert_eq!(read, [("A", false), ("B", false)]);
         for text in ["A", "A=", "A=yes", "A=true,B"] {
             assert!(feature_gates(text, &mut gates).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn whole_numbers() {
+        for (text, number) in [
+            ("0", 0),
+            ("-999", -999),
+            ("+7", 7),
+            ("0x1F", 31),
+            ("-0x_8000_0000", i32::MIN),
+            ("017", 15),
+            ("0o17", 15),
+            ("0b101", 5),
+            ("32_768", 32_768),
+            ("2147483647", i32::MAX),
+        ] {
+            assert_eq!(whole(text), Some(number), "{text}");
+        }
+        for text in [
+            "",
+            "-",
+            "1.0",
+            "1e3",
+            "08",
+            "0x",
+            "0xg",
+            "_1",
+            "1_",
+            "1__0",
+            "--1",
+            "0x-1",
+            "2147483648",
+            "99999999999999999999",
+        ] {
+            assert_eq!(whole(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn lists_may_be_quoted() {
+        for (text, items) in [
+            ("", &[][..]),
+            ("a", &["a"]),
+            ("a, b", &["a", "b"]),
+            ("\"a\"", &["a"]),
+            ("\"a,b\",c", &["a,b", "c"]),
+            ("c , \"a\" ,b", &["c", "a", "b"]),
+            ("a,,b", &["a", "", "b"]),
+        ] {
+            let items: Vec<String> = items.iter().map(|item| (*item).to_owned()).collect();
+            assert_eq!(list(text), Some(items), "{text}");
+        }
+        for text in ["\"a", "\"a\"b"] {
+            assert_eq!(list(text), None, "{text}");
         }
     }
 

@@ -177,6 +177,10 @@ impl Readable for bool {
 fn whole<T: TryFrom<i128>>(tree: &Tree) -> Result<T, String> {
     match tree {
         Tree::Int(number) => T::try_from(*number).map_err(|_| format!("{number} is out of range")),
+        // `1.0` and `1e3` are whole in JSON, which kube-proxy makes of the file.
+        Tree::Float(number) if number.fract() == 0.0 => {
+            T::try_from(*number as i128).map_err(|_| format!("{number} is out of range"))
+        }
         other => Err(format!("{other} is not a whole number")),
     }
 }

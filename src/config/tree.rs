@@ -37,6 +37,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<Tree>, String> {
             max_total_replayed_events: 10_000,
         },
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+        // kube-proxy's reader goes by YAML 1.1: 017 is 15.
+        legacy_octal_numbers: true,
         with_snippet: false,
     };
     serde_saphyr::from_str_multiple_with_options(text, options).map_err(|e| e.to_string())

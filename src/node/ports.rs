@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{config::NodePortAddresses, services::Node};
 
@@ -36,11 +36,20 @@ pub struct NodePorts {
 }
 
 impl NodePorts {
-    /// As configured. `node_ip` is `bindAddress`, where that names an address.
+    /// As configured; a family of which no network is named is served whole, as
+    /// in kube-proxy (`NewNodePortAddresses` of its `pkg/proxy/util`). `node_ip`
+    /// is `bindAddress`, where that names an address.
     pub fn new(configured: &NodePortAddresses, node_ip: Option<IpAddr>) -> Self {
         let (primary, served) = match configured {
             NodePortAddresses::All => (None, Served::All),
-            NodePortAddresses::Within(networks) => (None, Served::Within(networks.clone())),
+            NodePortAddresses::Within(networks) => {
+                let unnamed = every_address().into_iter().filter(|every| {
+                    let named = |n: &IpNet| n.addr().is_ipv4() == every.addr().is_ipv4();
+                    !networks.iter().any(named)
+                });
+                let networks = networks.iter().copied().chain(unnamed);
+                (None, Served::Within(networks.collect()))
+            }
             NodePortAddresses::Primary => (Some(node_ip), Served::Within(Vec::new())),
         };
         let ports = NodePorts {
@@ -75,6 +84,11 @@ impl NodePorts {
     pub fn served(&self) -> Arc<Served> {
         self.served.load_full()
     }
+}
+
+/// All addresses of each family.
+fn every_address() -> [IpNet; 2] {
+    [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
 }
 
 #[cfg(test)]
@@ -123,5 +137,6 @@ mod tests {
         assert!(!within.learn(None));
         assert!(within.served().contains(&ip("192.0.2.1")));
         assert!(!within.served().contains(&ip("198.51.100.1")));
+        assert!(within.served().contains(&ip("2001:db8::1")), "unnamed");
     }
 }

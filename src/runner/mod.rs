@@ -145,6 +145,9 @@ impl<M: Mode> Runner<M> {
                     self.fold(batch);
                 }
                 self.sync(&mut pace).await;
+                // Signals and probes have their turn, however short the sync
+                // period is.
+                tokio::task::yield_now().await;
                 continue;
             }
             tokio::select! {

@@ -56,7 +56,10 @@ impl Mode for Noting {
         let at = (Instant::now() - self.start).as_millis();
         self.calls
             .send_modify(|calls| calls.push((at, changes.full, names)));
-        sleep(behaviour.takes).await;
+        // A sleep yields now and then, even one of no time.
+        if !behaviour.takes.is_zero() {
+            sleep(behaviour.takes).await;
+        }
         if behaviour.fails {
             return Err(SyncError::Capture(broken()));
         }
@@ -230,6 +233,26 @@ async fn the_first_sync_waits_for_the_first_batch_and_is_full() {
     assert_eq!(bench.take(0), []);
     bench.send(Vec::new()).await;
     assert_eq!(bench.take(0), [(100_000, true, names(&[]))]);
+}
+
+#[test]
+fn others_have_their_turn_however_short_the_periods_are() {
+    let (end, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let bench = Bench::with(pace::Options {
+                min_interval: Duration::ZERO,
+                sync_period: Duration::from_nanos(1),
+                ..pace::Options::default()
+            });
+            bench.send(Vec::new()).await;
+        });
+        end.send(()).unwrap();
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(10));
+    ended.expect("nobody but the runner has a turn");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,12 @@
 //! What is served at the metrics address: `/metrics`, `/proxyMode`, `/configz`,
-//! `/statusz`, `/flagz`, and `/healthz` in its short form.
+//! `/statusz`, `/flagz`, `/healthz` in its short form, and how often that was
+//! asked (`/metrics/slis`, KEP-3466).
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+    time::SystemTime,
+};
 
 use hyper::StatusCode;
 use prometheus::{Encoder, IntGauge, Opts, Registry, TextEncoder};
@@ -18,11 +23,13 @@ use crate::modes::ModeName;
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
 
 /// The paths, sorted.
-const PATHS: [&str; 6] = [
+const PATHS: [&str; 8] = [
     "/configz",
     "/flagz",
     "/healthz",
+    "/healthz/ping",
     "/metrics",
+    "/metrics/slis",
     "/proxyMode",
     "/statusz",
 ];
@@ -42,6 +49,9 @@ pub struct Running {
 #[derive(Debug)]
 pub struct Introspection {
     registry: Registry,
+    /// How often `/healthz` was asked. Whoever asks finds the one check behind
+    /// it, `ping`, passed: that somebody is there to answer.
+    checks: AtomicU64,
     running: Running,
     configuration: Value,
     pages: Pages,
@@ -58,6 +68,7 @@ impl Introspection {
     ) -> Introspection {
         Introspection {
             registry,
+            checks: AtomicU64::new(0),
             pages: Pages {
                 started: SystemTime::now(),
                 paths: PATHS.to_vec(),
@@ -110,8 +121,13 @@ impl Introspection {
     pub(super) fn answer(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
             "/metrics" => self.metrics(),
+            "/metrics/slis" => self.slis(),
             "/proxyMode" => Answer::text(self.running.mode.to_string()),
-            "/healthz" => Answer::text("ok"),
+            "/healthz" => {
+                self.checks.fetch_add(1, Ordering::Relaxed);
+                Answer::text("ok")
+            }
+            "/healthz/ping" => Answer::text("ok"),
             "/configz" => Answer::json(json!({ CONFIG_GROUP: self.configuration }).to_string()),
             "/statusz" => self.pages.statusz(asked),
             "/flagz" => self.pages.flagz(asked),
@@ -130,5 +146,21 @@ impl Introspection {
             Err(error) => Answer::text(format!("cannot write metrics: {error}\n"))
                 .with_status(StatusCode::INTERNAL_SERVER_ERROR),
         }
+    }
+
+    /// Nothing until there was a check, as for kube-proxy.
+    fn slis(&self) -> Answer {
+        let text = match self.checks.load(Ordering::Relaxed) {
+            0 => String::new(),
+            checks => format!(
+                "# HELP kubernetes_healthcheck Whether the last health check passed.\n\
+                 # TYPE kubernetes_healthcheck gauge\n\
+                 kubernetes_healthcheck{{name=\"ping\",type=\"healthz\"}} 1\n\
+                 # HELP kubernetes_healthchecks_total Health checks, by result.\n\
+                 # TYPE kubernetes_healthchecks_total counter\n\
+                 kubernetes_healthchecks_total{{name=\"ping\",status=\"success\",type=\"healthz\"}} {checks}\n"
+            ),
+        };
+        Answer::metrics(text.into_bytes())
     }
 }

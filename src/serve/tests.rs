@@ -295,7 +295,12 @@ fn the_other_pages() {
     let about = about(&Registry::new());
     let text = |path: &str| String::from_utf8(about.answer(get(path)).body).unwrap();
     assert_eq!(text("/proxyMode"), "userspace");
+    assert_eq!(text("/metrics/slis"), "");
     assert_eq!(text("/healthz"), "ok");
+    assert_eq!(text("/healthz"), "ok");
+    let labels = r#"{name="ping",status="success",type="healthz"}"#;
+    let counted = format!("kubernetes_healthchecks_total{labels} 2");
+    assert!(text("/metrics/slis").lines().any(|line| line == counted));
     let configuration: Value = serde_json::from_str(&text("/configz")).unwrap();
     let expected = json!({"kubeproxy.config.k8s.io": {"mode": "userspace"}});
     assert_eq!(configuration, expected);
@@ -317,7 +322,7 @@ fn the_other_pages() {
     for path in &listed {
         assert_eq!(about.answer(get(path)).status, StatusCode::OK, "{path}");
     }
-    assert_eq!(listed.len(), 6);
+    assert_eq!(listed.len(), 8);
 }
 
 /// Sends `request` and reads until the server closes.

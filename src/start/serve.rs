@@ -199,8 +199,12 @@ fn health_check_addresses(node_ports: &NodePorts) -> Vec<IpAddr> {
     let listed = Socket::open(Protocol::Route).and_then(|mut socket| addresses::list(&mut socket));
     match listed {
         Ok(all) => {
-            let all = all.into_iter().map(|address| address.address);
-            all.filter(|ip| served.contains(ip)).collect()
+            // Nobody calls a Service's address or one of a single link for this.
+            let all = all.into_iter().filter(|a| a.interface != ipvs::plan::LINK);
+            all.map(|address| address.address)
+                .filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()))
+                .filter(|ip| served.contains(ip))
+                .collect()
         }
         Err(error) => {
             tracing::error!("health-check node ports are closed until the next full sync: {error}");

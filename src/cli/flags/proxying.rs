@@ -90,8 +90,8 @@ pub(super) const PROXYING: &[Flag] = &[
         "nodeport-addresses",
         "CIDRS",
         Field::List(|o| &mut o.configuration.node_port_addresses),
-        "Node addresses that serve node ports: those within these CIDRs, or `primary` for the \
-         addresses of the Node object; all, if there is none",
+        "Node addresses that serve node ports: those within these CIDRs (all of a family that none \
+         of them is of), or `primary` for the addresses of the Node object; all, if there is none",
     ),
     Flag::switch(
         "masquerade-all",

@@ -67,6 +67,15 @@ fn periods_and_interfaces_are_checked_with_their_mode() {
             "nftables.masqueradeBit",
         ),
         ("mode: ipvs\nipvs: {scheduler: magic}", "ipvs.scheduler"),
+        ("mode: ipvs\nipvs: {tcpTimeout: -1s}", "ipvs.tcpTimeout"),
+        (
+            "mode: iptables\niptables: {syncPeriod: -1s}",
+            "iptables.syncPeriod",
+        ),
+        (
+            "mode: ipvs\niptables: {masqueradeBit: 99}",
+            "iptables.masqueradeBit",
+        ),
         (
             "mode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8, x]}",
             "ipvs.excludeCIDRs[1]",
@@ -92,7 +101,9 @@ fn periods_and_interfaces_are_checked_with_their_mode() {
     ] {
         let text = refusal(&format!("{TOP}{text}\n"), &["--config=config"]);
         assert!(
-            text.contains(&format!("KubeProxyConfiguration.{path} ")),
+            [' ', ':']
+                .iter()
+                .any(|end| text.contains(&format!("KubeProxyConfiguration.{path}{end}"))),
             "{path}: {text}"
         );
         assert_eq!(text.lines().count(), 2, "{text}");
@@ -147,6 +158,48 @@ fn unknown_and_repeated_fields_are_named_and_ignored() {
         assert!(fields.contains(words), "{fields}");
     }
     assert!(documents.contains("first document"), "{documents}");
+}
+
+#[test]
+fn numbers_are_read_as_kube_proxy_reads_them() {
+    let text = "oomScoreAdj: -0x10\nclientConnection: {qps: 5, burst: 1e1}\n\
+                iptables: {masqueradeBit: 017}\nconntrack: {maxPerCore: 3.2e4, min: 1.0}\n";
+    let c = settings_of_file(&format!("{TOP}{text}"), &[]).configuration;
+    assert_eq!(c.oom_score_adj, -16);
+    assert_eq!(
+        (c.client_connection.burst, c.client_connection.qps),
+        (10, 5.0)
+    );
+    assert_eq!(c.iptables.masquerade_bit, 15);
+    assert_eq!((c.conntrack.max_per_core, c.conntrack.min), (32_000, 1));
+    for text in ["conntrack: {min: 1e99}", "conntrack: {min: 1.5}"] {
+        let text = refusal(&format!("{TOP}{text}\n"), &["--config=config"]);
+        assert!(
+            text.contains("KubeProxyConfiguration.conntrack.min: "),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_family_that_is_served_whole_is_told() {
+    for (cluster, node_ports, untold) in [
+        ("10.0.0.0/8,fd00::/8", "[192.0.2.0/24]", Some("IPv6")),
+        ("10.0.0.0/8,fd00::/8", "['2001:db8::/64']", Some("IPv4")),
+        ("fd00::/8", "[192.0.2.0/24]", Some("IPv6")),
+        ("10.0.0.0/8", "[192.0.2.0/24]", None),
+        ("10.0.0.0/8,fd00::/8", "[192.0.2.0/24, '::/0']", None),
+        ("10.0.0.0/8,fd00::/8", "[primary]", None),
+        ("10.0.0.0/8,fd00::/8", "[]", None),
+    ] {
+        let text = format!("{TOP}clusterCIDR: '{cluster}'\nnodePortAddresses: {node_ports}\n");
+        let warnings = settings_of_file(&text, &[]).warnings;
+        let told = untold.map(|family| format!("names no {family} CIDR"));
+        assert_eq!(warnings.len(), usize::from(told.is_some()), "{warnings:?}");
+        for (words, warning) in told.iter().zip(&warnings) {
+            assert!(warning.contains(words), "{warning}");
+        }
+    }
 }
 
 #[test]

@@ -80,6 +80,19 @@ fn values_are_written_as_for_kube_proxy() {
     .configuration;
     assert!(!c.iptables.localhost_node_ports);
     assert_eq!(c.oom_score_adj, -500);
+    // Empty arguments are passed over, unless they are values.
+    let c = settings(&["", "-v", "3", "", "--proxy-mode", "", "--master", "--v", ""]);
+    assert_eq!(c.configuration.logging.verbosity, 3);
+    assert_eq!(c.effective.mode, ModeName::Ipvs);
+    assert_eq!(c.master.as_deref(), Some("--v"));
+    let c = settings(&[
+        "--iptables-masquerade-bit=0x10",
+        "--conntrack-min=1_000",
+        "--nodeport-addresses=\"192.0.2.0/24\",\"fd00::/8\"",
+    ])
+    .configuration;
+    assert_eq!((c.iptables.masquerade_bit, c.conntrack.min), (16, 1000));
+    assert_eq!(c.node_port_addresses, ["192.0.2.0/24", "fd00::/8"]);
     let c = settings(&[
         "--nodeport-addresses=10.0.0.0/8,fd00::/8",
         "--nodeport_addresses",
@@ -240,6 +253,18 @@ fn modes() {
             true,
         ),
         (
+            Some("mode: iptables\nipvs: {tcpTimeout: -1s}\nnftables: {syncPeriod: -1s}\n"),
+            &[],
+            ModeName::Iptables,
+            true,
+        ),
+        (
+            Some("mode: ipvs\niptables: {syncPeriod: -1s, minSyncPeriod: -1s}\n"),
+            &[],
+            ModeName::Ipvs,
+            true,
+        ),
+        (
             None,
             &["--proxy-mode=ipvs", "--ipvs-scheduler=lblc"],
             ModeName::Ipvs,
@@ -334,6 +359,9 @@ fn flags_are_listed_with_their_values() {
     for expected in [
         ("v", "4"),
         ("ipvs-strict-arp", "true"),
+        ("ipvs-udp-timeout", "0s"),
+        ("masquerade-all", "false"),
+        ("nodeport-addresses", "[]"),
         ("oom-score-adj", "-999"),
     ] {
         assert!(

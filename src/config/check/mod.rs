@@ -304,7 +304,24 @@ impl Check {
             let field = format!("nodePortAddresses[{i}]");
             self.invalid(field, "nodeport-addresses", text, why);
         }
+        self.unnamed_family(c, &cidrs);
         NodePortAddresses::Within(cidrs)
+    }
+
+    /// A family that `nodePortAddresses` does not name is served whole, which
+    /// is hardly meant where the cluster has that family.
+    fn unnamed_family(&mut self, c: &KubeProxyConfiguration, named: &[IpNet]) {
+        let cluster = c.detect_local.cluster_cidrs.iter();
+        let cluster: Vec<IpNet> = cluster.filter_map(|text| parse_cidr(text)).collect();
+        for (family, is_v6) in [("IPv4", false), ("IPv6", true)] {
+            let has = |nets: &[IpNet]| nets.iter().any(|net| net.addr().is_ipv6() == is_v6);
+            if has(&cluster) && !has(named) && !named.is_empty() {
+                self.warnings.push(format!(
+                    "nodePortAddresses names no {family} CIDR: all {family} addresses of this \
+                     node serve node ports"
+                ));
+            }
+        }
     }
 
     fn proxy_ports(&mut self, c: &KubeProxyConfiguration) -> Option<std::ops::RangeInclusive<u16>> {

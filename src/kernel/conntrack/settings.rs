@@ -106,9 +106,9 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     };
     if options.max_per_core > 0 {
         let scaled = u64::from(options.max_per_core) * u64::from(cpus);
-        let max = match scaled {
-            MOST_SCALED.. => MOST_SCALED,
-            _ => scaled.max(options.min.into()),
+        let max = match scaled > MOST_SCALED {
+            true => MOST_SCALED,
+            false => scaled.max(options.min.into()),
         };
         set("net.netfilter.nf_conntrack_max", max, true);
         set(HASH_SIZE, max / PER_BUCKET, true);
@@ -259,6 +259,14 @@ mod tests {
         let limit = |options: &Options, cpus| values(options, cpus).first().copied();
         for (cpus, max) in [(1, 131_072), (4, 131_072), (5, 163_840), (96, 1_048_576)] {
             assert_eq!(limit(&defaults(), cpus), Some(("nf_conntrack_max", max)));
+        }
+        // 32 CPUs make exactly the most: the minimum still counts.
+        let generous = Options {
+            min: 2_097_152,
+            ..defaults()
+        };
+        for (cpus, max) in [(31, 2_097_152), (32, 2_097_152), (33, 1_048_576)] {
+            assert_eq!(limit(&generous, cpus), Some(("nf_conntrack_max", max)));
         }
         let huge = Options {
             max_per_core: u32::MAX,

@@ -195,12 +195,12 @@ async fn in_scratch(xtables: &Xtables) -> Features {
         }
         batch += "COMMIT\n";
     }
-    let all = xtables.restore_once(&batch).await.is_ok();
+    let all = xtables.tried(&batch).await.is_ok();
     let mut features = Features::NONE;
     for (table, rule, feature) in probes {
         let line = format!("-A TRIPOD-PROBE {}", rule.words(v6));
         let alone = format!("*{table}\n:TRIPOD-PROBE - [0:0]\n{line}\nCOMMIT\n");
-        *feature(&mut features) = all || xtables.restore_once(&alone).await.is_ok();
+        *feature(&mut features) = all || xtables.tried(&alone).await.is_ok();
     }
     features.set = knows_sets(xtables).await;
     features

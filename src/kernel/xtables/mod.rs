@@ -79,6 +79,9 @@ pub enum Error {
     },
 }
 
+/// What the legacy programs say when they do not get the lock.
+const LOCKED: &str = "holding the xtables lock";
+
 impl Error {
     /// For lack of privilege, not of a feature.
     pub fn is_permission(&self) -> bool {
@@ -96,7 +99,7 @@ impl Error {
     /// ERESTART has no words of its own in the C library).
     pub fn is_passing(&self) -> bool {
         const PASSING: [&str; 7] = [
-            "holding the xtables lock",
+            LOCKED,
             "Resource temporarily unavailable",
             "Interrupted system call",
             "No buffer space available",
@@ -108,6 +111,11 @@ impl Error {
             Error::Run { .. } | Error::Unusable { .. } => false,
             Error::Failed { message, .. } => PASSING.iter().any(|words| message.contains(words)),
         }
+    }
+
+    /// Because somebody else held the lock for seconds.
+    fn is_lock(&self) -> bool {
+        matches!(self, Error::Failed { message, .. } if message.contains(LOCKED))
     }
 
     /// Because the kernel takes no netlink message of that size (EMSGSIZE).
@@ -304,6 +312,17 @@ impl Xtables {
         self.restore.checked(output, batch).map(|_| ())
     }
 
+    /// Applies a batch to find out whether it works. Who holds the lock says
+    /// nothing about that and is waited for, however long it takes.
+    async fn tried(&self, batch: &str) -> Result<(), Error> {
+        loop {
+            match self.restore_once(batch).await {
+                Err(error) if error.is_lock() => tracing::warn!("{error}; waiting for it"),
+                done => return done,
+            }
+        }
+    }
+
     /// The rules of `table` in the format of `iptables-save`.
     ///
     /// # Errors
@@ -387,14 +406,14 @@ impl Xtables {
     /// Why it is not.
     pub async fn check(&self, table: &str, rule: &str) -> Result<(), Error> {
         let outcome = self
-            .restore(&format!(
+            .tried(&format!(
                 "*{table}\n:{SCRATCH} - [0:0]\n-A {SCRATCH} {rule}\nCOMMIT\n"
             ))
             .await;
         if outcome.is_ok() {
             // Two batches: the legacy program would hide from the kernel a rule
             // that goes in the batch that brings it.
-            self.restore(&format!("*{table}\n-F {SCRATCH}\n-X {SCRATCH}\nCOMMIT\n"))
+            self.tried(&format!("*{table}\n-F {SCRATCH}\n-X {SCRATCH}\nCOMMIT\n"))
                 .await?;
         }
         outcome
@@ -416,60 +435,4 @@ impl Xtables {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_offending_line_is_found_in_each_wording() {
-        let batch = "*nat\n:X - [0:0]\n-A X -j NOPE\nCOMMIT\n";
-        let cases = [
-            ("iptables-restore: line 3 failed", Some("-A X -j NOPE")),
-            ("Error occurred at line: 3", Some("-A X -j NOPE")),
-            ("line 2: CHAIN_ADD failed (File exists)", Some(":X - [0:0]")),
-            ("line 0 is none", None),
-            ("line 99 failed", None),
-            ("Another app is holding the lock", None),
-            ("line", None),
-        ];
-        for (message, line) in cases {
-            assert_eq!(offending_line(message, batch), line, "{message}");
-        }
-    }
-
-    fn program(script: &str) -> Program {
-        Program {
-            path: PathBuf::from("/bin/sh"),
-            applet: Some("-c".to_owned()),
-            name: script.to_owned(),
-        }
-    }
-
-    #[tokio::test]
-    async fn what_the_program_says_is_the_error() {
-        let program = program("iptables-restore");
-        let script = "echo 'oops at line 2' >&2; exit 1";
-        let output = program.run(&[script], "").await.unwrap();
-        let error = program.checked(output, "a\nb\n").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "iptables-restore: oops at line 2 (at: b)"
-        );
-    }
-
-    #[tokio::test]
-    async fn a_large_batch_to_a_talkative_program_does_not_stall() {
-        let program = program("cat");
-        let batch = "-A X\n".repeat(200_000);
-        let output = program.run(&["cat; cat /dev/null"], &batch).await.unwrap();
-        assert_eq!(output.stdout.len(), batch.len());
-        // One that does not read at all is no failure of ours either.
-        assert!(
-            program
-                .run(&["exit 0"], &batch)
-                .await
-                .unwrap()
-                .status
-                .success()
-        );
-    }
-}
+mod tests;

@@ -65,8 +65,7 @@ pub enum NodePortAddresses {
     /// All of them.
     #[default]
     All,
-    /// Those within one of these networks; the networks of one family say
-    /// nothing about the other, which has no node ports if none names it.
+    /// Those within one of these networks.
     Within(Vec<IpNet>),
 }
 
@@ -120,23 +119,31 @@ pub fn node(
     addresses: &[Address],
     family: Family,
 ) -> Vec<String> {
-    let within = |net: &&IpNet| Family::of(&net.addr()) == family;
+    let named = match wanted {
+        NodePortAddresses::All => None,
+        NodePortAddresses::Within(nets) => Some(nets.iter()),
+    };
+    let named = named.map(|nets| {
+        let of_family = nets.filter(|net| Family::of(&net.addr()) == family);
+        of_family.collect::<Vec<_>>()
+    });
+    // A network of everything names none: iptables leaves it out of the rule.
+    let named = named.filter(|nets| nets.iter().all(|net| net.prefix_len() > 0));
     // A network alone would catch what goes to other machines in it.
-    match (features.addrtype, wanted) {
-        (true, NodePortAddresses::All) => vec!["-m addrtype --dst-type LOCAL ".to_owned()],
-        (true, NodePortAddresses::Within(nets)) => nets
+    match (features.addrtype, named) {
+        (true, None) => vec!["-m addrtype --dst-type LOCAL ".to_owned()],
+        (true, Some(nets)) => nets
             .iter()
-            .filter(within)
             .map(|net| format!("-d {} -m addrtype --dst-type LOCAL ", net.trunc()))
             .collect(),
-        (false, wanted) => {
+        (false, named) => {
             let own: BTreeSet<_> = addresses
                 .iter()
                 .map(|a| a.address)
                 .filter(|a| Family::of(a) == family)
-                .filter(|a| match wanted {
-                    NodePortAddresses::All => true,
-                    NodePortAddresses::Within(nets) => nets.iter().any(|net| net.contains(a)),
+                .filter(|a| match &named {
+                    None => true,
+                    Some(nets) => nets.iter().any(|net| net.contains(a)),
                 })
                 .collect();
             own.into_iter()

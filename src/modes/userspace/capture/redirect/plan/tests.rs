@@ -104,6 +104,12 @@ fn node_ports_stay_on_the_nodes_own_addresses() {
         ["-d 10.0.0.1/32 "]
     );
     assert!(matches(Features::default(), Family::V6).is_empty());
+    let everywhere = ["192.0.2.0/24", "0.0.0.0/0"].map(|net| net.parse().unwrap());
+    let everywhere = NodePortAddresses::Within(everywhere.into());
+    assert_eq!(
+        node(&ALL, &everywhere, &own, Family::V4),
+        ["-m addrtype --dst-type LOCAL "]
+    );
 }
 
 #[test]
