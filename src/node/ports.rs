@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{config::NodePortAddresses, services::Node};
 
@@ -40,7 +40,7 @@ impl NodePorts {
     pub fn new(configured: &NodePortAddresses, node_ip: Option<IpAddr>) -> Self {
         let (primary, served) = match configured {
             NodePortAddresses::All => (None, Served::All),
-            NodePortAddresses::Within(networks) => (None, Served::Within(networks.clone())),
+            NodePortAddresses::Within(networks) => (None, within(networks)),
             NodePortAddresses::Primary => (Some(node_ip), Served::Within(Vec::new())),
         };
         let ports = NodePorts {
@@ -75,6 +75,19 @@ impl NodePorts {
     pub fn served(&self) -> Arc<Served> {
         self.served.load_full()
     }
+}
+
+/// As kube-proxy's `NewNodePortAddresses`: a family of which no network is
+/// named is served whole.
+fn within(networks: &[IpNet]) -> Served {
+    let mut served = networks.to_vec();
+    for whole in [IpNet::from(Ipv4Net::default()), Ipv6Net::default().into()] {
+        let of_family = |network: &IpNet| network.addr().is_ipv4() == whole.addr().is_ipv4();
+        if !networks.iter().any(of_family) {
+            served.push(whole);
+        }
+    }
+    Served::Within(served)
 }
 
 #[cfg(test)]
@@ -123,5 +136,24 @@ mod tests {
         assert!(!within.learn(None));
         assert!(within.served().contains(&ip("192.0.2.1")));
         assert!(!within.served().contains(&ip("198.51.100.1")));
+    }
+
+    /// Networks, an address, and whether that serves node ports.
+    #[test]
+    fn a_family_that_is_not_named_is_served_whole() {
+        let cases = [
+            ("192.0.2.0/24", "198.51.100.1", false),
+            ("192.0.2.0/24", "2001:db8::1", true),
+            ("2001:db8::/64", "192.0.2.1", true),
+            ("2001:db8::/64", "2001:db8:1::1", false),
+            ("192.0.2.0/24,2001:db8::/64", "198.51.100.1", false),
+            ("192.0.2.0/24,2001:db8::/64", "2001:db8:1::1", false),
+        ];
+        for (networks, address, served) in cases {
+            let networks = networks.split(',').map(|text| text.parse().unwrap());
+            let ports = NodePorts::new(&NodePortAddresses::Within(networks.collect()), None);
+            let found = ports.served().contains(&ip(address));
+            assert_eq!(found, served, "{address}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::fixed::{LOOPBACK_V4, LOOPBACK_V6};
 use crate::{
-    config::{Effective, KubeProxyConfiguration, NodePortAddresses},
+    config::{Effective, KubeProxyConfiguration},
     kernel::{
         Family,
         xtables::{
@@ -144,7 +144,7 @@ impl Options {
             node_addresses: addresses,
             masquerade_all: configured.masquerade_all,
             masquerade_mark: 1 << configured.masquerade_bit,
-            node_ports: node_ports(&configured.node_ports, served, family),
+            node_ports: node_ports(served, family),
             localhost_node_ports: configuration.iptables.localhost_node_ports,
             tcp_be_liberal: configuration.conntrack.tcp_be_liberal,
             features,
@@ -210,9 +210,8 @@ fn covers_loopback(network: &IpNet) -> bool {
     network.addr().is_loopback() || network.contains(&IpAddr::from([127, 0, 0, 0]))
 }
 
-/// As kube-proxy's `NewNodePortAddresses`: a family that the list does not
-/// name is served whole.
-fn node_ports(configured: &NodePortAddresses, served: &Served, family: Family) -> Served {
+/// Those networks that are of the family.
+fn node_ports(served: &Served, family: Family) -> Served {
     let Served::Within(networks) = served else {
         return Served::All;
     };
@@ -221,9 +220,7 @@ fn node_ports(configured: &NodePortAddresses, served: &Served, family: Family) -
         .copied()
         .filter(|network| Family::of(&network.addr()) == family)
         .collect();
-    let whole = networks.iter().any(|network| network.prefix_len() == 0);
-    let unnamed = networks.is_empty() && matches!(configured, NodePortAddresses::Within(_));
-    if whole || unnamed {
+    if networks.iter().any(|network| network.prefix_len() == 0) {
         Served::All
     } else {
         Served::Within(networks)

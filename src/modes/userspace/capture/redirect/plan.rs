@@ -127,7 +127,11 @@ pub fn node(
         (true, NodePortAddresses::Within(nets)) => nets
             .iter()
             .filter(within)
-            .map(|net| format!("-d {} -m addrtype --dst-type LOCAL ", net.trunc()))
+            .map(|net| match net.prefix_len() {
+                // The kernel shows no match for it.
+                0 => "-m addrtype --dst-type LOCAL ".to_owned(),
+                _ => format!("-d {} -m addrtype --dst-type LOCAL ", net.trunc()),
+            })
             .collect(),
         (false, wanted) => {
             let own: BTreeSet<_> = addresses

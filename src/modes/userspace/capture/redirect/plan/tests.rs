@@ -104,6 +104,11 @@ fn node_ports_stay_on_the_nodes_own_addresses() {
         ["-d 10.0.0.1/32 "]
     );
     assert!(matches(Features::default(), Family::V6).is_empty());
+    let whole = NodePortAddresses::Within(vec!["::/0".parse().unwrap()]);
+    assert_eq!(
+        node(&ALL, &whole, &own, Family::V6),
+        ["-m addrtype --dst-type LOCAL "]
+    );
 }
 
 #[test]
