@@ -139,4 +139,23 @@ mod tests {
         assert!(!within.served().contains(&ip("198.51.100.1")));
         assert!(within.served().contains(&ip("2001:db8::1")), "unnamed");
     }
+
+    /// Networks, an address, and whether that serves node ports.
+    #[test]
+    fn a_family_that_is_not_named_is_served_whole() {
+        let cases = [
+            ("192.0.2.0/24", "198.51.100.1", false),
+            ("192.0.2.0/24", "2001:db8::1", true),
+            ("2001:db8::/64", "192.0.2.1", true),
+            ("2001:db8::/64", "2001:db8:1::1", false),
+            ("192.0.2.0/24,2001:db8::/64", "198.51.100.1", false),
+            ("192.0.2.0/24,2001:db8::/64", "2001:db8:1::1", false),
+        ];
+        for (networks, address, served) in cases {
+            let networks = networks.split(',').map(|text| text.parse().unwrap());
+            let ports = NodePorts::new(&NodePortAddresses::Within(networks.collect()), None);
+            let found = ports.served().contains(&ip(address));
+            assert_eq!(found, served, "{address}");
+        }
+    }
 }

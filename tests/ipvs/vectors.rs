@@ -98,7 +98,7 @@ const EXCEPTIONS: [(&str, &str, &str); 2] = [
 fn rendered_state_equals_the_recordings() {
     let mut wrong = Vec::new();
     for case in recorded::cases() {
-        let found = State::recorded(&case).differences(&rendered(&case));
+        let found = State::recorded(&case).differences(&rendered(&case, &[]));
         wrong.extend(unexpected(&case, found));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -119,8 +119,21 @@ fn unexpected(case: &Case, found: Vec<String>) -> impl Iterator<Item = String> {
         .into_iter()
 }
 
-/// What is printed for a case.
-fn rendered(case: &Case) -> State {
+/// As kube-proxy's `NewNodePortAddresses` has it.
+#[test]
+fn a_family_that_nodeport_addresses_do_not_name_is_served_whole() {
+    let mut cases = recorded::cases().into_iter();
+    let dual = cases.find(|case| case.name == "17-dualstack");
+    let dual = dual.expect("the case");
+    for of_one_family in ["192.168.77.0/24", "fd00:192:168:77::/64"] {
+        let given = rendered(&dual, &["--nodeport-addresses", of_one_family]);
+        let found = State::recorded(&dual).differences(&given);
+        assert!(found.is_empty(), "{of_one_family}: {}", found.join("\n"));
+    }
+}
+
+/// What is printed for a case, with more flags than those of its recording.
+fn rendered(case: &Case, more: &[&str]) -> State {
     let folder = Folder::new(&case.name);
     case.write_manifests(&folder.0);
     let output = Command::new(tripod_binary())
@@ -128,6 +141,7 @@ fn rendered(case: &Case) -> State {
         .arg(&folder.0)
         .args(recorded::FLAGS)
         .args(&case.args)
+        .args(more)
         .output()
         .expect("running tripod");
     let said = String::from_utf8_lossy(&output.stderr);
