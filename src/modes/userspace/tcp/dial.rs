@@ -10,7 +10,11 @@ use tokio::{
 };
 
 use super::super::{
-    Shared, backends::Lease, descriptors, listen::keep_alive, portal::Portal, transparent,
+    Shared,
+    backends::{Lease, Tried},
+    descriptors, listen,
+    portal::Portal,
+    transparent,
 };
 use crate::sched::Flow;
 
@@ -39,8 +43,10 @@ pub struct Search<'a> {
     portal: &'a Portal,
     flow: Flow,
     /// Endpoints tried in this round; none is tried twice before all were.
-    tried: Vec<SocketAddr>,
+    tried: Tried,
     attempts: usize,
+    /// An endpoint was told what the client said: none is asked twice.
+    said: bool,
     timed_out: usize,
     /// Endpoints see the node from now on: one that saw the client was silent.
     plain: bool,
@@ -53,7 +59,8 @@ impl<'a> Search<'a> {
             shared,
             portal,
             flow,
-            tried: Vec::new(),
+            tried: Tried::default(),
+            said: false,
             attempts: 0,
             timed_out: 0,
             plain: false,
@@ -65,9 +72,10 @@ impl<'a> Search<'a> {
     /// there are timeouts.
     pub async fn next(&mut self) -> Option<Dialed> {
         loop {
-            let endpoint = match self.portal.pick(&self.flow, &self.tried) {
+            let endpoint = match self.portal.pick(&self.flow, &mut self.tried) {
                 Some(endpoint) => endpoint,
-                None if self.tried.is_empty() || self.attempts >= TIMEOUTS.len() => return None,
+                None if self.tried.is_empty() || self.said => return None,
+                None if self.attempts >= TIMEOUTS.len() => return None,
                 None => {
                     self.tried.clear();
                     continue;
@@ -94,10 +102,17 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Notes that an endpoint was told what the client said, and reset the
+    /// connection; false if another one was told before. One dies by itself: a
+    /// second one that resets, too, may well do it because of what it read.
+    pub fn may_be_told_again(&mut self) -> bool {
+        !std::mem::replace(&mut self.said, true)
+    }
+
     /// Notes that `endpoint` did not answer, so that another one is next.
     pub fn failed(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
         self.portal.failed(endpoint);
-        self.tried.push(endpoint);
+        self.tried.add(endpoint);
         self.shared.counters.dial_failures.inc();
         tracing::trace!(
             service = %self.portal.label,
@@ -169,7 +184,7 @@ fn new_socket(address: SocketAddr, shown: Option<SocketAddr>) -> io::Result<TcpS
         Type::STREAM.nonblocking().cloexec(),
         Some(Protocol::TCP),
     )?;
-    keep_alive(SockRef::from(&socket))?;
+    listen::stream(SockRef::from(&socket))?;
     if let Some(client) = shown {
         transparent::bind(&socket, client)?;
     }
