@@ -14,6 +14,7 @@ on_each_capture!(
     what_makes_backends_reset_is_told_to_two_at_most,
     an_end_is_an_answer,
     a_client_that_gives_up_is_not_dialed_for,
+    a_node_without_local_ports_says_so,
 );
 
 const SHORT: usize = 2_000;
@@ -204,15 +205,18 @@ fn an_end_is_an_answer(lab: &mut Lab) {
 fn a_client_that_gives_up_is_not_dialed_for(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
-    let tripod = lab.tripod();
-    for to in web.cluster() {
-        super::comes_to_reach("the endpoints", &["a", "b", "c"], || {
-            crate::lab::ask(&lab.client, to)
-        });
-    }
     for backend in &lab.backends {
         backend.blackhole();
     }
+    let tripod = lab.tripod();
+    let come_to_be = |wanted: f64| {
+        crate::lab::eventually("connections", Duration::from_secs(2), || {
+            match tripod.metric(&lab.node, "tripod_userspace_connections") {
+                Some(open) if open == wanted => Ok(()),
+                other => Err(format!("{other:?}, not {wanted}")),
+            }
+        });
+    };
     for to in web.cluster() {
         let waiting: Vec<_> = (0..20)
             .map(|n| tcp(&lab.client, to).unwrap_or_else(|e| panic!("connection {n}: {e}")))
@@ -222,16 +226,27 @@ fn a_client_that_gives_up_is_not_dialed_for(lab: &mut Lab) {
                 .set_linger(Some(Duration::ZERO))
                 .expect("SO_LINGER");
         }
+        come_to_be(20.0);
         drop(waiting);
-        // All attempts together would take almost four.
-        let gauge = "tripod_userspace_connections";
-        crate::lab::eventually(
-            "Tripod lets go of them",
-            Duration::from_secs(2),
-            || match tripod.metric(&lab.node, gauge) {
-                Some(0.0) => Ok(()),
-                other => Err(format!("{other:?} connections")),
-            },
-        );
+        // All attempts together would take almost four seconds.
+        come_to_be(0.0);
     }
+}
+
+fn a_node_without_local_ports_says_so(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.add_backends(&["a"]).publish_all(&web);
+    let tripod = lab.tripod();
+    let range = "net.ipv4.ip_local_port_range=50000 50019";
+    let set = lab.node.command("sysctl").args(["-qw", range]).status();
+    assert!(set.expect("sysctl").success());
+    let to = web.cluster()[0];
+    crate::lab::eventually("the log says so", Duration::from_secs(10), || {
+        // The client ends the connection, so that it is ours which lingers.
+        let call = crate::lab::ask(&lab.client, to);
+        match tripod.said(&["no local port left", "default/web:tcp", "tcp_tw_reuse"]) {
+            1 => Ok(()),
+            n => Err(format!("{n} times; {call:?}")),
+        }
+    });
 }

@@ -1,7 +1,7 @@
 //! From an accepted client to a connected backend: which endpoints are tried,
 //! in which order and for how long.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
@@ -96,6 +96,9 @@ impl<'a> Search<'a> {
                     if error.kind() == io::ErrorKind::TimedOut {
                         self.timed_out += 1;
                     }
+                    if error.kind() == io::ErrorKind::AddrNotAvailable {
+                        self.tell_of_ports(endpoint.address);
+                    }
                     self.failed(endpoint.address, &error);
                 }
             }
@@ -120,6 +123,21 @@ impl<'a> Search<'a> {
             client = %self.flow.client,
             "endpoint did not answer: {why}"
         );
+    }
+
+    /// Once: callers that end their connections first leave ours to a busy
+    /// endpoint in TIME_WAIT, a minute each with a local port (RFC 9293 section
+    /// 3.6.1).
+    fn tell_of_ports(&self, endpoint: SocketAddr) {
+        if !self.shared.told_of_ports.swap(true, Relaxed) {
+            tracing::warn!(
+                service = %self.portal.label,
+                %endpoint,
+                "this node has no local port left for connections to the endpoint; set \
+                 net.ipv4.tcp_tw_reuse=1, or widen net.ipv4.ip_local_port_range (both are for \
+                 IPv6 too)"
+            );
+        }
     }
 
     async fn dial(&mut self, endpoint: SocketAddr, patience: Duration) -> io::Result<TcpStream> {

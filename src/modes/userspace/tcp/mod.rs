@@ -4,6 +4,7 @@ mod dial;
 mod first_flight;
 mod pipe;
 mod relay;
+mod socket;
 
 use std::{
     future::poll_fn,

@@ -9,16 +9,20 @@ use std::{
     cell::RefCell,
     io,
     net::Shutdown,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::AsFd,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use nix::sys::socket::{MsgFlags, recv, send};
 use socket2::SockRef;
 use tokio::{io::Interest, net::TcpStream, time::Instant};
 
-use super::{super::descriptors::Descriptors, first_flight::FirstFlight, pipe::Pipe};
+use super::{
+    super::descriptors::Descriptors,
+    first_flight::FirstFlight,
+    pipe::Pipe,
+    socket::{Read, read_some, write_some},
+};
 
 /// Size of the buffer that a worker's connections share, in bytes.
 const SCRATCH: usize = 64 * 1024;
@@ -406,36 +410,4 @@ impl Relay {
         };
         Poll::Ready(Progress::Ended(end))
     }
-}
-
-/// Where bytes went that were read.
-enum Read {
-    Spliced(usize),
-    Copied(usize),
-}
-
-/// Reads once, into the pipe if there is one. Urgent data is a barrier: a
-/// recv(2) ends before it, so that a short one has not emptied the socket, and
-/// a splice(2) does not get over it at all, but says that there is nothing, or
-/// that the stream has ended (`__tcp_read_sock` in net/ipv4/tcp.c). Then only
-/// the former knows.
-fn read_some(from: &TcpStream, pipe: Option<&mut Pipe>, buffer: &mut [u8]) -> io::Result<Read> {
-    from.try_io(Interest::READABLE, || {
-        if let Some(pipe) = pipe {
-            match pipe.fill_from(from.as_fd()) {
-                Ok(0) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                filled => return filled.map(Read::Spliced),
-            }
-        }
-        let flags = MsgFlags::MSG_DONTWAIT;
-        Ok(Read::Copied(recv(from.as_raw_fd(), buffer, flags)?))
-    })
-}
-
-fn write_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
-    to.try_io(Interest::WRITABLE, || {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        Ok(send(to.as_raw_fd(), bytes, flags)?)
-    })
 }
