@@ -1,6 +1,6 @@
 //! A dead endpoint among living ones is Tripod's trouble, not the client's.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::RwLock;
 use std::time::Duration;
@@ -9,7 +9,13 @@ use crate::lab::{FirstByte, Lab, Service, figure, say, tcp};
 
 on_each_capture!(alone: a_killed_backend_fails_no_call, a_silent_backend_fails_no_call);
 
-on_each_capture!(a_backend_that_dies_before_it_answers_is_replaced);
+on_each_capture!(
+    a_backend_that_dies_before_it_answers_is_replaced,
+    what_makes_backends_reset_is_told_to_two_at_most,
+    an_end_is_an_answer,
+    a_client_that_gives_up_is_not_dialed_for,
+    a_node_without_local_ports_says_so,
+);
 
 const SHORT: usize = 2_000;
 const LONG: usize = 100;
@@ -142,4 +148,105 @@ fn a_backend_that_dies_before_it_answers_is_replaced(lab: &mut Lab) {
         }
         lab.backend("b").restart();
     }
+}
+
+/// Connections that all backends have accepted, beside those that ask for it.
+fn accepted(lab: &Lab, asked: &mut u64) -> u64 {
+    *asked += lab.backends.len() as u64;
+    let counts = lab.backends.iter().map(|b| b.counts(&lab.node).accepted);
+    counts.sum::<u64>() - *asked
+}
+
+/// They read it, and reset all the same.
+fn what_makes_backends_reset_is_told_to_two_at_most(lab: &mut Lab) {
+    let (web, alone) = (Service::new("web", 10), Service::new("alone", 11));
+    lab.three_backends().publish_all(&web);
+    lab.publish(&alone, &["a"]);
+    let _tripod = lab.tripod();
+    let mut asked = 0;
+    for (service, most) in [(web, 2), (alone, 1)] {
+        for to in service.cluster() {
+            let before = accepted(lab, &mut asked);
+            let mut stream = tcp(&lab.client, to).expect("a connection");
+            stream.write_all(b"reset\n").expect("a request");
+            let error = stream.read(&mut [0]).expect_err("a reset");
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+            let told = accepted(lab, &mut asked) - before;
+            assert_eq!(told, most, "{} {to}", service.name);
+        }
+    }
+}
+
+/// A backend that has ended its direction has read the request, whatever it
+/// resets afterwards.
+fn an_end_is_an_answer(lab: &mut Lab) {
+    const CALLS: u64 = 50;
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let _tripod = lab.tripod();
+    let mut asked = 0;
+    for to in web.cluster() {
+        let before = accepted(lab, &mut asked);
+        for _ in 0..CALLS {
+            let mut stream = tcp(&lab.client, to).expect("a connection");
+            stream
+                .write_all(b"\n")
+                .expect("a request that needs no answer");
+            assert_eq!(stream.read(&mut [0]).expect("the end"), 0);
+            // The backend's kernel resets on the first of these; others are on
+            // their way by then.
+            while stream.write_all(b"name\n").is_ok() {}
+        }
+        let told = accepted(lab, &mut asked) - before;
+        assert_eq!(told, CALLS, "others were told");
+    }
+}
+
+fn a_client_that_gives_up_is_not_dialed_for(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    for backend in &lab.backends {
+        backend.blackhole();
+    }
+    let tripod = lab.tripod();
+    let come_to_be = |wanted: f64| {
+        crate::lab::eventually("connections", Duration::from_secs(2), || {
+            match tripod.metric(&lab.node, "tripod_userspace_connections") {
+                Some(open) if open == wanted => Ok(()),
+                other => Err(format!("{other:?}, not {wanted}")),
+            }
+        });
+    };
+    for to in web.cluster() {
+        let waiting: Vec<_> = (0..20)
+            .map(|n| tcp(&lab.client, to).unwrap_or_else(|e| panic!("connection {n}: {e}")))
+            .collect();
+        for stream in &waiting {
+            socket2::SockRef::from(stream)
+                .set_linger(Some(Duration::ZERO))
+                .expect("SO_LINGER");
+        }
+        come_to_be(20.0);
+        drop(waiting);
+        // All attempts together would take almost four seconds.
+        come_to_be(0.0);
+    }
+}
+
+fn a_node_without_local_ports_says_so(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.add_backends(&["a"]).publish_all(&web);
+    let tripod = lab.tripod();
+    let range = "net.ipv4.ip_local_port_range=50000 50019";
+    let set = lab.node.command("sysctl").args(["-qw", range]).status();
+    assert!(set.expect("sysctl").success());
+    let to = web.cluster()[0];
+    crate::lab::eventually("the log says so", Duration::from_secs(10), || {
+        // The client ends the connection, so that it is ours which lingers.
+        let call = crate::lab::ask(&lab.client, to);
+        match tripod.said(&["no local port left", "default/web:tcp", "tcp_tw_reuse"]) {
+            1 => Ok(()),
+            n => Err(format!("{n} times; {call:?}")),
+        }
+    });
 }

@@ -15,6 +15,8 @@ on_each_capture!(
     half_close_of_the_backend_delivers_both_ways,
     a_reset_reaches_the_other_side,
     a_frozen_reader_stops_the_writer,
+    a_reset_is_seen_while_a_frozen_reader_stops_the_writer,
+    urgent_data_holds_nothing_up,
     small_messages_are_not_delayed,
 );
 on_each_capture!(alone: bulk_arrives_unharmed_both_ways);
@@ -130,6 +132,66 @@ fn a_frozen_reader_stops_the_writer(lab: &mut Lab) {
     // And others are still served.
     let mut other = tcp(&lab.client, cluster[0]).expect("a connection");
     assert_eq!(say(&mut other, "name").expect("an answer"), "a");
+}
+
+fn a_reset_is_seen_while_a_frozen_reader_stops_the_writer(lab: &mut Lab) {
+    let (tripod, cluster) = one_backend(lab);
+    for to in cluster {
+        let mut stream = begin(lab, to, "stall");
+        stream
+            .set_write_timeout(Some(Duration::from_millis(300)))
+            .expect("a time limit");
+        let mut pattern = Pattern::default();
+        while stream.write(pattern.next(65_536)).is_ok() {}
+        let open = || tripod.metric(&lab.node, "tripod_userspace_connections");
+        assert_eq!(open(), Some(1.0));
+        socket2::SockRef::from(&stream)
+            .set_linger(Some(Duration::ZERO))
+            .expect("SO_LINGER");
+        drop(stream);
+        eventually(
+            "the connection ends",
+            Duration::from_secs(5),
+            || match open() {
+                Some(0.0) => Ok(()),
+                other => Err(format!("{other:?} connections")),
+            },
+        );
+    }
+}
+
+/// The urgent byte stays in its place, and what follows it is not forgotten.
+fn urgent_data_holds_nothing_up(lab: &mut Lab) {
+    let (_tripod, cluster) = one_backend(lab);
+    for to in cluster {
+        for _ in 0..10 {
+            let mut stream = tcp(&lab.client, to).expect("a connection");
+            say(&mut stream, "echo").expect("an answer");
+            stream.write_all(b"before").expect("sending");
+            let urgent = socket2::SockRef::from(&stream).send_out_of_band(b"!");
+            assert_eq!(urgent.expect("sending"), 1);
+            stream.write_all(b"after").expect("sending");
+            let mut echo = [0; 12];
+            stream.read_exact(&mut echo).expect("all of it");
+            assert_eq!(echo, *b"before!after");
+        }
+        // In the middle of a bulk flow.
+        let mut stream = begin(lab, to, "sink");
+        let mut pattern = Pattern::default();
+        let mut sent = 0;
+        while sent < 8 * MIB {
+            let piece = pattern.next(65_536);
+            stream.write_all(piece).expect("sending");
+            sent += piece.len() as u64;
+        }
+        let urgent = socket2::SockRef::from(&stream).send_out_of_band(pattern.next(1));
+        assert_eq!(urgent.expect("sending"), 1);
+        stream.write_all(pattern.next(1_000)).expect("sending");
+        stream.shutdown(Shutdown::Write).expect("half-close");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the answer");
+        assert_eq!(answer, format!("{}\n", sent + 1_001));
+    }
 }
 
 /// Without TCP_NODELAY each exchange would wait for a delayed ACK, 40 ms.

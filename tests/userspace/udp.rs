@@ -9,6 +9,7 @@ on_each_capture!(
     a_client_keeps_its_endpoint,
     a_removed_endpoint_is_left_at_once,
     a_refused_client_moves_on,
+    an_endpoint_without_route_loses_nothing,
     a_client_with_two_addresses_called_gets_the_right_answers,
     large_datagrams_pass,
     a_client_that_called_too_early_is_served,
@@ -119,6 +120,30 @@ fn a_refused_client_moves_on(lab: &mut Lab) {
             .expect("a time limit");
         comes_to_reach("the next endpoint", &others, || udp_say(&socket, "after"));
         lab.backend(&first).restart();
+    }
+}
+
+fn an_endpoint_without_route_loses_nothing(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let _tripod = lab.tripod();
+    for backend in &lab.backends[1..] {
+        for address in backend.host().addresses {
+            let length = if address.is_ipv4() { 32 } else { 128 };
+            lab.node
+                .ip(&[&format!("route add unreachable {address}/{length}")]);
+        }
+    }
+    for to in web.cluster() {
+        for n in 0..6 {
+            // Longer than an endpoint that failed is passed over.
+            if n == 3 {
+                std::thread::sleep(Duration::from_millis(1_100));
+            }
+            let socket = udp(&lab.client, to).expect("a socket");
+            let answer = udp_say(&socket, "first").unwrap_or_else(|e| panic!("client {n}: {e}"));
+            assert_eq!(answer, "a");
+        }
     }
 }
 

@@ -6,8 +6,9 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
+use super::failing::Failing;
 use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName};
 
 /// An endpoint that was picked.
@@ -62,6 +63,37 @@ impl Drop for Lease {
             &load.active
         };
         count.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The endpoints that were tried for one flow.
+#[derive(Clone, Debug, Default)]
+pub struct Tried {
+    endpoints: HashSet<SocketAddr>,
+    /// Those left fail, too: no use in looking for others with each pick, of
+    /// which there may be thousands.
+    desperate: bool,
+}
+
+impl Tried {
+    /// Adds one.
+    pub fn add(&mut self, endpoint: SocketAddr) {
+        self.endpoints.insert(endpoint);
+    }
+
+    /// Whether `endpoint` is among them.
+    pub fn has(&self, endpoint: &SocketAddr) -> bool {
+        !self.endpoints.is_empty() && self.endpoints.contains(endpoint)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+
+    /// All may be tried again.
+    pub fn clear(&mut self) {
+        self.endpoints.clear();
     }
 }
 
@@ -128,23 +160,21 @@ impl Backends {
     }
 
     /// The endpoint for a new flow: none of `tried`, and one that is not
-    /// `passed_over` if there is such a one.
-    pub fn pick(
-        &self,
-        flow: &Flow,
-        tried: &[SocketAddr],
-        passed_over: &[SocketAddr],
-    ) -> Option<Endpoint> {
-        let was_tried = |i: usize| tried.contains(&self.servers[i].address);
-        let preferred = (!passed_over.is_empty()).then(|| {
-            self.scheduler.pick(&self.servers, flow, &|i| {
-                passed_over.contains(&self.servers[i].address) || was_tried(i)
-            })
-        });
-        preferred
-            .flatten()
-            .or_else(|| self.scheduler.pick(&self.servers, flow, &was_tried))
-            .map(|i| self.endpoint(i))
+    /// passed over as `failing` if there is such a one.
+    pub fn pick(&self, flow: &Flow, tried: &mut Tried, failing: &Failing) -> Option<Endpoint> {
+        let address = |i: usize| &self.servers[i].address;
+        let passed_over = failing.now().filter(|_| !tried.desperate);
+        if let Some(passed_over) = passed_over {
+            let skip = |i| passed_over.has(address(i)) || tried.has(address(i));
+            match self.scheduler.pick(&self.servers, flow, &skip) {
+                Some(i) => return Some(self.endpoint(i)),
+                None => tried.desperate = true,
+            }
+        }
+        let picked = self
+            .scheduler
+            .pick(&self.servers, flow, &|i| tried.has(address(i)));
+        picked.map(|i| self.endpoint(i))
     }
 
     fn endpoint(&self, i: usize) -> Endpoint {

@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
+use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 /// Connections that the kernel completes while we are busy; it cuts this to
@@ -24,13 +25,13 @@ pub enum Owner {
 
 /// A TCP socket bound to `address`, not yet listening. Several may share the
 /// address, one a worker (SO_REUSEPORT, `socket(7)`). Accepted connections
-/// inherit TCP_NODELAY and keep-alive from it.
+/// inherit the options of [`stream`] from it.
 ///
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2).
 pub fn tcp(address: SocketAddr, owner: Owner) -> io::Result<Socket> {
     let socket = open(address, owner, Type::STREAM, Protocol::TCP)?;
-    keep_alive(SockRef::from(&socket))?;
+    stream(SockRef::from(&socket))?;
     socket.bind(&address.into())?;
     Ok(socket)
 }
@@ -44,6 +45,12 @@ pub fn start(socket: Socket) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
+/// What a UDP listener may hold while its worker is busy, in bytes of the
+/// kernel's memory, which counts more than half a kilobyte for the smallest
+/// datagram. The default, 208 KiB (`net.core.rmem_default`), is full when some 270
+/// clients ask in the same moment; in the kernel's own paths none would be lost.
+const RECEIVE_BUFFER: usize = 4 * 1024 * 1024;
+
 /// A UDP socket bound to `address` that tells which of the node's addresses a
 /// datagram came to (IP_PKTINFO).
 ///
@@ -51,14 +58,15 @@ pub fn start(socket: Socket) -> io::Result<std::net::TcpListener> {
 /// Those of socket(2), setsockopt(2) and bind(2).
 pub fn udp(address: SocketAddr, owner: Owner) -> io::Result<std::net::UdpSocket> {
     let socket = open(address, owner, Type::DGRAM, Protocol::UDP)?;
+    // Beyond `net.core.rmem_max` with CAP_NET_ADMIN only, which rootless has not
+    // (`socket(7)`); the buffer then is as large as may be.
+    if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
+        socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+    }
     if address.is_ipv4() {
-        nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::Ipv4PacketInfo, &true)?;
+        setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
     } else {
-        nix::sys::socket::setsockopt(
-            &socket,
-            nix::sys::socket::sockopt::Ipv6RecvPacketInfo,
-            &true,
-        )?;
+        setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
     }
     socket.bind(&address.into())?;
     Ok(socket.into())
@@ -88,17 +96,39 @@ fn open(address: SocketAddr, owner: Owner, kind: Type, protocol: Protocol) -> io
 }
 
 /// Sets TCP_NODELAY and keep-alive: what a client or backend sends is passed
-/// on at once, and one that vanished is noticed.
+/// on at once, and one that vanished is noticed. And SO_OOBINLINE: a byte that
+/// was sent as urgent stays in its place among the others (RFC 6093 section 5);
+/// without it the kernel takes it out of the stream (`tcp(7)`).
 ///
 /// # Errors
 /// Those of setsockopt(2).
-pub fn keep_alive(socket: SockRef<'_>) -> io::Result<()> {
+pub fn stream(socket: SockRef<'_>) -> io::Result<()> {
     let (idle, interval, probes) = KEEP_ALIVE;
     socket.set_tcp_nodelay(true)?;
+    socket.set_out_of_band_inline(true)?;
     socket.set_tcp_keepalive(
         &TcpKeepalive::new()
             .with_time(idle)
             .with_interval(interval)
             .with_retries(probes),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_clients_may_ask_in_the_same_moment() {
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let ours = udp(any.parse().unwrap(), Owner::Node).unwrap();
+            let client = std::net::UdpSocket::bind(any).unwrap();
+            client.connect(ours.local_addr().unwrap()).unwrap();
+            for _ in 0..1_000 {
+                client.send(b"?").unwrap();
+            }
+            let heard = (0..1_000).filter(|_| ours.recv(&mut [0; 1]).is_ok());
+            assert_eq!(heard.count(), 1_000);
+        }
+    }
 }

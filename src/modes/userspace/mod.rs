@@ -36,7 +36,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc, Weak,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -107,6 +107,8 @@ pub struct Shared {
     insiders: Arc<Insiders>,
     transparent: Arc<Transparent>,
     next_worker: AtomicUsize,
+    /// It was said that local ports run out.
+    told_of_ports: AtomicBool,
 }
 
 impl Shared {
@@ -162,6 +164,7 @@ impl Userspace {
             insiders,
             transparent: Arc::clone(&transparent),
             next_worker: AtomicUsize::new(0),
+            told_of_ports: AtomicBool::new(false),
         });
         Ok(Userspace {
             workers: Workers::start(options.workers, &shared)?,

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use super::{
     affinity::Affinity,
-    backends::{Backends, Endpoint},
+    backends::{Backends, Endpoint, Tried},
     failing::Failing,
     insiders::Insiders,
 };
@@ -103,18 +103,17 @@ impl Portal {
     /// The endpoint for a new flow, beside those it `tried`. A client with
     /// affinity stays on the endpoint it is pinned to, or is pinned to the one
     /// picked.
-    pub fn pick(&self, flow: &Flow, tried: &[SocketAddr]) -> Option<Endpoint> {
+    pub fn pick(&self, flow: &Flow, tried: &mut Tried) -> Option<Endpoint> {
         let routing = self.routing.load();
         let backends = routing.backends_for(flow, &self.insiders);
-        let fresh = || backends.pick(flow, tried, &self.failing.now());
         let Some(affinity) = &routing.affinity else {
-            return fresh();
+            return backends.pick(flow, tried, &self.failing);
         };
         affinity.pin(flow.client.ip(), |current| {
             let endpoint = current
-                .filter(|address| !tried.contains(address))
+                .filter(|address| !tried.has(address))
                 .and_then(|address| backends.usable(address))
-                .or_else(fresh)?;
+                .or_else(|| backends.pick(flow, tried, &self.failing))?;
             Some((endpoint.address, endpoint))
         })
     }

@@ -48,6 +48,7 @@ impl Proxy {
             transparent: Arc::new(Transparent::new(Arc::clone(&insiders))),
             insiders,
             next_worker: Default::default(),
+            told_of_ports: false.into(),
         });
         let workers = Workers::start(2, &shared).unwrap();
         let mut gate = Gate::new(&shared, &plan(protocol, targets), None);

@@ -1,7 +1,7 @@
 //! From an accepted client to a connected backend: which endpoints are tried,
 //! in which order and for how long.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
@@ -10,7 +10,11 @@ use tokio::{
 };
 
 use super::super::{
-    Shared, backends::Lease, descriptors, listen::keep_alive, portal::Portal, transparent,
+    Shared,
+    backends::{Lease, Tried},
+    descriptors, listen,
+    portal::Portal,
+    transparent,
 };
 use crate::sched::Flow;
 
@@ -39,8 +43,10 @@ pub struct Search<'a> {
     portal: &'a Portal,
     flow: Flow,
     /// Endpoints tried in this round; none is tried twice before all were.
-    tried: Vec<SocketAddr>,
+    tried: Tried,
     attempts: usize,
+    /// An endpoint was told what the client said: none is asked twice.
+    said: bool,
     timed_out: usize,
     /// Endpoints see the node from now on: one that saw the client was silent.
     plain: bool,
@@ -53,7 +59,8 @@ impl<'a> Search<'a> {
             shared,
             portal,
             flow,
-            tried: Vec::new(),
+            tried: Tried::default(),
+            said: false,
             attempts: 0,
             timed_out: 0,
             plain: false,
@@ -65,9 +72,10 @@ impl<'a> Search<'a> {
     /// there are timeouts.
     pub async fn next(&mut self) -> Option<Dialed> {
         loop {
-            let endpoint = match self.portal.pick(&self.flow, &self.tried) {
+            let endpoint = match self.portal.pick(&self.flow, &mut self.tried) {
                 Some(endpoint) => endpoint,
-                None if self.tried.is_empty() || self.attempts >= TIMEOUTS.len() => return None,
+                None if self.tried.is_empty() || self.said => return None,
+                None if self.attempts >= TIMEOUTS.len() => return None,
                 None => {
                     self.tried.clear();
                     continue;
@@ -88,16 +96,26 @@ impl<'a> Search<'a> {
                     if error.kind() == io::ErrorKind::TimedOut {
                         self.timed_out += 1;
                     }
+                    if error.kind() == io::ErrorKind::AddrNotAvailable {
+                        self.tell_of_ports(endpoint.address);
+                    }
                     self.failed(endpoint.address, &error);
                 }
             }
         }
     }
 
+    /// Notes that an endpoint was told what the client said, and reset the
+    /// connection; false if another one was told before. One dies by itself: a
+    /// second one that resets, too, may well do it because of what it read.
+    pub fn may_be_told_again(&mut self) -> bool {
+        !std::mem::replace(&mut self.said, true)
+    }
+
     /// Notes that `endpoint` did not answer, so that another one is next.
     pub fn failed(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
         self.portal.failed(endpoint);
-        self.tried.push(endpoint);
+        self.tried.add(endpoint);
         self.shared.counters.dial_failures.inc();
         tracing::trace!(
             service = %self.portal.label,
@@ -105,6 +123,21 @@ impl<'a> Search<'a> {
             client = %self.flow.client,
             "endpoint did not answer: {why}"
         );
+    }
+
+    /// Once: callers that end their connections first leave ours to a busy
+    /// endpoint in TIME_WAIT, a minute each with a local port (RFC 9293 section
+    /// 3.6.1).
+    fn tell_of_ports(&self, endpoint: SocketAddr) {
+        if !self.shared.told_of_ports.swap(true, Relaxed) {
+            tracing::warn!(
+                service = %self.portal.label,
+                %endpoint,
+                "this node has no local port left for connections to the endpoint; set \
+                 net.ipv4.tcp_tw_reuse=1, or widen net.ipv4.ip_local_port_range (both are for \
+                 IPv6 too)"
+            );
+        }
     }
 
     async fn dial(&mut self, endpoint: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
@@ -169,7 +202,7 @@ fn new_socket(address: SocketAddr, shown: Option<SocketAddr>) -> io::Result<TcpS
         Type::STREAM.nonblocking().cloexec(),
         Some(Protocol::TCP),
     )?;
-    keep_alive(SockRef::from(&socket))?;
+    listen::stream(SockRef::from(&socket))?;
     if let Some(client) = shown {
         transparent::bind(&socket, client)?;
     }

@@ -4,6 +4,7 @@ mod dial;
 mod first_flight;
 mod pipe;
 mod relay;
+mod socket;
 
 use std::{
     future::poll_fn,
@@ -11,7 +12,6 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
-    task::{Poll, ready},
     time::Duration,
 };
 
@@ -148,7 +148,13 @@ async fn connection(
     let mut first = FirstFlight::default();
     let mut search = Search::new(&shared, portal, flow);
     loop {
-        let Some(mut dialed) = search.next().await else {
+        let found = tokio::select! {
+            biased;
+            found = search.next() => found,
+            // The client has given up; what it sent before goes nowhere.
+            _ = client.ready(Interest::ERROR) => return,
+        };
+        let Some(mut dialed) = found else {
             shared.counters.connections_failed.inc();
             tracing::trace!(service = %portal.label, client = %flow.client, "no endpoint answered");
             reset(&client);
@@ -168,6 +174,11 @@ async fn connection(
                     dialed.lease.endpoint().address,
                     &"it reset the connection before it said anything",
                 );
+                if !kept.bytes().is_empty() && !search.may_be_told_again() {
+                    shared.counters.connections_failed.inc();
+                    reset(&client);
+                    return;
+                }
                 first = kept;
             }
         }
@@ -177,31 +188,34 @@ async fn connection(
 /// Moves bytes until the connection ends.
 async fn carry(shared: &Shared, relay: &mut Relay, client: &TcpStream, dialed: &mut Dialed) -> End {
     let backend = &dialed.stream;
-    let step = poll_fn(|cx| relay.poll(cx, client, backend, &shared.descriptors));
-    let side = match step.await {
-        Progress::Ended(end) => return end,
-        Progress::HalfClosed(side) => side,
-    };
-    dialed.lease.half_close();
-    // A side that has closed its direction is not read any more, so that its
-    // reset is seen only by asking for it.
-    let closed = match side {
-        Side::Client => client,
-        Side::Backend => backend,
-    };
-    let rest = poll_fn(|cx| {
-        loop {
-            if let Progress::Ended(end) =
-                ready!(relay.poll(cx, client, backend, &shared.descriptors))
-            {
-                return Poll::Ready(end);
+    // A side that is not read, because it has closed its direction or because
+    // the other takes nothing, has its reset seen only by asking for it.
+    let mut closed = None;
+    let mut stalled = false;
+    loop {
+        let step = poll_fn(|cx| relay.poll(cx, client, backend, &shared.descriptors));
+        let watched = match closed {
+            Some(Side::Backend) => backend,
+            Some(Side::Client) | None => client,
+        };
+        let progress = tokio::select! {
+            biased;
+            progress = step => progress,
+            _ = watched.ready(Interest::ERROR), if closed.is_some() => return End::Reset,
+            _ = client.ready(Interest::ERROR), if stalled => {
+                relay.client_gone();
+                stalled = false;
+                continue;
+            }
+        };
+        match progress {
+            Progress::Ended(end) => return end,
+            Progress::Stalled => stalled = true,
+            Progress::HalfClosed(side) => {
+                dialed.lease.half_close();
+                closed = Some(side);
             }
         }
-    });
-    tokio::select! {
-        biased;
-        end = rest => end,
-        _ = closed.ready(Interest::ERROR) => End::Reset,
     }
 }
 

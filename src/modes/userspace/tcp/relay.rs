@@ -9,16 +9,20 @@ use std::{
     cell::RefCell,
     io,
     net::Shutdown,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::AsFd,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use nix::sys::socket::{MsgFlags, recv, send};
 use socket2::SockRef;
 use tokio::{io::Interest, net::TcpStream, time::Instant};
 
-use super::{super::descriptors::Descriptors, first_flight::FirstFlight, pipe::Pipe};
+use super::{
+    super::descriptors::Descriptors,
+    first_flight::FirstFlight,
+    pipe::Pipe,
+    socket::{Read, read_some, write_some},
+};
 
 /// Size of the buffer that a worker's connections share, in bytes.
 const SCRATCH: usize = 64 * 1024;
@@ -63,6 +67,10 @@ pub enum End {
 pub enum Progress {
     /// One direction was closed, the other is open.
     HalfClosed(Side),
+    /// For the first time, the backend does not take what the client sent. Who
+    /// waits for the backend reads nothing from the client, and does not see
+    /// its reset: say so by [`Relay::client_gone`].
+    Stalled,
     /// It is over.
     Ended(End),
 }
@@ -89,7 +97,7 @@ enum Phase {
 /// What went wrong, and with which end of the direction.
 enum Fault {
     Sender,
-    Receiver,
+    Receiver(io::ErrorKind),
 }
 
 /// One direction.
@@ -102,6 +110,9 @@ struct Way {
     /// Copied bytes that the receiver did not take yet, from `written` on.
     pending: Vec<u8>,
     written: usize,
+    /// What a send said that was made right after a read. The kernel says why
+    /// once, and EPIPE ever after.
+    refused: Option<io::ErrorKind>,
 }
 
 impl Way {
@@ -113,11 +124,20 @@ impl Way {
             pipe: None,
             pending: Vec::new(),
             written: 0,
+            refused: None,
         }
+    }
+
+    /// The receiver did not take yet what was read.
+    fn is_stalled(&self) -> bool {
+        !self.pending.is_empty() || self.pipe.as_ref().is_some_and(|p| p.filled() > 0)
     }
 
     /// Delivers what was read before.
     fn poll_flush(&mut self, cx: &mut Context<'_>, to: &TcpStream) -> Poll<io::Result<()>> {
+        if let Some(why) = self.refused.take() {
+            return Poll::Ready(Err(why.into()));
+        }
         while self.written < self.pending.len() {
             let left = &self.pending[self.written..];
             match write_some(to, left) {
@@ -159,26 +179,29 @@ impl Way {
                 self.pipe = Pipe::take(descriptors);
                 self.bulk = self.pipe.is_some();
             }
-            let read = match &mut self.pipe {
-                Some(pipe) => from.try_io(Interest::READABLE, || pipe.fill_from(from.as_fd())),
-                None => SHARED.with_borrow_mut(|buffer| {
-                    let n = read_some(from, buffer)?;
-                    seen(&buffer[..n]);
-                    let mut sent = 0;
-                    while sent < n {
-                        match write_some(to, &buffer[sent..n]) {
-                            Ok(m) => sent += m,
-                            // Whatever else is wrong with the receiver shows
-                            // again when the rest is flushed.
-                            Err(_) => break,
+            let read: io::Result<usize> = SHARED.with_borrow_mut(|buffer| {
+                let read = read_some(from, self.pipe.as_mut(), buffer)?;
+                let n = match read {
+                    Read::Spliced(n) => return Ok(n),
+                    Read::Copied(n) => n,
+                };
+                seen(&buffer[..n]);
+                let mut sent = 0;
+                while sent < n {
+                    match write_some(to, &buffer[sent..n]) {
+                        Ok(m) => sent += m,
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                        Err(e) => {
+                            self.refused = Some(e.kind());
+                            break;
                         }
                     }
-                    if sent < n {
-                        self.pending = buffer[sent..n].to_vec();
-                    }
-                    Ok(n)
-                }),
-            };
+                }
+                if sent < n {
+                    self.pending = buffer[sent..n].to_vec();
+                }
+                Ok(n)
+            });
             match read {
                 Ok(n) => {
                     self.judge(n);
@@ -222,7 +245,7 @@ impl Way {
             match self.phase {
                 Phase::Closed | Phase::Broken => return Poll::Ready(Ok(())),
                 Phase::Open | Phase::Ended => {
-                    ready!(self.poll_flush(cx, to)).map_err(|_| Fault::Receiver)?;
+                    ready!(self.poll_flush(cx, to)).map_err(|e| Fault::Receiver(e.kind()))?;
                 }
             }
             if !self.bulk
@@ -233,7 +256,7 @@ impl Way {
             if self.phase == Phase::Ended {
                 SockRef::from(to)
                     .shutdown(Shutdown::Write)
-                    .map_err(|_| Fault::Receiver)?;
+                    .map_err(|e| Fault::Receiver(e.kind()))?;
                 self.phase = Phase::Closed;
                 continue;
             }
@@ -260,6 +283,8 @@ pub struct Relay {
     out: Way,
     back: Way,
     told_half_closed: bool,
+    told_stalled: bool,
+    client_gone: bool,
     since: Instant,
     first_flight: Option<FirstFlight>,
 }
@@ -278,6 +303,8 @@ impl Relay {
             out,
             back: Way::new(),
             told_half_closed: false,
+            told_stalled: false,
+            client_gone: false,
             since: Instant::now(),
             first_flight: Some(first),
         }
@@ -303,7 +330,14 @@ impl Relay {
             Poll::Ready(Err(Fault::Sender)) => return Poll::Ready(Progress::Ended(End::Reset)),
             // The backend takes no more, but what it said before may still be
             // there to be read.
-            Poll::Ready(Err(Fault::Receiver)) => self.out.phase = Phase::Broken,
+            Poll::Ready(Err(Fault::Receiver(why))) => {
+                self.out.phase = Phase::Broken;
+                // Any other reason than a reset, EPIPE above all: it had ended
+                // its direction before (`tcp_reset` in net/ipv4/tcp_input.c).
+                if why != io::ErrorKind::ConnectionReset {
+                    self.first_flight = None;
+                }
+            }
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
         if self.out.bulk {
@@ -311,29 +345,46 @@ impl Relay {
         }
 
         let first = &mut self.first_flight;
+        let was_reset = self.out.phase == Phase::Broken;
         let back = self
             .back
             .poll(cx, backend, client, descriptors, &mut |bytes| {
-                if !bytes.is_empty() {
+                // An end is an answer, too, unless the reset was reported on
+                // the write: the read then only sees the end.
+                if !bytes.is_empty() || !was_reset {
                     *first = None;
                 }
             });
         match back {
             Poll::Ready(Err(Fault::Sender)) => return self.backend_gone(),
-            Poll::Ready(Err(Fault::Receiver)) => {
+            Poll::Ready(Err(Fault::Receiver(_))) => {
                 return Poll::Ready(Progress::Ended(End::Reset));
             }
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
 
+        if self.out.is_stalled() && self.out.phase != Phase::Broken {
+            if self.client_gone {
+                return Poll::Ready(Progress::Ended(End::Reset));
+            }
+            if !self.told_stalled {
+                self.told_stalled = true;
+                return Poll::Ready(Progress::Stalled);
+            }
+        }
         match (self.out.phase, self.back.phase) {
             (Phase::Closed, Phase::Closed) => Poll::Ready(Progress::Ended(End::Closed)),
-            // The reset was reported on the write; the read then only sees the end.
             (Phase::Broken, Phase::Closed) => self.backend_gone(),
             (Phase::Closed, _) => self.half_closed(Side::Client),
             (_, Phase::Closed) => self.half_closed(Side::Backend),
             _ => Poll::Pending,
         }
+    }
+
+    /// The client reset the connection. What the backend takes at once of what
+    /// it had sent is still delivered.
+    pub fn client_gone(&mut self) {
+        self.client_gone = true;
     }
 
     fn half_closed(&mut self, side: Side) -> Poll<Progress> {
@@ -344,9 +395,9 @@ impl Relay {
         Poll::Ready(Progress::HalfClosed(side))
     }
 
-    /// A backend that resets closed its socket with our bytes unread (RFC 2525
-    /// section 2.17) or never accepted it: what the client sent was not
-    /// consumed, so it can be sent to another one, as long as nothing came back.
+    /// A backend that resets mostly closed its socket with our bytes unread (RFC
+    /// 2525 section 2.17) or never accepted it: what the client sent can be sent
+    /// to another one, as long as nothing came back.
     fn backend_gone(&mut self) -> Poll<Progress> {
         let end = match self.first_flight.take() {
             Some(mut first) if self.since.elapsed() < ANSWER_WINDOW => {
@@ -359,31 +410,4 @@ impl Relay {
         };
         Poll::Ready(Progress::Ended(end))
     }
-}
-
-/// Reads once. A short read has emptied the socket, so readiness is cleared
-/// without asking the kernel again: its next edge comes with the next bytes
-/// (epoll(7)), and no edge is lost, because the worker's driver does not run
-/// between the read and here.
-fn read_some(from: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut short = None;
-    let read = from.try_io(Interest::READABLE, || {
-        let n = recv(from.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT)?;
-        if n > 0 && n < buffer.len() {
-            short = Some(n);
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        Ok(n)
-    });
-    match short {
-        Some(n) => Ok(n),
-        None => read,
-    }
-}
-
-fn write_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
-    to.try_io(Interest::WRITABLE, || {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        Ok(send(to.as_raw_fd(), bytes, flags)?)
-    })
 }

@@ -17,7 +17,13 @@ use tokio::{
     time::Instant,
 };
 
-use super::super::{Shared, backends::Lease, portal::Portal, transparent::Bound};
+use super::super::{
+    Shared,
+    backends::{Lease, Tried},
+    descriptors,
+    portal::Portal,
+    transparent::Bound,
+};
 use super::{ANSWER_OR_REFUSAL, Listener, connected, receive_answer, socket};
 use crate::sched::Flow;
 
@@ -49,8 +55,8 @@ struct Association {
     answered: AtomicBool,
     /// The first datagram, until the backend answers.
     unanswered: Mutex<Vec<u8>>,
-    /// Endpoints that refused this client before.
-    tried: Vec<SocketAddr>,
+    /// Endpoints that refused this client before, for the next association.
+    tried: Mutex<Tried>,
     superseded: Notify,
     _descriptor: OwnedSemaphorePermit,
 }
@@ -97,7 +103,7 @@ impl Associations {
                 self.shared.counters.datagrams_dropped.inc();
                 return;
             }
-            None => match self.begin(key, listener, Vec::new()) {
+            None => match self.begin(key, listener, Tried::default()) {
                 Some(association) => association,
                 None => {
                     self.shared.counters.datagrams_dropped.inc();
@@ -127,16 +133,25 @@ impl Associations {
         self: &Arc<Self>,
         key: Key,
         listener: &Arc<Listener>,
-        tried: Vec<SocketAddr>,
+        mut tried: Tried,
     ) -> Option<Arc<Association>> {
         let descriptor = self.shared.descriptors.try_take(1)?;
-        let endpoint = self.portal.pick(&flow(key), &tried)?;
-        let (backend, bound) = connected(&self.shared.transparent, &flow(key), endpoint.address)
-            .inspect_err(|e| {
-                self.portal.failed(endpoint.address);
-                tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{e}");
-            })
-            .ok()?;
+        let (endpoint, (backend, bound)) = loop {
+            let endpoint = self.portal.pick(&flow(key), &mut tried)?;
+            match connected(&self.shared.transparent, &flow(key), endpoint.address) {
+                Ok(socket) => break (endpoint, socket),
+                // No route leads there, most often.
+                Err(e) => {
+                    tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{e}");
+                    if descriptors::exhausted(&e) {
+                        return None;
+                    }
+                    self.portal.failed(endpoint.address);
+                    self.shared.counters.dial_failures.inc();
+                    tried.add(endpoint.address);
+                }
+            }
+        };
         let association = Arc::new(Association {
             key,
             backend,
@@ -146,7 +161,7 @@ impl Associations {
             last_used: AtomicU64::new(self.now()),
             answered: AtomicBool::new(false),
             unanswered: Mutex::default(),
-            tried,
+            tried: Mutex::new(tried),
             superseded: Notify::new(),
             _descriptor: descriptor,
         });
@@ -173,8 +188,8 @@ impl Associations {
         if !self.forget(old) {
             return;
         }
-        let mut tried = old.tried.clone();
-        tried.push(endpoint);
+        let mut tried = std::mem::take(&mut *lock(&old.tried));
+        tried.add(endpoint);
         let Some(next) = self.begin(old.key, &old.listener, tried) else {
             return;
         };
