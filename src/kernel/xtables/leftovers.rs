@@ -6,6 +6,7 @@ use super::{
     Engine, Error, Family, Xtables,
     rule::{BASE_CHAINS, Table},
 };
+use crate::kernel::nftables;
 
 /// What stays when rules are removed: those of a mode that runs.
 #[derive(Clone, Debug, Default)]
@@ -155,6 +156,49 @@ impl<F: Fn(&str) -> bool> Leftovers<F> {
         }
         out + "COMMIT\n"
     }
+}
+
+/// Whether there are chains in tables of `family` that `ours` tells by their
+/// names, other than what is `kept`. Cheap where the kernel lists chains without
+/// their rules; what cannot be looked at holds none.
+pub async fn any(family: Family, kept: &Kept, ours: impl Fn(Table, &str) -> bool) -> bool {
+    for (xtables, engine) in Xtables::engines(family).await {
+        let Some(kept) = kept.within(family, engine) else {
+            continue;
+        };
+        let ours = |table, chain: &str| ours(table, chain) && !kept.contains(&(table, chain));
+        if engine == Engine::NfTables {
+            if holds(family, ours).unwrap_or(false) {
+                return true;
+            }
+            continue;
+        }
+        for table in Table::ALL {
+            if !engine.has_table(family, table.name()) {
+                continue;
+            }
+            let read = Leftovers::new(table, |chain: &str| ours(table, chain));
+            let read = read.read(&xtables).await;
+            if read.is_ok_and(|leftovers| !leftovers.is_empty()) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Whether nf_tables has such chains, whatever programs there are; `None`: it
+/// cannot be asked.
+fn holds(family: Family, ours: impl Fn(Table, &str) -> bool) -> Option<bool> {
+    let mut found = false;
+    let mut look = |chain: nftables::Chain| {
+        let mut tables = Table::ALL.into_iter();
+        let table = tables.find(|table| table.name() == chain.table);
+        found |= table.is_some_and(|table| !chain.base && ours(table, &chain.name));
+    };
+    let mut rules = nftables::Rules::open().ok()?;
+    rules.chains(family, &mut look).ok()?;
+    Some(found)
 }
 
 /// The chain or target that a rule leads to, by `-j` or `-g`, in the words of

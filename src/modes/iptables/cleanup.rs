@@ -6,7 +6,7 @@ use crate::kernel::{
     Family, nfacct,
     xtables::{
         self, Engine, Xtables,
-        leftovers::{Kept, Leftovers},
+        leftovers::{self, Kept, Leftovers},
         rule::Table,
     },
 };
@@ -50,6 +50,16 @@ pub async fn cleanup_beside(kept: &Kept) -> Result<(), Error> {
         }
     }
     outcome.map_err(Error::from)
+}
+
+/// Whether chains of iptables mode are there, other than what is `kept`.
+pub async fn is_there(kept: &Kept) -> bool {
+    for family in Family::ALL {
+        if leftovers::any(family, kept, |_, chain| is_ours(chain)).await {
+            return true;
+        }
+    }
+    false
 }
 
 /// Has nothing lead to its chains any more, and leaves them, in these families.

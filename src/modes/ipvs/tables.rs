@@ -12,7 +12,7 @@ use crate::{
         xtables::{
             Engine, Error, Toolkit, Xtables,
             features::Features,
-            leftovers::{Kept, Leftovers},
+            leftovers::{self, Kept, Leftovers},
             rule::Table,
         },
     },
@@ -200,6 +200,12 @@ pub async fn remove(family: IpFamily, kept: &Kept) -> Result<(), Error> {
         }
     }
     outcome
+}
+
+/// Whether chains of ours are in `family`, other than what is `kept`.
+pub async fn is_there(family: IpFamily, kept: &Kept) -> bool {
+    let ours = |table, chain: &str| OWN_CHAINS.contains(&(table, chain));
+    leftovers::any(family.into(), kept, ours).await
 }
 
 async fn remove_from(xtables: &Xtables, table: Table, kept: &[(Table, &str)]) -> Result<(), Error> {

@@ -40,7 +40,10 @@ use crate::{
         Family, addresses,
         netlink::{Protocol, Socket},
         probe::Kernel,
-        xtables::{self, Engine, Xtables, leftovers::Kept},
+        xtables::{
+            self, Engine, Xtables,
+            leftovers::{self, Kept},
+        },
     },
     services::IpFamily,
 };
@@ -177,6 +180,11 @@ impl Redirect {
             }
         }
         Ok(outcome?)
+    }
+
+    /// Whether rules are in `family`, other than what is `kept`.
+    pub async fn is_there(family: IpFamily, kept: &Kept) -> bool {
+        leftovers::any(family.into(), kept, |_, chain| chain == plan::CHAIN).await
     }
 }
 
