@@ -44,7 +44,7 @@ pub(super) struct TakeOver<M> {
     exclude: Vec<IpNet>,
     /// What may still be there.
     left: Vec<Leftover>,
-    /// What was there when this mode came in force; `None`: it has not.
+    /// What was there before this mode first synced.
     found: Option<Vec<Leftover>>,
     /// When to look next whether it is back. Kept here, as whoever waits for it
     /// may stop and begin again at any time.
@@ -96,16 +96,14 @@ impl<M: Mode> TakeOver<M> {
         self.since.map(|since| since + OVERLAP)
     }
 
-    /// Takes note of what is there when this mode comes in force, and later of
-    /// what of it is back.
-    async fn look_for_old(&mut self) {
+    /// Takes note of what of the old is back.
+    async fn look_again(&mut self) {
         let overlaps = self.overlap_ends().is_some_and(|end| Instant::now() < end);
-        match &self.found {
-            None => self.found = Some(these(&self.left, &self.running()).await),
-            Some(found) if self.left.is_empty() && overlaps => {
-                self.left = these(found, &self.running()).await;
-            }
-            Some(_) => {}
+        if let Some(found) = &self.found
+            && self.left.is_empty()
+            && overlaps
+        {
+            self.left = these(found, &self.running()).await;
         }
     }
 
@@ -147,10 +145,14 @@ impl<M: Mode> Mode for TakeOver<M> {
     }
 
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+        if self.found.is_none() {
+            // Userspace mode removes what captures in another way itself.
+            self.found = Some(these(&self.left, &self.running()).await);
+        }
         let mut report = self.mode.sync(map, changes).await?;
         let due = changes.full || self.connections > 0 && self.due <= Instant::now();
         if self.is_in_force(&report) && due {
-            self.look_for_old().await;
+            self.look_again().await;
             if !self.left.is_empty() {
                 self.clear_up().await;
             }

@@ -16,6 +16,8 @@ enum Outcome {
     /// One ServicePort fails.
     Partly,
     Fails,
+    /// Removes what was left itself.
+    Removes,
 }
 
 impl Mode for Told {
@@ -27,6 +29,7 @@ impl Mode for Told {
         let mut report = SyncReport::default();
         match self.0 {
             Outcome::Well => {}
+            Outcome::Removes => remove(),
             Outcome::Partly => report.failed.push((port(), "it is taken".to_owned())),
             Outcome::Fails => {
                 return Err(SyncError::Capture(capture::Error::Unsupported {
@@ -69,6 +72,10 @@ fn sh(script: &str) -> String {
 /// Each engine has something of kube-proxy's.
 fn leave() {
     sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -t nat -N KUBE-SVC-OLD");
+}
+
+fn remove() {
+    sh("iptables-nft -t nat -X KUBE-SVC-OLD; iptables-legacy -t nat -X KUBE-SVC-OLD");
 }
 
 fn left() -> usize {
@@ -127,7 +134,7 @@ async fn pass(time: Duration) {
 #[test]
 fn what_an_old_process_puts_back_goes_again() {
     bench(async |mut bench| {
-        bench.sync(true, Outcome::Well).await;
+        bench.sync(true, Outcome::Removes).await;
         assert_eq!(left(), 0);
         for (program, kept) in [("iptables-nft", 1), ("iptables-legacy", 1)] {
             sh(&format!("{program} -t nat -N KUBE-SVC-OLD"));
@@ -152,7 +159,7 @@ fn what_an_old_process_puts_back_goes_again() {
 #[test]
 fn nothing_is_looked_for_where_nothing_was() {
     bench(async |mut bench| {
-        sh("iptables-nft -t nat -X KUBE-SVC-OLD; iptables-legacy -t nat -X KUBE-SVC-OLD");
+        remove();
         bench.sync(true, Outcome::Well).await;
         leave();
         pass(PAUSE).await;
