@@ -8,7 +8,7 @@
 
 use std::{ffi::OsStr, fs, path::Path};
 
-use super::{Error, Family, Xtables};
+use super::{Error, Family, Xtables, rule::Table};
 use crate::kernel::nftables;
 
 /// Which of the kernel's two engines a program speaks to.
@@ -70,11 +70,11 @@ impl Xtables {
             if found.iter().any(|(_, seen, _)| *seen == engine) {
                 continue;
             }
-            match works(&xtables).await {
-                Ok(()) => {
-                    let signs = xtables.signs(engine).await;
-                    found.push((xtables, engine, signs));
-                }
+            match works(&xtables, engine).await {
+                Ok(()) => match xtables.signs(engine).await {
+                    Ok(signs) => found.push((xtables, engine, signs)),
+                    Err(error) => reasons.push(error.to_string()),
+                },
                 Err(error) => reasons.push(error.to_string()),
             }
         }
@@ -116,7 +116,11 @@ impl Xtables {
         })
     }
 
-    async fn signs(&self, engine: Engine) -> Signs {
+    /// What speaks for `engine`.
+    ///
+    /// # Errors
+    /// When a table that our rules go to is not one for iptables.
+    async fn signs(&self, engine: Engine) -> Result<Signs, Error> {
         let mut signs = Signs::default();
         for table in TABLES {
             if !engine.has_table(self.family, table) {
@@ -127,10 +131,14 @@ impl Xtables {
                 let chain = line.strip_prefix(':').and_then(|l| l.split(' ').next());
                 signs.hint |= chain.is_some_and(|chain| HINTS.contains(&chain));
             };
-            // What cannot be read holds nothing that could be told from it.
-            let _ = self.read(table, each).await;
+            let ours = Table::ALL.iter().any(|of| of.name() == table);
+            match self.read(table, each).await {
+                Err(error @ Error::Incompatible { .. }) if ours => return Err(error),
+                // What cannot be read holds nothing that could be told from it.
+                _ => {}
+            }
         }
-        signs
+        Ok(signs)
     }
 }
 
@@ -148,7 +156,10 @@ fn preferred(found: &[Signs]) -> usize {
 
 /// Tries the one thing without which there is nothing to choose: nat rules, of
 /// the one kind or the other. Answers with what was said of the first.
-async fn works(xtables: &Xtables) -> Result<(), Error> {
+async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
+    if engine == Engine::Legacy {
+        xtables.try_lock().await?;
+    }
     let to = match xtables.family {
         Family::V4 => "192.0.2.1:1",
         Family::V6 => "[2001:db8::1]:1",
@@ -156,6 +167,8 @@ async fn works(xtables: &Xtables) -> Result<(), Error> {
     let dnat = format!("-p tcp -j DNAT --to-destination {to}");
     match xtables.try_rule("nat", &dnat).await {
         Ok(()) => Ok(()),
+        // It did not run to its end, and would not the next time.
+        Err(error @ Error::Run { .. }) => Err(error),
         Err(error) => {
             let redirect = xtables.try_rule("nat", "-p tcp -j REDIRECT").await;
             redirect.map_err(|_| error)
@@ -221,5 +234,72 @@ mod tests {
             "iptables-legacy -A INPUT -j ACCEPT; iptables-nft -t mangle -N KUBE-KUBELET-CANARY",
             |engine| assert_eq!(engine, Engine::NfTables),
         );
+    }
+
+    /// Runs `test` in a fresh namespace after `script`.
+    fn after(script: &'static str, test: impl AsyncFnOnce() + Send + 'static) {
+        in_namespace(move || {
+            sh(script);
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(test());
+        });
+    }
+
+    async fn of(engine: Engine) -> Xtables {
+        let all = Xtables::engines(Family::V4).await;
+        let found = all.into_iter().find(|(_, of)| *of == engine);
+        found.expect("both are installed").0
+    }
+
+    /// What iptables has no words for, in the chain that iptables would use.
+    const OF_NFT: &str = "nft 'add table ip nat
+        add chain ip nat PREROUTING { type nat hook prerouting priority -100; }
+        add rule ip nat PREROUTING tcp dport 99 dnat to 10.2.2.2:9'";
+
+    #[test]
+    fn a_table_that_iptables_cannot_read_is_not_taken_for_an_empty_one() {
+        after(OF_NFT, async || {
+            let nft = of(Engine::NfTables).await;
+            let read = nft.read("nat", |_| {}).await;
+            assert!(matches!(read, Err(Error::Incompatible { .. })), "{read:?}");
+            let saved = nft.save("nat").await;
+            assert!(
+                matches!(saved, Err(Error::Incompatible { .. })),
+                "{saved:?}"
+            );
+            let (_, engine) = Xtables::chosen(Family::V4).await.unwrap();
+            assert_eq!(engine, Engine::Legacy);
+        });
+        // Of nft's own, but beside what iptables would use.
+        after(
+            "nft 'add table ip nat
+             add chain ip nat prerouting { type nat hook prerouting priority -100; }
+             add rule ip nat prerouting tcp dport 99 dnat to 10.2.2.2:9'
+             iptables-nft -t nat -A OUTPUT -j ACCEPT",
+            async || {
+                let saved = of(Engine::NfTables).await.save("nat").await.unwrap();
+                assert!(saved.contains("-A OUTPUT -j ACCEPT"), "{saved}");
+                let (_, engine) = Xtables::chosen(Family::V4).await.unwrap();
+                assert_eq!(engine, Engine::NfTables);
+            },
+        );
+    }
+
+    #[test]
+    fn the_lock_of_the_node_does_not_keep_rules_from_being_tried() {
+        after("", async || {
+            let lock = fs::File::create("/run/xtables.lock").unwrap();
+            lock.lock().unwrap();
+            let legacy = of(Engine::Legacy).await;
+            let begun = std::time::Instant::now();
+            works(&legacy, Engine::Legacy).await.unwrap();
+            let features = super::super::features::probe(&legacy).await;
+            assert!(features.comment && features.masquerade, "{features:?}");
+            let took = begun.elapsed();
+            assert!(took < std::time::Duration::from_secs(4), "{took:?}");
+        });
     }
 }

@@ -175,7 +175,7 @@ fn probes(family: Family) -> Vec<Probe> {
 
 /// What there is for `xtables`. Changes nothing.
 pub async fn probe(xtables: &Xtables) -> Features {
-    let there = xtables.clone();
+    let there = xtables.aside();
     match scratch::awaited(async move || in_scratch(&there).await).await {
         Some(features) => features,
         None => here(xtables).await,
@@ -214,7 +214,7 @@ async fn here(xtables: &Xtables) -> Features {
     let created = nfacct::create(&[account]);
     for (table, rule, feature) in probes(xtables.family()) {
         let words = rule.words(v6).to_string();
-        *feature(&mut features) = xtables.check(table.name(), &words).await.is_ok();
+        *feature(&mut features) = xtables.check_patiently(table.name(), &words).await.is_ok();
     }
     if created.is_ok() {
         let _ = nfacct::delete(account);

@@ -41,6 +41,16 @@ use super::{Family, scratch};
 const SCRATCH: &str = "TRIPOD-PROBE";
 /// Longer than any batch takes; a program that hangs is ended then.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than a rule takes that is tried where there are no others; a program
+/// that hangs must not keep a node from being served.
+const TRIAL: Duration = Duration::from_secs(10);
+/// How often a rule is tried that fails for a passing reason; the program waits
+/// five seconds for the lock.
+const TRIALS: u32 = 6;
+/// A lock file of no meaning, see `XTABLES_LOCKFILE` in iptables(8). The lock is
+/// one for all network namespaces that share /run: where nothing is but what is
+/// tried, the lock that somebody holds on the node is no reason to wait.
+const NO_LOCK: (&str, &str) = ("XTABLES_LOCKFILE", "/dev/null");
 /// Longer than any reading takes. iptables-nft-save begins again whenever
 /// somebody changed anything while it read: beside a busy writer it may never
 /// come to an end, and is better tried again later.
@@ -69,6 +79,27 @@ pub enum Error {
         /// The line of our batch that it complained about, if it told one.
         line: Option<String>,
     },
+    /// The table has rules that the program cannot read, and so could not tell
+    /// ours from others'.
+    #[error(
+        "{program}: table {table} holds rules of nft's own, which iptables cannot read; move them \
+         to a table of another name"
+    )]
+    Incompatible {
+        /// Which.
+        program: String,
+        /// Of this table.
+        table: String,
+    },
+    /// There are rules, but not the program for them.
+    #[error(
+        "{family}: there are rules of ours in nf_tables, and no iptables-nft here that could \
+         remove them (Debian package iptables)"
+    )]
+    Absent {
+        /// Of this family.
+        family: Family,
+    },
     /// None of them works.
     #[error("no {family} nat: {reason}")]
     Unusable {
@@ -87,7 +118,7 @@ impl Error {
             Error::Failed { message, .. } => {
                 message.contains("ermission denied") || message.contains("not permitted")
             }
-            Error::Unusable { .. } => false,
+            Error::Incompatible { .. } | Error::Absent { .. } | Error::Unusable { .. } => false,
         }
     }
 
@@ -105,7 +136,10 @@ impl Error {
             "iptables: Resource problem",
         ];
         match self {
-            Error::Run { .. } | Error::Unusable { .. } => false,
+            Error::Run { .. }
+            | Error::Incompatible { .. }
+            | Error::Absent { .. }
+            | Error::Unusable { .. } => false,
             Error::Failed { message, .. } => PASSING.iter().any(|words| message.contains(words)),
         }
     }
@@ -122,6 +156,8 @@ struct Program {
     path: PathBuf,
     applet: Option<String>,
     name: String,
+    /// It works in a namespace of ours.
+    aside: bool,
 }
 
 impl Program {
@@ -138,7 +174,13 @@ impl Program {
             Some(applet) => format!("{file} {applet}"),
             None => file.to_owned(),
         };
-        Some(Program { path, applet, name })
+        let aside = false;
+        Some(Program {
+            path,
+            applet,
+            name,
+            aside,
+        })
     }
 
     async fn run(&self, args: &[&str], input: &str) -> Result<Output, Error> {
@@ -153,6 +195,7 @@ impl Program {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            .envs(self.aside.then_some(NO_LOCK))
             .kill_on_drop(true)
             .spawn()
             .map_err(failed)?;
@@ -165,7 +208,8 @@ impl Program {
             }
         };
         let both = async { tokio::join!(feed, child.wait_with_output()).1 };
-        timeout(PATIENCE, both)
+        let patience = if self.aside { TRIAL } else { PATIENCE };
+        timeout(patience, both)
             .await
             .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
             .map_err(failed)
@@ -207,6 +251,12 @@ fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
         .unwrap_or(digits.len());
     let number: usize = digits.get(..end)?.parse().ok()?;
     input.lines().nth(number.checked_sub(1)?)
+}
+
+/// How iptables-nft-save says, and succeeds, that it shows nothing of a table.
+/// The other remark that it has, of base chains, leaves out only those.
+fn is_incompatible(line: &str) -> bool {
+    line.starts_with("# Table `") && line.contains("' is incompatible,")
 }
 
 /// Rules that fit into a netlink message of the usual `net.core.wmem_max`
@@ -257,14 +307,6 @@ impl Xtables {
             })
     }
 
-    /// One for each engine of the kernel that has `table`, for clean-up: an
-    /// earlier run may have used the other one. Nothing comes to be by looking.
-    pub async fn engines_with(family: Family, table: &str) -> Vec<(Xtables, Engine)> {
-        let mut engines = Xtables::engines(family).await;
-        engines.retain(|(_, engine)| engine.has_table(family, table));
-        engines
-    }
-
     /// One for each engine of the kernel.
     pub async fn engines(family: Family) -> Vec<(Xtables, Engine)> {
         let mut found: Vec<(Xtables, Engine)> = Vec::new();
@@ -276,6 +318,14 @@ impl Xtables {
             }
         }
         found
+    }
+
+    /// The same programs for a network namespace of ours.
+    fn aside(&self) -> Xtables {
+        let mut aside = self.clone();
+        aside.restore.aside = true;
+        aside.save.aside = true;
+        aside
     }
 
     /// Its family.
@@ -317,7 +367,18 @@ impl Xtables {
     /// What the program said.
     pub async fn save(&self, table: &str) -> Result<String, Error> {
         let output = self.save.run(&["-t", table], "").await?;
-        self.save.checked(output, "")
+        let saved = self.save.checked(output, "")?;
+        match saved.lines().any(is_incompatible) {
+            true => Err(self.incompatible(table)),
+            false => Ok(saved),
+        }
+    }
+
+    fn incompatible(&self, table: &str) -> Error {
+        Error::Incompatible {
+            program: self.save.name.clone(),
+            table: table.to_owned(),
+        }
     }
 
     /// Hands the lines that [`Xtables::save`] would return to `each`, one by
@@ -342,12 +403,15 @@ impl Xtables {
             .spawn()
             .map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let mut incompatible = false;
         let lines = async {
             let Some(stdout) = stdout else { return Ok(()) };
             let mut reader = BufReader::with_capacity(64 * 1024, stdout);
             let mut line = Vec::new();
             while reader.read_until(b'\n', &mut line).await? > 0 {
-                each(String::from_utf8_lossy(&line).trim_end());
+                let text = String::from_utf8_lossy(&line);
+                incompatible |= is_incompatible(&text);
+                each(text.trim_end());
                 line.clear();
             }
             Ok(())
@@ -370,7 +434,11 @@ impl Xtables {
             stdout,
             stderr,
         };
-        program.checked(output, "").map(drop)
+        program.checked(output, "")?;
+        match incompatible {
+            true => Err(self.incompatible(table)),
+            false => Ok(()),
+        }
     }
 
     /// Whether `rule` is possible in `table`: match and target are there, in
@@ -400,12 +468,43 @@ impl Xtables {
     /// # Errors
     /// Why it is not possible.
     pub async fn try_rule(&self, table: &'static str, rule: &str) -> Result<(), Error> {
-        let there = (self.clone(), rule.to_owned());
+        let there = (self.aside(), rule.to_owned());
         let inside = async move || there.0.check(table, &there.1).await;
         match scratch::awaited(inside).await {
             Some(outcome) => outcome,
-            None => self.check(table, rule).await,
+            None => self.check_patiently(table, rule).await,
         }
+    }
+
+    /// Whether the lock of the legacy programs can be had, now or later; tried
+    /// in a namespace of ours with a batch that changes nothing.
+    ///
+    /// # Errors
+    /// Why it never can.
+    async fn try_lock(&self) -> Result<(), Error> {
+        let there = self.restore.clone();
+        let inside = async move || {
+            let output = there
+                .run(&["--noflush", "-w", "1"], "*nat\nCOMMIT\n")
+                .await?;
+            there.checked(output, "").map(drop)
+        };
+        match scratch::awaited(inside).await {
+            Some(Err(error)) if !error.is_passing() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`check`](Self::check); that somebody holds the lock for a while does
+    /// not make a rule impossible.
+    async fn check_patiently(&self, table: &str, rule: &str) -> Result<(), Error> {
+        for _ in 1..TRIALS {
+            match self.check(table, rule).await {
+                Err(error) if error.is_passing() => tracing::debug!("tried again: {error}"),
+                outcome => return outcome,
+            }
+        }
+        self.check(table, rule).await
     }
 }
 
@@ -435,6 +534,7 @@ mod tests {
             path: PathBuf::from("/bin/sh"),
             applet: Some("-c".to_owned()),
             name: script.to_owned(),
+            aside: false,
         }
     }
 
@@ -448,6 +548,20 @@ mod tests {
             error.to_string(),
             "iptables-restore: oops at line 2 (at: b)"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_hangs_is_given_up_sooner_where_only_something_is_tried() {
+        for (aside, patience) in [(true, TRIAL), (false, PATIENCE)] {
+            let hanging = Program {
+                aside,
+                ..program("iptables-restore")
+            };
+            let begun = tokio::time::Instant::now();
+            let outcome = hanging.run(&["exec sleep 1000"], "").await;
+            assert!(matches!(outcome, Err(Error::Run { .. })), "{outcome:?}");
+            assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
+        }
     }
 
     #[tokio::test]

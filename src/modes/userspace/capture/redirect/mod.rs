@@ -43,6 +43,7 @@ use crate::{
         xtables::{
             self, Engine, Xtables,
             leftovers::{self, Kept},
+            rule::Table,
         },
     },
     services::IpFamily,
@@ -168,13 +169,16 @@ impl Redirect {
     pub async fn cleanup(families: &[IpFamily], kept: &Kept) -> Result<(), Error> {
         let mut outcome = Ok(());
         for family in families.iter().copied().map(Family::from) {
-            for (xtables, engine) in Xtables::engines(family).await {
+            let programs = Xtables::engines(family).await;
+            let ours = |_, chain: &str| chain == plan::CHAIN;
+            outcome = outcome.and(leftovers::within_reach(family, &programs, kept, ours));
+            for (xtables, engine) in programs {
                 if kept.within(family, engine).is_none() {
                     continue;
                 }
-                for table in ["nat", "filter"] {
-                    if engine.has_table(family, table) {
-                        outcome = outcome.and(remove(&xtables, table).await);
+                for table in [Table::Nat, Table::Filter] {
+                    if engine.has_table(family, table.name()) {
+                        outcome = outcome.and(remove(&xtables, engine, table).await);
                     }
                 }
             }
@@ -188,14 +192,15 @@ impl Redirect {
     }
 }
 
-async fn remove(xtables: &Xtables, table: &str) -> Result<(), xtables::Error> {
-    let saved = match xtables.save(table).await {
+async fn remove(xtables: &Xtables, engine: Engine, table: Table) -> Result<(), xtables::Error> {
+    let saved = match xtables.save(table.name()).await {
         Ok(saved) => saved,
-        Err(error) if error.is_permission() => return Err(error),
-        // A table that cannot be read for want of it holds nothing of ours.
-        Err(_) => return Ok(()),
+        Err(error) => {
+            let ours = |of, chain: &str| of == table && chain == plan::CHAIN;
+            return leftovers::unread(error, (xtables.family(), engine), ours);
+        }
     };
-    match plan::removal(table, &saved) {
+    match plan::removal(table.name(), &saved) {
         Some(batch) => xtables.restore(&batch).await,
         None => Ok(()),
     }
