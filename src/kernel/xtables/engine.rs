@@ -8,7 +8,7 @@
 
 use std::{ffi::OsStr, fs, path::Path};
 
-use super::{Error, Family, Xtables};
+use super::{Error, Family, Xtables, rule::Table};
 use crate::kernel::nftables;
 
 /// Which of the kernel's two engines a program speaks to.
@@ -24,6 +24,8 @@ pub enum Engine {
 pub const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 /// Tables that are looked at for rules.
 const TABLES: [&str; 4] = ["mangle", "filter", "nat", "raw"];
+/// Chains that are read in a moment.
+const MANY: usize = 2_000;
 
 /// What speaks for an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,7 +103,11 @@ impl Xtables {
             if found.iter().any(|(_, seen)| *seen == engine) {
                 continue;
             }
-            match works(&xtables).await {
+            let usable = match works(&xtables, engine).await {
+                Ok(()) => xtables.is_readable(engine).await,
+                unable => unable,
+            };
+            match usable {
                 Ok(()) => found.push((xtables, engine)),
                 Err(error) => reasons.push(error.to_string()),
             }
@@ -146,6 +152,29 @@ impl Xtables {
         } else {
             Engine::Legacy
         })
+    }
+
+    /// Whether the tables that our rules go to are such as iptables can read.
+    /// Those with many chains are taken for iptables' own without being read,
+    /// which takes seconds then and is the first sync's work all the same.
+    ///
+    /// # Errors
+    /// With the first that is not.
+    async fn is_readable(&self, engine: Engine) -> Result<(), Error> {
+        let mut chains = 0;
+        let count = |chain: nftables::Chain| {
+            chains += usize::from(Table::named(&chain.table).is_some());
+        };
+        if engine == Engine::NfTables {
+            // What cannot be asked is found out by the first sync.
+            let _ = nftables::Rules::open().and_then(|mut rules| rules.chains(self.family, count));
+        }
+        if (1..MANY).contains(&chains)
+            && let Err(error @ Error::Incompatible { .. }) = self.read_all(|_| {}).await
+        {
+            return Err(error);
+        }
+        Ok(())
     }
 
     async fn signs(&self, engine: Engine) -> Signs {
@@ -212,7 +241,10 @@ fn preferred(found: &[Signs]) -> usize {
 
 /// Tries the one thing without which there is nothing to choose: nat rules, of
 /// the one kind or the other. Answers with what was said of the first.
-async fn works(xtables: &Xtables) -> Result<(), Error> {
+async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
+    if engine == Engine::Legacy {
+        xtables.try_lock().await?;
+    }
     let to = match xtables.family {
         Family::V4 => "192.0.2.1:1",
         Family::V6 => "[2001:db8::1]:1",
@@ -220,6 +252,8 @@ async fn works(xtables: &Xtables) -> Result<(), Error> {
     let dnat = format!("-p tcp -j DNAT --to-destination {to}");
     match xtables.try_rule("nat", &dnat).await {
         Ok(()) => Ok(()),
+        // It did not run to its end, and would not the next time.
+        Err(error @ Error::Run { .. }) => Err(error),
         Err(error) => {
             let redirect = xtables.try_rule("nat", "-p tcp -j REDIRECT").await;
             redirect.map_err(|_| error)
@@ -285,5 +319,72 @@ mod tests {
             "iptables-legacy -A INPUT -j ACCEPT; iptables-nft -t mangle -N KUBE-KUBELET-CANARY",
             |engine| assert_eq!(engine, Engine::NfTables),
         );
+    }
+
+    /// Runs `test` in a fresh namespace after `script`.
+    fn after(script: &'static str, test: impl AsyncFnOnce() + Send + 'static) {
+        in_namespace(move || {
+            sh(script);
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(test());
+        });
+    }
+
+    async fn of(engine: Engine) -> Xtables {
+        let all = Xtables::engines(Family::V4).await;
+        let found = all.into_iter().find(|(_, of)| *of == engine);
+        found.expect("both are installed").0
+    }
+
+    /// What iptables has no words for, in the chain that iptables would use.
+    const OF_NFT: &str = "nft 'add table ip nat
+        add chain ip nat PREROUTING { type nat hook prerouting priority -100; }
+        add rule ip nat PREROUTING tcp dport 99 dnat to 10.2.2.2:9'";
+
+    #[test]
+    fn a_table_that_iptables_cannot_read_is_not_taken_for_an_empty_one() {
+        after(OF_NFT, async || {
+            let nft = of(Engine::NfTables).await;
+            let read = nft.read("nat", |_| {}).await;
+            assert!(matches!(read, Err(Error::Incompatible { .. })), "{read:?}");
+            let saved = nft.save("nat").await;
+            assert!(
+                matches!(saved, Err(Error::Incompatible { .. })),
+                "{saved:?}"
+            );
+            let (_, engine) = Xtables::chosen(Family::V4).await.unwrap();
+            assert_eq!(engine, Engine::Legacy);
+        });
+        // Of nft's own, but beside what iptables would use.
+        after(
+            "nft 'add table ip nat
+             add chain ip nat prerouting { type nat hook prerouting priority -100; }
+             add rule ip nat prerouting tcp dport 99 dnat to 10.2.2.2:9'
+             iptables-nft -t nat -A OUTPUT -j ACCEPT",
+            async || {
+                let saved = of(Engine::NfTables).await.save("nat").await.unwrap();
+                assert!(saved.contains("-A OUTPUT -j ACCEPT"), "{saved}");
+                let (_, engine) = Xtables::chosen(Family::V4).await.unwrap();
+                assert_eq!(engine, Engine::NfTables);
+            },
+        );
+    }
+
+    #[test]
+    fn the_lock_of_the_node_does_not_keep_rules_from_being_tried() {
+        after("", async || {
+            let lock = fs::File::create("/run/xtables.lock").unwrap();
+            lock.lock().unwrap();
+            let legacy = of(Engine::Legacy).await;
+            let begun = std::time::Instant::now();
+            works(&legacy, Engine::Legacy).await.unwrap();
+            let features = super::super::features::probe(&legacy).await;
+            assert!(features.comment && features.masquerade, "{features:?}");
+            let took = begun.elapsed();
+            assert!(took < std::time::Duration::from_secs(4), "{took:?}");
+        });
     }
 }

@@ -175,7 +175,7 @@ fn probes(family: Family) -> Vec<Probe> {
 
 /// What there is for `xtables`. Changes nothing.
 pub async fn probe(xtables: &Xtables) -> Features {
-    let there = xtables.clone();
+    let there = xtables.aside();
     match scratch::awaited(async move || in_scratch(&there).await).await {
         Some(features) => features,
         None => here(xtables).await,

@@ -6,6 +6,7 @@ use super::{
     Engine, Error, Family, Xtables,
     rule::{BASE_CHAINS, Table},
 };
+use crate::kernel::nftables;
 
 /// What stays when rules are removed: those of a mode that runs.
 #[derive(Clone, Debug, Default)]
@@ -157,6 +158,94 @@ impl<F: Fn(&str) -> bool> Leftovers<F> {
     }
 }
 
+/// Whether there are chains in tables of `family` that `ours` tells by their
+/// names, other than what is `kept`. Cheap where the kernel lists chains without
+/// their rules; what cannot be looked at holds none.
+pub async fn any(family: Family, kept: &Kept, ours: impl Fn(Table, &str) -> bool) -> bool {
+    for (xtables, engine) in Xtables::engines(family).await {
+        let Some(kept) = kept.within(family, engine) else {
+            continue;
+        };
+        let ours = |table, chain: &str| ours(table, chain) && !kept.contains(&(table, chain));
+        if engine == Engine::NfTables {
+            if holds(family, ours).unwrap_or(false) {
+                return true;
+            }
+            continue;
+        }
+        for table in Table::ALL {
+            if !engine.has_table(family, table.name()) {
+                continue;
+            }
+            let read = Leftovers::new(table, |chain: &str| ours(table, chain));
+            let read = read.read(&xtables).await;
+            if read.is_ok_and(|leftovers| !leftovers.is_empty()) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// What to make of a table that could not be read when what `ours` tells by
+/// their names was to be removed from it: one that holds nothing of ours is
+/// none of our business.
+///
+/// # Errors
+/// With `error` otherwise.
+pub fn unread(
+    error: Error,
+    (family, engine): (Family, Engine),
+    ours: impl Fn(Table, &str) -> bool,
+) -> Result<(), Error> {
+    let concerns_us = match engine {
+        Engine::NfTables => holds(family, ours).unwrap_or(false),
+        // The kernel says that the table is there, and no more.
+        Engine::Legacy => true,
+    };
+    match concerns_us || error.is_permission() {
+        true => Err(error),
+        false => Ok(()),
+    }
+}
+
+/// Whether the programs of `family` reach all chains that `ours` tells by their
+/// names, other than what is `kept`. Those of the legacy engine cannot be asked
+/// for without its program.
+///
+/// # Errors
+/// When they do not.
+pub fn within_reach(
+    family: Family,
+    programs: &[(Xtables, Engine)],
+    kept: &Kept,
+    ours: impl Fn(Table, &str) -> bool,
+) -> Result<(), Error> {
+    let engine = Engine::NfTables;
+    let Some(kept) = kept.within(family, engine) else {
+        return Ok(());
+    };
+    let there = programs.iter().any(|(_, of)| *of == engine);
+    let ours = |table, chain: &str| ours(table, chain) && !kept.contains(&(table, chain));
+    match !there && holds(family, ours).unwrap_or(false) {
+        true => Err(Error::Absent { family }),
+        false => Ok(()),
+    }
+}
+
+/// Whether nf_tables has such chains, whatever programs there are; `None`: it
+/// cannot be asked.
+fn holds(family: Family, ours: impl Fn(Table, &str) -> bool) -> Option<bool> {
+    let mut found = false;
+    let mut look = |chain: nftables::Chain| {
+        found |=
+            Table::named(&chain.table).is_some_and(|table| !chain.base && ours(table, &chain.name));
+    };
+    let mut rules = nftables::Rules::open().ok()?;
+    rules.chains(family, &mut look).ok()?;
+    Some(found)
+}
+
 /// The chain or target that a rule leads to, by `-j` or `-g`, in the words of
 /// `iptables-save`.
 pub fn target(words: &str) -> Option<&str> {
@@ -265,5 +354,28 @@ mod tests {
             assert_eq!(kept.within(Family::V4, Engine::NfTables), Some(&[][..]));
             assert_eq!(kept.within(Family::V6, Engine::Legacy), Some(&[][..]));
         }
+    }
+
+    #[test]
+    fn chains_that_no_program_reaches_are_not_said_to_be_removed() {
+        crate::kernel::namespace::in_namespace(|| {
+            let nft = |args: &str| {
+                let mut command = std::process::Command::new("iptables-nft");
+                let status = command.args(args.split(' ')).status();
+                assert!(status.unwrap().success(), "{args}");
+            };
+            let ours = |table, chain: &str| (table, chain) == (Table::Nat, "KUBE-SERVICES");
+            let reached = |kept: &Kept| within_reach(Family::V4, &[], kept, ours);
+            nft("-t filter -N KUBE-SERVICES");
+            nft("-t nat -N KUBE-SERVICE");
+            assert!(reached(&Kept::nothing()).is_ok());
+            nft("-t nat -N KUBE-SERVICES");
+            let error = reached(&Kept::nothing()).unwrap_err();
+            assert!(matches!(error, Error::Absent { .. }), "{error}");
+            let own = vec![(Family::V4, Engine::NfTables)];
+            assert!(reached(&Kept::all(own.clone())).is_ok());
+            let shared = Kept::chains(own, &[(Table::Nat, "KUBE-SERVICES")]);
+            assert!(reached(&shared).is_ok());
+        });
     }
 }

@@ -8,15 +8,13 @@
 
 use std::{
     collections::HashSet,
-    env, fs, io,
-    os::unix::fs::PermissionsExt,
-    path::PathBuf,
+    io,
     process::{Output, Stdio},
     time::Duration,
 };
 
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
     process::Command,
     time::timeout,
 };
@@ -26,27 +24,26 @@ pub mod features;
 pub mod info;
 pub mod leftovers;
 mod parts;
+mod program;
 pub mod rule;
 pub mod saved;
 mod toolkit;
 
-use self::parts::parts;
 pub use self::{
     engine::{Engine, HINTS},
     toolkit::Toolkit,
 };
+use self::{parts::parts, program::Program, rule::Table};
 use super::{Family, scratch};
 
 /// The chain that probes make and delete again.
 const SCRATCH: &str = "TRIPOD-PROBE";
-/// Longer than any batch takes; a program that hangs is ended then.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How often a rule is tried that fails for a passing reason.
+const TRIALS: u32 = 6;
 /// Longer than any reading takes. iptables-nft-save begins again whenever
 /// somebody changed anything while it read: beside a busy writer it may never
 /// come to an end, and is better tried again later.
 const READING: Duration = Duration::from_secs(90);
-/// Where the programs are on nodes whose PATH leaves them out.
-const MORE_PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin";
 
 /// Why a program could not do what it was for.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +66,27 @@ pub enum Error {
         /// The line of our batch that it complained about, if it told one.
         line: Option<String>,
     },
+    /// The table has rules that the program cannot read, and so could not tell
+    /// ours from others'.
+    #[error(
+        "{program}: table {table} holds rules of nft's own, which iptables cannot read; move them \
+         to a table of another name"
+    )]
+    Incompatible {
+        /// Which.
+        program: String,
+        /// Of this table.
+        table: Table,
+    },
+    /// There are rules, but not the program for them.
+    #[error(
+        "{family}: there are rules of ours in nf_tables, and no iptables-nft here that could \
+         remove them (Debian package iptables)"
+    )]
+    Absent {
+        /// Of this family.
+        family: Family,
+    },
     /// None of them works.
     #[error("no {family} nat: {reason}")]
     Unusable {
@@ -90,7 +108,7 @@ impl Error {
             Error::Failed { message, .. } => {
                 message.contains("ermission denied") || message.contains("not permitted")
             }
-            Error::Unusable { .. } => false,
+            Error::Incompatible { .. } | Error::Absent { .. } | Error::Unusable { .. } => false,
         }
     }
 
@@ -108,7 +126,10 @@ impl Error {
             "iptables: Resource problem",
         ];
         match self {
-            Error::Run { .. } | Error::Unusable { .. } => false,
+            Error::Run { .. }
+            | Error::Incompatible { .. }
+            | Error::Absent { .. }
+            | Error::Unusable { .. } => false,
             Error::Failed { message, .. } => PASSING.iter().any(|words| message.contains(words)),
         }
     }
@@ -124,97 +145,12 @@ impl Error {
     }
 }
 
-/// One program, or one of those within a multi-call program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Program {
-    path: PathBuf,
-    applet: Option<String>,
-    name: String,
-}
-
-impl Program {
-    fn find(file: &str, applet: Option<String>) -> Option<Program> {
-        let places = env::var("PATH").unwrap_or_default() + ":" + MORE_PLACES;
-        let path = places
-            .split(':')
-            .filter(|place| place.starts_with('/'))
-            .map(|place| PathBuf::from(place).join(file))
-            .find(|path| {
-                fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-            })?;
-        let name = match &applet {
-            Some(applet) => format!("{file} {applet}"),
-            None => file.to_owned(),
-        };
-        Some(Program { path, applet, name })
-    }
-
-    async fn run(&self, args: &[&str], input: &str) -> Result<Output, Error> {
-        let failed = |source| Error::Run {
-            program: self.name.clone(),
-            source,
-        };
-        let mut child = Command::new(&self.path)
-            .args(&self.applet)
-            .args(args)
-            .env("LC_ALL", "C")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(failed)?;
-        let stdin = child.stdin.take();
-        let feed = async {
-            if let Some(mut stdin) = stdin {
-                // A program that fails early closes its input; what it says
-                // tells more than our broken pipe.
-                let _ = stdin.write_all(input.as_bytes()).await;
-            }
-        };
-        let both = async { tokio::join!(feed, child.wait_with_output()).1 };
-        timeout(PATIENCE, both)
-            .await
-            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
-            .map_err(failed)
-    }
-
-    fn checked(&self, output: Output, input: &str) -> Result<String, Error> {
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let line = offending_line(&said, input).map(str::to_owned);
-        let noise = |line: &&str| {
-            line.is_empty() || line.starts_with("Try `") || line.starts_with("Error occurred at")
-        };
-        let message = said
-            .lines()
-            .map(str::trim)
-            .filter(|line| !noise(line))
-            .collect::<Vec<_>>()
-            .join("; ");
-        Err(Error::Failed {
-            program: self.name.clone(),
-            line,
-            message: if message.is_empty() {
-                output.status.to_string()
-            } else {
-                message
-            },
-        })
-    }
-}
-
-/// The line of `input` whose number follows the word "line" in `message`.
-fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
-    let (_, after) = message.split_once("line")?;
-    let digits = after.trim_start_matches([':', ' ']);
-    let end = digits
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(digits.len());
-    let number: usize = digits.get(..end)?.parse().ok()?;
-    input.lines().nth(number.checked_sub(1)?)
+/// The table that our rules go to and of which iptables-nft-save shows nothing,
+/// if `line` is how it says that; it succeeds all the same. The other remark
+/// that it has, of base chains, leaves out only those.
+fn incompatible(line: &str) -> Option<Table> {
+    let (table, remark) = line.strip_prefix("# Table `")?.split_once('\'')?;
+    Table::named(table).filter(|_| remark.starts_with(" is incompatible,"))
 }
 
 /// Rules that fit into a netlink message of the usual `net.core.wmem_max`
@@ -265,8 +201,7 @@ impl Xtables {
             })
     }
 
-    /// One for each engine of the kernel; for clean-up, as an earlier run may
-    /// have used the other one.
+    /// One for each engine of the kernel.
     pub async fn engines(family: Family) -> Vec<(Xtables, Engine)> {
         let mut found: Vec<(Xtables, Engine)> = Vec::new();
         for xtables in Xtables::installed(family) {
@@ -277,6 +212,14 @@ impl Xtables {
             }
         }
         found
+    }
+
+    /// The same programs for a network namespace of ours.
+    fn aside(&self) -> Xtables {
+        let mut aside = self.clone();
+        aside.restore.aside = true;
+        aside.save.aside = true;
+        aside
     }
 
     /// Its family.
@@ -312,12 +255,17 @@ impl Xtables {
         self.restore.checked(output, batch).map(|_| ())
     }
 
-    /// Applies a batch to find out whether it works. Who holds the lock says
-    /// nothing about that and is waited for, however long it takes.
+    /// Applies a batch to find out whether it works. A failure that passes says
+    /// nothing about that, and who holds the lock is waited for, however long it
+    /// takes.
     async fn tried(&self, batch: &str) -> Result<(), Error> {
+        let mut trials = 1..TRIALS;
         loop {
             match self.restore_once(batch).await {
                 Err(error) if error.is_lock() => tracing::warn!("{error}; waiting for it"),
+                Err(error) if error.is_passing() && trials.next().is_some() => {
+                    tracing::debug!("tried again: {error}");
+                }
                 done => return done,
             }
         }
@@ -329,7 +277,18 @@ impl Xtables {
     /// What the program said.
     pub async fn save(&self, table: &str) -> Result<String, Error> {
         let output = self.save.run(&["-t", table], "").await?;
-        self.save.checked(output, "")
+        let saved = self.save.checked(output, "")?;
+        self.compatible(saved.lines().find_map(incompatible))?;
+        Ok(saved)
+    }
+
+    fn compatible(&self, with: Option<Table>) -> Result<(), Error> {
+        with.map_or(Ok(()), |table| {
+            Err(Error::Incompatible {
+                program: self.save.name.clone(),
+                table,
+            })
+        })
     }
 
     /// Hands the lines that [`Xtables::save`] would return to `each`, one by
@@ -367,12 +326,15 @@ impl Xtables {
             .spawn()
             .map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let mut unreadable = None;
         let lines = async {
             let Some(stdout) = stdout else { return Ok(()) };
             let mut reader = BufReader::with_capacity(64 * 1024, stdout);
             let mut line = Vec::new();
             while reader.read_until(b'\n', &mut line).await? > 0 {
-                each(String::from_utf8_lossy(&line).trim_end());
+                let text = String::from_utf8_lossy(&line);
+                unreadable = unreadable.or_else(|| incompatible(&text));
+                each(text.trim_end());
                 line.clear();
             }
             Ok(())
@@ -395,7 +357,8 @@ impl Xtables {
             stdout,
             stderr,
         };
-        program.checked(output, "").map(drop)
+        program.checked(output, "")?;
+        self.compatible(unreadable)
     }
 
     /// Whether `rule` is possible in `table`: match and target are there, in
@@ -425,11 +388,30 @@ impl Xtables {
     /// # Errors
     /// Why it is not possible.
     pub async fn try_rule(&self, table: &'static str, rule: &str) -> Result<(), Error> {
-        let there = (self.clone(), rule.to_owned());
+        let there = (self.aside(), rule.to_owned());
         let inside = async move || there.0.check(table, &there.1).await;
         match scratch::awaited(inside).await {
             Some(outcome) => outcome,
             None => self.check(table, rule).await,
+        }
+    }
+
+    /// Whether the lock of the legacy programs can be had, now or later; tried
+    /// in a namespace of ours with a batch that changes nothing.
+    ///
+    /// # Errors
+    /// Why it never can.
+    async fn try_lock(&self) -> Result<(), Error> {
+        let there = self.restore.clone();
+        let inside = async move || {
+            let output = there
+                .run(&["--noflush", "-w", "1"], "*nat\nCOMMIT\n")
+                .await?;
+            there.checked(output, "").map(drop)
+        };
+        match scratch::awaited(inside).await {
+            Some(Err(error)) if !error.is_passing() => Err(error),
+            _ => Ok(()),
         }
     }
 }

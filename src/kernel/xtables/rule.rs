@@ -43,6 +43,11 @@ impl Table {
             Table::Nat => "nat",
         }
     }
+
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<Table> {
+        Table::ALL.into_iter().find(|table| table.name() == name)
+    }
 }
 
 impl fmt::Display for Table {

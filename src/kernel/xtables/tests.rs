@@ -1,3 +1,5 @@
+use std::{env, fs};
+
 use super::*;
 
 #[tokio::test]
@@ -13,6 +15,7 @@ async fn a_try_waits_for_who_holds_the_lock() {
         path: "/bin/sh".into(),
         applet: Some(script.to_string_lossy().into_owned()),
         name: "iptables-restore".to_owned(),
+        aside: false,
     };
     let xtables = Xtables {
         family: Family::V4,
@@ -24,58 +27,4 @@ async fn a_try_waits_for_who_holds_the_lock() {
     fs::remove_dir_all(&dir).unwrap();
     assert!(found.is_ok(), "{found:?}");
     assert_eq!(runs.lines().count(), 4, "two locked, the try, its clean-up");
-}
-
-#[test]
-fn the_offending_line_is_found_in_each_wording() {
-    let batch = "*nat\n:X - [0:0]\n-A X -j NOPE\nCOMMIT\n";
-    let cases = [
-        ("iptables-restore: line 3 failed", Some("-A X -j NOPE")),
-        ("Error occurred at line: 3", Some("-A X -j NOPE")),
-        ("line 2: CHAIN_ADD failed (File exists)", Some(":X - [0:0]")),
-        ("line 0 is none", None),
-        ("line 99 failed", None),
-        ("Another app is holding the lock", None),
-        ("line", None),
-    ];
-    for (message, line) in cases {
-        assert_eq!(offending_line(message, batch), line, "{message}");
-    }
-}
-
-fn program(script: &str) -> Program {
-    Program {
-        path: PathBuf::from("/bin/sh"),
-        applet: Some("-c".to_owned()),
-        name: script.to_owned(),
-    }
-}
-
-#[tokio::test]
-async fn what_the_program_says_is_the_error() {
-    let program = program("iptables-restore");
-    let script = "echo 'oops at line 2' >&2; exit 1";
-    let output = program.run(&[script], "").await.unwrap();
-    let error = program.checked(output, "a\nb\n").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "iptables-restore: oops at line 2 (at: b)"
-    );
-}
-
-#[tokio::test]
-async fn a_large_batch_to_a_talkative_program_does_not_stall() {
-    let program = program("cat");
-    let batch = "-A X\n".repeat(200_000);
-    let output = program.run(&["cat; cat /dev/null"], &batch).await.unwrap();
-    assert_eq!(output.stdout.len(), batch.len());
-    // One that does not read at all is no failure of ours either.
-    assert!(
-        program
-            .run(&["exit 0"], &batch)
-            .await
-            .unwrap()
-            .status
-            .success()
-    );
 }

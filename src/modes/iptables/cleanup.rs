@@ -6,7 +6,7 @@ use crate::kernel::{
     Family, nfacct,
     xtables::{
         self, Engine, Xtables,
-        leftovers::{Kept, Leftovers},
+        leftovers::{self, Kept, Leftovers},
         rule::Table,
     },
 };
@@ -33,7 +33,10 @@ pub async fn cleanup_beside(kept: &Kept) -> Result<(), Error> {
     let mut outcome = Ok(());
     let mut untouched = false;
     for family in Family::ALL {
-        for (xtables, engine) in Xtables::engines(family).await {
+        let programs = Xtables::engines(family).await;
+        let reached = leftovers::within_reach(family, &programs, kept, |_, chain| is_ours(chain));
+        outcome = outcome.and(reached);
+        for (xtables, engine) in programs {
             match kept.within(family, engine) {
                 Some(chains) => {
                     outcome = outcome.and(remove(&xtables, engine, chains).await);
@@ -50,6 +53,16 @@ pub async fn cleanup_beside(kept: &Kept) -> Result<(), Error> {
         }
     }
     outcome.map_err(Error::from)
+}
+
+/// Whether chains of iptables mode are there, other than what is `kept`.
+pub async fn is_there(kept: &Kept) -> bool {
+    for family in Family::ALL {
+        if leftovers::any(family, kept, |_, chain| is_ours(chain)).await {
+            return true;
+        }
+    }
+    false
 }
 
 /// Has nothing lead to its chains any more, and leaves them, in these families.
@@ -91,6 +104,7 @@ pub(super) async fn remove(
     kept: &[(Table, &str)],
 ) -> Result<(), xtables::Error> {
     let mut batch = String::new();
+    let mut outcome = Ok(());
     let mut kubelet = false;
     let there = engine.tables_with(xtables.family(), |_, chain| {
         is_ours(chain) || chain == names::FIREWALL || xtables::HINTS.contains(&chain)
@@ -102,26 +116,26 @@ pub(super) async fn remove(
         }
         let ours = |chain: &str| is_ours(chain) && !kept.contains(&(table, chain));
         let firewall = |chain: &str| table == Table::Filter && chain == names::FIREWALL;
-        let mut leftovers = Leftovers::new(table, |chain: &str| ours(chain) || firewall(chain));
+        let mut found = Leftovers::new(table, |chain: &str| ours(chain) || firewall(chain));
         let read = xtables.read(table.name(), |line| {
             kubelet |= is_kubelets(line);
-            leftovers.line(line);
+            found.line(line);
         });
-        match read.await {
-            Ok(()) => {}
-            Err(error) if error.is_permission() => return Err(error),
-            // A table that cannot be read for want of it holds nothing of ours.
-            Err(_) => continue,
+        if let Err(error) = read.await {
+            let of = (xtables.family(), engine);
+            let unread = leftovers::unread(error, of, |of, chain| of == table && ours(chain));
+            outcome = outcome.and(unread);
+            continue;
         }
         if kubelet {
-            leftovers.leave(names::FIREWALL);
+            found.leave(names::FIREWALL);
         }
-        batch += &leftovers.removal();
+        batch += &found.removal();
     }
-    if batch.is_empty() {
-        return Ok(());
+    if !batch.is_empty() {
+        outcome = outcome.and(xtables.restore(&batch).await);
     }
-    xtables.restore(&batch).await
+    outcome
 }
 
 /// A line of `iptables-save` that only the kubelet causes; where it is,
@@ -141,6 +155,7 @@ fn is_kubelets(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::namespace::in_namespace;
 
     #[test]
     fn the_kubelet_is_known_by_its_chains_and_rules() {
@@ -163,5 +178,38 @@ mod tests {
         for (line, kubelet) in cases {
             assert_eq!(is_kubelets(line), kubelet, "{line}");
         }
+    }
+
+    fn sh(script: &str) {
+        let status = std::process::Command::new("sh")
+            .args(["-ec", script])
+            .status();
+        assert!(status.unwrap().success(), "{script}");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_said_to_be_removed() {
+        in_namespace(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            let of_nft = "nft 'add table ip nat
+                add chain ip nat PREROUTING { type nat hook prerouting priority -100; }
+                add rule ip nat PREROUTING tcp dport 99 dnat to 10.2.2.2:9'";
+            sh(of_nft);
+            sh("iptables-nft -N KUBE-SVC-OLD");
+            runtime.block_on(cleanup()).expect("nothing there is ours");
+            sh("! iptables-nft-save | grep -q KUBE-SVC-OLD");
+            sh("nft delete table ip nat; iptables-nft -t nat -N KUBE-SVC-OLD");
+            sh(of_nft);
+            sh("iptables-nft -N KUBE-SVC-OLD");
+            let error = runtime.block_on(cleanup()).unwrap_err().to_string();
+            assert!(
+                error.contains("table nat holds rules of nft's own"),
+                "{error}"
+            );
+            sh("! iptables-nft-save | grep -q KUBE-SVC-OLD");
+        });
     }
 }

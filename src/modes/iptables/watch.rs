@@ -148,7 +148,7 @@ fn ours(rules: &mut Rules, family: Family) -> Option<u64> {
     let mut sum = 0u64;
     rules
         .chains(family, |chain| {
-            let table = Table::ALL.iter().any(|table| table.name() == chain.table);
+            let table = Table::named(&chain.table).is_some();
             if table && !chain.base && is_ours(&chain.name) {
                 let mut hasher = DefaultHasher::new();
                 (chain.table, chain.name, chain.handle, chain.uses).hash(&mut hasher);

@@ -87,6 +87,16 @@ pub async fn cleanup_rules(kept: &Kept) -> Result<(), Error> {
     outcome
 }
 
+/// Whether the dummy link is there, or rules other than what is `kept`.
+pub async fn is_there(kept: &Kept) -> bool {
+    for family in FAMILIES {
+        if tables::is_there(family, kept).await {
+            return true;
+        }
+    }
+    links::index(LINK).is_ok()
+}
+
 /// Lets the connections of what ipvs mode left end by themselves: its virtual
 /// servers take no new ones from now on, and stay for those that they have.
 /// Answers how many those are.

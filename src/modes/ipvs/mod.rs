@@ -30,7 +30,7 @@ use std::{
 use hashbrown::HashMap;
 
 pub use self::{
-    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside, cleanup_rules, retire},
+    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside, cleanup_rules, is_there, retire},
     plan::Options,
 };
 use self::{

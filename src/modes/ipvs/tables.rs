@@ -12,7 +12,7 @@ use crate::{
         xtables::{
             Engine, Error, Toolkit, Xtables,
             features::Features,
-            leftovers::{Kept, Leftovers},
+            leftovers::{self, Kept, Leftovers},
             rule::Table,
         },
     },
@@ -189,37 +189,48 @@ fn nat_last(batch: &str) -> (String, String) {
 pub async fn remove(family: IpFamily, kept: &Kept) -> Result<(), Error> {
     let family = Family::from(family);
     let mut outcome = Ok(());
-    for (xtables, engine) in Xtables::engines(family).await {
+    let programs = Xtables::engines(family).await;
+    let ours = |table, chain: &str| OWN_CHAINS.contains(&(table, chain));
+    outcome = outcome.and(leftovers::within_reach(family, &programs, kept, ours));
+    for (xtables, engine) in programs {
         let Some(kept) = kept.within(family, engine) else {
             continue;
         };
-        let ours = |table: &str, name: &str| {
-            let ours = |(of, chain): &&(Table, &str)| of.name() == table && *chain == name;
-            OWN_CHAINS
-                .iter()
-                .find(ours)
-                .is_some_and(|it| !kept.contains(it))
-        };
-        let there = engine.tables_with(family, ours);
+        let there = engine.tables_with(family, |table, chain| {
+            Table::named(table)
+                .is_some_and(|table| ours(table, chain) && !kept.contains(&(table, chain)))
+        });
         for table in Table::ALL {
             if there.contains(&table.name()) {
-                outcome = outcome.and(remove_from(&xtables, table, kept).await);
+                outcome = outcome.and(remove_from(&xtables, engine, table, kept).await);
             }
         }
     }
     outcome
 }
 
-async fn remove_from(xtables: &Xtables, table: Table, kept: &[(Table, &str)]) -> Result<(), Error> {
+/// Whether chains of ours are in `family`, other than what is `kept`.
+pub async fn is_there(family: IpFamily, kept: &Kept) -> bool {
+    let ours = |table, chain: &str| OWN_CHAINS.contains(&(table, chain));
+    leftovers::any(family.into(), kept, ours).await
+}
+
+async fn remove_from(
+    xtables: &Xtables,
+    engine: Engine,
+    table: Table,
+    kept: &[(Table, &str)],
+) -> Result<(), Error> {
     let ours = |chain: &str| {
         let chain = (table, chain);
         OWN_CHAINS.contains(&chain) && !kept.contains(&chain)
     };
     let batch = match Leftovers::new(table, ours).read(xtables).await {
         Ok(leftovers) => leftovers.removal(),
-        Err(error) if error.is_permission() => return Err(error),
-        // A table that cannot be read for want of it holds nothing of ours.
-        Err(_) => return Ok(()),
+        Err(error) => {
+            let of = (xtables.family(), engine);
+            return leftovers::unread(error, of, |of, chain| of == table && ours(chain));
+        }
     };
     if batch.is_empty() {
         return Ok(());

@@ -135,11 +135,29 @@ pub async fn cleanup() -> Result<(), Error> {
     redirect.and(local).and(transparent::cleanup().await)
 }
 
-/// Removes rules that capture, but for what is `kept`: for another engine than
-/// the one that this mode, which runs, has its rules in.
+/// Removes what captures in other ways than this mode, which runs: rules in
+/// engines other than what is `kept`, and routes of the families that it has
+/// rules for.
 ///
 /// # Errors
-/// With the first thing that could not be removed.
-pub async fn cleanup_rules(kept: &Kept) -> Result<(), Error> {
+/// With the first thing that could not be removed; the others are removed all
+/// the same.
+pub async fn cleanup_beside(kept: &Kept, redirected: &[IpFamily]) -> Result<(), Error> {
+    let rules = cleanup_rules(kept).await;
+    rules.and(Local::cleanup(redirected))
+}
+
+async fn cleanup_rules(kept: &Kept) -> Result<(), Error> {
     Redirect::cleanup(&[IpFamily::V4, IpFamily::V6], kept).await
+}
+
+/// Whether anything captures in these families, other than rules that are
+/// `kept`; `routed`: where routes are looked at.
+pub async fn is_there(kept: &Kept, routed: &[IpFamily]) -> bool {
+    for family in [IpFamily::V4, IpFamily::V6] {
+        if Redirect::is_there(family, kept).await {
+            return true;
+        }
+    }
+    Local::is_there(routed)
 }

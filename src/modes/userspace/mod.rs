@@ -54,7 +54,7 @@ use self::{
     workers::Workers,
 };
 pub use self::{
-    capturing::{Capture, cleanup, cleanup_rules},
+    capturing::{Capture, cleanup, cleanup_beside, is_there},
     counters::Counters,
     descriptors::Descriptors,
     insiders::{DetectLocal, Links},

@@ -14,6 +14,7 @@ use crate::{
         xtables::{Engine, leftovers::Kept},
     },
     modes::{ModeName, SyncError, iptables, ipvs, userspace},
+    services::IpFamily,
 };
 
 /// Something that an earlier proxy may have left.
@@ -68,6 +69,27 @@ impl Leftover {
         Ok(open)
     }
 
+    /// Whether it is there, but for what `running` uses too. Cheap.
+    pub(super) async fn is_there(self, running: &Running) -> bool {
+        match self {
+            Leftover::Of(mode) => {
+                let kept = running.kept(mode);
+                match mode {
+                    ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&kept).await,
+                    ModeName::Iptables => iptables::is_there(&kept).await,
+                    ModeName::Userspace => {
+                        let routed = match running.is(mode) {
+                            true => running.with_rules(),
+                            false => vec![IpFamily::V4, IpFamily::V6],
+                        };
+                        userspace::is_there(&kept, &routed).await
+                    }
+                }
+            }
+            Leftover::Nftables => nftables::is_there(),
+        }
+    }
+
     /// Removes it, but for what `running` uses too.
     ///
     /// # Errors
@@ -114,6 +136,15 @@ impl Running {
         Family::ALL.into_iter().filter(|f| !has(f)).collect()
     }
 
+    fn with_rules(&self) -> Vec<IpFamily> {
+        let families = [IpFamily::V4, IpFamily::V6];
+        let has = |family: &IpFamily| {
+            let family = Family::from(*family);
+            self.engines.iter().any(|(of, _)| *of == family)
+        };
+        families.into_iter().filter(has).collect()
+    }
+
     /// Which of the rules that `mode` installs are its own, too.
     fn kept(&self, mode: ModeName) -> Kept {
         let engines = self.engines.clone();
@@ -134,8 +165,9 @@ async fn clean(
 ) -> Result<(), SyncError> {
     let kept = running.map_or_else(Kept::nothing, |running| running.kept(mode));
     let runs = running.is_some_and(|running| running.is(mode));
+    let redirected = running.map_or_else(Vec::new, Running::with_rules);
     match mode {
-        ModeName::Userspace if runs => Ok(userspace::cleanup_rules(&kept).await?),
+        ModeName::Userspace if runs => Ok(userspace::cleanup_beside(&kept, &redirected).await?),
         ModeName::Userspace => Ok(userspace::cleanup().await?),
         ModeName::Iptables => Ok(iptables::cleanup_beside(&kept).await?),
         ModeName::Ipvs if runs => Ok(ipvs::cleanup_rules(&kept).await?),

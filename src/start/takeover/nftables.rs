@@ -23,6 +23,11 @@ fn find() -> Result<Option<(Rules, Vec<Family>)>, Error> {
     Ok(Some((rules, found)))
 }
 
+/// Whether there are any.
+pub(super) fn is_there() -> bool {
+    matches!(find(), Ok(Some((_, families))) if !families.is_empty())
+}
+
 /// What is refused is not unknown.
 fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {

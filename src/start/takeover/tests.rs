@@ -16,6 +16,8 @@ enum Outcome {
     /// One ServicePort fails.
     Partly,
     Fails,
+    /// Removes what was left itself.
+    Removes,
 }
 
 impl Mode for Told {
@@ -27,6 +29,7 @@ impl Mode for Told {
         let mut report = SyncReport::default();
         match self.0 {
             Outcome::Well => {}
+            Outcome::Removes => remove(),
             Outcome::Partly => report.failed.push((port(), "it is taken".to_owned())),
             Outcome::Fails => {
                 return Err(SyncError::Capture(capture::Error::Unsupported {
@@ -69,6 +72,10 @@ fn sh(script: &str) -> String {
 /// Each engine has something of kube-proxy's.
 fn leave() {
     sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -t nat -N KUBE-SVC-OLD");
+}
+
+fn remove() {
+    sh("iptables-nft -t nat -X KUBE-SVC-OLD; iptables-legacy -t nat -X KUBE-SVC-OLD");
 }
 
 fn left() -> usize {
@@ -115,7 +122,49 @@ fn nothing_goes_before_a_sync_that_succeeds() {
         assert_eq!(left(), 2, "there is time until the next full sync");
         bench.sync(true, Outcome::Partly).await;
         assert_eq!(left(), 0, "all was carried once");
+    });
+}
+
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[test]
+fn what_an_old_process_puts_back_goes_again() {
+    bench(async |mut bench| {
+        bench.sync(true, Outcome::Removes).await;
+        assert_eq!(left(), 0);
+        for (program, kept) in [("iptables-nft", 1), ("iptables-legacy", 1)] {
+            sh(&format!("{program} -t nat -N KUBE-SVC-OLD"));
+            assert_eq!(left(), kept);
+            pass(PAUSE).await;
+            let seen = tokio::time::timeout(Duration::from_secs(20), bench.0.disturbed()).await;
+            assert!(seen.is_ok(), "{program}: it was not looked for");
+            bench.sync(true, Outcome::Well).await;
+            assert_eq!(left(), 0, "{program}");
+        }
+        sh("nft add table ip kube-proxy");
+        bench.sync(true, Outcome::Well).await;
+        let tables = sh("nft list tables");
+        assert!(tables.contains("kube-proxy"), "it was not there at first");
+        pass(OVERLAP).await;
         leave();
+        bench.sync(true, Outcome::Well).await;
+        assert_eq!(left(), 2, "whoever comes later is not one that left");
+    });
+}
+
+#[test]
+fn nothing_is_looked_for_where_nothing_was() {
+    bench(async |mut bench| {
+        remove();
+        bench.sync(true, Outcome::Well).await;
+        leave();
+        pass(PAUSE).await;
+        let waited = tokio::time::timeout(Duration::from_millis(50), bench.0.disturbed()).await;
+        assert!(waited.is_err());
         bench.sync(true, Outcome::Well).await;
         assert_eq!(left(), 2, "whoever comes later is not one that left");
     });

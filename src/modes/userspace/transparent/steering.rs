@@ -26,7 +26,11 @@ use crate::{
         routes::{self, Kind, Route},
         rules::{self, Action, Rule},
         sysctl,
-        xtables::{self, Xtables},
+        xtables::{
+            self, Xtables,
+            leftovers::{self, Kept},
+            rule::Table,
+        },
     },
     modes::userspace::capture::Error,
 };
@@ -248,16 +252,19 @@ fn left_behind() -> Result<bool, Error> {
 pub async fn cleanup() -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in Family::ALL {
-        for (xtables, engine) in Xtables::engines(family).await {
-            let ours = |table: &str, chain: &str| table == "mangle" && chain == CHAIN;
-            if !engine.tables_with(family, ours).contains(&"mangle") {
+        let ours = |of, chain: &str| of == Table::Mangle && chain == CHAIN;
+        let programs = Xtables::engines(family).await;
+        let reached = leftovers::within_reach(family, &programs, &Kept::nothing(), ours);
+        outcome = outcome.and(reached.map_err(Error::from));
+        for (xtables, engine) in programs {
+            let there = engine.tables_with(family, |_, chain| chain == CHAIN);
+            if !there.contains(&"mangle") {
                 continue;
             }
-            // A table that cannot be read for want of it holds nothing of ours.
             let removed = match xtables.save("mangle").await.map(|saved| removal(&saved)) {
                 Ok(Some(batch)) => xtables.restore(&batch).await,
-                Err(error) if error.is_permission() => Err(error),
-                Ok(None) | Err(_) => Ok(()),
+                Ok(None) => Ok(()),
+                Err(error) => leftovers::unread(error, (family, engine), ours),
             };
             outcome = outcome.and(removed.map_err(Error::from));
         }

@@ -141,6 +141,18 @@ impl Local {
         }
         Ok(())
     }
+
+    /// Whether anything of it is there in these families; what cannot be asked
+    /// has nothing.
+    pub fn is_there(families: &[IpFamily]) -> bool {
+        let found = Socket::open(Protocol::Route).map(|mut socket| {
+            families.iter().any(|family| {
+                let present = installed(&mut socket, Family::from(*family));
+                present.is_ok_and(|present| !present.is_empty())
+            })
+        });
+        found.unwrap_or(false)
+    }
 }
 
 impl FamilyState {

@@ -40,7 +40,11 @@ use crate::{
         Family, addresses,
         netlink::{Protocol, Socket},
         probe::Kernel,
-        xtables::{self, Engine, Xtables, leftovers::Kept},
+        xtables::{
+            self, Engine, Xtables,
+            leftovers::{self, Kept},
+            rule::Table,
+        },
     },
     services::IpFamily,
 };
@@ -165,28 +169,39 @@ impl Redirect {
     pub async fn cleanup(families: &[IpFamily], kept: &Kept) -> Result<(), Error> {
         let mut outcome = Ok(());
         for family in families.iter().copied().map(Family::from) {
-            for (xtables, engine) in Xtables::engines(family).await {
+            let programs = Xtables::engines(family).await;
+            let ours = |_, chain: &str| chain == plan::CHAIN;
+            outcome = outcome.and(leftovers::within_reach(family, &programs, kept, ours));
+            for (xtables, engine) in programs {
                 if kept.within(family, engine).is_none() {
                     continue;
                 }
                 let there = engine.tables_with(family, |_, chain| chain == plan::CHAIN);
-                for table in there {
-                    outcome = outcome.and(remove(&xtables, table).await);
+                for table in [Table::Nat, Table::Filter] {
+                    if there.contains(&table.name()) {
+                        outcome = outcome.and(remove(&xtables, engine, table).await);
+                    }
                 }
             }
         }
         Ok(outcome?)
     }
+
+    /// Whether rules are in `family`, other than what is `kept`.
+    pub async fn is_there(family: IpFamily, kept: &Kept) -> bool {
+        leftovers::any(family.into(), kept, |_, chain| chain == plan::CHAIN).await
+    }
 }
 
-async fn remove(xtables: &Xtables, table: &str) -> Result<(), xtables::Error> {
-    let saved = match xtables.save(table).await {
+async fn remove(xtables: &Xtables, engine: Engine, table: Table) -> Result<(), xtables::Error> {
+    let saved = match xtables.save(table.name()).await {
         Ok(saved) => saved,
-        Err(error) if error.is_permission() => return Err(error),
-        // A table that cannot be read for want of it holds nothing of ours.
-        Err(_) => return Ok(()),
+        Err(error) => {
+            let ours = |of, chain: &str| of == table && chain == plan::CHAIN;
+            return leftovers::unread(error, (xtables.family(), engine), ours);
+        }
     };
-    match plan::removal(table, &saved) {
+    match plan::removal(table.name(), &saved) {
         Some(batch) => xtables.restore(&batch).await,
         None => Ok(()),
     }

@@ -1,0 +1,202 @@
+//! Running one of the programs.
+
+use std::{
+    env, fs, io,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+
+use super::Error;
+
+/// Longer than any batch takes; a program that hangs is ended then.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than a rule takes that is tried where there are no others; a program
+/// that hangs must not keep a node from being served.
+const TRIAL: Duration = Duration::from_secs(20);
+/// A lock file of no meaning, see `XTABLES_LOCKFILE` in iptables(8). The lock is
+/// one for all network namespaces that share /run: where nothing is but what is
+/// tried, the lock that somebody holds on the node is no reason to wait.
+const NO_LOCK: (&str, &str) = ("XTABLES_LOCKFILE", "/dev/null");
+/// Where the programs are on nodes whose PATH leaves them out.
+const MORE_PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin";
+
+/// One program, or one of those within a multi-call program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Program {
+    pub(super) path: PathBuf,
+    pub(super) applet: Option<String>,
+    pub(super) name: String,
+    /// It works in a namespace of ours.
+    pub(super) aside: bool,
+}
+
+impl Program {
+    pub(super) fn find(file: &str, applet: Option<String>) -> Option<Program> {
+        let places = env::var("PATH").unwrap_or_default() + ":" + MORE_PLACES;
+        let path = places
+            .split(':')
+            .filter(|place| place.starts_with('/'))
+            .map(|place| PathBuf::from(place).join(file))
+            .find(|path| {
+                fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+            })?;
+        let name = match &applet {
+            Some(applet) => format!("{file} {applet}"),
+            None => file.to_owned(),
+        };
+        let aside = false;
+        Some(Program {
+            path,
+            applet,
+            name,
+            aside,
+        })
+    }
+
+    pub(super) async fn run(&self, args: &[&str], input: &str) -> Result<Output, Error> {
+        let failed = |source| Error::Run {
+            program: self.name.clone(),
+            source,
+        };
+        let mut child = Command::new(&self.path)
+            .args(&self.applet)
+            .args(args)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .envs(self.aside.then_some(NO_LOCK))
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(failed)?;
+        let stdin = child.stdin.take();
+        let feed = async {
+            if let Some(mut stdin) = stdin {
+                // A program that fails early closes its input; what it says
+                // tells more than our broken pipe.
+                let _ = stdin.write_all(input.as_bytes()).await;
+            }
+        };
+        let both = async { tokio::join!(feed, child.wait_with_output()).1 };
+        let patience = if self.aside { TRIAL } else { PATIENCE };
+        timeout(patience, both)
+            .await
+            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
+            .map_err(failed)
+    }
+
+    pub(super) fn checked(&self, output: Output, input: &str) -> Result<String, Error> {
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let line = offending_line(&said, input).map(str::to_owned);
+        let noise = |line: &&str| {
+            line.is_empty() || line.starts_with("Try `") || line.starts_with("Error occurred at")
+        };
+        let message = said
+            .lines()
+            .map(str::trim)
+            .filter(|line| !noise(line))
+            .collect::<Vec<_>>()
+            .join("; ");
+        Err(Error::Failed {
+            program: self.name.clone(),
+            line,
+            message: if message.is_empty() {
+                output.status.to_string()
+            } else {
+                message
+            },
+        })
+    }
+}
+
+/// The line of `input` whose number follows the word "line" in `message`.
+fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
+    let (_, after) = message.split_once("line")?;
+    let digits = after.trim_start_matches([':', ' ']);
+    let end = digits
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(digits.len());
+    let number: usize = digits.get(..end)?.parse().ok()?;
+    input.lines().nth(number.checked_sub(1)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_offending_line_is_found_in_each_wording() {
+        let batch = "*nat\n:X - [0:0]\n-A X -j NOPE\nCOMMIT\n";
+        let cases = [
+            ("iptables-restore: line 3 failed", Some("-A X -j NOPE")),
+            ("Error occurred at line: 3", Some("-A X -j NOPE")),
+            ("line 2: CHAIN_ADD failed (File exists)", Some(":X - [0:0]")),
+            ("line 0 is none", None),
+            ("line 99 failed", None),
+            ("Another app is holding the lock", None),
+            ("line", None),
+        ];
+        for (message, line) in cases {
+            assert_eq!(offending_line(message, batch), line, "{message}");
+        }
+    }
+
+    fn program(script: &str) -> Program {
+        Program {
+            path: PathBuf::from("/bin/sh"),
+            applet: Some("-c".to_owned()),
+            name: script.to_owned(),
+            aside: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_program_says_is_the_error() {
+        let program = program("iptables-restore");
+        let script = "echo 'oops at line 2' >&2; exit 1";
+        let output = program.run(&[script], "").await.unwrap();
+        let error = program.checked(output, "a\nb\n").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "iptables-restore: oops at line 2 (at: b)"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_hangs_is_given_up_sooner_where_only_something_is_tried() {
+        for (aside, patience) in [(true, TRIAL), (false, PATIENCE)] {
+            let hanging = Program {
+                aside,
+                ..program("iptables-restore")
+            };
+            let begun = tokio::time::Instant::now();
+            let outcome = hanging.run(&["exec sleep 1000"], "").await;
+            assert!(matches!(outcome, Err(Error::Run { .. })), "{outcome:?}");
+            assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_large_batch_to_a_talkative_program_does_not_stall() {
+        let program = program("cat");
+        let batch = "-A X\n".repeat(200_000);
+        let output = program.run(&["cat; cat /dev/null"], &batch).await.unwrap();
+        assert_eq!(output.stdout.len(), batch.len());
+        // One that does not read at all is no failure of ours either.
+        assert!(
+            program
+                .run(&["exit 0"], &batch)
+                .await
+                .unwrap()
+                .status
+                .success()
+        );
+    }
+}
