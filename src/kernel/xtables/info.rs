@@ -82,7 +82,7 @@ mod tests {
             ] {
                 let before = size(family, "nat").unwrap();
                 let mut command = std::process::Command::new(program);
-                command.args(["-t", "nat", "-A", "OUTPUT", "-j", "RETURN"]);
+                command.args(["-w", "-t", "nat", "-A", "OUTPUT", "-j", "RETURN"]);
                 assert!(command.status().unwrap().success());
                 let after = size(family, "nat").unwrap();
                 assert_eq!(after.entries, before.entries + 1);

@@ -404,10 +404,9 @@ impl Xtables {
     async fn try_lock(&self) -> Result<(), Error> {
         let there = self.restore.clone();
         let inside = async move || {
-            let output = there
-                .run(&["--noflush", "-w", "1"], "*nat\nCOMMIT\n")
-                .await?;
-            there.checked(output, "").map(drop)
+            let batch = "*nat\nCOMMIT\n";
+            let output = there.run(&["--noflush", "-w", "1"], batch).await?;
+            there.checked(output, batch).map(drop)
         };
         match scratch::awaited(inside).await {
             Some(Err(error)) if !error.is_passing() => Err(error),

@@ -71,11 +71,11 @@ fn sh(script: &str) -> String {
 
 /// Each engine has something of kube-proxy's.
 fn leave() {
-    sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -t nat -N KUBE-SVC-OLD");
+    sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -w -t nat -N KUBE-SVC-OLD");
 }
 
 fn remove() {
-    sh("iptables-nft -t nat -X KUBE-SVC-OLD; iptables-legacy -t nat -X KUBE-SVC-OLD");
+    sh("iptables-nft -t nat -X KUBE-SVC-OLD; iptables-legacy -w -t nat -X KUBE-SVC-OLD");
 }
 
 fn left() -> usize {
@@ -137,7 +137,7 @@ fn what_an_old_process_puts_back_goes_again() {
         bench.sync(true, Outcome::Removes).await;
         assert_eq!(left(), 0);
         for (program, kept) in [("iptables-nft", 1), ("iptables-legacy", 1)] {
-            sh(&format!("{program} -t nat -N KUBE-SVC-OLD"));
+            sh(&format!("{program} -w -t nat -N KUBE-SVC-OLD"));
             assert_eq!(left(), kept);
             pass(PAUSE).await;
             let seen = tokio::time::timeout(Duration::from_secs(20), bench.0.disturbed()).await;
