@@ -1,12 +1,16 @@
 //! Removing chains from a table that others have rules in too.
 
-use std::{collections::HashSet, fmt::Write};
+use std::collections::HashSet;
 
 use super::{
     Engine, Error, Family, Xtables,
     rule::{BASE_CHAINS, Table},
 };
 use crate::kernel::nftables;
+
+/// Chains that iptables-nft-restore is given to remove at once. The time that it
+/// takes grows with the square of their number.
+const AT_ONCE: usize = 1_000;
 
 /// What stays when rules are removed: those of a mode that runs.
 #[derive(Clone, Debug, Default)]
@@ -142,20 +146,52 @@ impl<F: Fn(&str) -> bool> Leftovers<F> {
         if self.chains.is_empty() {
             return String::new();
         }
-        // Writing into a String does not fail.
-        let mut out = format!("*{}\n", self.table);
-        for chain in &self.chains {
-            let _ = writeln!(out, ":{chain} - [0:0]");
-        }
-        for rule in &self.jumps {
-            let _ = writeln!(out, "-D {rule}");
-        }
-        let free = |chain: &&String| !self.held.contains(*chain);
-        for chain in self.chains.iter().filter(free) {
-            let _ = writeln!(out, "-X {chain}");
-        }
-        out + "COMMIT\n"
+        let rules: String = self
+            .jumps
+            .iter()
+            .map(|rule| format!("-D {rule}\n"))
+            .collect();
+        format!(
+            "*{}\n{}{rules}{}COMMIT\n",
+            self.table,
+            emptied(&self.chains),
+            deleted(self.free())
+        )
     }
+
+    /// As [`removal`](Self::removal) where `engine` can do it at once; else in
+    /// steps, one after the other, of which the first has nothing lead to the
+    /// chains any more. There is always a first.
+    pub fn steps(&self, engine: Engine) -> Vec<String> {
+        if engine == Engine::Legacy || self.chains.len() <= AT_ONCE {
+            return vec![self.removal()];
+        }
+        let free: Vec<&String> = self.free().collect();
+        let emptying = self.chains.chunks(AT_ONCE).map(emptied);
+        let deleting = free
+            .chunks(AT_ONCE)
+            .map(|free| deleted(free.iter().copied()));
+        let lines = emptying.chain(deleting);
+        let later = lines.map(|lines| format!("*{}\n{lines}COMMIT\n", self.table));
+        std::iter::once(self.unlinking()).chain(later).collect()
+    }
+
+    fn free(&self) -> impl Iterator<Item = &String> {
+        self.chains
+            .iter()
+            .filter(|chain| !self.held.contains(*chain))
+    }
+}
+
+fn emptied(chains: &[String]) -> String {
+    chains
+        .iter()
+        .map(|chain| format!(":{chain} - [0:0]\n"))
+        .collect()
+}
+
+fn deleted<'a>(chains: impl Iterator<Item = &'a String>) -> String {
+    chains.map(|chain| format!("-X {chain}\n")).collect()
 }
 
 /// Whether there are chains in tables of `family` that `ours` tells by their
@@ -317,6 +353,34 @@ mod tests {
         );
         leftovers.leave("B");
         assert_eq!(leftovers.removal(), "");
+    }
+
+    #[test]
+    fn many_chains_go_in_steps_once_nothing_leads_to_them() {
+        let mut leftovers = Leftovers::new(Table::Nat, |chain: &str| chain.starts_with('K'));
+        for line in [":FOREIGN - [0:0]", "-A OUTPUT -j K0", "-A FOREIGN -j K1"] {
+            leftovers.line(line);
+        }
+        for i in 0..AT_ONCE {
+            leftovers.line(&format!(":K{i} - [0:0]"));
+        }
+        let whole = leftovers.steps(Engine::NfTables);
+        assert_eq!(whole, [leftovers.removal()]);
+        leftovers.line(":KLAST - [0:0]");
+        assert_eq!(leftovers.steps(Engine::Legacy), [leftovers.removal()]);
+        let steps = leftovers.steps(Engine::NfTables);
+        let (first, later) = steps.split_first().unwrap();
+        assert_eq!(*first, leftovers.unlinking());
+        let sizes: Vec<usize> = later.iter().map(|step| step.lines().count() - 2).collect();
+        assert_eq!(sizes, [AT_ONCE, 1, AT_ONCE]);
+        let lines = |step: &String| step.lines().map(str::to_owned).collect::<Vec<_>>();
+        let mut in_steps: Vec<String> = steps.iter().flat_map(lines).collect();
+        let mut at_once = lines(&leftovers.removal());
+        in_steps.retain(|line| !["*nat", "COMMIT"].contains(&line.as_str()));
+        at_once.retain(|line| !["*nat", "COMMIT"].contains(&line.as_str()));
+        in_steps.sort();
+        at_once.sort();
+        assert_eq!(in_steps, at_once);
     }
 
     #[test]

@@ -103,7 +103,7 @@ pub(super) async fn remove(
     engine: Engine,
     kept: &[(Table, &str)],
 ) -> Result<(), xtables::Error> {
-    let mut batch = String::new();
+    let (mut batch, mut later) = (String::new(), Vec::new());
     let mut outcome = Ok(());
     let mut kubelet = false;
     let there = engine.tables_with(xtables.family(), |_, chain| {
@@ -130,10 +130,15 @@ pub(super) async fn remove(
         if kubelet {
             found.leave(names::FIREWALL);
         }
-        batch += &found.removal();
+        let mut steps = found.steps(engine).into_iter();
+        batch.extend(steps.next());
+        later.extend(steps);
     }
     if !batch.is_empty() {
         outcome = outcome.and(xtables.restore(&batch).await);
+    }
+    for step in later {
+        outcome = outcome.and(xtables.restore(&step).await);
     }
     outcome
 }
@@ -187,29 +192,46 @@ mod tests {
         assert!(status.unwrap().success(), "{script}");
     }
 
+    fn cleaned() -> Result<(), Error> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(cleanup())
+    }
+
     #[test]
     fn what_cannot_be_read_is_not_said_to_be_removed() {
         in_namespace(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
             let of_nft = "nft 'add table ip nat
                 add chain ip nat PREROUTING { type nat hook prerouting priority -100; }
                 add rule ip nat PREROUTING tcp dport 99 dnat to 10.2.2.2:9'";
             sh(of_nft);
             sh("iptables-nft -N KUBE-SVC-OLD");
-            runtime.block_on(cleanup()).expect("nothing there is ours");
+            cleaned().expect("nothing there is ours");
             sh("! iptables-nft-save | grep -q KUBE-SVC-OLD");
             sh("nft delete table ip nat; iptables-nft -t nat -N KUBE-SVC-OLD");
             sh(of_nft);
             sh("iptables-nft -N KUBE-SVC-OLD");
-            let error = runtime.block_on(cleanup()).unwrap_err().to_string();
+            let error = cleaned().unwrap_err().to_string();
             assert!(
                 error.contains("table nat holds rules of nft's own"),
                 "{error}"
             );
             sh("! iptables-nft-save | grep -q KUBE-SVC-OLD");
+        });
+    }
+    #[test]
+    fn thousands_of_chains_go() {
+        in_namespace(|| {
+            sh("{ echo '*nat'; echo ':MINE - [0:0]'
+                 for i in $(seq 2500); do echo \":KUBE-SEP-$i - [0:0]\"; done
+                 for i in $(seq 2500); do echo \"-A KUBE-SEP-$i -j RETURN\"; done
+                 echo '-A OUTPUT -j KUBE-SEP-1'; echo '-A MINE -j KUBE-SEP-2'; echo COMMIT
+               } | iptables-nft-restore");
+            cleaned().unwrap();
+            sh("iptables-nft-save -t nat | grep -c KUBE-SEP | grep -qx 2
+                iptables-nft-save -t nat | grep -qx -- '-A MINE -j KUBE-SEP-2'");
         });
     }
 }
