@@ -32,10 +32,14 @@ use std::{
     time::Instant,
 };
 
+use nix::sched::{CloneFlags, unshare};
+
 use self::{large::Size, process::Tripod, server::Server, site::Site, tls::Authority};
 
 /// Set in the process that runs inside the namespace.
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
+
+const LOOPBACK_UP: &str = "ip link set lo up";
 
 /// Changes of EndpointSlices that come as fast as the server can send them ...
 const EVENTS: u32 = 20_000;
@@ -79,16 +83,8 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     // A file for xtables' lock, which an ordinary user cannot write outside.
-    for command in [
-        &["ip", "link", "set", "lo", "up"][..],
-        &["mount", "-t", "tmpfs", "tmpfs", "/run"],
-    ] {
-        let done = Command::new(command[0]).args(&command[1..]).status();
-        if !done.is_ok_and(|status| status.success()) {
-            eprintln!("cannot run {}", command.join(" "));
-            return ExitCode::FAILURE;
-        }
-    }
+    run("mount -t tmpfs tmpfs /run");
+    run(LOOPBACK_UP);
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let asked = |name: &str| {
         let named: Vec<&String> = wanted.iter().filter(|w| !w.starts_with('-')).collect();
@@ -96,9 +92,9 @@ fn main() -> ExitCode {
         let mut alike = named.iter().filter(of_kind).peekable();
         alike.peek().is_none() || alike.any(|w| **w == name)
     };
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let runtime = || tokio::runtime::Runtime::new().expect("a runtime");
     if wanted.iter().any(|w| w == "intervals") {
-        runtime.block_on(intervals());
+        runtime().block_on(intervals());
         return ExitCode::SUCCESS;
     }
     let ipvs = wanted.iter().any(|w| w == IPVS.0).then_some(IPVS);
@@ -109,10 +105,24 @@ fn main() -> ExitCode {
             .filter(|s| asked(&s.services.to_string()))
         {
             println!("\n{mode}: {size}");
-            runtime.block_on(measure(flags, size));
+            // What the last one left when it was killed would be taken over.
+            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
+            run(LOOPBACK_UP);
+            runtime().block_on(measure(flags, size));
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Runs a program with its arguments.
+fn run(command: &str) {
+    let mut words = command.split(' ');
+    let program = words.next().unwrap_or_default();
+    let done = Command::new(program).args(words).status();
+    assert!(
+        done.is_ok_and(|status| status.success()),
+        "cannot run {command}"
+    );
 }
 
 async fn measure(flags: &[&str], size: Size) {

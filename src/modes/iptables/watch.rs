@@ -6,7 +6,10 @@
 //! changes with a flush, a deleted chain and a deleted jump, but not with what
 //! others do elsewhere. The legacy engine tells the size of each table.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::{Duration, Instant},
+};
 
 use super::adopt::is_ours;
 use crate::kernel::{
@@ -18,6 +21,12 @@ use crate::kernel::{
         rule::Table,
     },
 };
+
+/// Chains whose listing takes longer are listed less often: the kernel takes
+/// time with the square of their number (2 s for 240,000).
+const LONG: Duration = Duration::from_millis(200);
+/// So many times as long as a long listing took, there is no other.
+const REST: u32 = 10;
 
 /// Watches one family.
 pub struct Watch {
@@ -36,6 +45,8 @@ enum Left {
         seen: Option<u32>,
         /// Our chains, at either.
         chains: Option<u64>,
+        /// They are not listed before.
+        rests: Option<Instant>,
     },
 }
 
@@ -53,6 +64,7 @@ impl Watch {
                 known: None,
                 seen: None,
                 chains: None,
+                rests: None,
             },
         };
         Watch { family, left }
@@ -76,6 +88,7 @@ impl Watch {
                 known,
                 seen,
                 chains,
+                ..
             } => {
                 let now = generation(rules);
                 let ours = before.0.map(|count| count.wrapping_add(all));
@@ -111,6 +124,7 @@ impl Watch {
                 rules,
                 seen,
                 chains,
+                rests,
                 ..
             } => {
                 let now = generation(rules);
@@ -120,7 +134,13 @@ impl Watch {
                 if *seen == now && chains.is_some() {
                     return true;
                 }
+                let begun = Instant::now();
+                if rests.is_some_and(|until| begun < until) {
+                    return true;
+                }
                 let found = ours(listening, self.family);
+                let took = begun.elapsed();
+                *rests = (took > LONG).then(|| begun + took * REST);
                 let same_moment = generation(rules) == now;
                 let quiet = match *chains {
                     Some(left) => found == Some(left),
