@@ -29,10 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(15 * 60);
 /// How long ServicePorts that fail may keep what is left in force: they may
 /// need it, but it does not follow their endpoints.
 const GRACE: Duration = Duration::from_secs(5 * 60);
-/// Counting connections means listing all of them: not more often than
-/// this.
+/// Counting connections means listing all of them, and looking for rules that
+/// are back, all chains: not more often than this.
 const PAUSE: Duration = Duration::from_secs(5);
-
 /// How long an old process may go on beside this one and put back what it had.
 /// Later on, whoever comes is not one that left.
 const OVERLAP: Duration = Duration::from_secs(5 * 60);

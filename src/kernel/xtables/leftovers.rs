@@ -135,8 +135,7 @@ impl<F: Fn(&str) -> bool> Leftovers<F> {
         if self.jumps.is_empty() {
             return String::new();
         }
-        let jumps = self.jumps.iter().map(|rule| format!("-D {rule}\n"));
-        format!("*{}\n{}COMMIT\n", self.table, jumps.collect::<String>())
+        self.input(&self.unlinked())
     }
 
     /// Input of `iptables-restore` that removes the chains and what leads to
@@ -146,17 +145,9 @@ impl<F: Fn(&str) -> bool> Leftovers<F> {
         if self.chains.is_empty() {
             return String::new();
         }
-        let rules: String = self
-            .jumps
-            .iter()
-            .map(|rule| format!("-D {rule}\n"))
-            .collect();
-        format!(
-            "*{}\n{}{rules}{}COMMIT\n",
-            self.table,
-            emptied(&self.chains),
-            deleted(self.free())
-        )
+        let rules = self.unlinked();
+        let (emptied, deleted) = (emptied(&self.chains), deleted(self.free()));
+        self.input(&format!("{emptied}{rules}{deleted}"))
     }
 
     /// As [`removal`](Self::removal) where `engine` can do it at once; else in
@@ -172,8 +163,17 @@ impl<F: Fn(&str) -> bool> Leftovers<F> {
             .chunks(AT_ONCE)
             .map(|free| deleted(free.iter().copied()));
         let lines = emptying.chain(deleting);
-        let later = lines.map(|lines| format!("*{}\n{lines}COMMIT\n", self.table));
+        let later = lines.map(|lines| self.input(&lines));
         std::iter::once(self.unlinking()).chain(later).collect()
+    }
+
+    fn input(&self, lines: &str) -> String {
+        format!("*{}\n{lines}COMMIT\n", self.table)
+    }
+
+    fn unlinked(&self) -> String {
+        let deletion = |rule| format!("-D {rule}\n");
+        self.jumps.iter().map(deletion).collect()
     }
 
     fn free(&self) -> impl Iterator<Item = &String> {

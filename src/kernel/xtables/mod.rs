@@ -15,7 +15,6 @@ use std::{
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
-    process::Command,
     time::timeout,
 };
 
@@ -311,18 +310,10 @@ impl Xtables {
 
     async fn read_with(&self, arguments: &[&str], mut each: impl FnMut(&str)) -> Result<(), Error> {
         let program = &self.save;
-        let failed = |source| Error::Run {
-            program: program.name.clone(),
-            source,
-        };
-        let mut child = Command::new(&program.path)
-            .args(&program.applet)
-            .args(arguments)
-            .env("LC_ALL", "C")
+        let failed = |source| program.failed(source);
+        let mut child = program
+            .command(arguments)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
             .spawn()
             .map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());

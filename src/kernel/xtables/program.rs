@@ -57,20 +57,31 @@ impl Program {
         })
     }
 
-    pub(super) async fn run(&self, args: &[&str], input: &str) -> Result<Output, Error> {
-        let failed = |source| Error::Run {
-            program: self.name.clone(),
-            source,
-        };
-        let mut child = Command::new(&self.path)
+    /// Its command, whose output is read and which ends with what waits for it.
+    pub(super) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.path);
+        command
             .args(&self.applet)
             .args(args)
             .env("LC_ALL", "C")
-            .stdin(Stdio::piped())
+            .envs(self.aside.then_some(NO_LOCK))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .envs(self.aside.then_some(NO_LOCK))
-            .kill_on_drop(true)
+            .kill_on_drop(true);
+        command
+    }
+
+    /// It could not be run to its end.
+    pub(super) fn failed(&self, source: io::Error) -> Error {
+        let program = self.name.clone();
+        Error::Run { program, source }
+    }
+
+    pub(super) async fn run(&self, args: &[&str], input: &str) -> Result<Output, Error> {
+        let failed = |source| self.failed(source);
+        let mut child = self
+            .command(args)
+            .stdin(Stdio::piped())
             .spawn()
             .map_err(failed)?;
         let stdin = child.stdin.take();

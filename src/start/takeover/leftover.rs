@@ -132,17 +132,20 @@ impl Running {
     /// Families in which it has no rules: what was left may be the last there
     /// that asks for connection tracking.
     fn without_rules(&self) -> Vec<Family> {
-        let has = |family: &Family| self.engines.iter().any(|(of, _)| of == family);
-        Family::ALL.into_iter().filter(|f| !has(f)).collect()
+        let without = |family: &Family| !self.has_rules(*family);
+        Family::ALL.into_iter().filter(without).collect()
     }
 
     fn with_rules(&self) -> Vec<IpFamily> {
-        let families = [IpFamily::V4, IpFamily::V6];
-        let has = |family: &IpFamily| {
-            let family = Family::from(*family);
-            self.engines.iter().any(|(of, _)| *of == family)
-        };
-        families.into_iter().filter(has).collect()
+        let with = |family: &IpFamily| self.has_rules((*family).into());
+        [IpFamily::V4, IpFamily::V6]
+            .into_iter()
+            .filter(with)
+            .collect()
+    }
+
+    fn has_rules(&self, family: Family) -> bool {
+        self.engines.iter().any(|(of, _)| *of == family)
     }
 
     /// Which of the rules that `mode` installs are its own, too.
