@@ -142,6 +142,17 @@ impl Tripod {
             .count()
     }
 
+    /// Waits until one line of the log has all these words, and no other: what
+    /// a sync could not honour is said after it, when calls may have been
+    /// answered already.
+    pub fn says_once(&self, words: &[&str]) {
+        let what = format!("the log says {words:?}");
+        eventually(&what, Duration::from_secs(20), || match self.said(words) {
+            1 => Ok(()),
+            n => Err(format!("{n} times in:\n{}", self.log())),
+        });
+    }
+
     /// Sum over the labels of a metric, or `None` when it is not there.
     pub fn metric(&self, node: &Host, name: &str) -> Option<f64> {
         let body = get(node, ([127, 0, 0, 1], 10249).into(), "/metrics").ok()?;

@@ -101,7 +101,7 @@ fn one_sctp_service_is_named_and_the_others_are_served() {
             "-m sctp",
             "modprobe xt_sctp",
         ];
-        assert_eq!(tripod.said(&named), 1, "{}", tripod.log());
+        tripod.says_once(&named);
         let saved = lab.node.show("iptables-save");
         assert!(!saved.contains("sctp"), "{saved}");
         assert_eq!(tripod.said(&["ERROR"]), 0, "{}", tripod.log());

@@ -1,7 +1,7 @@
 //! Bad input is named, once, and leaves everything else running.
 
-use super::{SOON, comes_to_reach, reaches};
-use crate::lab::{Lab, Service, ask, eventually};
+use super::{comes_to_reach, reaches};
+use crate::lab::{Lab, Service, ask};
 
 on_local_capture!(
     oddities_are_named_once_and_the_rest_works,
@@ -11,16 +11,6 @@ on_local_capture!(
 );
 
 const YAML: &str = include_str!("hello.yaml");
-
-/// How often the log names something, after it has had time to repeat itself.
-fn names_once(tripod: &crate::lab::Tripod, words: &[&str]) {
-    eventually(&format!("the log says {words:?}"), SOON, || {
-        match tripod.said(words) {
-            1 => Ok(()),
-            n => Err(format!("{n} times in:\n{}", tripod.log())),
-        }
-    });
-}
 
 fn oddities_are_named_once_and_the_rest_works(lab: &mut Lab) {
     let web = Service::new("web", 10);
@@ -50,7 +40,7 @@ fn oddities_are_named_once_and_the_rest_works(lab: &mut Lab) {
         &["orphan"],
     ];
     for words in oddities {
-        names_once(&tripod, words);
+        tripod.says_once(words);
     }
     for to in web.cluster() {
         reaches("the Service in order", &["a", "b", "c"], || {
@@ -61,7 +51,7 @@ fn oddities_are_named_once_and_the_rest_works(lab: &mut Lab) {
     lab.publish(&web, &["a"]);
     comes_to_reach("the change", &["a"], || ask(&lab.client, web.cluster()[0]));
     for words in oddities {
-        names_once(&tripod, words);
+        tripod.says_once(words);
     }
     assert!(!tripod.log().contains("notes.txt"));
 }
@@ -73,7 +63,7 @@ fn a_broken_edit_keeps_the_last_good_version(lab: &mut Lab) {
     let tripod = lab.tripod();
     reaches("at first", &["a"], || ask(&lab.client, web.cluster()[0]));
     lab.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": ");
-    names_once(&tripod, &["web.json"]);
+    tripod.says_once(&["web.json"]);
     reaches("after the broken edit", &["a"], || {
         ask(&lab.client, web.cluster()[0])
     });

@@ -145,7 +145,7 @@ fn a_scheduler_that_is_not_here_is_named_and_replaced(lab: &mut Lab) {
     let tripod = lab.tripod();
     ask(&lab.client, web.cluster()[0]).expect("an answer");
     let said = ["Service default/web", SCHEDULER, "lblc", "wlc is used"];
-    assert_eq!(tripod.said(&said), 1, "{}", tripod.log());
+    tripod.says_once(&said);
     let said = ["Service default/web", "tripod.proxy/forwarding", "dr"];
-    assert_eq!(tripod.said(&said), 1, "{}", tripod.log());
+    tripod.says_once(&said);
 }
