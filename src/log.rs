@@ -76,8 +76,15 @@ fn filter(verbosity: u8) -> Targets {
         6 | 7 => LevelFilter::INFO,
         _ => LevelFilter::DEBUG,
     };
+    // It warns of each connection whose certificate is not verified; that it is
+    // not is logged once when the credentials are read.
+    let tls = match others {
+        LevelFilter::WARN => LevelFilter::ERROR,
+        others => others,
+    };
     Targets::new()
         .with_target(env!("CARGO_CRATE_NAME"), own)
+        .with_target("kube_client::client::tls", tls)
         .with_default(others)
 }
 

@@ -63,7 +63,7 @@ fn with(number: u32, mut endpoints: Vec<SocketAddr>) -> ServicePort {
             protocol: Protocol::Tcp,
             family: IpFamily::V4,
         },
-        cluster_ip: address(number).into(),
+        cluster_ip: Some(address(number).into()),
         port: PORT,
         node_port: None,
         external_ips: Box::default(),
@@ -74,6 +74,7 @@ fn with(number: u32, mut endpoints: Vec<SocketAddr>) -> ServicePort {
         external_traffic_policy: TrafficPolicy::Cluster,
         health_check_node_port: None,
         preferences: None,
+        conflicts: Box::default(),
         endpoints: Arc::new(Endpoints {
             local: Box::default(),
             all_reachable: cluster.clone(),

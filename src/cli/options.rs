@@ -44,8 +44,13 @@ pub struct Options {
 pub struct Own {
     /// Folder of manifests to serve instead of an API server's objects.
     pub manifests: Option<PathBuf>,
+    /// Weights of Nodes count with an API server, which means following all Nodes.
+    pub node_weights: bool,
     /// How packets find their Service in iptables mode.
     pub iptables_dispatch: DispatchChoice,
+    /// How long connections to an endpoint that left go on in ipvs mode; 0: as
+    /// long as they last.
+    pub ipvs_drain_timeout: Duration,
     /// How userspace mode gets its packets.
     pub capture: Requested,
     /// End rather than run in a worse mode than the one asked for.
@@ -58,6 +63,13 @@ pub struct Own {
     pub workers: usize,
     /// Endpoints of userspace mode see the client's address.
     pub transparent: bool,
+    /// Attempts of userspace mode to connect one client to an endpoint.
+    pub dial_attempts: usize,
+    /// Time for all of these attempts together.
+    pub dial_timeout: Duration,
+    /// How long a peer of userspace mode may acknowledge nothing; zero: as long
+    /// as the kernel allows.
+    pub tcp_user_timeout: Duration,
     /// How long connections may keep the process from ending.
     pub drain_timeout: Duration,
     /// `--proxy-port-range`.
@@ -68,13 +80,18 @@ impl Default for Own {
     fn default() -> Self {
         Own {
             manifests: None,
+            node_weights: false,
             iptables_dispatch: DispatchChoice::Auto,
+            ipvs_drain_timeout: Duration::ZERO,
             capture: Requested::Auto,
             strict_mode: false,
             without: LeaveOut::default(),
             udp_timeout: Duration::from_secs(30),
             workers: 0,
             transparent: false,
+            dial_attempts: 8,
+            dial_timeout: Duration::from_secs(5),
+            tcp_user_timeout: Duration::from_secs(120),
             drain_timeout: Duration::from_secs(20),
             proxy_port_range: None,
         }

@@ -2,6 +2,7 @@
 //! notices something posts it here; whoever can reach the API server takes the
 //! events from the channel and writes them.
 
+mod limit;
 mod post;
 
 use std::fmt;
@@ -12,7 +13,7 @@ pub use self::post::post;
 use crate::services::ServiceName;
 
 /// Something that happened, as `kubectl describe` shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     /// The object that it is about.
     pub regarding: Regarding,
@@ -27,7 +28,7 @@ pub struct Event {
 }
 
 /// The object that an event is about.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Regarding {
     /// The Node on which this runs.
     ThisNode,
@@ -36,7 +37,7 @@ pub enum Regarding {
 }
 
 /// How bad an event is (`type`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
     /// It is as it should be.
     Normal,
@@ -73,6 +74,17 @@ impl Event {
             severity: Severity::Warning,
             reason: "ProxyModeFallback",
             action: "ChooseProxyMode",
+            note,
+        }
+    }
+
+    /// `service` does not get addresses that others own; `note` says which.
+    pub fn address_conflict(service: ServiceName, note: String) -> Event {
+        Event {
+            regarding: Regarding::Service(service),
+            severity: Severity::Warning,
+            reason: "AddressConflict",
+            action: "SyncService",
             note,
         }
     }

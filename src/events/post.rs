@@ -5,10 +5,17 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
     jiff::Timestamp,
 };
-use kube::{Api, api::PostParams};
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
 use tokio::sync::mpsc::Receiver;
 
-use super::{Event, Regarding};
+use super::{
+    Event, Regarding,
+    limit::{Limit, Verdict},
+};
 use crate::watch::api::Access;
 
 /// Where events about objects without a namespace live, by client-go's custom.
@@ -17,17 +24,53 @@ const DEFAULT_NAMESPACE: &str = "default";
 /// The component's name in events, which people filter for.
 const CONTROLLER: &str = "kube-proxy";
 
-/// Writes what comes out of `events`, one after the other. One that cannot be
-/// written is dropped: it is news, and the log has it too.
+/// Writes what comes out of `events`, one after the other, as far as there are not
+/// too many about one object. One that cannot be written is dropped: it is news,
+/// and the log has it too.
 pub async fn post(access: Access, node: String, mut events: Receiver<Event>) {
+    let mut limit = Limit::default();
     while let Some(event) = events.recv().await {
-        let object = object(&event, &node, Timestamp::now());
-        let namespace = object.metadata.namespace.clone().unwrap_or_default();
-        let api: Api<ApiEvent> = Api::namespaced(access.client().await, &namespace);
-        if let Err(error) = api.create(&PostParams::default(), &object).await {
-            tracing::debug!(reason = event.reason, "an Event was not written: {error}");
+        let reason = event.reason;
+        if let Err(error) = write(&access, &node, event, &mut limit).await {
+            tracing::debug!(reason, "an Event was not written: {error}");
         }
     }
+}
+
+async fn write(
+    access: &Access,
+    node: &str,
+    event: Event,
+    limit: &mut Limit,
+) -> Result<(), kube::Error> {
+    let now = Timestamp::now();
+    let object = object(&event, node, now);
+    let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+    let api = |client| Api::<ApiEvent>::namespaced(client, namespace);
+    match limit.judge(&event) {
+        Verdict::Drop => {
+            let reason = event.reason;
+            tracing::debug!(
+                reason,
+                "too many Events about one object: one is not written"
+            );
+            return Ok(());
+        }
+        Verdict::Count { name, count } => {
+            let series = json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
+            let api = api(access.client().await);
+            let params = PatchParams::default();
+            match api.patch(&name, &params, &Patch::Merge(&series)).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => limit.is_gone(&event),
+                done => return done.map(drop),
+            }
+        }
+        Verdict::Create => {}
+    }
+    let api = api(access.client().await);
+    api.create(&PostParams::default(), &object).await?;
+    limit.created(event, object.metadata.name.unwrap_or_default());
+    Ok(())
 }
 
 /// The API object for `event`.

@@ -19,6 +19,7 @@ pub mod netlink;
 pub mod next_hop;
 pub mod nfacct;
 pub mod nftables;
+mod passing;
 pub mod probe;
 pub mod routes;
 pub mod rules;

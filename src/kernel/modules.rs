@@ -1,29 +1,52 @@
 //! Kernel modules. Mostly the kernel loads what it needs by itself; this is for
 //! what it does not know it needs.
 
-use std::process::{Command, Stdio};
+use std::{
+    io,
+    process::{Command, Stdio},
+};
+
+/// Why a module is not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// modprobe(8) could not be run.
+    #[error("module {name} could not be loaded: modprobe: {source}")]
+    Run {
+        /// The module.
+        name: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// It failed.
+    #[error("module {name} could not be loaded: {message}")]
+    Failed {
+        /// The module.
+        name: String,
+        /// What it said.
+        message: String,
+    },
+}
 
 /// Loads the module `name` with modprobe(8), if there is one and the module is
 /// not there yet.
 ///
 /// # Errors
-/// Why not, for people: with the name of the module.
-pub fn load(name: &str) -> Result<(), String> {
+/// Why not, with the name of the module.
+pub fn load(name: &str) -> Result<(), Error> {
     let outcome = Command::new("modprobe")
         .args(["--", name])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .output();
+    let name = name.to_owned();
     match outcome {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
-            let said = said.lines().next().unwrap_or_default().trim().to_owned();
-            Err(format!("module {name} could not be loaded: {said}"))
+            let message = said.lines().next().unwrap_or_default().trim().to_owned();
+            Err(Error::Failed { name, message })
         }
-        Err(error) => Err(format!(
-            "module {name} could not be loaded: modprobe: {error}"
-        )),
+        Err(source) => Err(Error::Run { name, source }),
     }
 }

@@ -168,6 +168,33 @@ pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Rule>, Error> {
 /// # Errors
 /// The kernel's reason why they cannot.
 pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> {
+    let [probe, crippled] = probes(family);
+    for outcome in add(socket, std::slice::from_ref(&probe))? {
+        outcome?;
+    }
+    let listed = list(socket, family);
+    let unknown = listed.as_ref().is_err_and(Error::is_passing);
+    let understood = matches!(&listed, Ok(rules) if rules.contains(&probe));
+    let both = [probe, crippled];
+    let made = match (unknown, understood) {
+        (true, _) => &both[..],
+        (false, true) => &both[..1],
+        (false, false) => &both[1..],
+    };
+    delete(socket, made)?;
+    if understood || unknown {
+        return listed.map(drop);
+    }
+    Err(Error::Refused {
+        operation: "match destination ports in",
+        object: format!("{family} routing rules"),
+        errno: Errno::EOPNOTSUPP,
+        hint: Some("needs Linux 4.17 or later".to_owned()),
+    })
+}
+
+/// The rule that [`supports_ports`] tries, and what an old kernel makes of it.
+fn probes(family: Family) -> [Rule; 2] {
     // The last priority there is: no packet gets that far.
     let probe = Rule {
         family,
@@ -177,29 +204,20 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
         mark: None,
         action: Action::Lookup(0x5450_ffff),
     };
-    for outcome in add(socket, std::slice::from_ref(&probe))? {
-        outcome?;
-    }
-    let listed = list(socket, family);
-    let understood = matches!(&listed, Ok(rules) if rules.contains(&probe));
     let crippled = Rule {
         ip_protocol: None,
         ports: None,
         ..probe.clone()
     };
-    delete(
-        socket,
-        std::slice::from_ref(if understood { &probe } else { &crippled }),
-    )?;
-    if understood {
-        return Ok(());
-    }
-    Err(Error::Refused {
-        operation: "match destination ports in",
-        object: format!("{family} routing rules"),
-        errno: Errno::EOPNOTSUPP,
-        hint: Some("needs Linux 4.17 or later".to_owned()),
-    })
+    [probe, crippled]
+}
+
+/// Deletes what [`supports_ports`] left if it was interrupted.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn forget_probe(socket: &mut Socket, family: Family) -> Result<(), Error> {
+    delete(socket, &probes(family))
 }
 
 pub(in crate::kernel) fn parse(

@@ -1,33 +1,61 @@
 //! A network namespace that exists while something is tried in it: what is done
 //! there changes nothing on the node.
 
-use std::thread;
+use std::{future::Future, io, thread};
 
 use nix::{
     errno::Errno,
     sched::{CloneFlags, unshare},
 };
+use tokio::sync::oneshot;
 
 use super::{
     links,
     netlink::{Protocol, Socket},
+    passing,
 };
+
+/// Why there is no namespace.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoScratch {
+    /// None can be made here: it takes `CAP_SYS_ADMIN`, and a kernel that has
+    /// them.
+    #[error("no network namespace can be made: {0}")]
+    Impossible(Errno),
+    /// For a reason that passes, such as a lack of memory or of processes.
+    #[error("no network namespace for now: {0}")]
+    ForNow(String),
+}
+
+impl From<io::Error> for NoScratch {
+    fn from(error: io::Error) -> NoScratch {
+        NoScratch::ForNow(error.to_string())
+    }
+}
+
+/// Gives the calling thread a network namespace of its own, in which loopback is
+/// up.
+fn enter() -> Result<(), NoScratch> {
+    // Of this thread only; see unshare(2).
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| match passing::is_passing(errno) {
+        true => NoScratch::ForNow(errno.desc().to_owned()),
+        false => NoScratch::Impossible(errno),
+    })?;
+    // Loopback is the first link of every namespace. If it cannot be set up,
+    // what needs it says so.
+    let _ = Socket::open(Protocol::Route).and_then(|mut s| links::set_up(&mut s, 1));
+    Ok(())
+}
 
 /// Runs `work` in a thread of its own with a network namespace of its own, in
 /// which loopback is up; the namespace goes with the thread.
 ///
 /// # Errors
-/// When no namespace can be made: it takes `CAP_SYS_ADMIN`.
-pub(super) fn in_scratch<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Errno> {
+/// When no namespace can be made.
+pub(super) fn in_scratch<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, NoScratch> {
     thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            // Of this thread only; see unshare(2).
-            unshare(CloneFlags::CLONE_NEWNET)?;
-            // Loopback is the first link of every namespace. If it cannot be
-            // set up, what needs it says so.
-            let _ = Socket::open(Protocol::Route).and_then(|mut s| links::set_up(&mut s, 1));
-            Ok(work())
-        });
+        let inside = || enter().map(|()| work());
+        let worker = thread::Builder::new().spawn_scoped(scope, inside)?;
         // A panic of the work is a fault of ours; it must not pass for a lack.
         worker
             .join()
@@ -35,20 +63,24 @@ pub(super) fn in_scratch<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, 
     })
 }
 
-/// As [`in_scratch`], for what is waited for; `None` where there is no namespace
-/// to be had.
-pub(super) async fn awaited<T, F>(work: impl FnOnce() -> F + Send + 'static) -> Option<T>
+/// As [`in_scratch`], for what is waited for.
+///
+/// # Errors
+/// When no namespace can be made.
+pub(super) async fn awaited<T, F>(work: impl FnOnce() -> F + Send + 'static) -> Result<T, NoScratch>
 where
     T: Send + 'static,
     F: Future<Output = T>,
 {
     let inside = move || {
+        enter()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .build()
-            .ok()?;
-        Some(runtime.block_on(work()))
+            .build()?;
+        Ok(runtime.block_on(work()))
     };
-    let done = tokio::task::spawn_blocking(move || in_scratch(inside)).await;
-    done.ok()?.ok()?
+    let (sender, receiver) = oneshot::channel();
+    thread::Builder::new().spawn(move || sender.send(inside()))?;
+    let ended = |_| NoScratch::ForNow("what was tried came to no end".to_owned());
+    receiver.await.map_err(ended)?
 }

@@ -2,6 +2,8 @@
 
 use std::{fs, io, path::PathBuf};
 
+use super::passing;
+
 /// A setting could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} sysctl {name}: {source}")]
@@ -16,9 +18,13 @@ impl Error {
     pub fn is_missing(&self) -> bool {
         self.source.kind() == io::ErrorKind::NotFound
     }
-}
 
-impl Error {
+    /// For a reason that says nothing about the setting, such as a lack of
+    /// memory.
+    pub fn is_passing(&self) -> bool {
+        passing::is_passing_io(&self.source)
+    }
+
     /// Why, without saying what.
     pub fn reason(&self) -> String {
         self.source.to_string()

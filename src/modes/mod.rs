@@ -2,7 +2,6 @@
 //! its implementations.
 
 pub mod apart;
-mod claims;
 mod detect_local;
 pub mod iptables;
 pub mod ipvs;
@@ -11,11 +10,11 @@ mod stale;
 pub mod userspace;
 pub mod verdict;
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use crate::{
     kernel::{Family, xtables::Engine},
-    services::{Changes, ServiceMap, ServicePortName},
+    services::{Changes, Preferences, Retry, ServiceMap, ServicePortName},
 };
 
 /// The modes, by kube-proxy's names.
@@ -56,6 +55,8 @@ pub struct SyncReport {
     /// Addresses that stay only until their last connection ends; another
     /// sync is due then.
     pub lingering: usize,
+    /// How soon another sync is due even if nothing changes until then.
+    pub look_again: Option<Duration>,
     /// What of their Services' preferences cannot be done in this mode, for
     /// the ServicePorts that this sync had to bring in force: those of
     /// `changes.ports`, or all if `changes.full`. The rest of each is in
@@ -76,6 +77,19 @@ pub struct Unhonoured {
     pub what: &'static str,
     /// Why not, what is done instead, and what would help.
     pub why: String,
+}
+
+/// What of `tripod.proxy/retry` cannot be done where the kernel sends a connection
+/// to one endpoint: the annotation, and why.
+fn unsupported_retry(preferences: &Preferences) -> Option<(&'static str, String)> {
+    let why = match preferences.retry? {
+        Retry::FirstFlight | Retry::Connect => {
+            "each connection goes to one endpoint, no other one is tried when it does not \
+             answer, and nothing is sent twice; userspace mode tries others"
+        }
+        Retry::Off => return None,
+    };
+    Some((Preferences::RETRY, why.to_owned()))
 }
 
 /// Why a sync as a whole did not take effect. The next sync tries again.
@@ -135,4 +149,27 @@ pub trait Mode: Send {
     /// # Errors
     /// When something of it could not be removed.
     fn cleanup(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tries_one_endpoint_which_is_all_that_off_asks_for() {
+        for (retry, supported) in [
+            (None, true),
+            (Some(Retry::Off), true),
+            (Some(Retry::Connect), false),
+            (Some(Retry::FirstFlight), false),
+        ] {
+            let preferences = Preferences {
+                retry,
+                ..Preferences::NONE
+            };
+            let said = unsupported_retry(&preferences).map(|(what, _)| what);
+            let expected = (!supported).then_some(Preferences::RETRY);
+            assert_eq!(said, expected, "{retry:?}");
+        }
+    }
 }

@@ -39,10 +39,8 @@ fn flow(destination: Option<IpAddr>, port: u16, reply: Reply) -> Match {
 
 /// The flows to everything that a ServicePort answers on.
 fn all(port: &ServicePort, reply: &Reply) -> Vec<Match> {
-    let addresses = std::iter::once(&port.cluster_ip)
-        .chain(&port.external_ips)
-        .chain(&port.load_balancer_ips);
-    let services = addresses.map(|ip| flow(Some(*ip), port.port, reply.clone()));
+    let addresses = port.addresses();
+    let services = addresses.map(|ip| flow(Some(ip), port.port, reply.clone()));
     let node_port = port.node_port.map(|at| flow(None, at, reply.clone()));
     services.chain(node_port).collect()
 }
@@ -57,7 +55,7 @@ fn serving(port: &ServicePort) -> HashSet<Source> {
 /// translated; so of flows to a node port that is gone only those count that
 /// led to an endpoint.
 pub fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
-    let of_family = |port: &ServicePort| Family::of(&port.cluster_ip) == family;
+    let of_family = |port: &ServicePort| Family::from(port.name.family) == family;
     let mut matches = Vec::new();
     for (port, endpoint) in stale.endpoints.iter().filter(|(p, _)| of_family(p)) {
         let gone: SocketAddr = *endpoint;

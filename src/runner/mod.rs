@@ -4,6 +4,7 @@
 //! *When* is decided in [`pace`]; what happened is noted in [`health`] and
 //! [`metrics`].
 
+mod conflicts;
 pub mod health;
 mod latency;
 pub mod metrics;
@@ -14,7 +15,9 @@ mod trim;
 mod unhonoured;
 
 use std::{
+    collections::BTreeSet,
     io,
+    net::IpAddr,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -25,6 +28,7 @@ use tokio::{
 };
 
 use self::{
+    conflicts::Conflicts,
     health::{FAMILIES, Health},
     latency::Triggers,
     metrics::Metrics,
@@ -35,9 +39,8 @@ use self::{
 };
 use crate::{
     events::Recorder,
-    kernel::addresses::AddressChanges,
     modes::{Mode, SyncError, SyncReport},
-    services::{Batch, Changes, Event, IpFamily, Owner, ServiceMap, Tracker},
+    services::{Batch, Changes, Event, IpFamily, Node, Owner, ServiceMap, Tracker},
 };
 
 /// How soon to look again for addresses that linger.
@@ -49,19 +52,19 @@ pub trait AfterSync: Send {
     fn synced(&mut self, map: &ServiceMap, changes: &Changes);
 }
 
-/// Says that addresses of this node changed.
+/// The addresses of this node.
 pub trait NodeAddresses: Send {
+    /// Those that serve node ports; `node` is this node's object, once it is
+    /// known.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    fn serving_node_ports(&mut self, node: Option<&Node>) -> io::Result<BTreeSet<IpAddr>>;
     /// Waits for the next change; is dropped while it waits.
     ///
     /// # Errors
     /// When no further change can be told.
     fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send;
-}
-
-impl NodeAddresses for AddressChanges {
-    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send {
-        AddressChanges::changed(self)
-    }
 }
 
 /// Brings a mode in step with what batches of events say.
@@ -76,6 +79,7 @@ pub struct Runner<M> {
     pending: Changes,
     told: Told,
     said: Said,
+    conflicts: Conflicts,
     /// Some sync came in force.
     synced: bool,
 }
@@ -103,14 +107,16 @@ impl<M: Mode> Runner<M> {
             },
             told: Told::default(),
             said: Said::new(Recorder::nowhere()),
+            conflicts: Conflicts::new(Recorder::nowhere()),
             synced: false,
         }
     }
 
     /// Has Events posted to `recorder` about Services that ask for what the
-    /// mode cannot do.
+    /// mode cannot do, and for addresses of others.
     pub fn post_to(&mut self, recorder: Recorder) {
-        self.said = Said::new(recorder);
+        self.said = Said::new(recorder.clone());
+        self.conflicts = Conflicts::new(recorder);
     }
 
     /// Tells `follower` what came in force, after each sync.
@@ -131,6 +137,7 @@ impl<M: Mode> Runner<M> {
         mut batches: Receiver<Batch>,
         mut addresses: Option<impl NodeAddresses>,
     ) {
+        let mut watched = addresses.is_some();
         let Some(first) = batches.recv().await else {
             return;
         };
@@ -144,7 +151,7 @@ impl<M: Mode> Runner<M> {
                 while let Ok(batch) = batches.try_recv() {
                     self.fold(batch);
                 }
-                self.sync(&mut pace).await;
+                self.sync(&mut pace, addresses.as_mut()).await;
                 // Signals and probes have their turn, however short the sync
                 // period is.
                 tokio::task::yield_now().await;
@@ -159,7 +166,7 @@ impl<M: Mode> Runner<M> {
                     }
                     None => return,
                 },
-                () = changed(&mut addresses) => {
+                () = changed(addresses.as_mut(), &mut watched) => {
                     self.pending.full = true;
                     self.ask(&mut pace);
                 }
@@ -218,12 +225,15 @@ impl<M: Mode> Runner<M> {
         FAMILIES.into_iter().filter(concerned).collect()
     }
 
-    async fn sync(&mut self, pace: &mut Pace) {
+    async fn sync(&mut self, pace: &mut Pace, addresses: Option<&mut impl NodeAddresses>) {
         let begun = Instant::now();
         if pace.begin(begun) {
             self.pending.full = true;
         }
         let full = self.pending.full;
+        if let Some(addresses) = addresses.filter(|_| full) {
+            self.observe_addresses(addresses);
+        }
         let families = self.concerned();
         for family in &families {
             // Not asked for by anybody, perhaps; yet if this sync hangs or
@@ -245,14 +255,28 @@ impl<M: Mode> Runner<M> {
                     micros = (ended - begun).as_micros() as u64,
                     "synced"
                 );
-                if report.lingering > 0 {
-                    pace.look_again(ended + LINGER);
+                let lingering = (report.lingering > 0).then_some(LINGER);
+                for pause in [lingering, report.look_again].into_iter().flatten() {
+                    pace.look_again(ended + pause);
                 }
                 self.in_force(&families, report)
             }
             Err(error) => self.failed(&error),
         };
         pace.end(ended, outcome, full);
+    }
+
+    /// Whose node ports are at which address depends on the node's addresses.
+    fn observe_addresses(&mut self, addresses: &mut impl NodeAddresses) {
+        let node = self.tracker.node();
+        match addresses.serving_node_ports(node.map(|node| &**node)) {
+            Ok(addresses) => {
+                let changes = self.tracker.set_node_addresses(addresses);
+                self.pending.merge(changes);
+            }
+            // Those that were observed last stay.
+            Err(error) => tracing::warn!("cannot list the addresses of this node: {error}"),
+        }
     }
 
     fn in_force(&mut self, families: &[IpFamily], report: SyncReport) -> Outcome {
@@ -272,11 +296,13 @@ impl<M: Mode> Runner<M> {
             follower.synced(self.tracker.map(), &self.pending);
         }
         let changed = std::mem::take(&mut self.pending);
+        self.conflicts.report(self.tracker.map(), &changed);
         if !std::mem::replace(&mut self.synced, true) {
             trim::trim();
         }
+        let mode = self.mode.name();
         self.said
-            .tell(self.mode.name(), report.unhonoured, &changed);
+            .tell(mode, report.unhonoured, &changed, self.tracker.map());
         let failed = self.told.tell(report.failed);
         self.metrics.service_ports_failed.set(failed as i64);
         match failed {
@@ -292,15 +318,16 @@ impl<M: Mode> Runner<M> {
     }
 }
 
-async fn changed(addresses: &mut Option<impl NodeAddresses>) {
+/// Waits for a change of addresses, for as long as `watched`.
+async fn changed(addresses: Option<&mut impl NodeAddresses>, watched: &mut bool) {
     match addresses {
-        Some(changes) => {
+        Some(changes) if *watched => {
             if let Err(error) = changes.changed().await {
                 tracing::error!("node addresses are looked at every sync period only: {error}");
-                *addresses = None;
+                *watched = false;
             }
         }
-        None => std::future::pending().await,
+        _ => std::future::pending().await,
     }
 }
 

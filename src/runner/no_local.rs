@@ -93,7 +93,7 @@ mod tests {
                 protocol: Protocol::Tcp,
                 family: IpFamily::V4,
             },
-            cluster_ip: [10, 0, 0, 1].into(),
+            cluster_ip: Some([10, 0, 0, 1].into()),
             port: 80,
             node_port: Some(30_000),
             external_ips: Box::default(),
@@ -104,6 +104,7 @@ mod tests {
             external_traffic_policy: TrafficPolicy::Local,
             health_check_node_port: None,
             preferences: None,
+            conflicts: Box::default(),
             endpoints: Arc::new(Endpoints {
                 has_any: true,
                 ..Endpoints::default()

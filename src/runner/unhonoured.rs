@@ -1,14 +1,17 @@
 //! Says each preference that the mode cannot honour once: in the log, and in an
 //! Event on the Service.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use hashbrown::HashMap;
 
 use crate::{
-    events::{Event, Recorder},
+    events::{self, Recorder},
     modes::{ModeName, Unhonoured},
-    services::{Changes, ServiceName, ServicePortName},
+    services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
 /// What was not honoured, and why.
@@ -30,10 +33,23 @@ impl Said {
         }
     }
 
-    /// Says what is new in `unhonoured`, the report of a sync of `changes`. The
-    /// ports of a Service mostly have the same to say, which is said once.
-    pub(super) fn tell(&mut self, mode: ModeName, unhonoured: Vec<Unhonoured>, changes: &Changes) {
+    /// Logs what is new in `unhonoured`, the report of a sync of `changes` to
+    /// `map`, and in the annotations of these Services that cannot be read. The
+    /// ports of a Service mostly have the same, which is logged once.
+    pub(super) fn tell(
+        &mut self,
+        mode: ModeName,
+        mut unhonoured: Vec<Unhonoured>,
+        changes: &Changes,
+        map: &ServiceMap,
+    ) {
         let before = self.forget(changes);
+        if changes.full {
+            unhonoured.extend(map.iter().flat_map(malformed));
+        } else {
+            let changed = changes.ports.iter().filter_map(|name| map.get(name));
+            unhonoured.extend(changed.flat_map(malformed));
+        }
         for Unhonoured { port, what, why } in unhonoured {
             let service = port.service.clone();
             let ports = self.services.entry(service.clone()).or_default();
@@ -46,7 +62,8 @@ impl Said {
                 let (what, why) = &reason;
                 let note = format!("{what} is not honoured in {mode} mode: {why}");
                 tracing::warn!("Service {service}: {note}");
-                self.recorder.post(Event::not_honoured(service, note));
+                self.recorder
+                    .post(events::Event::not_honoured(service, note));
             }
             ports.entry(port).or_default().insert(reason);
         }
@@ -82,10 +99,22 @@ impl Said {
     }
 }
 
+/// The annotations of `port` that cannot be read: no mode sees them.
+fn malformed(port: &Arc<ServicePort>) -> impl Iterator<Item = Unhonoured> {
+    let malformed = port.preferences().malformed.iter();
+    malformed.map(|(what, why)| Unhonoured {
+        port: port.name.clone(),
+        what,
+        why: why.clone(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::services::{IpFamily, Preferences, Protocol};
+    use crate::services::{Event, IpFamily, Names, Preferences, Protocol, Service, Tracker};
 
     fn port(service: &str, port: &str) -> ServicePortName {
         ServicePortName {
@@ -118,7 +147,8 @@ mod tests {
                 ports: changed.iter().copied().cloned().collect(),
                 ..Changes::default()
             };
-            said.tell(ModeName::Iptables, report.to_vec(), &changes);
+            let map = ServiceMap::default();
+            said.tell(ModeName::Iptables, report.to_vec(), &changes, &map);
             let mut posted = Vec::new();
             while let Ok(event) = events.try_recv() {
                 posted.push(event.note);
@@ -146,5 +176,46 @@ mod tests {
         assert_eq!(tell(false, &[&http], &both[..1]), [said]);
         assert_eq!(tell(true, &[], &[]), [""; 0]);
         assert_eq!(tell(true, &[], &both), [said]);
+    }
+
+    #[test]
+    fn an_annotation_that_cannot_be_read_is_said_in_any_mode() {
+        let mut names = Names::default();
+        let mut service = |scheduler: &str| {
+            let object = json!({
+                "metadata": {
+                    "namespace": "default", "name": "web",
+                    "annotations": {"tripod.proxy/scheduler": scheduler},
+                },
+                "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
+            });
+            let object = serde_json::from_value(object).unwrap();
+            let service = Service::reduce(&object, &mut names).unwrap();
+            assert_eq!(service.warnings, [], "it is said once");
+            Event::Service(Arc::new(service.object))
+        };
+        let mut tracker = Tracker::new("node");
+        let (recorder, mut events) = Recorder::new(16);
+        let mut said = Said::new(recorder);
+        let mut posted = |event: Option<Event>, full: bool| {
+            let mut changes = tracker.apply(event);
+            changes.full = full;
+            said.tell(ModeName::Ipvs, Vec::new(), &changes, tracker.map());
+            let mut notes = Vec::new();
+            while let Ok(event) = events.try_recv() {
+                notes.push(event.note);
+            }
+            notes
+        };
+        let long = service("a-name-of-many-more-bytes");
+        let notes = posted(Some(long), false);
+        let [note] = &notes[..] else {
+            panic!("{notes:?}");
+        };
+        let begins = "tripod.proxy/scheduler is not honoured in ipvs mode: metadata.annotations";
+        assert!(note.starts_with(begins), "{note}");
+        assert_eq!(posted(None, true), [""; 0], "a full sync");
+        assert_eq!(posted(Some(service("wrr")), false), [""; 0]);
+        assert_eq!(posted(Some(service("a name")), true).len(), 1);
     }
 }

@@ -25,6 +25,16 @@ pub(super) fn hash_32(word: u32, bits: u32) -> u32 {
     word.wrapping_mul(GOLDEN_RATIO) >> (32 - bits)
 }
 
+/// The finalizer of SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, "Fast
+/// splittable pseudorandom number generators", 2014): every bit of the result
+/// depends on every bit of `word`.
+pub(super) fn mix(word: u64) -> u64 {
+    let mut z = word;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 /// Keys of [`hsiphash`].
 pub(super) type Key = [u64; 2];
 

@@ -6,8 +6,11 @@ use super::{
     least::{least, overhead},
 };
 
-#[derive(Debug)]
-pub(super) struct LeastConnections;
+#[derive(Debug, Default)]
+pub(super) struct LeastConnections {
+    /// Index of the real server that goes before its equals.
+    pub(super) first: usize,
+}
 
 impl Scheduler for LeastConnections {
     fn pick(
@@ -16,7 +19,7 @@ impl Scheduler for LeastConnections {
         _flow: &Flow,
         skip: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
-        least(servers, skip, overhead, |_| 1)
+        least(servers, skip, self.first, overhead, |_| 1)
     }
 }
 
@@ -38,14 +41,14 @@ mod tests {
             (&[(1, u32::MAX, u32::MAX), (1, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0)], None),
         ];
-        assert_picks(&LeastConnections, cases);
+        assert_picks(&LeastConnections::default(), cases);
     }
 
     #[test]
     fn connections_that_stay_spread_evenly_whatever_the_weights() {
         let servers = servers(&[3, 1, 0, 1]);
         assert_eq!(
-            kept_connections(&LeastConnections, &servers, 7),
+            kept_connections(&LeastConnections::default(), &servers, 7),
             [0, 1, 3, 0, 1, 3, 0]
         );
     }

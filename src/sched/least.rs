@@ -1,7 +1,7 @@
 //! What lc, wlc, sed and nq share: the walk for the real server with the least
 //! cost for its weight.
 
-use super::{Load, RealServer, usable};
+use super::{Load, RealServer, round, usable};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Open connections of a real server as a cost: IPVS reckons an established
@@ -16,16 +16,18 @@ pub(super) fn expected(load: &Load) -> u64 {
     u64::from(load.active.load(Relaxed)) + 1
 }
 
-/// The usable server whose cost is least for its share; the first of equals.
-/// `share` is only asked for servers with a weight, and must not be 0.
+/// The usable server whose cost is least for its share; among equals the one
+/// that comes first when counting begins at `first`. `share` is only asked for
+/// servers with a weight, and must not be 0.
 pub(super) fn least(
     servers: &[RealServer],
     skip: &dyn Fn(usize) -> bool,
+    first: usize,
     cost: impl Fn(&Load) -> u64,
     share: impl Fn(&RealServer) -> u32,
 ) -> Option<usize> {
     let mut best: Option<(usize, u128, u128)> = None;
-    for i in 0..servers.len() {
+    for i in round(servers, first) {
         if !usable(servers, skip, i) {
             continue;
         }

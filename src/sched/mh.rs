@@ -156,7 +156,7 @@ impl fmt::Debug for Maglev {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{SchedulerName, build, tests::*},
+        super::{SchedulerName, Seed, build, tests::*},
         *,
     };
 
@@ -206,8 +206,13 @@ mod tests {
             for gone in 0..before.len() {
                 let mut after = before.clone();
                 let removed = after.remove(gone);
-                let old = build(SchedulerName::Mh, &before, None);
-                let new = build(SchedulerName::Mh, &after, Some((&*old, &before)));
+                let old = build(SchedulerName::Mh, &before, None, Seed::default());
+                let new = build(
+                    SchedulerName::Mh,
+                    &after,
+                    Some((&*old, &before)),
+                    Seed::default(),
+                );
                 let pairs = homes(&*old, &before).into_iter().zip(homes(&*new, &after));
                 let stayed_put = pairs.filter(|(old, _)| *old != removed.address);
                 let (mut all, mut moved) = (0, 0);
@@ -225,8 +230,13 @@ mod tests {
     fn draining_a_server_moves_nobody_elses_client() {
         let before = with_weights(servers_at(&[1, 2, 3, 4]), &[2, 1, 3, 1]);
         let after = with_weights(before.clone(), &[2, 1, 0, 1]);
-        let old = build(SchedulerName::Mh, &before, None);
-        let new = build(SchedulerName::Mh, &after, Some((&*old, &before)));
+        let old = build(SchedulerName::Mh, &before, None, Seed::default());
+        let new = build(
+            SchedulerName::Mh,
+            &after,
+            Some((&*old, &before)),
+            Seed::default(),
+        );
         let drained = before[2].address;
         let mut taken_over = [0; 4];
         for (old, new) in homes(&*old, &before).into_iter().zip(homes(&*new, &after)) {

@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use std::net::SocketAddr;
-//! use tripod::sched::{Flow, RealServer, SchedulerName, build};
+//! use tripod::sched::{Flow, RealServer, SchedulerName, Seed, build};
 //!
 //! let server = |address: &str, weight| RealServer {
 //!     address: address.parse().unwrap(),
@@ -17,7 +17,7 @@
 //! };
 //!
 //! let name: SchedulerName = "wrr".parse()?;
-//! let scheduler = build(name, &servers, None);
+//! let scheduler = build(name, &servers, None, Seed::default());
 //! let picks = [(); 3].map(|()| scheduler.pick(&servers, &flow, &|_| false));
 //! assert_eq!(picks, [Some(0), Some(0), Some(1)]);
 //!
@@ -47,6 +47,7 @@ mod random;
 mod recorded;
 mod rr;
 mod sed;
+mod seed;
 mod sh;
 #[cfg(test)]
 mod tests;
@@ -54,6 +55,7 @@ mod wlc;
 mod wrr;
 
 pub use name::{SchedulerName, SchedulerNameError};
+pub use seed::Seed;
 
 /// Connections that a real server carries now. Shared between successive
 /// sets of real servers, so that counts survive a change of the set.
@@ -107,7 +109,9 @@ pub trait Scheduler: Any + fmt::Debug + Send + Sync {
 /// A scheduler, and the real servers that it was built for.
 pub type Previous<'a, S> = (S, &'a [RealServer]);
 
-/// Makes the scheduler called `name` for the set `servers`.
+/// Makes the scheduler called `name` for the set `servers`. `seed` decides with
+/// which of them rr and wrr begin, and which one lc, wlc, sed and nq prefer
+/// among equals.
 ///
 /// `previous` is the scheduler of the set before with that set, if there was
 /// one. If it is of
@@ -118,15 +122,21 @@ pub fn build(
     name: SchedulerName,
     servers: &[RealServer],
     previous: Option<Previous<'_, &(dyn Scheduler + 'static)>>,
+    seed: Seed,
 ) -> Box<dyn Scheduler> {
+    let first = seed.position(servers.len());
     match name {
-        SchedulerName::Rr => Box::new(rr::RoundRobin::new(servers, of_kind(previous))),
+        SchedulerName::Rr => Box::new(rr::RoundRobin::new(servers, of_kind(previous), seed)),
         SchedulerName::Random => Box::new(random::Random::new(servers)),
-        SchedulerName::Wrr => Box::new(wrr::WeightedRoundRobin::new(servers, of_kind(previous))),
-        SchedulerName::Lc => Box::new(lc::LeastConnections),
-        SchedulerName::Wlc => Box::new(wlc::WeightedLeastConnections),
-        SchedulerName::Sed => Box::new(sed::ShortestExpectedDelay),
-        SchedulerName::Nq => Box::new(nq::NeverQueue),
+        SchedulerName::Wrr => Box::new(wrr::WeightedRoundRobin::new(
+            servers,
+            of_kind(previous),
+            seed,
+        )),
+        SchedulerName::Lc => Box::new(lc::LeastConnections { first }),
+        SchedulerName::Wlc => Box::new(wlc::WeightedLeastConnections { first }),
+        SchedulerName::Sed => Box::new(sed::ShortestExpectedDelay { first }),
+        SchedulerName::Nq => Box::new(nq::NeverQueue { first }),
         SchedulerName::Sh => Box::new(sh::SourceHash::new(servers)),
         SchedulerName::Dh => Box::new(dh::DestinationHash::new(servers)),
         SchedulerName::Mh => Box::new(mh::Maglev::new(
@@ -149,15 +159,18 @@ fn usable(servers: &[RealServer], skip: &dyn Fn(usize) -> bool, i: usize) -> boo
     servers.get(i).is_some_and(|server| server.weight > 0) && !skip(i)
 }
 
+/// The indices of `servers` from `start` on, going round once.
+fn round(servers: &[RealServer], start: usize) -> impl Iterator<Item = usize> {
+    (start..servers.len()).chain(0..start.min(servers.len()))
+}
+
 /// The first usable server from `start` on, going round once.
 fn next_usable(
     servers: &[RealServer],
     skip: &dyn Fn(usize) -> bool,
     start: usize,
 ) -> Option<usize> {
-    (start..servers.len())
-        .chain(0..start.min(servers.len()))
-        .find(|&i| usable(servers, skip, i))
+    round(servers, start).find(|&i| usable(servers, skip, i))
 }
 
 /// Greatest common divisor of the weights that are not 0; 0 if there is none.

@@ -6,11 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::{
     Flow, RealServer, Scheduler,
     least::{expected, least},
-    usable,
+    round, usable,
 };
 
-#[derive(Debug)]
-pub(super) struct NeverQueue;
+#[derive(Debug, Default)]
+pub(super) struct NeverQueue {
+    /// Index of the real server that goes before its equals.
+    pub(super) first: usize,
+}
 
 impl Scheduler for NeverQueue {
     fn pick(
@@ -21,9 +24,9 @@ impl Scheduler for NeverQueue {
     ) -> Option<usize> {
         let idle =
             |&i: &usize| servers[i].load.active.load(Relaxed) == 0 && usable(servers, skip, i);
-        (0..servers.len())
+        round(servers, self.first)
             .find(idle)
-            .or_else(|| least(servers, skip, expected, |server| server.weight))
+            .or_else(|| least(servers, skip, self.first, expected, |server| server.weight))
     }
 }
 
@@ -41,7 +44,7 @@ mod tests {
             (&[(1, 1, 0), (3, 5, 0)], Some(0)),
             (&[(0, 0, 0)], None),
         ];
-        assert_picks(&NeverQueue, cases);
+        assert_picks(&NeverQueue::default(), cases);
     }
 
     #[test]
@@ -50,7 +53,7 @@ mod tests {
         // 3/3 2/1 → a; 4/3 2/1 → a; 5/3 2/1 → a; 6/3 2/1 → a (equal); 7/3 → b.
         let servers = servers(&[3, 1]);
         assert_eq!(
-            kept_connections(&NeverQueue, &servers, 8),
+            kept_connections(&NeverQueue::default(), &servers, 8),
             [0, 1, 0, 0, 0, 0, 0, 1]
         );
     }

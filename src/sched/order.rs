@@ -8,12 +8,16 @@ use super::RealServer;
 
 /// Where a round stands in `servers` after it served the first `served` of the
 /// servers `before`: behind the last served one, or behind the nearest before
-/// it that is still there. 0 is the start. IPVS keeps its place in the same way
-/// (`ip_vs_rr_del_dest`).
-pub(super) fn resume(before: &[RealServer], served: usize, servers: &[RealServer]) -> usize {
+/// it that is still there; `None` if there is no such one. IPVS keeps its place
+/// in the same way (`ip_vs_rr_del_dest`).
+pub(super) fn resume(
+    before: &[RealServer],
+    served: usize,
+    servers: &[RealServer],
+) -> Option<usize> {
     let served = &before[..served.min(before.len())];
     if served.is_empty() {
-        return 0;
+        return None;
     }
     let places: HashMap<SocketAddr, usize> = servers
         .iter()
@@ -21,27 +25,30 @@ pub(super) fn resume(before: &[RealServer], served: usize, servers: &[RealServer
         .map(|(i, server)| (server.address, i))
         .collect();
     let last = served.iter().rev().find_map(|old| places.get(&old.address));
-    last.map_or(0, |i| i + 1)
+    last.map(|i| i + 1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::{super::tests::servers_at, *};
 
+    /// The old set and how many of it were served, the new set, and where the
+    /// round resumes.
+    type Case = (&'static [u16], usize, &'static [u16], Option<usize>);
+
     #[test]
     fn a_round_resumes_behind_the_last_served_or_the_nearest_before_it() {
         #[rustfmt::skip]
-        let cases: &[(&[u16], usize, &[u16], usize)] = &[
-            // old set, served of it, new set, resumes at
-            (&[1, 2, 3], 0, &[1, 2, 3], 0),
-            (&[1, 2, 3], 2, &[1, 2, 3], 2),
-            (&[1, 2, 3], 3, &[1, 2, 3], 3),
-            (&[1, 2, 3], 2, &[1, 3], 1),
-            (&[1, 2, 3], 1, &[2, 3], 0),
-            (&[2, 3], 1, &[1, 2, 3], 2),
-            (&[1, 2, 3], 3, &[7, 8], 0),
-            (&[1, 2, 3], 3, &[], 0),
-            (&[], 0, &[1], 0),
+        let cases: &[Case] = &[
+            (&[1, 2, 3], 0, &[1, 2, 3], None),
+            (&[1, 2, 3], 2, &[1, 2, 3], Some(2)),
+            (&[1, 2, 3], 3, &[1, 2, 3], Some(3)),
+            (&[1, 2, 3], 2, &[1, 3], Some(1)),
+            (&[1, 2, 3], 1, &[2, 3], None),
+            (&[2, 3], 1, &[1, 2, 3], Some(2)),
+            (&[1, 2, 3], 3, &[7, 8], None),
+            (&[1, 2, 3], 3, &[], None),
+            (&[], 0, &[1], None),
         ];
         for &(old, served, new, resumes) in cases {
             assert_eq!(

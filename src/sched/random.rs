@@ -10,7 +10,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::{Flow, RealServer, Scheduler, next_usable, usable};
+use super::{Flow, RealServer, Scheduler, hash::mix, next_usable, usable};
 
 /// Draws before the weights of what is left are summed up instead.
 const DRAWS: usize = 8;
@@ -111,19 +111,14 @@ fn below(random: u64, bound: u64) -> u64 {
     ((u128::from(random) * u128::from(bound)) >> 64) as u64
 }
 
-/// SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom
-/// number generators", 2014). Its state is a counter, so threads share it
-/// without a lock.
+/// SplitMix64. Its state is a counter, so threads share it without a lock.
 #[derive(Debug)]
 struct Numbers(AtomicU64);
 
 impl Numbers {
     fn next(&self) -> u64 {
         const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mut z = self.0.fetch_add(GAMMA, Relaxed).wrapping_add(GAMMA);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        mix(self.0.fetch_add(GAMMA, Relaxed).wrapping_add(GAMMA))
     }
 }
 

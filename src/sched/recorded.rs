@@ -13,10 +13,15 @@ use super::{tests::*, *};
 
 /// A scheduler that saw its set grow one by one, as the recording did.
 fn grown(name: SchedulerName, servers: &[RealServer]) -> Box<dyn Scheduler> {
-    let none = build(name, &[], None);
+    let none = build(name, &[], None, Seed::default());
     (0..servers.len()).rev().fold(none, |previous, first| {
         let before = &servers[first + 1..];
-        build(name, &servers[first..], Some((&*previous, before)))
+        build(
+            name,
+            &servers[first..],
+            Some((&*previous, before)),
+            Seed::default(),
+        )
     })
 }
 
@@ -73,11 +78,40 @@ fn same_picks_as_the_kernel_for_each_client() {
 }
 
 #[test]
+fn a_seeded_start_is_somewhere_in_the_kernels_cycle() {
+    for (name, weights, picks) in [
+        ("rr", &[1, 1, 1][..], "012012012012012012012012"),
+        ("rr", &[1, 0, 2, 0, 1], "024024024024024024024024"),
+        ("wrr", &[3, 1], "010001000100010001000100"),
+        ("wrr", &[4, 3, 2], "012001012012001012012001"),
+        ("wrr", &[1, 0, 2, 0, 1], "024202420242024202420242"),
+    ] {
+        let servers = servers(weights);
+        let mut firsts = std::collections::BTreeSet::new();
+        for node in 0..50 {
+            let seed = Seed::of(&format!("node-{node}"), "default/web");
+            let scheduler = build(name.parse().unwrap(), &servers, None, seed);
+            let sequence = sequence(&*scheduler, &servers, 12);
+            let text: String = sequence.iter().map(ToString::to_string).collect();
+            assert!(picks.contains(&text), "{name} {weights:?}: {text}");
+            firsts.insert(sequence[0]);
+        }
+        let weighted = weights.iter().filter(|w| **w > 0).count();
+        assert_eq!(firsts.len(), weighted, "{name} {weights:?}");
+    }
+}
+
+#[test]
 fn same_picks_as_the_kernel_after_a_server_was_drained() {
     let before = servers(&[2, 1, 3]);
     let after = servers(&[2, 1, 0]);
     let scheduler = grown(SchedulerName::Mh, &before);
-    let scheduler = build(SchedulerName::Mh, &after, Some((&*scheduler, &before)));
+    let scheduler = build(
+        SchedulerName::Mh,
+        &after,
+        Some((&*scheduler, &before)),
+        Seed::default(),
+    );
     assert_picks(
         &*scheduler,
         &after,
@@ -89,7 +123,7 @@ fn same_picks_as_the_kernel_after_a_server_was_drained() {
 #[test]
 fn same_picks_as_the_kernel_for_each_destination() {
     let servers = servers(&[1, 1, 1]);
-    let dh = build(SchedulerName::Dh, &servers, None);
+    let dh = build(SchedulerName::Dh, &servers, None, Seed::default());
     let destinations = (0..24u8).map(|i| Flow {
         destination: [10, 96, i * 7, i * 11 + 1].into(),
         ..flow(1)
@@ -107,7 +141,7 @@ fn same_picks_as_the_kernel_for_ipv6_clients() {
         for server in &mut servers {
             server.address.set_ip("fd00:10::1".parse().unwrap());
         }
-        let scheduler = build(name.parse().unwrap(), &servers, None);
+        let scheduler = build(name.parse().unwrap(), &servers, None, Seed::default());
         let clients = (0..32u16).map(|i| Flow {
             client: SocketAddr::from(([0xfd00, 0x172, i + 1, 0, 0, 0, 0, i * 5], 40_000)),
             destination: "fd00:96::1".parse().unwrap(),

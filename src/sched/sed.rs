@@ -6,8 +6,11 @@ use super::{
     least::{expected, least},
 };
 
-#[derive(Debug)]
-pub(super) struct ShortestExpectedDelay;
+#[derive(Debug, Default)]
+pub(super) struct ShortestExpectedDelay {
+    /// Index of the real server that goes before its equals.
+    pub(super) first: usize,
+}
 
 impl Scheduler for ShortestExpectedDelay {
     fn pick(
@@ -16,7 +19,7 @@ impl Scheduler for ShortestExpectedDelay {
         _flow: &Flow,
         skip: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
-        least(servers, skip, expected, |server| server.weight)
+        least(servers, skip, self.first, expected, |server| server.weight)
     }
 }
 
@@ -37,7 +40,7 @@ mod tests {
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0)], None),
         ];
-        assert_picks(&ShortestExpectedDelay, cases);
+        assert_picks(&ShortestExpectedDelay::default(), cases);
     }
 
     #[test]
@@ -46,7 +49,7 @@ mod tests {
         // 3/3 1/1 → a (equal, the first); 4/3 1/1 → b; 4/3 2/1 → a.
         let servers = servers(&[3, 1]);
         assert_eq!(
-            kept_connections(&ShortestExpectedDelay, &servers, 5),
+            kept_connections(&ShortestExpectedDelay::default(), &servers, 5),
             [0, 0, 0, 1, 0]
         );
     }

@@ -147,7 +147,7 @@ fn nobody_to_pick() {
     for name in SchedulerName::ALL {
         for weights in [&[][..], &[0], &[0, 0, 0]] {
             let servers = servers(weights);
-            let scheduler = build(name, &servers, None);
+            let scheduler = build(name, &servers, None, Seed::default());
             assert_eq!(
                 scheduler.pick(&servers, &flow(1), &|_| false),
                 None,
@@ -155,7 +155,7 @@ fn nobody_to_pick() {
             );
         }
         let servers = servers(&[1, 2]);
-        let scheduler = build(name, &servers, None);
+        let scheduler = build(name, &servers, None, Seed::default());
         assert_eq!(
             scheduler.pick(&servers, &flow(1), &|_| true),
             None,
@@ -168,7 +168,7 @@ fn nobody_to_pick() {
 fn one_server_takes_everything() {
     for name in SchedulerName::ALL {
         let servers = servers(&[0, 5, 0]);
-        let scheduler = build(name, &servers, None);
+        let scheduler = build(name, &servers, None, Seed::default());
         assert_eq!(counts(&*scheduler, &servers, 100), [0, 100, 0], "{name}");
     }
 }
@@ -177,7 +177,7 @@ fn one_server_takes_everything() {
 fn retries_reach_every_server_once() {
     for name in SchedulerName::ALL {
         let servers = servers(&[1, 1000, 0, 3, 1, 1]);
-        let scheduler = build(name, &servers, None);
+        let scheduler = build(name, &servers, None, Seed::default());
         let mut tried = Vec::new();
         while let Some(picked) = scheduler.pick(&servers, &flow(3), &|i| tried.contains(&i)) {
             assert!(!tried.contains(&picked), "{name} {tried:?} {picked}");
@@ -196,7 +196,7 @@ fn equal_weights_share_equally() {
             continue;
         }
         let servers = servers(&[1; 4]);
-        let scheduler = build(name, &servers, None);
+        let scheduler = build(name, &servers, None, Seed::default());
         let mut counts = [0; 4];
         for client in 0..8_000 {
             let picked = scheduler.pick(&servers, &flow(client), &|_| false).unwrap();
@@ -204,6 +204,29 @@ fn equal_weights_share_equally() {
             counts[picked] += 1;
         }
         assert_shares(&counts, &[1; 4], 0.03);
+    }
+}
+
+/// The first connections of a cluster's nodes, also where the servers came one
+/// by one before anybody called.
+#[test]
+fn nodes_begin_with_different_servers() {
+    use SchedulerName::{Lc, Nq, Rr, Sed, Wlc, Wrr};
+    let servers = servers(&[1; 3]);
+    for name in [Rr, Wrr, Lc, Wlc, Sed, Nq] {
+        for at_once in [true, false] {
+            let mut counts = [0; 3];
+            for node in 0..3_000 {
+                let seed = Seed::of(&format!("node-{node}"), "default/web");
+                let mut scheduler = build(name, &[], None, seed);
+                for n in if at_once { 3..=3 } else { 1..=3 } {
+                    let before = (&*scheduler, &servers[..n - 1]);
+                    scheduler = build(name, &servers[..n], Some(before), seed);
+                }
+                counts[scheduler.pick(&servers, &flow(1), &|_| false).unwrap()] += 1;
+            }
+            assert_shares(&counts, &[1; 3], 0.04);
+        }
     }
 }
 
@@ -242,7 +265,7 @@ fn picking_does_not_allocate() {
 
     for name in SchedulerName::ALL {
         let servers = servers(&[1, 0, 3, 2, 1_000_000]);
-        let scheduler = build(name, &servers, None);
+        let scheduler = build(name, &servers, None, Seed::default());
         let before = ALLOCATIONS.get();
         for client in 0..200 {
             for out in 0..32 {
@@ -277,7 +300,9 @@ proptest! {
     fn picks_a_usable_server_iff_there_is_one(
         sets in vec(vec(server(), 0..12), 1..4),
         client in 0u32..1_000_000,
+        service in "[a-z]{3}",
     ) {
+        let seed = Seed::of("node", &service);
         for name in SchedulerName::ALL {
             let mut previous: Option<(Box<dyn Scheduler>, Vec<RealServer>)> = None;
             for set in &sets {
@@ -287,7 +312,7 @@ proptest! {
                     server.load.active.store(*active, Relaxed);
                     server.load.inactive.store(*inactive, Relaxed);
                 }
-                let scheduler = build(name, &servers, previous.as_ref().map(|(s, of)| (&**s, &**of)));
+                let scheduler = build(name, &servers, previous.as_ref().map(|(s, of)| (&**s, &**of)), seed);
                 for skipping in [true, false, true] {
                     let may = |i: usize| weights[i] > 0 && !(skipping && set[i].2);
                     let exists = (0..set.len()).any(may);

@@ -5,8 +5,11 @@ use super::{
     least::{least, overhead},
 };
 
-#[derive(Debug)]
-pub(super) struct WeightedLeastConnections;
+#[derive(Debug, Default)]
+pub(super) struct WeightedLeastConnections {
+    /// Index of the real server that goes before its equals.
+    pub(super) first: usize,
+}
 
 impl Scheduler for WeightedLeastConnections {
     fn pick(
@@ -15,7 +18,7 @@ impl Scheduler for WeightedLeastConnections {
         _flow: &Flow,
         skip: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
-        least(servers, skip, overhead, |server| server.weight)
+        least(servers, skip, self.first, overhead, |server| server.weight)
     }
 }
 
@@ -35,7 +38,7 @@ mod tests {
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0), (0, 0, 0)], None),
         ];
-        assert_picks(&WeightedLeastConnections, cases);
+        assert_picks(&WeightedLeastConnections::default(), cases);
     }
 
     #[test]
@@ -44,7 +47,7 @@ mod tests {
         // 2/3 1/1 → a; 3/3 1/1 → a (equal, the first); 4/3 1/1 → b.
         let servers = servers(&[3, 1]);
         assert_eq!(
-            kept_connections(&WeightedLeastConnections, &servers, 6),
+            kept_connections(&WeightedLeastConnections::default(), &servers, 6),
             [0, 1, 0, 0, 0, 1]
         );
     }

@@ -6,12 +6,18 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{
-    Flow, Previous, RealServer, Scheduler, next_usable, order::resume, usable, weight_gcd,
+    Flow, Previous, RealServer, Scheduler, Seed, next_usable, order::resume, usable, weight_gcd,
 };
+
+/// Marks the place of a round that has picked none yet: it may be chosen anew
+/// while the first servers of a Service come one by one.
+const UNUSED: u32 = 1 << 31;
 
 #[derive(Debug)]
 pub(super) struct WeightedRoundRobin {
     place: AtomicU64,
+    /// Level of the place where a round without a seed would begin.
+    level: u32,
     /// Height of one level: greatest common divisor of the weights, at least 1.
     step: u32,
     /// The highest level; 0 if no server has a weight.
@@ -23,6 +29,7 @@ pub(super) struct WeightedRoundRobin {
 #[derive(Clone, Copy)]
 struct Place {
     /// Index behind the real server picked last; 0 at the start of a pass.
+    /// With [`UNUSED`] at the start of all.
     next: u32,
     /// A pass serves weights of at least `level * step`.
     level: u32,
@@ -41,32 +48,56 @@ impl Place {
     }
 }
 
+/// The level that comes so many passes after `level`.
+fn lowered(level: u32, passes: u32, top: u32) -> u32 {
+    match level.checked_sub(passes) {
+        Some(lower) if lower > 0 || top == 0 => lower,
+        Some(_) => top,
+        None => top - (passes - level),
+    }
+}
+
 impl WeightedRoundRobin {
     pub(super) fn new(
         servers: &[RealServer],
         previous: Option<Previous<&WeightedRoundRobin>>,
+        seed: Seed,
     ) -> Self {
         let step = weight_gcd(servers.iter().map(|s| s.weight)).max(1);
         let top = servers.iter().map(|s| s.weight / step).max().unwrap_or(0);
-        let mut place = Place {
-            next: 0,
-            level: top,
-        };
+        let (mut level, mut next) = (top, None);
         if let Some((previous, before)) = previous {
             let old = Place::unpack(previous.place.load(Relaxed));
+            let unused = old.next & UNUSED != 0;
             // The pass goes on at the same height, so that a round half done
             // is not begun again; as the kernel does. Unlike it, the place
             // among the servers is kept too: frequent changes would otherwise
             // favour the first one.
-            if old.level > 0 {
-                let height = u64::from(old.level - 1) * u64::from(previous.step) + 1;
-                let level = height.div_ceil(u64::from(step));
-                place.level = u32::try_from(level).unwrap_or(top).min(top);
+            let before_seed = if unused { previous.level } else { old.level };
+            if before_seed > 0 {
+                let height = u64::from(before_seed - 1) * u64::from(previous.step) + 1;
+                level = u32::try_from(height.div_ceil(u64::from(step)))
+                    .unwrap_or(top)
+                    .min(top);
             }
-            place.next = resume(before, old.next as usize, servers) as u32;
+            if !unused {
+                next = resume(before, old.next as usize, servers);
+            }
         }
+        let place = match next {
+            Some(next) => Place {
+                next: next as u32,
+                level,
+            },
+            // Elsewhere in the cycle: what follows is the kernel's all the same.
+            None => Place {
+                next: seed.position(servers.len()) as u32 | UNUSED,
+                level: lowered(level, seed.second(top), top),
+            },
+        };
         WeightedRoundRobin {
             place: AtomicU64::new(place.pack()),
+            level,
             step,
             top,
         }
@@ -83,7 +114,7 @@ impl WeightedRoundRobin {
             (from..servers.len())
                 .find(|&i| servers[i].weight / self.step >= level && usable(servers, skip, i))
         };
-        if let Some(found) = in_pass(place.next as usize, place.level) {
+        if let Some(found) = in_pass((place.next & !UNUSED) as usize, place.level) {
             return Some((found, place.level));
         }
         let best = (0..servers.len())
@@ -152,7 +183,7 @@ mod tests {
         ];
         for &(weights, expected) in cases {
             let servers = servers(weights);
-            let wrr = WeightedRoundRobin::new(&servers, None);
+            let wrr = WeightedRoundRobin::new(&servers, None, Seed::default());
             assert_eq!(
                 sequence(&wrr, &servers, expected.len()),
                 expected,
@@ -164,7 +195,7 @@ mod tests {
     #[test]
     fn shares_are_exact_also_among_threads() {
         let servers = servers(&[3, 1, 0, 4]);
-        let wrr = WeightedRoundRobin::new(&servers, None);
+        let wrr = WeightedRoundRobin::new(&servers, None, Seed::default());
         assert_eq!(
             concurrent_counts(&wrr, &servers, 4, 4_000),
             [6_000, 2_000, 0, 8_000]
@@ -174,7 +205,7 @@ mod tests {
     #[test]
     fn a_heavy_server_out_of_order_costs_no_empty_passes() {
         let servers = servers(&[4_000_000_000, 1, 2]);
-        let wrr = WeightedRoundRobin::new(&servers, None);
+        let wrr = WeightedRoundRobin::new(&servers, None, Seed::default());
         let picks: Vec<_> = (0..6)
             .map(|_| wrr.pick(&servers, &flow(1), &|i| i == 0).unwrap())
             .collect();
@@ -184,22 +215,32 @@ mod tests {
     #[test]
     fn a_round_half_done_goes_on_when_the_set_changes() {
         let first = with_weights(servers_at(&[1, 2]), &[4, 2]);
-        let wrr = build(SchedulerName::Wrr, &first, None);
+        let wrr = build(SchedulerName::Wrr, &first, None, Seed::default());
         // Levels 2, 1 of step 2: a | a b. Stop after the second a.
         assert_eq!(sequence(&*wrr, &first, 2), [0, 0]);
         // With a third server the step is 1, and the pass the lowest still.
         let second = with_weights(servers_at(&[1, 2, 3]), &[4, 2, 1]);
-        let wrr = build(SchedulerName::Wrr, &second, Some((&*wrr, &first)));
+        let wrr = build(
+            SchedulerName::Wrr,
+            &second,
+            Some((&*wrr, &first)),
+            Seed::default(),
+        );
         assert_eq!(sequence(&*wrr, &second, 6), [1, 2, 0, 0, 0, 1]);
     }
 
     #[test]
     fn a_set_without_weights_recovers_when_one_gets_a_weight() {
         let none = servers(&[0, 0]);
-        let wrr = build(SchedulerName::Wrr, &none, None);
+        let wrr = build(SchedulerName::Wrr, &none, None, Seed::default());
         assert_eq!(wrr.pick(&none, &flow(1), &|_| false), None);
         let one = servers(&[0, 7]);
-        let wrr = build(SchedulerName::Wrr, &one, Some((&*wrr, &none)));
+        let wrr = build(
+            SchedulerName::Wrr,
+            &one,
+            Some((&*wrr, &none)),
+            Seed::default(),
+        );
         assert_eq!(sequence(&*wrr, &one, 3), [1, 1, 1]);
     }
 }

@@ -1,6 +1,7 @@
-//! A small HTTP/1.1 server: GET requests, answers that fit in memory.
+//! A small HTTP/1.1 server: GET requests, answers that fit in memory, one answer
+//! a connection.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http_body_util::Full;
 use hyper::{
@@ -11,7 +12,14 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{net::TcpListener, task::JoinSet};
+use socket2::SockRef;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::timeout,
+};
+
+use super::connections::Connections;
 
 /// How long a client may take for its request head.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -20,9 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// ran out, and they come back.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Connections that a listener keeps at once. Probes and scrapes need few;
-/// nobody may take the data path's descriptors by opening more.
-const CONNECTIONS: usize = 256;
+/// How long a connection may take in all: to ask, and to take the answer.
+const LIFETIME: Duration = Duration::from_secs(30);
+
+/// How long a client may take no byte of its answer (`tcp(7)`,
+/// TCP_USER_TIMEOUT, which counts a closed window too). It also ends what the
+/// kernel still has to send when our side is closed.
+const TAKES_NOTHING: Duration = Duration::from_secs(10);
 
 /// What an answer may depend on.
 #[derive(Clone, Copy, Debug)]
@@ -96,36 +108,51 @@ impl Answer {
     }
 }
 
-/// Answers GET requests to `listener` as `answer` says, for ever. Connections
-/// end with it.
+/// Answers GET requests to `listener` as `answer` says, for ever. Its
+/// connections count among `open`, and end with it.
 pub(super) async fn serve(
     listener: TcpListener,
+    open: Arc<Connections>,
     answer: impl Fn(Asked<'_>) -> Answer + Clone + Send + Sync + 'static,
 ) {
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => accepted,
+            accepted = listener.accept() => accepted,
             Some(_) = connections.join_next() => continue,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             tokio::time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
+        let mut place = open.enter(peer.ip());
         let answer = answer.clone();
         connections.spawn(async move {
-            let service = service_fn(|request: Request<Incoming>| {
-                let answer = respond(&request, &answer);
-                async move { Ok::<_, Infallible>(answer.into_response()) }
-            });
-            // A client that breaks off is no event of ours.
-            let _ = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(PATIENCE)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+            tokio::select! {
+                () = place.evicted() => {}
+                _ = timeout(LIFETIME, answer_once(stream, answer)) => {}
+            }
         });
     }
+}
+
+/// Answers the first request of a connection and closes it: what else the client
+/// may have sent is not read, so nothing waits in memory for a client that does
+/// not take its answers.
+async fn answer_once(stream: TcpStream, answer: impl Fn(Asked<'_>) -> Answer) {
+    // Without it the lifetime is the limit.
+    let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(TAKES_NOTHING));
+    let service = service_fn(|request: Request<Incoming>| {
+        let answer = respond(&request, &answer);
+        async move { Ok::<_, Infallible>(answer.into_response()) }
+    });
+    // A client that breaks off is no event of ours.
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
 }
 
 fn respond(request: &Request<Incoming>, answer: impl Fn(Asked<'_>) -> Answer) -> Answer {

@@ -2,6 +2,7 @@
 //! people, and the health-check ports of Services.
 
 mod bind;
+mod connections;
 mod healthz;
 mod http;
 mod introspection;
@@ -18,11 +19,11 @@ use std::sync::Arc;
 
 use prometheus::Registry;
 
-use self::healthz::Probes;
 pub use self::{
     bind::{Bind, BindError},
     introspection::{Introspection, Running},
 };
+use self::{connections::Connections, healthz::Probes};
 use crate::runner::health::Health;
 
 /// Has `registry` show how probes were answered, and answers with what is to
@@ -39,7 +40,8 @@ pub fn health(
     let probes = Probes::register(health, registry)?;
     Ok(async move {
         let listener = at.listen("/healthz").await?;
-        http::serve(listener, move |asked| probes.answer(asked)).await;
+        let open = Arc::new(Connections::default());
+        http::serve(listener, open, move |asked| probes.answer(asked)).await;
         Ok(())
     })
 }
@@ -58,7 +60,8 @@ pub fn metrics(
     Ok(async move {
         let about = Arc::new(about);
         let listener = at.listen("/metrics").await?;
-        http::serve(listener, move |asked| about.answer(asked)).await;
+        let open = Arc::new(Connections::default());
+        http::serve(listener, open, move |asked| about.answer(asked)).await;
         Ok(())
     })
 }

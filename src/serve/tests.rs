@@ -13,7 +13,12 @@ use tokio::{
     time::advance,
 };
 
-use super::{exposition, healthz::Probes, http::Asked, *};
+use super::{
+    exposition,
+    healthz::Probes,
+    http::{Answer, Asked},
+    *,
+};
 use crate::{
     modes::ModeName,
     runner::metrics::Metrics,
@@ -339,7 +344,9 @@ async fn over_the_wire() {
     let listener = bind::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let probes = probes(&Arc::new(Health::new(TIMEOUT)));
-    let server = tokio::spawn(http::serve(listener, move |asked| probes.answer(asked)));
+    let server = tokio::spawn(http::serve(listener, Arc::default(), move |asked| {
+        probes.answer(asked)
+    }));
     let close = "host: x\r\nconnection: close\r\n\r\n";
 
     let answer = exchange(
@@ -359,16 +366,58 @@ async fn over_the_wire() {
     let answer = exchange(address, "nonsense\r\n\r\n").await;
     assert!(answer.starts_with("http/1.1 400 "), "{answer}");
 
+    // One answer a connection, whatever else was asked.
+    let ask = "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n";
+    let answer = exchange(address, ask).await;
+    assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+
     // An open connection ends with the server.
     let mut idle = TcpStream::connect(address).await.unwrap();
-    idle.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-        .await
-        .unwrap();
-    let mut byte = [0];
-    idle.read_exact(&mut byte).await.unwrap();
+    idle.write_all(b"GET /livez").await.unwrap();
+    exchange(address, ask).await;
     server.abort();
     let mut rest = Vec::new();
     let end = tokio::time::timeout(Duration::from_secs(10), idle.read_to_end(&mut rest));
     // An end or a reset: either is one.
     let _ = end.await.expect("the connection is still open");
+}
+
+/// As many clients as `peers` that ask again and again without waiting for an
+/// answer, and read none.
+async fn pipeline_and_never_read(address: SocketAddr, peers: u16) -> Vec<TcpStream> {
+    let requests = "GET /large HTTP/1.1\r\nhost: x\r\n\r\n".repeat(2_000);
+    let mut clients = Vec::new();
+    for n in 0..300_u16 {
+        let [high, low] = (n % peers + 2).to_be_bytes();
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket
+            .bind(SocketAddr::from(([127, 9, high, low], 0)))
+            .unwrap();
+        let stream = socket.connect(address).await.unwrap();
+        // What the server does not take stays behind.
+        let _ = stream.try_write(requests.as_bytes());
+        clients.push(stream);
+    }
+    clients
+}
+
+#[tokio::test]
+async fn a_probe_is_answered_whoever_pipelines_and_never_reads() {
+    for peers in [1, 300] {
+        let listener = bind::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(http::serve(listener, Arc::default(), |asked| {
+            match asked.path {
+                "/large" => Answer::text(vec![b'x'; 4 << 20]),
+                _ => Answer::text("ok"),
+            }
+        }));
+        let clients = pipeline_and_never_read(address, peers).await;
+        let probe = "GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let answer = tokio::time::timeout(Duration::from_secs(5), exchange(address, probe));
+        let answer = answer.await.expect("the probe is not answered");
+        assert!(answer.ends_with("\r\n\r\nok"), "{peers} peers: {answer}");
+        drop(clients);
+        server.abort();
+    }
 }

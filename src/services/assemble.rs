@@ -5,17 +5,20 @@ use std::{cmp::Reverse, net::SocketAddr, sync::Arc};
 use super::{
     Endpoint, EndpointSlice, IpFamily, Service, ServicePort, ServicePortName, TrafficPolicy,
     extensions::DEFAULT_WEIGHT,
+    owners::Owners,
     select::{Candidate, NodeWeights, ThisNode, Uses, select},
     service::{Port, Serving},
     slice::SliceEndpoint,
 };
 
-/// The ServicePorts of `service`: one for each port and family.
+/// The ServicePorts of `service`: one for each port and family, with the
+/// addresses that are theirs.
 pub(super) fn service_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
     node: &ThisNode,
     weights: &NodeWeights,
+    owners: &Owners,
 ) -> Vec<ServicePort> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
@@ -23,8 +26,9 @@ pub(super) fn service_ports<'a>(
     let mut made = Vec::with_capacity(serving.cluster_ips.len() * serving.ports.len());
     for cluster_ip in &serving.cluster_ips {
         let family = IpFamily::of(cluster_ip);
-        for port in &serving.ports {
+        for (number, port) in serving.ports.iter().enumerate() {
             let mut service_port = without_endpoints(service, serving, port, *cluster_ip);
+            owners.settle(&service.name, number, &mut service_port);
             let candidates = candidates(port, family, slices.clone(), node, weights);
             service_port.endpoints = Arc::new(select(candidates, uses(&service_port), node));
             made.push(service_port);
@@ -52,7 +56,7 @@ fn without_endpoints(
             protocol: port.protocol,
             family,
         },
-        cluster_ip,
+        cluster_ip: Some(cluster_ip),
         port: port.port,
         node_port: port.node_port,
         external_ips: of_family(&serving.external_ips),
@@ -67,6 +71,7 @@ fn without_endpoints(
         health_check_node_port: serving.health_check_node_port,
         preferences: service.preferences.clone(),
         endpoints: Arc::default(),
+        conflicts: Box::default(),
     }
 }
 
@@ -115,15 +120,17 @@ fn candidates<'a>(
             }
         }
     }
-    // An endpoint that moves from slice to slice is in both for a moment. The
-    // copy that says more for it wins, whatever the order of the slices, so
-    // that it does not flap meanwhile.
+    // An endpoint that moves from slice to slice is in both for a moment, and
+    // an address may have a new pod on another node while a slice still has
+    // the old one. The copy that takes connections wins, whatever the order of
+    // the slices, so that it does not flap meanwhile; among equal ones that of
+    // this node, as in kube-proxy (`addEndpoints` in endpointslicecache.go).
     found.sort_by_key(|Candidate { endpoint, .. }| {
         let merit = (
-            endpoint.local,
             endpoint.ready,
             endpoint.serving,
             !endpoint.terminating,
+            endpoint.local,
             endpoint.weight,
         );
         (endpoint.address, Reverse(merit))

@@ -119,11 +119,8 @@ fn serves(endpoints: &[Endpoint], address: SocketAddr) -> bool {
 /// Where `one` is served and `other` is not.
 fn missing(one: &ServicePort, other: Option<&ServicePort>) -> LostAddresses {
     let addresses = |port: &ServicePort| -> Vec<SocketAddr> {
-        std::iter::once(&port.cluster_ip)
-            .chain(&port.external_ips)
-            .chain(&port.load_balancer_ips)
-            .map(|ip| SocketAddr::new(*ip, port.port))
-            .collect()
+        let addresses = port.addresses();
+        addresses.map(|ip| SocketAddr::new(ip, port.port)).collect()
     };
     let common = other.map(addresses).unwrap_or_default();
     let mut services = addresses(one);

@@ -1,6 +1,6 @@
 //! What an object's author asks of Tripod alone: annotations and labels under
 //! `tripod.proxy/`. Here they become values; what is malformed is named and
-//! counts as not said.
+//! counts as not given.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -8,6 +8,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{invalid::Inspection, names::Names};
 use crate::config::duration;
+
+/// The longest name of a scheduler in bytes (`IP_VS_SCHEDNAME_MAXLEN` of the
+/// kernel's `linux/ip_vs.h`, without the NUL). The kernel makes the name of a
+/// module from it.
+const LONGEST_SCHEDULER: usize = 15;
+
+/// Characters of a malformed value that are shown: an annotation may have
+/// 256 KiB.
+const SHOWN: usize = 40;
 
 /// Weight of an endpoint that nobody gave one.
 pub const DEFAULT_WEIGHT: u16 = 1;
@@ -32,6 +41,11 @@ pub struct Preferences {
     pub drain_timeout: Option<Duration>,
     /// `tripod.proxy/proxy-protocol`.
     pub proxy_protocol: Option<ProxyProtocol>,
+    /// `tripod.proxy/retry`.
+    pub retry: Option<Retry>,
+    /// Annotations whose values cannot be read, each with the reason. They count
+    /// as not given.
+    pub malformed: Vec<(&'static str, String)>,
 }
 
 impl Preferences {
@@ -43,6 +57,8 @@ impl Preferences {
     pub const DRAIN_TIMEOUT: &str = "tripod.proxy/drain-timeout";
     /// Where it says how endpoints are told who calls.
     pub const PROXY_PROTOCOL: &str = "tripod.proxy/proxy-protocol";
+    /// Where it says what may be tried again on another endpoint.
+    pub const RETRY: &str = "tripod.proxy/retry";
 
     /// Nothing is asked for.
     pub const NONE: Preferences = Preferences {
@@ -50,6 +66,8 @@ impl Preferences {
         forwarding: None,
         drain_timeout: None,
         proxy_protocol: None,
+        retry: None,
+        malformed: Vec::new(),
     };
 }
 
@@ -107,6 +125,32 @@ impl fmt::Display for ProxyProtocol {
     }
 }
 
+/// What may be tried again on another endpoint when one fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Retry {
+    /// To connect, and what the client sent before the endpoint answered: it may
+    /// reach two endpoints.
+    #[default]
+    FirstFlight,
+    /// To connect. What the client sent reaches one endpoint at most.
+    Connect,
+    /// Nothing: one endpoint is tried once.
+    Off,
+}
+
+impl Retry {
+    const ALL: [Retry; 3] = [Retry::FirstFlight, Retry::Connect, Retry::Off];
+
+    /// Its name in the annotation.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Retry::FirstFlight => "first-flight",
+            Retry::Connect => "connect",
+            Retry::Off => "off",
+        }
+    }
+}
+
 /// One value of an object, and where it stands there.
 struct Said<'a> {
     field: String,
@@ -139,43 +183,77 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
     weight
 }
 
-/// What a Service asks for, if anything.
-pub(super) fn preferences(
-    metadata: &ObjectMeta,
-    inspection: &mut Inspection,
-    names: &mut Names,
-) -> Option<Arc<Preferences>> {
-    let scheduler =
-        said(metadata, Preferences::SCHEDULER).or_else(|| said(metadata, KUBE_ROUTER_SCHEDULER));
-    let forwarding = said(metadata, Preferences::FORWARDING).and_then(|Said { field, value }| {
-        let known = Forwarding::ALL.into_iter().find(|f| f.as_str() == value);
-        if known.is_none() {
-            let reason = "forwarding is nat, dr, tunnel or fullnat; it is left at nat";
-            inspection.skip(field, value, reason);
-        }
-        known
-    });
-    let drain_timeout =
-        said(metadata, Preferences::DRAIN_TIMEOUT).and_then(|Said { field, value }| {
-            duration::parse(value)
-                .map_err(|reason| inspection.skip(field, value, reason))
-                .ok()
-        });
-    let proxy_protocol =
-        said(metadata, Preferences::PROXY_PROTOCOL).and_then(|Said { field, value }| {
-            if value == "v2" {
-                return Some(ProxyProtocol::V2);
-            }
-            inspection.skip(field, value, "the only proxy protocol is v2; none is used");
-            None
-        });
+/// What a Service asks for, if anything. What is malformed is part of it: it
+/// concerns this Service alone, and whoever runs it says so in an Event.
+pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Arc<Preferences>> {
+    let mut malformed = Vec::new();
+    let mut read = Reader {
+        metadata,
+        malformed: &mut malformed,
+    };
+    let scheduler = [Preferences::SCHEDULER, KUBE_ROUTER_SCHEDULER]
+        .into_iter()
+        .find(|key| said(metadata, key).is_some())
+        .and_then(|key| read.value(key, |value| scheduler_name(value).map(str::to_owned)));
     let preferences = Preferences {
-        scheduler: scheduler.map(|said| names.share(said.value)),
-        forwarding,
-        drain_timeout,
-        proxy_protocol,
+        scheduler: scheduler.map(|name| names.share(&name)),
+        forwarding: read.value(Preferences::FORWARDING, |value| {
+            let known = Forwarding::ALL.into_iter().find(|f| f.as_str() == value);
+            known.ok_or("forwarding is nat, dr, tunnel or fullnat; it is left at nat".to_owned())
+        }),
+        drain_timeout: read.value(Preferences::DRAIN_TIMEOUT, duration::parse),
+        proxy_protocol: read.value(Preferences::PROXY_PROTOCOL, |value| match value {
+            "v2" => Ok(ProxyProtocol::V2),
+            _ => Err("the only proxy protocol is v2; none is used".to_owned()),
+        }),
+        retry: read.value(Preferences::RETRY, |value| {
+            let known = Retry::ALL.into_iter().find(|r| r.as_str() == value);
+            let why = "retry is first-flight, connect or off; it is left at first-flight";
+            known.ok_or(why.to_owned())
+        }),
+        malformed,
     };
     (preferences != Preferences::NONE).then(|| Arc::new(preferences))
+}
+
+/// Reads the values of one object, and collects those that cannot be read.
+struct Reader<'a> {
+    metadata: &'a ObjectMeta,
+    malformed: &'a mut Vec<(&'static str, String)>,
+}
+
+impl Reader<'_> {
+    fn value<T>(
+        &mut self,
+        key: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let Said { field, value } = said(self.metadata, key)?;
+        match parse(value) {
+            Ok(parsed) => Some(parsed),
+            Err(reason) => {
+                let mut shown: String = value.chars().take(SHOWN).collect();
+                if shown.len() < value.len() {
+                    shown.push('…');
+                }
+                let why = format!("{field} is {shown:?}: {reason}");
+                self.malformed.push((key, why));
+                None
+            }
+        }
+    }
+}
+
+/// Returns `value` if it is such a name as a scheduler may have.
+fn scheduler_name(value: &str) -> Result<&str, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    match value.len() {
+        1..=LONGEST_SCHEDULER if value.bytes().all(plain) => Ok(value),
+        _ => Err(format!(
+            "the name of a scheduler has 1 to {LONGEST_SCHEDULER} letters, digits, hyphens and \
+             underscores; the default one is used"
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -205,12 +283,10 @@ mod tests {
         (weight, warnings(inspection))
     }
 
-    fn preferences_of(annotations: &[(&str, &str)]) -> (Option<Preferences>, Vec<String>) {
-        let mut inspection = Inspection::of("Service", "default/web");
+    fn preferences_of(annotations: &[(&str, &str)]) -> Option<Preferences> {
         let metadata = metadata(&[], annotations);
-        let preferences = preferences(&metadata, &mut inspection, &mut Names::default());
-        let preferences = preferences.map(|preferences| (*preferences).clone());
-        (preferences, warnings(inspection))
+        let preferences = preferences(&metadata, &mut Names::default());
+        preferences.map(|preferences| (*preferences).clone())
     }
 
     fn warnings(inspection: Inspection) -> Vec<String> {
@@ -248,6 +324,7 @@ mod tests {
             (Preferences::FORWARDING, "fullnat"),
             (Preferences::DRAIN_TIMEOUT, "1m30s"),
             (Preferences::PROXY_PROTOCOL, "v2"),
+            (Preferences::RETRY, "connect"),
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
@@ -255,20 +332,36 @@ mod tests {
             forwarding: Some(Forwarding::FullNat),
             drain_timeout: Some(Duration::from_secs(90)),
             proxy_protocol: Some(ProxyProtocol::V2),
+            retry: Some(Retry::Connect),
+            malformed: vec![],
         };
-        assert_eq!(all, (Some(expected), vec![]));
-        let (router, _) = preferences_of(&[(KUBE_ROUTER_SCHEDULER, "lc")]);
+        assert_eq!(all, Some(expected));
+        let router = preferences_of(&[(KUBE_ROUTER_SCHEDULER, "lc")]);
         assert_eq!(router.and_then(|p| p.scheduler).as_deref(), Some("lc"));
         for forwarding in Forwarding::ALL {
-            let (read, _) = preferences_of(&[(Preferences::FORWARDING, forwarding.as_str())]);
+            let read = preferences_of(&[(Preferences::FORWARDING, forwarding.as_str())]);
             assert_eq!(read.and_then(|p| p.forwarding), Some(forwarding));
         }
-        assert_eq!(preferences_of(&[("app", "web")]), (None, vec![]));
+        for retry in Retry::ALL {
+            let read = preferences_of(&[(Preferences::RETRY, retry.as_str())]);
+            assert_eq!(read.and_then(|p| p.retry), Some(retry));
+        }
+        assert_eq!(preferences_of(&[("app", "web")]), None);
     }
 
     #[test]
     fn what_is_malformed_is_named_and_not_asked_for() {
+        let (fifteen, sixteen) = ("a-name_of-15-by", "a-name-of-16-byt");
+        let scheduler = "the name of a scheduler has 1 to 15 letters";
+        let huge = "x".repeat(256 * 1024);
         for (key, value, reason) in [
+            (Preferences::SCHEDULER, sixteen, scheduler),
+            (Preferences::SCHEDULER, "", scheduler),
+            (Preferences::SCHEDULER, "../wrr", scheduler),
+            (Preferences::SCHEDULER, "rr\n", scheduler),
+            (Preferences::SCHEDULER, "rühr", scheduler),
+            (Preferences::SCHEDULER, &huge, scheduler),
+            (KUBE_ROUTER_SCHEDULER, sixteen, scheduler),
             (
                 Preferences::FORWARDING,
                 "NAT",
@@ -281,14 +374,37 @@ mod tests {
                 "v1",
                 "the only proxy protocol is v2",
             ),
+            (
+                Preferences::RETRY,
+                "never",
+                "retry is first-flight, connect or off; it is left at first-flight",
+            ),
         ] {
-            let (preferences, warnings) = preferences_of(&[(key, value)]);
-            assert_eq!(preferences, None, "{key}: {value}");
-            assert_eq!(warnings.len(), 1, "{key}: {value}");
-            assert!(
-                warnings[0].contains(key) && warnings[0].contains(reason),
-                "{warnings:?}"
+            let read = preferences_of(&[(key, value)]).expect(key);
+            let [(what, why)] = &read.malformed[..] else {
+                panic!("{key}: {read:?}");
+            };
+            assert_eq!(*what, key);
+            assert!(why.contains(key) && why.contains(reason), "{why}");
+            assert!(why.len() < 300, "{} bytes", why.len());
+            let malformed = read.malformed.clone();
+            let nothing = Preferences::NONE;
+            assert_eq!(
+                read,
+                Preferences {
+                    malformed,
+                    ..nothing
+                },
+                "{key}"
             );
         }
+        let both = [
+            (Preferences::SCHEDULER, sixteen),
+            (KUBE_ROUTER_SCHEDULER, "lc"),
+        ];
+        assert_eq!(preferences_of(&both).and_then(|read| read.scheduler), None);
+        let longest = preferences_of(&[(Preferences::SCHEDULER, fifteen)]);
+        let longest = longest.and_then(|read| read.scheduler);
+        assert_eq!(longest.as_deref(), Some(fifteen));
     }
 }

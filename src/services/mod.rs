@@ -17,6 +17,7 @@ mod invalid;
 mod names;
 mod node;
 mod oddity;
+mod owners;
 mod port;
 mod select;
 mod service;
@@ -27,15 +28,16 @@ mod trigger;
 pub use changes::{Changes, LostAddresses, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints};
 pub use event::{Batch, Event};
-pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, WEIGHT};
+pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT};
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;
 pub use node::Node;
 pub use oddity::Oddity;
+pub use owners::{AddressKind, Conflict};
 pub use port::{
     IpFamily, Protocol, ServiceName, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
 };
-pub use service::{NotServed, Port, Service, Serving};
+pub use service::{Created, NotServed, Port, Service, Serving};
 pub use slice::{EndpointSlice, Hints, Owner, SliceEndpoint, SliceName, SlicePort};
 pub use tracker::Tracker;
 pub use trigger::Trigger;

@@ -5,7 +5,11 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 
-use super::{endpoint::Endpoints, extensions::Preferences};
+use super::{
+    endpoint::Endpoints,
+    extensions::Preferences,
+    owners::{AddressKind, Conflict},
+};
 
 /// Transport protocol of a Service port (`core/v1 Protocol`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -125,15 +129,17 @@ pub enum TrafficPolicy {
 pub struct ServicePort {
     /// Identity.
     pub name: ServicePortName,
-    /// The cluster IP of this family.
-    pub cluster_ip: IpAddr,
+    /// The cluster IP of this family; `None`: another ServicePort owns it.
+    pub cluster_ip: Option<IpAddr>,
     /// The port on cluster, external and load-balancer IPs.
     pub port: u16,
-    /// The port on the node's addresses, if there is one.
+    /// The port on the node's addresses, if there is one; not on those that
+    /// are [excluded](ServicePort::node_port_excluded).
     pub node_port: Option<u16>,
-    /// `spec.externalIPs` of this family.
+    /// `spec.externalIPs` of this family, without those that others own.
     pub external_ips: Box<[IpAddr]>,
-    /// `status.loadBalancer.ingress[].ip` of this family whose `ipMode` is VIP.
+    /// `status.loadBalancer.ingress[].ip` of this family whose `ipMode` is VIP,
+    /// without those that others own.
     pub load_balancer_ips: Box<[IpAddr]>,
     /// `spec.loadBalancerSourceRanges` of this family; empty: everyone.
     pub load_balancer_source_ranges: Box<[IpNet]>,
@@ -150,12 +156,30 @@ pub struct ServicePort {
     pub preferences: Option<Arc<Preferences>>,
     /// The endpoints, and which of them a packet may reach.
     pub endpoints: Arc<Endpoints>,
+    /// Addresses that its Service names and another ServicePort owns.
+    pub conflicts: Box<[Conflict]>,
 }
 
 impl ServicePort {
+    /// All addresses on which its port is served: cluster, external and
+    /// load-balancer IPs. One may be among them twice.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let named = self.external_ips.iter().chain(&self.load_balancer_ips);
+        self.cluster_ip.into_iter().chain(named.copied())
+    }
+
+    /// The addresses of the node at which its node port is another Service's,
+    /// who names that address as, say, its external IP.
+    pub fn node_port_excluded(&self) -> impl Iterator<Item = IpAddr> {
+        let conflicts = self.conflicts.iter();
+        let lost = conflicts.filter(|lost| lost.kind == AddressKind::NodePort);
+        lost.filter_map(|lost| lost.ip)
+    }
+
     /// What the Service asks of Tripod alone.
     pub fn preferences(&self) -> &Preferences {
-        self.preferences.as_deref().unwrap_or(&Preferences::NONE)
+        static NONE: Preferences = Preferences::NONE;
+        self.preferences.as_deref().unwrap_or(&NONE)
     }
 
     /// Name of the scheduler that the Service asks for, else `default`. Where

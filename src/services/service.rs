@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::{api::core::v1 as api, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{
     IpFamily, Protocol, ServiceName, SessionAffinity, TrafficPolicy,
@@ -26,10 +26,32 @@ const MAX_AFFINITY_SECONDS: i32 = 86_400;
 pub struct Service {
     /// Namespace and name.
     pub name: ServiceName,
+    /// When it was made: the older of two Services goes first where both name
+    /// the same address.
+    pub created: Created,
     /// What a proxy has to serve, or why there is nothing.
     pub serving: Result<Serving, NotServed>,
     /// What its author asks of Tripod alone, if anything.
     pub preferences: Option<Arc<Preferences>>,
+}
+
+/// `metadata.creationTimestamp`, in seconds since 1970. Ordered from old to new;
+/// an object without one, as in a manifest, counts as newer than any with one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Created(i64);
+
+impl Created {
+    /// So many seconds after the beginning of 1970.
+    #[cfg(test)]
+    pub(super) fn at(seconds: i64) -> Created {
+        Created(seconds)
+    }
+
+    /// As `metadata` has it.
+    fn of(metadata: &ObjectMeta) -> Created {
+        let time = metadata.creation_timestamp.as_ref();
+        Created(time.map_or(i64::MAX, |time| time.0.as_second()))
+    }
 }
 
 /// Why a Service is none of a proxy's business.
@@ -103,9 +125,10 @@ impl Service {
             Some(reason) => Err(reason),
             None => Ok(serving(&spec, service, &mut inspection, names)?),
         };
-        let preferences = extensions::preferences(metadata, &mut inspection, names);
+        let preferences = extensions::preferences(metadata, names);
         Ok(inspection.finish(Service {
             name,
+            created: Created::of(metadata),
             serving,
             preferences,
         }))

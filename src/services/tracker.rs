@@ -1,7 +1,7 @@
 //! Folds events into the service map. Work follows the change: only Services
 //! that an event concerns are made anew.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 use tracing::info;
@@ -10,6 +10,7 @@ use super::{
     Changes, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceMap, ServiceName,
     ServicePort, SliceName,
     assemble::service_ports,
+    owners::Owners,
     select::{NodeWeights, ThisNode},
     slice::Owner,
 };
@@ -23,6 +24,7 @@ pub struct Tracker {
     slices: HashMap<SliceName, Option<ServiceName>>,
     /// Weights of the nodes that have one.
     weights: NodeWeights,
+    owners: Owners,
     map: ServiceMap,
 }
 
@@ -51,6 +53,7 @@ impl Tracker {
             services: HashMap::new(),
             slices: HashMap::new(),
             weights: NodeWeights::new(),
+            owners: Owners::default(),
             map: ServiceMap::default(),
         }
     }
@@ -82,6 +85,22 @@ impl Tracker {
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Changes {
         let (changes, oddities) = self.fold(events);
         for oddity in oddities {
+            info!("{oddity}");
+        }
+        changes
+    }
+
+    /// The node has these addresses that serve node ports. Answers what that
+    /// changes: who owns a node port there, where other Services name the same
+    /// address.
+    pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Changes {
+        let mut dirty = HashSet::new();
+        self.owners.set_node(addresses, &mut dirty);
+        let (mut changes, mut odd) = (Changes::default(), Vec::new());
+        for name in dirty {
+            self.renew(&name, &mut changes, &mut odd);
+        }
+        for oddity in odd {
             info!("{oddity}");
         }
         changes
@@ -147,6 +166,8 @@ impl Tracker {
     fn put_service(&mut self, service: Arc<Service>, dirty: &mut HashSet<ServiceName>) {
         let entry = self.services.entry(service.name.clone()).or_default();
         if entry.service.as_ref() != Some(&service) {
+            let before = entry.service.as_ref();
+            self.owners.replace(before, Some(&service), dirty);
             dirty.insert(service.name.clone());
             entry.service = Some(service);
         }
@@ -154,7 +175,8 @@ impl Tracker {
 
     fn remove_service(&mut self, name: ServiceName, dirty: &mut HashSet<ServiceName>) {
         if let Some(entry) = self.services.get_mut(&name) {
-            entry.service = None;
+            let before = entry.service.take();
+            self.owners.replace(before.as_ref(), None, dirty);
             dirty.insert(name);
         }
     }
@@ -214,7 +236,7 @@ impl Tracker {
         };
         let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
             let slices = entry.slices.iter().map(|slice| &**slice);
-            service_ports(service, slices, &self.this, &self.weights)
+            service_ports(service, slices, &self.this, &self.weights, &self.owners)
         });
 
         let mut ports = Vec::with_capacity(made.len());

@@ -1,6 +1,7 @@
 //! What the settings ask for, put together from the parts: the one room that
 //! knows them all.
 
+mod addresses;
 mod mode;
 mod options;
 mod probe;
@@ -41,7 +42,8 @@ pub async fn run(settings: Settings) -> Done {
 /// What takes full privileges, for a process that will run without them.
 async fn init(settings: &Settings) -> Done {
     node::prepare(&settings.configuration, &Recorder::nowhere());
-    let choice = probe::choose(settings)?;
+    let choice = probe::choose(settings).await?;
+    probe::keep_findings(&choice.found);
     let mode = choice.mode;
     let registry = Registry::new();
     let effective = &settings.effective;

@@ -16,7 +16,7 @@ use crate::{
         ipvs::{self, Ipvs},
         userspace::{self, Capture, Counters, Userspace, capture},
     },
-    node::NodePorts,
+    node::{self, NodePorts},
     runner::metrics::Metrics,
 };
 
@@ -56,7 +56,11 @@ impl Site<'_> {
                     effective,
                     ..
                 } = self.settings;
-                let options = ipvs::Options::new(configuration, effective);
+                let limit = self.settings.own.ipvs_drain_timeout;
+                let options = ipvs::Options {
+                    drain_timeout: Some(limit).filter(|limit| !limit.is_zero()),
+                    ..ipvs::Options::new(configuration, effective)
+                };
                 let node_ports = Arc::clone(self.node_ports);
                 let metrics = self.metrics.clone();
                 let mode = Ipvs::new(options, self.kernel, node_ports, metrics)?;
@@ -86,6 +90,7 @@ impl Site<'_> {
         let effective = &settings.effective;
         let capture = Capture::new(choice, self.kernel)?;
         let options = userspace::Options {
+            node: node::name(&settings.configuration.hostname_override)?.into(),
             port_range: effective.proxy_ports.clone(),
             udp_timeout: settings.own.udp_timeout,
             scheduler: effective.scheduler,
@@ -93,6 +98,11 @@ impl Site<'_> {
             detect_local: detect_local(&effective.detect_local),
             workers: userspace::workers(settings.own.workers),
             transparent: settings.own.transparent,
+            dial: userspace::DialLimits {
+                attempts: settings.own.dial_attempts,
+                time: settings.own.dial_timeout,
+            },
+            tcp_user_timeout: settings.own.tcp_user_timeout,
         };
         Ok(Userspace::new(
             options,

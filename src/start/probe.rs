@@ -1,14 +1,19 @@
 //! `tripod probe`, and the choice of the mode at start.
 
-use std::io::Write;
+use std::{io::Write, path::Path, thread, time::Duration};
+
+use tokio::{sync::oneshot, time::sleep};
 
 use super::Done;
 use crate::{
     cli::Settings,
-    kernel::{Family, probe::Kernel},
+    kernel::{
+        Family,
+        probe::{Examination, Findings, Kernel, findings},
+    },
     modes::{
         ModeName,
-        verdict::{self, Wishes},
+        verdict::{self, Choice, Wishes},
     },
 };
 
@@ -18,7 +23,8 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
         transparent: true,
         ..wishes(settings)
     };
-    let verdicts = verdict::verdicts(&examine(settings, &wishes), &wishes);
+    let kernel = examine(&wishes, true).leaving_out(&settings.own.without);
+    let verdicts = verdict::verdicts(&kernel, &wishes);
     let text = match json {
         true => format!("{:#}\n", verdict::json(&verdicts)),
         false => verdict::table(&verdicts),
@@ -27,10 +33,48 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
     Ok(())
 }
 
-/// The kernel as far as the operator's wishes concern it, without what is to be
-/// left out.
-fn examine(settings: &Settings, wishes: &Wishes) -> Kernel {
-    Kernel::examine(&schedulers(wishes)).leaving_out(&settings.own.without)
+/// The kernel as far as the operator's wishes concern it, also what is to be left
+/// out.
+fn examine(wishes: &Wishes, settles: bool) -> Kernel {
+    let findings = match Findings::read(Path::new(findings::PATH)) {
+        Ok(findings) => findings,
+        Err(error) => {
+            tracing::info!("what is in {} is not used: {error}", findings::PATH);
+            None
+        }
+    };
+    Kernel::examine_as(&Examination {
+        schedulers: &schedulers(wishes),
+        findings: findings.as_ref(),
+        settles,
+    })
+}
+
+/// As [`examine`], on a thread of its own: a program may hang.
+async fn examined(wishes: &Wishes, settles: bool) -> Result<Kernel, String> {
+    let (sender, receiver) = oneshot::channel();
+    let wishes = wishes.clone();
+    let work = move || sender.send(examine(&wishes, settles));
+    let spawned = thread::Builder::new().spawn(work);
+    spawned.map_err(|error| format!("no thread to examine it: {error}"))?;
+    let ended = |_| "its examination came to no end".to_owned();
+    receiver.await.map_err(ended)
+}
+
+/// Leaves what was found out about this kernel for a process that can make no
+/// network namespace to find it out in.
+pub(super) fn keep_findings(kernel: &Kernel) {
+    let path = Path::new(findings::PATH);
+    let kept = Findings::of(kernel).and_then(|findings| match findings {
+        Some(findings) => findings.write(path),
+        None => Ok(()),
+    });
+    if let Err(error) = kept {
+        tracing::info!(
+            "what was found out about this kernel is not kept in {}: {error}",
+            findings::PATH
+        );
+    }
 }
 
 /// A kernel that lacks nothing but what is to be left out.
@@ -72,20 +116,67 @@ pub(super) struct Chosen {
     pub(super) wanting: Vec<String>,
     /// What the mode is to be made from.
     pub(super) kernel: Kernel,
+    /// The same with what is to be left out.
+    pub(super) found: Kernel,
 }
 
-/// The mode to run: the one asked for, or the next that can.
+/// Before what was not answered is asked again: at first, and at most.
+const PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// So many times what is not known is asked for that the mode could do without.
+const PATIENCE: u32 = 6;
+
+/// The mode to run: the one asked for, or the next that can. For as long as that
+/// is not known, because the kernel did not answer for a reason that passes, it
+/// is asked again, and nothing on this node is changed.
 ///
 /// # Errors
 /// When none can, or when the one asked for cannot and no other will do: with
 /// the table of `tripod probe`.
-pub(super) fn choose(settings: &Settings) -> Result<Chosen, String> {
+pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     let wishes = wishes(settings);
-    let kernel = examine(settings, &wishes);
     let wanted = settings.effective.mode;
-    let choice = verdict::choose(wanted, &kernel, &wishes);
+    let (mut attempts, mut pause, mut logged) = (0, PAUSE, false);
+    loop {
+        attempts += 1;
+        let settles = attempts > PATIENCE;
+        let unknown = match examined(&wishes, settles).await {
+            Ok(found) => {
+                let kernel = found.clone().leaving_out(&settings.own.without);
+                let choice = verdict::choose(wanted, &kernel, &wishes);
+                match choice.open() {
+                    None if settles || choice.unknown().is_empty() => {
+                        return decide(settings, &wishes, choice, kernel, found);
+                    }
+                    None => format!(
+                        "not known whether this kernel has {}",
+                        choice.unknown().join(", ")
+                    ),
+                    Some(open) => open.to_string(),
+                }
+            }
+            Err(error) => format!("not known what this kernel can do: {error}"),
+        };
+        if !std::mem::replace(&mut logged, true) {
+            tracing::warn!("{unknown}; trying again, nothing is changed before it is known");
+        } else {
+            tracing::debug!("{unknown}; trying again in {pause:?}");
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn decide(
+    settings: &Settings,
+    wishes: &Wishes,
+    choice: Choice,
+    kernel: Kernel,
+    found: Kernel,
+) -> Result<Chosen, String> {
+    let wanted = settings.effective.mode;
     // For people, in lines of its own; the log's line says what it is about.
-    let explain = || eprint!("{}", verdict::table(&verdict::verdicts(&kernel, &wishes)));
+    let explain = || eprint!("{}", verdict::table(&verdict::verdicts(&kernel, wishes)));
     match choice.mode {
         None => {
             explain();
@@ -104,6 +195,7 @@ pub(super) fn choose(settings: &Settings) -> Result<Chosen, String> {
             lost: choice.lost().collect(),
             wanting: choice.wanting(),
             kernel,
+            found,
         }),
     }
 }

@@ -25,13 +25,19 @@ pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     let objects = watch::manifests::spawn(folder).recv().await;
     tracker.apply(objects.unwrap_or_default().events);
     let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
-    node_ports.learn(tracker.node().map(|node| &**node));
+    let node = tracker.node().cloned();
+    node_ports.learn(node.as_deref());
+    // Where this is printed need not be where it is to be in force.
+    let own = node.iter().flat_map(|node| node.addresses.iter());
+    let served = node_ports.served();
+    let own = own.filter(|ip| served.contains(ip));
+    tracker.set_node_addresses(own.copied().collect());
     let choices = render::Choices {
         configuration: &settings.configuration,
         effective,
         kernel: &kernel,
         dispatch: settings.own.iptables_dispatch,
-        served: &node_ports.served(),
+        served: &served,
     };
     let text = render::render(effective.mode, tracker.map(), &choices)?;
     std::io::stdout().write_all(text.as_bytes())?;

@@ -13,16 +13,16 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Done, options, probe, takeover::TakeOver};
+use super::{
+    Done,
+    addresses::{self, Addresses},
+    options, probe,
+    takeover::TakeOver,
+};
 use crate::{
     cli::Settings,
     config::{self, ConfigFile},
     events::{self, Event, Recorder},
-    kernel::{
-        addresses::{self, AddressChanges},
-        netlink::{Protocol, Socket},
-    },
-    modes::ipvs,
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
@@ -40,8 +40,27 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(super) async fn serve(settings: Settings) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
+    let registry = Registry::new();
+    let default = pace::Options::default();
+    let pace = pace::Options {
+        sync_period: effective.sync_period,
+        min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
+        ..default
+    };
+    let health = Arc::new(Health::new(2 * pace.sync_period));
+    let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
+    let bind = |address| Bind {
+        address,
+        hard_fail: settings.configuration.bind_address_hard_fail,
+    };
+    // Whoever asks is answered from here on, also while the kernel does not tell
+    // what it can do.
+    if let Some(address) = effective.healthz {
+        let probes = serve::health(bind(address), Arc::clone(&health), &registry)?;
+        serving.spawn(probes);
+    }
     // Before anything is changed: it may end here.
-    let choice = probe::choose(&settings)?;
+    let choice = probe::choose(&settings).await?;
     let source = source(&settings).await?;
     let recorder = match &source {
         Source::Folder(_) => Recorder::nowhere(),
@@ -69,14 +88,6 @@ pub(super) async fn serve(settings: Settings) -> Done {
         tracing::warn!("{loss}");
     }
 
-    let registry = Registry::new();
-    let default = pace::Options::default();
-    let pace = pace::Options {
-        sync_period: effective.sync_period,
-        min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
-        ..default
-    };
-    let health = Arc::new(Health::new(2 * pace.sync_period));
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
     let metrics = Metrics::register(&registry)?;
     let site = options::Site {
@@ -89,15 +100,6 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let proxy = site.mode(mode)?;
     tracing::info!(%node, %mode, objects = %source, "starting");
 
-    let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
-    let bind = |address| Bind {
-        address,
-        hard_fail: settings.configuration.bind_address_hard_fail,
-    };
-    if let Some(address) = effective.healthz {
-        let probes = serve::health(bind(address), Arc::clone(&health), &registry)?;
-        serving.spawn(probes);
-    }
     if let Some(address) = effective.metrics {
         let flags = settings
             .flags
@@ -125,15 +127,18 @@ pub(super) async fn serve(settings: Settings) -> Done {
     );
     runner.post_to(recorder.clone());
     runner.follow(ServiceHealth::start(
-        move || health_check_addresses(&node_ports),
+        {
+            let node_ports = Arc::clone(&node_ports);
+            move || health_check_addresses(&node_ports)
+        },
         health,
         recorder,
     ));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let changes = AddressChanges::open()?.ignoring(ipvs::plan::LINK);
+    let addresses = Addresses::open(Arc::clone(&node_ports))?;
     let ended: Done = tokio::select! {
-        () = runner.run(source.follow(&node), Some(changes)) => {
+        () = runner.run(source.follow(&node, settings.own.node_weights), Some(addresses)) => {
             Err("the source of objects ended unexpectedly".into())
         }
         Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),
@@ -196,16 +201,8 @@ fn health_check_addresses(node_ports: &NodePorts) -> Vec<IpAddr> {
     if *served == Served::All {
         return vec![Ipv6Addr::UNSPECIFIED.into()];
     }
-    let listed = Socket::open(Protocol::Route).and_then(|mut socket| addresses::list(&mut socket));
-    match listed {
-        Ok(all) => {
-            // Nobody calls a Service's address or one of a single link for this.
-            let all = all.into_iter().filter(|a| a.interface != ipvs::plan::LINK);
-            all.map(|address| address.address)
-                .filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()))
-                .filter(|ip| served.contains(ip))
-                .collect()
-        }
+    match addresses::serving(&served) {
+        Ok(all) => all.into_iter().collect(),
         Err(error) => {
             tracing::error!("health-check node ports are closed until the next full sync: {error}");
             Vec::new()

@@ -9,29 +9,29 @@
 //! kernel that this mode has its rules in or in the other one. What the mode
 //! that runs would install itself it takes over; that is its own work.
 
+mod clearing;
 mod leftover;
 mod nftables;
+
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use tokio::time::{Duration, Instant, sleep_until};
 
-use self::leftover::{Leftover, Running};
+use self::{
+    clearing::{Clearing, PAUSE, Pass, Work, these},
+    leftover::{Leftover, Running},
+};
 use super::Done;
 use crate::{
-    kernel::{Family, xtables::Engine},
+    kernel::{Family, probe, xtables::Engine},
     modes::{Mode, ModeName, SyncError, SyncReport},
     services::{Changes, ServiceMap},
 };
 
-/// How long connections may keep something from being removed that they need;
-/// as long as a real server with connections is kept.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
 /// How long ServicePorts that fail may keep what is left in force: they may
 /// need it, but it does not follow their endpoints.
 const GRACE: Duration = Duration::from_secs(5 * 60);
-/// Counting connections means listing all of them, and looking for rules that
-/// are back, all chains: not more often than this.
-const PAUSE: Duration = Duration::from_secs(5);
 /// How long an old process may go on beside this one and put back what it had.
 /// Later on, whoever comes is not one that left.
 const OVERLAP: Duration = Duration::from_secs(5 * 60);
@@ -40,7 +40,7 @@ const OVERLAP: Duration = Duration::from_secs(5 * 60);
 pub(super) struct TakeOver<M> {
     mode: M,
     /// Virtual servers with addresses in these are somebody else's.
-    exclude: Vec<IpNet>,
+    exclude: Arc<[IpNet]>,
     /// What may still be there.
     left: Vec<Leftover>,
     /// What was there before this mode first synced.
@@ -52,24 +52,23 @@ pub(super) struct TakeOver<M> {
     synced: Option<Instant>,
     /// When this mode came in force.
     since: Option<Instant>,
-    /// Connections that a mode that was left still carries, when last counted.
-    connections: usize,
-    /// When to count again.
-    due: Instant,
+    /// What is being removed, beside the syncs.
+    clearing: Option<Clearing>,
+    pass: Pass,
 }
 
 impl<M: Mode> TakeOver<M> {
     pub(super) fn new(mode: M, exclude: Vec<IpNet>) -> TakeOver<M> {
         TakeOver {
             mode,
-            exclude,
+            exclude: exclude.into(),
             left: Leftover::ALL.into(),
             found: None,
             look: Instant::now(),
             synced: None,
             since: None,
-            connections: 0,
-            due: Instant::now(),
+            clearing: None,
+            pass: clearing::pass,
         }
     }
 
@@ -95,46 +94,24 @@ impl<M: Mode> TakeOver<M> {
         self.since.map(|since| since + OVERLAP)
     }
 
-    /// Takes note of what of the old is back.
-    async fn look_again(&mut self) {
+    /// Begins to clear up, unless that is under way.
+    fn clear_up(&mut self, since: Instant) {
+        if self.clearing.is_some() {
+            return;
+        }
         let overlaps = self.overlap_ends().is_some_and(|end| Instant::now() < end);
-        if let Some(found) = &self.found
-            && self.left.is_empty()
-            && overlaps
-        {
-            self.left = these(found, &self.running()).await;
+        let back = self.found.clone().filter(|_| overlaps).unwrap_or_default();
+        if self.left.is_empty() && back.is_empty() {
+            return;
         }
-    }
-
-    /// Removes what was left; what cannot be removed is tried again with the
-    /// next full sync.
-    async fn clear_up(&mut self) {
-        let running = self.running();
-        let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
-        let (mut remaining, mut connections) = (Vec::new(), 0);
-        for &leftover in &self.left {
-            if waited < PATIENCE {
-                match leftover.retire(&running, &self.exclude).await {
-                    Ok(0) => {}
-                    Ok(open) => {
-                        connections += open;
-                        remaining.push(leftover);
-                        continue;
-                    }
-                    Err(error) => tracing::debug!("connections of {leftover}: {error}"),
-                }
-            }
-            if let Err(error) = leftover.clean(Some(&running), &self.exclude).await {
-                tracing::warn!("what {leftover} left is not all gone: {error}");
-                remaining.push(leftover);
-            }
-        }
-        if remaining.is_empty() {
-            tracing::debug!("nothing is left of other modes");
-        }
-        self.left = remaining;
-        self.connections = connections;
-        self.due = Instant::now() + PAUSE;
+        let work = Work {
+            left: self.left.clone(),
+            running: self.running(),
+            exclude: Arc::clone(&self.exclude),
+            since,
+        };
+        self.clearing = Some(Clearing::begin(work, back, self.pass));
+        self.look = Instant::now() + PAUSE;
     }
 }
 
@@ -146,32 +123,44 @@ impl<M: Mode> Mode for TakeOver<M> {
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
         if self.found.is_none() {
             // Userspace mode removes what captures in another way itself.
-            self.found = Some(these(&self.left, &self.running()).await);
+            self.found = Some(these(self.left.clone(), self.running()).await);
         }
-        let mut report = self.mode.sync(map, changes).await?;
-        let due = changes.full || self.connections > 0 && self.due <= Instant::now();
-        if self.is_in_force(&report) && due {
-            self.look_again().await;
-            if !self.left.is_empty() {
-                self.clear_up().await;
-            }
-            self.look = Instant::now() + PAUSE;
+        let report = self.mode.sync(map, changes).await?;
+        if let Some(clearing) = self.clearing.as_mut().filter(|c| c.is_finished()) {
+            clearing.end(&mut self.left).await;
+            self.clearing = None;
         }
-        report.lingering += self.connections;
+        if self.is_in_force(&report)
+            && changes.full
+            && let Some(since) = self.since
+        {
+            self.clear_up(since);
+        }
         Ok(report)
     }
 
     async fn disturbed(&mut self) {
-        let running = self.running();
-        let found = self.found.as_deref().unwrap_or_default();
-        let watches = self.left.is_empty() && !found.is_empty();
-        let ends = self.overlap_ends().filter(|_| watches);
-        let look = &mut self.look;
+        let (running, ends) = (self.running(), self.overlap_ends());
+        let TakeOver {
+            mode,
+            left,
+            found,
+            look,
+            clearing,
+            ..
+        } = self;
         let back = async {
+            if let Some(under_way) = clearing {
+                under_way.end(left).await;
+                *clearing = None;
+            }
+            let found = found.as_deref().unwrap_or_default();
+            let watches = left.is_empty() && !found.is_empty();
+            let ends = ends.filter(|_| watches);
             while ends.is_some_and(|end| *look < end) {
                 sleep_until(*look).await;
                 *look = Instant::now() + PAUSE;
-                if !these(found, &running).await.is_empty() {
+                if !these(found.to_vec(), running.clone()).await.is_empty() {
                     tracing::debug!("somebody put back what another mode had");
                     return;
                 }
@@ -179,7 +168,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             std::future::pending().await
         };
         tokio::select! {
-            () = self.mode.disturbed() => {}
+            () = mode.disturbed() => {}
             () = back => {}
         }
     }
@@ -197,17 +186,6 @@ impl<M: Mode> Mode for TakeOver<M> {
     }
 }
 
-/// Those of `leftovers` that are there.
-async fn these(leftovers: &[Leftover], running: &Running) -> Vec<Leftover> {
-    let mut there = Vec::new();
-    for leftover in leftovers {
-        if leftover.is_there(running).await {
-            there.push(*leftover);
-        }
-    }
-    there
-}
-
 /// Removes what any mode ever installed. All are tried, even if one fails.
 ///
 /// # Errors
@@ -218,6 +196,9 @@ pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
         if let Err(error) = leftover.clean(None, exclude).await {
             failed.push(format!("{leftover}: {error}"));
         }
+    }
+    if let Err(error) = probe::cleanup().await {
+        failed.push(format!("probes: {error}"));
     }
     if failed.is_empty() {
         tracing::info!("removed what Tripod and kube-proxy had installed");

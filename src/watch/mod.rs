@@ -36,10 +36,18 @@ impl Source {
 
     /// Follows the objects that matter on the node called `node`: the first
     /// batch is the complete state, each later one what became different.
-    pub fn follow(&self, node: &str) -> Receiver<Batch> {
+    /// Weights of Nodes always count in a folder, where all Nodes are read anyway;
+    /// from the API server only with `node_weights`.
+    pub fn follow(&self, node: &str, node_weights: bool) -> Receiver<Batch> {
         match self {
             Source::Folder(folder) => manifests::spawn(folder),
-            Source::Cluster(access) => api::spawn(access.clone(), api::Settings::for_node(node)),
+            Source::Cluster(access) => {
+                let settings = api::Settings {
+                    node_weights,
+                    ..api::Settings::for_node(node)
+                };
+                api::spawn(access.clone(), settings)
+            }
         }
     }
 }

@@ -169,10 +169,7 @@ async fn no_other_calls_than_documented() {
     assert_eq!(calls, expected.collect());
     for query in &server.script().queries {
         let selected = match query.starts_with(NODES) {
-            true => {
-                query.contains("fieldSelector=metadata.name%3Dnode-a")
-                    || query.contains("fieldSelector=metadata.name%21%3Dnode-a")
-            }
+            true => query.contains("fieldSelector=metadata.name%3Dnode-a"),
             false => {
                 let services = query.starts_with(SERVICES);
                 query.contains("service-proxy-name") == services
@@ -221,7 +218,7 @@ async fn nodes_that_have_a_weight_are_heard_of_and_others_are_not() {
                 cluster.put(node(&format!("idle-{i}"), "z"));
             }
         });
-        let mut recorder = Recorder::start(pipe::access(&server));
+        let mut recorder = Recorder::with_weights(pipe::access(&server));
         assert_eq!(recorder.next(SOON).await, Some(4), "two Nodes");
         assert_eq!(weights(&recorder), [2, 3, 1]);
 
@@ -251,7 +248,7 @@ async fn nodes_may_be_withheld_but_services_are_waited_for() {
     });
     let withheld = |path, times| vec![(path, 403, None); times];
     server.script().refuse = withheld(NODES, 1000);
-    let mut recorder = Recorder::start(pipe::access(&server));
+    let mut recorder = Recorder::with_weights(pipe::access(&server));
     assert_eq!(recorder.next(SOON).await, Some(2));
     assert_eq!(weights(&recorder), [1, 1]);
     // They are asked for now and then.
@@ -262,8 +259,36 @@ async fn nodes_may_be_withheld_but_services_are_waited_for() {
 
     // An empty map would tear down what an earlier process left in force.
     server.script().refuse = withheld(SERVICES, 1000);
-    let mut recorder = Recorder::start(pipe::access(&server));
+    let mut recorder = Recorder::with_weights(pipe::access(&server));
     recorder.is_quiet(Duration::from_secs(120)).await;
     server.script().refuse.clear();
     assert_eq!(recorder.next(Duration::from_secs(60)).await, Some(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_nodes_are_none_of_our_business_unless_weights_are_asked_for() {
+    let server = Server::new();
+    server.change(|cluster| {
+        cluster.put(service("back", 1));
+        cluster.put(spread(&["node-a", "node-b"]));
+        cluster.put(weighed("node-a", "2"));
+        cluster.put(weighed("node-b", "3"));
+    });
+    let mut recorder = Recorder::start(pipe::access(&server));
+    assert_eq!(recorder.next(SOON).await, Some(3), "our Node alone");
+    // Ours alone would have a weight that no other is compared with.
+    assert_eq!(weights(&recorder), [1, 1]);
+    server.change(|cluster| {
+        for i in 0..1000 {
+            cluster.put(node(&format!("idle-{i}"), "z"));
+        }
+    });
+    recorder.is_quiet(Duration::from_secs(600)).await;
+    let script = server.script();
+    let of_nodes = script
+        .queries
+        .iter()
+        .filter(|query| query.starts_with(NODES));
+    let named = |query: &&String| query.contains("fieldSelector=metadata.name%3Dnode-a");
+    assert_eq!(of_nodes.clone().filter(named).count(), of_nodes.count());
 }

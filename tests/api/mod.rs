@@ -3,6 +3,7 @@
 //! ones. Most tests let Tokio's clock run ahead, so that minutes take no time.
 
 mod cluster;
+mod middleman;
 mod objects;
 mod pipe;
 mod recorder;
@@ -10,6 +11,9 @@ mod server;
 mod site;
 mod tls;
 
+mod connection;
 mod credentials;
 mod lists;
 mod outages;
+mod plugin;
+mod program;

@@ -35,6 +35,15 @@ impl Recorder {
         Recorder::with(access, Settings::for_node(NODE))
     }
 
+    /// As [`Recorder::start`], with the weights of Nodes.
+    pub fn with_weights(access: Access) -> Recorder {
+        let settings = Settings {
+            node_weights: true,
+            ..Settings::for_node(NODE)
+        };
+        Recorder::with(access, settings)
+    }
+
     pub fn with(access: Access, settings: Settings) -> Recorder {
         Recorder {
             batches: api::spawn(access, settings),

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
-    io,
+    io::{self, Write},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll},
@@ -11,13 +11,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use flate2::{Compression, write::GzEncoder};
+use http::{HeaderMap, Request, Response};
 use hyper::{
     body::{Body, Frame, Incoming},
-    server::conn::http1,
+    server::conn::{http1, http2},
     service::service_fn,
 };
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -67,6 +68,12 @@ pub struct Script {
     pub calls: Vec<(tokio::time::Instant, &'static str, String)>,
     /// Queries of all requests.
     pub queries: Vec<String>,
+    /// Protocols of all connections, by their names in ALPN.
+    pub protocols: Vec<String>,
+    /// Connections that are open.
+    pub open: u32,
+    /// How many answers were compressed.
+    pub compressed: u32,
     /// Counts; watches of an older number end.
     watches: u64,
     pages: BTreeMap<String, (u64, Vec<Value>)>,
@@ -89,6 +96,9 @@ impl Server {
                 break_list: None,
                 calls: Vec::new(),
                 queries: Vec::new(),
+                protocols: Vec::new(),
+                open: 0,
+                compressed: 0,
                 watches: 0,
                 pages: BTreeMap::new(),
             })),
@@ -131,6 +141,19 @@ impl Server {
         self.script().down = false;
     }
 
+    /// Serves one connection without TLS.
+    pub fn serve_plain(&self, socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let server = self.clone();
+        self.connections.lock().unwrap().spawn(async move {
+            let service = service_fn(move |request: Request<Incoming>| {
+                let answer = server.answer(request);
+                async move { Ok::<_, Infallible>(answer) }
+            });
+            let http = http1::Builder::new();
+            let _ = http.serve_connection(TokioIo::new(socket), service).await;
+        });
+    }
+
     /// Serves one connection.
     pub fn serve<S>(&self, socket: S, tls: TlsAcceptor)
     where
@@ -141,12 +164,26 @@ impl Server {
             let Ok(stream) = tls.accept(socket).await else {
                 return;
             };
-            let service = service_fn(move |request| {
+            let protocol = stream.get_ref().1.alpn_protocol().unwrap_or(b"http/1.1");
+            let protocol = String::from_utf8_lossy(protocol).into_owned();
+            server.script().protocols.push(protocol.clone());
+            let _open = Open::count(&server);
+            let service = service_fn(move |request: Request<Incoming>| {
                 let server = server.clone();
-                async move { Ok::<_, Infallible>(server.answer(request)) }
+                async move {
+                    let headers = request.headers().clone();
+                    let answer = server.answer(request);
+                    Ok::<_, Infallible>(server.compress(&headers, answer).await)
+                }
             });
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-            let _ = connection.await;
+            let stream = TokioIo::new(stream);
+            if protocol == "h2" {
+                let http = http2::Builder::new(TokioExecutor::new());
+                let _ = http.serve_connection(stream, service).await;
+            } else {
+                let http = http1::Builder::new();
+                let _ = http.serve_connection(stream, service).await;
+            }
         });
     }
 
@@ -231,7 +268,26 @@ impl Server {
             sender,
         };
         tokio::spawn(watcher.run(first));
-        Response::new(Feed(feed))
+        Response::new(Feed::Live(feed))
+    }
+
+    /// Compresses what real servers do: all but watches, if it is large.
+    async fn compress(&self, asked: &HeaderMap, answer: Response<Feed>) -> Response<Feed> {
+        let accepts = asked.get("accept-encoding");
+        if !accepts.is_some_and(|value| value.to_str().unwrap().contains("gzip")) {
+            return answer;
+        }
+        let (mut head, body) = answer.into_parts();
+        let bytes = match body {
+            Feed::Whole(Some(bytes)) if bytes.len() > 128 << 10 => bytes,
+            other => return Response::from_parts(head, other),
+        };
+        self.script().compressed += 1;
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(&bytes).unwrap();
+        head.headers
+            .insert("content-encoding", "gzip".parse().unwrap());
+        Response::from_parts(head, Feed::of(encoder.finish().unwrap()))
     }
 
     fn page(
@@ -270,6 +326,22 @@ impl Server {
         let list =
             json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items});
         Response::new(Feed::of(list.to_string().into_bytes()))
+    }
+}
+
+/// Counts an open connection while it lives.
+struct Open(Server);
+
+impl Open {
+    fn count(server: &Server) -> Open {
+        server.script().open += 1;
+        Open(server.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.script().open -= 1;
     }
 }
 
@@ -387,14 +459,17 @@ fn unescape(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// A body that comes as it is made.
-pub struct Feed(mpsc::Receiver<io::Result<Bytes>>);
+/// A body.
+pub enum Feed {
+    /// It is there.
+    Whole(Option<Bytes>),
+    /// It comes as it is made.
+    Live(mpsc::Receiver<io::Result<Bytes>>),
+}
 
 impl Feed {
     fn of(bytes: Vec<u8>) -> Feed {
-        let (sender, receiver) = mpsc::channel(1);
-        sender.try_send(Ok(bytes.into())).unwrap();
-        Feed(receiver)
+        Feed::Whole(Some(bytes.into()))
     }
 }
 
@@ -406,7 +481,10 @@ impl Body for Feed {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let polled = self.0.poll_recv(context);
+        let polled = match &mut *self {
+            Feed::Whole(bytes) => Poll::Ready(bytes.take().map(Ok)),
+            Feed::Live(pieces) => pieces.poll_recv(context),
+        };
         polled.map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 }

@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{server::Server, tls::Authority};
 
-const HOST: &str = "127.0.0.1";
+const HERE: &str = "127.0.0.1";
 /// Whom a client's certificate names.
 const CLIENT: &str = "node-a";
 
@@ -20,6 +20,7 @@ const CLIENT: &str = "node-a";
 pub struct Site {
     pub server: Server,
     pub address: SocketAddr,
+    host: String,
     tls: Arc<Mutex<TlsAcceptor>>,
     dir: PathBuf,
 }
@@ -28,11 +29,22 @@ impl Site {
     /// Opens it to clients of `authority`, who need its certificate if
     /// `clients`.
     pub async fn open(server: Server, name: &str, authority: &Authority, clients: bool) -> Site {
+        Site::open_at(HERE, server, name, authority, clients).await
+    }
+
+    /// The same at another address than loopback's.
+    pub async fn open_at(
+        host: &str,
+        server: Server,
+        name: &str,
+        authority: &Authority,
+        clients: bool,
+    ) -> Site {
         let dir = std::env::temp_dir().join(format!("tripod-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let listener = TcpListener::bind((HOST, 0)).await.unwrap();
+        let listener = TcpListener::bind((host, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let tls = Arc::new(Mutex::new(authority.acceptor(HOST, clients)));
+        let tls = Arc::new(Mutex::new(authority.acceptor(host, clients)));
         tokio::spawn({
             let (server, tls) = (server.clone(), Arc::clone(&tls));
             async move {
@@ -45,6 +57,7 @@ impl Site {
         let site = Site {
             server,
             address,
+            host: host.to_owned(),
             tls,
             dir,
         };
@@ -70,21 +83,34 @@ impl Site {
 
     /// Its paths are relative to itself.
     pub fn point_to(&self, url: &str) {
+        let user = "tokenFile: token, client-certificate: client.crt, client-key: client.key";
+        self.configure(
+            &format!("server: {url}, certificate-authority: ca.crt"),
+            user,
+        );
+    }
+
+    /// Writes a kubeconfig with these fields of the cluster and the user.
+    pub fn configure(&self, cluster: &str, user: &str) {
         let text = format!(
             "apiVersion: v1\n\
              kind: Config\n\
              current-context: it\n\
              contexts: [{{name: it, context: {{cluster: it, user: it}}}}]\n\
-             clusters: [{{name: it, cluster: {{server: {url}, certificate-authority: ca.crt}}}}]\n\
-             users: [{{name: it, user: {{tokenFile: token, client-certificate: client.crt, \
-             client-key: client.key}}}}]\n"
+             clusters: [{{name: it, cluster: {{{cluster}}}}}]\n\
+             users: [{{name: it, user: {{{user}}}}}]\n"
         );
         self.write("kubeconfig", &text);
     }
 
     /// Admits clients of another authority from now on.
     pub fn trust(&self, authority: &Authority, clients: bool) {
-        *self.tls.lock().unwrap() = authority.acceptor(HOST, clients);
+        *self.tls.lock().unwrap() = authority.acceptor(&self.host, clients);
+    }
+
+    /// Speaks these protocols, by their names in ALPN, from now on.
+    pub fn speak(&self, authority: &Authority, protocols: &[&[u8]]) {
+        *self.tls.lock().unwrap() = authority.acceptor_of(&self.host, false, protocols);
     }
 
     /// A file of its client.

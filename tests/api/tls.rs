@@ -49,8 +49,14 @@ impl Authority {
         Arc::new(roots)
     }
 
-    /// For a server; with `clients`, only those that this authority signed.
+    /// For a server that speaks HTTP/1.1 and HTTP/2; with `clients`, only for those
+    /// that this authority signed.
     pub fn acceptor(&self, host: &str, clients: bool) -> TlsAcceptor {
+        self.acceptor_of(host, clients, &[b"h2", b"http/1.1"])
+    }
+
+    /// For a server that speaks these protocols, by their names in ALPN.
+    pub fn acceptor_of(&self, host: &str, clients: bool, protocols: &[&[u8]]) -> TlsAcceptor {
         let identity = self.identity(host);
         let certificate = CertificateDer::from_pem_slice(identity.certificate.as_bytes()).unwrap();
         let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).unwrap();
@@ -61,7 +67,8 @@ impl Authority {
             }
             false => ServerConfig::builder().with_no_client_auth(),
         };
-        let config = config.with_single_cert(vec![certificate], key).unwrap();
+        let mut config = config.with_single_cert(vec![certificate], key).unwrap();
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         TlsAcceptor::from(Arc::new(config))
     }
 

@@ -61,7 +61,8 @@ holds. This file is made by `make conformance`, which runs every case in every
 column with the real program, in network namespaces; the same runs are part of
 `make test`. The cases are `tests/conformance/cases/`.
 
-- **✓** what kube-proxy does in iptables mode is what is seen.
+- **✓** what kube-proxy does in iptables mode is what is seen. Where two Services
+  name one address kube-proxy promises nothing, and the promise is Tripod's.
 - **✓ 1** the same, but for the difference that is explained below under 1. The
   difference is tested as well: if it were not seen, the case would fail.
 - **– 1** cannot be run there, for reason 1.

@@ -13,8 +13,22 @@ use super::endpoints::{Endpoint, Pod, ready};
 /// Ends the name of a Service that has the second port alone.
 const MORE: &str = "-more";
 
-/// Ends the name of a Service that claims the external IPs of another.
+/// Ends the name of a Service that claims addresses of another.
 const RIVAL: &str = "-rival";
+
+/// Which addresses a rival claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claimed {
+    /// External IPs, as its own.
+    ExternalIps,
+    /// Cluster IPs, as its external IPs.
+    ClusterIps,
+    /// Cluster IPs, as its own.
+    ClusterIpsAsSuch,
+    /// The node's first address as its external IP, with the node ports as its
+    /// ports.
+    NodePorts,
+}
 
 /// An address that nobody else has.
 fn beside(address: IpAddr) -> IpAddr {
@@ -52,8 +66,14 @@ pub struct Service {
     without: Option<&'static str>,
     /// Whose addresses the balancer has.
     balancer: Target,
-    /// Endpoints of another Service that claims its external IPs.
+    /// Endpoints of another Service that claims addresses of its.
     rival: Vec<Endpoint>,
+    /// Which those are.
+    rival_claims: Claimed,
+    /// When it was made.
+    created: Option<u16>,
+    /// When the other one was made.
+    rival_created: Option<u16>,
     /// Only that other one is there.
     gone: bool,
     /// Ends its name.
@@ -80,6 +100,9 @@ pub fn cluster_ip(pods: impl IntoIterator<Item = Pod>) -> Service {
         without: None,
         balancer: Target::LoadBalancer,
         rival: Vec::new(),
+        rival_claims: Claimed::ExternalIps,
+        created: None,
+        rival_created: None,
         gone: false,
         suffix: "",
         spec: Map::new(),
@@ -223,6 +246,18 @@ impl Service {
         self
     }
 
+    /// What that other Service claims, if not the external IPs.
+    pub fn rival_claims(mut self, claimed: Claimed) -> Service {
+        self.rival_claims = claimed;
+        self
+    }
+
+    /// In which years the Service and the other one were made.
+    pub fn made_in(mut self, year: u16, rival: u16) -> Service {
+        (self.created, self.rival_created) = (Some(year), Some(rival));
+        self
+    }
+
     /// It is deleted, and the other one stays.
     pub fn yields_to_its_rival(mut self) -> Service {
         self.gone = true;
@@ -311,6 +346,8 @@ impl Service {
         if !self.rival.is_empty() {
             let rival = Service {
                 suffix: RIVAL,
+                created: self.rival_created,
+                external_ip: self.rival_claims != Claimed::ClusterIpsAsSuch,
                 ..self.clone()
             };
             let rival = rival.becomes("ClusterIP").with(self.rival.iter().cloned());
@@ -366,14 +403,19 @@ impl Service {
                 .collect::<Vec<_>>()
         };
         let ports = self.ports().into_iter().map(|(name, protocol, port)| {
+            let port = match (self.suffix, self.rival_claims) {
+                (RIVAL, Claimed::NodePorts) => node_port_number(number, port),
+                _ => port,
+            };
             let mut manifest = json!({"name": name, "protocol": protocol, "port": port});
             if self.node_ports {
                 manifest["nodePort"] = node_port_number(number, port).into();
             }
             manifest
         });
-        let cluster = match self.suffix {
-            MORE | RIVAL => ips(Target::ClusterIp).into_iter().map(beside).collect(),
+        let cluster = match (self.suffix, self.rival_claims) {
+            (RIVAL, Claimed::ClusterIpsAsSuch) => ips(Target::ClusterIp),
+            (MORE | RIVAL, _) => ips(Target::ClusterIp).into_iter().map(beside).collect(),
             _ => ips(Target::ClusterIp),
         };
         let families = self.families.iter().map(|family| family.name());
@@ -385,7 +427,11 @@ impl Service {
             "ports": ports.collect::<Vec<_>>(),
         });
         if self.external_ip {
-            spec["externalIPs"] = json!(ips(Target::ExternalIp));
+            spec["externalIPs"] = json!(ips(match (self.suffix, self.rival_claims) {
+                (RIVAL, Claimed::ClusterIps) => Target::ClusterIp,
+                (RIVAL, Claimed::NodePorts) => Target::NodeAddress,
+                _ => Target::ExternalIp,
+            }));
         }
         let local = self.spec.get("externalTrafficPolicy") == Some(&json!("Local"));
         if self.kind == "LoadBalancer" && local {
@@ -405,6 +451,10 @@ impl Service {
             },
             "spec": spec,
         });
+        if let Some(year) = self.created {
+            let time = format!("{year}-01-01T00:00:00Z");
+            service["metadata"]["creationTimestamp"] = time.into();
+        }
         if self.kind == "LoadBalancer" {
             let ingress = ips(self.balancer).into_iter().map(|ip| {
                 let mode = self.ip_mode.unwrap_or("VIP");

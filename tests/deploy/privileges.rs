@@ -1,8 +1,12 @@
 //! What the DaemonSet lets the container do is enough to serve, after the init
 //! container has done its part.
 
+use std::time::Duration;
+
 use super::daemon_set;
-use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, tripod_binary, udp_ask, uml};
+use crate::lab::{
+    self, Capture, Group, Lab, Service, Share, Tripod, ask, eventually, tripod_binary, udp_ask, uml,
+};
 use crate::modes::probe::{KERNEL, kernel};
 
 /// As a runtime starts it: no capability but these, none to be had later, and
@@ -106,6 +110,84 @@ fn the_best_mode_serves() {
         assert_eq!(fallen_back, usize::from(!ipvs));
         let elsewhere = tripod.said(&["WARN", "hashsize"]);
         assert_eq!(tripod.said(&["WARN"]) - elsewhere, fallen_back);
+    });
+}
+
+/// Follows what happens to the node's rules.
+struct Monitor {
+    process: Group,
+    markers: u32,
+}
+
+impl Monitor {
+    const FILE: &str = "/run/monitor";
+
+    fn start(lab: &Lab) -> Monitor {
+        let file = std::fs::File::create(Monitor::FILE).expect("a file");
+        let mut command = lab.node.command("nft");
+        let process = Group::spawn(command.arg("monitor").stdout(file));
+        let mut monitor = Monitor {
+            process: process.expect("starting nft"),
+            markers: 0,
+        };
+        monitor.so_far(lab);
+        monitor
+    }
+
+    /// All that happened.
+    fn so_far(&mut self, lab: &Lab) -> String {
+        let mut seen = String::new();
+        eventually("nft tells of a table", Duration::from_secs(20), || {
+            self.markers += 1;
+            let marker = format!("marker-{}", self.markers);
+            lab.node.show(&format!("nft add table inet {marker}"));
+            seen = std::fs::read_to_string(Monitor::FILE).unwrap_or_default();
+            match seen.contains(&marker) {
+                true => Ok(()),
+                false => Err(seen.clone()),
+            }
+        });
+        seen
+    }
+}
+
+/// Among the node's own rules nothing is tried that the init container has found
+/// out.
+#[test]
+fn what_the_init_container_found_is_not_tried_again() {
+    let test = concat!(
+        module_path!(),
+        "::what_the_init_container_found_is_not_tried_again"
+    );
+    with_a_service(test, |lab, service| {
+        let serves = |tripod: &Tripod| {
+            assert_eq!(tripod.said(&["starting", "mode=iptables"]), 1);
+            assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+        };
+        prepare(lab, "--v=2");
+        let mut monitor = Monitor::start(lab);
+        let mut tripod = in_the_best_mode(lab);
+        serves(&tripod);
+        tripod.terminate();
+        let seen = monitor.so_far(lab);
+        assert!(seen.contains("KUBE-SERVICES"), "{seen}");
+        let tried = seen.lines().find(|line| line.contains("TRIPOD-PROBE"));
+        assert_eq!(tried, None);
+        assert_eq!(tripod.said(&["WARN"]), 1, "{}", tripod.log());
+
+        // What is not of this boot is not used, and that is said.
+        let path = "/run/tripod/kernel.json";
+        let found = std::fs::read_to_string(path).expect("findings");
+        let boot = "/proc/sys/kernel/random/boot_id";
+        let boot = std::fs::read_to_string(boot).expect("an id");
+        assert!(found.contains(boot.trim()), "{found}");
+        std::fs::write(path, found.replace(boot.trim(), "another")).expect("writing");
+        let tripod = in_the_best_mode(lab);
+        serves(&tripod);
+        let words = ["is not used", "they are of boot \"another\""];
+        assert_eq!(tripod.said(&words), 1, "{}", tripod.log());
+        assert!(monitor.so_far(lab).contains("TRIPOD-PROBE"));
+        monitor.process.kill();
     });
 }
 

@@ -89,6 +89,7 @@ fn asked<T>(request: &Request<T>) -> Right {
         (&Method::GET, []) => "list",
         (&Method::GET, [_]) => "get",
         (&Method::POST, []) => "create",
+        (&Method::PATCH, [_]) => "patch",
         _ => panic!("{} {}", request.method(), request.uri()),
     };
     right(group, rest[0], verb)
@@ -103,6 +104,7 @@ async fn the_calls_that_are_listed_are_those_that_are_made() {
         let right = asked(&request);
         let (code, body) = match &*right.2 {
             "list" => (200, r#"{"metadata":{"resourceVersion":"1"},"items":[]}"#),
+            "create" | "patch" => (200, r#"{"metadata":{}}"#),
             _ => (422, "{}"),
         };
         MADE.lock().unwrap().insert(right);
@@ -111,8 +113,11 @@ async fn the_calls_that_are_listed_are_those_that_are_made() {
     });
     let access = Access::fixed(kube::Client::new(service, "default"));
     let mut batches = api::spawn(access.clone(), Settings::for_node("node-a"));
-    let (recorder, events) = Recorder::new(1);
-    recorder.post(Event::starting());
+    let (recorder, events) = Recorder::new(2);
+    // The second one is the first once more.
+    for _ in 0..2 {
+        recorder.post(Event::starting());
+    }
     drop(recorder);
     events::post(access, "node-a".to_owned(), events).await;
     batches.recv().await.expect("the first batch");

@@ -69,6 +69,56 @@ fn broken(lab: &mut Lab, engine: &str) {
     });
 }
 
+/// `nf_conntrack_tcp_be_liberal`, set by whoever, decides whether invalid packets
+/// are dropped, when rules are written and later.
+#[test]
+fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
+    let test = concat!(
+        module_path!(),
+        "::invalid_packets_are_dropped_unless_the_kernel_is_liberal"
+    );
+    with_lab(test, |lab| {
+        lab.node.enter(|| hint("nft"));
+        let set = |lab: &Lab, value: u8| {
+            let setting = "net.netfilter.nf_conntrack_tcp_be_liberal";
+            lab.node.show(&format!("sysctl -qw {setting}={value}"));
+        };
+        let drops = |lab: &Lab, expected: bool| {
+            eventually("rules follow the setting", SOON, || {
+                for program in ["iptables-nft", "ip6tables-nft"] {
+                    let rules = lab.node.show(&format!("{program} -S KUBE-FORWARD"));
+                    if rules.contains("INVALID") != expected {
+                        return Err(rules);
+                    }
+                }
+                Ok(())
+            });
+        };
+        let service = Service::new("web", 1);
+        lab.publish_all(&service);
+        set(lab, 1);
+        let flags = ["--cluster-cidr=10.244.0.0/16"];
+        let proxy = Proxy::start(&lab.node, lab.manifests(), &flags);
+        let to = service.cluster()[0];
+        eventually("the Service is in force", SOON, || {
+            ask(&lab.client, to).map_err(|e| e.to_string())
+        });
+        drops(lab, false);
+        for (value, expected) in [(0, true), (1, false)] {
+            set(lab, value);
+            // Has everything compared.
+            lab.node.show("iptables-nft -t nat -D PREROUTING 1");
+            drops(lab, expected);
+        }
+        drop(proxy);
+        // What was asked for and could not be set is not so.
+        set(lab, 0);
+        let flags = [flags[0], "--conntrack-tcp-be-liberal"];
+        let _proxy = Proxy::start(&lab.node, lab.manifests(), &flags);
+        drops(lab, true);
+    });
+}
+
 #[test]
 fn a_udp_client_follows_its_service_to_another_endpoint() {
     let test = concat!(

@@ -1,7 +1,9 @@
 //! The mode itself, driven by hand or by a runner, in a namespace of the test's.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
+    io,
     net::IpAddr,
     path::{Path, PathBuf},
     process::Command,
@@ -19,10 +21,10 @@ use tripod::{
         iptables::{Iptables, Setup},
     },
     node::NodePorts,
-    runner::{Runner, health::Health, metrics::Metrics, pace},
+    runner::{NodeAddresses, Runner, health::Health, metrics::Metrics, pace},
     services::{
-        Changes, Endpoint, Endpoints, IpFamily, Protocol, ServiceMap, ServiceName, ServicePort,
-        ServicePortName, SessionAffinity, Tracker, TrafficPolicy,
+        Changes, Endpoint, Endpoints, IpFamily, Node, Protocol, ServiceMap, ServiceName,
+        ServicePort, ServicePortName, SessionAffinity, Tracker, TrafficPolicy,
     },
     watch,
 };
@@ -60,7 +62,7 @@ pub fn runtime() -> Runtime {
 fn setup(flags: &[&str], registry: &Registry) -> Setup {
     let line = ["tripod", "--proxy-mode=iptables"].into_iter();
     let line = line.chain(flags.iter().copied()).map(Into::into);
-    let settings = match cli::read(line, |_: &Path| Err(std::io::ErrorKind::NotFound.into())) {
+    let settings = match cli::read(line, |_: &Path| Err(io::ErrorKind::NotFound.into())) {
         Ok(settings) => settings,
         Err(_) => panic!("flags {flags:?}"),
     };
@@ -152,7 +154,7 @@ pub fn service(name: &str, at: [u8; 4], port: u16, endpoints: &[([u8; 4], u16)])
             protocol: Protocol::Tcp,
             family: IpFamily::V4,
         },
-        cluster_ip: at.into(),
+        cluster_ip: Some(at.into()),
         port,
         node_port: None,
         external_ips: Box::default(),
@@ -163,6 +165,7 @@ pub fn service(name: &str, at: [u8; 4], port: u16, endpoints: &[([u8; 4], u16)])
         external_traffic_policy: TrafficPolicy::Cluster,
         health_check_node_port: None,
         preferences: None,
+        conflicts: Box::default(),
         endpoints: Arc::new(Endpoints {
             local: Box::default(),
             all_reachable: cluster.clone(),
@@ -170,6 +173,19 @@ pub fn service(name: &str, at: [u8; 4], port: u16, endpoints: &[([u8; 4], u16)])
             cluster,
             all: all.into(),
         }),
+    }
+}
+
+/// Of the node; no Service names one of them.
+struct Addresses(AddressChanges);
+
+impl NodeAddresses for Addresses {
+    fn serving_node_ports(&mut self, _: Option<&Node>) -> io::Result<BTreeSet<IpAddr>> {
+        Ok(BTreeSet::new())
+    }
+
+    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send {
+        self.0.changed()
     }
 }
 
@@ -196,7 +212,7 @@ impl Proxy {
                 let tracker = Tracker::new("node");
                 let mode = mode.expect("iptables works here");
                 let mut runner = Runner::new(mode, tracker, pace, health, metrics);
-                let changes = AddressChanges::open().expect("netlink");
+                let changes = Addresses(AddressChanges::open().expect("netlink"));
                 tokio::select! {
                     () = runner.run(watch::manifests::spawn(manifests), Some(changes)) => {}
                     _ = stopped => {}

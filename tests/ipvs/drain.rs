@@ -3,7 +3,7 @@
 use std::{net::TcpStream, time::Duration};
 
 use super::node;
-use crate::lab::{Capture, Lab, Service, Share, ask, eventually, run, say, tcp};
+use crate::lab::{Capture, EndpointChoice, Lab, Service, Share, ask, eventually, run, say, tcp};
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
@@ -82,6 +82,48 @@ fn a_drain_timeout_of_zero_moves_clients_at_once() {
                 found => Err(format!("{found:?}")),
             },
         );
+        assert!(say(&mut kept, "name").is_err(), "it goes on");
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so() {
+    let name = concat!(
+        module_path!(),
+        "::a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a", "b"]);
+        let service = Service::new("web", 1).with_external_ip();
+        let at = service.external()[0];
+        lab.publish_all(&service);
+        let mut tripod = node::start(&lab, &[]);
+        let mut kept = connection_to(&lab, &service, "a");
+        lab.publish_endpoints(
+            &service,
+            &[EndpointChoice::unready("a"), EndpointChoice::ready("b")],
+        );
+        let drains = ["10.244.0.11:8080 0", "10.244.0.12:8080 1"];
+        let reals = |wanted: &[&str]| {
+            eventually(
+                "real servers",
+                Duration::from_secs(20),
+                || match node::reals(&lab.node, at) {
+                    found if found == wanted => Ok(()),
+                    found => Err(format!("{found:?}")),
+                },
+            );
+        };
+        reals(&drains);
+        tripod.terminate();
+        let mut tripod = node::start(&lab, &[]);
+        reals(&drains);
+        assert_eq!(say(&mut kept, "name").expect("an answer"), "a");
+        tripod.terminate();
+        let _tripod = node::start(&lab, &["--ipvs-drain-timeout=2s"]);
+        reals(&drains[1..]);
         assert!(say(&mut kept, "name").is_err(), "it goes on");
     });
 }

@@ -14,7 +14,18 @@ fn guest_full_ipvs_recordings() {
 #[test]
 fn guest_full_ipvs_behaviour() {
     let name = concat!(module_path!(), "::guest_full_ipvs_behaviour");
-    let names = ["ipvs::drain::", "ipvs::repair::"];
+    in_guest(name, Profile::Full, &["ipvs::repair::"], &[]);
+}
+
+#[test]
+fn guest_full_ipvs_faults() {
+    let name = concat!(module_path!(), "::guest_full_ipvs_faults");
+    let names = [
+        "ipvs::annotations::",
+        "ipvs::drain::",
+        "ipvs::sets::",
+        "ipvs::stale::",
+    ];
     in_guest(name, Profile::Full, &names, &[]);
 }
 

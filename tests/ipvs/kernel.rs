@@ -4,6 +4,7 @@
 mod guest;
 mod links;
 mod load;
+mod reload;
 mod servers;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
     process::Command,
 };
 
+pub use self::reload::unload;
 use tripod::kernel::ipvs::{Forwarding, Ipvs, Protocol, RealServer, ServerId};
 
 /// IPVS of this thread's namespace, in which an interface is up: where none ever

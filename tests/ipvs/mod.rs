@@ -1,6 +1,7 @@
 //! ipvs mode, seen from outside.
 
 mod adoption;
+mod annotations;
 mod drain;
 mod guest;
 mod kernel;
@@ -9,5 +10,7 @@ mod order;
 mod recorded;
 mod repair;
 mod scale;
+mod sets;
+mod stale;
 mod traffic;
 mod vectors;

@@ -125,11 +125,15 @@ fn cleanup_leaves_what_is_not_ours() {
         let node = &lab.node;
         node.show("ipvsadm -A -t 198.18.0.1:80 -s wrr");
         node.show("ipvsadm -A -t 192.0.2.10:4000 -s rr");
+        // A node port's number at an address that the node has not.
+        let service = Service::new("web", 1).with_node_port().with_load_balancer();
+        let port = service.node_port();
+        node.show(&format!("ipvsadm -A -t 198.18.0.2:{port} -s rr"));
         node.show("ipvsadm -A -f 7 -s rr");
         node.show("ipset create OTHERS hash:ip");
         node.show("iptables -A INPUT -s 198.51.100.9 -j DROP");
         let before = State::of(node);
-        lab.publish_all(&Service::new("web", 1).with_node_port().with_load_balancer());
+        lab.publish_all(&service);
         let mut tripod = node::start(&lab, &[]);
         assert_eq!(
             before.servers.difference(&State::of(node).servers).count(),
@@ -137,6 +141,8 @@ fn cleanup_leaves_what_is_not_ours() {
         );
         tripod.terminate();
         for _ in 0..2 {
+            // What a trial of a scheduler leaves when it is killed.
+            node.show("ipvsadm -A -t 192.0.2.1:1 -s rr");
             node.show(&format!("{} cleanup", tripod_binary().display()));
             let found = before.differences(&State::of(node));
             assert!(found.is_empty(), "{}", found.join("\n"));

@@ -98,6 +98,52 @@ fn many_services_are_synced_in_time_and_memory() {
     });
 }
 
+/// Rules of others on the node, and how much more memory than without them
+/// Tripod may use at its peak.
+fn foreign_rules() -> u32 {
+    if acceptance() { 150_000 } else { 40_000 }
+}
+const MORE: u64 = 3 * 1024;
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn rules_of_others_cost_no_memory() {
+    let name = concat!(module_path!(), "::rules_of_others_cost_no_memory");
+    run(name, Share::Alone, || {
+        let lab = Lab::new(Capture::Redirect);
+        lab.write("one.json", &list(&one(11)));
+        let peak = || {
+            let tripod = node::start(&lab, &["--ipvs-sync-period=1s"]);
+            let full = "kubeproxy_sync_full_proxy_rules_duration_seconds_count";
+            eventually("full syncs", Duration::from_secs(120), || {
+                match tripod.metric(&lab.node, full).unwrap_or_default() {
+                    done if done >= 3.0 => Ok(()),
+                    done => Err(done.to_string()),
+                }
+            });
+            tripod.resident_peak_kib()
+        };
+        let before = peak();
+        let number = foreign_rules();
+        let mut batch = String::from("*filter\n:OTHERS - [0:0]\n");
+        for rule in 0..number {
+            let source = Ipv4Addr::from(0x0b00_0000 + rule);
+            let words = "-p tcp -m comment --comment \"a rule of others\" -j RETURN";
+            batch.push_str(&format!("-A OTHERS -s {source}/32 {words}\n"));
+        }
+        batch.push_str("COMMIT\n");
+        lab.write("others.rules", &batch);
+        let file = lab.manifests().join("others.rules");
+        let load = format!("iptables-restore --noflush {}", file.display());
+        lab.node.show(&load);
+        lab.remove("others.rules");
+        let with = peak();
+        figure("peak memory without rules of others, KiB", before);
+        figure(&format!("peak memory with {number} of them, KiB"), with);
+        assert!(with < before + MORE, "{before} KiB, then {with} KiB");
+    });
+}
+
 /// What kinds of memory are resident.
 fn memory_parts(pid: u32) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

@@ -313,6 +313,12 @@ fn serve(mut stream: TcpStream, port: u16, name: &str) -> io::Result<()> {
             "stall" => loop {
                 std::thread::park();
             },
+            // Reads that much of what else comes, and resets.
+            "spurn" => {
+                io::copy(&mut (&stream).take(count), &mut io::sink())?;
+                socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+                return Ok(());
+            }
             "reset" => {
                 socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
                 return Ok(());

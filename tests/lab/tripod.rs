@@ -47,12 +47,20 @@ impl Tripod {
         tripod
     }
 
-    /// As [`Tripod::start`], with a low limit on open files.
-    pub fn start_with_descriptors(lab: &Lab, limit: u32) -> Tripod {
+    /// As [`Tripod::start`], with a low limit on open files and further flags.
+    pub fn start_with_descriptors(lab: &Lab, limit: usize, flags: &[&str]) -> Tripod {
         let mut command = lab.node.command("sh");
         command
             .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")])
-            .arg(tripod_binary());
+            .arg(tripod_binary())
+            .args(flags);
+        Tripod::start_as(lab, command)
+    }
+
+    /// As [`Tripod::start`], with further flags.
+    pub fn start_with(lab: &Lab, flags: &[&str]) -> Tripod {
+        let mut command = lab.node.command(tripod_binary());
+        command.args(flags);
         Tripod::start_as(lab, command)
     }
 
@@ -168,18 +176,22 @@ impl Tripod {
 
     /// Resident memory in KiB.
     pub fn resident_kib(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
         status
             .unwrap_or_default()
             .lines()
             .find_map(|line| {
-                line.strip_prefix("VmRSS:")?
+                line.strip_prefix(field)?
                     .trim()
                     .strip_suffix(" kB")?
                     .parse()
                     .ok()
             })
-            .expect("VmRSS of a running process")
+            .expect("memory of a running process")
     }
 
     /// Open descriptors.
@@ -226,6 +238,21 @@ impl Tripod {
 
     pub fn kill(&mut self) {
         self.process.kill();
+    }
+
+    /// SIGSTOP: it does nothing until [`Tripod::thaw`].
+    pub fn freeze(&self) {
+        self.process.signal(Signal::SIGSTOP);
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.process.signal(Signal::SIGCONT);
+    }
+
+    /// The most memory that was ever resident, in KiB.
+    pub fn resident_peak_kib(&self) -> u64 {
+        self.memory("VmHWM:")
     }
 }
 

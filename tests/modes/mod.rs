@@ -6,3 +6,4 @@ mod leftovers;
 pub mod probe;
 mod sctp;
 mod switching;
+mod unanswered;

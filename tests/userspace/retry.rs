@@ -1,11 +1,13 @@
 //! A dead endpoint among living ones is Tripod's trouble, not the client's.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::RwLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::lab::{FirstByte, Lab, Service, figure, say, tcp};
+use serde_json::json;
+
+use crate::lab::{FirstByte, Lab, Service, Tripod, ask, figure, say, tcp};
 
 on_each_capture!(alone: a_killed_backend_fails_no_call, a_silent_backend_fails_no_call);
 
@@ -14,11 +16,15 @@ on_each_capture!(
     what_makes_backends_reset_is_told_to_two_at_most,
     an_end_is_an_answer,
     a_client_that_gives_up_is_not_dialed_for,
+    a_search_among_silent_endpoints_ends,
+    with_retry_off_each_endpoint_that_fails_costs_one_call,
     a_node_without_local_ports_says_so,
 );
 
 const SHORT: usize = 2_000;
 const LONG: usize = 100;
+
+const RETRY: &str = "tripod.proxy/retry";
 
 fn open(lab: &Lab, to: std::net::SocketAddr) -> Vec<(TcpStream, String)> {
     (0..LONG)
@@ -36,6 +42,21 @@ fn still_served(connections: &mut [(TcpStream, String)]) {
             say(stream, "name").expect("an open connection lives on"),
             *name
         );
+    }
+}
+
+fn with_retry_off_each_endpoint_that_fails_costs_one_call(lab: &mut Lab) {
+    let [connect, off] = [("connect", 12), ("off", 13)]
+        .map(|(retry, number)| Service::new(retry, number).annotated(RETRY, retry));
+    lab.three_backends();
+    for service in [&connect, &off] {
+        lab.publish_all(service);
+    }
+    lab.backend("b").kill();
+    let _tripod = lab.tripod();
+    let fails = |to| (0..9).filter(|_| ask(&lab.client, to).is_err()).count();
+    for (connect, off) in connect.cluster().into_iter().zip(off.cluster()) {
+        assert_eq!((fails(connect), fails(off)), (0, 1));
     }
 }
 
@@ -160,11 +181,15 @@ fn accepted(lab: &Lab, asked: &mut u64) -> u64 {
 /// They read it, and reset all the same.
 fn what_makes_backends_reset_is_told_to_two_at_most(lab: &mut Lab) {
     let (web, alone) = (Service::new("web", 10), Service::new("alone", 11));
-    lab.three_backends().publish_all(&web);
-    lab.publish(&alone, &["a"]);
+    let [connect, off] = [("connect", 12), ("off", 13)]
+        .map(|(retry, number)| Service::new(retry, number).annotated(RETRY, retry));
+    lab.three_backends().publish(&alone, &["a"]);
+    for service in [&web, &connect, &off] {
+        lab.publish_all(service);
+    }
     let _tripod = lab.tripod();
     let mut asked = 0;
-    for (service, most) in [(web, 2), (alone, 1)] {
+    for (service, most) in [(web, 2), (alone, 1), (connect, 1), (off, 1)] {
         for to in service.cluster() {
             let before = accepted(lab, &mut asked);
             let mut stream = tcp(&lab.client, to).expect("a connection");
@@ -233,6 +258,62 @@ fn a_client_that_gives_up_is_not_dialed_for(lab: &mut Lab) {
     }
 }
 
+/// A slice of endpoints that are no pods: nobody answers there.
+fn silent_slice(service: &Service, ready: bool) -> String {
+    let addresses = (30..=250).map(
+        |last| json!({"addresses": [format!("10.244.0.{last}")], "conditions": {"ready": ready}}),
+    );
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": "silent", "namespace": "default",
+            "labels": {"kubernetes.io/service-name": service.name},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "tcp", "protocol": "TCP", "port": 8080}],
+        "endpoints": addresses.collect::<Vec<_>>(),
+    })
+    .to_string()
+}
+
+fn a_search_among_silent_endpoints_ends(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.publish(&web, &[]);
+    lab.write("silent.json", &silent_slice(&web, true));
+    let tripod = Tripod::start_with(lab, &["--userspace-dial-timeout=1s"]);
+    let to = web.cluster()[0];
+    let begun = Instant::now();
+    let mut clients: Vec<_> = (0..3)
+        .map(|_| tcp(&lab.client, to).expect("a connection"))
+        .collect();
+    // It may still wait for an answer.
+    clients[0].shutdown(Shutdown::Write).expect("half-close");
+    for stream in &mut clients {
+        let error = stream.read(&mut [0]).expect_err("a reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    let took = begun.elapsed();
+    assert!(
+        (Duration::from_millis(900)..Duration::from_secs(4)).contains(&took),
+        "{took:?}"
+    );
+    let failures = tripod.metric(&lab.node, "tripod_userspace_dial_failures_total");
+    assert!(failures.is_some_and(|n| n <= 9.0), "{failures:?} attempts");
+
+    // One that answers is found for who ended its direction meanwhile.
+    lab.add_backends(&["a"]);
+    lab.publish(&web, &["a"]);
+    lab.write("silent.json", &silent_slice(&web, false));
+    super::comes_to_reach("the living one", &["a"], || {
+        let mut stream = tcp(&lab.client, to)?;
+        stream.write_all(b"name\n")?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.trim().to_owned())
+    });
+}
+
 fn a_node_without_local_ports_says_so(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.add_backends(&["a"]).publish_all(&web);
@@ -243,7 +324,7 @@ fn a_node_without_local_ports_says_so(lab: &mut Lab) {
     let to = web.cluster()[0];
     crate::lab::eventually("the log says so", Duration::from_secs(10), || {
         // The client ends the connection, so that it is ours which lingers.
-        let call = crate::lab::ask(&lab.client, to);
+        let call = ask(&lab.client, to);
         match tripod.said(&["no local port left", "default/web:tcp", "tcp_tw_reuse"]) {
             1 => Ok(()),
             n => Err(format!("{n} times; {call:?}")),

@@ -14,6 +14,8 @@ on_each_capture!(
     half_close_of_the_client_delivers_both_ways,
     half_close_of_the_backend_delivers_both_ways,
     a_reset_reaches_the_other_side,
+    an_upload_that_the_backend_resets_does_not_end_in_order,
+    a_vanished_backend_is_noticed_and_a_reader_that_pauses_is_not_cut_off,
     a_frozen_reader_stops_the_writer,
     a_reset_is_seen_while_a_frozen_reader_stops_the_writer,
     urgent_data_holds_nothing_up,
@@ -102,6 +104,46 @@ fn a_reset_reaches_the_other_side(lab: &mut Lab) {
 
         let mut stream = begin(lab, to, "reset");
         let error = stream.read(&mut [0]).expect_err("a reset, not an end");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+}
+
+/// However far it got, and whether Tripod first meets the reset by reading or
+/// by writing.
+fn an_upload_that_the_backend_resets_does_not_end_in_order(lab: &mut Lab) {
+    let (_tripod, cluster) = one_backend(lab);
+    for to in cluster {
+        for n in 0..60 {
+            let mut stream = begin(lab, to, &format!("spurn {}", 1 << (n % 20)));
+            // Whoever writes meets the reset; after an orderly end it would
+            // be a broken pipe (`tcp_reset` in net/ipv4/tcp_input.c).
+            let error = send_pattern(&mut stream, u64::MAX).expect_err("a reset");
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "upload {n}");
+        }
+    }
+}
+
+fn a_vanished_backend_is_noticed_and_a_reader_that_pauses_is_not_cut_off(lab: &mut Lab) {
+    const PAUSE: Duration = Duration::from_secs(3);
+    let web = Service::new("web", 10);
+    lab.add_backends(&["a"]).publish_all(&web);
+    let _tripod = Tripod::start_with(lab, &["--userspace-tcp-user-timeout=1s"]);
+    let size = 16 * MIB;
+    let mut slow = web
+        .cluster()
+        .map(|to| begin(lab, to, &format!("source {size}")));
+    std::thread::sleep(PAUSE);
+    for stream in &mut slow {
+        assert_eq!(verify_pattern(stream, None).expect("all of it"), size);
+    }
+    let mut waiting = web.cluster().map(|to| {
+        let mut stream = tcp(&lab.client, to).expect("a connection");
+        say(&mut stream, "name").expect("an answer");
+        stream
+    });
+    lab.backends[0].blackhole();
+    for stream in &mut waiting {
+        let error = say(stream, "name").expect_err("no answer");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
 }

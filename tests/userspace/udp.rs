@@ -1,9 +1,10 @@
 //! UDP: each client an association of its own.
 
-use std::time::Duration;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
 
 use super::{comes_to_fail, comes_to_reach};
-use crate::lab::{Lab, Service, eventually, udp, udp_ask, udp_say};
+use crate::lab::{Lab, Service, bind_new, eventually, figure, udp, udp_ask, udp_say};
 
 on_each_capture!(
     a_client_keeps_its_endpoint,
@@ -16,6 +17,7 @@ on_each_capture!(
     a_client_survives_a_service_that_goes_and_comes_back,
 );
 on_each_capture!(alone: a_thousand_clients_come_and_go);
+on_each_capture!(alone: more_new_clients_than_ports_leave_some_for_the_node);
 
 /// Longer than Tripod's `--udp-timeout` in these tests, and the time it may
 /// take to look.
@@ -236,4 +238,47 @@ fn a_client_survives_a_service_that_goes_and_comes_back(lab: &mut Lab) {
             lab.withdraw(&other);
         }
     }
+}
+
+/// Asks from a new port each time; answers how many got no answer.
+fn ask_in_turn(to: SocketAddr, clients: usize) -> usize {
+    let unanswered = (0..clients).filter(|n| {
+        let socket = bind_new((Ipv4Addr::UNSPECIFIED, 0).into()).expect("a socket");
+        socket.connect(to).expect("the Service's address");
+        let patience = Some(Duration::from_millis(300));
+        socket.set_read_timeout(patience).expect("a time limit");
+        // A resolver, too, asks again.
+        (0..3).all(|_| udp_say(&socket, &n.to_string()).is_err())
+    });
+    unanswered.count()
+}
+
+fn more_new_clients_than_ports_leave_some_for_the_node(lab: &mut Lab) {
+    const CLIENTS: usize = 6_000;
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    // As few as make a second's clients more than there are.
+    let range = "/proc/sys/net/ipv4/ip_local_port_range";
+    lab.node
+        .enter(|| std::fs::write(range, "32768 33791").expect("a range of ports"));
+    let tripod = lab.tripod();
+    let to = web.cluster()[0];
+    let begun = Instant::now();
+    for _ in 0..10 {
+        let unanswered = lab.client.enter(|| ask_in_turn(to, CLIENTS / 10));
+        assert_eq!(unanswered, 0, "after {:?}", begun.elapsed());
+        lab.node.enter(|| {
+            let own = UdpSocket::bind("0.0.0.0:0").expect("a port for the node itself");
+            own.connect(("10.244.0.11", 53)).expect("a peer");
+        });
+    }
+    let rate = CLIENTS as f64 / begun.elapsed().as_secs_f64();
+    figure(
+        "new UDP clients a second, one after the other",
+        rate.round(),
+    );
+    let metric = |name: &str| tripod.metric(&lab.node, name);
+    let failures = metric("tripod_userspace_dial_failures_total");
+    assert_eq!(failures, Some(0.0), "no endpoint is to blame");
+    assert!(metric("tripod_userspace_udp_ended_early_total") > Some(0.0));
 }

@@ -20,6 +20,13 @@ pub(super) const OBJECTS: &[Flag] = &[
          from, without any API server; changes are followed",
     )
     .beside_file(),
+    Flag::switch(
+        "node-weights",
+        |o| &mut o.own.node_weights,
+        "Honour the annotation tripod.proxy/weight on Nodes, too; the metadata of all Nodes is then \
+         followed, not this node alone, which loads the API server of a large cluster",
+    )
+    .beside_file(),
     Flag::text(
         "kubeconfig",
         "FILE",

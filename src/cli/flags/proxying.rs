@@ -179,6 +179,20 @@ pub(super) const IPVS: &[Flag] = &[
         |o| &mut o.configuration.ipvs.udp_timeout,
         "Timeout of UDP flows; 0: as the kernel has it",
     ),
+    Flag::new(
+        "ipvs-drain-timeout",
+        "DURATION",
+        Field::Set(
+            |o, text| {
+                o.own.ipvs_drain_timeout = duration::parse(text)?;
+                Ok(())
+            },
+            "0s",
+        ),
+        "How long TCP connections to an endpoint that left its Service or is not ready may go on \
+         where the Service does not say (tripod.proxy/drain-timeout); 0: as long as they last",
+    )
+    .beside_file(),
 ];
 
 pub(super) const USERSPACE: &[Flag] = &[
@@ -216,6 +230,49 @@ pub(super) const USERSPACE: &[Flag] = &[
             "30s",
         ),
         "How long a UDP client that is silent keeps its backend",
+    )
+    .beside_file(),
+    Flag::new(
+        "userspace-dial-attempts",
+        "N",
+        Field::Set(
+            |o, text| {
+                let attempts = text.parse().ok().filter(|n| *n > 0);
+                o.own.dial_attempts = attempts.ok_or("it must be a whole number from 1 on")?;
+                Ok(())
+            },
+            "8",
+        ),
+        "How often Tripod tries to connect one client to an endpoint before it resets the \
+         client's connection",
+    )
+    .beside_file(),
+    Flag::new(
+        "userspace-dial-timeout",
+        "DURATION",
+        Field::Set(
+            |o, text| {
+                o.own.dial_timeout = notation::positive(text)?;
+                Ok(())
+            },
+            "5s",
+        ),
+        "How long all of these attempts may take together",
+    )
+    .beside_file(),
+    Flag::new(
+        "userspace-tcp-user-timeout",
+        "DURATION",
+        Field::Set(
+            |o, text| {
+                o.own.tcp_user_timeout = duration::parse(text)?;
+                Ok(())
+            },
+            "2m",
+        ),
+        "How long a client or endpoint may acknowledge nothing of what is under way to it before \
+         its connection is reset; 0: as long as the kernel allows (net.ipv4.tcp_retries2). One \
+         that answers and only does not read is never cut off",
     )
     .beside_file(),
     Flag::new(

@@ -26,7 +26,8 @@ pub(super) const RUNNING: &[Flag] = &[
     Flag::switch(
         "init-only",
         |o| &mut o.init_only,
-        "Do what needs full root privileges and exit; CAP_NET_ADMIN is enough to serve then",
+        "Do what needs full root privileges, leave in /run/tripod what was found out about the \
+         kernel, and exit; CAP_NET_ADMIN is enough to serve then",
     )
     .beside_file(),
     Flag::switch(

@@ -175,6 +175,14 @@ fn what_is_wrong_is_named() {
         (&["--udp-timeout=5"], &["--udp-timeout", "unit is missing"]),
         (&["--udp-timeout=0s"], &["--udp-timeout", "greater than 0"]),
         (
+            &["--userspace-dial-attempts=0"],
+            &["--userspace-dial-attempts", "from 1 on"],
+        ),
+        (
+            &["--userspace-dial-timeout=0s"],
+            &["--userspace-dial-timeout", "greater than 0"],
+        ),
+        (
             &["--proxy-mode=magic"],
             &["--proxy-mode", "magic", "userspace"],
         ),

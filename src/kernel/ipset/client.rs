@@ -1,4 +1,6 @@
-//! The door itself.
+//! The socket to ipset: sets as a whole. Their members are in [`members`].
+//!
+//! [`members`]: super::members
 
 use std::collections::HashMap;
 
@@ -18,20 +20,17 @@ const DESTROY: u16 = 3;
 const FLUSH: u16 = 4;
 const SWAP: u16 = 6;
 const LIST: u16 = 7;
-const ADD: u16 = 9;
-const DEL: u16 = 10;
 const TYPE: u16 = 13;
 // IPSET_ATTR_* of commands
 const PROTOCOL: u16 = 1;
-const NAME: u16 = 2;
+pub(super) const NAME: u16 = 2;
 const TYPE_NAME: u16 = 3;
 const NAME2: u16 = 3;
 const REVISION: u16 = 4;
 const FAMILY: u16 = 5;
 const FLAGS: u16 = 6;
-const DATA: u16 = 7;
-const ADT: u16 = 8;
-const LINE: u16 = 9;
+pub(super) const DATA: u16 = 7;
+pub(super) const ADT: u16 = 8;
 // IPSET_ATTR_* of creation
 const PORT_FROM: u16 = 4;
 const PORT_TO: u16 = 5;
@@ -44,12 +43,9 @@ const VERSIONS: [u8; 2] = [7, 6];
 const LIST_HEADER: u32 = 1 << 2;
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
-/// Members in one message: they stay below the size of a datagram.
-const IN_A_MESSAGE: usize = 100;
-
 /// The sets of one network namespace.
 pub struct IpSets {
-    socket: Socket,
+    pub(super) socket: Socket,
     version: u8,
     /// The newest revision of each kind that the kernel has.
     revisions: HashMap<(Kind, u8), u8>,
@@ -90,7 +86,13 @@ impl IpSets {
         outcome.map(|()| sets)
     }
 
-    fn request(&self, command: u16, family: u8, flags: i32, what: &Words<'_>) -> Request {
+    pub(super) fn request(
+        &self,
+        command: u16,
+        family: u8,
+        flags: i32,
+        what: &Words<'_>,
+    ) -> Request {
         let object = format!("{}{}", what.object, what.name);
         Request::new(
             SUBSYSTEM << 8 | command,
@@ -234,89 +236,6 @@ impl IpSets {
             .map_err(explained)
     }
 
-    /// Adds members; those that are there already are fine. Answers with those
-    /// that the kernel refused, each with the reason; the others are in.
-    ///
-    /// # Errors
-    /// When the socket fails.
-    pub fn add(&mut self, set: &Set, members: &[Element]) -> Result<Vec<(Element, Error)>, Error> {
-        self.members_change(ADD, "add", set, members)
-    }
-
-    /// Takes members out; those that are gone already are fine. Answers as
-    /// [`IpSets::add`].
-    ///
-    /// # Errors
-    /// When the socket fails.
-    pub fn remove(
-        &mut self,
-        set: &Set,
-        members: &[Element],
-    ) -> Result<Vec<(Element, Error)>, Error> {
-        self.members_change(DEL, "remove", set, members)
-    }
-
-    /// Many members go in one message, at whose first refusal the kernel stops:
-    /// those of a refused message go again one by one. Without `NLM_F_EXCL`,
-    /// what is there already, or gone, is no refusal.
-    fn members_change(
-        &mut self,
-        command: u16,
-        operation: &'static str,
-        set: &Set,
-        members: &[Element],
-    ) -> Result<Vec<(Element, Error)>, Error> {
-        let family = set.family_number();
-        let fill =
-            |request: Request, member: &Element| request.nested(DATA, |data| member.write(data));
-        let mut refused = Vec::new();
-        let chunks: Vec<&[Element]> = members.chunks(IN_A_MESSAGE).collect();
-        let requests: Vec<Request> = chunks
-            .iter()
-            .map(|chunk| {
-                let words = Words {
-                    operation,
-                    object: "members of set ",
-                    name: &set.name,
-                };
-                self.request(command, family, 0, &words)
-                    .text(NAME, &set.name)
-                    // The kernel wants a line number with a list, to tell where
-                    // it stopped.
-                    .u32(LINE, 0)
-                    .nested(ADT, |list| chunk.iter().fold(list, fill))
-            })
-            .collect();
-        let outcomes = self.socket.batch(&requests, &[])?;
-        let again: Vec<Element> = chunks
-            .iter()
-            .zip(outcomes)
-            .filter(|(_, outcome)| outcome.is_err())
-            .flat_map(|(chunk, _)| chunk.iter().copied())
-            .collect();
-        let requests: Vec<Request> = again
-            .iter()
-            .map(|member| {
-                let name = format!("{member} in set {}", set.name);
-                let words = Words {
-                    operation,
-                    object: "",
-                    name: &name,
-                };
-                let request = self
-                    .request(command, family, 0, &words)
-                    .text(NAME, &set.name);
-                fill(request, member)
-            })
-            .collect();
-        for (member, outcome) in again.into_iter().zip(self.socket.batch(&requests, &[])?) {
-            if let Err(error) = outcome {
-                refused.push((member, explained(error)));
-            }
-        }
-        Ok(refused)
-    }
-
     /// All sets, without their members.
     ///
     /// # Errors
@@ -360,10 +279,10 @@ impl IpSets {
 }
 
 /// How an error names what was tried.
-struct Words<'a> {
-    operation: &'static str,
-    object: &'static str,
-    name: &'a str,
+pub(super) struct Words<'a> {
+    pub(super) operation: &'static str,
+    pub(super) object: &'static str,
+    pub(super) name: &'a str,
 }
 
 /// Reads a set's header from a listing.
@@ -419,6 +338,20 @@ pub(in crate::kernel) fn members(
     Ok(found)
 }
 
+/// `IPSET_ERR_HASH_FULL`
+const FULL: &str = "the set is full: all its members (maxelem) are there";
+
+/// Returns true if the kernel refused a member for want of room, in the set or in
+/// memory: it would refuse any other, too.
+pub(super) fn is_for_want_of_room(error: &Error) -> bool {
+    match error {
+        Error::Refused { errno, hint, .. } => {
+            *errno == Errno::ENOMEM || hint.as_deref() == Some(FULL)
+        }
+        _ => false,
+    }
+}
+
 /// What ipset's own error numbers mean (`enum ipset_errno`; from 4352 on those
 /// of the kinds: here `linux/netfilter/ipset/ip_set_hash.h`, because a bitmap
 /// of all ports refuses none).
@@ -435,7 +368,7 @@ fn private(number: i32) -> Option<&'static str> {
         4106 => "its addresses are of the other family",
         4109 => "its address is not IPv4, as the set's are",
         4110 => "its address is not IPv6, as the set's are",
-        4352 => "the set is full: all its members (maxelem) are there",
+        4352 => FULL,
         4353 => "it is no member that the set can have",
         4354 | 4355 => "its protocol has no ports, or is missing",
         4356 | 4357 => "it is a range, which the set does not take",
@@ -444,7 +377,7 @@ fn private(number: i32) -> Option<&'static str> {
 }
 
 /// What the system's error numbers mean here.
-fn explained(error: Error) -> Error {
+pub(super) fn explained(error: Error) -> Error {
     let Error::Refused {
         operation,
         object,

@@ -17,6 +17,7 @@
 
 pub(in crate::kernel) mod client;
 mod element;
+mod members;
 #[cfg(test)]
 mod tests;
 
@@ -24,12 +25,20 @@ use std::{borrow::Cow, fmt};
 
 use nix::libc;
 
-pub use self::{client::IpSets, element::Element};
+pub use self::{
+    client::IpSets,
+    element::Element,
+    members::{Refused, TEMPORARY},
+};
 use super::Family;
 
 /// The longest name that the kernel takes (`IPSET_MAXNAMELEN`, without the
 /// NUL).
 pub const LONGEST_NAME: usize = 31;
+
+/// The kernel's defaults (`linux/netfilter/ipset/ip_set_hash_gen.h`).
+const HASH_SIZE: u32 = 1024;
+const MAX_MEMBERS: u32 = 65_536;
 
 /// What the members of a set are made of, as ipset(8) names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -114,8 +123,30 @@ impl Set {
             name: name.into(),
             kind,
             family,
-            hash_size: 1024,
-            max_members: 65_536,
+            hash_size: HASH_SIZE,
+            max_members: MAX_MEMBERS,
+        }
+    }
+
+    /// The same set with room for that many members and a quarter more, and never
+    /// less than by default.
+    #[must_use]
+    pub fn with_room_for(self, members: u32) -> Set {
+        let power = |number: u32| number.checked_next_power_of_two().unwrap_or(u32::MAX);
+        Set {
+            // The kernel puts several members into a bucket before it takes more
+            // buckets, for which it hashes all members anew.
+            hash_size: power(members / 4).max(HASH_SIZE),
+            max_members: power(members.saturating_add(members / 4)).max(MAX_MEMBERS),
+            ..self
+        }
+    }
+
+    /// How many members it takes; 0: any number.
+    pub fn room(&self) -> u32 {
+        match self.kind {
+            Kind::Port => 0,
+            _ => self.max_members,
         }
     }
 
@@ -144,7 +175,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// It is what `set` asks for.
+    /// It is what `set` asks for, whatever its size.
     pub fn is(&self, set: &Set) -> bool {
         let family = match set.kind {
             Kind::Port => true,

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::*;
 use crate::kernel::namespace::in_namespace;
 
@@ -182,4 +184,104 @@ fn a_set_that_is_full_says_so() {
         let wanted = "cannot add 10.0.0.3 in set SMALL: the set is full";
         assert!(error.to_string().starts_with(wanted), "{error}");
     });
+}
+
+fn many(first: u32, number: u32) -> Vec<Element> {
+    let ip = |i: u32| (0x0a00_0000 + i).to_be_bytes().into();
+    let members = (first..first + number).map(|i| Element::ip_port(ip(i), 6, 80));
+    members.collect()
+}
+
+#[test]
+fn members_without_room_are_not_sent_one_by_one() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        let set = Set {
+            max_members: 150,
+            ..Set::new("SMALL", Kind::IpPort, Family::V4)
+        };
+        sets.create(&set).unwrap();
+        let mut members = many(0, 20_000);
+        // Another reason, in a message of its own.
+        let bad = Element::ip_port("fd00::1".parse().unwrap(), 6, 80);
+        members.insert(50, bad);
+        let refused = sets.add(&set, &members).unwrap();
+        assert_eq!(sets.members("SMALL").unwrap().len(), 150);
+        assert_eq!(refused.len(), members.len() - 150);
+        let mut reasons: Vec<_> = refused
+            .iter()
+            .map(|(_, reason)| Arc::as_ptr(reason))
+            .collect();
+        reasons.dedup();
+        assert_eq!(reasons.len(), 2, "reasons");
+        assert_eq!(refused[0].0, bad);
+        let full = refused[1].1.to_string();
+        assert!(full.contains("in set SMALL: the set is full"), "{full}");
+    });
+}
+
+#[test]
+fn a_set_is_enlarged_with_its_members_under_the_rules_that_use_it() {
+    in_namespace(|| {
+        let mut sets = IpSets::open().unwrap();
+        let small = Set {
+            max_members: 64,
+            ..Set::new("GROWING", Kind::IpPort, Family::V4)
+        };
+        sets.create(&small).unwrap();
+        let (before, more) = (many(0, 64), many(64, 100_000));
+        assert!(sets.add(&small, &before).unwrap().is_empty());
+        let sh = |line: &str| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-ec", line]).output().unwrap()
+        };
+        let rule = "iptables -A INPUT -p tcp -m set --match-set GROWING dst,dst -j DROP";
+        let added = sh(rule);
+        assert!(added.status.success(), "{added:?}");
+        // What a killed process left.
+        sets.create(&Set::new(TEMPORARY, Kind::Ip, Family::V6))
+            .unwrap();
+
+        let larger = small.clone().with_room_for(64 + 100_000);
+        sets.enlarge(&larger).unwrap();
+        let mut found = sets.members("GROWING").unwrap();
+        found.sort();
+        assert_eq!(found, before);
+        assert!(sets.add(&larger, &more).unwrap().is_empty());
+        let listed = sets.list().unwrap();
+        let [only] = &listed[..] else {
+            panic!("{listed:?}");
+        };
+        assert!(only.is(&larger) && only.references == 1, "{only:?}");
+        assert_eq!(only.max_members, 131_072);
+        assert!(sets.destroy("GROWING").is_err(), "the rule uses it");
+
+        // The name is in use: all stays as it is.
+        sets.create(&Set::new(TEMPORARY, Kind::Ip, Family::V4))
+            .unwrap();
+        let added = sh(&format!(
+            "iptables -A INPUT -m set --match-set {TEMPORARY} src -j DROP"
+        ));
+        assert!(added.status.success(), "{added:?}");
+        let error = sets.enlarge(&larger.clone().with_room_for(1 << 20));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(TEMPORARY), "{error}");
+        assert_eq!(sets.members("GROWING").unwrap().len(), 100_064);
+        assert!(
+            sets.enlarge(&Set::new("NONE", Kind::Ip, Family::V4))
+                .is_err()
+        );
+    });
+}
+
+#[test]
+fn sizes_follow_from_what_a_set_holds() {
+    let sized = |members| {
+        let set = Set::new("SIZED", Kind::Ip, Family::V4).with_room_for(members);
+        (set.hash_size, set.max_members)
+    };
+    assert_eq!(sized(0), (1024, 65_536));
+    assert_eq!(sized(52_428), (16_384, 65_536));
+    assert_eq!(sized(65_792), (32_768, 131_072));
+    assert_eq!(sized(u32::MAX), (1 << 30, u32::MAX));
 }

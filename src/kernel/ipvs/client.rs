@@ -1,4 +1,4 @@
-//! The door itself.
+//! The socket to IPVS: requests, and what comes of them.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -11,6 +11,7 @@ use super::{
 use crate::kernel::{
     modules,
     netlink::{Error, Malformed, Message, Protocol, Socket, generic},
+    passing::is_passing_io,
 };
 
 /// `IPVS_GENL_NAME`
@@ -48,9 +49,13 @@ pub struct Info {
 /// IPVS of one network namespace.
 pub struct Ipvs {
     socket: Socket,
+    /// The number of IPVS's generic netlink family, which is another one each
+    /// time that the module is loaded.
     family: u16,
     /// `None` where the kernel shows no such file.
     table: Option<Table>,
+    /// See [`Ipvs::was_loaded_anew`].
+    loaded_anew: bool,
 }
 
 impl Ipvs {
@@ -60,31 +65,51 @@ impl Ipvs {
     /// When this kernel has no IPVS and cannot load it.
     pub fn open() -> Result<Ipvs, Error> {
         let mut socket = Socket::open(Protocol::Generic)?;
-        let family = match socket.family(NAME) {
-            Err(Error::Refused {
-                errno: Errno::ENOENT,
-                object,
-                operation,
-                ..
-            }) => {
-                let loaded = modules::load(MODULE);
-                socket.family(NAME).map_err(|_| Error::Refused {
-                    operation,
-                    object,
-                    errno: Errno::ENOENT,
-                    hint: Some(match loaded {
-                        Ok(()) => format!("module {MODULE} is loaded but gives no IPVS"),
-                        Err(why) => format!("kernel without IPVS: {why}"),
-                    }),
-                })?
-            }
-            other => other?,
-        };
+        let family = find_family(&mut socket)?;
         Ok(Ipvs {
             socket,
             family,
             table: Table::open().ok(),
+            loaded_anew: false,
         })
+    }
+
+    /// Returns true, once, after the module of IPVS was unloaded and loaded
+    /// again while this was open: what it held and how it was set up is gone.
+    ///
+    /// # Errors
+    /// When the module is not loaded and cannot be.
+    pub fn was_loaded_anew(&mut self) -> Result<bool, Error> {
+        self.find_again()?;
+        Ok(std::mem::take(&mut self.loaded_anew))
+    }
+
+    /// Looks up the number of the family again. Returns true if it is another
+    /// one now.
+    fn find_again(&mut self) -> Result<bool, Error> {
+        let family = find_family(&mut self.socket)?;
+        if family == self.family {
+            return Ok(false);
+        }
+        self.family = family;
+        // The file of a module that is gone cannot be read any more.
+        self.table = Table::open().ok();
+        self.loaded_anew = true;
+        Ok(true)
+    }
+
+    /// Returns what `ask` does with the socket and the number of the family;
+    /// asks once more if the number was out of date.
+    fn ask<T>(
+        &mut self,
+        mut ask: impl FnMut(&mut Socket, u16) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match ask(&mut self.socket, self.family) {
+            Err(error) if may_be_out_of_date(&error) && self.find_again()? => {
+                ask(&mut self.socket, self.family)
+            }
+            outcome => outcome,
+        }
     }
 
     /// Version and size of the connection table.
@@ -92,24 +117,26 @@ impl Ipvs {
     /// # Errors
     /// When the kernel refuses, as without `CAP_NET_ADMIN`.
     pub fn info(&mut self) -> Result<Info, Error> {
-        let request = encode::ask(self.family, encode::GET_INFO, "the version of IPVS");
         let mut info = Info {
             version: (0, 0, 0),
             table_size: 0,
         };
-        self.socket.call(&request, |message| {
-            for attribute in message.attributes(generic::HEADER) {
-                let attribute = attribute?;
-                match attribute.kind {
-                    VERSION => {
-                        let [_, major, minor, patch] = attribute.u32()?.to_be_bytes();
-                        info.version = (major, minor, patch);
+        self.ask(|socket, family| {
+            let request = encode::ask(family, encode::GET_INFO, "the version of IPVS");
+            socket.call(&request, |message| {
+                for attribute in message.attributes(generic::HEADER) {
+                    let attribute = attribute?;
+                    match attribute.kind {
+                        VERSION => {
+                            let [_, major, minor, patch] = attribute.u32()?.to_be_bytes();
+                            info.version = (major, minor, patch);
+                        }
+                        TABLE_SIZE => info.table_size = attribute.u32()?,
+                        _ => {}
                     }
-                    TABLE_SIZE => info.table_size = attribute.u32()?,
-                    _ => {}
                 }
-            }
-            Ok(None::<()>)
+                Ok(None::<()>)
+            })
         })?;
         Ok(info)
     }
@@ -119,20 +146,22 @@ impl Ipvs {
     /// # Errors
     /// When the kernel refuses.
     pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
-        let request = encode::ask(self.family, encode::GET_CONFIG, "the timeouts of IPVS");
         let mut timeouts = Timeouts::default();
-        self.socket.call(&request, |message| {
-            for attribute in message.attributes(generic::HEADER) {
-                let attribute = attribute?;
-                let place = match attribute.kind {
-                    TIMEOUT_TCP => &mut timeouts.tcp,
-                    TIMEOUT_TCP_FIN => &mut timeouts.tcp_fin,
-                    TIMEOUT_UDP => &mut timeouts.udp,
-                    _ => continue,
-                };
-                *place = Duration::from_secs(attribute.u32()?.into());
-            }
-            Ok(None::<()>)
+        self.ask(|socket, family| {
+            let request = encode::ask(family, encode::GET_CONFIG, "the timeouts of IPVS");
+            socket.call(&request, |message| {
+                for attribute in message.attributes(generic::HEADER) {
+                    let attribute = attribute?;
+                    let place = match attribute.kind {
+                        TIMEOUT_TCP => &mut timeouts.tcp,
+                        TIMEOUT_TCP_FIN => &mut timeouts.tcp_fin,
+                        TIMEOUT_UDP => &mut timeouts.udp,
+                        _ => continue,
+                    };
+                    *place = Duration::from_secs(attribute.u32()?.into());
+                }
+                Ok(None::<()>)
+            })
         })?;
         Ok(timeouts)
     }
@@ -143,16 +172,14 @@ impl Ipvs {
     /// When the kernel refuses.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-        let request = encode::request(
-            self.family,
-            encode::SET_CONFIG,
-            "set",
-            "the timeouts of IPVS",
-        )
-        .u32(TIMEOUT_TCP, seconds(timeouts.tcp))
-        .u32(TIMEOUT_TCP_FIN, seconds(timeouts.tcp_fin))
-        .u32(TIMEOUT_UDP, seconds(timeouts.udp));
-        self.socket.call(&request, |_| Ok(None::<()>)).map(drop)
+        self.ask(|socket, family| {
+            let object = "the timeouts of IPVS";
+            let request = encode::request(family, encode::SET_CONFIG, "set", object)
+                .u32(TIMEOUT_TCP, seconds(timeouts.tcp))
+                .u32(TIMEOUT_TCP_FIN, seconds(timeouts.tcp_fin))
+                .u32(TIMEOUT_UDP, seconds(timeouts.udp));
+            socket.call(&request, |_| Ok(None::<()>)).map(drop)
+        })
     }
 
     /// All virtual servers, but for those that a firewall mark names.
@@ -160,9 +187,10 @@ impl Ipvs {
     /// # Errors
     /// When the kernel refuses or its answer cannot be read.
     pub fn list(&mut self) -> Result<Vec<ListedServer>, Error> {
-        let request = encode::request(self.family, encode::GET_SERVICE, "list", "virtual servers");
-        self.socket
-            .dump(&request, |message| decode::server(&message))
+        self.ask(|socket, family| {
+            let request = encode::request(family, encode::GET_SERVICE, "list", "virtual servers");
+            socket.dump(&request, |message| decode::server(&message))
+        })
     }
 
     /// The real servers of a virtual server.
@@ -171,9 +199,11 @@ impl Ipvs {
     /// When there is no such virtual server, the kernel refuses or its answer
     /// cannot be read.
     pub fn list_real(&mut self, id: &ServerId) -> Result<Vec<ListedReal>, Error> {
-        let family = encode::FAMILIES[usize::from(id.address.is_ipv6())];
-        let request = encode::list_real(self.family, id);
-        self.socket.dump(&request, real_of(family))
+        let of_addresses = encode::FAMILIES[usize::from(id.address.is_ipv6())];
+        self.ask(|socket, family| {
+            let request = encode::list_real(family, id);
+            socket.dump(&request, real_of(of_addresses))
+        })
     }
 
     /// Shows each virtual server with its real servers, at a hundredth of the
@@ -214,11 +244,12 @@ impl Ipvs {
     /// # Errors
     /// When the socket fails.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Vec<Result<(), Error>>, Error> {
-        let requests: Vec<_> = changes
-            .iter()
-            .map(|change| encode::change(self.family, change))
-            .collect();
-        let outcomes = self.socket.batch(&requests, &[])?;
+        let mut outcomes = self.batch(changes)?;
+        let mut refused = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
+        // Of a family that is gone, the kernel made none of them.
+        if refused.any(may_be_out_of_date) && self.find_again()? {
+            outcomes = self.batch(changes)?;
+        }
         Ok(changes
             .iter()
             .zip(outcomes)
@@ -228,6 +259,14 @@ impl Ipvs {
                 Ok(()) => Ok(()),
             })
             .collect())
+    }
+
+    fn batch(&mut self, changes: &[Change]) -> Result<Vec<Result<(), Error>>, Error> {
+        let requests: Vec<_> = changes
+            .iter()
+            .map(|change| encode::change(self.family, change))
+            .collect();
+        self.socket.batch(&requests, &[])
     }
 
     fn make(&mut self, change: Change) -> Result<(), Error> {
@@ -288,34 +327,55 @@ impl Ipvs {
     /// # Errors
     /// When the kernel refuses.
     pub fn flush(&mut self) -> Result<(), Error> {
-        let request = encode::request(self.family, encode::FLUSH, "delete", "all virtual servers");
-        self.socket.call(&request, |_| Ok(None::<()>)).map(drop)
+        self.ask(|socket, family| {
+            let request = encode::request(family, encode::FLUSH, "delete", "all virtual servers");
+            socket.call(&request, |_| Ok(None::<()>)).map(drop)
+        })
     }
+}
 
-    /// The schedulers among `names` that this kernel lacks, by trying each with
-    /// a virtual server that is deleted again, on a port of an address that is
-    /// nobody's (RFC 5737).
-    ///
-    /// # Errors
-    /// When the kernel refuses for another reason.
-    pub fn missing_schedulers<'a>(
-        &mut self,
-        names: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Vec<(&'a str, Error)>, Error> {
-        let id = ServerId {
-            protocol: super::Protocol::Tcp,
-            address: ([192, 0, 2, 1], 1).into(),
-        };
-        let mut missing = Vec::new();
-        for name in names {
-            match self.add(&VirtualServer::new(id, name.to_owned())) {
-                Ok(()) => self.delete(&id)?,
-                Err(error) if is_gone(&error) => missing.push((name, error)),
-                Err(error) => return Err(error),
-            }
+/// Returns the number of IPVS's generic netlink family; loads its module where
+/// the kernel does not know the family.
+///
+/// # Errors
+/// When this kernel has no IPVS and cannot load it.
+fn find_family(socket: &mut Socket) -> Result<u16, Error> {
+    match socket.family(NAME) {
+        Err(Error::Refused {
+            errno: Errno::ENOENT,
+            object,
+            operation,
+            ..
+        }) => {
+            let loaded = modules::load(MODULE);
+            socket.family(NAME).map_err(|_| Error::Refused {
+                operation,
+                object,
+                // Where modprobe could not be run, that is the reason.
+                errno: match &loaded {
+                    Err(modules::Error::Run { source, .. }) if is_passing_io(source) => {
+                        source.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw)
+                    }
+                    _ => Errno::ENOENT,
+                },
+                hint: Some(match loaded {
+                    Ok(()) => format!("module {MODULE} is loaded but gives no IPVS"),
+                    Err(why) => format!("kernel without IPVS: {why}"),
+                }),
+            })
         }
-        Ok(missing)
+        other => other,
     }
+}
+
+/// What the kernel says of a family number that no family has (`ENOENT`), or
+/// that another family has by now. It says the same of much else.
+fn may_be_out_of_date(error: &Error) -> bool {
+    matches!(error, Error::Refused { .. })
+        && matches!(
+            error.errno(),
+            Some(Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP)
+        )
 }
 
 fn real_of(family: u16) -> impl Fn(Message<'_>) -> Result<Option<ListedReal>, Malformed> {
@@ -324,7 +384,7 @@ fn real_of(family: u16) -> impl Fn(Message<'_>) -> Result<Option<ListedReal>, Ma
 
 /// What the kernel says of a virtual server (`ESRCH`), a real server or a
 /// scheduler (`ENOENT`) that is not there.
-fn is_gone(error: &Error) -> bool {
+pub(super) fn is_gone(error: &Error) -> bool {
     matches!(error.errno(), Some(Errno::ESRCH | Errno::ENOENT))
 }
 

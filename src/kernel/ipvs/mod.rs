@@ -28,6 +28,7 @@ mod change;
 mod client;
 pub(in crate::kernel) mod decode;
 mod encode;
+mod schedulers;
 pub(in crate::kernel) mod table;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ use nix::libc;
 pub use self::{
     change::Change,
     client::{Info, Ipvs, Timeouts},
+    schedulers::LONGEST_SCHEDULER_NAME,
     table::TableReal,
 };
 use super::Family;

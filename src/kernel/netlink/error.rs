@@ -4,6 +4,8 @@ use std::io;
 
 use nix::errno::Errno;
 
+use crate::kernel::passing;
+
 /// A message that is not built as its header says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -67,6 +69,12 @@ fn reason(errno: Errno, hint: Option<&str>) -> String {
 }
 
 impl Error {
+    /// For a reason that says nothing about what was asked, such as a lack of
+    /// memory or of descriptors.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Error::Unstable { .. }) || self.errno().is_some_and(passing::is_passing)
+    }
+
     /// The kernel's reason, where it was the kernel that refused.
     pub fn errno(&self) -> Option<Errno> {
         match self {

@@ -84,13 +84,19 @@ impl Extension {
         }
     }
 
+    /// Whether it is among `features`.
+    pub(super) fn is_in(self, features: &Features) -> bool {
+        let mut features = *features;
+        *self.of(&mut features)
+    }
+
     /// As a rule spells it.
     pub fn spelling(self) -> &'static str {
         self.facts(Family::V4).0
     }
 
     /// One word for it.
-    fn word(self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         match self {
             Extension::Comment => "comment",
             Extension::Statistic => "statistic",

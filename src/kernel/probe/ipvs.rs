@@ -1,71 +1,78 @@
 //! IPVS and what ipvs mode needs beside it.
 
-use nix::errno::Errno;
-
-use super::{Ability, Kernel, tries::reason};
+use super::{
+    Ability, Findings, Kernel, Unable,
+    tries::{Tried, kept_or},
+};
 use crate::kernel::{
     Family,
     ipset::{IpSets, Kind, Set},
     ipvs::Ipvs,
     links,
-    netlink::{Error, Protocol, Socket},
+    netlink::{Protocol, Socket},
 };
 
 /// Names of things that are made and taken away again.
-const LINK: &str = "tripod-probe";
-const SET: &str = "TRIPOD-PROBE";
+pub(super) const LINK: &str = "tripod-probe";
+pub(super) const SET: &str = "TRIPOD-PROBE";
 
-pub(super) fn dummy_link() -> Result<(), String> {
-    let mut socket = Socket::open(Protocol::Route).map_err(|e| reason(&e))?;
-    links::add_dummy(&mut socket, LINK).map_err(|e| reason(&e))?;
-    links::delete(&mut socket, LINK).map_err(|e| reason(&e))
+pub(super) fn dummy_link() -> Tried {
+    let mut socket = Socket::open(Protocol::Route)?;
+    links::add_dummy(&mut socket, LINK)?;
+    Ok(links::delete(&mut socket, LINK)?)
 }
 
-pub(super) fn sets(kernel: &mut Kernel) {
-    let mut opened = IpSets::open();
+pub(super) fn sets(kernel: &mut Kernel, findings: Option<&Findings>) {
+    let mut opened = None;
     for kind in super::IP_SETS {
-        let outcome = match (&mut opened, Kind::of(kind)) {
-            (Ok(sets), Some(kind)) => sets
-                .create(&Set::new(SET, kind, Family::V4))
-                .and_then(|()| sets.destroy(SET))
-                .map_err(|e| hinted(&e)),
-            (Ok(_), None) => Err("unknown".to_owned()),
-            (Err(error), _) => Err(hinted(error)),
-        };
-        kernel.record(Ability::IpSet(kind), outcome);
+        let ability = Ability::IpSet(kind);
+        let outcome = kept_or(findings, &ability, || {
+            let sets = opened.get_or_insert_with(IpSets::open);
+            set(sets.as_mut().map_err(|error| Unable::from(&*error))?, kind)
+        });
+        kernel.record(ability, outcome);
     }
 }
 
-/// ipset has error numbers that the system does not know; then our words tell.
-fn hinted(error: &Error) -> String {
-    match error {
-        Error::Refused {
-            errno: Errno::UnknownErrno,
-            hint: Some(hint),
-            ..
-        } => hint.clone(),
-        other => reason(other),
-    }
-}
-
-pub(super) fn virtual_servers(schedulers: &[String], kernel: &mut Kernel) {
-    let mut opened = Ipvs::open();
-    let outcome = match &mut opened {
-        // Reading takes the privileges that writing takes.
-        Ok(ipvs) => ipvs.info().map(drop).map_err(|e| reason(&e)),
-        Err(error) => Err(reason(error)),
+fn set(sets: &mut IpSets, kind: &str) -> Tried {
+    let Some(kind) = Kind::of(kind) else {
+        return Err(Unable::Lacks("unknown".to_owned()));
     };
-    let works = outcome.clone();
-    kernel.record(Ability::Ipvs, outcome);
+    // One that was left by a process that was killed would be in the way.
+    sets.destroy(SET)?;
+    sets.create(&Set::new(SET, kind, Family::V4))?;
+    Ok(sets.destroy(SET)?)
+}
+
+pub(super) fn virtual_servers(
+    schedulers: &[String],
+    kernel: &mut Kernel,
+    findings: Option<&Findings>,
+) {
+    let mut opened = Ipvs::open();
+    let open = |opened: &mut Result<Ipvs, _>| -> Tried {
+        match opened {
+            // Reading takes the privileges that writing takes.
+            Ok(ipvs) => Ok(ipvs.info().map(drop)?),
+            Err(error) => Err(Unable::from(&*error)),
+        }
+    };
+    let works = open(&mut opened);
+    kernel.record(Ability::Ipvs, works.clone());
     for name in schedulers {
+        let ability = Ability::Scheduler(name.clone());
         let outcome = match (&mut opened, &works) {
-            (Ok(ipvs), Ok(())) => match ipvs.missing_schedulers([name.as_str()]) {
-                Ok(missing) if missing.is_empty() => Ok(()),
-                Ok(_) => Err("there is none of that name".to_owned()),
-                Err(error) => Err(reason(&error)),
-            },
-            _ => Err("there is no IPVS to use it in".to_owned()),
+            (Ok(ipvs), Ok(())) => kept_or(findings, &ability, || scheduler(ipvs, name)),
+            (_, Err(unknown @ Unable::Unknown(_))) => Err(unknown.clone()),
+            _ => Err(Unable::Lacks("there is no IPVS to use it in".to_owned())),
         };
-        kernel.record(Ability::Scheduler(name.clone()), outcome);
+        kernel.record(ability, outcome);
+    }
+}
+
+fn scheduler(ipvs: &mut Ipvs, name: &str) -> Tried {
+    match ipvs.missing_schedulers([name])?.is_empty() {
+        true => Ok(()),
+        false => Err(Unable::Lacks("there is none of that name".to_owned())),
     }
 }

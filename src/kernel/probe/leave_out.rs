@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Ability, Extension, IP_SETS, Kernel};
+use super::{Ability, Answer, Extension, IP_SETS, Kernel, Unable};
 use crate::kernel::Family;
 
 /// Why something that is left out cannot be used.
@@ -74,11 +74,12 @@ impl Kernel {
     /// The same kernel without those abilities.
     #[must_use]
     pub fn leaving_out(mut self, left_out: &LeaveOut) -> Kernel {
+        let left_out_why = || Unable::Lacks(WHY.to_owned());
         for ability in &left_out.0 {
-            self.record(ability.clone(), Err(WHY.to_owned()));
+            self.record(ability.clone(), Err(left_out_why()));
             if let Ability::Extension(family, Extension::Masquerade) = ability {
                 let rest = Ability::Extension(*family, Extension::RandomFully);
-                self.record(rest, Err(WHY.to_owned()));
+                self.record(rest, Err(left_out_why()));
             }
         }
         self
@@ -87,7 +88,8 @@ impl Kernel {
     /// Schedulers of IPVS that are left out.
     pub fn left_out_schedulers(&self) -> BTreeSet<Arc<str>> {
         let lacks = self.tried.iter();
-        let left_out = lacks.filter(|(_, lack)| lack.as_deref() == Some(WHY));
+        let left_out =
+            lacks.filter(|(_, answer)| matches!(answer, Answer::Lacks(why) if why == WHY));
         left_out
             .filter_map(|(ability, _)| match ability {
                 Ability::Scheduler(name) => Some(name.as_str().into()),

@@ -4,35 +4,62 @@
 //! leave things out and port things back.
 
 mod ability;
+mod answer;
+mod cleanup;
+pub mod findings;
 mod ipvs;
 mod leave_out;
 mod sockets;
 mod tries;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, thread};
 
 use nix::errno::Errno;
 
 pub use self::{
     ability::{Ability, Extension, Setting},
+    cleanup::cleanup,
+    findings::Findings,
     leave_out::LeaveOut,
+};
+use self::{
+    answer::{Answer, Unable},
+    tries::Tried,
 };
 use super::{
     Family,
-    scratch::in_scratch,
-    xtables::{self, Toolkit, Xtables, features::Features},
+    scratch::{NoScratch, in_scratch},
+    xtables::{
+        self, Toolkit, Xtables,
+        features::{Features, Probed},
+    },
 };
 
 /// What was found out: the one view of the kernel that verdicts judge and modes
 /// are made from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// Each thing that was tried, with the reason if it cannot be done.
-    tried: BTreeMap<Ability, Option<String>>,
+    /// What came of each thing that was tried.
+    tried: BTreeMap<Ability, Answer>,
     /// The programs for table nat, where they work.
     toolkits: BTreeMap<Family, Toolkit>,
     /// Programs whose rules find sockets, where nothing works for table nat.
     markers: BTreeMap<Family, Xtables>,
+    /// It was tried in a network namespace of its own.
+    isolated: bool,
+}
+
+/// What to examine a kernel for, and what is known already.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Examination<'a> {
+    /// Schedulers of IPVS that are asked for.
+    pub schedulers: &'a [String],
+    /// What another process found out; used where this one can make no network
+    /// namespace to try things in.
+    pub findings: Option<&'a Findings>,
+    /// Of two iptables programs the one that works is taken, although the other
+    /// one did not answer.
+    pub settles: bool,
 }
 
 /// The kinds of ipset that somebody here needs, as `ipset create` spells them.
@@ -48,20 +75,41 @@ impl Kernel {
     /// Tries everything, and these schedulers of IPVS. Takes some tenths of a
     /// second, in a thread of its own; the caller's thread waits.
     pub fn examine(schedulers: &[String]) -> Kernel {
+        Kernel::examine_as(&Examination {
+            schedulers,
+            ..Examination::default()
+        })
+    }
+
+    /// As [`Kernel::examine`], by what is known already.
+    pub fn examine_as(examination: &Examination<'_>) -> Kernel {
         let mut kernel = Kernel::default();
         kernel.record(Ability::NetAdmin, tries::net_admin());
+        let place = in_scratch(|| ());
+        // Who can make a namespace finds out better by itself.
+        let isolated = !matches!(place, Err(NoScratch::Impossible(_)));
+        let findings = examination.findings.filter(|_| !isolated);
         // In a thread of its own, because it has a runtime of its own.
-        let rules = std::thread::scope(|scope| {
-            let worker = scope.spawn(tries::xtables);
-            // Without CAP_SYS_ADMIN, as in a container that has CAP_NET_ADMIN
-            // alone, things are tried where we are, under names of ours, and
-            // taken away at once. Without CAP_NET_ADMIN either each says so.
-            let tried = in_scratch(|| tries::objects(schedulers));
-            let tried = tried.unwrap_or_else(|_| tries::objects(schedulers));
+        let rules = thread::scope(|scope| {
+            let work = || tries::xtables(findings, examination.settles);
+            let worker = thread::Builder::new().spawn_scoped(scope, work);
+            let objects = || tries::objects(examination.schedulers, findings);
+            let tried = match place.and_then(|()| in_scratch(objects)) {
+                Ok(tried) => tried,
+                // Without CAP_SYS_ADMIN, as in a container that has
+                // CAP_NET_ADMIN alone, things are tried where we are, under
+                // names of ours, and taken away at once. Without CAP_NET_ADMIN
+                // either each says so.
+                Err(NoScratch::Impossible(_)) => objects(),
+                Err(NoScratch::ForNow(why)) => tries::nothing_known(examination.schedulers, &why),
+            };
             kernel.tried.extend(tried.tried);
-            worker
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            match worker {
+                Ok(worker) => worker
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(error) => tries::no_rules_known(&error.to_string()),
+            }
         });
         kernel.tried.extend(rules.tried);
         // Those of IPVS are there once its module is.
@@ -70,19 +118,30 @@ impl Kernel {
         }
         Kernel {
             tried: kernel.tried,
+            isolated,
             ..rules
         }
     }
 
-    fn record(&mut self, ability: Ability, outcome: Result<(), String>) {
-        self.tried.insert(ability, outcome.err());
+    fn record(&mut self, ability: Ability, outcome: Tried) {
+        self.tried.insert(ability, outcome.into());
     }
 
-    /// Why this cannot be done; `None`: it can.
+    /// Why this is not to be used: it cannot be done, or whether it can is not
+    /// known; `None`: it can.
     pub fn lack(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
-            Some(lack) => lack.as_deref(),
+            Some(Answer::Works) => None,
+            Some(Answer::Lacks(why) | Answer::Unknown(why)) => Some(why),
             None => Some("was not tried"),
+        }
+    }
+
+    /// Why it is not known whether this can be done; `None`: it is known.
+    pub fn unknown(&self, ability: &Ability) -> Option<&str> {
+        match self.tried.get(ability) {
+            Some(Answer::Unknown(why)) => Some(why),
+            _ => None,
         }
     }
 
@@ -133,7 +192,15 @@ impl Kernel {
     #[must_use]
     pub fn without(mut self, ability: &Ability) -> Kernel {
         let why = "taken away".to_owned();
-        self.tried.insert(ability.clone(), Some(why));
+        self.tried.insert(ability.clone(), Answer::Lacks(why));
+        self
+    }
+
+    /// The same kernel, of which it is not known whether it can do this.
+    #[cfg(test)]
+    pub(crate) fn not_knowing(mut self, ability: &Ability) -> Kernel {
+        let why = "Cannot allocate memory".to_owned();
+        self.tried.insert(ability.clone(), Answer::Unknown(why));
         self
     }
 
@@ -155,6 +222,10 @@ impl Kernel {
             family,
             reason: reason.to_owned(),
         };
+        if let Some(why) = self.unknown(&Ability::Nat(family)) {
+            let reason = why.to_owned();
+            return Err(xtables::Error::Unknown { family, reason });
+        }
         if let Some(why) = self.lack(&Ability::Nat(family)) {
             return Err(unusable(why));
         }
@@ -189,15 +260,21 @@ impl Kernel {
         found.cloned().ok_or_else(|| "it was not tried".to_owned())
     }
 
-    fn set_features(&mut self, family: Family, found: Result<Features, String>) {
-        let why = match &found {
-            Ok(_) => "a rule with it was refused",
-            Err(_) => "there is no nat table to use it in",
-        };
-        let mut features = found.unwrap_or(Features::NONE);
+    /// Notes what rules of `family` may use; if there are none, because of what.
+    fn set_features(&mut self, family: Family, found: Result<Probed, Unable>) {
         for extension in Extension::ALL {
-            let there = *extension.of(&mut features);
-            let outcome = there.then_some(()).ok_or_else(|| why.to_owned());
+            let outcome = match found.clone() {
+                Ok(probed) if extension.is_in(&probed.there) => Ok(()),
+                Ok(probed) if extension.is_in(&probed.unknown) => {
+                    Err(Unable::Unknown(probed.why.unwrap_or_default()))
+                }
+                Ok(_) => Err(Unable::Lacks("a rule with it was refused".to_owned())),
+                Err(Unable::Lacks(_)) => {
+                    let why = "there is no nat table to use it in";
+                    Err(Unable::Lacks(why.to_owned()))
+                }
+                Err(unknown) => Err(unknown),
+            };
             self.record(Ability::Extension(family, extension), outcome);
         }
     }

@@ -7,13 +7,12 @@ use std::{
 };
 
 use nix::{
-    errno::Errno,
     fcntl::{SpliceFFlags, splice},
     unistd::{pipe, read},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::words;
+use super::tries::Tried;
 use crate::kernel::Family;
 
 fn domain(family: Family) -> Domain {
@@ -23,24 +22,17 @@ fn domain(family: Family) -> Domain {
     }
 }
 
-fn told(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(number) => words(Errno::from_raw(number)),
-        None => error.to_string(),
-    }
-}
-
 /// A socket of that family, bound to its loopback address.
-pub(super) fn sockets(family: Family) -> Result<(), String> {
+pub(super) fn sockets(family: Family) -> Tried {
     let address = match family {
         Family::V4 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         Family::V6 => SocketAddr::from((Ipv6Addr::LOCALHOST, 0)),
     };
-    TcpListener::bind(address).map(|_| ()).map_err(|e| told(&e))
+    Ok(TcpListener::bind(address).map(drop)?)
 }
 
 /// A socket bound to an address that is nobody's (RFC 5737, RFC 3849).
-pub(super) fn transparent(family: Family) -> Result<(), String> {
+pub(super) fn transparent(family: Family) -> Tried {
     let attempt = || {
         let socket = Socket::new(domain(family), Type::STREAM, Some(Protocol::TCP))?;
         let address: SocketAddr = match family {
@@ -55,11 +47,11 @@ pub(super) fn transparent(family: Family) -> Result<(), String> {
         };
         socket.bind(&address.into())
     };
-    attempt().map_err(|e| told(&e))
+    Ok(attempt()?)
 }
 
 /// Two sockets on one address.
-pub(super) fn reuse_port() -> Result<(), String> {
+pub(super) fn reuse_port() -> Tried {
     let attempt = || {
         let first = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
         first.set_reuse_port(true)?;
@@ -68,11 +60,11 @@ pub(super) fn reuse_port() -> Result<(), String> {
         second.set_reuse_port(true)?;
         second.bind(&first.local_addr()?)
     };
-    attempt().map_err(|e| told(&e))
+    Ok(attempt()?)
 }
 
 /// Bytes from a socket into a pipe without a copy.
-pub(super) fn splicing() -> Result<(), String> {
+pub(super) fn splicing() -> Tried {
     let attempt = || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let mut sender = TcpStream::connect(listener.local_addr()?)?;
@@ -90,5 +82,5 @@ pub(super) fn splicing() -> Result<(), String> {
         read(&out, &mut [0; 1])?;
         Ok::<_, std::io::Error>(())
     };
-    attempt().map_err(|e| told(&e))
+    Ok(attempt()?)
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use super::{Ability, Extension, Kernel, Setting, sockets, words};
+use super::{Ability, Extension, Findings, Kernel, Setting, Unable, sockets, words};
 use crate::kernel::{
     Family,
     conntrack::flows::{self, Match, Reply},
@@ -12,8 +12,21 @@ use crate::kernel::{
     netlink::{Error, Protocol, Request, Socket},
     routes::{self, Kind, Route},
     rules, sysctl,
-    xtables::{self, Toolkit, Xtables, features},
+    xtables::{Engine, Search, Toolkit, Xtables, features},
 };
+
+/// What came of one try.
+pub(super) type Tried = Result<(), Unable>;
+
+/// What `findings` say of `ability`, else what comes of trying it.
+pub(super) fn kept_or(
+    findings: Option<&Findings>,
+    ability: &Ability,
+    attempt: impl FnOnce() -> Tried,
+) -> Tried {
+    let known = findings.and_then(|findings| findings.tried(ability));
+    known.unwrap_or_else(attempt)
+}
 
 /// A table of routes that nobody is likely to use.
 const TABLE: u32 = 0x5472_6970;
@@ -21,8 +34,8 @@ const TABLE: u32 = 0x5472_6970;
 /// Whether this network namespace lets itself be changed: taking away what is
 /// not there is refused for lack of privilege before it is looked for
 /// (`rtnetlink_rcv_msg`).
-pub(super) fn net_admin() -> Result<(), String> {
-    let mut socket = Socket::open(Protocol::Route).map_err(|e| e.to_string())?;
+pub(super) fn net_admin() -> Tried {
+    let mut socket = Socket::open(Protocol::Route)?;
     // RTM_DELLINK of an index that no link has.
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&i32::MAX.to_ne_bytes());
@@ -31,123 +44,135 @@ pub(super) fn net_admin() -> Result<(), String> {
         Err(Error::Refused {
             errno: Errno::EPERM | Errno::EACCES,
             ..
-        }) => Err(words(Errno::EPERM)),
+        }) => Err(Unable::Lacks(words(Errno::EPERM))),
+        Err(error) if error.is_passing() => Err(error.into()),
         _ => Ok(()),
     }
 }
 
 /// Whether the setting is 1 or could be; nothing is written.
-pub(super) fn setting(setting: Setting) -> Result<(), String> {
-    sysctl::settable(setting.name(), "1").map_err(|error| error.reason())
+pub(super) fn setting(setting: Setting) -> Tried {
+    Ok(sysctl::settable(setting.name(), "1")?)
 }
 
-/// Everything that is tried with objects in a network namespace.
-pub(super) fn objects(schedulers: &[String]) -> Kernel {
+/// Everything that is tried with objects in a network namespace, but for what is
+/// among the `findings`.
+pub(super) fn objects(schedulers: &[String], findings: Option<&Findings>) -> Kernel {
     let mut kernel = Kernel::default();
     for family in Family::ALL {
         kernel.record(Ability::Sockets(family), sockets::sockets(family));
         kernel.record(Ability::Transparent(family), sockets::transparent(family));
-        let route = || -> Result<_, Error> {
-            let mut socket = Socket::open(Protocol::Route)?;
-            Ok((
-                local_route(&mut socket, family),
-                port_rule(&mut socket, family),
-            ))
-        };
-        let (local, ports) = match route() {
-            Ok(outcomes) => outcomes,
-            Err(error) => (Err(error.to_string()), Err(error.to_string())),
-        };
-        kernel.record(Ability::LocalRoutes(family), local);
-        kernel.record(Ability::PortRules(family), ports);
+        let (local, ports) = (Ability::LocalRoutes(family), Ability::PortRules(family));
+        let outcome = kept_or(findings, &local, || local_route(family));
+        kernel.record(local, outcome);
+        let outcome = kept_or(findings, &ports, || port_rule(family));
+        kernel.record(ports, outcome);
     }
     kernel.record(Ability::ReusePort, sockets::reuse_port());
     kernel.record(Ability::Splice, sockets::splicing());
     kernel.record(Ability::Conntrack, conntrack());
-    kernel.record(Ability::DummyLink, super::ipvs::dummy_link());
-    super::ipvs::sets(&mut kernel);
-    super::ipvs::virtual_servers(schedulers, &mut kernel);
+    let dummy = kept_or(findings, &Ability::DummyLink, super::ipvs::dummy_link);
+    kernel.record(Ability::DummyLink, dummy);
+    super::ipvs::sets(&mut kernel, findings);
+    super::ipvs::virtual_servers(schedulers, &mut kernel, findings);
     kernel
 }
 
-fn test_address(family: Family) -> IpAddr {
+/// What [`objects`] would try, where nothing could be tried for now.
+pub(super) fn nothing_known(schedulers: &[String], why: &str) -> Kernel {
+    let all = Kernel::with_everything(schedulers).tried.into_keys();
+    let mut kernel = Kernel::default();
+    for ability in all.filter(|ability| *ability != Ability::NetAdmin) {
+        kernel.record(ability, Err(Unable::Unknown(why.to_owned())));
+    }
+    kernel
+}
+
+pub(super) fn test_address(family: Family) -> IpAddr {
     match family {
         Family::V4 => [192, 0, 2, 1].into(),
         Family::V6 => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
     }
 }
 
-fn one(outcomes: Result<Vec<Result<(), Error>>, Error>) -> Result<(), String> {
-    outcomes
-        .and_then(|all| all.into_iter().collect())
-        .map_err(|e| reason(&e))
-}
-
-/// The kernel's own words; what was tried is known already.
-pub(super) fn reason(error: &Error) -> String {
-    match error {
-        Error::Refused { errno, .. } => words(*errno),
-        Error::Socket { source, .. } => match source.raw_os_error() {
-            Some(number) => words(Errno::from_raw(number)),
-            None => source.to_string(),
-        },
-        other => other.to_string(),
-    }
-}
-
-fn local_route(socket: &mut Socket, family: Family) -> Result<(), String> {
-    let loopback = links::index("lo").map_err(|e| reason(&e))?;
-    let route = [Route {
+/// The route that is tried.
+pub(super) fn test_route(family: Family) -> Result<Route, Error> {
+    Ok(Route {
         table: TABLE,
         destination: test_address(family).into(),
-        kind: Kind::Local(loopback),
+        kind: Kind::Local(links::index("lo")?),
         source: None,
-    }];
-    one(routes::add(socket, &route))?;
-    routes::delete(socket, &route)
-        .map_err(|e| reason(&e))
-        .map(drop)
+    })
 }
 
-fn port_rule(socket: &mut Socket, family: Family) -> Result<(), String> {
-    rules::supports_ports(socket, family).map_err(|e| reason(&e))
+fn local_route(family: Family) -> Tried {
+    let mut socket = Socket::open(Protocol::Route)?;
+    let route = [test_route(family)?];
+    for outcome in routes::add(&mut socket, &route)? {
+        outcome?;
+    }
+    routes::delete(&mut socket, &route)?;
+    Ok(())
+}
+
+fn port_rule(family: Family) -> Tried {
+    let mut socket = Socket::open(Protocol::Route)?;
+    Ok(rules::supports_ports(&mut socket, family)?)
 }
 
 /// Deletes the flows to an address that nobody has.
-fn conntrack() -> Result<(), String> {
+fn conntrack() -> Tried {
     let nobody = Match {
         protocol: flows::UDP,
         destination: Some(test_address(Family::V4)),
         port: Some(1),
         reply: Reply::Any,
     };
-    let mut socket = Socket::open(Protocol::Netfilter).map_err(|e| reason(&e))?;
-    flows::delete(&mut socket, Family::V4, &[nobody])
-        .map(|_| ())
-        .map_err(|e| reason(&e))
+    let mut socket = Socket::open(Protocol::Netfilter)?;
+    flows::delete(&mut socket, Family::V4, &[nobody])?;
+    Ok(())
+}
+
+/// What is known of iptables where nothing could be tried for now.
+pub(super) fn no_rules_known(why: &str) -> Kernel {
+    let mut kernel = Kernel::default();
+    for family in Family::ALL {
+        let unknown = Unable::Unknown(why.to_owned());
+        kernel.record(Ability::Nat(family), Err(unknown.clone()));
+        kernel.set_features(family, Err(unknown));
+    }
+    kernel
 }
 
 /// Which programs work here and what rules may use, per family. Where the node
 /// chose its programs counts, so that this is looked at in its own namespace;
-/// the rest is tried in a scratch one by `features::probe`.
-pub(super) fn xtables() -> Kernel {
+/// the rest is tried in a scratch one by `features::probe`, or is among the
+/// `findings`.
+pub(super) fn xtables(findings: Option<&Findings>, settles: bool) -> Kernel {
     let mut kernel = Kernel::default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let found = match &runtime {
-        Ok(runtime) => {
-            let [v4, v6] = Family::ALL.map(usable);
-            let (v4, v6) = runtime.block_on(async { tokio::join!(v4, v6) });
-            [v4, v6]
-        }
-        Err(error) => Family::ALL.map(|_| Found::Nothing(error.to_string())),
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return no_rules_known(&error.to_string()),
     };
-    for (family, found) in Family::ALL.into_iter().zip(found) {
+    let known = |family: Family, engine: Engine| {
+        findings.and_then(|findings| findings.features(family, engine))
+    };
+    let search = |family| Search {
+        family,
+        settles,
+        known: Some(&known),
+    };
+    let searches = Family::ALL.map(search);
+    let [v4, v6] = searches.each_ref().map(usable);
+    let (v4, v6) = runtime.block_on(async { tokio::join!(v4, v6) });
+    for (family, found) in Family::ALL.into_iter().zip([v4, v6]) {
         let why = match found {
-            Found::Toolkit(toolkit) => {
+            Found::Toolkit(toolkit, probed) => {
                 kernel.record(Ability::Nat(family), Ok(()));
-                kernel.set_features(family, Ok(toolkit.features));
+                kernel.set_features(family, Ok(probed));
                 kernel.toolkits.insert(family, toolkit);
                 continue;
             }
@@ -158,9 +183,15 @@ pub(super) fn xtables() -> Kernel {
             Found::Nothing(why) => why,
         };
         kernel.record(Ability::Nat(family), Err(why.clone()));
-        kernel.set_features(family, Err(why));
-        let found = kernel.markers.contains_key(&family).then_some(());
-        let found = found.ok_or_else(|| "a rule with it in table mangle was refused".to_owned());
+        kernel.set_features(family, Err(why.clone()));
+        let found = match (why, kernel.markers.contains_key(&family)) {
+            (_, true) => Ok(()),
+            (unknown @ Unable::Unknown(_), false) => Err(unknown),
+            (Unable::Lacks(_), false) => {
+                let why = "a rule with it in table mangle was refused";
+                Err(Unable::Lacks(why.to_owned()))
+            }
+        };
         kernel.record(Ability::Extension(family, Extension::Socket), found);
     }
     kernel
@@ -169,23 +200,29 @@ pub(super) fn xtables() -> Kernel {
 /// What works of iptables.
 enum Found {
     /// Table nat.
-    Toolkit(Toolkit),
+    Toolkit(Toolkit, features::Probed),
     /// Table mangle with the match for sockets, and why not nat.
-    Marker(Xtables, String),
+    Marker(Xtables, Unable),
     /// Why nothing does.
-    Nothing(String),
+    Nothing(Unable),
 }
 
-async fn usable(family: Family) -> Found {
-    let why = match Toolkit::find(family).await {
-        Ok(toolkit) => return Found::Toolkit(toolkit),
-        Err(xtables::Error::Unusable { reason, .. }) => reason,
-        Err(error) => error.to_string(),
+async fn usable(search: &Search<'_>) -> Found {
+    let why = match Toolkit::find(search).await {
+        Ok((toolkit, probed)) => return Found::Toolkit(toolkit, probed),
+        Err(error) => Unable::from(error),
     };
-    for xtables in Xtables::installed(family) {
-        if features::marks_sockets(&xtables).await {
-            return Found::Marker(xtables, why);
+    let mut unknown = None;
+    for xtables in Xtables::installed(search.family) {
+        match features::marks_sockets(&xtables).await {
+            Ok(()) => return Found::Marker(xtables, why),
+            Err(error) if error.is_unanswered() => {
+                unknown.get_or_insert(Unable::from(error));
+            }
+            Err(_) => {}
         }
     }
-    Found::Nothing(why)
+    // Without nat, which is known, and with all else unknown, it is all that is
+    // asked again.
+    Found::Nothing(unknown.unwrap_or(why))
 }

@@ -8,7 +8,10 @@
 
 use std::{ffi::OsStr, fs, path::Path};
 
-use super::{Error, Family, Xtables, rule::Table};
+use nix::libc::IPPROTO_RAW;
+use socket2::{Domain, Protocol, Type};
+
+use super::{Error, Family, Xtables, features::Features, rule::Table};
 use crate::kernel::nftables;
 
 /// Which of the kernel's two engines a program speaks to.
@@ -83,46 +86,101 @@ impl Engine {
     }
 }
 
+/// What is looked for, and what is known already.
+#[derive(Clone, Copy)]
+pub struct Search<'a> {
+    /// Programs of this family.
+    pub family: Family,
+    /// A program that works is taken although another one did not answer.
+    pub settles: bool,
+    /// Features by engine that were found out in a namespace of their own, for
+    /// those who can make none.
+    pub known: Option<&'a dyn Fn(Family, Engine) -> Option<Features>>,
+}
+
+impl Search<'_> {
+    /// For programs of `family`, of which nothing is known.
+    pub fn new(family: Family) -> Search<'static> {
+        Search {
+            family,
+            settles: false,
+            known: None,
+        }
+    }
+
+    pub(super) fn known(&self, engine: Engine) -> Option<Features> {
+        self.known.and_then(|known| known(self.family, engine))
+    }
+}
+
+/// Whether this process may use `engine`, where it is known to work.
+///
+/// # Errors
+/// Why it may not.
+fn may_run(engine: Engine) -> Result<(), Error> {
+    let tried = match engine {
+        // Whether netlink may be used was tried before.
+        Engine::NfTables => Ok(()),
+        // The raw socket by which its program speaks to the kernel: CAP_NET_RAW.
+        Engine::Legacy => {
+            socket2::Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(IPPROTO_RAW)))
+                .map(drop)
+        }
+    };
+    tried.map_err(|source| Error::Run {
+        program: "iptables-legacy".to_owned(),
+        source,
+    })
+}
+
 impl Xtables {
-    /// The programs of `family` for the engine that this node's other
-    /// components use; if nothing tells, the node owner's choice, as far as the
-    /// kernel can do it. Changes nothing.
+    /// The programs for the engine that this node's other components use; if
+    /// nothing tells, the node owner's choice, as far as the kernel can do it.
+    /// Changes nothing.
     ///
     /// # Errors
-    /// When none works; says what each said.
-    pub async fn chosen(family: Family) -> Result<(Xtables, Engine), Error> {
-        let (mut found, mut reasons) = (Vec::new(), Vec::new());
+    /// When none works, or when some did not answer; says what each said.
+    pub async fn chosen(search: &Search<'_>) -> Result<(Xtables, Engine), Error> {
+        let family = search.family;
+        let (mut found, mut reasons, mut unanswered) = (Vec::new(), Vec::new(), false);
         for xtables in Xtables::installed(family) {
             let engine = match xtables.engine().await {
-                Ok(engine) => engine,
-                Err(error) => {
-                    reasons.push(error.to_string());
-                    continue;
+                Ok(engine) if found.iter().any(|(_, seen)| *seen == engine) => continue,
+                engine => engine,
+            };
+            let usable = async {
+                let engine = engine?;
+                match search.known(engine) {
+                    Some(_) => may_run(engine)?,
+                    None => works(&xtables, engine).await?,
                 }
+                xtables.is_readable(engine).await.map(|()| engine)
             };
-            if found.iter().any(|(_, seen)| *seen == engine) {
-                continue;
-            }
-            let usable = match works(&xtables, engine).await {
-                Ok(()) => xtables.is_readable(engine).await,
-                unable => unable,
-            };
-            match usable {
-                Ok(()) => found.push((xtables, engine)),
-                Err(error) => reasons.push(error.to_string()),
+            match usable.await {
+                Ok(engine) => found.push((xtables, engine)),
+                Err(error) => {
+                    unanswered |= error.is_unanswered();
+                    reasons.push(error.to_string());
+                }
             }
         }
         if reasons.is_empty() {
             reasons.push("iptables-restore is not installed (Debian package iptables)".to_owned());
         }
+        let reason = reasons.join("; ");
+        // The one that did not answer may be the one that the node uses.
+        if unanswered && (found.is_empty() || !search.settles) {
+            return Err(Error::Unknown { family, reason });
+        }
         match found.len() {
-            0 => {
-                let reason = reasons.join("; ");
-                Err(Error::Unusable { family, reason })
-            }
+            0 => Err(Error::Unusable { family, reason }),
             1 => Ok(found.swap_remove(0)),
             _ => {
-                let best = preferred(&signs(&found).await);
+                let signs = match signs(&found).await {
+                    Err(error) if !search.settles => return Err(error),
+                    signs => signs.unwrap_or_default(),
+                };
+                let best = preferred(&signs);
                 Ok(found.swap_remove(best))
             }
         }
@@ -177,7 +235,9 @@ impl Xtables {
         Ok(())
     }
 
-    async fn signs(&self, engine: Engine) -> Signs {
+    /// # Errors
+    /// When what there is was not told, which is no sign.
+    async fn signs(&self, engine: Engine) -> Result<Signs, Error> {
         let mut signs = Signs::default();
         for table in engine.tables_with(self.family, |_, _| true) {
             let each = |line: &str| {
@@ -185,20 +245,28 @@ impl Xtables {
                 let chain = line.strip_prefix(':').and_then(|l| l.split(' ').next());
                 signs.hint |= chain.is_some_and(|chain| HINTS.contains(&chain));
             };
-            // What cannot be read holds nothing that could be told from it.
-            let _ = self.read(table, each).await;
+            // What cannot be read ever holds nothing that could be told from it.
+            let read = self.read(table, each).await;
+            if let Err(error) = read
+                && error.is_unanswered()
+            {
+                return Err(error);
+            }
         }
-        signs
+        Ok(signs)
     }
 }
 
 /// What speaks for each engine.
-async fn signs(found: &[(Xtables, Engine)]) -> Vec<Signs> {
+///
+/// # Errors
+/// When that is not known.
+async fn signs(found: &[(Xtables, Engine)]) -> Result<Vec<Signs>, Error> {
     let mut signs = Vec::new();
     for (xtables, engine) in found {
         signs.push(match engine {
-            Engine::NfTables => listed(xtables.family),
-            Engine::Legacy => xtables.signs(*engine).await,
+            Engine::NfTables => listed(xtables.family)?,
+            Engine::Legacy => xtables.signs(*engine).await?,
         });
     }
     let hints = signs.iter().filter(|signs| signs.hint).count();
@@ -206,15 +274,15 @@ async fn signs(found: &[(Xtables, Engine)]) -> Vec<Signs> {
     if hints != 1 && engines_with_rules > 1 {
         // Now numbers count.
         for (signs, (xtables, engine)) in signs.iter_mut().zip(found) {
-            *signs = xtables.signs(*engine).await;
+            *signs = xtables.signs(*engine).await?;
         }
     }
-    signs
+    Ok(signs)
 }
 
 /// What speaks for nf_tables, without its rules being read: there are some, in
 /// chains that are in use.
-fn listed(family: Family) -> Signs {
+fn listed(family: Family) -> Result<Signs, Error> {
     let mut signs = Signs::default();
     let note = |chain: nftables::Chain| {
         if TABLES.contains(&chain.table.as_str()) {
@@ -222,9 +290,15 @@ fn listed(family: Family) -> Signs {
             signs.hint |= HINTS.contains(&chain.name.as_str());
         }
     };
-    // What cannot be read holds nothing that could be told from it.
-    let _ = nftables::Rules::open().and_then(|mut rules| rules.chains(family, note));
-    signs
+    let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, note));
+    match listed {
+        Err(error) if error.is_passing() => Err(Error::Unknown {
+            family,
+            reason: error.to_string(),
+        }),
+        // What cannot be read ever holds nothing that could be told from it.
+        _ => Ok(signs),
+    }
 }
 
 /// Index of the engine to use, the node owner's choice first.
@@ -252,11 +326,14 @@ async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
     let dnat = format!("-p tcp -j DNAT --to-destination {to}");
     match xtables.try_rule("nat", &dnat).await {
         Ok(()) => Ok(()),
-        // It did not run to its end, and would not the next time.
-        Err(error @ Error::Run { .. }) => Err(error),
+        // It did not run to its end, and would not the next time, or not now.
+        Err(error) if matches!(error, Error::Run { .. }) || error.is_unanswered() => Err(error),
         Err(error) => {
             let redirect = xtables.try_rule("nat", "-p tcp -j REDIRECT").await;
-            redirect.map_err(|_| error)
+            redirect.map_err(|other| match other.is_unanswered() {
+                true => other,
+                false => error,
+            })
         }
     }
 }
@@ -307,7 +384,7 @@ mod tests {
     /// The engine chosen in a fresh namespace after `script`.
     fn choice(script: &'static str, then: fn(Engine)) {
         after(script, async move || {
-            let (_, engine) = Xtables::chosen(Family::V4).await.unwrap();
+            let (_, engine) = Xtables::chosen(&Search::new(Family::V4)).await.unwrap();
             then(engine);
         });
     }
@@ -349,12 +426,12 @@ mod tests {
             let nft = of(Engine::NfTables).await;
             let read = nft.read("nat", |_| {}).await;
             assert!(matches!(read, Err(Error::Incompatible { .. })), "{read:?}");
-            let saved = nft.save("nat").await;
+            let saved = nft.lines_with("nat", "").await;
             assert!(
                 matches!(saved, Err(Error::Incompatible { .. })),
                 "{saved:?}"
             );
-            let (_, engine) = Xtables::chosen(Family::V4).await.unwrap();
+            let (_, engine) = Xtables::chosen(&Search::new(Family::V4)).await.unwrap();
             assert_eq!(engine, Engine::Legacy);
         });
         // Of nft's own, but beside what iptables would use.
@@ -364,9 +441,13 @@ mod tests {
              add rule ip nat prerouting tcp dport 99 dnat to 10.2.2.2:9'
              iptables-nft -t nat -A OUTPUT -j ACCEPT",
             async || {
-                let saved = of(Engine::NfTables).await.save("nat").await.unwrap();
+                let saved = of(Engine::NfTables)
+                    .await
+                    .lines_with("nat", "")
+                    .await
+                    .unwrap();
                 assert!(saved.contains("-A OUTPUT -j ACCEPT"), "{saved}");
-                let (_, engine) = Xtables::chosen(Family::V4).await.unwrap();
+                let (_, engine) = Xtables::chosen(&Search::new(Family::V4)).await.unwrap();
                 assert_eq!(engine, Engine::NfTables);
             },
         );
@@ -386,7 +467,7 @@ mod tests {
                 super::super::features::probe(&legacy).await
             };
             let features = tokio::time::timeout(Duration::from_secs(4), tried).await;
-            let features = features.expect("it waits for the lock");
+            let features = features.expect("it waits for the lock").there;
             assert!(features.comment && features.masquerade, "{features:?}");
         });
     }

@@ -4,10 +4,13 @@
 //! program where nothing is missing, one more for each feature otherwise.
 
 use super::{
-    Error, Family, Xtables,
+    Error, Family, SCRATCH, Xtables,
     rule::{Match, Maybe, Rule, Side, Table, Target, Transport},
 };
-use crate::kernel::{nfacct, scratch};
+use crate::kernel::{
+    netlink, nfacct,
+    scratch::{self, NoScratch},
+};
 
 /// What rules may use here; see `Match` and `Target` for what each one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,7 +96,7 @@ type Probe = (Table, Rule, fn(&mut Features) -> &mut bool);
 
 /// An nfacct object that exists while it is tried: one for each family, as both
 /// are tried at the same time.
-fn account(family: Family) -> &'static str {
+pub(in crate::kernel) fn account(family: Family) -> &'static str {
     match family {
         Family::V4 => "tripod-probe",
         Family::V6 => "tripod-probe6",
@@ -102,15 +105,13 @@ fn account(family: Family) -> &'static str {
 
 /// The match that transparent sockets are found by.
 pub const SOCKET: (&str, &str) = ("socket", "--transparent");
-/// A set that exists nowhere: what complains about that knows sets.
-const NO_SET: &str = "TRIPOD-PROBE";
 
 fn probes(family: Family) -> Vec<Probe> {
     let (to, mask) = match family {
         Family::V4 => ("192.0.2.1:1", 1 << 14),
         Family::V6 => ("[2001:db8::1]:1", 1 << 14),
     };
-    let list = || "TRIPOD-PROBE".to_owned();
+    let list = || SCRATCH.to_owned();
     let with = |one| Rule::new().with(one).target(Target::Return);
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
     let mark = Target::Mark { value: mask, mask };
@@ -173,77 +174,142 @@ fn probes(family: Family) -> Vec<Probe> {
     probes
 }
 
-/// What there is for `xtables`. Changes nothing.
-pub async fn probe(xtables: &Xtables) -> Features {
+/// What came of trying all features.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probed {
+    /// Those that are there.
+    pub there: Features,
+    /// Those of which that is not known, because what was tried failed for a
+    /// passing reason.
+    pub unknown: Features,
+    /// Such a reason, if there is one.
+    pub why: Option<String>,
+}
+
+impl Probed {
+    /// Everything is known.
+    pub fn known(there: Features) -> Probed {
+        Probed {
+            there,
+            unknown: Features::NONE,
+            why: None,
+        }
+    }
+
+    /// Nothing is known.
+    fn unknown(why: String) -> Probed {
+        Probed {
+            there: Features::NONE,
+            unknown: Features::ALL,
+            why: Some(why),
+        }
+    }
+
+    fn note(&mut self, feature: fn(&mut Features) -> &mut bool, tried: Result<(), Error>) {
+        match tried {
+            Ok(()) => *feature(&mut self.there) = true,
+            Err(error) if error.is_unanswered() => {
+                *feature(&mut self.unknown) = true;
+                self.why.get_or_insert(error.to_string());
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// What there is for `xtables`. Changes nothing; where no network namespace can
+/// be made, it is tried among the node's own rules.
+pub async fn probe(xtables: &Xtables) -> Probed {
     let there = xtables.aside();
     match scratch::awaited(async move || in_scratch(&there).await).await {
-        Some(features) => features,
-        None => here(xtables).await,
+        Ok(probed) => probed,
+        Err(NoScratch::Impossible(_)) => here(xtables).await,
+        Err(error @ NoScratch::ForNow(_)) => Probed::unknown(error.to_string()),
     }
 }
 
 /// In a namespace in which nothing matters.
-async fn in_scratch(xtables: &Xtables) -> Features {
+async fn in_scratch(xtables: &Xtables) -> Probed {
     let v6 = xtables.family() == Family::V6;
-    let _ = nfacct::create(&[account(xtables.family())]);
+    let account = nfacct::create(&[account(xtables.family())]);
     let probes = probes(xtables.family());
     let mut batch = String::new();
     for table in Table::ALL {
-        batch += &format!("*{table}\n:TRIPOD-PROBE - [0:0]\n");
+        batch += &format!("*{table}\n:{SCRATCH} - [0:0]\n");
         for (_, rule, _) in probes.iter().filter(|(of, ..)| *of == table) {
-            batch += &format!("-A TRIPOD-PROBE {}\n", rule.words(v6));
+            batch += &format!("-A {SCRATCH} {}\n", rule.words(v6));
         }
         batch += "COMMIT\n";
     }
     let all = xtables.tried(&batch).await.is_ok();
-    let mut features = Features::NONE;
+    let mut probed = Probed::known(Features::NONE);
     for (table, rule, feature) in probes {
-        let line = format!("-A TRIPOD-PROBE {}", rule.words(v6));
-        let alone = format!("*{table}\n:TRIPOD-PROBE - [0:0]\n{line}\nCOMMIT\n");
-        *feature(&mut features) = all || xtables.tried(&alone).await.is_ok();
+        let line = format!("-A {SCRATCH} {}", rule.words(v6));
+        let alone = format!("*{table}\n:{SCRATCH} - [0:0]\n{line}\nCOMMIT\n");
+        let tried = match all {
+            true => Ok(()),
+            false => xtables.tried(&alone).await,
+        };
+        probed.note(feature, tried);
     }
-    features.set = knows_sets(xtables).await;
-    features
+    probed.without_account(account.err());
+    probed.note(|f| &mut f.set, knows_sets(xtables).await);
+    probed
 }
 
 /// Among the node's own rules, in a chain that goes again.
-async fn here(xtables: &Xtables) -> Features {
+async fn here(xtables: &Xtables) -> Probed {
     let v6 = xtables.family() == Family::V6;
-    let mut features = Features::NONE;
+    let mut probed = Probed::known(Features::NONE);
     let account = account(xtables.family());
     let created = nfacct::create(&[account]);
     for (table, rule, feature) in probes(xtables.family()) {
         let words = rule.words(v6).to_string();
-        *feature(&mut features) = xtables.check(table.name(), &words).await.is_ok();
+        probed.note(feature, xtables.check(table.name(), &words).await);
     }
     if created.is_ok() {
         let _ = nfacct::delete(account);
     }
-    features.set = knows_sets(xtables).await;
-    features
+    probed.without_account(created.err());
+    probed.note(|f| &mut f.set, knows_sets(xtables).await);
+    probed
+}
+
+impl Probed {
+    /// A rule that counts was refused because there was no counter for it.
+    fn without_account(&mut self, error: Option<netlink::Error>) {
+        if let Some(error) = error.filter(netlink::Error::is_passing)
+            && !self.there.nfacct
+        {
+            self.unknown.nfacct = true;
+            self.why.get_or_insert(error.to_string());
+        }
+    }
 }
 
 /// Whether rules in table mangle can mark packets for transparent sockets, for
 /// kernels that have no table nat. Changes nothing.
-pub async fn marks_sockets(xtables: &Xtables) -> bool {
+///
+/// # Errors
+/// Why they cannot, or why that is not known.
+pub async fn marks_sockets(xtables: &Xtables) -> Result<(), Error> {
     let (name, options) = SOCKET;
     let rule = format!("-m {name} {options} -j MARK --set-xmark 0x1/0x1");
-    xtables.try_rule("mangle", &rule).await.is_ok()
+    xtables.try_rule("mangle", &rule).await
 }
 
 /// The program looks the set up before the kernel sees the rule.
-async fn knows_sets(xtables: &Xtables) -> bool {
-    let rule = format!("-m set --match-set {NO_SET} src -j RETURN");
+async fn knows_sets(xtables: &Xtables) -> Result<(), Error> {
+    let rule = format!("-m set --match-set {SCRATCH} src -j RETURN");
     match xtables.check("filter", &rule).await {
-        Ok(()) => true,
-        Err(Error::Failed { message, .. }) => message.contains("doesn't exist"),
-        Err(_) => false,
+        Err(Error::Failed { message, .. }) if message.contains("doesn't exist") => Ok(()),
+        outcome => outcome,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::engine::Search, *};
     use crate::kernel::namespace::in_namespace;
 
     /// The kernel that tests run on lacks nothing but, perhaps, br_netfilter.
@@ -256,9 +322,11 @@ mod tests {
                 .unwrap();
             runtime.block_on(async {
                 for family in Family::ALL {
-                    let (xtables, _) = Xtables::chosen(family).await.unwrap();
+                    let (xtables, _) = Xtables::chosen(&Search::new(family)).await.unwrap();
                     let begun = std::time::Instant::now();
-                    let features = probe(&xtables).await;
+                    let Probed {
+                        there: features, ..
+                    } = probe(&xtables).await;
                     println!("{family}: probed in {:?}", begun.elapsed());
                     let physdev = features.physdev;
                     assert_eq!(
@@ -269,11 +337,11 @@ mod tests {
                         }
                     );
                     for table in ["nat", "filter"] {
-                        let saved = xtables.save(table).await.unwrap();
+                        let saved = xtables.lines_with(table, "").await.unwrap();
                         assert!(!saved.contains("PROBE"), "{saved}");
                     }
-                    assert_eq!(here(&xtables).await, features);
-                    let saved = xtables.save("nat").await.unwrap();
+                    assert_eq!(here(&xtables).await, Probed::known(features));
+                    let saved = xtables.lines_with("nat", "").await.unwrap();
                     assert!(!saved.contains("PROBE"), "{saved}");
                 }
             });

@@ -29,16 +29,22 @@ pub mod saved;
 mod toolkit;
 
 pub use self::{
-    engine::{Engine, HINTS},
+    engine::{Engine, HINTS, Search},
     toolkit::Toolkit,
 };
 use self::{parts::parts, program::Program, rule::Table};
-use super::{Family, scratch};
+use super::{
+    Family, passing,
+    scratch::{self, NoScratch},
+};
 
-/// The chain that probes make and delete again.
-const SCRATCH: &str = "TRIPOD-PROBE";
+/// The chain that probes make and delete again; also the name of a set that
+/// exists nowhere: what complains about that knows sets.
+pub(super) const SCRATCH: &str = "TRIPOD-PROBE";
 /// How often a rule is tried that fails for a passing reason.
 const TRIALS: u32 = 6;
+/// Before it is tried again: at first, then twice as long each time.
+const TRIAL_PAUSE: Duration = Duration::from_millis(10);
 /// Longer than any reading takes. iptables-nft-save begins again whenever
 /// somebody changed anything while it read: beside a busy writer it may never
 /// come to an end, and is better tried again later.
@@ -94,6 +100,14 @@ pub enum Error {
         /// What each one said.
         reason: String,
     },
+    /// Whether any of them works is not known.
+    #[error("not known whether there is {family} nat: {reason}")]
+    Unknown {
+        /// For this family.
+        family: Family,
+        /// What each one said.
+        reason: String,
+    },
 }
 
 /// What the legacy programs say when they do not get the lock.
@@ -107,7 +121,10 @@ impl Error {
             Error::Failed { message, .. } => {
                 message.contains("ermission denied") || message.contains("not permitted")
             }
-            Error::Incompatible { .. } | Error::Absent { .. } | Error::Unusable { .. } => false,
+            Error::Incompatible { .. }
+            | Error::Absent { .. }
+            | Error::Unusable { .. }
+            | Error::Unknown { .. } => false,
         }
     }
 
@@ -128,9 +145,26 @@ impl Error {
             Error::Run { .. }
             | Error::Incompatible { .. }
             | Error::Absent { .. }
-            | Error::Unusable { .. } => false,
+            | Error::Unusable { .. }
+            | Error::Unknown { .. } => false,
             Error::Failed { message, .. } => PASSING.iter().any(|words| message.contains(words)),
         }
+    }
+
+    /// What was asked was not answered: for a reason that passes, or because the
+    /// program did not get so far (no process or memory for it, a time-out).
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Error::Run { source, .. } => passing::is_passing_io(source),
+            Error::Unknown { .. } => true,
+            _ => self.is_passing(),
+        }
+    }
+
+    /// It could not be started, for a reason that passes.
+    fn is_unstarted(&self) -> bool {
+        matches!(self, Error::Run { source, .. }
+            if passing::is_passing_io(source) && source.kind() != io::ErrorKind::TimedOut)
     }
 
     /// Because somebody else held the lock for seconds.
@@ -259,26 +293,37 @@ impl Xtables {
     /// takes.
     async fn tried(&self, batch: &str) -> Result<(), Error> {
         let mut trials = 1..TRIALS;
+        let mut pause = TRIAL_PAUSE;
         loop {
             match self.restore_once(batch).await {
                 Err(error) if error.is_lock() => tracing::warn!("{error}; waiting for it"),
-                Err(error) if error.is_passing() && trials.next().is_some() => {
+                Err(error)
+                    if (error.is_passing() || error.is_unstarted()) && trials.next().is_some() =>
+                {
                     tracing::debug!("tried again: {error}");
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
                 }
                 done => return done,
             }
         }
     }
 
-    /// The rules of `table` in the format of `iptables-save`.
+    /// Returns the lines of `table` that contain `word`, in the format of
+    /// `iptables-save`: what concerns one chain among a hundred thousand rules.
     ///
     /// # Errors
-    /// What the program said.
-    pub async fn save(&self, table: &str) -> Result<String, Error> {
-        let output = self.save.run(&["-t", table], "").await?;
-        let saved = self.save.checked(output, "")?;
-        self.compatible(saved.lines().find_map(incompatible))?;
-        Ok(saved)
+    /// As [`read`](Self::read).
+    pub async fn lines_with(&self, table: &str, word: &str) -> Result<String, Error> {
+        let mut found = String::new();
+        let each = |line: &str| {
+            if line.contains(word) {
+                found.push_str(line);
+                found.push('\n');
+            }
+        };
+        self.read(table, each).await?;
+        Ok(found)
     }
 
     fn compatible(&self, with: Option<Table>) -> Result<(), Error> {
@@ -290,8 +335,8 @@ impl Xtables {
         })
     }
 
-    /// Hands the lines that [`Xtables::save`] would return to `each`, one by
-    /// one: a node may have a hundred thousand of them.
+    /// Hands the rules of `table` to `each`, in the format of `iptables-save` and
+    /// line by line: a node may have a hundred thousand of them.
     ///
     /// # Errors
     /// What the program said; lines may have been handed out before.
@@ -382,8 +427,9 @@ impl Xtables {
         let there = (self.aside(), rule.to_owned());
         let inside = async move || there.0.check(table, &there.1).await;
         match scratch::awaited(inside).await {
-            Some(outcome) => outcome,
-            None => self.check(table, rule).await,
+            Ok(outcome) => outcome,
+            Err(NoScratch::Impossible(_)) => self.check(table, rule).await,
+            Err(error @ NoScratch::ForNow(_)) => Err(self.not_tried(&error)),
         }
     }
 
@@ -400,8 +446,17 @@ impl Xtables {
             there.checked(output, batch).map(drop)
         };
         match scratch::awaited(inside).await {
-            Some(Err(error)) if !error.is_passing() => Err(error),
-            _ => Ok(()),
+            Ok(Err(error)) if !error.is_passing() => Err(error),
+            Ok(_) | Err(NoScratch::Impossible(_)) => Ok(()),
+            Err(error @ NoScratch::ForNow(_)) => Err(self.not_tried(&error)),
+        }
+    }
+
+    /// There is nowhere to try it for now.
+    fn not_tried(&self, error: &NoScratch) -> Error {
+        Error::Unknown {
+            family: self.family,
+            reason: error.to_string(),
         }
     }
 }

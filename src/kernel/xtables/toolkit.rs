@@ -2,7 +2,8 @@
 
 use super::{
     Engine, Error, Family, Xtables,
-    features::{self, Features},
+    engine::Search,
+    features::{self, Features, Probed},
 };
 
 /// iptables or ip6tables as it works on this node, and what its rules may use.
@@ -18,20 +19,26 @@ pub struct Toolkit {
 
 impl Toolkit {
     /// Finds out by trying; takes some tenths of a second. A process does this
-    /// once, as part of [`Kernel::examine`]. Changes nothing.
+    /// as part of [`Kernel::examine`]. Changes nothing. Answers also what is not
+    /// known of the features.
     ///
     /// [`Kernel::examine`]: crate::kernel::probe::Kernel::examine
     ///
     /// # Errors
-    /// When no program works with table nat; says what each said.
-    pub async fn find(family: Family) -> Result<Toolkit, Error> {
-        let (xtables, engine) = Xtables::chosen(family).await?;
-        let features = features::probe(&xtables).await;
-        Ok(Toolkit {
+    /// When no program works with table nat, or that is not known; says what
+    /// each said.
+    pub async fn find(search: &Search<'_>) -> Result<(Toolkit, Probed), Error> {
+        let (xtables, engine) = Xtables::chosen(search).await?;
+        let probed = match search.known(engine) {
+            Some(features) => Probed::known(features),
+            None => features::probe(&xtables).await,
+        };
+        let toolkit = Toolkit {
             xtables,
             engine,
-            features,
-        })
+            features: probed.there,
+        };
+        Ok((toolkit, probed))
     }
 
     /// The family of its rules.

@@ -54,6 +54,10 @@ use crate::{
 /// forged (`Documentation/networking/ip-sysctl.rst`).
 const ROUTE_LOCALNET: &str = Setting::RouteLocalnet.name();
 
+/// Whether connection tracking finds no packet outside a TCP window invalid
+/// (`Documentation/networking/nf_conntrack-sysctl.rst`).
+const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
+
 /// How often it is looked whether somebody disturbed our rules.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -200,6 +204,27 @@ impl FamilyState {
         }
     }
 
+    /// Whether packets outside a TCP window are invalid, and so to be dropped, is
+    /// what the kernel says, whatever was configured: an administrator may have
+    /// set it, or nobody could. kube-proxy reads it at start
+    /// (`conntrackTCPLiberal` of `pkg/proxy/iptables`); here it is read at each
+    /// `full` sync.
+    fn observe_liberality(&self, full: bool, options: &mut Options) {
+        let applied = self.rules.options().map(|applied| applied.tcp_be_liberal);
+        if let Some(applied) = applied {
+            options.tcp_be_liberal = applied;
+        }
+        if !full && applied.is_some() {
+            return;
+        }
+        match sysctl::read(TCP_BE_LIBERAL) {
+            Ok(value) => options.tcp_be_liberal = value != "0",
+            // Connection tracking is not loaded yet; it comes with this value.
+            Err(error) if error.is_missing() => options.tcp_be_liberal = false,
+            Err(error) => tracing::debug!("{}: {error}", self.family),
+        }
+    }
+
     async fn sync(
         &mut self,
         setup: &Setup,
@@ -210,6 +235,7 @@ impl FamilyState {
         let (ports, endpoints) = self.rules.counts(map, &changes.ports);
         let mut options = setup.options(&self.rules, map, ports, endpoints);
         self.without_unsettable(&mut options);
+        self.observe_liberality(changes.full, &mut options);
         let failed = |partial| counters.failed(self.family, partial);
         let synced = self
             .rules
@@ -299,6 +325,7 @@ impl Mode for Iptables {
                 .map(|(name, why)| (name.clone(), why.clone()))
                 .collect(),
             lingering: 0,
+            look_again: None,
             unhonoured: self.unhonoured(map, changes),
         })
     }

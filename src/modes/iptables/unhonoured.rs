@@ -3,7 +3,7 @@
 use super::plan;
 use crate::{
     kernel::xtables::features::Features,
-    modes::Unhonoured,
+    modes::{self, Unhonoured},
     services::{Forwarding, Preferences, ServicePort},
 };
 
@@ -41,7 +41,8 @@ pub fn of(port: &ServicePort, features: Features) -> impl Iterator<Item = Unhono
                    userspace mode can do that";
         (Preferences::PROXY_PROTOCOL, why.to_owned())
     });
-    let all = [protocol, scheduler, forwarding, drain, header];
+    let retry = modes::unsupported_retry(asked);
+    let all = [protocol, scheduler, forwarding, drain, header, retry];
     let all = all.into_iter().flatten();
     all.map(|(what, why)| Unhonoured {
         port: port.name.clone(),

@@ -8,18 +8,19 @@ use std::{
     time::Instant,
 };
 
+use hashbrown::HashMap;
 use nix::errno::Errno;
 
 use super::{
     Belief, Error, Ipvs,
-    diff::{MemberStep, Present, member_steps, server_changes},
+    diff::{MemberStep, Present, member_steps, room_needed, server_changes},
     look::{Look, digest},
-    plan::{self, FAMILIES, Filled, Frontend, LINK, Member},
+    plan::{self, FAMILIES, Filled, Frontend, LINK, Member, Set},
     report::{Report, log_repairs},
     wanted::Touched,
 };
 use crate::{
-    kernel::{ipvs::Change, netlink, xtables},
+    kernel::{ipset::Element, ipvs::Change, netlink, xtables},
     services::{IpFamily, ServicePort, ServicePortName},
 };
 
@@ -33,12 +34,19 @@ pub type Found<'a> = (&'a Look, &'a BTreeSet<Frontend>);
 #[derive(Debug, Default)]
 struct Held {
     families: BTreeSet<IpFamily>,
-    names: BTreeSet<ServicePortName>,
+    frontends: BTreeSet<Frontend>,
+    /// With all frontends there.
+    addresses: BTreeSet<IpAddr>,
 }
 
 impl Held {
-    fn holds(&self, name: &ServicePortName) -> bool {
-        self.families.contains(&name.family) || self.names.contains(name)
+    /// `frontend` is not to be opened, or, where it `is_open`, not to change. What
+    /// a member that is missing guards was open before it was asked for, and
+    /// follows its endpoints.
+    fn holds(&self, frontend: &Frontend, is_open: bool) -> bool {
+        let lacks_member =
+            self.frontends.contains(frontend) || self.addresses.contains(&frontend.address);
+        self.families.contains(&IpFamily::of(&frontend.address)) || lacks_member && !is_open
     }
 }
 
@@ -53,17 +61,7 @@ impl Ipvs {
     ) -> Result<(), Error> {
         let steps = member_steps(touched, &self.wanted);
         let mut held = Held::default();
-        if found.is_none() {
-            let comes = |member: &Member| self.wanted.has_member(member);
-            let needed = |set, family| {
-                let mut members = touched.members.keys();
-                members.any(|m| m.set == set && m.family == family && comes(m))
-            };
-            let own = |set: plan::Set, family| !set.is_kube_proxys() && needed(set, family);
-            if touched.members.keys().any(|m| !m.set.is_kube_proxys()) {
-                self.doors.ensure_sets(own)?;
-            }
-        }
+        self.make_room(touched, report)?;
         self.change_members(&steps.before, touched, &mut held, report)?;
         let rules = self.close(found.map(|(look, _)| look), &mut held, report);
         let rules = rules.await;
@@ -156,6 +154,20 @@ impl Ipvs {
         }
     }
 
+    /// Has the sets take what comes to them. Where one cannot, members are
+    /// refused.
+    fn make_room(&mut self, touched: &Touched, report: &mut Report) -> Result<(), netlink::Error> {
+        for ((set, family), members) in room_needed(touched, &self.wanted) {
+            match self.doors.make_room(set, family, members) {
+                Err(error @ netlink::Error::Refused { .. }) => {
+                    report.too_small.insert((set, family), error.to_string());
+                }
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+
     fn change_members(
         &mut self,
         steps: &[MemberStep],
@@ -167,27 +179,49 @@ impl Ipvs {
         if refused.is_empty() {
             return Ok(());
         }
-        let mut reasons: BTreeMap<Member, String> = BTreeMap::new();
+        let mut reasons: HashMap<Member, Arc<netlink::Error>> = HashMap::new();
+        let mut left: Option<Arc<netlink::Error>> = None;
         for (member, error) in refused {
             let continuing = touched.members.get(&member).copied().unwrap_or(false);
             report.unsettled.members.insert(member, continuing);
             report.doubt |= is_surprising(&error);
             if self.wanted.has_member(&member) {
-                reasons.insert(member, error.to_string());
-            } else {
+                self.hold(&member, held);
+                reasons.insert(member, error);
+            } else if left.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &error)) {
                 tracing::error!("{error}");
+                left = Some(error);
             }
         }
         for port in self.ports.values() {
             let plan = plan::plan(port, &self.site);
-            for member in &plan.members {
-                if let Some(reason) = reasons.get(member) {
-                    report.failed(&port.name, reason.clone());
-                    held.names.insert(port.name.clone());
-                }
+            let of_port = |member| Some((member, reasons.get(member)?));
+            let mut of_port = plan.members.iter().filter_map(of_port);
+            let Some((member, error)) = of_port.next() else {
+                continue;
+            };
+            let mut why = error.to_string();
+            if let Some(too_small) = report.too_small.get(&(member.set, member.family)) {
+                why += &format!("; it cannot be enlarged: {too_small}");
             }
+            match of_port.count() {
+                0 => {}
+                more => why += &format!("; {more} more members were refused"),
+            }
+            report.failed(&port.name, why);
         }
         Ok(())
+    }
+
+    /// Has what `member` guards or serves not be opened.
+    fn hold(&self, member: &Member, held: &mut Held) {
+        match (member.set, member.element) {
+            // Without it, an endpoint here that calls itself gets no answer, and
+            // a load balancer hears of no endpoint here.
+            (Set::LoopBack | Set::HealthCheckNodePort, _) => {}
+            (_, Element::Ip(ip)) => drop(held.addresses.insert(ip)),
+            _ => held.frontends.extend(self.frontends(member)),
+        }
     }
 
     /// Virtual and real servers that come and change.
@@ -215,6 +249,7 @@ impl Ipvs {
         let mut repaired = Vec::new();
         for port in ports {
             let limit = port.preferences().drain_timeout;
+            let limit = limit.or(self.options.drain_timeout);
             for server in plan::plan(&port, &self.site).servers {
                 let frontend = server.frontend;
                 if !touched.frontends.contains(&frontend)
@@ -222,11 +257,11 @@ impl Ipvs {
                 {
                     continue;
                 }
-                if held.holds(&port.name) {
+                let present = self.servers.get(&frontend);
+                if held.holds(&frontend, present.is_some()) {
                     report.unsettled.frontends.insert(frontend);
                     continue;
                 }
-                let present = self.servers.get(&frontend);
                 let present = present.map(|p| *p == digest(&server.to_kernel()));
                 if present == Some(true) && found.is_some_and(|(l, _)| l.has_reals_of(&server)) {
                     self.drains.forget_all(&frontend);
@@ -342,6 +377,14 @@ impl Ipvs {
         Ok(())
     }
 
+    /// Nothing is served at `ip`, since what should close it is not in force.
+    fn is_held(&self, ip: &IpAddr, held: &Held) -> bool {
+        let mut there = held.frontends.iter().map(|frontend| &frontend.address);
+        held.families.contains(&IpFamily::of(ip))
+            || held.addresses.contains(ip)
+            || there.any(|held| held == ip) && self.servers.keys().all(|f| f.address != *ip)
+    }
+
     /// Addresses of the dummy link that come, or those that go.
     fn change_addresses(
         &mut self,
@@ -355,7 +398,7 @@ impl Ipvs {
             if self.wanted.has_address(ip) != add {
                 continue;
             }
-            if add && held.families.contains(&IpFamily::of(ip)) {
+            if add && self.is_held(ip, held) {
                 report.unsettled.addresses.insert(*ip);
             } else {
                 concerned.push(*ip);

@@ -1,33 +1,30 @@
 //! Removing all that ipvs mode installs, kube-proxy's too.
 
-use std::{collections::BTreeSet, fs, net::IpAddr, path::Path};
+use std::{fs, path::Path};
 
-use hashbrown::HashSet;
 use ipnet::IpNet;
 use nix::errno::Errno;
 
 use super::{
     Error,
-    plan::{FAMILIES, LINK, Set, number},
+    own_servers::{NamedFrontends, OwnServers},
+    plan::{FAMILIES, LINK, Set},
     tables,
 };
-use crate::{
-    kernel::{
-        addresses,
-        ipset::{Element, IpSets},
-        ipvs::{Change, Ipvs, RealServer, ServerId},
-        links,
-        netlink::{self, Protocol, Socket},
-        xtables::{leftovers::Kept, rule::Table},
-    },
-    services,
+use crate::kernel::{
+    addresses,
+    ipset::{IpSets, TEMPORARY},
+    ipvs::{Change, Ipvs, RealServer, ServerId},
+    links,
+    netlink::{self, Protocol, Socket},
+    xtables::{leftovers::Kept, rule::Table},
 };
 
 /// Where the kernel shows that it has IPVS.
 const IPVS: &str = "/proc/net/ip_vs";
 
-/// Removes the dummy link, the virtual servers at its addresses and at node
-/// ports that are ours and not in `exclude`, the rules and the sets: also those
+/// Removes the dummy link, the virtual servers at its addresses and those at
+/// this node's own that the sets name, but for what is in `exclude`, the rules and the sets: also those
 /// that an earlier process or kube-proxy left. What is not there is fine, also
 /// where this kernel has no IPVS or no ipset.
 ///
@@ -55,14 +52,15 @@ pub async fn cleanup_beside(exclude: &[IpNet], kept: &Kept) -> Result<(), Error>
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
-    let left = Left::read(&mut route, sets.as_mut())?;
+    let own = read_own(&mut route, sets.as_mut())?;
     outcome = outcome.and(links::delete(&mut route, LINK).map_err(Error::from));
     if fs::exists(Path::new(IPVS)).unwrap_or(false) {
-        let removed = remove_servers(|id| left.has(id, exclude));
+        let removed = remove_servers(|id| own.has(id) && !is_excluded(id, exclude));
         outcome = outcome.and(removed.map_err(Error::from));
     }
     outcome = outcome.and(cleanup_rules(kept).await);
     if let Some(sets) = &mut sets {
+        outcome = outcome.and(sets.destroy(TEMPORARY).map_err(Error::from));
         for family in FAMILIES {
             for set in Set::ALL {
                 let destroyed = sets.destroy(set.name(family));
@@ -108,12 +106,12 @@ pub fn retire(exclude: &[IpNet]) -> Result<u32, Error> {
         return Ok(0);
     }
     let mut sets = there(IpSets::open())?;
-    let left = Left::read(&mut Socket::open(Protocol::Route)?, sets.as_mut())?;
+    let own = read_own(&mut Socket::open(Protocol::Route)?, sets.as_mut())?;
     let mut ipvs = Ipvs::open()?;
     let (mut connections, mut changes) = (0u32, Vec::new());
     for listed in ipvs.list()? {
         let id = listed.server.id;
-        if !left.has(&id, exclude) {
+        if !own.has(&id) || is_excluded(&id, exclude) {
             continue;
         }
         for real in ipvs.list_real(&id)? {
@@ -137,35 +135,29 @@ pub fn retire(exclude: &[IpNet]) -> Result<u32, Error> {
     Ok(connections)
 }
 
-/// By what our virtual servers are told from others'.
-struct Left {
-    /// Addresses of the dummy link.
-    bound: BTreeSet<IpAddr>,
-    node_ports: NodePorts,
-}
-
-impl Left {
-    fn read(route: &mut Socket, sets: Option<&mut IpSets>) -> Result<Left, netlink::Error> {
-        let bound = match links::index(LINK) {
-            Ok(index) => addresses::list(route)?
-                .into_iter()
-                .filter(|address| address.index == index)
-                .map(|address| address.address)
-                .collect(),
-            Err(_) => BTreeSet::new(),
+/// Reads what tells our virtual servers from others'.
+fn read_own(
+    route: &mut Socket,
+    mut sets: Option<&mut IpSets>,
+) -> Result<OwnServers, netlink::Error> {
+    let link = links::index(LINK).ok();
+    let (bound, own): (Vec<_>, Vec<_>) = addresses::list(route)?
+        .into_iter()
+        .partition(|address| Some(address.index) == link);
+    let named = NamedFrontends::read(|set, family| {
+        let Some(sets) = &mut sets else {
+            return Ok(Vec::new());
         };
-        let node_ports = match sets {
-            Some(sets) => NodePorts::read(sets)?,
-            None => NodePorts::default(),
-        };
-        Ok(Left { bound, node_ports })
-    }
-
-    fn has(&self, id: &ServerId, exclude: &[IpNet]) -> bool {
-        let ip = id.address.ip();
-        let excluded = exclude.iter().any(|net| net.contains(&ip));
-        !excluded && (self.bound.contains(&ip) || self.node_ports.has(id))
-    }
+        match sets.members(set.name(family)) {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
+            members => members,
+        }
+    })?;
+    Ok(OwnServers {
+        services: bound.into_iter().map(|address| address.address).collect(),
+        node: own.into_iter().map(|address| address.address).collect(),
+        named,
+    })
 }
 
 /// `None` where the kernel has no such thing.
@@ -183,60 +175,19 @@ fn there<T>(opened: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Err
     }
 }
 
+fn is_excluded(id: &ServerId, exclude: &[IpNet]) -> bool {
+    let ip = id.address.ip();
+    exclude.iter().any(|net| net.contains(&ip))
+}
+
 fn remove_servers(ours: impl Fn(&ServerId) -> bool) -> Result<(), netlink::Error> {
     let mut ipvs = Ipvs::open()?;
+    let mut outcome = ipvs.remove_trial().map(drop);
     let listed = ipvs.list()?;
-    let mut outcome = Ok(());
     for id in listed.iter().map(|listed| &listed.server.id) {
         if ours(id) {
             outcome = outcome.and(ipvs.delete(id));
         }
     }
     outcome
-}
-
-/// Node ports that the sets name: what tells ours from others' virtual servers
-/// at the node's own addresses.
-#[derive(Debug, Default)]
-pub(super) struct NodePorts {
-    ports: HashSet<(u8, u16)>,
-}
-
-impl NodePorts {
-    fn read(sets: &mut IpSets) -> Result<NodePorts, netlink::Error> {
-        let mut found = NodePorts::default();
-        for family in FAMILIES {
-            for (set, protocol) in Self::SETS {
-                match sets.members(set.name(family)) {
-                    Ok(members) => found.extend(protocol, members),
-                    Err(error) if error.errno() == Some(Errno::ENOENT) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    /// The sets of node ports, each with its protocol.
-    pub(super) const SETS: [(Set, services::Protocol); 3] = [
-        (Set::NodePortTcp, services::Protocol::Tcp),
-        (Set::NodePortUdp, services::Protocol::Udp),
-        (Set::NodePortSctp, services::Protocol::Sctp),
-    ];
-
-    /// Adds the members of one of those sets.
-    pub(super) fn extend(&mut self, protocol: services::Protocol, members: Vec<Element>) {
-        let protocol = number(protocol);
-        self.ports
-            .extend(members.iter().filter_map(|member| match member {
-                Element::Port(port) | Element::IpPort { port, .. } => Some((protocol, *port)),
-                _ => None,
-            }));
-    }
-
-    /// A virtual server of that name is at a node port.
-    pub(super) fn has(&self, id: &ServerId) -> bool {
-        let protocol = number(super::plan::Frontend::of(id).protocol);
-        self.ports.contains(&(protocol, id.address.port()))
-    }
 }

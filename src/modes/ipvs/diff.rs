@@ -1,6 +1,9 @@
 //! From what is wanted and what is there to changes, in a safe order: pure.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use super::{
     drain::{Drains, Fate},
@@ -15,7 +18,7 @@ use crate::{
             VirtualServer,
         },
     },
-    services,
+    services::{self, IpFamily},
 };
 
 impl Frontend {
@@ -80,7 +83,7 @@ pub struct Present<'a> {
 
 /// Appends what makes a virtual server that is `present` the `wanted` one: new
 /// real servers first, those that go last. `limit` is how long the connections
-/// of one that goes may go on.
+/// of one that goes may go on, `None`: as long as they last.
 pub fn server_changes(
     wanted: &plan::VirtualServer,
     present: Option<Present<'_>>,
@@ -114,10 +117,14 @@ pub fn server_changes(
             }
         }
     }
+    let mut drained = Vec::new();
     for gone in there {
         let mut real = gone.server;
         let connections = gone.active.saturating_add(gone.inactive);
         let fate = drains.decide(frontend, real.address, limit, real.weight, connections, now);
+        if fate == Fate::Drain {
+            drained.push(real.address);
+        }
         match fate {
             Fate::Delete => changes.push(Change::DeleteReal(id, real.address)),
             Fate::Drain if real.weight == 0 => {}
@@ -127,6 +134,7 @@ pub fn server_changes(
             }
         }
     }
+    drains.counted(frontend, &drained, now);
 }
 
 /// A member that comes (true) or goes.
@@ -167,6 +175,27 @@ pub fn member_steps(touched: &Touched, wanted: &Wanted) -> MemberSteps {
         .sort_by_key(|(member, comes)| (!comes, !member.set.admits()));
     steps.after.sort_by_key(|(member, _)| member.set.admits());
     steps
+}
+
+/// How many members each set has at most while what is `touched` changes; of sets
+/// that some member comes to.
+pub fn room_needed(touched: &Touched, wanted: &Wanted) -> BTreeMap<(Set, IpFamily), u32> {
+    let mut needed: BTreeMap<(Set, IpFamily), u32> = BTreeMap::new();
+    let (coming, going): (Vec<_>, Vec<_>) = touched
+        .members
+        .keys()
+        .partition(|member| wanted.has_member(member));
+    for Member { set, family, .. } in coming {
+        needed
+            .entry((set, family))
+            .or_insert_with(|| wanted.count(set, family));
+    }
+    for Member { set, family, .. } in going {
+        if let Some(members) = needed.get_mut(&(set, family)) {
+            *members = members.saturating_add(1);
+        }
+    }
+    needed
 }
 
 /// The frontend that `member` speaks of has source ranges still.

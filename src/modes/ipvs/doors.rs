@@ -15,7 +15,7 @@ use super::{
 use crate::{
     kernel::{
         addresses::{self, Address},
-        ipset::{Element, IpSets},
+        ipset::{Element, IpSets, Listed, TEMPORARY},
         ipvs::{Change, Ipvs, ListedReal, ListedServer, ServerId, TableReal, Timeouts},
         links,
         netlink::{Error, Protocol, Socket},
@@ -30,6 +30,8 @@ pub struct Doors {
     sets: IpSets,
     route: Socket,
     link: u32,
+    /// How many members each set takes, as last listed; 0: any number.
+    room: BTreeMap<(Set, IpFamily), u32>,
     /// Schedulers that the kernel has.
     schedulers: BTreeSet<Arc<str>>,
     /// Schedulers that are not to be used, whether it has them or not.
@@ -47,6 +49,7 @@ impl Doors {
             sets: IpSets::open()?,
             route: Socket::open(Protocol::Route)?,
             link: 0,
+            room: BTreeMap::new(),
             schedulers: BTreeSet::new(),
             left_out,
         })
@@ -65,31 +68,52 @@ impl Doors {
         self.ipvs.set_timeouts(&Timeouts { tcp, tcp_fin, udp })
     }
 
-    /// Those of `names` that the kernel lacks.
+    /// Returns those of `names` that the kernel lacks. A scheduler of which its
+    /// answer says nothing counts as present: then only the Services that ask for
+    /// it fail.
     ///
     /// # Errors
-    /// When it cannot be found out.
+    /// When the socket fails.
     pub fn lacking(&mut self, names: BTreeSet<Arc<str>>) -> Result<BTreeSet<Arc<str>>, Error> {
-        let (left_out, names): (BTreeSet<_>, BTreeSet<_>) = names
+        let (mut lacking, names): (BTreeSet<_>, BTreeSet<_>) = names
             .into_iter()
             .partition(|name| self.left_out.contains(name));
-        let new: Vec<&Arc<str>> = names
-            .iter()
-            .filter(|name| ***name != *ROUND_ROBIN && !self.schedulers.contains(*name))
-            .collect();
-        if new.is_empty() {
-            return Ok(left_out);
+        for name in names {
+            if *name == *ROUND_ROBIN || self.schedulers.contains(&name) {
+                continue;
+            }
+            match self.ipvs.try_scheduler(&name) {
+                Ok(None) => drop(self.schedulers.insert(name)),
+                Ok(Some(_)) => drop(lacking.insert(name)),
+                Err(error @ Error::Refused { .. }) => {
+                    tracing::debug!("whether there is scheduler {name:?} is not known: {error}");
+                }
+                Err(error) => return Err(error),
+            }
         }
-        let missing = self
-            .ipvs
-            .missing_schedulers(new.iter().map(|name| &***name))?;
-        let missing: BTreeSet<&str> = missing.iter().map(|(name, _)| *name).collect();
-        let (lacking, has): (Vec<_>, Vec<_>) = new
-            .into_iter()
-            .cloned()
-            .partition(|name| missing.contains(&**name));
-        self.schedulers.extend(has);
-        Ok(lacking.into_iter().chain(left_out).collect())
+        Ok(lacking)
+    }
+
+    /// Returns true, once, after IPVS was unloaded and loaded again: it has no
+    /// virtual servers then, and the kernel's own timeouts.
+    ///
+    /// # Errors
+    /// When the kernel has no IPVS any more.
+    pub fn is_loaded_anew(&mut self) -> Result<bool, Error> {
+        let anew = self.ipvs.was_loaded_anew()?;
+        if anew {
+            // Those are modules of their own.
+            self.schedulers.clear();
+        }
+        Ok(anew)
+    }
+
+    /// Deletes what a process left that was killed while it tried a scheduler.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn remove_trial(&mut self) -> Result<(), Error> {
+        self.ipvs.remove_trial().map(drop)
     }
 
     /// Makes the dummy link, unless it is there; true if it was not.
@@ -144,26 +168,81 @@ impl Doors {
         addresses::retire(&mut self.route, self.link, addresses)
     }
 
-    /// Makes those of `sets` that are missing; answers with their names.
+    /// Makes the sets that are missing, each with room for as many members as
+    /// `wanted` says; `None`: it is not needed. Returns the names of those that
+    /// were made. One that is there is taken as it is, whatever its size.
     ///
     /// # Errors
-    /// When one cannot be made.
+    /// When one cannot be made, or is there and of another kind.
     pub fn ensure_sets(
         &mut self,
-        wanted: impl Fn(Set, IpFamily) -> bool,
+        wanted: impl Fn(Set, IpFamily) -> Option<u32>,
     ) -> Result<Vec<&'static str>, Error> {
-        let there: BTreeSet<String> = self.sets.list()?.into_iter().map(|set| set.name).collect();
+        let there = self.sets.list()?;
+        let there: BTreeMap<&str, &Listed> =
+            there.iter().map(|set| (set.name.as_str(), set)).collect();
+        self.room.clear();
         let mut made = Vec::new();
         for family in FAMILIES {
-            for set in Set::ALL.into_iter().filter(|set| wanted(*set, family)) {
-                // Also where it is there: it might be of another kind.
-                self.sets.create(&set.kernel_set(family))?;
-                if !there.contains(set.name(family)) {
+            for set in Set::ALL {
+                let Some(members) = wanted(set, family) else {
+                    continue;
+                };
+                let found = there.get(set.name(family)).copied();
+                self.ensure_set(set, family, members, found)?;
+                if found.is_none() {
                     made.push(set.name(family));
                 }
             }
         }
+        // Nothing refers to what a killed process left.
+        if there.contains_key(TEMPORARY)
+            && let Err(error) = self.sets.destroy(TEMPORARY)
+        {
+            tracing::debug!("{error}");
+        }
         Ok(made)
+    }
+
+    fn ensure_set(
+        &mut self,
+        set: Set,
+        family: IpFamily,
+        members: u32,
+        found: Option<&Listed>,
+    ) -> Result<(), Error> {
+        let sized = set.kernel_set(family).with_room_for(members);
+        let room = match found {
+            Some(found) if found.is(&sized) => found.max_members,
+            _ => {
+                // Of one that is there the kernel says what is wrong.
+                self.sets.create(&sized)?;
+                sized.room()
+            }
+        };
+        self.room.insert((set, family), room);
+        Ok(())
+    }
+
+    /// Makes a set that is missing, and a larger one of one that cannot hold so
+    /// many members.
+    ///
+    /// # Errors
+    /// When the kernel refuses; the set is as it was then.
+    pub fn make_room(&mut self, set: Set, family: IpFamily, members: u32) -> Result<(), Error> {
+        if !self.room.contains_key(&(set, family)) {
+            let there = self.sets.list()?;
+            let found = there.iter().find(|listed| listed.name == set.name(family));
+            self.ensure_set(set, family, members, found)?;
+        }
+        let room = self.room.entry((set, family)).or_default();
+        if *room == 0 || members <= *room {
+            return Ok(());
+        }
+        let larger = set.kernel_set(family).with_room_for(members);
+        self.sets.enlarge(&larger)?;
+        *room = larger.room();
+        Ok(())
     }
 
     /// The members of a set; none if there is no such set.
@@ -182,7 +261,10 @@ impl Doors {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn change_members(&mut self, steps: &[MemberStep]) -> Result<Vec<(Member, Error)>, Error> {
+    pub fn change_members(
+        &mut self,
+        steps: &[MemberStep],
+    ) -> Result<Vec<(Member, Arc<Error>)>, Error> {
         let mut refused = Vec::new();
         // Steps of one set and direction may go together: no order is asked
         // for among them, and what is asked for among sets is kept by `rank`.

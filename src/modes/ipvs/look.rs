@@ -11,7 +11,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::{
     Belief, Error, Ipvs,
-    cleanup::NodePorts,
+    own_servers::NamedFrontends,
     plan::{self, FAMILIES, Families, Filled, Frontend, LINK, Member, Set, Site},
     report::{Report, log_repairs},
     settings,
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     kernel::{
         ipset::Element,
-        ipvs::{Forwarding, VirtualServer},
+        ipvs::{Forwarding, ServerId, VirtualServer},
         netlink,
     },
     services::{IpFamily, Protocol, ServiceMap},
@@ -87,6 +87,11 @@ impl Ipvs {
     /// settings and the dummy link. Forgets what was learned if the node is
     /// another now.
     pub(super) fn survey(&mut self, map: &ServiceMap) -> Result<(), netlink::Error> {
+        // Before settings, which come with the module.
+        if self.doors.is_loaded_anew()? {
+            tracing::warn!("the module of IPVS was loaded anew: its virtual servers are gone");
+            self.set_timeouts()?;
+        }
         let refused = settings::apply(&self.options);
         self.tell(refused);
         if self.doors.ensure_link()? && self.belief != Belief::None {
@@ -106,10 +111,8 @@ impl Ipvs {
             .chain([Arc::clone(&self.options.scheduler)]);
         site.lacking = self.doors.lacking(asked.collect())?;
         if site != self.site {
-            self.known_addresses.extend(&site.own);
             self.site = site;
             self.ports.clear();
-            self.conflicts.clear();
             self.wanted = Wanted::default();
         }
         Ok(())
@@ -123,9 +126,10 @@ impl Ipvs {
         report: &mut Report,
     ) -> Result<(), Error> {
         let filled = Families::each(|family| self.wanted.filled(family));
-        let made = self
-            .doors
-            .ensure_sets(|set, family| set.is_kube_proxys() || filled.of(family).contains(set))?;
+        let made = self.doors.ensure_sets(|set, family| {
+            let needed = set.is_kube_proxys() || filled.of(family).contains(set);
+            needed.then(|| self.wanted.count(set, family))
+        })?;
         let look = self.look()?;
         if self.belief != Belief::None {
             let mut repaired: Vec<String> = made.iter().map(|set| format!("set {set}")).collect();
@@ -148,7 +152,15 @@ impl Ipvs {
 
     fn look(&mut self) -> Result<Look, netlink::Error> {
         let mut look = Look::default();
-        let listed = self.doors.servers()?;
+        let mut listed = self.doors.servers()?;
+        let is_left = |id: &ServerId| {
+            let frontend = Frontend::of(id);
+            id.is_trial() && self.wanted.owner(&frontend).is_none()
+        };
+        if listed.iter().any(|listed| is_left(&listed.server.id)) {
+            self.doors.remove_trial()?;
+            listed.retain(|listed| !listed.server.id.is_trial());
+        }
         let mut there: HashMap<Frontend, u64> = listed
             .iter()
             .map(|listed| (Frontend::of(&listed.server.id), digest(&listed.server)))
@@ -161,21 +173,19 @@ impl Ipvs {
         let eligible = eligible.filter(|a| self.wanted.has_address(&a.address));
         look.eligible = eligible.map(|a| a.address).collect();
         drop(addresses);
-        let mut node_ports = NodePorts::default();
-        for family in FAMILIES {
-            for (set, protocol) in NodePorts::SETS {
-                node_ports.extend(protocol, self.doors.members(set, family)?);
-            }
-        }
         // Kube-proxy takes every virtual server for its own. One at an address
-        // of the node that no set knows may be somebody else's, so it stays.
-        there.retain(|frontend, _| {
-            let at_node = self.known_addresses.contains(&frontend.address);
+        // of the node that no set names may be of another program, so it stays.
+        let is_known = |frontend: &Frontend| {
             self.wanted.owner(frontend).is_some()
                 || self.servers.contains_key(frontend)
                 || bound.contains(&frontend.address)
-                || at_node && node_ports.has(&frontend.id())
-        });
+        };
+        let at_node = |frontend: &Frontend| self.site.own.contains(&frontend.address);
+        let named = match there.keys().any(|f| !is_known(f) && at_node(f)) {
+            true => NamedFrontends::read(|set, family| self.doors.members(set, family))?,
+            false => NamedFrontends::default(),
+        };
+        there.retain(|f, _| is_known(f) || at_node(f) && named.has(f));
         look.touched.frontends.extend(there.keys());
         look.touched.frontends.extend(self.wanted.frontends());
         for ip in self.wanted.addresses().filter(|ip| !bound.contains(*ip)) {
@@ -255,9 +265,10 @@ impl Ipvs {
             .any(|frontend| self.wanted.owner(frontend).is_some())
     }
 
-    fn frontends(&self, member: &Member) -> Vec<Frontend> {
+    /// The frontends that `member` speaks of.
+    pub(super) fn frontends(&self, member: &Member) -> Vec<Frontend> {
         let protocol = match member.set {
-            Set::NodePortLocalUdp => Protocol::Udp,
+            Set::NodePortUdp | Set::NodePortLocalUdp => Protocol::Udp,
             _ => Protocol::Tcp,
         };
         if let Element::Port(port) = member.element {

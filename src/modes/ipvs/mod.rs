@@ -13,6 +13,7 @@ mod diff;
 mod doors;
 mod drain;
 mod look;
+mod own_servers;
 pub mod plan;
 pub mod render;
 mod report;
@@ -21,11 +22,7 @@ mod settings;
 mod tables;
 mod wanted;
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use hashbrown::HashMap;
 
@@ -35,7 +32,7 @@ pub use self::{
 };
 use self::{
     doors::Doors,
-    drain::Drains,
+    drain::{Drains, FIRST_PAUSE},
     plan::{FAMILIES, Families, Filled, Frontend, ServicePlan, Site, Timeouts},
     report::Report,
     tables::Tables,
@@ -79,8 +76,6 @@ pub struct Ipvs {
     /// The rules of each family; `None` where there are no programs for it.
     tables: Families<Option<Tables>>,
     site: Site,
-    /// Addresses that the node has or had: virtual servers there are ours.
-    known_addresses: BTreeSet<IpAddr>,
     /// What was last learned.
     ports: HashMap<ServicePortName, Arc<ServicePort>>,
     wanted: Wanted,
@@ -89,8 +84,6 @@ pub struct Ipvs {
     drains: Drains,
     /// What may differ from the kernel because a step failed.
     unsettled: Touched,
-    /// ServicePorts of which another one has a frontend.
-    conflicts: BTreeSet<ServicePortName>,
     /// Sets that the rules in force take to have members.
     filled: Families<Filled>,
     /// Whether the kernel holds what we believe.
@@ -143,13 +136,11 @@ impl Ipvs {
             doors,
             tables,
             site: Site::default(),
-            known_addresses: BTreeSet::new(),
             ports: HashMap::new(),
             wanted: Wanted::default(),
             servers: HashMap::new(),
             drains: Drains::default(),
             unsettled: Touched::default(),
-            conflicts: BTreeSet::new(),
             filled: Families::default(),
             belief: Belief::None,
             flows: Families::default(),
@@ -176,24 +167,17 @@ impl Ipvs {
         touched: &mut Touched,
         report: &mut Report,
     ) {
-        // Removals first: what one Service gives up another may be waiting for.
-        let (there, gone): (Vec<_>, Vec<_>) =
-            names.into_iter().partition(|name| map.get(name).is_some());
-        let mut queue: VecDeque<_> = gone.into_iter().chain(there).collect();
-        while let Some(name) = queue.pop_front() {
+        for name in names {
             let plan = |port: Option<&Arc<ServicePort>>| {
                 port.map_or_else(ServicePlan::default, |port| plan::plan(port, &self.site))
             };
             let (old, new) = (self.ports.get(&name), map.get(&name));
             let new_plan = plan(new);
-            let heirs = match (old, new) {
-                (Some(old), Some(new)) if Arc::ptr_eq(old, new) => BTreeSet::new(),
-                _ => {
-                    let old_plan = plan(old);
-                    self.wanted.replace(&name, &old_plan, &new_plan, touched)
-                }
-            };
-            queue.extend(heirs);
+            let same = old.zip(new).is_some_and(|(old, new)| Arc::ptr_eq(old, new));
+            if !same {
+                let old_plan = plan(old);
+                self.wanted.replace(&name, &old_plan, &new_plan, touched);
+            }
             match new {
                 Some(new) => self.ports.insert(name.clone(), Arc::clone(new)),
                 None => self.ports.remove(&name),
@@ -206,30 +190,6 @@ impl Ipvs {
                     what,
                     why,
                 }));
-            let mut servers = new_plan.servers.iter();
-            if servers.any(|server| self.wanted.owner(&server.frontend) != Some(&name)) {
-                self.conflicts.insert(name);
-            } else {
-                self.conflicts.remove(&name);
-            }
-        }
-    }
-
-    /// Names of which a frontend is another's, each with whose.
-    fn report_conflicts(&self, report: &mut Report) {
-        for name in &self.conflicts {
-            let Some(port) = self.ports.get(name) else {
-                continue;
-            };
-            for server in plan::plan(port, &self.site).servers {
-                match self.wanted.owner(&server.frontend) {
-                    Some(owner) if owner != name => {
-                        let frontend = server.frontend;
-                        report.failed(name, format!("{frontend} is served for {owner} already"));
-                    }
-                    _ => {}
-                }
-            }
         }
     }
 
@@ -272,9 +232,8 @@ impl Mode for Ipvs {
         report.examined = names.len();
         let mut touched = Touched::default();
         self.learn(map, names, &mut touched, &mut report);
-        self.report_conflicts(&mut report);
         touched.extend(std::mem::take(&mut self.unsettled));
-        touched.frontends.extend(self.drains.frontends());
+        touched.frontends.extend(self.drains.due(Instant::now()));
         // Until all is applied, all of it may differ.
         self.unsettled = touched.clone();
 
@@ -303,7 +262,13 @@ impl Mode for Ipvs {
             flows.extend(stale::matches(family.into(), map, &changes.stale_udp));
             *flows = stale::forget(family, std::mem::take(flows), &self.metrics).await;
         }
-        Ok(report.into_sync_report(self.drains.len()))
+        // Where connections could not be counted, that is not tried again at once.
+        let next = self.drains.next_due();
+        let look_again = next.map(|at| {
+            at.saturating_duration_since(Instant::now())
+                .max(FIRST_PAUSE)
+        });
+        Ok(report.into_sync_report(look_again))
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {

@@ -39,7 +39,8 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
     for family in [IpFamily::V4, IpFamily::V6] {
         for set in Set::ALL {
             if set.is_kube_proxys() || filled.of(family).contains(set) {
-                writeln!(out, "create {}", Creation { set, family })?;
+                let members = wanted.count(set, family);
+                writeln!(out, "create {}", Creation(set, family, members))?;
             }
         }
     }
@@ -81,20 +82,28 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
     Ok(())
 }
 
-/// A set in the words of `ipset save`.
-struct Creation {
-    set: Set,
-    family: IpFamily,
-}
+/// A set with room for so many members, in the words of `ipset save`.
+struct Creation(Set, IpFamily, u32);
 
 impl fmt::Display for Creation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.set.name(self.family), self.set.kind())?;
-        f.write_str(match (self.set.kind(), self.family) {
-            (Kind::Port, _) => " range 0-65535",
+        let Creation(set, family, members) = *self;
+        write!(f, "{} {}", set.name(family), set.kind())?;
+        f.write_str(match (set.kind(), family) {
+            (Kind::Port, _) => return f.write_str(" range 0-65535"),
             (_, IpFamily::V4) => " family inet",
             (_, IpFamily::V6) => " family inet6",
-        })
+        })?;
+        let plain = set.kernel_set(family);
+        let sized = plain.clone().with_room_for(members);
+        if sized == plain {
+            return Ok(());
+        }
+        write!(
+            f,
+            " hashsize {} maxelem {}",
+            sized.hash_size, sized.max_members
+        )
     }
 }
 

@@ -1,9 +1,11 @@
 //! What one sync did, as it comes about.
 
-use super::wanted::Touched;
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{plan::Set, wanted::Touched};
 use crate::{
     modes::{SyncReport, Unhonoured},
-    services::ServicePortName,
+    services::{IpFamily, ServicePortName},
 };
 
 /// Repairs of a kind that are named; the others are counted.
@@ -19,6 +21,8 @@ pub struct Report {
     pub unhonoured: Vec<Unhonoured>,
     /// What is to be tried again.
     pub unsettled: Touched,
+    /// Sets that cannot hold what they are to, each with the reason.
+    pub too_small: BTreeMap<(Set, IpFamily), String>,
     /// The kernel may hold other things than we believe.
     pub doubt: bool,
 }
@@ -29,12 +33,13 @@ impl Report {
         self.failed.push((name.clone(), why));
     }
 
-    /// For the runner.
-    pub fn into_sync_report(self, lingering: usize) -> SyncReport {
+    /// For the runner, which is to have another sync run after `look_again`.
+    pub fn into_sync_report(self, look_again: Option<Duration>) -> SyncReport {
         SyncReport {
             examined: self.examined,
             failed: self.failed,
-            lingering,
+            lingering: 0,
+            look_again,
             unhonoured: self.unhonoured,
         }
     }

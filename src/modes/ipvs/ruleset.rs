@@ -5,29 +5,73 @@ use std::fmt::{self, Write};
 use hashbrown::{HashMap, HashSet};
 
 use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
-use crate::kernel::xtables::rule::{BASE_CHAINS, Table};
+use crate::kernel::xtables::{
+    leftovers,
+    rule::{BASE_CHAINS, Table},
+    saved::Digest,
+};
 
-/// What `iptables-save` printed of one table, as far as it concerns us: lines
-/// as words, because programs differ in quotes.
-#[derive(Debug, Default)]
+/// Rules of a chain that are kept as words: many more than a chain of ours has.
+/// Iptables mode has a rule for each port of a Service in a chain of the same
+/// name.
+const KEPT: usize = 100;
+
+/// What `iptables-save` printed of one table, as far as it concerns us: the
+/// rules of chains of ours, and those of the kernel's chains that lead there.
+/// Lines are kept as words, because programs differ in quotes. A node may have a
+/// hundred thousand rules of others, none of which is kept.
+#[derive(Debug)]
 pub struct Saved {
-    chains: HashMap<String, Vec<Vec<String>>>,
+    table: Table,
+    chains: HashMap<String, SavedChain>,
+    leads_to_services: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct SavedChain {
+    rules: Vec<Vec<String>>,
+    /// Those beyond [`KEPT`].
+    rest: Digest,
 }
 
 impl Saved {
-    /// Reads one table.
-    pub fn parse(text: &str) -> Saved {
-        let mut saved = Saved::default();
-        for line in text.lines() {
-            if let Some(chain) = line.strip_prefix(':').and_then(|l| l.split(' ').next()) {
-                saved.chains.entry(chain.to_owned()).or_default();
-            } else if let Some(rule) = line.strip_prefix("-A ") {
-                let mut words = words(rule).into_iter();
-                let chain = words.next().unwrap_or_default();
-                saved.chains.entry(chain).or_default().push(words.collect());
+    /// What is read of `table` before its first line.
+    pub fn new(table: Table) -> Saved {
+        Saved {
+            table,
+            chains: HashMap::new(),
+            leads_to_services: false,
+        }
+    }
+
+    /// Takes one line in.
+    pub fn line(&mut self, line: &str) {
+        if let Some(chain) = line.strip_prefix(':').and_then(|l| l.split(' ').next()) {
+            if self.is_ours(chain) || BASE_CHAINS.contains(&chain) {
+                self.chains.entry(chain.to_owned()).or_default();
+            }
+            return;
+        }
+        let rule = line.strip_prefix("-A ");
+        let Some((name, rule)) = rule.and_then(|rule| rule.split_once(' ')) else {
+            return;
+        };
+        let target = leftovers::target(rule);
+        if !self.is_ours(name) && !target.is_some_and(|target| self.is_ours(target)) {
+            return;
+        }
+        let leads = target.is_some_and(|target| target.starts_with("KUBE-SVC-"));
+        self.leads_to_services |= leads && name == "KUBE-SERVICES";
+        if let Some(chain) = self.chains.get_mut(name) {
+            match chain.rules.len() {
+                ..KEPT => chain.rules.push(words(rule)),
+                _ => chain.rest.add(rule),
             }
         }
-        saved
+    }
+
+    fn is_ours(&self, chain: &str) -> bool {
+        OWN_CHAINS.contains(&(self.table, chain))
     }
 
     #[cfg(test)]
@@ -35,24 +79,24 @@ impl Saved {
         self.chains.contains_key(chain)
     }
 
-    /// A rule of `chain` leads to a chain whose name begins with `prefix`.
-    pub fn leads(&self, chain: &str, prefix: &str) -> bool {
-        let rules = self.chains.get(chain).into_iter().flatten();
-        rules.flatten().any(|word| word.starts_with(prefix))
+    /// Returns true if the chain of Services leads to chains of iptables mode.
+    pub fn leads_to_services(&self) -> bool {
+        self.leads_to_services
     }
 
     /// Everything in `chain` goes through `target`, whatever the comment.
     pub fn has_jump(&self, chain: &str, target: &str) -> bool {
-        let rules = self.chains.get(chain);
-        rules.is_some_and(|rules| rules.iter().any(|rule| is_jump(rule, target)))
+        let chain = self.chains.get(chain);
+        chain.is_some_and(|chain| chain.rules.iter().any(|rule| is_jump(rule, target)))
     }
 
     /// Rules of the kernel's chains that lead to chains of ours in another way
     /// than `jumps`, or once more, each after its chain: iptables mode has some of
     /// our chains, too, and calls them otherwise.
-    fn strays(&self, table: Table, jumps: &[Jump]) -> Vec<String> {
+    fn strays(&self, jumps: &[Jump]) -> Vec<String> {
+        let table = self.table;
         let mut found = Vec::new();
-        for (chain, rules) in &self.chains {
+        for (chain, SavedChain { rules, .. }) in &self.chains {
             if !BASE_CHAINS.contains(&chain.as_str()) {
                 continue;
             }
@@ -114,8 +158,8 @@ pub struct Batch {
 /// any of its rules differs; each table takes effect at once.
 pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Batch {
     let mut batch = Batch::default();
-    let nothing = Saved::default();
     for table in Table::ALL {
+        let nothing = Saved::new(table);
         let saved = saved.get(&table).unwrap_or(&nothing);
         let wrong: Vec<&Chain> = rules
             .chains
@@ -138,19 +182,19 @@ pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Bat
                 .map(|jump| format!("jump from {} of {table}", jump.from)),
         );
         // Writing cannot fail: it goes to memory.
-        let strays = saved.strays(table, &rules.jumps);
+        let strays = saved.strays(&rules.jumps);
         let _ = write_table(&mut batch.text, table, &wrong, (&missing, &strays), v6);
     }
     batch
 }
 
 fn is_same(chain: &Chain, saved: &Saved, v6: bool) -> bool {
-    saved.chains.get(chain.name).is_some_and(|rules| {
-        rules.len() == chain.rules.len()
+    saved.chains.get(chain.name).is_some_and(|there| {
+        there.rules.len() == chain.rules.len()
             && chain
                 .rules
                 .iter()
-                .zip(rules)
+                .zip(&there.rules)
                 .all(|(rule, words)| words_of(rule, v6) == *words)
     })
 }
@@ -265,9 +309,23 @@ mod tests {
                 continue;
             };
             let part = rest.split("COMMIT").next().unwrap_or_default();
-            tables.insert(table, Saved::parse(&part.replace("-I ", "-A ")));
+            tables.insert(table, parse(table, &part.replace("-I ", "-A ")));
         }
         tables
+    }
+
+    /// Of a batch, jumps come to chains that it does not declare.
+    fn parse(table: Table, text: &str) -> Saved {
+        let mut saved = Saved::new(table);
+        for chain in BASE_CHAINS {
+            saved.line(&format!(":{chain} ACCEPT [0:0]"));
+        }
+        text.lines().for_each(|line| saved.line(line));
+        saved
+    }
+
+    fn rules_of<'a>(saved: &'a mut Saved, chain: &str) -> &'a mut Vec<Vec<String>> {
+        &mut saved.chains.get_mut(chain).expect("it is there").rules
     }
 
     #[test]
@@ -277,13 +335,9 @@ mod tests {
         let mut tables = after(&whole);
         assert_eq!(difference(&rules, &tables, false), Batch::default());
         let filter = tables.get_mut(&Table::Filter).unwrap();
-        filter.chains.get_mut("KUBE-IPVS-FILTER").unwrap().pop();
-        filter.chains.get_mut("OUTPUT").unwrap().clear();
-        filter
-            .chains
-            .get_mut("INPUT")
-            .unwrap()
-            .push(words("-j ACCEPT"));
+        rules_of(filter, "KUBE-IPVS-FILTER").pop();
+        rules_of(filter, "OUTPUT").clear();
+        filter.line("-A INPUT -j ACCEPT");
         let batch = difference(&rules, &tables, false);
         assert_eq!(
             batch.repaired,
@@ -304,13 +358,13 @@ mod tests {
         let whole = whole(&rules, false);
         let mut tables = after(&whole);
         let nat = tables.get_mut(&Table::Nat).unwrap();
-        let output = nat.chains.get_mut("OUTPUT").unwrap();
-        let theirs = words("-m conntrack --ctstate NEW -j KUBE-SERVICES");
-        output.extend([
-            theirs,
-            words("-j KUBE-SERVICES"),
-            words("-m set --match-set a src -j MINE"),
-        ]);
+        for rule in [
+            "-m conntrack --ctstate NEW -j KUBE-SERVICES",
+            "-j KUBE-SERVICES",
+            "-m set --match-set a src -j MINE",
+        ] {
+            nat.line(&format!("-A OUTPUT {rule}"));
+        }
         let batch = difference(&rules, &tables, false);
         assert_eq!(
             batch.text,
@@ -318,6 +372,51 @@ mod tests {
              -D OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES\nCOMMIT\n"
         );
         assert!(batch.repaired.is_empty());
+    }
+
+    #[test]
+    fn of_others_rules_nothing_is_kept() {
+        let rules = all();
+        let whole = whole(&rules, false);
+        let mut tables = after(&whole);
+        let kept = |tables: &HashMap<Table, Saved>| {
+            let of_table = |saved: &Saved| {
+                let rules = saved.chains.values().map(|chain| chain.rules.len());
+                saved.chains.len() + rules.sum::<usize>()
+            };
+            tables.values().map(of_table).sum::<usize>()
+        };
+        let before = kept(&tables);
+        let filter = tables.get_mut(&Table::Filter).unwrap();
+        for number in 0..10_000 {
+            filter.line(&format!(":THEIRS-{number} - [0:0]"));
+            filter.line(&format!(
+                "-A THEIRS-{number} -s 192.0.2.1/32 -j KUBE-MARK-DROP"
+            ));
+            filter.line(&format!(
+                "-A INPUT -m comment --comment KUBE-FORWARD -j THEIRS-{number}"
+            ));
+        }
+        assert_eq!(kept(&tables), before);
+        assert_eq!(difference(&rules, &tables, false), Batch::default());
+
+        // As iptables mode has them.
+        let nat = tables.get_mut(&Table::Nat).unwrap();
+        assert!(!nat.leads_to_services());
+        let rule = |number| format!("-A KUBE-SERVICES -d 10.0.0.1/32 -j KUBE-SVC-{number}");
+        (0..10_000).for_each(|number| nat.line(&rule(number)));
+        assert!(nat.leads_to_services());
+        assert!(kept(&tables) < before + KEPT);
+        let batch = difference(&rules, &tables, false);
+        assert_eq!(batch.repaired, ["chain KUBE-SERVICES of nat"]);
+        let read = |last: &str| {
+            let mut saved = parse(Table::Nat, ":KUBE-SERVICES - [0:0]");
+            (0..200).for_each(|number| saved.line(&rule(number)));
+            saved.line(&format!("-A KUBE-SERVICES -j {last}"));
+            saved
+        };
+        assert!(read("A").is_same(&read("A")));
+        assert!(!read("A").is_same(&read("B")), "the last differs");
     }
 
     #[test]

@@ -153,8 +153,10 @@ impl Tables {
         let mut tables = HashMap::new();
         for table in Table::ALL {
             if rules.chains.iter().any(|chain| chain.table == table) {
-                let text = self.xtables.save(table.name()).await?;
-                tables.insert(table, Saved::parse(&text));
+                let mut saved = Saved::new(table);
+                let read = self.xtables.read(table.name(), |line| saved.line(line));
+                read.await?;
+                tables.insert(table, saved);
             }
         }
         Ok(tables)
@@ -164,7 +166,7 @@ impl Tables {
 /// The tables lead service traffic to iptables mode's chains.
 fn before_ours(saved: &HashMap<Table, Saved>) -> bool {
     let nat = saved.get(&Table::Nat);
-    nat.is_some_and(|nat| nat.leads("KUBE-SERVICES", "KUBE-SVC-"))
+    nat.is_some_and(Saved::leads_to_services)
 }
 
 /// A batch without table nat, and that table's part.

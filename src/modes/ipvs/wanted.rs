@@ -1,5 +1,5 @@
 //! What all ServicePorts together need. Members and addresses may be needed by
-//! several, a frontend is one ServicePort's at a time.
+//! several; a frontend is one ServicePort's, as the service map decides.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,17 +9,14 @@ use std::{
 use hashbrown::HashMap;
 
 use super::plan::{Families, Filled, Frontend, Member, ServicePlan, Set};
-use crate::{
-    modes::claims::Claims,
-    services::{IpFamily, ServicePortName},
-};
+use crate::services::{IpFamily, ServicePortName};
 
 /// What all ServicePorts together need.
 #[derive(Debug, Default)]
 pub struct Wanted {
     members: HashMap<Member, u32>,
     addresses: HashMap<IpAddr, u32>,
-    claims: Claims<Frontend, ServicePortName>,
+    owners: HashMap<Frontend, ServicePortName>,
     /// How many members each set has.
     filled: Families<[u32; Set::ALL.len()]>,
 }
@@ -46,15 +43,14 @@ impl Touched {
 }
 
 impl Wanted {
-    /// What `name` needs is `new` now and was `old`. Notes what is `touched`;
-    /// answers the ServicePorts that now own frontends which this one gave up.
+    /// What `name` needs is `new` now and was `old`. Notes what is `touched`.
     pub fn replace(
         &mut self,
         name: &ServicePortName,
         old: &ServicePlan,
         new: &ServicePlan,
         touched: &mut Touched,
-    ) -> BTreeSet<ServicePortName> {
+    ) {
         let continuing = !old.servers.is_empty() && !new.servers.is_empty();
         // What both need must not go to zero in between.
         for member in missing(&new.members, &old.members) {
@@ -84,7 +80,7 @@ impl Wanted {
                 touched.addresses.insert(*address);
             }
         }
-        self.replace_servers(name, old, new, touched)
+        self.replace_servers(name, old, new, touched);
     }
 
     fn replace_servers(
@@ -93,25 +89,24 @@ impl Wanted {
         old: &ServicePlan,
         new: &ServicePlan,
         touched: &mut Touched,
-    ) -> BTreeSet<ServicePortName> {
-        let mut heirs = BTreeSet::new();
+    ) {
         for server in &old.servers {
             let frontend = server.frontend;
             if new.servers.iter().any(|s| s.frontend == frontend) {
                 continue;
             }
+            // Another ServicePort may have it already.
             if self.owner(&frontend) == Some(name) {
+                self.owners.remove(&frontend);
                 touched.frontends.insert(frontend);
             }
-            heirs.extend(self.claims.release(&frontend, name));
         }
         for server in &new.servers {
-            let owned = self.claims.claim(&server.frontend, name).is_ok();
-            if owned && !old.servers.contains(server) {
+            if !old.servers.contains(server) {
+                self.owners.insert(server.frontend, name.clone());
                 touched.frontends.insert(server.frontend);
             }
         }
-        heirs
     }
 
     /// Some ServicePort needs it.
@@ -126,7 +121,7 @@ impl Wanted {
 
     /// Whose virtual server is at `frontend`.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
-        self.claims.owner(frontend)
+        self.owners.get(frontend)
     }
 
     /// All members, in no particular order.
@@ -141,7 +136,12 @@ impl Wanted {
 
     /// All frontends, in no particular order.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
-        self.claims.frontends()
+        self.owners.keys()
+    }
+
+    /// How many members `set` of `family` has.
+    pub fn count(&self, set: Set, family: IpFamily) -> u32 {
+        self.filled.of(family)[set as usize]
     }
 
     /// Which sets of `family` have members.
@@ -220,39 +220,44 @@ mod tests {
         let mut wanted = Wanted::default();
         let mut replace = |service: &str, old: &ServicePlan, new: &ServicePlan| {
             let mut touched = Touched::default();
-            let heirs = wanted.replace(&name(service), old, new, &mut touched);
+            wanted.replace(&name(service), old, new, &mut touched);
             (
                 touched.members.len() + touched.addresses.len(),
                 touched.frontends.len(),
-                heirs,
             )
         };
-        let none = BTreeSet::new;
-        assert_eq!(replace("a", &nothing, &plan(80)), (2, 1, none()));
-        assert_eq!(replace("b", &nothing, &plan(81)), (0, 1, none()));
-        assert_eq!(replace("a", &plan(80), &plan(80)), (0, 0, none()));
-        assert_eq!(replace("a", &plan(80), &plan(82)), (0, 2, none()));
-        assert_eq!(replace("a", &plan(82), &nothing), (0, 1, none()));
-        assert_eq!(replace("b", &plan(81), &nothing), (2, 1, none()));
+        assert_eq!(replace("a", &nothing, &plan(80)), (2, 1));
+        assert_eq!(replace("b", &nothing, &plan(81)), (0, 1));
+        assert_eq!(replace("a", &plan(80), &plan(80)), (0, 0));
+        assert_eq!(replace("a", &plan(80), &plan(82)), (0, 2));
+        assert_eq!(replace("a", &plan(82), &nothing), (0, 1));
+        assert_eq!(replace("b", &plan(81), &nothing), (2, 1));
         assert_eq!(wanted.filled(IpFamily::V4), Filled::default());
         assert_eq!(wanted.members().count() + wanted.addresses().count(), 0);
     }
 
+    /// The new owner's plan may come before the old one's, and after.
     #[test]
-    fn the_first_owns_a_frontend_and_the_next_inherits_it() {
+    fn a_frontend_moves_from_one_to_the_other() {
         let nothing = ServicePlan::default();
         let frontend = plan(80).servers[0].frontend;
-        let mut wanted = Wanted::default();
-        let mut touched = Touched::default();
-        for service in ["a", "b", "c"] {
-            wanted.replace(&name(service), &nothing, &plan(80), &mut touched);
-            assert_eq!(wanted.owner(&frontend), Some(&name("a")));
+        for loser_first in [true, false] {
+            let mut wanted = Wanted::default();
+            let mut touched = Touched::default();
+            wanted.replace(&name("a"), &nothing, &plan(80), &mut touched);
+            let mut touched = Touched::default();
+            let lose = |wanted: &mut Wanted, touched: &mut Touched| {
+                wanted.replace(&name("a"), &plan(80), &nothing, touched);
+            };
+            if loser_first {
+                lose(&mut wanted, &mut touched);
+            }
+            wanted.replace(&name("b"), &nothing, &plan(80), &mut touched);
+            if !loser_first {
+                lose(&mut wanted, &mut touched);
+            }
+            assert_eq!(wanted.owner(&frontend), Some(&name("b")));
+            assert!(touched.frontends.contains(&frontend));
         }
-        wanted.replace(&name("b"), &plan(80), &nothing, &mut touched);
-        let mut touched = Touched::default();
-        let heirs = wanted.replace(&name("a"), &plan(80), &nothing, &mut touched);
-        assert_eq!(heirs, BTreeSet::from([name("c")]));
-        assert_eq!(wanted.owner(&frontend), Some(&name("c")));
-        assert!(touched.frontends.contains(&frontend));
     }
 }

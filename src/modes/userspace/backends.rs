@@ -9,7 +9,7 @@ use std::{
 use hashbrown::{HashMap, HashSet};
 
 use super::failing::Failing;
-use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName};
+use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName, Seed};
 
 /// An endpoint that was picked.
 #[derive(Clone, Debug)]
@@ -70,9 +70,9 @@ impl Drop for Lease {
 #[derive(Clone, Debug, Default)]
 pub struct Tried {
     endpoints: HashSet<SocketAddr>,
-    /// Those left fail, too: no use in looking for others with each pick, of
-    /// which there may be thousands.
-    desperate: bool,
+    /// All others are ejected: they are picked as if they were not. Saves
+    /// looking through them with each pick, as there may be thousands.
+    ignore_failing: bool,
 }
 
 impl Tried {
@@ -115,10 +115,10 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// The set of `targets`, scheduled on from where `previous` was; the loads
-    /// of servers that are `known` are kept.
+    /// The set of `targets`, scheduled on from where `previous` was, or as
+    /// `seed` says; the loads of servers that are `known` are kept.
     pub fn new<'a>(
-        name: SchedulerName,
+        (name, seed): (SchedulerName, Seed),
         targets: &[Target],
         previous: Option<&Backends>,
         known: impl Iterator<Item = &'a RealServer>,
@@ -136,7 +136,7 @@ impl Backends {
         let heir_of = previous.filter(|p| p.name == name);
         let heir_of = heir_of.map(|p| (&*p.scheduler, &*p.servers));
         Backends {
-            scheduler: sched::build(name, &servers, heir_of),
+            scheduler: sched::build(name, &servers, heir_of, seed),
             servers,
             name,
         }
@@ -160,15 +160,18 @@ impl Backends {
     }
 
     /// The endpoint for a new flow: none of `tried`, and one that is not
-    /// passed over as `failing` if there is such a one.
+    /// ejected as `failing` if there is such a one.
     pub fn pick(&self, flow: &Flow, tried: &mut Tried, failing: &Failing) -> Option<Endpoint> {
         let address = |i: usize| &self.servers[i].address;
-        let passed_over = failing.now().filter(|_| !tried.desperate);
-        if let Some(passed_over) = passed_over {
-            let skip = |i| passed_over.has(address(i)) || tried.has(address(i));
+        let ejected = failing.ejected().filter(|_| !tried.ignore_failing);
+        if let Some(mut ejected) = ejected {
+            let skip = |i| ejected.has(address(i)) || tried.has(address(i));
             match self.scheduler.pick(&self.servers, flow, &skip) {
-                Some(i) => return Some(self.endpoint(i)),
-                None => tried.desperate = true,
+                Some(i) => {
+                    ejected.picked(*address(i));
+                    return Some(self.endpoint(i));
+                }
+                None => tried.ignore_failing = true,
             }
         }
         let picked = self

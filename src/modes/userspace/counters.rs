@@ -37,5 +37,7 @@ counters! {
     dial_retries: IntCounter = "dial_retries_total", "Attempts on another endpoint after a failure.";
     accept_paused: IntCounter = "accept_paused_total", "Times that accepting paused because file descriptors ran out.";
     udp_associations: IntGauge = "udp_associations", "UDP clients that have a backend now.";
+    udp_exhausted: IntCounter = "udp_exhausted_total", "UDP clients that got no backend because local ports or file descriptors ran out.";
+    udp_ended_early: IntCounter = "udp_ended_early_total", "UDP clients that lost their backend while idle, to make room for others.";
     datagrams_dropped: IntCounter = "datagrams_dropped_total", "UDP datagrams that could not be passed on.";
 }

@@ -24,7 +24,7 @@ use super::{
     watch::Token,
     workers::{Worker, Workers},
 };
-use crate::services::Protocol;
+use crate::{sched::Seed, services::Protocol};
 
 /// Alive as long as a connection that came in by an address is open.
 pub type InUse = Weak<tcp::Door>;
@@ -64,6 +64,13 @@ impl Drop for End {
     }
 }
 
+/// An address that is bound and silent.
+struct Reserved {
+    address: SocketAddr,
+    _socket: Socket,
+    _descriptor: OwnedSemaphorePermit,
+}
+
 /// A portal with its sockets.
 pub struct Gate {
     /// The addresses that clients call.
@@ -71,18 +78,21 @@ pub struct Gate {
     /// Its local port, under redirect capture.
     pub held: Option<Held>,
     portal: Arc<Portal>,
+    /// Where its schedulers begin.
+    seed: Seed,
     associations: Option<Arc<udp::Associations>>,
     ends: Vec<End>,
     /// Bound and silent while there is no endpoint: connections are refused,
     /// and nobody else's wildcard listener gets them.
-    reserved: Vec<(SocketAddr, Socket)>,
+    reserved: Vec<Reserved>,
 }
 
 impl Gate {
     /// A gate for `plan` that listens nowhere yet.
     pub fn new(shared: &Arc<Shared>, plan: &PortalPlan, affinity: Option<Arc<Affinity>>) -> Self {
-        let label = plan.name.port.to_string().into();
-        let routing = routing(plan, affinity, None);
+        let label: Arc<str> = plan.name.port.to_string().into();
+        let seed = Seed::of(&shared.node, &label);
+        let routing = routing(plan, seed, affinity, None);
         let portal = Arc::new(Portal::new(label, Arc::clone(&shared.insiders), routing));
         let associations = (plan.name.port.protocol == Protocol::Udp)
             .then(|| udp::Associations::new(Arc::clone(shared), Arc::clone(&portal)));
@@ -90,6 +100,7 @@ impl Gate {
             frontends: plan.frontends.as_slice().into(),
             held: None,
             portal,
+            seed,
             associations,
             ends: Vec::new(),
             reserved: Vec::new(),
@@ -106,7 +117,8 @@ impl Gate {
         if is_of(&before, plan, affinity.as_ref()) {
             return;
         }
-        self.portal.reroute(routing(plan, affinity, Some(&before)));
+        let routing = routing(plan, self.seed, affinity, Some(&before));
+        self.portal.reroute(routing);
         if let Some(associations) = &self.associations {
             associations.end_gone();
         }
@@ -145,12 +157,7 @@ impl Gate {
             true => workers.count(),
             false => 1,
         };
-        let descriptors = u32::try_from(spread)
-            .ok()
-            .and_then(|n| shared.descriptors.try_take(n))
-            .ok_or_else(|| {
-                io::Error::other("no file descriptors are left for it; raise the limit (ulimit -n)")
-            })?;
+        let descriptors = shared.descriptors.take_now(spread)?;
         let some = || workers.some(shared.next_worker(spread), spread);
         let door = Arc::new(tcp::Door {
             portal: Arc::clone(&self.portal),
@@ -195,7 +202,7 @@ impl Gate {
             }
         }
         self.ends.push(end);
-        self.reserved.retain(|(other, _)| *other != address);
+        self.reserved.retain(|other| other.address != address);
         Ok(())
     }
 
@@ -206,15 +213,20 @@ impl Gate {
     /// cannot be bound.
     pub fn reserve(
         &mut self,
+        shared: &Shared,
         address: SocketAddr,
         protocol: Protocol,
         owner: Owner,
     ) -> io::Result<()> {
-        if self.reserved.iter().any(|(other, _)| *other == address) {
+        if self.reserved.iter().any(|other| other.address == address) {
             return Ok(());
         }
         match protocol {
-            Protocol::Tcp => self.reserved.push((address, listen::tcp(address, owner)?)),
+            Protocol::Tcp => self.reserved.push(Reserved {
+                address,
+                _descriptor: shared.descriptors.take_now(1)?,
+                _socket: listen::tcp(address, owner)?,
+            }),
             // A bound UDP socket would swallow what is to be refused.
             Protocol::Udp | Protocol::Sctp => drop(listen::udp(address, owner)?),
         }
@@ -224,7 +236,7 @@ impl Gate {
     /// Gives up reservations of other addresses than `desired`.
     pub fn keep_reserved(&mut self, desired: &BTreeSet<SocketAddr>) {
         self.reserved
-            .retain(|(address, _)| desired.contains(address));
+            .retain(|reserved| desired.contains(&reserved.address));
     }
 
     /// Stops listening on `address`; connections that came in by it live on.
@@ -265,23 +277,26 @@ fn is_of(routing: &Routing, plan: &PortalPlan, affinity: Option<&Arc<Affinity>>)
         && affine
         && routing.allowed == plan.allowed
         && routing.proxy_protocol == plan.proxy_protocol
+        && routing.retry == plan.retry
         && routing.backends.is_of(plan.scheduler, &plan.targets)
 }
 
 /// The routing that `plan` asks for; what `before` knows of endpoints is kept.
 fn routing(
     plan: &PortalPlan,
+    seed: Seed,
     affinity: Option<Arc<Affinity>>,
     before: Option<&Routing>,
 ) -> Routing {
     let known = || before.into_iter().flat_map(Routing::servers);
     let previous = before.map(|b| &b.backends);
-    let backends = Backends::new(plan.scheduler, &plan.targets, previous, known());
+    let scheduler = (plan.scheduler, seed);
+    let backends = Backends::new(scheduler, &plan.targets, previous, known());
     let inside = plan.inside.as_ref().map(|targets| {
         let previous = before.and_then(|b| b.inside.as_ref());
         // One endpoint has one state, whichever way a caller took to it.
         let known = known().chain(backends.servers());
-        Backends::new(plan.scheduler, targets, previous, known)
+        Backends::new(scheduler, targets, previous, known)
     });
     Routing {
         backends,
@@ -289,5 +304,6 @@ fn routing(
         affinity,
         allowed: plan.allowed.clone(),
         proxy_protocol: plan.proxy_protocol,
+        retry: plan.retry,
     }
 }

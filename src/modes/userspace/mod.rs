@@ -58,8 +58,9 @@ pub use self::{
     counters::Counters,
     descriptors::Descriptors,
     insiders::{DetectLocal, Links},
+    tcp::Limits as DialLimits,
 };
-use super::{Mode, ModeName, SyncError, SyncReport, claims::Claims};
+use super::{Mode, ModeName, SyncError, SyncReport};
 use crate::{
     kernel::{Family, probe::Kernel, xtables::Engine},
     node::NodePorts,
@@ -70,6 +71,8 @@ use crate::{
 /// How the mode is to run.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The node's name.
+    pub node: Arc<str>,
     /// `--proxy-port-range`: local ports for redirect capture.
     pub port_range: Option<RangeInclusive<u16>>,
     /// `--udp-timeout`: how long an idle UDP client keeps its backend.
@@ -84,6 +87,11 @@ pub struct Options {
     pub workers: usize,
     /// `--userspace-transparent`: endpoints see the client's address.
     pub transparent: bool,
+    /// `--userspace-dial-attempts` and `--userspace-dial-timeout`.
+    pub dial: DialLimits,
+    /// `--userspace-tcp-user-timeout`: how long a peer may acknowledge nothing
+    /// of what is under way to it; zero: as long as the kernel allows.
+    pub tcp_user_timeout: Duration,
 }
 
 /// Threads of the data path when none are asked for, at most: more would
@@ -101,9 +109,13 @@ pub fn workers(asked: usize) -> usize {
 /// What all connections and associations share.
 #[derive(Debug)]
 pub struct Shared {
+    node: Arc<str>,
     descriptors: Descriptors,
     counters: Counters,
+    udp: udp::Resources,
     udp_timeout: Duration,
+    dial: DialLimits,
+    tcp_user_timeout: Duration,
     insiders: Arc<Insiders>,
     transparent: Arc<Transparent>,
     next_worker: AtomicUsize,
@@ -126,7 +138,8 @@ pub struct Userspace {
     capture: Capture,
     steering: Steering,
     ports: Ports,
-    claims: Claims<Frontend, PortalName>,
+    /// The portal of each frontend.
+    owners: HashMap<Frontend, PortalName>,
     gates: HashMap<PortalName, Box<Gate>>,
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
     /// What capture should bring to us, each with its local port.
@@ -157,23 +170,31 @@ impl Userspace {
     ) -> io::Result<Self> {
         let insiders = Arc::new(Insiders::new(options.detect_local.clone()));
         let transparent = Arc::new(Transparent::new(Arc::clone(&insiders)));
+        let descriptors = Descriptors::of_this_process();
+        let ports = udp::LocalPorts::of_this_node();
         let shared = Arc::new(Shared {
-            descriptors: Descriptors::of_this_process(),
+            node: Arc::clone(&options.node),
+            udp: udp::Resources::new(&descriptors, ports, options.udp_timeout),
+            descriptors,
             counters,
             udp_timeout: options.udp_timeout,
+            dial: options.dial,
+            tcp_user_timeout: options.tcp_user_timeout,
             insiders,
             transparent: Arc::clone(&transparent),
             next_worker: AtomicUsize::new(0),
             told_of_ports: AtomicBool::new(false),
         });
+        let workers = Workers::start(options.workers, &shared)?;
+        shared.descriptors.count(true);
         Ok(Userspace {
-            workers: Workers::start(options.workers, &shared)?,
-            ports: Ports::new(options.port_range.clone()),
+            workers,
+            ports: Ports::new(options.port_range.clone(), shared.descriptors.clone()),
             steering: Steering::new(options.transparent, transparent, kernel),
             options,
             shared,
             capture,
-            claims: Claims::default(),
+            owners: HashMap::new(),
             gates: HashMap::new(),
             affinities: HashMap::new(),
             want: Want::new(),
@@ -210,26 +231,27 @@ impl Userspace {
         }))
     }
 
-    /// Brings one ServicePort's gates to what `port` needs. Answers the
-    /// ServicePorts that may now have addresses which this one gave up.
+    /// Brings one ServicePort's gates to what `port` needs.
     fn update(
         &mut self,
         name: &ServicePortName,
         port: Option<&ServicePort>,
         failed: &mut Failures,
-    ) -> Vec<ServicePortName> {
+    ) {
         let plans = port.map_or_else(Vec::new, |port| plan::plan(port, self.options.scheduler));
         let wanted: BTreeSet<&Frontend> = plans.iter().flat_map(|p| &p.frontends).collect();
         let mut given_up = Vec::new();
-        let mut heirs = Vec::new();
         for portal in self.portals_of(name) {
             let still = plans.iter().find(|p| p.name == portal);
             for frontend in &self.gates[&portal].frontends {
                 if still.is_some_and(|p| p.frontends.contains(frontend)) {
                     continue;
                 }
-                let heir = self.claims.release(frontend, &portal);
-                heirs.extend(heir.map(|h| h.port));
+                // Another ServicePort may have it already.
+                if self.owners.get(frontend) != Some(&portal) {
+                    continue;
+                }
+                self.owners.remove(frontend);
                 if !wanted.contains(frontend) {
                     given_up.push(*frontend);
                 }
@@ -240,7 +262,6 @@ impl Userspace {
                 self.gone.insert(portal);
             }
         }
-        heirs.retain(|heir| heir != name);
         for plan in plans {
             self.open(plan, failed);
         }
@@ -258,7 +279,6 @@ impl Userspace {
         if port.is_none() {
             self.affinities.remove(name);
         }
-        heirs
     }
 
     /// Closes listeners that are no longer wanted, of families whose capture
@@ -341,6 +361,7 @@ impl Mode for Userspace {
     async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
         let node = map.this_node().map(|node| &**node);
         let full = self.options.node_ports.learn(node) || changes.full;
+        self.shared.descriptors.count(full);
         if full || self.node_addresses.is_empty() {
             self.node_addresses = self.capture.node_addresses()?;
             self.capture
@@ -365,17 +386,15 @@ impl Mode for Userspace {
         let mut failed = Failures::default();
         let examined = names.len();
         let mut unhonoured = Vec::new();
-        // Removals first: what one Service gives up another may be waiting for.
+        // Removals first: another Service may have what one gives up.
         let (there, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());
-        let mut queue: std::collections::VecDeque<_> = gone.into_iter().chain(there).collect();
-        while let Some(name) = queue.pop_front() {
+        for name in gone.into_iter().chain(there) {
             let port = map.get(&name).map(|port| &**port);
             if let Some(port) = port {
                 unhonoured.extend(preferences::unhonoured(port, self.options.scheduler));
             }
-            let heirs = self.update(&name, port, &mut failed);
-            queue.extend(heirs);
+            self.update(&name, port, &mut failed);
         }
 
         self.close_listeners(Method::Local);
@@ -392,7 +411,7 @@ impl Mode for Userspace {
         }
         for (frontend, why) in captured.failed {
             self.unconfirmed.insert(frontend);
-            match self.claims.owner(&frontend) {
+            match self.owners.get(&frontend) {
                 Some(owner) => failed.add(owner, format!("{frontend} is not captured: {why}")),
                 None => tracing::error!("{frontend} is not captured: {why}"),
             }
@@ -403,6 +422,7 @@ impl Mode for Userspace {
             examined,
             failed: failed.0,
             lingering: self.retiring.len(),
+            look_again: None,
             unhonoured,
         })
     }

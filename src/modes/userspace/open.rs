@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -23,21 +23,12 @@ type Opened = (BTreeMap<Frontend, u16>, BTreeSet<SocketAddr>);
 
 impl Userspace {
     /// Makes the portal of `plan` exist and listen where it should.
-    pub(super) fn open(&mut self, mut plan: PortalPlan, failed: &mut Failures) {
+    pub(super) fn open(&mut self, plan: PortalPlan, failed: &mut Failures) {
         let name = plan.name.clone();
         self.gone.remove(&name);
         let affinity = self.affinity(&plan);
-        plan.frontends
-            .retain(|frontend| match self.claims.claim(frontend, &name) {
-                Ok(()) => true,
-                Err(owner) => {
-                    failed.add(
-                        &name,
-                        format!("{frontend} belongs to Service {} already", owner.port),
-                    );
-                    false
-                }
-            });
+        let owned = plan.frontends.iter();
+        self.owners.extend(owned.map(|f| (*f, name.clone())));
         let listening = !plan.is_hopeless();
         let mut gate = match self.gates.remove(&name) {
             Some(mut gate) => {
@@ -63,7 +54,8 @@ impl Userspace {
             let target = captured.get(frontend).map(|port| Target {
                 port: *port,
                 name: Arc::clone(gate.label()),
-                other_ports: match frontend.address == Some(plan.cluster_ip) {
+                other_ports: match frontend.address.is_some() && frontend.address == plan.cluster_ip
+                {
                     true => OtherPorts::Refuse,
                     false => OtherPorts::PassOn,
                 },
@@ -120,10 +112,10 @@ impl Userspace {
         let protocol = plan.name.port.protocol;
         for frontend in &plan.frontends {
             let mut ours = true;
-            for (address, owner) in self.binds(frontend) {
+            for (address, owner) in self.binds(frontend, &plan.not_at) {
                 opened.1.insert(address);
                 let bound = match plan.is_hopeless() {
-                    true => gate.reserve(address, protocol, owner),
+                    true => gate.reserve(&self.shared, address, protocol, owner),
                     false => self.listen(gate, address, protocol, owner),
                 };
                 if let Err(e) = bound {
@@ -178,8 +170,9 @@ impl Userspace {
         gate.open(&self.shared, &self.workers, address, protocol, owner)
     }
 
-    /// Where to listen for `frontend` without netfilter.
-    fn binds(&self, frontend: &Frontend) -> Vec<(SocketAddr, Owner)> {
+    /// Where to listen for `frontend` without netfilter; if it is a node port,
+    /// `not_at` these addresses.
+    fn binds(&self, frontend: &Frontend, not_at: &[IpAddr]) -> Vec<(SocketAddr, Owner)> {
         match frontend.address {
             Some(ip) if self.node_addresses.contains(&ip) => {
                 vec![((ip, frontend.port).into(), Owner::Node)]
@@ -190,6 +183,7 @@ impl Userspace {
                 .iter()
                 .filter(|ip| {
                     IpFamily::of(ip) == frontend.family
+                        && !not_at.contains(ip)
                         && self.options.node_ports.served().contains(ip)
                 })
                 .map(|ip| ((*ip, frontend.port).into(), Owner::Node))

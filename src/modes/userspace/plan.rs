@@ -1,13 +1,13 @@
 //! From a ServicePort to the portals that carry it: pure.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 
 use super::{backends::Target, capture::Frontend, preferences};
 use crate::sched::SchedulerName;
 use crate::services::{
-    Endpoints, Protocol, ProxyProtocol, ServicePort, ServicePortName, SessionAffinity,
+    Endpoints, Protocol, ProxyProtocol, Retry, ServicePort, ServicePortName, SessionAffinity,
     TrafficPolicy,
 };
 
@@ -38,9 +38,12 @@ pub struct PortalPlan {
     /// Identity.
     pub name: PortalName,
     /// The ServicePort's cluster IP.
-    pub cluster_ip: IpAddr,
+    pub cluster_ip: Option<IpAddr>,
     /// The addresses that clients call.
     pub frontends: Vec<Frontend>,
+    /// The node's addresses on which the node port is not served, because a
+    /// frontend of this or another ServicePort has the same port there.
+    pub not_at: Arc<[IpAddr]>,
     /// The endpoints that new flows may reach.
     pub targets: Vec<Target>,
     /// Those that callers inside the cluster may reach, if others.
@@ -53,6 +56,8 @@ pub struct PortalPlan {
     pub affinity: Option<Duration>,
     /// How endpoints are told who called.
     pub proxy_protocol: Option<ProxyProtocol>,
+    /// What may be tried again on another endpoint.
+    pub retry: Retry,
 }
 
 impl PortalPlan {
@@ -87,7 +92,7 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<PortalPlan> {
     let groups: [(Kind, Vec<Frontend>, TrafficPolicy, &[IpNet]); 3] = [
         (
             Kind::Internal,
-            vec![frontend(port.cluster_ip)],
+            port.cluster_ip.into_iter().map(frontend).collect(),
             port.internal_traffic_policy,
             &[],
         ),
@@ -108,9 +113,16 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<PortalPlan> {
         SessionAffinity::None => None,
         SessionAffinity::ClientIp { timeout } => Some(timeout),
     };
+    let own = port
+        .addresses()
+        .filter(|_| port.node_port == Some(port.port));
+    let not_at: Arc<[IpAddr]> = own.chain(port.node_port_excluded()).collect();
 
     let mut portals: Vec<PortalPlan> = Vec::new();
-    for (kind, frontends, policy, allowed) in groups {
+    for (kind, mut frontends, policy, allowed) in groups {
+        // An external IP may be a load-balancer IP, too; in rules the former
+        // come first.
+        frontends.retain(|frontend| !portals.iter().any(|p| p.frontends.contains(frontend)));
         if frontends.is_empty() {
             continue;
         }
@@ -133,6 +145,7 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<PortalPlan> {
                     kind,
                 },
                 cluster_ip: port.cluster_ip,
+                not_at: Arc::clone(&not_at),
                 frontends,
                 targets,
                 inside,
@@ -140,6 +153,7 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<PortalPlan> {
                 scheduler,
                 affinity,
                 proxy_protocol: port.preferences().proxy_protocol,
+                retry: port.preferences().retry.unwrap_or_default(),
             }),
         }
     }

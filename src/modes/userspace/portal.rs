@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     sched::{Flow, RealServer},
-    services::ProxyProtocol,
+    services::{ProxyProtocol, Retry},
 };
 
 /// Where a portal's traffic goes. Immutable; a change swaps in a new one.
@@ -34,6 +34,8 @@ pub struct Routing {
     pub allowed: Box<[IpNet]>,
     /// The header that TCP connections to endpoints begin with.
     pub proxy_protocol: Option<ProxyProtocol>,
+    /// What may be tried again on another endpoint.
+    pub retry: Retry,
 }
 
 impl Routing {

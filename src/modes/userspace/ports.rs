@@ -8,8 +8,12 @@ use std::{
 
 use hashbrown::HashSet;
 use socket2::Socket;
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::listen::{self, Owner};
+use super::{
+    descriptors::Descriptors,
+    listen::{self, Owner},
+};
 use crate::services::{IpFamily, Protocol};
 
 /// How often the kernel is asked for a port before there is none.
@@ -21,6 +25,7 @@ pub struct Ports {
     range: Option<RangeInclusive<u16>>,
     next: u16,
     used: HashSet<(Protocol, IpFamily, u16)>,
+    descriptors: Descriptors,
 }
 
 /// A port that is held for a portal.
@@ -32,15 +37,18 @@ pub struct Held {
     /// Keeps the port ours while nobody listens on it; who calls it is refused
     /// then.
     _reservation: Option<Socket>,
+    _descriptor: OwnedSemaphorePermit,
 }
 
 impl Ports {
-    /// Ports of `range` (`--proxy-port-range`), or those that the kernel picks.
-    pub fn new(range: Option<RangeInclusive<u16>>) -> Self {
+    /// Ports of `range` (`--proxy-port-range`), or those that the kernel picks,
+    /// each held by one of `descriptors`.
+    pub fn new(range: Option<RangeInclusive<u16>>, descriptors: Descriptors) -> Self {
         Ports {
             next: range.as_ref().map_or(0, |r| *r.start()),
             range,
             used: HashSet::new(),
+            descriptors,
         }
     }
 
@@ -116,6 +124,7 @@ impl Ports {
                 port
             }
         };
+        let descriptor = self.descriptors.take_now(1)?;
         let (bound, reservation) = match protocol {
             Protocol::Tcp => {
                 let socket = listen::tcp((wildcard, port).into(), Owner::Node)?;
@@ -133,6 +142,7 @@ impl Ports {
             address,
             key,
             _reservation: reservation,
+            _descriptor: descriptor,
         })
     }
 
@@ -164,7 +174,7 @@ mod tests {
         // Three neighbouring ports that are free now; taken ones are skipped.
         let probe = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         let first = probe.local_addr().unwrap().port().clamp(1024, 65_000);
-        let mut ports = Ports::new(Some(first..=first + 2));
+        let mut ports = Ports::new(Some(first..=first + 2), Descriptors::of_this_process());
         let mut held = Vec::new();
         let error = loop {
             match ports.hold(Protocol::Tcp, IpFamily::V4) {
@@ -189,7 +199,7 @@ mod tests {
     fn no_port_is_held_twice() {
         // As many as make it likely that the kernel picks one again: of 28,000
         // ports, the same is among 1,000 more often than not.
-        let mut ports = Ports::new(None);
+        let mut ports = Ports::new(None, Descriptors::of_this_process());
         let mut seen = HashSet::new();
         for _ in 0..2_000 {
             let held = ports.hold(Protocol::Udp, IpFamily::V4).unwrap();
@@ -200,7 +210,7 @@ mod tests {
     #[test]
     fn a_held_udp_port_refuses_and_is_nobody_elses() {
         for family in [IpFamily::V4, IpFamily::V6] {
-            let mut ports = Ports::new(None);
+            let mut ports = Ports::new(None, Descriptors::of_this_process());
             let held = ports.hold(Protocol::Udp, family).unwrap();
             let taken = std::net::UdpSocket::bind(held.address).unwrap_err();
             assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
@@ -235,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_held_port_refuses_until_somebody_listens() {
-        let mut ports = Ports::new(None);
+        let mut ports = Ports::new(None, Descriptors::of_this_process());
         let held = ports.hold(Protocol::Tcp, IpFamily::V4).unwrap();
         let target = ("127.0.0.1", held.address.port());
         let refused = std::net::TcpStream::connect(target).unwrap_err();

@@ -11,7 +11,7 @@ use std::{
 use socket2::SockRef;
 
 use super::{
-    Counters, Descriptors, Shared,
+    Counters, Descriptors, DialLimits, Shared,
     backends::Target,
     capture::Frontend,
     gate::Gate,
@@ -20,15 +20,21 @@ use super::{
     plan::{Kind, PortalName, PortalPlan},
     ports::Ports,
     transparent::Transparent,
+    udp::{LocalPorts, Resources},
     workers::Workers,
 };
 use crate::{
     sched::SchedulerName,
-    services::{IpFamily, Protocol, ServiceName, ServicePortName},
+    services::{IpFamily, Protocol, Retry, ServiceName, ServicePortName},
 };
 
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
+
+/// For UDP flows that are idle.
+const UDP_TIMEOUT: Duration = Duration::from_millis(300);
+/// Local ports for UDP flows.
+const UDP_PORTS: usize = 64;
 
 /// A portal on loopback in front of `targets`.
 struct Proxy {
@@ -40,11 +46,28 @@ struct Proxy {
 
 impl Proxy {
     fn new(protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
+        Proxy::with_udp_timeout(UDP_TIMEOUT, protocol, targets)
+    }
+
+    fn with_udp_timeout(
+        udp_timeout: Duration,
+        protocol: Protocol,
+        targets: &[SocketAddr],
+    ) -> Proxy {
         let insiders = Arc::new(Insiders::new(DetectLocal::PodCidrs));
+        let descriptors = Descriptors::of_this_process();
+        let ports = LocalPorts::with_most(UDP_PORTS);
         let shared = Arc::new(Shared {
-            descriptors: Descriptors::of_this_process(),
+            node: "here".into(),
+            udp: Resources::new(&descriptors, ports, udp_timeout),
+            descriptors,
             counters: Counters::register(&prometheus::Registry::new()).unwrap(),
-            udp_timeout: Duration::from_millis(300),
+            udp_timeout,
+            dial: DialLimits {
+                attempts: 8,
+                time: Duration::from_secs(5),
+            },
+            tcp_user_timeout: Duration::from_secs(120),
             transparent: Arc::new(Transparent::new(Arc::clone(&insiders))),
             insiders,
             next_worker: Default::default(),
@@ -52,7 +75,9 @@ impl Proxy {
         });
         let workers = Workers::start(2, &shared).unwrap();
         let mut gate = Gate::new(&shared, &plan(protocol, targets), None);
-        let held = Ports::new(None).hold(protocol, IpFamily::V4).unwrap();
+        let held = Ports::new(None, shared.descriptors.clone())
+            .hold(protocol, IpFamily::V4)
+            .unwrap();
         gate.open(&shared, &workers, held.address, protocol, Owner::Node)
             .unwrap();
         let address = ([127, 0, 0, 1], held.address.port()).into();
@@ -95,7 +120,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> PortalPlan {
         family: IpFamily::V4,
     };
     PortalPlan {
-        cluster_ip: [10, 96, 0, 1].into(),
+        cluster_ip: Some([10, 96, 0, 1].into()),
         frontends: vec![Frontend {
             protocol,
             family: IpFamily::V4,
@@ -111,6 +136,8 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> PortalPlan {
         scheduler: SchedulerName::Rr,
         affinity: None,
         proxy_protocol: None,
+        retry: Retry::FirstFlight,
+        not_at: [].into(),
         name: PortalName {
             port: name,
             kind: Kind::Internal,
@@ -323,6 +350,15 @@ fn when_every_endpoint_refuses_the_client_is_reset() {
 }
 
 #[test]
+fn a_search_for_a_backend_ends_after_so_many_attempts() {
+    let refusing: Vec<_> = std::iter::repeat_with(refusing).take(20).collect();
+    let proxy = Proxy::new(Protocol::Tcp, &refusing);
+    let error = proxy.connect().read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    assert_eq!(proxy.shared.counters.dial_failures.get(), 8);
+}
+
+#[test]
 fn what_a_dying_backend_did_not_read_goes_to_another() {
     // Closing with unread bytes makes the kernel send a reset, as it does for
     // a process that was killed.
@@ -340,6 +376,46 @@ fn what_a_dying_backend_did_not_read_goes_to_another() {
         let mut answer = [0; 9];
         client.read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"only once");
+    }
+}
+
+#[test]
+fn the_service_decides_what_is_tried_again() {
+    let dying = || {
+        backend(|s| {
+            s.peek(&mut [0]).unwrap();
+            drop(s);
+        })
+    };
+    for (retry, refused_first, answered) in [
+        (Retry::FirstFlight, true, true),
+        (Retry::FirstFlight, false, true),
+        (Retry::Connect, true, true),
+        (Retry::Connect, false, false),
+        (Retry::Off, true, false),
+        (Retry::Off, false, false),
+    ] {
+        let first = if refused_first { refusing() } else { dying() };
+        let mut proxy = Proxy::new(Protocol::Tcp, &[]);
+        // The first one has all connections until it fails.
+        let mut plan = plan(Protocol::Tcp, &[first, backend(echo)]);
+        plan.targets[0].weight = 1_000;
+        plan.scheduler = SchedulerName::Sed;
+        plan.retry = retry;
+        proxy.gate.reroute(&plan, None);
+        let mut client = proxy.connect();
+        let said = client.write_all(b"once");
+        let answer = said.and_then(|()| client.read_exact(&mut [0; 4]));
+        let answer = answer.map_err(|e| e.kind());
+        let expected = match answered {
+            true => Ok(()),
+            false => Err(io::ErrorKind::ConnectionReset),
+        };
+        assert_eq!(answer, expected, "{retry:?}, refused: {refused_first}");
+        // By then the first one is passed over.
+        let mut client = proxy.connect();
+        client.write_all(b"next").unwrap();
+        client.read_exact(&mut [0; 4]).unwrap();
     }
 }
 
@@ -457,6 +533,27 @@ fn a_udp_client_of_a_refusing_endpoint_moves_on_with_its_datagram() {
 }
 
 #[test]
+fn a_datagram_is_not_sent_twice_against_the_services_will() {
+    let closed = || {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.local_addr().unwrap()
+    };
+    let mut proxy = Proxy::new(Protocol::Udp, &[]);
+    let mut plan = plan(Protocol::Udp, &[closed(), udp_backend(<[u8]>::to_vec)]);
+    plan.targets[0].weight = 1_000;
+    plan.scheduler = SchedulerName::Sed;
+    plan.retry = Retry::Connect;
+    proxy.gate.reroute(&plan, None);
+    let client = proxy.udp_client();
+    client.send(b"lost").unwrap();
+    until("the refusal", || {
+        proxy.shared.counters.dial_failures.get() == 1
+    });
+    assert_eq!(ask(&client, b"again"), b"again");
+    assert_eq!(proxy.shared.counters.dial_retries.get(), 0);
+}
+
+#[test]
 fn associations_to_a_removed_endpoint_end_at_once() {
     let (a, b) = (
         udp_backend(|_| b"a".to_vec()),
@@ -470,4 +567,57 @@ fn associations_to_a_removed_endpoint_end_at_once() {
         proxy.shared.counters.udp_associations.get() == 0
     });
     assert_eq!(ask(&client, b"?"), b"b");
+}
+
+#[test]
+fn udp_clients_that_got_all_answers_are_forgotten_sooner() {
+    let backend = udp_backend(<[u8]>::to_vec);
+    let proxy = Proxy::with_udp_timeout(DEADLINE * 2, Protocol::Udp, &[backend]);
+    let (once, twice, thrice) = (proxy.udp_client(), proxy.udp_client(), proxy.udp_client());
+    for (client, questions) in [(&once, 1), (&twice, 2), (&thrice, 3)] {
+        for _ in 0..questions {
+            assert_eq!(ask(client, b"?"), b"?");
+        }
+    }
+    let associations = &proxy.shared.counters.udp_associations;
+    assert_eq!(associations.get(), 3);
+    until("two of three have ended", || associations.get() == 1);
+    assert_eq!(ask(&thrice, b"?"), b"?");
+    assert_eq!(associations.get(), 1, "the third one goes on");
+}
+
+/// Asks again until there is an answer: what is dropped where ports are short is
+/// sent once more.
+fn insist(client: &UdpSocket, question: &[u8]) -> Vec<u8> {
+    let begun = Instant::now();
+    let mut answer = vec![0; 100];
+    client
+        .set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    loop {
+        client.send(question).unwrap();
+        if let Ok(n) = client.recv(&mut answer) {
+            answer.truncate(n);
+            return answer;
+        }
+        assert!(begun.elapsed() < DEADLINE, "no answer");
+    }
+}
+
+#[test]
+fn many_udp_clients_are_served_through_few_ports() {
+    let name = |n: u8| udp_backend(move |q| [&[n], q].concat());
+    let targets = [name(1), name(2), name(3)];
+    let proxy = Proxy::with_udp_timeout(DEADLINE * 2, Protocol::Udp, &targets);
+    for n in 0..UDP_PORTS * 8 {
+        let question = n.to_string();
+        let answer = insist(&proxy.udp_client(), question.as_bytes());
+        assert_eq!(&answer[1..], question.as_bytes());
+    }
+    let counters = &proxy.shared.counters;
+    let associations = usize::try_from(counters.udp_associations.get()).unwrap();
+    assert!(associations <= UDP_PORTS * targets.len(), "{associations}");
+    assert!(counters.udp_ended_early.get() > 0);
+    // Short of ports is not short of endpoints.
+    assert_eq!(counters.dial_failures.get(), 0);
 }

@@ -56,16 +56,26 @@ pub struct Lack {
 pub struct Verdict {
     /// Which mode.
     pub mode: ModeName,
-    /// What keeps it from running; empty: it can run.
+    /// What keeps it from running.
     pub missing: Vec<Lack>,
     /// What does not work as well as it could.
     pub lost: Vec<Lack>,
+    /// What is not known: trying it failed for a reason that passes.
+    pub unknown: Vec<Lack>,
+    /// Some of that decides whether the mode can run, or what it does with what
+    /// is there; it is to be tried again.
+    pub undecided: bool,
 }
 
 impl Verdict {
     /// The mode can run.
     pub fn can_run(&self) -> bool {
-        self.missing.is_empty()
+        self.missing.is_empty() && !self.undecided
+    }
+
+    /// Whether the mode can run is not known.
+    pub fn is_open(&self) -> bool {
+        self.missing.is_empty() && self.undecided
     }
 }
 
@@ -83,6 +93,8 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Verdict {
         mode,
         missing: Vec::new(),
         lost: Vec::new(),
+        unknown: Vec::new(),
+        undecided: false,
     };
     for need in needs::needs(mode, kernel, wishes) {
         let Some(why) = kernel.lack(&need.ability) else {
@@ -95,17 +107,29 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Verdict {
             effect: need.effect.to_owned(),
             remedy: need.ability.remedy(),
         };
-        match need.required {
-            true => verdict.missing.push(lack),
-            false => verdict.lost.push(lack),
+        if kernel.unknown(&need.ability).is_some() {
+            verdict.undecided |= need.required || need.decides;
+            verdict.unknown.push(lack);
+        } else if need.required {
+            verdict.missing.push(lack);
+        } else {
+            verdict.lost.push(lack);
         }
     }
     verdict
 }
 
-/// Why the mode cannot run, in a sentence.
+/// Why the mode cannot run, or why that is not known, in a sentence.
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_open() {
+            write!(f, "not known whether {} mode can run here: ", self.mode)?;
+            for (at, Lack { what, why, .. }) in self.unknown.iter().enumerate() {
+                let between = if at == 0 { "" } else { ", " };
+                write!(f, "{between}{what} ({why})")?;
+            }
+            return Ok(());
+        }
         write!(f, "no {} mode here, for lack of ", self.mode)?;
         for (at, lack) in self.missing.iter().enumerate() {
             let between = if at == 0 { "" } else { ", " };
@@ -121,23 +145,24 @@ impl fmt::Display for Verdict {
 /// What came of the wish for a mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The mode to run; `None`: none can.
+    /// The mode to run; `None`: none can, or it is [open](Choice::open).
     pub mode: Option<ModeName>,
     /// The verdicts on it and on those that were passed over for it.
     pub verdicts: Vec<Verdict>,
 }
 
-/// The mode that was asked for, or the next that can run.
+/// The mode that was asked for, or the next that can run. None is passed over
+/// because of what is not known.
 pub fn choose(wanted: ModeName, kernel: &Kernel, wishes: &Wishes) -> Choice {
     let mut considered = Vec::new();
     let from_wanted = ModeName::ALL.into_iter().skip_while(|mode| *mode != wanted);
     for mode in from_wanted {
         let verdict = verdict(mode, kernel, wishes);
-        let can_run = verdict.can_run();
+        let (can_run, is_open) = (verdict.can_run(), verdict.is_open());
         considered.push(verdict);
-        if can_run {
+        if can_run || is_open {
             return Choice {
-                mode: Some(mode),
+                mode: can_run.then_some(mode),
                 verdicts: considered,
             };
         }
@@ -149,11 +174,26 @@ pub fn choose(wanted: ModeName, kernel: &Kernel, wishes: &Wishes) -> Choice {
 }
 
 impl Choice {
+    /// The mode of which it is not known whether it can run, although all that
+    /// is better cannot: to be tried again before anything is decided.
+    pub fn open(&self) -> Option<&Verdict> {
+        self.verdicts.iter().find(|verdict| verdict.is_open())
+    }
+
+    /// What is not known of what the chosen mode would use, and could do without.
+    pub fn unknown(&self) -> Vec<String> {
+        let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
+        let unknown = chosen.flat_map(|verdict| &verdict.unknown);
+        unknown
+            .map(|Lack { what, why, .. }| format!("{what} ({why})"))
+            .collect()
+    }
+
     /// What the chosen mode goes without: a line for each thing.
     pub fn lost(&self) -> impl Iterator<Item = String> {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         chosen.flat_map(|verdict| {
-            verdict.lost.iter().map(|lack| {
+            verdict.lost.iter().chain(&verdict.unknown).map(|lack| {
                 let Lack {
                     what,
                     why,
@@ -181,7 +221,8 @@ impl Choice {
 
     /// Why each better mode was passed over: a line for each.
     pub fn passed_over(&self) -> impl Iterator<Item = String> {
-        let verdicts = self.verdicts.iter().filter(|verdict| !verdict.can_run());
+        let verdicts = self.verdicts.iter();
+        let verdicts = verdicts.filter(|verdict| !verdict.missing.is_empty());
         verdicts.map(Verdict::to_string)
     }
 }
@@ -190,5 +231,7 @@ impl Choice {
 pub(super) struct Need {
     ability: Ability,
     required: bool,
+    /// What the mode does depends on it, beyond what it goes without.
+    decides: bool,
     effect: &'static str,
 }

@@ -16,7 +16,17 @@ fn required(ability: Ability, effect: &'static str) -> Need {
     Need {
         ability,
         required: true,
+        decides: true,
         effect,
+    }
+}
+
+/// Without it the mode runs, but otherwise: for one IP family only, or by other
+/// means.
+fn decisive(ability: Ability, effect: &'static str) -> Need {
+    Need {
+        decides: true,
+        ..useful(ability, effect)
     }
 }
 
@@ -24,6 +34,7 @@ fn useful(ability: Ability, effect: &'static str) -> Need {
     Need {
         ability,
         required: false,
+        decides: false,
         effect,
     }
 }
@@ -46,12 +57,21 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Nee
         ModeName::Userspace => userspace(&mut needs, kernel, wishes),
     }
     let other = other(wishes.primary);
-    // A node without the other family lacks nothing for the Services that it
-    // can have.
-    if mode == ModeName::Userspace || !kernel.can(&Ability::Sockets(other)) {
+    if mode == ModeName::Userspace {
+        needs.extend(undecided_capture(kernel, wishes, other));
         return needs;
     }
-    needs.push(useful(Ability::Nat(other), OF_OTHER_FAMILY));
+    let sockets = Ability::Sockets(other);
+    if kernel.unknown(&sockets).is_some() {
+        needs.push(decisive(sockets, OF_OTHER_FAMILY));
+        return needs;
+    }
+    // A node without the other family lacks nothing for the Services that it
+    // can have.
+    if !kernel.can(&sockets) {
+        return needs;
+    }
+    needs.push(decisive(Ability::Nat(other), OF_OTHER_FAMILY));
     // Without a nat table its extensions are beside the point.
     if kernel.can(&Ability::Nat(other)) {
         let theirs = match mode {
@@ -59,7 +79,7 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Nee
             _ => rules(kernel, other),
         };
         needs.extend(theirs.into_iter().map(|need| match need.required {
-            true => useful(need.ability, OF_OTHER_FAMILY),
+            true => decisive(need.ability, OF_OTHER_FAMILY),
             false => need,
         }));
     }
@@ -213,10 +233,10 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         Requested::Auto => {
             let instead =
                 "redirect capture; without it, service addresses are captured by local routes";
-            needs.push(useful(nat, instead));
+            needs.push(decisive(nat, instead));
             if kernel.can(&Ability::Nat(family)) {
-                needs.push(useful(redirect, instead));
-                needs.push(useful(dnat, instead));
+                needs.push(decisive(redirect, instead));
+                needs.push(decisive(dnat, instead));
             }
         }
         Requested::Local => {}
@@ -264,6 +284,24 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
             "without it, --userspace-transparent does nothing: endpoints see the node's address",
         )
     }));
+}
+
+/// What decides how `family`, the other one, is captured, as far as it is not
+/// known. It is not missed where it is known to be missing.
+fn undecided_capture(kernel: &Kernel, wishes: &Wishes, family: Family) -> Vec<Need> {
+    if wishes.capture == Requested::Local {
+        return Vec::new();
+    }
+    let mut abilities = vec![
+        Ability::Sockets(family),
+        Ability::Nat(family),
+        Ability::Extension(family, Extension::Redirect),
+        Ability::Extension(family, Extension::Dnat),
+    ];
+    abilities.retain(|ability| kernel.unknown(ability).is_some());
+    let effect = "redirect capture of that family";
+    let needs = abilities.into_iter();
+    needs.map(|ability| decisive(ability, effect)).collect()
 }
 
 /// What the rules that lead to listeners use beside what they are made of.

@@ -6,27 +6,39 @@ use serde_json::{Value, json};
 
 use super::{Lack, Verdict};
 
+/// Heads what may be there, for all that is known: there is nothing to get.
+const UNKNOWN: &str = "unknown";
+
 /// What `tripod probe` prints.
 pub fn table(verdicts: &[Verdict]) -> String {
     let mut text = String::new();
-    let chosen = verdicts.iter().find(|verdict| verdict.can_run());
+    let chosen = default(verdicts);
     for verdict in verdicts {
         let judgement = match verdict.can_run() {
             true if chosen == Some(verdict) => "can run, and is what the default gives",
             true => "can run",
+            false if verdict.is_open() => "may run, or not: try again",
             false => "cannot run",
         };
         let _ = writeln!(text, "{:<10} {judgement}", verdict.mode.to_string());
         lacks(&mut text, "missing", &verdict.missing);
         // What a mode that cannot run would miss besides helps nobody.
-        if verdict.can_run() {
+        if verdict.missing.is_empty() {
+            lacks(&mut text, UNKNOWN, &verdict.unknown);
             lacks(&mut text, "lost", &verdict.lost);
         }
     }
-    if chosen.is_none() {
+    if verdicts.iter().all(|verdict| !verdict.missing.is_empty()) {
         text.push_str("No mode can run here.\n");
     }
     text
+}
+
+/// What the default gives: the best mode that can run, if it is known of all
+/// better ones that they cannot.
+fn default(verdicts: &[Verdict]) -> Option<&Verdict> {
+    let best = verdicts.iter().find(|verdict| verdict.missing.is_empty());
+    best.filter(|verdict| verdict.can_run())
 }
 
 /// Those of the same kind and cause stand together.
@@ -44,23 +56,26 @@ fn lacks(text: &mut String, heading: &str, lacks: &[Lack]) {
         let (whats, remedies) = (join(|l| &l.what, ", "), join(|l| &l.remedy, "; "));
         let _ = writeln!(text, "    {heading}: {whats} ({why})");
         let _ = writeln!(text, "        for:  {effect}");
-        let _ = writeln!(text, "        get:  {remedies}");
+        if heading != UNKNOWN {
+            let _ = writeln!(text, "        get:  {remedies}");
+        }
     }
 }
 
 /// What `tripod probe --output=json` prints: an object with the mode that the
-/// default gives (or null), and for each mode whether it can run and what it
-/// lacks.
+/// default gives (or null), and for each mode whether it can run (null: not
+/// known), what it lacks, and of what that is not known.
 pub fn json(verdicts: &[Verdict]) -> Value {
-    let chosen = verdicts.iter().find(|verdict| verdict.can_run());
+    let chosen = default(verdicts);
     let modes: Vec<Value> = verdicts
         .iter()
         .map(|verdict| {
             json!({
                 "mode": verdict.mode.to_string(),
-                "canRun": verdict.can_run(),
+                "canRun": (!verdict.is_open()).then(|| verdict.can_run()),
                 "missing": verdict.missing,
                 "lost": verdict.lost,
+                "unknown": verdict.unknown,
             })
         })
         .collect();

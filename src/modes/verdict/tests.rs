@@ -73,3 +73,66 @@ fn a_worse_mode_that_was_asked_for_is_given_even_where_a_better_one_could_run() 
         assert_eq!(choose(mode, &kernel, &wishes()).mode, Some(mode));
     }
 }
+
+/// What was not answered keeps the mode open: no worse one is chosen for it.
+#[test]
+fn no_mode_is_passed_over_because_of_what_is_not_known() {
+    let v4 = Family::V4;
+    let all = || Kernel::with_everything(&["rr".to_owned()]);
+    let cases = [
+        (ModeName::Ipvs, Ability::Ipvs),
+        (ModeName::Ipvs, Ability::DummyLink),
+        (ModeName::Ipvs, Ability::IpSet("hash:ip,port")),
+        (ModeName::Ipvs, Ability::Nat(v4)),
+        (ModeName::Ipvs, Ability::NetAdmin),
+        (ModeName::Ipvs, Ability::Extension(v4, Extension::Set)),
+        (ModeName::Iptables, Ability::Nat(v4)),
+        (ModeName::Iptables, Ability::Extension(v4, Extension::Mark)),
+        // Rules of the other family would be taken for another mode's.
+        (ModeName::Iptables, Ability::Nat(Family::V6)),
+        (ModeName::Iptables, Ability::Sockets(Family::V6)),
+        // Capture would go another way.
+        (ModeName::Userspace, Ability::Nat(v4)),
+        (ModeName::Userspace, Ability::Extension(v4, Extension::Dnat)),
+    ];
+    for (mode, ability) in cases {
+        let kernel = all().not_knowing(&ability);
+        let choice = choose(mode, &kernel, &wishes());
+        assert_eq!(choice.mode, None, "{mode}, {ability}");
+        let open = choice.open().map(ToString::to_string).unwrap_or_default();
+        let words = format!("not known whether {mode} mode can run here: {ability} (Cannot");
+        assert!(open.starts_with(&words), "{mode}, {ability}: {open:?}");
+        assert_eq!(choice.passed_over().count(), 0, "{mode}, {ability}");
+        let verdicts = verdicts(&kernel, &wishes());
+        let table = table(&verdicts);
+        let words = format!("{:<10} may run, or not: try again\n", mode.to_string());
+        assert!(table.contains(&words), "{table}");
+        assert!(
+            table.contains(&format!("    unknown: {ability} (Cannot")),
+            "{table}"
+        );
+        let json = json(&verdicts);
+        let shown = json["modes"].as_array().into_iter().flatten();
+        let shown = shown.filter(|shown| shown["mode"] == mode.to_string());
+        for shown in shown {
+            assert!(shown["canRun"].is_null(), "{shown:#}");
+            assert_eq!(shown["unknown"][0]["what"], ability.to_string());
+        }
+    }
+    // What is known to be missing decides, whatever else is not known.
+    let kernel = all()
+        .without(&Ability::Ipvs)
+        .not_knowing(&Ability::DummyLink);
+    let choice = choose(ModeName::Ipvs, &kernel, &wishes());
+    assert_eq!(choice.mode, Some(ModeName::Iptables));
+    // What only makes it better does not keep it from running.
+    let comment = Ability::Extension(v4, Extension::Comment);
+    let choice = choose(ModeName::Iptables, &all().not_knowing(&comment), &wishes());
+    assert_eq!(choice.mode, Some(ModeName::Iptables));
+    assert_eq!(choice.unknown().len(), 1);
+    let lost: Vec<String> = choice.lost().collect();
+    assert!(
+        lost[0].contains("-m comment (Cannot allocate memory"),
+        "{lost:?}"
+    );
+}

@@ -20,6 +20,7 @@ use crate::{
     runner::health::Health,
     serve::{
         bind::bind,
+        connections::Connections,
         http::{Answer, serve},
     },
     services::ServiceName,
@@ -63,6 +64,8 @@ pub(super) async fn keep(
     events: Recorder,
 ) {
     let mut open: BTreeMap<Place, Listening> = BTreeMap::new();
+    // There may be many ports: they share what one server may have.
+    let connections = Arc::new(Connections::default());
     while wanted.changed().await.is_ok() {
         let places = places(&wanted.borrow_and_update());
         // A port may go from one Service to another: closed before it is opened.
@@ -79,11 +82,11 @@ pub(super) async fn keep(
         }
         for place in places {
             open.entry(place.clone()).or_insert_with(|| {
-                let health = Arc::clone(&health);
                 Listening(tokio::spawn(listen(
                     place,
                     wanted.clone(),
-                    health,
+                    Arc::clone(&connections),
+                    Arc::clone(&health),
                     events.clone(),
                 )))
             });
@@ -105,6 +108,7 @@ fn places(wanted: &Wanted) -> BTreeSet<Place> {
 async fn listen(
     place: Place,
     wanted: watch::Receiver<Wanted>,
+    connections: Arc<Connections>,
     health: Arc<Health>,
     events: Recorder,
 ) {
@@ -140,7 +144,7 @@ async fn listen(
         true => tracing::info!(%service, %address, "health-check port served now"),
         false => tracing::debug!(%service, %address, "health-check port opened"),
     }
-    serve(listener, move |_| {
+    serve(listener, connections, move |_| {
         let check = wanted.borrow().checks.get(&service).copied();
         let count = check.map_or(0, |check| check.local_endpoints);
         answer(&service, count, health.snapshot().healthy)

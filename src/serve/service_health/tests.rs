@@ -45,10 +45,10 @@ fn endpoint(address: &str, words: &str) -> Endpoint {
 
 fn port(name: ServicePortName, check: Option<u16>, endpoints: &[Endpoint]) -> ServicePort {
     ServicePort {
-        cluster_ip: match name.family {
+        cluster_ip: Some(match name.family {
             IpFamily::V4 => "10.0.0.1".parse().unwrap(),
             IpFamily::V6 => "fd00::1".parse().unwrap(),
-        },
+        }),
         name,
         port: 80,
         node_port: None,
@@ -60,6 +60,7 @@ fn port(name: ServicePortName, check: Option<u16>, endpoints: &[Endpoint]) -> Se
         external_traffic_policy: TrafficPolicy::Local,
         health_check_node_port: check,
         preferences: None,
+        conflicts: Box::default(),
         endpoints: Arc::new(Endpoints {
             all: endpoints.into(),
             ..Endpoints::default()

@@ -119,6 +119,7 @@ impl fmt::Display for Leftover {
 }
 
 /// The mode beside which others' leftovers are removed.
+#[derive(Clone, Debug)]
 pub(super) struct Running {
     pub(super) mode: ModeName,
     pub(super) engines: Vec<(Family, Engine)>,

@@ -1,11 +1,19 @@
-use std::process::Command;
+use std::{
+    process::Command,
+    sync::{
+        Mutex,
+        mpsc::{Receiver, Sender, channel},
+    },
+};
 
-use super::*;
+use super::{clearing::Passed, *};
 use crate::{
     kernel::namespace::in_namespace,
     modes::userspace::capture,
     services::{IpFamily, Protocol, ServiceName, ServicePortName},
 };
+
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A mode whose syncs end as it is told.
 struct Told(Outcome);
@@ -108,6 +116,17 @@ impl Bench {
         let map: ServiceMap = std::iter::empty().collect();
         let synced = self.0.sync(&map, &changes).await;
         assert_eq!(synced.is_err(), matches!(outcome, Outcome::Fails));
+        self.cleared().await;
+    }
+
+    /// Waits until nothing is being removed any more.
+    async fn cleared(&mut self) {
+        if let Some(clearing) = &mut self.0.clearing {
+            let end = clearing.end(&mut self.0.left);
+            let ended = tokio::time::timeout(DEADLINE, end).await;
+            ended.expect("it comes to an end");
+            self.0.clearing = None;
+        }
     }
 }
 
@@ -202,5 +221,49 @@ fn what_cannot_be_removed_is_tried_again() {
         bench.sync(true, Outcome::Well).await;
         assert_eq!(sh("ipset list -n"), "");
         assert_eq!(bench.0.left, []);
+    });
+}
+
+/// One end in the pass under way, one in the test.
+static PASSES: Mutex<Option<(Sender<()>, Receiver<()>)>> = Mutex::new(None);
+
+/// Says that it began, then blocks its thread until it may go on.
+fn slow(work: &Work, _: Duration) -> Option<Passed> {
+    let ends = PASSES.lock().unwrap().take();
+    let (begun, go) = ends.expect("one pass");
+    begun.send(()).unwrap();
+    go.recv_timeout(DEADLINE).expect("others run meanwhile");
+    Some(Passed {
+        kept: Vec::new(),
+        failed: work.left.clone(),
+    })
+}
+
+/// Neither a sync nor anything else on the thread waits for what is counted and
+/// removed.
+#[test]
+fn clearing_up_delays_nobody() {
+    bench(async |mut bench| {
+        let ((begun, begins), (go, goes)) = (channel(), channel());
+        *PASSES.lock().unwrap() = Some((begun, goes));
+        bench.0.pass = slow;
+        let full = Changes {
+            full: true,
+            ..Changes::default()
+        };
+        let map = ServiceMap::default();
+        for _ in 0..3 {
+            let synced = tokio::time::timeout(DEADLINE / 2, bench.0.sync(&map, &full)).await;
+            synced.expect("a sync does not wait").unwrap();
+            tokio::task::yield_now().await;
+        }
+        begins
+            .recv_timeout(DEADLINE)
+            .expect("the pass is under way");
+        let disturbed = tokio::time::timeout(Duration::ZERO, bench.0.disturbed());
+        assert!(disturbed.await.is_err());
+        go.send(()).unwrap();
+        bench.cleared().await;
+        assert_eq!(bench.0.left, Leftover::ALL, "what failed is tried again");
     });
 }

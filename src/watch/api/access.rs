@@ -1,24 +1,44 @@
 //! Where the API server is and who we are to it, also after that changed.
 
 use std::{
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-    sync::Arc,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
-use http::Uri;
+use arc_swap::ArcSwap;
 use kube::{
-    Client, Config,
-    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    Client,
+    config::{InClusterError, KubeconfigError},
 };
-use tokio::sync::Mutex;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 use tracing::{info, warn};
 
-use super::{budget::Budget, connect};
+use super::{
+    budget::Budget,
+    credentials::{self, Loaded},
+    exec::PluginError,
+    proxy::ProxyError,
+};
 
-/// Where a pod finds its token and the server's CA (`rest.InClusterConfig` of
-/// client-go has the same).
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// How long a request waits for credentials that are read again, before it is
+/// made with those from before. Reading files takes no time, but a plugin may
+/// take long.
+const BRIEFLY: Duration = Duration::from_secs(1);
+
+/// How often credentials of a plugin are renewed at most, however short their
+/// time is.
+const RENEW_AT_MOST: Duration = Duration::from_secs(1);
+
+/// How soon to run a plugin again that failed; what it gave before may hold for
+/// some time yet.
+const PLUGIN_AGAIN: Duration = Duration::from_secs(10);
 
 /// How to reach the API server, as the user says it (`--kubeconfig`,
 /// `--master`, and `clientConnection` of KubeProxyConfiguration).
@@ -57,12 +77,20 @@ pub enum AccessError {
         #[source]
         reason: Box<KubeconfigError>,
     },
-    /// The kubeconfig asks for something that we do not have.
-    #[error(
-        "kubeconfig {}: proxy-url is not supported; the API server must be reachable directly",
-        .0.display()
-    )]
-    Proxy(PathBuf),
+    /// The proxy that the kubeconfig or the environment names cannot be used.
+    #[error("the API server's proxy: {0}; name another one, or exempt the server in NO_PROXY")]
+    Proxy(#[from] ProxyError),
+    /// The kubeconfig's credential plugin gives no credentials.
+    #[error("kubeconfig {}: credential plugin {command:?}: {reason}", path.display())]
+    Plugin {
+        /// The file.
+        path: PathBuf,
+        /// The program.
+        command: String,
+        /// What is wrong with it.
+        #[source]
+        reason: PluginError,
+    },
     /// `--master` is not a URL.
     #[error("master {url:?} is not a URL such as https://192.0.2.1:6443: {reason}")]
     Master {
@@ -83,7 +111,7 @@ pub enum AccessError {
     },
     /// Certificates, keys or credentials cannot be used.
     #[error("the credentials for the API server cannot be used: {0}")]
-    Credentials(#[source] Box<kube::Error>),
+    Credentials(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The task that read them was stopped.
     #[error("reading the credentials was interrupted")]
     Interrupted,
@@ -91,30 +119,50 @@ pub enum AccessError {
 
 /// A way to the API server that follows its credentials: kubeconfig, token,
 /// CA, certificate and key files are looked at before each request, and when
-/// one has changed, all are read again. Clones share everything.
+/// one has changed, all are read again. Credentials of a plugin are renewed
+/// before they expire. Clones share everything.
 #[derive(Clone)]
-pub struct Access {
+pub struct Access(Arc<Shared>);
+
+struct Shared {
     source: Source,
-    state: Arc<Mutex<State>>,
-    budget: Arc<Budget>,
+    current: ArcSwap<Current>,
+    /// The server refused the credentials since they were read.
+    refused: AtomicBool,
+    /// Ends when the reading that is under way does: its sender is dropped.
+    reading: Mutex<Option<watch::Receiver<()>>>,
+    budget: Budget,
 }
 
-#[derive(Clone)]
 enum Source {
     Connection(Connection),
     Fixed,
 }
 
-struct State {
+struct Current {
     client: Client,
-    files: Vec<(PathBuf, Option<Stamp>)>,
-    /// By the server, since they were read.
-    refused: bool,
+    files: credentials::Files,
+    renew_at: Option<Instant>,
+    /// The server whose certificate is not verified, if so.
+    unverified: Option<String>,
 }
 
-/// Identity and age of a file; a projected volume swaps a link, an editor
-/// writes in place, and both show here.
-type Stamp = (u64, u64, u64, i64, i64);
+impl Current {
+    fn new(loaded: Loaded, before: Option<&Current>) -> Current {
+        if let Some(server) = &loaded.unverified
+            && before.and_then(|before| before.unverified.as_ref()) != Some(server)
+        {
+            warn!("the certificate of {server} is not verified (insecure-skip-tls-verify)");
+        }
+        let renew_in = loaded.renew_in.map(|left| left.max(RENEW_AT_MOST));
+        Current {
+            client: loaded.client,
+            files: loaded.files,
+            renew_at: renew_in.map(|left| Instant::now() + left),
+            unverified: loaded.unverified,
+        }
+    }
+}
 
 impl Access {
     /// Reads the credentials. Makes no request yet.
@@ -123,171 +171,104 @@ impl Access {
     /// Says which file or value cannot be used.
     pub async fn open(connection: Connection) -> Result<Access, AccessError> {
         let budget = Budget::new(connection.qps, connection.burst);
-        let state = load(&connection).await?;
-        Ok(Access {
-            source: Source::Connection(connection),
-            state: Arc::new(Mutex::new(state)),
-            budget: Arc::new(budget),
-        })
+        let loaded = credentials::load(&connection).await?;
+        let current = Current::new(loaded, None);
+        Ok(Access::new(Source::Connection(connection), current, budget))
     }
 
     /// Through a client made elsewhere, whose credentials do not change.
     pub fn fixed(client: Client) -> Access {
-        Access {
-            source: Source::Fixed,
-            state: Arc::new(Mutex::new(State {
-                client,
-                files: Vec::new(),
-                refused: false,
-            })),
-            budget: Arc::new(Budget::new(-1.0, 0)),
-        }
+        let current = Current {
+            client,
+            files: credentials::Files::default(),
+            renew_at: None,
+            unverified: None,
+        };
+        Access::new(Source::Fixed, current, Budget::new(-1.0, 0))
+    }
+
+    fn new(source: Source, current: Current, budget: Budget) -> Access {
+        Access(Arc::new(Shared {
+            source,
+            current: ArcSwap::from_pointee(current),
+            refused: AtomicBool::new(false),
+            reading: Mutex::default(),
+            budget,
+        }))
     }
 
     /// A client with the credentials as they now are. Where new ones cannot be
-    /// used (a file is half-written), those from before stay.
+    /// used (a file is half-written) or are not there yet (a plugin takes its
+    /// time), those from before stay.
     pub async fn client(&self) -> Client {
-        let mut state = self.state.lock().await;
-        let changed = state.files.iter().any(|(path, was)| stamp(path) != *was);
-        if (changed || state.refused)
-            && let Source::Connection(connection) = &self.source
-        {
-            state.refused = false;
-            match load(connection).await {
-                Ok(new) => {
-                    if changed {
-                        info!("credentials for the API server have changed and were read again");
-                    }
-                    *state = new;
+        if self.is_outdated() {
+            let mut reading = self.read_again();
+            // It goes on by itself.
+            let _ = timeout(BRIEFLY, reading.changed()).await;
+        }
+        self.0.current.load().client.clone()
+    }
+
+    fn is_outdated(&self) -> bool {
+        let current = self.0.current.load();
+        current.files.have_changed()
+            || self.0.refused.load(Relaxed)
+            || current.renew_at.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Has the credentials read again, once at a time: what is answered ends with
+    /// the reading.
+    fn read_again(&self) -> watch::Receiver<()> {
+        let reading = self.0.reading.lock();
+        let mut reading = reading.unwrap_or_else(PoisonError::into_inner);
+        if let Some(under_way) = reading.as_ref().filter(|ends| ends.has_changed().is_ok()) {
+            return under_way.clone();
+        }
+        let (ends, under_way) = watch::channel(());
+        *reading = Some(under_way.clone());
+        let access = self.clone();
+        tokio::spawn(async move {
+            access.reload().await;
+            drop(ends);
+        });
+        under_way
+    }
+
+    async fn reload(&self) {
+        let Source::Connection(connection) = &self.0.source else {
+            return;
+        };
+        self.0.refused.store(false, Relaxed);
+        let before = self.0.current.load_full();
+        let changed = before.files.have_changed();
+        let current = match credentials::load(connection).await {
+            Ok(loaded) => {
+                if changed {
+                    info!("credentials for the API server have changed and were read again");
                 }
-                Err(error) => {
-                    warn!("{error}; the credentials from before stay in use");
-                    for (path, was) in &mut state.files {
-                        *was = stamp(path);
-                    }
+                Current::new(loaded, Some(&before))
+            }
+            Err(error) => {
+                warn!("{error}; the credentials from before stay in use");
+                Current {
+                    client: before.client.clone(),
+                    files: before.files.as_they_are(),
+                    renew_at: before.renew_at.map(|_| Instant::now() + PLUGIN_AGAIN),
+                    unverified: before.unverified.clone(),
                 }
             }
-        }
-        state.client.clone()
+        };
+        self.0.current.store(Arc::new(current));
     }
 
     /// Has the next request read the credentials again: the server refused
     /// them.
-    pub(super) async fn distrust(&self) {
-        self.state.lock().await.refused = true;
+    pub(super) fn distrust(&self) {
+        self.0.refused.store(true, Relaxed);
     }
 
     /// Waits until the rate limit lets a request pass.
     pub(super) async fn turn(&self) {
-        self.budget.take().await;
+        self.0.budget.take().await;
     }
-}
-
-async fn load(connection: &Connection) -> Result<State, AccessError> {
-    let mut files = Vec::new();
-    // Before reading: what changes meanwhile will be seen as a change.
-    let mut note = |path: &Path| files.push((path.to_owned(), stamp(path)));
-    let mut config = match (&connection.kubeconfig, &connection.master) {
-        (Some(path), master) => {
-            note(path);
-            from_kubeconfig(path, master.as_deref(), &mut note).await?
-        }
-        (None, Some(_)) => Config::new(Uri::default()),
-        (None, None) => {
-            for file in ["token", "ca.crt"] {
-                note(&Path::new(SERVICE_ACCOUNT).join(file));
-            }
-            let mut config = Config::incluster().map_err(AccessError::InCluster)?;
-            // `root_cert` holds the same, as fresh as we are.
-            config.root_cert_file = None;
-            config
-        }
-    };
-    if let Some(master) = &connection.master {
-        config.cluster_url = master_url(master)?;
-    }
-    if let Some(path) = config.auth_info.token_file.take()
-        && config.auth_info.token.is_none()
-    {
-        let token = std::fs::read_to_string(&path).map_err(|reason| AccessError::Token {
-            path: path.into(),
-            reason,
-        })?;
-        // Files that people write end with a newline, headers must not.
-        config.auth_info.token = Some(token.trim().to_owned().into());
-    }
-    // A plugin that gives credentials is a program that we wait for.
-    let client = tokio::task::spawn_blocking(move || connect::client(config));
-    let client = client.await.map_err(|_| AccessError::Interrupted)?;
-    Ok(State {
-        client: client.map_err(|error| AccessError::Credentials(Box::new(error)))?,
-        files,
-        refused: false,
-    })
-}
-
-async fn from_kubeconfig(
-    path: &Path,
-    master: Option<&str>,
-    note: &mut impl FnMut(&Path),
-) -> Result<Config, AccessError> {
-    let explain = |reason| AccessError::Kubeconfig {
-        path: path.to_owned(),
-        reason: Box::new(reason),
-    };
-    let mut file = Kubeconfig::read_from(path).map_err(explain)?;
-    let clusters = file.clusters.iter_mut();
-    for cluster in clusters.filter_map(|named| named.cluster.as_mut()) {
-        if let Some(master) = master {
-            cluster.server = Some(master.to_owned());
-        }
-        if cluster
-            .proxy_url
-            .as_ref()
-            .is_some_and(|url| !url.is_empty())
-        {
-            return Err(AccessError::Proxy(path.to_owned()));
-        }
-        cluster
-            .certificate_authority
-            .iter()
-            .for_each(|path| note(path.as_ref()));
-    }
-    for user in file
-        .auth_infos
-        .iter()
-        .filter_map(|named| named.auth_info.as_ref())
-    {
-        let files = [&user.client_certificate, &user.client_key, &user.token_file];
-        files
-            .into_iter()
-            .flatten()
-            .for_each(|path| note(path.as_ref()));
-    }
-    let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(file, &options).await;
-    config.map_err(explain)
-}
-
-/// Without a scheme it is plain HTTP, as client-go reads it.
-fn master_url(text: &str) -> Result<Uri, AccessError> {
-    let full = match text.contains("://") {
-        true => text.to_owned(),
-        false => format!("http://{text}"),
-    };
-    full.parse().map_err(|reason| AccessError::Master {
-        url: text.to_owned(),
-        reason,
-    })
-}
-
-fn stamp(path: &Path) -> Option<Stamp> {
-    let meta = std::fs::metadata(path).ok()?;
-    Some((
-        meta.dev(),
-        meta.ino(),
-        meta.size(),
-        meta.mtime(),
-        meta.mtime_nsec(),
-    ))
 }

@@ -67,7 +67,7 @@ pub(super) async fn ask(
     }
     let failure = refused(response).await;
     if matches!(failure, Failure::Unauthorized(_)) {
-        access.distrust().await;
+        access.distrust();
     }
     Err(failure)
 }

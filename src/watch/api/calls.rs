@@ -34,12 +34,12 @@ pub const CALLS: [Call; 4] = [
         resource: "nodes",
         verbs: &["list", "watch"],
     },
-    // Posted by `crate::events`.
+    // Written by `crate::events`: created, and patched when they repeat.
     Call {
         group: "events.k8s.io",
         version: "v1",
         resource: "events",
-        verbs: &["create"],
+        verbs: &["create", "patch"],
     },
 ];
 

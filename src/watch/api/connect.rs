@@ -1,17 +1,31 @@
-//! The way to the server: TCP, TLS, who we are.
+//! The way to the server: TCP, a proxy if need be, TLS, HTTP, who we are.
 
-use std::time::Duration;
+use std::{env, time::Duration};
 
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Uri, header::PROXY_AUTHORIZATION, uri::Scheme};
+use hyper::rt::{Read, Write};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
-    client::legacy::{Client as HttpClient, connect::HttpConnector},
-    rt::TokioExecutor,
+    client::legacy::{
+        Client as HttpClient,
+        connect::{
+            Connection, HttpConnector,
+            proxy::{SocksV5, Tunnel},
+        },
+    },
+    rt::{TokioExecutor, TokioTimer},
 };
 use kube::{
     Client, Config,
     client::{Body, ConfigExt},
 };
-use tower::ServiceBuilder;
+use tower::{BoxError, Service, ServiceBuilder};
+use tower_http::decompression::DecompressionLayer;
+
+use super::{
+    forward::Forward,
+    proxy::{Proxy, ProxyKind},
+};
 
 /// How long a TCP connection may take to open; a TLS handshake is under the
 /// time limit of the request.
@@ -25,13 +39,54 @@ const PROBE_AFTER: Duration = Duration::from_secs(15);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 3;
 
-/// A client for that configuration.
+/// All watches share one HTTP/2 connection. What one stream may have under way,
+/// and the connection, in bytes: so much that streams which are not read for a
+/// while cannot keep the others from going on, though all of ours stand still.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 16 * STREAM_WINDOW;
+
+/// Whether and how HTTP/2 is spoken, where the server offers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Http2 {
+    enabled: bool,
+    /// After this time without a frame the server is asked whether it is there,
+    /// which keep-alive of TCP does not tell where something between us answers
+    /// in its place ...
+    idle: Duration,
+    /// ... and has this long to answer.
+    patience: Duration,
+}
+
+impl Http2 {
+    /// As client-go has it, whose variables count here too (`configureHTTP2Transport`
+    /// in `k8s.io/apimachinery/pkg/util/net/http.go`).
+    pub(super) fn of_this_process() -> Http2 {
+        let seconds = |name: &str, usual: u64| {
+            let given = env::var(name).ok().and_then(|text| text.parse().ok());
+            Duration::from_secs(given.unwrap_or(usual))
+        };
+        Http2 {
+            enabled: env::var_os("DISABLE_HTTP2").is_none_or(|value| value.is_empty()),
+            idle: seconds("HTTP2_READ_IDLE_TIMEOUT_SECONDS", 30),
+            patience: seconds("HTTP2_PING_TIMEOUT_SECONDS", 15),
+        }
+    }
+}
+
+/// A client for that configuration, through `proxy` if there is one.
 ///
-/// It is put together here rather than by `Client::try_from`, for three things
-/// that the latter has not: TCP keep-alive, no retries of its own (they would
+/// It is put together here rather than by `Client::try_from`, for things that
+/// the latter has not: HTTP/2, TCP keep-alive, no retries of its own (they would
 /// hide `Retry-After` and last for minutes), and no error line in the log for
 /// each attempt during an outage.
-pub(super) fn client(mut config: Config) -> Result<Client, kube::Error> {
+///
+/// # Errors
+/// When credentials or certificates cannot be used.
+pub(super) fn client(
+    mut config: Config,
+    proxy: Option<Proxy>,
+    http2: Http2,
+) -> Result<Client, BoxError> {
     config.headers.push((
         HeaderName::from_static("user-agent"),
         HeaderValue::from_static(concat!("tripod/", env!("CARGO_PKG_VERSION"))),
@@ -44,13 +99,97 @@ pub(super) fn client(mut config: Config) -> Result<Client, kube::Error> {
     tcp.set_keepalive_interval(Some(PROBE_EVERY));
     tcp.set_keepalive_retries(Some(PROBES));
     tcp.set_tcp_user_timeout(Some(PROBE_AFTER + PROBE_EVERY * PROBES));
-    let tls = config.rustls_https_connector_with_connector(tcp)?;
-    let http = HttpClient::builder(TokioExecutor::new()).build::<_, Body>(tls);
+    let Some(proxy) = proxy else {
+        return over(tcp, config, http2);
+    };
+    match proxy.kind {
+        ProxyKind::Http => through(tcp, &proxy, config, http2),
+        ProxyKind::Https => {
+            // The server's CA and our certificate for it are none of the proxy's.
+            let tls = Config::new(proxy.url.clone()).rustls_client_config()?;
+            let tls = HttpsConnectorBuilder::new().with_tls_config(tls);
+            let tls = tls.https_only().enable_http1().wrap_connector(tcp);
+            through(tls, &proxy, config, http2)
+        }
+        ProxyKind::Socks5 => {
+            let socks = SocksV5::new(proxy.url, tcp);
+            match proxy.user {
+                Some((name, password)) => over(socks.with_auth(name, password), config, http2),
+                None => over(socks, config, http2),
+            }
+        }
+    }
+}
+
+/// A client through an HTTP proxy that `connector` leads to.
+fn through<C>(
+    connector: C,
+    proxy: &Proxy,
+    mut config: Config,
+    http2: Http2,
+) -> Result<Client, BoxError>
+where
+    C: Service<Uri> + Clone + Send + Sync + 'static,
+    C::Response: Connection + Read + Write + Send + Unpin + 'static,
+    C::Future: Send + 'static,
+    C::Error: Into<BoxError>,
+{
+    let authorization = proxy.authorization();
+    let url = proxy.url.clone();
+    if config.cluster_url.scheme() != Some(&Scheme::HTTPS) {
+        let header = authorization.map(|value| (PROXY_AUTHORIZATION, value));
+        config.headers.extend(header);
+        let forward = Forward {
+            connector,
+            proxy: url,
+        };
+        return over(forward, config, http2);
+    }
+    let tunnel = Tunnel::new(url, connector);
+    match authorization {
+        Some(value) => over(tunnel.with_auth(value), config, http2),
+        None => over(tunnel, config, http2),
+    }
+}
+
+/// A client over the connections that `connector` makes.
+fn over<C>(connector: C, config: Config, http2: Http2) -> Result<Client, BoxError>
+where
+    C: Service<Uri> + Clone + Send + Sync + 'static,
+    C::Response: Connection + Read + Write + Send + Unpin + 'static,
+    C::Future: Send + 'static,
+    C::Error: Into<BoxError>,
+{
+    let compression = DecompressionLayer::new().gzip(!config.disable_compression);
+    let http = HttpClient::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_initial_stream_window_size(STREAM_WINDOW)
+        .http2_initial_connection_window_size(CONNECTION_WINDOW)
+        // A client may have no interest in pings by 0, as in Go.
+        .http2_keep_alive_interval(Some(http2.idle).filter(|idle| !idle.is_zero()))
+        .http2_keep_alive_timeout(http2.patience)
+        .build::<_, Body>(secured(connector, &config, http2)?);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
-        .map_err(tower::BoxError::from)
+        .layer(compression)
+        .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(service, config.default_namespace))
+}
+
+/// TLS where the URL asks for it, with HTTP/2 where both sides speak it (ALPN,
+/// RFC 7301).
+fn secured<C>(connector: C, config: &Config, http2: Http2) -> Result<HttpsConnector<C>, BoxError> {
+    let tls = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?);
+    let mut tls = tls.https_or_http();
+    if let Some(name) = config.tls_server_name.clone() {
+        tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name.try_into()?));
+    }
+    let tls = tls.enable_http1();
+    Ok(match http2.enabled {
+        true => tls.enable_http2().wrap_connector(connector),
+        false => tls.wrap_connector(connector),
+    })
 }

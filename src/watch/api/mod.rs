@@ -10,7 +10,8 @@
 //! [`CALLS`] has all calls that are made; RBAC has to allow these and no
 //! others. Services and EndpointSlices are asked for in all namespaces, with a
 //! label selector; our own Node with the field selector `metadata.name`, never
-//! by `get`; of all other Nodes, whose weights count here, the metadata alone.
+//! by `get`. Other Nodes change every few seconds in a large cluster: only if
+//! their weights are to count are they asked for, and then for the metadata alone.
 //!
 //! A streaming list (KEP-3157) is a watch with `sendInitialEvents`; the server
 //! asks for the verb `watch` then.
@@ -20,12 +21,19 @@
 //! ServiceCIDRs are not watched: kube-proxy uses them in nftables mode alone,
 //! to refuse cluster IPs that no Service has, and we have no such mode.
 
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use tokio::{
     sync::{Notify, mpsc},
     time::sleep,
 };
+use tracing::warn;
 
 use self::{
     follow::Follower,
@@ -34,23 +42,29 @@ use self::{
     known::Known,
     pause::Pauses,
 };
-use crate::services::{Batch, EndpointSlice, Names, Node, Service};
+use crate::services::{Batch, EndpointSlice, Event, Names, Node, Service};
 
 mod access;
 mod ask;
 mod budget;
 mod calls;
 mod connect;
+mod credentials;
+mod exec;
 mod follow;
+mod forward;
 mod intake;
 mod kind;
 mod known;
 mod lines;
 mod pause;
+mod proxy;
 mod wire;
 
 pub use access::{Access, AccessError, Connection};
 pub use calls::{CALLS, Call};
+pub use exec::PluginError;
+pub use proxy::ProxyError;
 
 /// What is near in time becomes one batch: the changes of a roll-out come in
 /// pairs, a Service with its slice or one slice with the next.
@@ -61,6 +75,8 @@ const GATHER: Duration = Duration::from_millis(2);
 pub struct Settings {
     /// Name of our Node in the API.
     pub node_name: String,
+    /// Weights of Nodes count: all Nodes are followed.
+    pub node_weights: bool,
     /// Longest pause after a first failure ...
     pub first_pause: Duration,
     /// ... which doubles with each one that follows, up to this. Half of a
@@ -74,21 +90,22 @@ impl Settings {
     pub fn for_node(name: impl Into<String>) -> Settings {
         Settings {
             node_name: name.into(),
+            node_weights: false,
             first_pause: Duration::from_millis(800),
             longest_pause: Duration::from_secs(30),
         }
     }
 }
 
-/// Follows Services, EndpointSlices, our Node and the weights of others in a task of its own, on the
-/// Tokio runtime that this is called in.
+/// Follows Services, EndpointSlices, our Node, and if asked the weights of others,
+/// in a task of its own on the Tokio runtime that this is called in.
 ///
 /// The first batch is everything that there is, when Services and
 /// EndpointSlices are complete and our Node and the weights of others are
-/// known, or known not to be there or not to be for us to see. Each later one is what became different in
-/// reduced form, each object at most once. Whatever happens to the server,
-/// the last known state stays in force. The task ends when the receiver is
-/// dropped.
+/// known, or known not to be there or not to be for us to see. Each later one is
+/// what became different in reduced form, each object at most once. Whatever
+/// happens to the server, the last known state stays in force. The task ends
+/// when the receiver is dropped.
 pub fn spawn(access: Access, settings: Settings) -> mpsc::Receiver<Batch> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -104,7 +121,10 @@ struct Objects {
     services: Mutex<Known<Service>>,
     slices: Mutex<Known<EndpointSlice>>,
     node: Mutex<Known<Node>>,
-    elsewhere: Mutex<Known<Elsewhere>>,
+    /// `None`: weights of Nodes do not count, not even that of ours, as it would
+    /// be compared with none.
+    elsewhere: Option<Mutex<Known<Elsewhere>>>,
+    weight_noted: AtomicBool,
 }
 
 async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<Batch>) {
@@ -114,7 +134,8 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         services: Mutex::new(Known::new()),
         slices: Mutex::new(Known::new()),
         node: Mutex::new(Known::new()),
-        elsewhere: Mutex::new(Known::new()),
+        elsewhere: settings.node_weights.then(|| Mutex::new(Known::new())),
+        weight_noted: AtomicBool::new(false),
     };
     let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
     let own = format!("metadata.name={}", settings.node_name);
@@ -140,16 +161,16 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         news,
         pauses(),
     );
-    let elsewhere = Follower::new(
-        access,
-        Some(others),
-        Intake::new(names, &objects.elsewhere),
-        news,
-        pauses(),
-    );
+    let elsewhere = async {
+        if let Some(elsewhere) = &objects.elsewhere {
+            let intake = Intake::new(names, elsewhere);
+            let follower = Follower::new(access, Some(others), intake, news, pauses());
+            follower.run().await;
+        }
+    };
     tokio::select! {
         () = async {
-            tokio::join!(services.run(), slices.run(), node.run(), elsewhere.run());
+            tokio::join!(services.run(), slices.run(), node.run(), elsewhere);
          } => {}
         () = objects.tell(news, sender) => {}
     }
@@ -181,15 +202,38 @@ impl Objects {
         lock(&self.services).is_settled()
             && lock(&self.slices).is_settled()
             && lock(&self.node).is_settled()
-            && lock(&self.elsewhere).is_settled()
+            && self
+                .elsewhere
+                .as_ref()
+                .is_none_or(|elsewhere| lock(elsewhere).is_settled())
     }
 
     fn batch(&self) -> Batch {
         let mut events = Vec::new();
         lock(&self.node).tell(&mut events);
-        lock(&self.elsewhere).tell(&mut events);
+        match &self.elsewhere {
+            Some(elsewhere) => lock(elsewhere).tell(&mut events),
+            None => self.leave_out_weights(&mut events),
+        }
         lock(&self.services).tell(&mut events);
         lock(&self.slices).tell(&mut events);
         Batch { events }
+    }
+
+    fn leave_out_weights(&self, events: &mut [Event]) {
+        for event in events {
+            let Event::Node(node) = event else {
+                continue;
+            };
+            if node.weight.is_some() {
+                Arc::make_mut(node).weight = None;
+                if !self.weight_noted.swap(true, Relaxed) {
+                    warn!(
+                        "Node {} has a weight: it counts with --node-weights only",
+                        node.name
+                    );
+                }
+            }
+        }
     }
 }

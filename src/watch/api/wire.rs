@@ -52,6 +52,7 @@ pub(super) struct Meta {
     pub(super) name: Option<String>,
     pub(super) namespace: Option<String>,
     pub(super) resource_version: Option<String>,
+    creation_timestamp: Option<Time>,
     deletion_timestamp: Option<Time>,
     labels: Option<BTreeMap<String, String>>,
     pub(super) annotations: Option<BTreeMap<String, String>>,
@@ -62,6 +63,7 @@ impl Meta {
         ObjectMeta {
             name: self.name,
             namespace: self.namespace,
+            creation_timestamp: self.creation_timestamp,
             deletion_timestamp: self.deletion_timestamp,
             labels: self.labels,
             annotations: self.annotations,

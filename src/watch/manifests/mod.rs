@@ -7,7 +7,7 @@
 //! system. `disk` reads, `notify` hears; this file brings them together.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     io,
     path::{Path, PathBuf},
@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use self::{
     disk::{Focus, Look, Stamps},
-    folder::{Folder, Found},
+    folder::{Folder, Found, Outcome},
     notify::{Heard, Notify},
 };
 use crate::services::Batch;
@@ -119,7 +119,7 @@ impl Eyes {
                 ears.settle().await;
                 continue;
             }
-            return self.take(look, ears);
+            return self.take(look, ears).await;
         }
         Batch::default()
     }
@@ -140,7 +140,7 @@ impl Eyes {
             .unwrap_or_else(|stopped| Err(io::Error::other(stopped)))
     }
 
-    fn take(&mut self, mut look: Look, ears: &mut Ears) -> Batch {
+    async fn take(&mut self, mut look: Look, ears: &mut Ears) -> Batch {
         if self.blind.take().is_some() {
             info!("{}: can be read now", self.dir.display());
         }
@@ -168,12 +168,36 @@ impl Eyes {
             }
         }
         self.stamps = look.stamps;
-        let outcome = self.folder.take(found);
+        let outcome = self.parse(found).await;
         for report in outcome.reports {
             report.log();
         }
         Batch {
             events: outcome.events,
+        }
+    }
+
+    /// Takes in what was found, on a thread of its own: thousands of objects take
+    /// a while, and probes are answered on this one.
+    async fn parse(&mut self, found: BTreeMap<OsString, Found>) -> Outcome {
+        if found.is_empty() {
+            return Outcome::default();
+        }
+        let mut folder = std::mem::take(&mut self.folder);
+        let parsing = tokio::task::spawn_blocking(move || {
+            let outcome = folder.take(found);
+            (folder, outcome)
+        });
+        match parsing.await {
+            Ok((folder, outcome)) => {
+                self.folder = folder;
+                outcome
+            }
+            Err(stopped) => match stopped.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The program ends.
+                Err(_) => Outcome::default(),
+            },
         }
     }
 

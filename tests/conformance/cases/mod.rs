@@ -14,6 +14,7 @@ mod extensions;
 mod external_ip;
 mod load_balancer;
 mod node_port;
+mod ownership;
 mod policies;
 mod source_ranges;
 
@@ -33,7 +34,7 @@ use super::columns::{
 use super::differences::Why;
 use super::endpoints::Pod::{A, B, C, OnNode, OnOther};
 use super::endpoints::{ALL, ELSEWHERE, HERE, ending, ready, terminating, unready};
-use super::objects::{cluster_ip, everywhere, external_ip, load_balancer, node_port};
+use super::objects::{Claimed, cluster_ip, everywhere, external_ip, load_balancer, node_port};
 use super::sight::Sight::{Healthy, Refused, Silent, Unhealthy, Unserved};
 use super::sight::{each, equal_shares, shares, sticky, sticky_for_a_second};
 
@@ -55,6 +56,7 @@ pub fn topics() -> Vec<Topic> {
         topic("Policies and topology", policies::cases()),
         topic("Session affinity", affinity::cases()),
         topic("Weights and schedulers", extensions::cases()),
+        topic("Who owns an address", ownership::cases()),
     ]
 }
 

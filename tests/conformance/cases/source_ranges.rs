@@ -5,6 +5,8 @@ use super::*;
 const OUTSIDE: [&str; 2] = ["192.0.2.20/32", "2001:db8::20/128"];
 const PODS: [&str; 2] = ["10.244.0.0/16", "fd00:244::/48"];
 const NODE: [&str; 2] = ["192.0.2.10/32", "2001:db8::10/128"];
+/// Load-balancer IPs: in ipvs mode the node has them and calls from them.
+const BALANCERS: [&str; 2] = ["203.0.113.0/24", "2001:db8:113::/48"];
 const NOBODY: [&str; 2] = ["192.0.2.250/32", "2001:db8::250/128"];
 
 pub fn cases() -> Vec<Case> {
@@ -67,6 +69,25 @@ pub fn cases() -> Vec<Case> {
         .when(Node)
         .calls(LoadBalancer)
         .over([Tcp, Udp])
+        .sees(Silent),
+        case(
+            "The node is not let in by ranges with the load-balancer IP itself",
+            load_balancer(ALL).only_for(&BALANCERS),
+        )
+        .when(Node)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(Silent),
+        case(
+            "The node in the ranges is served, with the load-balancer IP in them or not",
+            load_balancer(ALL).only_for(&[BALANCERS, NODE].concat()),
+        )
+        .when(Node)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(each(ALL))
+        .when(Outside)
+        .calls(LoadBalancer)
         .sees(Silent),
         case(
             "Ranges guard the load-balancer IP alone",

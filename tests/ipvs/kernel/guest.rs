@@ -13,6 +13,7 @@ fn guest_full_ipvs_kernel() {
     let tests = [
         "ipvs::kernel::links::",
         "ipvs::kernel::load::",
+        "ipvs::kernel::reload::",
         "ipvs::kernel::servers::",
     ];
     uml::in_guest(test, uml::Profile::Full, &tests, &[]);

@@ -266,11 +266,35 @@ fn timeouts_schedulers_and_the_version_are_told() {
         let shown = show("ipvsadm -l --timeout");
         assert!(shown.contains("1000 ") && shown.contains(" 77"), "{shown}");
 
-        let names = ["rr", "wrr", "lc", "foo", "sed", "nq", "mh", "lblcr"];
+        let long = "sixteen-bytes-xx";
+        let names = ["rr", "wrr", "lc", "foo", long, "sed", "nq", "mh", "lblcr"];
         let missing = ipvs.missing_schedulers(names).expect("schedulers");
+        let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["foo", long]);
+        assert!(ipvs.list().expect("listing").is_empty());
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn what_a_killed_trial_left_is_no_obstacle_to_the_next() {
+    let test = concat!(
+        module_path!(),
+        "::what_a_killed_trial_left_is_no_obstacle_to_the_next"
+    );
+    run(test, Share::Beside, || {
+        let mut ipvs = ipvs();
+        show("ipvsadm -A -t 192.0.2.1:1 -s wlc");
+        let missing = ipvs.missing_schedulers(["wrr", "foo"]).expect("schedulers");
         let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["foo"]);
         assert!(ipvs.list().expect("listing").is_empty());
+        // One with endpoints is somebody's.
+        show("ipvsadm -A -t 192.0.2.1:1 -s wlc");
+        show("ipvsadm -a -t 192.0.2.1:1 -r 10.244.0.1:80 -m");
+        let error = ipvs.missing_schedulers(["wrr"]).expect_err("it is in use");
+        assert!(error.to_string().contains("192.0.2.1:1"), "{error}");
+        assert_eq!(lines("ipvsadm -Sn").len(), 2);
     });
 }
 

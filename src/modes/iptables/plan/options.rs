@@ -41,8 +41,9 @@ pub struct Options {
     pub node_ports: Served,
     /// Serve them on loopback too; see [`Options::serves_localhost`].
     pub localhost_node_ports: bool,
-    /// The kernel takes no packet outside a TCP window for invalid
-    /// (`nf_conntrack_tcp_be_liberal`).
+    /// The kernel finds no packet outside a TCP window invalid
+    /// (`nf_conntrack_tcp_be_liberal`): what is configured, until the mode reads
+    /// what is so.
     pub tcp_be_liberal: bool,
     /// What rules may use.
     pub features: Features,

@@ -170,7 +170,7 @@ impl Plan<'_> {
     /// Who is no pod of this node may have routed the whole service network
     /// to it, and the endpoint may be on another: answers must come back here.
     fn masquerade_internal(&self) -> Option<Rule> {
-        let rule = self.to_service(self.port.cluster_ip, "cluster IP");
+        let rule = self.to_service(self.port.cluster_ip?, "cluster IP");
         let rule = match self.options.masquerade_all {
             true => Some(rule),
             false => self.options.detect_local.not_local(rule),

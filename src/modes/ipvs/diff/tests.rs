@@ -276,3 +276,56 @@ fn sets_change_when_nobody_gets_through_for_it() {
         );
     }
 }
+
+#[test]
+fn sets_get_room_for_what_comes_beside_what_is_yet_to_go() {
+    let name = ServicePortName {
+        service: ServiceName {
+            namespace: "default".into(),
+            name: "web".into(),
+        },
+        port: "".into(),
+        protocol: services::Protocol::Tcp,
+        family: IpFamily::V4,
+    };
+    // Ranges of the one third byte or the other.
+    let ranges = |third: u8, number: u8| {
+        let members = (0..number).map(|last| Member {
+            set: Set::SourceCidr,
+            family: IpFamily::V4,
+            element: Element::IpPortNet {
+                ip: [203, 0, 113, 1].into(),
+                protocol: 6,
+                port: 80,
+                net: std::net::IpAddr::from([198, 18, third, last]).into(),
+            },
+        });
+        let mut plan = with(&[Set::Firewall]);
+        plan.members.extend(members);
+        plan.members.sort_unstable();
+        plan
+    };
+    let cases = [
+        ("all come", ranges(0, 0), ranges(0, 9), Some(9)),
+        ("some come", ranges(0, 5), ranges(0, 9), Some(9)),
+        ("others come", ranges(0, 5), ranges(1, 7), Some(12)),
+        ("some go", ranges(0, 5), ranges(0, 2), None),
+    ];
+    for (what, old, new, needed) in cases {
+        let mut wanted = Wanted::default();
+        wanted.replace(
+            &name,
+            &ServicePlan::default(),
+            &old,
+            &mut Touched::default(),
+        );
+        let mut touched = Touched::default();
+        wanted.replace(&name, &old, &new, &mut touched);
+        let needed: Vec<_> = needed
+            .map(|n| ((Set::SourceCidr, IpFamily::V4), n))
+            .into_iter()
+            .collect();
+        let found: Vec<_> = room_needed(&touched, &wanted).into_iter().collect();
+        assert_eq!(found, needed, "{what}");
+    }
+}

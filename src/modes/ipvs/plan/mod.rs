@@ -25,6 +25,7 @@ use self::{servers::Manner, sets::storable};
 pub use crate::modes::detect_local::DetectLocal;
 use crate::{
     kernel::ipset::Element,
+    modes,
     services::{Forwarding, IpFamily, Preferences, Protocol, ServicePort, TrafficPolicy},
 };
 
@@ -50,6 +51,8 @@ pub fn plan(port: &ServicePort, site: &Site) -> ServicePlan {
         plan.unhonoured
             .push((Preferences::PROXY_PROTOCOL, why.to_owned()));
     }
+    plan.unhonoured
+        .extend(modes::unsupported_retry(port.preferences()));
     let manner = Manner::new(port, site, &mut plan.unhonoured);
     let mut builder = Builder {
         port,
@@ -124,11 +127,13 @@ impl Builder<'_> {
     }
 
     fn cluster_ip(&mut self) {
-        let port = self.port;
-        let element = self.ip_port(port.cluster_ip, port.port);
+        let Some(ip) = self.port.cluster_ip else {
+            return;
+        };
+        let element = self.ip_port(ip, self.port.port);
         self.member(Set::ClusterIp, element);
-        self.serve(port.cluster_ip, port.port, true);
-        self.bind(port.cluster_ip);
+        self.serve(ip, self.port.port, true);
+        self.bind(ip);
     }
 
     fn external_ip(&mut self, ip: IpAddr) {
@@ -182,11 +187,12 @@ impl Builder<'_> {
     }
 
     fn node_port(&mut self, node_port: u16) {
-        let site = self.site;
+        let (site, port) = (self.site, self.port);
         let family = self.family();
         let served = || {
             let served = site.node_ports.iter().copied();
-            served.filter(move |ip| IpFamily::of(ip) == family)
+            let served = served.filter(move |ip| IpFamily::of(ip) == family);
+            served.filter(|ip| !port.node_port_excluded().any(|lost| lost == *ip))
         };
         if served().next().is_none() {
             return;

@@ -36,6 +36,9 @@ pub struct Options {
     pub strict_arp: bool,
     /// How long IPVS keeps idle connections; zero: as the kernel has it.
     pub timeouts: Timeouts,
+    /// How long connections to an endpoint that left a Service may go on where
+    /// the Service does not say; `None`: as long as they last.
+    pub drain_timeout: Option<Duration>,
 }
 
 /// How long IPVS keeps idle connections; zero leaves the kernel's value.
@@ -61,12 +64,13 @@ impl Default for Options {
             exclude: Vec::new(),
             strict_arp: false,
             timeouts: Timeouts::default(),
+            drain_timeout: None,
         }
     }
 }
 
 impl Options {
-    /// What the configuration says.
+    /// What the configuration says; it has no drain timeout.
     pub fn new(configuration: &KubeProxyConfiguration, effective: &Effective) -> Options {
         let ipvs = &configuration.ipvs;
         let scheduler = match ipvs.scheduler.as_str() {
@@ -86,6 +90,7 @@ impl Options {
                 tcp_fin: ipvs.tcp_fin_timeout,
                 udp: ipvs.udp_timeout,
             },
+            drain_timeout: None,
         }
     }
 }

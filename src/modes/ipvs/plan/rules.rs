@@ -178,15 +178,22 @@ impl Builder<'_> {
     }
 
     /// What this node itself must not call, before IPVS changes the
-    /// destination (its hook in LOCAL_OUT comes after mangle's).
+    /// destination (its hook in LOCAL_OUT comes after mangle's). The node calls
+    /// an address of the dummy link from that very address: then it is the node
+    /// that the source ranges leave out, even if the address is in them.
     fn not_from_node(&self) -> Vec<Rule> {
-        let admitted = |set| Some(self.of(set)?.target(Target::Return));
-        let dropped = Some(self.in_set(self.note(Set::NotFromNode.comment()), Set::NotFromNode))
-            .map(|rule| rule.target(Target::Drop));
-        [admitted(Set::SourceCidr), dropped]
-            .into_iter()
-            .flatten()
-            .collect()
+        let set = Set::NotFromNode;
+        let called = || self.in_set(self.note(set.comment()), set);
+        let from_service_ip = self.match_set(called(), Set::ServiceIps, vec![Side::Source]);
+        let admitted = self.of(Set::SourceCidr);
+        [
+            Some(from_service_ip.target(Target::Drop)),
+            admitted.map(|rule| rule.target(Target::Return)),
+            Some(called().target(Target::Drop)),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     fn forward(&self) -> Vec<Rule> {

@@ -3,7 +3,10 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use super::*;
-use crate::services::{Endpoint, Endpoints, ServiceName, ServicePortName, SessionAffinity};
+use crate::{
+    kernel::xtables::{features::Features, rule::Table},
+    services::{Endpoint, Endpoints, ServiceName, ServicePortName, SessionAffinity},
+};
 
 const REMOTE: u8 = 7;
 const HERE: u8 = 6;
@@ -29,7 +32,7 @@ fn port() -> ServicePort {
             protocol: Protocol::Tcp,
             family: IpFamily::V4,
         },
-        cluster_ip: [10, 0, 0, 1].into(),
+        cluster_ip: Some([10, 0, 0, 1].into()),
         port: 80,
         node_port: None,
         external_ips: Box::default(),
@@ -40,6 +43,7 @@ fn port() -> ServicePort {
         external_traffic_policy: TrafficPolicy::Cluster,
         health_check_node_port: None,
         preferences: None,
+        conflicts: Box::default(),
         endpoints: Arc::new(Endpoints {
             all: [endpoint(HERE), endpoint(REMOTE)].into(),
             cluster: [0, 1].into(),
@@ -158,7 +162,7 @@ fn an_address_of_the_node_is_served_and_not_taken() {
     };
     let plan = plan(&own, &site());
     assert_eq!(plan.servers.len(), 2);
-    assert_eq!(plan.addresses, [own.cluster_ip]);
+    assert_eq!(plan.addresses, [own.cluster_ip.unwrap()]);
 }
 
 #[test]
@@ -173,4 +177,35 @@ fn the_internal_policy_never_falls_back() {
     let plan = plan(&nowhere, &site());
     let reals: Vec<usize> = plan.servers.iter().map(|s| s.reals.len()).collect();
     assert_eq!(reals, [0, 2], "cluster IP, node port");
+}
+
+#[test]
+fn the_node_calls_from_an_address_of_a_service_for_itself() {
+    let filled: Filled = [Set::NotFromNode, Set::SourceCidr].into_iter().collect();
+    let rules = rules(IpFamily::V4, &site(), &Features::ALL, filled);
+    let chain = rules
+        .chains
+        .iter()
+        .find(|chain| chain.table == Table::Mangle);
+    let rules: Vec<String> = chain
+        .expect("it is there")
+        .rules
+        .iter()
+        .map(|rule| rule.words(false).to_string())
+        .map(|words| {
+            words
+                .split_once("--match-set ")
+                .expect("a set")
+                .1
+                .to_owned()
+        })
+        .collect();
+    assert_eq!(
+        rules,
+        [
+            "TRIPOD-NOT-FROM-NODE dst,dst -m set --match-set KUBE-IPVS-IPS src -j DROP",
+            "KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j RETURN",
+            "TRIPOD-NOT-FROM-NODE dst,dst -j DROP",
+        ]
+    );
 }

@@ -6,7 +6,7 @@ use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed, time::Duration};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
     net::{TcpSocket, TcpStream},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::super::{
@@ -16,7 +16,7 @@ use super::super::{
     portal::Portal,
     transparent,
 };
-use crate::sched::Flow;
+use crate::{sched::Flow, services::Retry};
 
 /// How long the first, second, ... attempt of a connection waits for its
 /// endpoint, as the userspace mode of kube-proxy before 1.26 did.
@@ -26,6 +26,15 @@ const TIMEOUTS: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(2),
 ];
+
+/// How far a client's search for a backend may go.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Attempts to connect.
+    pub attempts: usize,
+    /// Time for all of them together.
+    pub time: Duration,
+}
 
 /// A connected backend.
 #[derive(Debug)]
@@ -45,6 +54,8 @@ pub struct Search<'a> {
     /// Endpoints tried in this round; none is tried twice before all were.
     tried: Tried,
     attempts: usize,
+    /// The time is what is left of it.
+    limits: Limits,
     /// An endpoint was told what the client said: none is asked twice.
     said: bool,
     timed_out: usize,
@@ -53,8 +64,8 @@ pub struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// A search for `flow` among the portal's endpoints.
-    pub fn new(shared: &'a Shared, portal: &'a Portal, flow: Flow) -> Self {
+    /// A search for `flow` among the portal's endpoints, with what `retry` allows.
+    pub fn new(shared: &'a Shared, portal: &'a Portal, flow: Flow, retry: Retry) -> Self {
         Search {
             shared,
             portal,
@@ -62,16 +73,23 @@ impl<'a> Search<'a> {
             tried: Tried::default(),
             said: false,
             attempts: 0,
+            limits: match retry {
+                Retry::FirstFlight | Retry::Connect => shared.dial,
+                Retry::Off => Limits {
+                    attempts: 1,
+                    ..shared.dial
+                },
+            },
             timed_out: 0,
             plain: false,
         }
     }
 
-    /// The next endpoint that answers, or `None` when there is no more to try:
-    /// every endpoint was tried, and at least as many attempts were made as
-    /// there are timeouts.
+    /// The next endpoint that answers, or `None` when the limits of a search
+    /// are reached, or there is no more to try: every endpoint was tried, and at
+    /// least as many attempts were made as there are timeouts.
     pub async fn next(&mut self) -> Option<Dialed> {
-        loop {
+        while self.attempts < self.limits.attempts && !self.limits.time.is_zero() {
             let endpoint = match self.portal.pick(&self.flow, &mut self.tried) {
                 Some(endpoint) => endpoint,
                 None if self.tried.is_empty() || self.said => return None,
@@ -87,7 +105,11 @@ impl<'a> Search<'a> {
             }
             self.attempts += 1;
             let patience = TIMEOUTS[self.timed_out.min(TIMEOUTS.len() - 1)];
-            match self.dial(endpoint.address, patience).await {
+            let patience = patience.min(self.limits.time);
+            let begun = Instant::now();
+            let dialed = self.dial(endpoint.address, patience).await;
+            self.limits.time = self.limits.time.saturating_sub(begun.elapsed());
+            match dialed {
                 Ok(stream) => {
                     self.portal.answered(endpoint.address);
                     return Some(Dialed { stream, lease });
@@ -103,6 +125,7 @@ impl<'a> Search<'a> {
                 }
             }
         }
+        None
     }
 
     /// Notes that an endpoint was told what the client said, and reset the

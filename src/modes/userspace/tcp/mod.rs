@@ -5,26 +5,32 @@ mod first_flight;
 mod pipe;
 mod relay;
 mod socket;
+mod user_timeout;
 
 use std::{
     future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, BorrowedFd},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
 
 use socket2::SockRef;
-use tokio::{io::Interest, net::TcpStream, sync::OwnedSemaphorePermit};
+use tokio::{io::Interest, net::TcpStream, sync::OwnedSemaphorePermit, time::Instant};
 
+pub use self::dial::Limits;
 use self::{
     dial::{Dialed, Open, Search},
     first_flight::FirstFlight,
     relay::{End, Progress, Relay, Side},
 };
 use super::{Shared, descriptors, portal::Portal, proxy_protocol};
-use crate::{sched::Flow, services::ProxyProtocol};
+use crate::{
+    sched::Flow,
+    services::{ProxyProtocol, Retry},
+};
 
 /// Descriptors of one connection: the client's and the backend's socket.
 const PER_CONNECTION: u32 = 2;
@@ -137,7 +143,9 @@ async fn connection(
         reset(&client);
         return;
     }
-    let header = match portal.routing().proxy_protocol {
+    let routing = portal.routing();
+    let retry = routing.retry;
+    let header = match routing.proxy_protocol {
         None => Vec::new(),
         Some(ProxyProtocol::V2) => match proxy_protocol::called(&client) {
             Ok(called) => proxy_protocol::header(flow.client, called),
@@ -145,13 +153,17 @@ async fn connection(
             Err(_) => return,
         },
     };
+    drop(routing);
     let mut first = FirstFlight::default();
-    let mut search = Search::new(&shared, portal, flow);
+    let mut search = Search::new(&shared, portal, flow, retry);
     loop {
         let found = tokio::select! {
             biased;
             found = search.next() => found,
-            // The client has given up; what it sent before goes nowhere.
+            // The client has reset the connection; what it sent before goes
+            // nowhere. One that only ended its direction may still wait for an
+            // answer, and a closed socket cannot be told from that (RFC 9293
+            // section 3.6).
             _ = client.ready(Interest::ERROR) => return,
         };
         let Some(mut dialed) = found else {
@@ -174,7 +186,9 @@ async fn connection(
                     dialed.lease.endpoint().address,
                     &"it reset the connection before it said anything",
                 );
-                if !kept.bytes().is_empty() && !search.may_be_told_again() {
+                let again = retry == Retry::FirstFlight
+                    && (kept.bytes().is_empty() || search.may_be_told_again());
+                if !again {
                     shared.counters.connections_failed.inc();
                     reset(&client);
                     return;
@@ -192,6 +206,8 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &TcpStream, dialed: &
     // the other takes nothing, has its reset seen only by asking for it.
     let mut closed = None;
     let mut stalled = false;
+    let limit = shared.tcp_user_timeout;
+    let mut check = pin!(tokio::time::sleep(limit / 4));
     loop {
         let step = poll_fn(|cx| relay.poll(cx, client, backend, &shared.descriptors));
         let watched = match closed {
@@ -205,6 +221,14 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &TcpStream, dialed: &
             _ = client.ready(Interest::ERROR), if stalled => {
                 relay.client_gone();
                 stalled = false;
+                continue;
+            }
+            () = &mut check, if !limit.is_zero() => {
+                let passed = |side| user_timeout::has_passed(side, limit);
+                if passed(client) || passed(backend) {
+                    return End::Reset;
+                }
+                check.as_mut().reset(Instant::now() + limit / 4);
                 continue;
             }
         };

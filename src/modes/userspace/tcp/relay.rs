@@ -158,6 +158,12 @@ impl Way {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     ready!(to.poll_write_ready(cx))?;
                 }
+                // A splice(2) that moved something keeps back the error behind
+                // it (`splice_to_socket` in fs/splice.c): the next one then
+                // says EPIPE, whatever it was.
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
+                    return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+                }
                 Err(e) => return Poll::Ready(Err(e)),
             }
         }
@@ -231,11 +237,13 @@ impl Way {
         }
     }
 
-    /// Moves bytes until one side has to wait or the direction is closed.
+    /// Moves bytes until one side has to wait or the direction is closed. Where
+    /// the sender's connection is known to be `dead`, the end of the stream is
+    /// not the sender's own.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        from: &TcpStream,
+        (from, dead): (&TcpStream, bool),
         to: &TcpStream,
         descriptors: &Descriptors,
         seen: &mut dyn FnMut(&[u8]),
@@ -265,6 +273,7 @@ impl Way {
                 return Poll::Pending;
             }
             match ready!(self.poll_move(cx, from, to, descriptors, seen))? {
+                0 if dead => return Poll::Ready(Err(Fault::Sender)),
                 0 => {
                     self.phase = Phase::Ended;
                     if let Some(pipe) = self.pipe.take() {
@@ -285,6 +294,10 @@ pub struct Relay {
     told_half_closed: bool,
     told_stalled: bool,
     client_gone: bool,
+    /// A send to the backend failed because its connection was reset or timed
+    /// out. The kernel reports that once: a read then only returns 0, as at an
+    /// orderly end (`sock_error` in include/net/sock.h).
+    backend_dead: bool,
     since: Instant,
     first_flight: Option<FirstFlight>,
 }
@@ -305,6 +318,7 @@ impl Relay {
             told_half_closed: false,
             told_stalled: false,
             client_gone: false,
+            backend_dead: false,
             since: Instant::now(),
             first_flight: Some(first),
         }
@@ -321,7 +335,7 @@ impl Relay {
         let first = &mut self.first_flight;
         let out = self
             .out
-            .poll(cx, client, backend, descriptors, &mut |bytes| {
+            .poll(cx, (client, false), backend, descriptors, &mut |bytes| {
                 if first.as_mut().is_some_and(|f| !f.push(bytes)) {
                     *first = None;
                 }
@@ -332,10 +346,13 @@ impl Relay {
             // there to be read.
             Poll::Ready(Err(Fault::Receiver(why))) => {
                 self.out.phase = Phase::Broken;
-                // Any other reason than a reset, EPIPE above all: it had ended
-                // its direction before (`tcp_reset` in net/ipv4/tcp_input.c).
-                if why != io::ErrorKind::ConnectionReset {
-                    self.first_flight = None;
+                match why {
+                    // It had ended its direction before the reset, which is an
+                    // answer (`tcp_reset` in net/ipv4/tcp_input.c).
+                    io::ErrorKind::BrokenPipe => self.first_flight = None,
+                    // From shutdown(2), which leaves the reason to the read.
+                    io::ErrorKind::NotConnected => {}
+                    _ => self.backend_dead = true,
                 }
             }
             Poll::Ready(Ok(())) | Poll::Pending => {}
@@ -345,13 +362,12 @@ impl Relay {
         }
 
         let first = &mut self.first_flight;
-        let was_reset = self.out.phase == Phase::Broken;
+        let dead = self.backend_dead;
         let back = self
             .back
-            .poll(cx, backend, client, descriptors, &mut |bytes| {
-                // An end is an answer, too, unless the reset was reported on
-                // the write: the read then only sees the end.
-                if !bytes.is_empty() || !was_reset {
+            .poll(cx, (backend, dead), client, descriptors, &mut |bytes| {
+                // An end is an answer, too, if it is the backend's own.
+                if !bytes.is_empty() || !dead {
                     *first = None;
                 }
             });
@@ -411,3 +427,6 @@ impl Relay {
         Poll::Ready(Progress::Ended(end))
     }
 }
+
+#[cfg(test)]
+mod tests;

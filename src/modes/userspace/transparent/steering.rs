@@ -225,7 +225,7 @@ fn route_marked(family: Family) -> Result<(), netlink::Error> {
 
 /// Has packets for our sockets marked.
 async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
-    match repair(&xtables.save("mangle").await?) {
+    match repair(&xtables.lines_with("mangle", CHAIN).await?) {
         Some(batch) => xtables.restore(&batch).await,
         None => Ok(()),
     }
@@ -261,7 +261,8 @@ pub async fn cleanup() -> Result<(), Error> {
             if !there.contains(&"mangle") {
                 continue;
             }
-            let removed = match xtables.save("mangle").await.map(|saved| removal(&saved)) {
+            let saved = xtables.lines_with("mangle", CHAIN).await;
+            let removed = match saved.map(|saved| removal(&saved)) {
                 Ok(Some(batch)) => xtables.restore(&batch).await,
                 Ok(None) => Ok(()),
                 Err(error) => leftovers::unread(error, (family, engine), ours),

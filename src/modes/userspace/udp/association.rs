@@ -5,27 +5,27 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use hashbrown::HashMap;
-use tokio::{
-    net::UdpSocket,
-    sync::{Notify, OwnedSemaphorePermit},
-    time::Instant,
-};
+use tokio::{net::UdpSocket, sync::OwnedSemaphorePermit, time::Instant};
 
 use super::super::{
     Shared,
-    backends::{Lease, Tried},
+    backends::{Endpoint, Lease, Tried},
     descriptors,
     portal::Portal,
-    transparent::Bound,
 };
-use super::{ANSWER_OR_REFUSAL, Listener, connected, receive_answer, socket};
-use crate::sched::Flow;
+use super::{
+    ANSWER_OR_REFUSAL, Listener, Local, connected,
+    flows::{Full, Place},
+    local_ports::Failure,
+    receive_answer, socket,
+};
+use crate::{sched::Flow, services::Retry};
 
 /// A client, and the address of ours that it sends to.
 type Key = (SocketAddr, IpAddr);
@@ -33,6 +33,16 @@ type Key = (SocketAddr, IpAddr);
 /// Bytes of the first datagram that are kept until the backend answers, so
 /// that a refusal costs the client nothing; longer ones are not kept.
 const KEPT: usize = 2048;
+
+/// Datagrams of a client that may be all that it has to ask: a name server is
+/// asked for the addresses of both families at once.
+const FEW: u32 = 2;
+
+/// Idle time after which an association ends whose client asked no more than
+/// that, and got as many answers. It would seldom come back; the kernel's
+/// connection tracking tells such flows from streams, too (`udp_timeout` and
+/// `udp_timeout_stream`, nf_conntrack-sysctl.rst).
+const ANSWERED: Duration = Duration::from_secs(3);
 
 /// How often an association looks whether it is idle, at least.
 const LOOK: Duration = Duration::from_secs(2);
@@ -45,19 +55,20 @@ const SHORT_OF_DESCRIPTORS: Duration = Duration::from_secs(1);
 struct Association {
     key: Key,
     backend: UdpSocket,
-    /// That `backend` is bound to the client.
-    _bound: Option<Bound>,
+    /// What `backend` is bound to.
+    _local: Local,
     lease: Lease,
     /// Where the client's datagrams come in and answers go out.
     listener: Arc<Listener>,
-    /// Milliseconds after the table's epoch.
-    last_used: AtomicU64,
+    place: Place,
+    /// Datagrams of the client, and answers.
+    sent: AtomicU32,
+    received: AtomicU32,
     answered: AtomicBool,
     /// The first datagram, until the backend answers.
     unanswered: Mutex<Vec<u8>>,
     /// Endpoints that refused this client before, for the next association.
     tried: Mutex<Tried>,
-    superseded: Notify,
     _descriptor: OwnedSemaphorePermit,
 }
 
@@ -66,7 +77,6 @@ struct Association {
 pub struct Associations {
     shared: Arc<Shared>,
     portal: Arc<Portal>,
-    epoch: Instant,
     table: Mutex<HashMap<Key, Arc<Association>>>,
 }
 
@@ -76,7 +86,6 @@ impl Associations {
         Arc::new(Associations {
             shared,
             portal,
-            epoch: Instant::now(),
             table: Mutex::default(),
         })
     }
@@ -115,7 +124,8 @@ impl Associations {
     }
 
     fn send(self: &Arc<Self>, association: &Arc<Association>, bytes: &[u8]) {
-        association.last_used.store(self.now(), Relaxed);
+        association.place.used();
+        association.sent.fetch_add(1, Relaxed);
         match socket::send_connected(&association.backend, bytes) {
             Ok(()) => association.keep(bytes),
             // The error belongs to an earlier datagram (udp(7)): this one was
@@ -135,57 +145,95 @@ impl Associations {
         listener: &Arc<Listener>,
         mut tried: Tried,
     ) -> Option<Arc<Association>> {
-        let descriptor = self.shared.descriptors.try_take(1)?;
-        let (endpoint, (backend, bound)) = loop {
+        let Some(descriptor) = self.shared.descriptors.try_take(1) else {
+            return self.exhausted("file descriptors");
+        };
+        let (endpoint, backend, local, place) = loop {
             let endpoint = self.portal.pick(&flow(key), &mut tried)?;
-            match connected(&self.shared.transparent, &flow(key), endpoint.address) {
-                Ok(socket) => break (endpoint, socket),
-                // No route leads there, most often.
-                Err(e) => {
-                    tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{e}");
-                    if descriptors::exhausted(&e) {
-                        return None;
-                    }
-                    self.portal.failed(endpoint.address);
-                    self.shared.counters.dial_failures.inc();
-                    tried.add(endpoint.address);
+            let (place, ended) = self.shared.udp.flows.begin(endpoint.address);
+            self.count_ended(ended);
+            let place = match place {
+                Ok(place) => place,
+                Err(Full::All) => return self.exhausted("file descriptors"),
+                Err(Full::Endpoint) => return self.exhausted("local ports"),
+            };
+            match connected(&self.shared, &flow(key), endpoint.address) {
+                Ok((backend, local)) => break (endpoint, backend, local, place),
+                Err(Failure::NoPort) => {
+                    self.count_ended(self.shared.udp.flows.make_room(endpoint.address));
+                    return self.exhausted("local ports");
                 }
+                Err(Failure::Other(e)) if descriptors::exhausted(&e) => {
+                    return self.exhausted("file descriptors");
+                }
+                // No route leads there, most often.
+                Err(Failure::Other(e)) => self.unreachable(&endpoint, &mut tried, &e),
             }
         };
         let association = Arc::new(Association {
             key,
             backend,
-            _bound: bound,
+            _local: local,
             lease: endpoint.lease(),
             listener: Arc::clone(listener),
-            last_used: AtomicU64::new(self.now()),
+            place,
+            sent: AtomicU32::new(0),
+            received: AtomicU32::new(0),
             answered: AtomicBool::new(false),
             unanswered: Mutex::default(),
             tried: Mutex::new(tried),
-            superseded: Notify::new(),
             _descriptor: descriptor,
         });
         let before = self.lock().insert(key, Arc::clone(&association));
         if let Some(before) = before {
-            before.superseded.notify_one();
+            before.end();
         }
         self.shared.counters.udp_associations.inc();
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
         // What ended others at these moments did not see this one.
         if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
-            association.superseded.notify_one();
+            association.end();
         }
         Some(association)
     }
 
+    /// The endpoint cannot be reached from here: another one may be.
+    fn unreachable(&self, endpoint: &Endpoint, tried: &mut Tried, error: &io::Error) {
+        tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{error}");
+        self.portal.failed(endpoint.address);
+        self.shared.counters.dial_failures.inc();
+        tried.add(endpoint.address);
+    }
+
+    /// There is not enough of `what` for another client, which no endpoint can
+    /// help.
+    fn exhausted<T>(&self, what: &str) -> Option<T> {
+        self.shared.counters.udp_exhausted.inc();
+        if !self.shared.udp.exhaustion_logged.swap(true, Relaxed) {
+            tracing::warn!(
+                service = %self.label(),
+                "no {what} are left for new UDP clients, whose datagrams are dropped; UDP may take \
+                 half of net.ipv4.ip_local_port_range for each endpoint, and half of the open \
+                 files (ulimit -n); tripod_userspace_udp_exhausted_total counts them"
+            );
+        }
+        None
+    }
+
+    fn count_ended(&self, ended: usize) {
+        let ended = u64::try_from(ended).unwrap_or(u64::MAX);
+        self.shared.counters.udp_ended_early.inc_by(ended);
+    }
+
     /// The endpoint refused the client: begins an association with the next
-    /// one and says there what was not answered. When all refused, the client's
-    /// next datagram starts over.
+    /// one and says there what was not answered. When all refused, or nothing is
+    /// to be sent twice, the client's next datagram starts over.
     fn move_on(self: &Arc<Self>, old: &Arc<Association>) {
         let endpoint = old.lease.endpoint().address;
         self.portal.failed(endpoint);
         self.shared.counters.dial_failures.inc();
-        if !self.forget(old) {
+        let again = self.portal.routing().retry == Retry::FirstFlight;
+        if !self.forget(old) || !again {
             return;
         }
         let mut tried = std::mem::take(&mut *lock(&old.tried));
@@ -208,7 +256,7 @@ impl Associations {
             .is_some_and(|a| Arc::ptr_eq(a, association));
         if current {
             table.remove(&association.key);
-            association.superseded.notify_one();
+            association.end();
         }
         current
     }
@@ -216,14 +264,14 @@ impl Associations {
     /// Carries the backend's answers to the client until the association ends.
     async fn answers(self: Arc<Self>, association: Arc<Association>) {
         let (client, called) = association.key;
-        let mut look = Box::pin(tokio::time::sleep(self.patience().min(LOOK)));
+        let mut look = Box::pin(tokio::time::sleep(self.patience(&association).min(LOOK)));
         loop {
             tokio::select! {
                 ready = association.backend.ready(ANSWER_OR_REFUSAL) => {
                     let Ok(ready) = ready else { break };
                     let received = receive_answer(&association.backend, ready, |bytes| {
                         self.answered(&association);
-                        association.last_used.store(self.now(), Relaxed);
+                        association.place.used();
                         let sent = socket::send_from(&association.listener.socket, bytes, called, client);
                         if sent.is_err() {
                             self.shared.counters.datagrams_dropped.inc();
@@ -238,10 +286,10 @@ impl Associations {
                         _ => {}
                     }
                 }
-                () = association.superseded.notified() => break,
+                () = association.place.activity().ended() => break,
                 () = &mut look => {
-                    let idle = self.now().saturating_sub(association.last_used.load(Relaxed));
-                    let left = self.patience().saturating_sub(Duration::from_millis(idle));
+                    let patience = self.patience(&association);
+                    let left = patience.saturating_sub(association.place.idle());
                     if left.is_zero() { break }
                     look.as_mut().reset(Instant::now() + left.min(LOOK));
                 }
@@ -264,7 +312,7 @@ impl Associations {
     fn end_where(&self, ends: impl Fn(&Association) -> bool) {
         let table = self.lock();
         let ending = table.values().filter(|association| ends(association));
-        ending.for_each(|association| association.superseded.notify_one());
+        ending.for_each(|association| association.end());
     }
 
     fn serves(&self, endpoint: SocketAddr) -> bool {
@@ -274,22 +322,23 @@ impl Associations {
 
     /// The backend answered.
     fn answered(&self, association: &Association) {
+        association.received.fetch_add(1, Relaxed);
         if !association.answered.swap(true, Relaxed) {
             self.portal.answered(association.lease.endpoint().address);
             *lock(&association.unanswered) = Vec::new();
         }
     }
 
-    fn patience(&self) -> Duration {
+    /// How long the association may be idle.
+    fn patience(&self, association: &Association) -> Duration {
+        let timeout = self.shared.udp_timeout;
         if self.shared.descriptors.short() {
-            self.shared.udp_timeout.min(SHORT_OF_DESCRIPTORS)
-        } else {
-            self.shared.udp_timeout
+            return timeout.min(SHORT_OF_DESCRIPTORS);
         }
-    }
-
-    fn now(&self) -> u64 {
-        self.epoch.elapsed().as_millis() as u64
+        match association.has_all_answers() {
+            true => timeout.min(ANSWERED),
+            false => timeout,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Association>>> {
@@ -298,6 +347,16 @@ impl Associations {
 }
 
 impl Association {
+    fn end(&self) {
+        self.place.activity().end();
+    }
+
+    /// The client asked little and got as many answers.
+    fn has_all_answers(&self) -> bool {
+        let sent = self.sent.load(Relaxed);
+        sent <= FEW && self.received.load(Relaxed) == sent
+    }
+
     /// Keeps the first datagram while the backend has not answered.
     fn keep(&self, bytes: &[u8]) {
         if !self.answered.load(Relaxed) && bytes.len() <= KEPT {

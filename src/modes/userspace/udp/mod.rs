@@ -2,6 +2,8 @@
 //! connected socket to a backend.
 
 mod association;
+mod flows;
+mod local_ports;
 mod socket;
 
 use std::{
@@ -13,6 +15,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use nix::sys::socket::{MsgFlags, recv};
@@ -22,9 +25,31 @@ use tokio::{
     net::UdpSocket,
 };
 
-pub use self::association::Associations;
-use super::transparent::{Bound, Transparent};
+use self::local_ports::{Failure, PortLease};
+pub use self::{association::Associations, flows::Flows, local_ports::LocalPorts};
+use super::{Shared, descriptors::Descriptors, transparent::Bound};
 use crate::sched::Flow;
+
+/// What all UDP flows of this process share.
+#[derive(Debug)]
+pub struct Resources {
+    flows: Arc<Flows>,
+    ports: Arc<LocalPorts>,
+    /// That they run out was logged.
+    exhaustion_logged: AtomicBool,
+}
+
+impl Resources {
+    /// Half of the descriptors and of the node's local `ports` at most: TCP and
+    /// other programs on the node need the rest. Idle flows end after `timeout`.
+    pub fn new(descriptors: &Descriptors, ports: Arc<LocalPorts>, timeout: Duration) -> Self {
+        Resources {
+            flows: Flows::new(descriptors.total() / 2, ports.most(), timeout),
+            ports,
+            exhaustion_logged: AtomicBool::new(false),
+        }
+    }
+}
 
 /// The largest datagram there is (RFC 768: a 16-bit length), in bytes.
 const DATAGRAM: usize = 65_535;
@@ -118,13 +143,19 @@ fn receive_answer(
     })
 }
 
+/// What a backend's socket is bound to, and gives back after the socket is closed.
+#[derive(Debug)]
+enum Local {
+    /// The client's own address and port.
+    Client { _bound: Bound },
+    /// A local port.
+    Port { _lease: PortLease },
+}
+
 /// A socket that is connected to `to`, from the client's own address if `to`
 /// may see it; otherwise, or if that is not possible, from the node's.
-fn connected(
-    transparent: &Arc<Transparent>,
-    flow: &Flow,
-    to: SocketAddr,
-) -> io::Result<(UdpSocket, Option<Bound>)> {
+fn connected(shared: &Shared, flow: &Flow, to: SocketAddr) -> Result<(UdpSocket, Local), Failure> {
+    let transparent = &shared.transparent;
     if transparent.shows(flow, to) {
         let shown = open(to).and_then(|socket| {
             let bound = transparent.bind_udp(&socket, flow.client, to)?;
@@ -132,15 +163,16 @@ fn connected(
             // Until then it took what anyone sent to the client's port.
             let mut buffer = [0];
             while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}
-            Ok((UdpSocket::from_std(socket.into())?, Some(bound)))
+            let local = Local::Client { _bound: bound };
+            Ok((UdpSocket::from_std(socket.into())?, local))
         });
-        if shown.is_ok() {
-            return shown;
+        if let Ok(shown) = shown {
+            return Ok(shown);
         }
     }
-    let socket = open(to)?;
-    socket.connect(&to.into())?;
-    Ok((UdpSocket::from_std(socket.into())?, None))
+    let (socket, lease) = shared.udp.ports.connect(to)?;
+    let local = Local::Port { _lease: lease };
+    Ok((UdpSocket::from_std(socket.into())?, local))
 }
 
 fn open(to: SocketAddr) -> io::Result<Socket> {

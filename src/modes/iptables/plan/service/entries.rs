@@ -11,7 +11,9 @@ use crate::{
 
 impl Plan<'_> {
     pub(super) fn cluster_ip(&mut self) {
-        let ip = self.port.cluster_ip;
+        let Some(ip) = self.port.cluster_ip else {
+            return;
+        };
         if self.endpoints.internal {
             let chain = match self.port.internal_traffic_policy {
                 TrafficPolicy::Cluster => &self.chains.cluster,

@@ -37,7 +37,7 @@ fn any_port(n: u16) -> impl Strategy<Value = ServicePort> {
             let [hi, lo] = n.to_be_bytes();
             let own = |first: u8| Ipv4Addr::new(first, 96 + far, hi, lo).into();
             let mut port = ServicePort {
-                cluster_ip: own(10),
+                cluster_ip: Some(own(10)),
                 external_ips: base.external_ips.iter().map(|_| own(198)).collect(),
                 load_balancer_ips: base.load_balancer_ips.iter().map(|_| own(203)).collect(),
                 load_balancer_source_ranges: ranges
@@ -77,7 +77,7 @@ fn calls(ports: &[ServicePort]) -> Vec<Packet> {
     };
     for port in ports {
         let addresses = port.external_ips.iter().chain(&port.load_balancer_ips);
-        for address in addresses.chain([&port.cluster_ip]) {
+        for address in addresses.chain(&port.cluster_ip) {
             call(*address, port.port);
             call(*address, port.port + 1);
         }
@@ -136,7 +136,7 @@ fn costs(addresses: &[Ipv4Addr], options: &Options) -> (usize, usize) {
         .zip(addresses)
         .map(|(n, address): (u32, _)| {
             let mut port = ServicePort {
-                cluster_ip: (*address).into(),
+                cluster_ip: Some((*address).into()),
                 endpoints: endpoints(&[("10.244.0.6:8080", true, 1)]),
                 ..service(&format!("s{n}"))
             };
@@ -151,7 +151,7 @@ fn costs(addresses: &[Ipv4Addr], options: &Options) -> (usize, usize) {
         .chain(ports.last());
     let costs = called.map(|port| {
         let mut packet = Packet::new("10.244.0.9", "0.0.0.0", 80);
-        packet.destination = port.cluster_ip;
+        packet.destination = port.cluster_ip.unwrap();
         rules.cost(&packet)
     });
     let costs: Vec<usize> = costs.collect();
@@ -205,7 +205,7 @@ fn ipv6_is_indexed_too() {
     let ports: Vec<ServicePort> = (1..200u16)
         .map(|n| {
             let mut port = ServicePort {
-                cluster_ip: ip(&format!("fd00:10:96::{n:x}")),
+                cluster_ip: Some(ip(&format!("fd00:10:96::{n:x}"))),
                 endpoints: endpoints(&[("[fd00:10:244::6]:8080", true, 1)]),
                 ..service(&format!("s{n}"))
             };
@@ -221,7 +221,7 @@ fn ipv6_is_indexed_too() {
     let rules = Ruleset::new(&ports, &options);
     for port in &ports {
         let mut packet = Packet::new("fd00:10:244::9", "::", 80);
-        packet.destination = port.cluster_ip;
+        packet.destination = port.cluster_ip.unwrap();
         let fates = rules.fates(&packet);
         assert_eq!(fates.len(), 1);
         assert!(format!("{fates:?}").contains("fd00:10:244::6"), "{fates:?}");

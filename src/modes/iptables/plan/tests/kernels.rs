@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use super::world::{endpoints, exposed, ip, options, service};
 use crate::{
-    kernel::{Family, namespace::in_namespace, xtables::Xtables, xtables::features::Features},
+    kernel::{
+        Family,
+        namespace::in_namespace,
+        xtables::{Search, Xtables, features::Features},
+    },
     modes::iptables::{
         plan::{DetectLocal, Dispatch, Options},
         render::render,
@@ -24,25 +28,25 @@ fn ports() -> ServiceMap {
             ..exposed("sticky")
         },
         ServicePort {
-            cluster_ip: ip("10.96.0.2"),
+            cluster_ip: Some(ip("10.96.0.2")),
             endpoints: endpoints(&[("10.244.0.6:80", true, 1), ("10.244.1.7:80", false, 2)]),
             ..service("spread")
         },
         ServicePort {
-            cluster_ip: ip("10.96.0.3"),
+            cluster_ip: Some(ip("10.96.0.3")),
             ..service("empty")
         },
     ];
     let six = ServicePort {
-        cluster_ip: ip("fd00:10:96::1"),
+        cluster_ip: Some(ip("fd00:10:96::1")),
         session_affinity: sticky,
         endpoints: endpoints(&[("[fd00:1::1]:80", true, 1), ("[fd00:1::2]:80", false, 2)]),
         ..service("sticky")
     };
     let mut six = [six.clone(), service("other"), six];
-    six[1].cluster_ip = ip("fd00:10:96::2");
+    six[1].cluster_ip = Some(ip("fd00:10:96::2"));
     six[1].endpoints = six[0].endpoints.clone();
-    six[2].cluster_ip = ip("fd00:10:96::3");
+    six[2].cluster_ip = Some(ip("fd00:10:96::3"));
     six[2].endpoints = endpoints(&[]);
     for (n, port) in (0..).zip(&mut six) {
         port.name.family = IpFamily::V6;
@@ -55,14 +59,17 @@ fn ports() -> ServiceMap {
 async fn there_and_back(options: &Options) {
     let mut text = String::new();
     render(&ports(), options, &mut text).expect("text");
-    let xtables = Xtables::chosen(options.family).await.expect("iptables").0;
+    let xtables = Xtables::chosen(&Search::new(options.family))
+        .await
+        .expect("iptables")
+        .0;
     xtables
         .restore(&text)
         .await
         .unwrap_or_else(|e| panic!("{:?}: {e}", options.features));
     let mut saved = String::new();
     for table in ["mangle", "filter", "nat"] {
-        saved += &xtables.save(table).await.expect("saved");
+        saved += &xtables.lines_with(table, "").await.expect("saved");
     }
     let rules = |text: &str| -> Vec<String> {
         let mut rules: Vec<_> = text.lines().filter(|line| line.starts_with("-A")).collect();

@@ -84,7 +84,7 @@ pub(super) fn service(name: &str) -> ServicePort {
             protocol: Protocol::Tcp,
             family: IpFamily::V4,
         },
-        cluster_ip: ip("10.96.0.1"),
+        cluster_ip: Some(ip("10.96.0.1")),
         port: 80,
         node_port: None,
         external_ips: Box::default(),
@@ -95,6 +95,7 @@ pub(super) fn service(name: &str) -> ServicePort {
         external_traffic_policy: TrafficPolicy::Cluster,
         health_check_node_port: None,
         preferences: None,
+        conflicts: Box::default(),
         endpoints: endpoints(&[]),
     }
 }

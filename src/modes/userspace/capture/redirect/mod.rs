@@ -194,7 +194,7 @@ impl Redirect {
 }
 
 async fn remove(xtables: &Xtables, engine: Engine, table: Table) -> Result<(), xtables::Error> {
-    let saved = match xtables.save(table.name()).await {
+    let saved = match xtables.lines_with(table.name(), plan::CHAIN).await {
         Ok(saved) => saved,
         Err(error) => {
             let ours = |of, chain: &str| of == table && chain == plan::CHAIN;
@@ -259,11 +259,12 @@ impl FamilyState {
         report.notes.extend(forgotten.err());
     }
 
-    /// Tables nat and filter as they are, filter only if we use it.
+    /// What concerns our chains in tables nat and filter, filter only if we use
+    /// it.
     async fn saved(&self) -> Result<(String, String), Error> {
-        let nat = self.xtables.save("nat").await?;
+        let nat = self.xtables.lines_with("nat", plan::CHAIN).await?;
         let filter = match self.features.guard {
-            true => self.xtables.save("filter").await?,
+            true => self.xtables.lines_with("filter", plan::CHAIN).await?,
             false => String::new(),
         };
         Ok((nat, filter))

@@ -8,6 +8,7 @@ use crate::{
         conntrack::flows::tests::{enter_udp, udp},
         namespace::{in_namespace, ip},
         probe::Kernel,
+        xtables::Search,
     },
     modes::userspace::capture::{OtherPorts, Target},
     services,
@@ -34,8 +35,9 @@ fn target(port: u16) -> Target {
 
 /// Our lines in both tables of `family`, without those that declare chains.
 async fn ours(family: Family) -> String {
-    let xtables = Xtables::chosen(family).await.unwrap().0;
-    let saved = xtables.save("filter").await.unwrap() + &xtables.save("nat").await.unwrap();
+    let xtables = Xtables::chosen(&Search::new(family)).await.unwrap().0;
+    let saved = xtables.lines_with("filter", "").await.unwrap()
+        + &xtables.lines_with("nat", "").await.unwrap();
     let rules = saved.lines().filter(|line| line.starts_with("-A"));
     let ours = rules.filter(|line| line.contains(plan::CHAIN));
     ours.map(|line| format!("{line}\n")).collect()
@@ -86,7 +88,7 @@ fn rules_follow_are_repaired_and_go() {
             assert!(!ours(Family::V6).await.contains("40000"));
 
             // Someone flushes our chain and drops a jump: a full sync repairs.
-            let xtables = Xtables::chosen(Family::V4).await.unwrap().0;
+            let xtables = Xtables::chosen(&Search::new(Family::V4)).await.unwrap().0;
             let sorted = |text: String| {
                 let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
                 lines.sort();
@@ -110,7 +112,7 @@ fn rules_follow_are_repaired_and_go() {
             Redirect::cleanup(&BOTH, &Kept::nothing()).await.unwrap();
             Redirect::cleanup(&BOTH, &Kept::nothing()).await.unwrap();
             assert_eq!(ours(Family::V4).await + &ours(Family::V6).await, "");
-            let left = xtables.save("nat").await.unwrap();
+            let left = xtables.lines_with("nat", "").await.unwrap();
             assert!(left.contains("-A POSTROUTING -s 192.0.2.0/24"), "{left}");
         });
     });
@@ -169,7 +171,7 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             assert_eq!(udp(socket, Family::V4), [strange]);
 
             // What could not be written is made good, and its flows with it.
-            let xtables = Xtables::chosen(Family::V4).await.unwrap().0;
+            let xtables = Xtables::chosen(&Search::new(Family::V4)).await.unwrap().0;
             let broken = format!("*nat\n-F {}\nCOMMIT\n", plan::CHAIN);
             xtables.restore(&broken).await.unwrap();
             enter_udp(socket, "10.0.0.1:1006", "10.96.0.11:53", "192.0.2.1:40002");

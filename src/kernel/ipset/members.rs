@@ -1,0 +1,178 @@
+//! Adding members to sets and removing them, many at a time, and making room for
+//! more.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::{
+    Element, IpSets, Set,
+    client::{ADT, DATA, NAME, Words, explained, is_for_want_of_room},
+};
+use crate::kernel::netlink::{Error, Request};
+
+// IPSET_CMD_*
+const ADD: u16 = 9;
+const DEL: u16 = 10;
+/// `IPSET_ATTR_LINENO`
+const LINE: u16 = 9;
+/// Members in one message: they stay below the size of a datagram.
+const IN_A_MESSAGE: usize = 100;
+
+/// The name of the set that [`IpSets::enlarge`] fills. It is there for a moment,
+/// unless the process is killed.
+pub const TEMPORARY: &str = "TRIPOD-TEMPORARY";
+
+/// A member that the kernel refused, and why. Members that were refused for want
+/// of room have the reason in common, which names one of them.
+pub type Refused = (Element, Arc<Error>);
+
+impl IpSets {
+    /// Adds members; those that are there already are fine. Returns those that
+    /// the kernel refused; the others are in.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn add(&mut self, set: &Set, members: &[Element]) -> Result<Vec<Refused>, Error> {
+        self.change_members(ADD, "add", set, members)
+    }
+
+    /// Takes members out; those that are gone already are fine. Returns as
+    /// [`IpSets::add`].
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn remove(&mut self, set: &Set, members: &[Element]) -> Result<Vec<Refused>, Error> {
+        self.change_members(DEL, "remove", set, members)
+    }
+
+    /// Many members go in one message, at whose first refusal the kernel stops:
+    /// those of a refused message go again one by one. Where there is no room,
+    /// only those of the first such message do, since the others would all be
+    /// refused. Without `NLM_F_EXCL`, what is there already, or gone, is no
+    /// refusal.
+    fn change_members(
+        &mut self,
+        command: u16,
+        operation: &'static str,
+        set: &Set,
+        members: &[Element],
+    ) -> Result<Vec<Refused>, Error> {
+        let fill =
+            |request: Request, member: &Element| request.nested(DATA, |data| member.write(data));
+        let chunks: Vec<&[Element]> = members.chunks(IN_A_MESSAGE).collect();
+        let requests: Vec<Request> = chunks
+            .iter()
+            .map(|chunk| {
+                let words = Words {
+                    operation,
+                    object: "members of set ",
+                    name: &set.name,
+                };
+                self.request(command, set.family_number(), 0, &words)
+                    .text(NAME, &set.name)
+                    // The kernel wants a line number with a list, to tell where
+                    // it stopped.
+                    .u32(LINE, 0)
+                    .nested(ADT, |list| chunk.iter().fold(list, fill))
+            })
+            .collect();
+        let outcomes = self.socket.batch(&requests, &[])?;
+        let (mut again, mut without_room) = (Vec::new(), Vec::new());
+        let mut is_full = false;
+        for (chunk, outcome) in chunks.into_iter().zip(outcomes) {
+            let Err(error) = outcome else { continue };
+            let place = match is_for_want_of_room(&error) {
+                true if is_full => &mut without_room,
+                full => {
+                    is_full |= full;
+                    &mut again
+                }
+            };
+            place.extend_from_slice(chunk);
+        }
+        let requests: Vec<Request> = again
+            .iter()
+            .map(|member| {
+                let name = format!("{member} in set {}", set.name);
+                let words = Words {
+                    operation,
+                    object: "",
+                    name: &name,
+                };
+                let request = self
+                    .request(command, set.family_number(), 0, &words)
+                    .text(NAME, &set.name);
+                fill(request, member)
+            })
+            .collect();
+        let mut refused: Vec<Refused> = Vec::new();
+        let mut reason: Option<Arc<Error>> = None;
+        for (member, outcome) in again.into_iter().zip(self.socket.batch(&requests, &[])?) {
+            let Err(error) = outcome else { continue };
+            let error = match &reason {
+                Some(known) if is_for_want_of_room(&error) => Arc::clone(known),
+                _ => {
+                    let full = is_for_want_of_room(&error);
+                    let error = Arc::new(explained(error));
+                    if full {
+                        reason = Some(Arc::clone(&error));
+                    }
+                    error
+                }
+            };
+            refused.push((member, error));
+        }
+        if without_room.is_empty() {
+            return Ok(refused);
+        }
+        match reason {
+            Some(reason) => {
+                let others = without_room.into_iter();
+                refused.extend(others.map(|member| (member, Arc::clone(&reason))));
+            }
+            // There is room by now.
+            None => refused.extend(self.change_members(command, operation, set, &without_room)?),
+        }
+        Ok(refused)
+    }
+
+    /// Has a set take `set.max_members` members: a larger one is filled with the
+    /// members that it has, and swapped in at once. Rules that refer to the set
+    /// refer to the larger one then.
+    ///
+    /// # Errors
+    /// When there is no such set or no room for a larger one; the set is as it
+    /// was then.
+    pub fn enlarge(&mut self, set: &Set) -> Result<(), Error> {
+        let members = self.members(&set.name)?;
+        let larger = Set {
+            name: TEMPORARY.into(),
+            ..set.clone()
+        };
+        // That of a process that was killed.
+        self.destroy(TEMPORARY)?;
+        self.create(&larger)?;
+        let swapped = self.fill_and_swap(&larger, &members, &set.name);
+        let destroyed = self.destroy(TEMPORARY);
+        swapped.and(destroyed)
+    }
+
+    fn fill_and_swap(
+        &mut self,
+        larger: &Set,
+        members: &[Element],
+        name: &str,
+    ) -> Result<(), Error> {
+        let refused = self.add(larger, members)?;
+        match refused.into_iter().next() {
+            None => self.swap(TEMPORARY, name),
+            Some((_, error)) => Err(Error::Refused {
+                operation: "enlarge",
+                object: format!("set {name}"),
+                errno: error.errno().unwrap_or(Errno::ENOMEM),
+                hint: Some(error.to_string()),
+            }),
+        }
+    }
+}

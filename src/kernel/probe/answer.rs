@@ -1,0 +1,177 @@
+//! What came of trying something: it works, it does not, or that is not known.
+
+use std::io;
+
+use nix::errno::Errno;
+
+use super::words;
+use crate::kernel::{
+    netlink, passing, sysctl,
+    xtables::{self},
+};
+
+/// What came of trying something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It works.
+    Works,
+    /// It does not, for this reason.
+    Lacks(String),
+    /// It failed for a passing reason, which says nothing about it.
+    Unknown(String),
+}
+
+/// Why something that was tried did not work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unable {
+    /// It is not to be had here.
+    Lacks(String),
+    /// It failed for a passing reason.
+    Unknown(String),
+}
+
+impl From<Result<(), Unable>> for Answer {
+    fn from(tried: Result<(), Unable>) -> Answer {
+        match tried {
+            Ok(()) => Answer::Works,
+            Err(Unable::Lacks(why)) => Answer::Lacks(why),
+            Err(Unable::Unknown(why)) => Answer::Unknown(why),
+        }
+    }
+}
+
+impl Unable {
+    fn new(passing: bool, why: String) -> Unable {
+        match passing {
+            true => Unable::Unknown(why),
+            false => Unable::Lacks(why),
+        }
+    }
+}
+
+impl From<Errno> for Unable {
+    fn from(errno: Errno) -> Unable {
+        Unable::new(passing::is_passing(errno), words(errno))
+    }
+}
+
+/// The kernel's own words; what was tried is known already.
+impl From<&netlink::Error> for Unable {
+    fn from(error: &netlink::Error) -> Unable {
+        match error {
+            // ipset has error numbers that the system does not know; then our
+            // words tell.
+            netlink::Error::Refused {
+                errno: Errno::UnknownErrno,
+                hint: Some(hint),
+                ..
+            } => Unable::Lacks(hint.clone()),
+            netlink::Error::Refused { errno, .. } => Unable::from(*errno),
+            netlink::Error::Socket { source, .. } => Unable::from(source),
+            netlink::Error::Unstable { .. } => Unable::Unknown(error.to_string()),
+            netlink::Error::Answer { .. } => Unable::Lacks(error.to_string()),
+        }
+    }
+}
+
+impl From<netlink::Error> for Unable {
+    fn from(error: netlink::Error) -> Unable {
+        Unable::from(&error)
+    }
+}
+
+impl From<&io::Error> for Unable {
+    fn from(error: &io::Error) -> Unable {
+        match error.raw_os_error() {
+            Some(number) => Unable::from(Errno::from_raw(number)),
+            None => Unable::new(passing::is_passing_io(error), error.to_string()),
+        }
+    }
+}
+
+impl From<io::Error> for Unable {
+    fn from(error: io::Error) -> Unable {
+        Unable::from(&error)
+    }
+}
+
+impl From<sysctl::Error> for Unable {
+    fn from(error: sysctl::Error) -> Unable {
+        Unable::new(error.is_passing(), error.reason())
+    }
+}
+
+impl From<xtables::Error> for Unable {
+    fn from(error: xtables::Error) -> Unable {
+        match error {
+            xtables::Error::Unusable { reason, .. } => Unable::Lacks(reason),
+            xtables::Error::Unknown { reason, .. } => Unable::Unknown(reason),
+            error => Unable::new(error.is_unanswered(), error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Family;
+
+    #[test]
+    fn a_passing_failure_is_no_lack() {
+        let refused = |errno| {
+            let error = netlink::Error::Refused {
+                operation: "create",
+                object: "set x".to_owned(),
+                errno,
+                hint: None,
+            };
+            Unable::from(error)
+        };
+        let unknown = |unable: &Unable| matches!(unable, Unable::Unknown(_));
+        assert_eq!(
+            refused(Errno::ENOENT),
+            Unable::Lacks("No such file or directory".to_owned())
+        );
+        assert_eq!(
+            refused(Errno::ENOMEM),
+            Unable::Unknown("Out of memory".to_owned())
+        );
+        for errno in [Errno::EAGAIN, Errno::ENOBUFS, Errno::EMFILE] {
+            assert!(unknown(&refused(errno)), "{errno}");
+        }
+        let run = |source: io::Error| xtables::Error::Run {
+            program: "iptables-restore".to_owned(),
+            source,
+        };
+        let fork = io::Error::from_raw_os_error(Errno::EAGAIN as i32);
+        let failed = |message: &str| xtables::Error::Failed {
+            program: "iptables-restore".to_owned(),
+            message: message.to_owned(),
+            line: None,
+        };
+        let cases = [
+            (run(fork), true),
+            (run(io::ErrorKind::TimedOut.into()), true),
+            (run(io::ErrorKind::NotFound.into()), false),
+            (
+                failed("line 3: RULE_APPEND failed (Cannot allocate memory)"),
+                true,
+            ),
+            (
+                failed("Extension statistic revision 0 not supported"),
+                false,
+            ),
+            (
+                xtables::Error::Unusable {
+                    family: Family::V4,
+                    reason: "none".to_owned(),
+                },
+                false,
+            ),
+        ];
+        for (error, expected) in cases {
+            let text = error.to_string();
+            assert_eq!(unknown(&Unable::from(error)), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Removing what a probe that was killed left among the node's own objects.
+
+use super::{
+    ipvs::{LINK, SET},
+    tries::test_route,
+};
+use crate::kernel::{
+    Family,
+    ipset::IpSets,
+    links, netlink, nfacct, routes, rules,
+    xtables::{self, SCRATCH, Xtables, features, leftovers::Leftovers, rule::Table},
+};
+
+/// Why something of it could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A link, a set, a route or a rule.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// A chain.
+    #[error(transparent)]
+    Xtables(#[from] xtables::Error),
+}
+
+/// Removes what probes make and take away again, should one have been killed in
+/// between: chains, a link, a set, counters, a route and a routing rule; and what
+/// was found out. What is not there is fine.
+///
+/// # Errors
+/// The first thing that could not be removed, after all others were tried.
+pub async fn cleanup() -> Result<(), Error> {
+    // Of a file that is not there nothing is to be removed.
+    let _ = std::fs::remove_file(super::findings::PATH);
+    let mut outcome = objects().map_err(Error::from);
+    for family in Family::ALL {
+        for (xtables, engine) in Xtables::engines(family).await {
+            let ours = |table: &str, chain: &str| Table::named(table).is_some() && chain == SCRATCH;
+            let there = engine.tables_with(family, ours);
+            for table in Table::ALL {
+                if there.contains(&table.name()) {
+                    outcome = outcome.and(chain(&xtables, table).await.map_err(Error::from));
+                }
+            }
+        }
+        // Rules that count hold their counter, so chains go first.
+        let _ = nfacct::delete(features::account(family));
+    }
+    outcome
+}
+
+async fn chain(xtables: &Xtables, table: Table) -> Result<(), xtables::Error> {
+    let leftovers = Leftovers::new(table, |chain: &str| chain == SCRATCH);
+    let batch = leftovers.read(xtables).await?.removal();
+    match batch.is_empty() {
+        true => Ok(()),
+        false => xtables.restore(&batch).await,
+    }
+}
+
+fn objects() -> Result<(), netlink::Error> {
+    let mut socket = netlink::Socket::open(netlink::Protocol::Route)?;
+    let mut outcome = links::delete(&mut socket, LINK);
+    for family in Family::ALL {
+        let deleted = test_route(family).and_then(|route| routes::delete(&mut socket, &[route]));
+        outcome = outcome.and(deleted.map(drop));
+        outcome = outcome.and(rules::forget_probe(&mut socket, family));
+    }
+    // A kernel without sets holds none.
+    if let Ok(mut sets) = IpSets::open() {
+        outcome = outcome.and(sets.destroy(SET));
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::kernel::namespace::in_namespace;
+
+    fn sh(script: &str) -> String {
+        let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    #[test]
+    fn what_a_probe_left_goes_and_nothing_else() {
+        in_namespace(|| {
+            sh(
+                "for program in iptables ip6tables; do for engine in nft legacy; do
+                    $program-$engine -w -t nat -N TRIPOD-PROBE
+                    $program-$engine -w -N TRIPOD-PROBE
+                    $program-$engine -w -A TRIPOD-PROBE -j RETURN
+                    $program-$engine -w -N MINE
+                done; done
+                ipset create TRIPOD-PROBE hash:ip; ipset create MINE hash:ip",
+            );
+            let counters = [features::account(Family::V4), features::account(Family::V6)];
+            nfacct::create(&counters).unwrap();
+            sh("iptables-nft -A TRIPOD-PROBE -m nfacct --nfacct-name tripod-probe");
+            let mut socket = netlink::Socket::open(netlink::Protocol::Route).unwrap();
+            for family in Family::ALL {
+                let route = [test_route(family).unwrap()];
+                let added = routes::add(&mut socket, &route).unwrap();
+                added.into_iter().collect::<Result<(), _>>().unwrap();
+            }
+            // Where the kernel has dummy links.
+            let _ = links::add_dummy(&mut socket, LINK);
+            let left = || {
+                let rules = sh("for program in iptables ip6tables; do
+                        $program-nft-save; $program-legacy-save; done");
+                let objects = sh("ipset list -n; ip link; ip route show table all");
+                let left = format!("{rules}{objects}").to_lowercase();
+                (left.matches("probe").count(), left.matches("mine").count())
+            };
+            let before = left();
+            assert!(before.0 >= 13, "{before:?}");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(cleanup()).unwrap();
+            assert_eq!(left(), (0, before.1));
+            for counter in counters {
+                assert!(nfacct::packets(counter).is_err(), "{counter}");
+            }
+            for family in Family::ALL {
+                let route = [test_route(family).unwrap()];
+                let again = routes::add(&mut socket, &route).unwrap();
+                assert!(again.iter().all(Result::is_ok), "it was gone");
+            }
+            runtime.block_on(cleanup()).expect("twice is harmless");
+        });
+    }
+}

@@ -1,0 +1,318 @@
+//! What a process that may make network namespaces found out, kept for one that
+//! may not: the init container of a pod for the container that stays.
+//!
+//! Without a namespace of its own, a process can try things among the node's own
+//! rules and links alone. Findings are true for one boot of one kernel; what a
+//! process itself may do is no part of them.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
+};
+
+use nix::libc;
+use serde::{Deserialize, Serialize};
+
+use super::{Ability, Answer, Extension, Kernel, Unable};
+use crate::kernel::{
+    Family, sysctl,
+    xtables::{Engine, features::Features},
+};
+
+/// Where findings are, if there are any.
+pub const PATH: &str = "/run/tripod/kernel.json";
+
+/// Of the format, with the abilities that it knows.
+const VERSION: u32 = 1;
+
+/// Longer than any file of findings.
+const LONGEST: u64 = 64 * 1024;
+
+/// What was found out about a kernel, while it runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Findings {
+    version: u32,
+    /// Of this boot (`/proc/sys/kernel/random/boot_id`).
+    boot_id: String,
+    /// Of this kernel (`uname -r`).
+    kernel: String,
+    /// Abilities as they are shown, each with the reason if it is missing.
+    abilities: BTreeMap<String, Option<String>>,
+    rules: Vec<Rules>,
+}
+
+/// What rules may use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Rules {
+    family: String,
+    engine: String,
+    /// Matches and targets that are missing; all others are there.
+    lacks: Vec<String>,
+}
+
+/// Why there are no findings that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The file is no file that root alone may change.
+    #[error("not a file of root's that nobody else may write to")]
+    Untrusted,
+    /// It does not hold findings.
+    #[error("{0}")]
+    Malformed(#[from] serde_json::Error),
+    /// They are of another time, kernel or program.
+    #[error("they are of {what} {found:?}, and this is {here:?}")]
+    Elsewhere {
+        /// What differs.
+        what: &'static str,
+        /// What the findings say.
+        found: String,
+        /// What is so.
+        here: String,
+    },
+    /// Which boot or kernel this is cannot be read.
+    #[error(transparent)]
+    Sysctl(#[from] sysctl::Error),
+}
+
+fn boot_id() -> Result<String, sysctl::Error> {
+    sysctl::read("kernel.random.boot_id")
+}
+
+fn kernel() -> Result<String, sysctl::Error> {
+    sysctl::read("kernel.osrelease")
+}
+
+fn engine_name(engine: Engine) -> &'static str {
+    match engine {
+        Engine::NfTables => "nft",
+        Engine::Legacy => "legacy",
+    }
+}
+
+/// What cannot be tried without changing something of the network namespace; all
+/// else a process tries itself, because it may be allowed less than another.
+fn is_kept(ability: &Ability) -> bool {
+    matches!(
+        ability,
+        Ability::Scheduler(_)
+            | Ability::DummyLink
+            | Ability::IpSet(_)
+            | Ability::PortRules(_)
+            | Ability::LocalRoutes(_)
+    )
+}
+
+impl Findings {
+    /// Those of `kernel`; `None` if they are not worth keeping, because nothing
+    /// was tried in a namespace of its own. What is not known is left out.
+    ///
+    /// # Errors
+    /// When boot and kernel cannot be told.
+    pub fn of(kernel: &Kernel) -> Result<Option<Findings>, Error> {
+        if !kernel.isolated {
+            return Ok(None);
+        }
+        let kept = kernel.tried.iter().filter(|(ability, _)| is_kept(ability));
+        let abilities = kept.filter_map(|(ability, answer)| {
+            let lack = match answer {
+                Answer::Works => None,
+                Answer::Lacks(why) => Some(why.clone()),
+                Answer::Unknown(_) => return None,
+            };
+            Some((ability.to_string(), lack))
+        });
+        let rules = kernel.toolkits.iter().filter_map(|(family, toolkit)| {
+            let mut lacks = Vec::new();
+            for extension in Extension::ALL {
+                match kernel.tried.get(&Ability::Extension(*family, extension))? {
+                    Answer::Works => {}
+                    Answer::Lacks(_) => lacks.push(extension.word().to_owned()),
+                    Answer::Unknown(_) => return None,
+                }
+            }
+            Some(Rules {
+                family: family.to_string(),
+                engine: engine_name(toolkit.engine).to_owned(),
+                lacks,
+            })
+        });
+        Ok(Some(Findings {
+            version: VERSION,
+            boot_id: boot_id()?,
+            kernel: self::kernel()?,
+            abilities: abilities.collect(),
+            rules: rules.collect(),
+        }))
+    }
+
+    /// Writes them to `path`, all at once.
+    ///
+    /// # Errors
+    /// When the file, or its folder, cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), Error> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let draft = path.with_extension("new");
+        match fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .open(&draft)?;
+        file.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
+        Ok(fs::rename(&draft, path)?)
+    }
+
+    /// Reads those at `path`; `None` if there are none.
+    ///
+    /// # Errors
+    /// When they cannot be used: not root's, malformed, or of another boot or
+    /// kernel.
+    pub fn read(path: &Path) -> Result<Option<Findings>, Error> {
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(path);
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let metadata = file.metadata()?;
+        let others_may_write = metadata.mode() & 0o022 != 0;
+        if !metadata.is_file() || metadata.uid() != 0 || others_may_write {
+            return Err(Error::Untrusted);
+        }
+        let mut text = String::new();
+        file.take(LONGEST).read_to_string(&mut text)?;
+        let findings: Findings = serde_json::from_str(&text)?;
+        findings.check()?;
+        Ok(Some(findings))
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let same = |what, found: &str, here: String| match found == here {
+            true => Ok(()),
+            false => Err(Error::Elsewhere {
+                what,
+                found: found.to_owned(),
+                here,
+            }),
+        };
+        same("format", &self.version.to_string(), VERSION.to_string())?;
+        same("boot", &self.boot_id, boot_id()?)?;
+        same("kernel", &self.kernel, kernel()?)
+    }
+
+    /// What is known of `ability`, if anything.
+    pub(super) fn tried(&self, ability: &Ability) -> Option<Result<(), Unable>> {
+        if !is_kept(ability) {
+            return None;
+        }
+        let lack = self.abilities.get(&ability.to_string())?;
+        Some(match lack {
+            None => Ok(()),
+            Some(why) => Err(Unable::Lacks(why.clone())),
+        })
+    }
+
+    /// What rules of `family` may use in `engine`, if that is known.
+    pub(super) fn features(&self, family: Family, engine: Engine) -> Option<Features> {
+        let (family, engine) = (family.to_string(), engine_name(engine));
+        let mut all = self.rules.iter();
+        let rules = all.find(|rules| rules.family == family && rules.engine == engine)?;
+        let mut features = Features::ALL;
+        for extension in Extension::ALL {
+            if rules.lacks.iter().any(|word| word == extension.word()) {
+                *extension.of(&mut features) = false;
+            }
+        }
+        Some(features)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::PermissionsExt, path::PathBuf};
+
+    use super::*;
+
+    fn file(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("tripod-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder.join("kernel.json")
+    }
+
+    fn found() -> Kernel {
+        let mut kernel = Kernel::with_everything(&["rr".to_owned()]).without(&Ability::DummyLink);
+        kernel.isolated = true;
+        kernel
+    }
+
+    #[test]
+    fn what_was_found_is_read_again() {
+        let findings = Findings::of(&found()).unwrap().unwrap();
+        let path = file("again");
+        findings.write(&path).unwrap();
+        findings.write(&path).unwrap();
+        let read = Findings::read(&path).unwrap().unwrap();
+        assert_eq!(read, findings);
+        let rr = Ability::Scheduler("rr".to_owned());
+        assert_eq!(read.tried(&rr), Some(Ok(())));
+        let dummy = read.tried(&Ability::DummyLink);
+        assert!(matches!(dummy, Some(Err(Unable::Lacks(_)))), "{dummy:?}");
+        assert_eq!(read.tried(&Ability::Splice), None, "it may differ");
+        let other = Ability::Scheduler("mh".to_owned());
+        assert_eq!(read.tried(&other), None, "it was not tried");
+    }
+
+    #[test]
+    fn nothing_is_kept_of_what_is_not_known() {
+        let mut kernel = found();
+        let unknown = Answer::Unknown("Cannot allocate memory".to_owned());
+        kernel.tried.insert(Ability::DummyLink, unknown);
+        let findings = Findings::of(&kernel).unwrap().unwrap();
+        assert_eq!(findings.tried(&Ability::DummyLink), None);
+        kernel.isolated = false;
+        assert_eq!(Findings::of(&kernel).unwrap(), None);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_used() {
+        let path = file("fit");
+        assert!(matches!(Findings::read(&path), Ok(None)), "there is none");
+        let findings = Findings::of(&found()).unwrap().unwrap();
+        let other = |change: fn(&mut Findings)| {
+            let mut other = findings.clone();
+            change(&mut other);
+            other.write(&path).unwrap();
+            Findings::read(&path).unwrap_err().to_string()
+        };
+        let boot = other(|findings| findings.boot_id = "another".to_owned());
+        assert!(boot.contains("boot \"another\""), "{boot}");
+        let kernel = other(|findings| findings.kernel = "2.4".to_owned());
+        assert!(kernel.contains("kernel \"2.4\""), "{kernel}");
+        let version = other(|findings| findings.version += 1);
+        assert!(version.contains("format \"2\""), "{version}");
+
+        findings.write(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(matches!(Findings::read(&path), Err(Error::Untrusted)));
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
+        assert!(matches!(Findings::read(&path), Err(Error::Io(_))));
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "{}").unwrap();
+        assert!(matches!(Findings::read(&path), Err(Error::Malformed(_))));
+    }
+}

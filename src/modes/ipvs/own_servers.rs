@@ -1,0 +1,142 @@
+//! Which virtual servers are ours, whoever made them: an earlier Tripod,
+//! kube-proxy, or another program such as keepalived.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use hashbrown::HashSet;
+
+use super::plan::{FAMILIES, Frontend, Set, number};
+use crate::{
+    kernel::{ipset::Element, ipvs::ServerId},
+    services::{IpFamily, Protocol},
+};
+
+/// What tells our virtual servers from others'.
+#[derive(Debug, Default)]
+pub struct OwnServers {
+    /// Addresses of Services: those of the dummy link.
+    pub services: BTreeSet<IpAddr>,
+    /// The node's own addresses.
+    pub node: BTreeSet<IpAddr>,
+    /// What of the node's own addresses is ours.
+    pub named: NamedFrontends,
+}
+
+impl OwnServers {
+    /// Returns true if the virtual server of that name is ours: at an address of
+    /// a Service, or at one of this node where a set names it. A node port's
+    /// number alone says nothing.
+    pub fn has(&self, id: &ServerId) -> bool {
+        let ip = id.address.ip();
+        let frontend = Frontend::of(id);
+        self.services.contains(&ip) || self.node.contains(&ip) && self.named.has(&frontend)
+    }
+}
+
+/// Frontends that the sets name at addresses of the node: node ports, and
+/// addresses of Services that the node has on another link than the dummy one.
+#[derive(Debug, Default)]
+pub struct NamedFrontends {
+    node_ports: HashSet<(IpFamily, u8, u16)>,
+    frontends: HashSet<(IpAddr, u8, u16)>,
+}
+
+/// The sets that name such frontends; bitmaps of ports with their protocol.
+const SETS: [(Set, Protocol); 6] = [
+    (Set::NodePortTcp, Protocol::Tcp),
+    (Set::NodePortUdp, Protocol::Udp),
+    (Set::NodePortSctp, Protocol::Sctp),
+    (Set::ExternalIp, Protocol::Tcp),
+    (Set::ExternalIpLocal, Protocol::Tcp),
+    (Set::LoadBalancer, Protocol::Tcp),
+];
+
+impl NamedFrontends {
+    /// Reads them, by `members` of a set.
+    ///
+    /// # Errors
+    /// Those of `members`.
+    pub fn read<E>(
+        mut members: impl FnMut(Set, IpFamily) -> Result<Vec<Element>, E>,
+    ) -> Result<NamedFrontends, E> {
+        let mut named = NamedFrontends::default();
+        for family in FAMILIES {
+            for (set, protocol) in SETS {
+                for element in members(set, family)? {
+                    named.insert(family, protocol, element);
+                }
+            }
+        }
+        Ok(named)
+    }
+
+    fn insert(&mut self, family: IpFamily, protocol: Protocol, element: Element) {
+        match element {
+            Element::Port(port) => {
+                self.node_ports.insert((family, number(protocol), port));
+            }
+            Element::IpPort { ip, protocol, port } => {
+                self.frontends.insert((ip, protocol, port));
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns true if a set names `frontend`.
+    pub fn has(&self, frontend: &Frontend) -> bool {
+        let (ip, protocol) = (frontend.address, number(frontend.protocol));
+        let node_port = (IpFamily::of(&ip), protocol, frontend.port);
+        self.node_ports.contains(&node_port)
+            || self.frontends.contains(&(ip, protocol, frontend.port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_server_is_ours_at_an_address_of_a_service_or_of_this_node() {
+        let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
+        let members = |set: Set, family: IpFamily| -> Result<Vec<Element>, ()> {
+            Ok(match (set, family) {
+                (Set::NodePortTcp, IpFamily::V4) => vec![Element::Port(30_001)],
+                (Set::NodePortSctp, IpFamily::V4) => {
+                    vec![Element::ip_port(ip("192.0.2.10"), 132, 30_002)]
+                }
+                (Set::ExternalIp, IpFamily::V4) => {
+                    vec![Element::ip_port(ip("192.0.2.10"), 17, 53)]
+                }
+                _ => Vec::new(),
+            })
+        };
+        let own = OwnServers {
+            services: [ip("10.96.0.1"), ip("fd00:96::1")].into(),
+            node: [ip("192.0.2.10"), ip("192.0.2.11"), ip("2001:db8::10")].into(),
+            named: NamedFrontends::read(members).expect("members"),
+        };
+        for (protocol, address, ours) in [
+            (Protocol::Tcp, "10.96.0.1:80", true),
+            (Protocol::Udp, "[fd00:96::1]:53", true),
+            (Protocol::Tcp, "192.0.2.10:30001", true),
+            (Protocol::Tcp, "192.0.2.11:30001", true),
+            (Protocol::Udp, "192.0.2.10:30001", false),
+            (Protocol::Tcp, "[2001:db8::10]:30001", false),
+            (Protocol::Tcp, "192.0.2.12:30001", false),
+            (Protocol::Tcp, "10.96.0.2:30001", false),
+            (Protocol::Sctp, "192.0.2.10:30002", true),
+            (Protocol::Sctp, "192.0.2.11:30002", false),
+            (Protocol::Udp, "192.0.2.10:53", true),
+            (Protocol::Tcp, "192.0.2.10:53", false),
+            (Protocol::Tcp, "192.0.2.10:80", false),
+        ] {
+            let address: std::net::SocketAddr = address.parse().expect("an address");
+            let frontend = Frontend {
+                address: address.ip(),
+                port: address.port(),
+                protocol,
+            };
+            assert_eq!(own.has(&frontend.id()), ours, "{frontend}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The connections that a server has open at once, and which of them gives way
+//! to a new one.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::oneshot;
+
+/// Connections that are open at once; probes and scrapes need few, and all of
+/// them are descriptors that the data path does not get.
+const MOST: usize = 64;
+
+/// How many of these one peer may have.
+const SHARE: usize = MOST / 4;
+
+/// The open connections of one server, or of several that share them.
+///
+/// A new connection always gets a place, because it may be the kubelet's probe:
+/// where there is none left, the oldest one of the peer that has most of them
+/// ends. A peer that has its share already gives up the oldest of its own.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    /// By number, which is by age.
+    places: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
+}
+
+/// The place of one connection, which has it until this is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    connections: Arc<Connections>,
+    number: u64,
+    evicted: oneshot::Receiver<()>,
+}
+
+impl Connections {
+    /// Makes a place for a connection from `address`.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Place {
+        let peer = peer(address);
+        let mut open = self.lock();
+        if let Some(oldest) = open.to_evict(peer)
+            && let Some((_, evict)) = open.places.remove(&oldest)
+        {
+            // Fails when the connection has just ended, which is as good.
+            let _ = evict.send(());
+        }
+        let number = open.next;
+        open.next += 1;
+        let (evict, evicted) = oneshot::channel();
+        open.places.insert(number, (peer, evict));
+        Place {
+            connections: Arc::clone(self),
+            number,
+            evicted,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        // Nothing that runs under this lock leaves its value half-changed.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    /// The connection that ends when one of `peer` comes, if one has to.
+    fn to_evict(&self, peer: IpAddr) -> Option<u64> {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for (peer, _) in self.places.values() {
+            *counts.entry(*peer).or_default() += 1;
+        }
+        let oldest = |of: &dyn Fn(&IpAddr) -> bool| {
+            let place = self.places.iter().find(|(_, (peer, _))| of(peer));
+            place.map(|(number, _)| *number)
+        };
+        if counts.get(&peer).is_some_and(|count| *count >= SHARE) {
+            return oldest(&|other| *other == peer);
+        }
+        if self.places.len() < MOST {
+            return None;
+        }
+        let most = counts.values().max()?;
+        oldest(&|other| counts.get(other) == Some(most))
+    }
+}
+
+impl Place {
+    /// Waits until the connection has to end for another one.
+    pub(super) async fn evicted(&mut self) {
+        let _ = (&mut self.evicted).await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.lock().places.remove(&self.number);
+    }
+}
+
+/// Who a client is: its IPv4 address, or the IPv6 network of which any host has
+/// as many addresses as it likes (RFC 4291 section 2.5.1).
+fn peer(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// Which of `places`, by their order, had to end.
+    fn evicted(places: &mut [Place]) -> Vec<usize> {
+        let ended = |place: &mut Place| place.evicted.try_recv().is_ok();
+        let places = places.iter_mut().enumerate();
+        places
+            .filter_map(|(at, place)| ended(place).then_some(at))
+            .collect()
+    }
+
+    #[test]
+    fn a_peer_gives_up_its_own_oldest_beyond_its_share() {
+        let connections = Arc::new(Connections::default());
+        let probe = connections.enter(address("10.0.0.1"));
+        // All of one network are one peer.
+        let crowd = (0..SHARE + 2).map(|n| address(&format!("2001:db8::{n:x}")));
+        let mut crowd: Vec<_> = crowd.map(|from| connections.enter(from)).collect();
+        assert_eq!(evicted(&mut crowd), [0, 1]);
+        assert_eq!(evicted(&mut [probe]), [0; 0]);
+        // Places that are given back are free.
+        drop(crowd);
+        assert!(connections.lock().places.is_empty());
+    }
+
+    #[test]
+    fn the_oldest_of_the_peer_that_has_most_gives_way() {
+        let connections = Arc::new(Connections::default());
+        let from = |n: usize| address(&format!("::ffff:10.0.{}.{}", n / 250, n % 250));
+        let mut singles: Vec<_> = (0..MOST - 2).map(|n| connections.enter(from(n))).collect();
+        let mut pair = [0, 1].map(|_| connections.enter(from(900)));
+        singles.push(connections.enter(from(901)));
+        assert_eq!(
+            (evicted(&mut singles), evicted(&mut pair)),
+            (vec![], vec![0])
+        );
+        // Each peer has one now: the oldest of all.
+        singles.push(connections.enter(from(902)));
+        assert_eq!(evicted(&mut singles), [0]);
+        assert_eq!(connections.lock().places.len(), MOST);
+    }
+}

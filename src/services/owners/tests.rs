@@ -1,0 +1,256 @@
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::json;
+
+use crate::services::{Event, Names, Service, ServiceName, Tracker};
+
+/// A Service of this name in namespace default, made in that year of the 21st
+/// century, or without a time.
+fn service(name: &str, year: Option<u32>, spec: &str) -> Event {
+    let created = year.map(|year| format!("20{year:02}-01-01T00:00:00Z"));
+    let mut spec: serde_json::Value = serde_saphyr::from_str(spec).expect("yaml");
+    let balanced = spec.as_object_mut().and_then(|spec| spec.remove("ingress"));
+    let ingress: Vec<_> = balanced.iter().map(|ip| json!({"ip": ip})).collect();
+    let object = json!({
+        "metadata": {"name": name, "creationTimestamp": created},
+        "spec": spec,
+        "status": {"loadBalancer": {"ingress": ingress}},
+    });
+    let object = serde_json::from_value(object).expect("a Service");
+    let reduced = Service::reduce(&object, &mut Names::default()).expect("good Service");
+    assert_eq!(reduced.warnings, []);
+    Event::Service(Arc::new(reduced.object))
+}
+
+/// All conflicts, each after the name of the Service that does not get the
+/// address.
+fn conflicts(tracker: &Tracker) -> BTreeSet<String> {
+    let ports = tracker.map().iter();
+    ports
+        .flat_map(|port| {
+            let name = port.name.service.name.clone();
+            port.conflicts.iter().map(move |lost| {
+                let ip = lost.ip.map_or("*".to_owned(), |ip| ip.to_string());
+                format!(
+                    "{name}: {} {ip} {} is the {} of {}",
+                    lost.kind, lost.port, lost.owner_kind, lost.owner.service.name
+                )
+            })
+        })
+        .collect()
+}
+
+/// What is looked at; the Services `a` and `b`, each with its year and spec; the
+/// conflicts.
+type Case = (
+    &'static str,
+    [(Option<u32>, String); 2],
+    &'static [&'static str],
+);
+
+/// The node has 192.0.2.1.
+#[test]
+fn who_owns_an_address() {
+    const A: &str = "{clusterIP: 10.0.0.1, ports: [{port: 80}]}";
+    const B: &str = "{clusterIP: 10.0.0.2, ports: [{port: 80}]";
+    let b = |more: &str| format!("{B}{more}}}");
+    let external = |ip: &str, spec: &str| {
+        let spec = spec.strip_suffix('}').expect("a map");
+        format!("{spec}, externalIPs: [{ip}]}}")
+    };
+    let node_port = |ip: &str, port: u16| {
+        format!("{{type: NodePort, clusterIP: {ip}, ports: [{{port: 80, nodePort: {port}}}]}}")
+    };
+    let at_node = |port: u16| {
+        format!(
+            "{{clusterIP: 10.0.0.2, ports: [{{port: {port}}}], externalIPs: [192.0.2.1, 192.0.2.2]}}"
+        )
+    };
+    let (old, new) = (Some(20), Some(24));
+    let cases: [Case; 15] = [
+        ("nothing in common", [(new, A.into()), (old, b(""))], &[]),
+        (
+            "a cluster IP goes before an older external IP",
+            [(new, A.into()), (old, b(", externalIPs: [10.0.0.1]"))],
+            &["b: external IP 10.0.0.1 80 is the cluster IP of a"],
+        ),
+        (
+            "and before a load-balancer IP",
+            [
+                (new, A.into()),
+                (old, b(", type: LoadBalancer, ingress: 10.0.0.1")),
+            ],
+            &["b: load-balancer IP 10.0.0.1 80 is the cluster IP of a"],
+        ),
+        (
+            "another port of the address is free",
+            [
+                (new, A.into()),
+                (
+                    old,
+                    "{clusterIP: 10.0.0.2, ports: [{port: 443}], externalIPs: [10.0.0.1]}".into(),
+                ),
+            ],
+            &[],
+        ),
+        (
+            "and so is another protocol",
+            [
+                (new, A.into()),
+                (
+                    old,
+                    "{clusterIP: 10.0.0.2, ports: [{port: 80, protocol: UDP}], externalIPs: [10.0.0.1]}"
+                        .into(),
+                ),
+            ],
+            &[],
+        ),
+        (
+            "the older of two external IPs",
+            [
+                (new, external("192.0.2.9", A)),
+                (old, b(", externalIPs: [192.0.2.9]")),
+            ],
+            &["a: external IP 192.0.2.9 80 is the external IP of b"],
+        ),
+        (
+            "an external IP and a load-balancer IP",
+            [
+                (old, external("192.0.2.9", A)),
+                (new, b(", type: LoadBalancer, ingress: 192.0.2.9")),
+            ],
+            &["b: load-balancer IP 192.0.2.9 80 is the external IP of a"],
+        ),
+        (
+            "of the same age, the first by name",
+            [
+                (old, external("192.0.2.9", A)),
+                (old, b(", externalIPs: [192.0.2.9]")),
+            ],
+            &["b: external IP 192.0.2.9 80 is the external IP of a"],
+        ),
+        (
+            "without a time of creation, the newest",
+            [
+                (None, external("192.0.2.9", A)),
+                (new, b(", externalIPs: [192.0.2.9]")),
+            ],
+            &["a: external IP 192.0.2.9 80 is the external IP of b"],
+        ),
+        (
+            "a cluster IP twice",
+            [
+                (new, A.into()),
+                (old, "{clusterIP: 10.0.0.1, ports: [{port: 80}, {port: 81, name: b}]}".into()),
+            ],
+            &["a: cluster IP 10.0.0.1 80 is the cluster IP of b"],
+        ),
+        (
+            "an external IP that is a load-balancer IP of the same Service",
+            [
+                (new, A.into()),
+                (
+                    old,
+                    b(", type: LoadBalancer, externalIPs: [192.0.2.9], ingress: 192.0.2.9"),
+                ),
+            ],
+            &[],
+        ),
+        (
+            "a node port twice",
+            [
+                (new, node_port("10.0.0.1", 30080)),
+                (old, node_port("10.0.0.2", 30080)),
+            ],
+            &["a: node port * 30080 is the node port of b"],
+        ),
+        (
+            "an external IP of the node loses its port to an older node port",
+            [(old, node_port("10.0.0.1", 30080)), (new, at_node(30080))],
+            &["b: external IP 192.0.2.1 30080 is the node port of a"],
+        ),
+        (
+            "and wins it from a newer one, there",
+            [(new, node_port("10.0.0.1", 30080)), (old, at_node(30080))],
+            &["a: node port 192.0.2.1 30080 is the external IP of b"],
+        ),
+        (
+            "a cluster IP of the node wins it from an older one",
+            [
+                (old, node_port("10.0.0.1", 30080)),
+                (new, "{clusterIP: 192.0.2.1, ports: [{port: 30080}]}".into()),
+            ],
+            &["a: node port 192.0.2.1 30080 is the cluster IP of b"],
+        ),
+    ];
+    for (what, services, expected) in cases {
+        let events: Vec<Event> = services
+            .iter()
+            .zip(["a", "b"])
+            .map(|((year, spec), name)| service(name, *year, spec))
+            .collect();
+        let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
+        for order in [[0, 1], [1, 0]] {
+            let mut tracker = Tracker::new("here");
+            tracker.set_node_addresses([[192, 0, 2, 1].into()].into());
+            for at in order {
+                tracker.apply([events[at].clone()]);
+            }
+            assert_eq!(conflicts(&tracker), expected, "{what}, {order:?}");
+        }
+    }
+}
+
+/// The one that waits is served the moment the owner goes, and not before:
+/// nobody is without an answer meanwhile.
+#[test]
+fn a_cluster_ip_goes_over_to_the_next_service() {
+    let spec = "{clusterIP: 10.0.0.1, ports: [{port: 80}]}";
+    let mut tracker = Tracker::new("here");
+    let owners = |tracker: &Tracker| -> BTreeSet<String> {
+        let owning = tracker
+            .map()
+            .iter()
+            .filter(|port| port.cluster_ip.is_some());
+        owning
+            .map(|port| port.name.service.name.to_string())
+            .collect()
+    };
+    tracker.apply([service("old", Some(20), spec)]);
+    tracker.apply([service("new", Some(24), spec)]);
+    assert_eq!(owners(&tracker), BTreeSet::from(["old".to_owned()]));
+    let changes = tracker.apply([Event::ServiceGone(ServiceName {
+        namespace: "default".into(),
+        name: "old".into(),
+    })]);
+    assert_eq!(changes.ports.len(), 2, "{changes:?}");
+    assert_eq!(owners(&tracker), BTreeSet::from(["new".to_owned()]));
+    assert_eq!(conflicts(&tracker), BTreeSet::new());
+}
+
+#[test]
+fn a_conflict_is_told_in_full() {
+    let mut tracker = Tracker::new("here");
+    tracker.apply([
+        service(
+            "db",
+            Some(24),
+            "{clusterIP: 10.0.0.1, ports: [{port: 80, name: http}]}",
+        ),
+        service(
+            "web",
+            Some(20),
+            "{clusterIP: 10.0.0.2, ports: [{port: 80}], externalIPs: [10.0.0.1]}",
+        ),
+    ]);
+    let ports = tracker.map().iter();
+    let conflicts: Vec<_> = ports.flat_map(|port| port.conflicts.iter()).collect();
+    let told: Vec<String> = conflicts.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "external IP 10.0.0.1:80 (TCP) is not served for this Service: Service \
+             default/db:http has it as its cluster IP, and cluster IPs go first"
+        ]
+    );
+}

@@ -1,0 +1,57 @@
+//! The addresses of this node, as far as they serve node ports.
+
+use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc};
+
+use crate::{
+    kernel::{
+        addresses::{self, AddressChanges},
+        netlink::{Error, Protocol, Socket},
+    },
+    modes::ipvs,
+    node::{NodePorts, Served},
+    runner::NodeAddresses,
+    services::Node,
+};
+
+/// Which addresses serve node ports, and when they change.
+pub(super) struct Addresses {
+    changes: AddressChanges,
+    node_ports: Arc<NodePorts>,
+}
+
+impl Addresses {
+    /// Listens for changes in the current network namespace.
+    ///
+    /// # Errors
+    /// When no netlink socket can be had.
+    pub(super) fn open(node_ports: Arc<NodePorts>) -> Result<Addresses, Error> {
+        Ok(Addresses {
+            changes: AddressChanges::open()?.ignoring(ipvs::plan::LINK),
+            node_ports,
+        })
+    }
+}
+
+impl NodeAddresses for Addresses {
+    fn serving_node_ports(&mut self, node: Option<&Node>) -> io::Result<BTreeSet<IpAddr>> {
+        self.node_ports.learn(node);
+        serving(&self.node_ports.served()).map_err(io::Error::other)
+    }
+
+    fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send {
+        self.changes.changed()
+    }
+}
+
+/// The node's own addresses that are `served`: neither those of Services, nor
+/// those of a single link, which other hosts cannot call without naming it.
+///
+/// # Errors
+/// When the kernel cannot list them.
+pub(super) fn serving(served: &Served) -> Result<BTreeSet<IpAddr>, Error> {
+    let all = addresses::list(&mut Socket::open(Protocol::Route)?)?;
+    let all = all.into_iter().filter(|a| a.interface != ipvs::plan::LINK);
+    let all = all.map(|address| address.address);
+    let all = all.filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()));
+    Ok(all.filter(|ip| served.contains(ip)).collect())
+}

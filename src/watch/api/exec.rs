@@ -1,0 +1,323 @@
+//! Credentials from a program (`users[].user.exec` of a kubeconfig), by the
+//! protocol of client-go's credential plugins
+//! (`k8s.io/client-go/pkg/apis/clientauthentication`).
+
+use std::{os::unix::process::CommandExt, process::Stdio, time::Duration};
+
+use jiff::Timestamp;
+use kube::config::{AuthInfo, ExecAuthCluster, ExecConfig, ExecInteractiveMode};
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+use serde::{Deserialize, Serialize};
+use tokio::{process::Command, time::timeout};
+
+/// How long a plugin may run. client-go sets no limit; a plugin that hangs would
+/// then keep the proxy from ever starting.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Versions of the protocol that client-go still speaks.
+const VERSIONS: [&str; 2] = [
+    "client.authentication.k8s.io/v1",
+    "client.authentication.k8s.io/v1beta1",
+];
+
+/// A plugin gave no credentials.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    /// The kubeconfig does not say enough, or what is impossible here.
+    #[error("{0}")]
+    Unusable(String),
+    /// It could not be started.
+    #[error("it cannot be run: {0}")]
+    Start(#[source] std::io::Error),
+    /// It did not end in time.
+    #[error("it did not end within {} s and was killed", .0.as_secs())]
+    Hangs(Duration),
+    /// It failed.
+    #[error("it failed ({status}): {message}")]
+    Failed {
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// The last line of what it wrote to its standard error.
+        message: String,
+    },
+    /// What it wrote is not an answer.
+    #[error("its answer cannot be used: {0}")]
+    Answer(String),
+}
+
+/// What a plugin answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Credentials {
+    token: Option<String>,
+    /// A client certificate and its key, in PEM.
+    identity: Option<(String, String)>,
+    /// When they expire; `None`: they hold until the server refuses them.
+    pub(super) expires: Option<Timestamp>,
+}
+
+#[derive(Serialize)]
+struct Request<'a> {
+    kind: &'static str,
+    #[serde(rename = "apiVersion")]
+    version: &'a str,
+    spec: Spec<'a>,
+}
+
+#[derive(Serialize)]
+struct Spec<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<&'a ExecAuthCluster>,
+    interactive: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    kind: String,
+    api_version: String,
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    expiration_timestamp: Option<String>,
+    token: Option<String>,
+    client_certificate_data: Option<String>,
+    client_key_data: Option<String>,
+}
+
+/// Runs the plugin; one that hangs is killed with all that it started.
+pub(super) async fn run(plugin: &ExecConfig) -> Result<Credentials, PluginError> {
+    run_within(plugin, PATIENCE).await
+}
+
+async fn run_within(plugin: &ExecConfig, patience: Duration) -> Result<Credentials, PluginError> {
+    let version = check(plugin)?;
+    let mut command = command(plugin, version)?;
+    let child = command.spawn().map_err(PluginError::Start)?;
+    let group = child.id().and_then(|id| i32::try_from(id).ok());
+    let Ok(output) = timeout(patience, child.wait_with_output()).await else {
+        // The program itself is killed on drop; it leads a group of its own.
+        if let Some(group) = group {
+            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+        }
+        return Err(PluginError::Hangs(patience));
+    };
+    let output = output.map_err(PluginError::Start)?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        return Err(PluginError::Failed {
+            status: output.status,
+            message: text.trim().lines().last().unwrap_or_default().to_owned(),
+        });
+    }
+    read(&output.stdout, version)
+}
+
+/// The version of the protocol, if the plugin can be used at all.
+fn check(plugin: &ExecConfig) -> Result<&str, PluginError> {
+    let unusable = |text: String| Err(PluginError::Unusable(text));
+    let version = plugin.api_version.as_deref().unwrap_or_default();
+    if !VERSIONS.contains(&version) {
+        let known = VERSIONS.join(" or ");
+        return unusable(format!("its apiVersion is {version:?}, not {known}"));
+    }
+    if plugin.interactive_mode == Some(ExecInteractiveMode::Always) {
+        return unusable("it wants a terminal (interactiveMode: Always)".to_owned());
+    }
+    Ok(version)
+}
+
+fn command(plugin: &ExecConfig, version: &str) -> Result<Command, PluginError> {
+    let Some(program) = plugin.command.as_deref().filter(|name| !name.is_empty()) else {
+        return Err(PluginError::Unusable("it has no command".to_owned()));
+    };
+    let request = Request {
+        kind: "ExecCredential",
+        version,
+        spec: Spec {
+            cluster: plugin.cluster.as_ref(),
+            interactive: false,
+        },
+    };
+    let request = serde_json::to_string(&request)
+        .map_err(|error| PluginError::Unusable(format!("the cluster's data: {error}")))?;
+    let mut command = std::process::Command::new(program);
+    command
+        .args(plugin.args.iter().flatten())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    for variable in plugin.env.iter().flatten() {
+        if let (Some(name), Some(value)) = (variable.get("name"), variable.get("value")) {
+            command.env(name, value);
+        }
+    }
+    command.env("KUBERNETES_EXEC_INFO", request);
+    let mut command = Command::from(command);
+    command.kill_on_drop(true);
+    Ok(command)
+}
+
+fn read(output: &[u8], version: &str) -> Result<Credentials, PluginError> {
+    let wrong = |text: String| PluginError::Answer(text);
+    // JSON by the protocol; client-go takes YAML, too, and some plugins write it.
+    let answer: Answer =
+        serde_saphyr::from_slice(output).map_err(|error| wrong(error.to_string()))?;
+    if (&*answer.kind, &*answer.api_version) != ("ExecCredential", version) {
+        let (kind, other) = (&answer.kind, &answer.api_version);
+        let text = format!("it is {kind} of {other}, not ExecCredential of {version}");
+        return Err(wrong(text));
+    }
+    let status = answer.status.ok_or_else(|| wrong("no status".to_owned()))?;
+    let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let (certificate, key) = (
+        filled(status.client_certificate_data),
+        filled(status.client_key_data),
+    );
+    let identity = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => {
+            return Err(wrong(
+                "a certificate without key, or the reverse".to_owned(),
+            ));
+        }
+    };
+    let token = filled(status.token);
+    if token.is_none() && identity.is_none() {
+        return Err(wrong("neither a token nor a certificate".to_owned()));
+    }
+    let expires = filled(status.expiration_timestamp).map(|text| text.parse());
+    let expires = expires
+        .transpose()
+        .map_err(|error| wrong(format!("expirationTimestamp: {error}")))?;
+    Ok(Credentials {
+        token,
+        identity,
+        expires,
+    })
+}
+
+impl Credentials {
+    /// Puts these in the place of the plugin.
+    pub(super) fn put_into(self, user: &mut AuthInfo) {
+        user.exec = None;
+        user.token = self.token.map(Into::into);
+        if let Some((certificate, key)) = self.identity {
+            let encode = |pem: String| data_encoding::BASE64.encode(pem.as_bytes());
+            user.client_certificate_data = Some(encode(certificate));
+            user.client_key_data = Some(encode(key).into());
+        }
+    }
+}
+
+/// The plugin of `user`, if it counts: like client-go and kube, what the
+/// kubeconfig itself says comes first.
+pub(super) fn of(user: &AuthInfo) -> Option<&ExecConfig> {
+    let otherwise = user.token.is_some() || user.token_file.is_some() || user.username.is_some();
+    user.exec.as_ref().filter(|_| !otherwise)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn plugin(script: &str) -> ExecConfig {
+        let text = serde_json::json!({
+            "apiVersion": VERSIONS[0], "command": "sh", "args": ["-c", script],
+            "env": [{"name": "GREETING", "value": "hello"}], "interactiveMode": "Never",
+        });
+        serde_json::from_value(text).unwrap()
+    }
+
+    fn answer(status: &str) -> String {
+        let version = VERSIONS[0];
+        format!(r#"{{"kind":"ExecCredential","apiVersion":"{version}","status":{status}}}"#)
+    }
+
+    #[tokio::test]
+    async fn a_plugin_hears_what_is_wanted_and_gives_credentials() {
+        // Its answer is what it was asked, with a status.
+        let script = r#"status='"token":"'$GREETING'","expirationTimestamp":"2027-01-02T03:04:05Z"'
+            echo "$KUBERNETES_EXEC_INFO" | sed "s/\"spec\":{\"interactive\":false/\"status\":{$status/""#;
+        let found = run(&plugin(script)).await.unwrap();
+        let expected = Credentials {
+            token: Some("hello".to_owned()),
+            identity: None,
+            expires: Some("2027-01-02T03:04:05Z".parse().unwrap()),
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_is_no_answer_is_named() {
+        let cases = [
+            ("{}", "kind"),
+            ("nonsense", ""),
+            (&answer("null"), "no status"),
+            (&answer("{}"), "neither a token nor a certificate"),
+            (&answer(r#"{"token":""}"#), "neither"),
+            (&answer(r#"{"clientKeyData":"x"}"#), "without key"),
+            (
+                &answer(r#"{"token":"x","expirationTimestamp":"soon"}"#),
+                "expirationTimestamp",
+            ),
+            (
+                r#"{"kind":"ExecCredential","apiVersion":"v1","status":{"token":"x"}}"#,
+                "ExecCredential of v1",
+            ),
+        ];
+        for (text, expected) in cases {
+            let error = read(text.as_bytes(), VERSIONS[0]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let yaml = format!(
+            "kind: ExecCredential\napiVersion: {}\nstatus: {{token: x}}\n",
+            VERSIONS[0]
+        );
+        read(yaml.as_bytes(), VERSIONS[0]).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_fails_is_named_by_what_it_says() {
+        let failed = run(&plugin("echo first >&2; echo 'log in again' >&2; exit 3")).await;
+        let error = failed.unwrap_err().to_string();
+        assert!(
+            error.contains("log in again") && error.contains('3'),
+            "{error}"
+        );
+        let terminal = ExecConfig {
+            interactive_mode: Some(ExecInteractiveMode::Always),
+            ..plugin("")
+        };
+        let error = run(&terminal).await.unwrap_err().to_string();
+        assert!(error.contains("interactiveMode"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_hangs_is_killed_with_what_it_started() {
+        let begun = Instant::now();
+        // The pipe stays open while its child lives.
+        let file = std::env::temp_dir().join(format!("tripod-plugin-{}", std::process::id()));
+        let script = format!("sleep 600 & echo $! > {}; wait", file.display());
+        let hangs = run_within(&plugin(&script), Duration::from_millis(300)).await;
+        assert!(matches!(hangs, Err(PluginError::Hangs(_))), "{hangs:?}");
+        assert!(begun.elapsed() < PATIENCE);
+        let child = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let status = format!("/proc/{}/stat", child.trim());
+        let lives = || std::fs::read_to_string(&status).is_ok_and(|stat| !stat.contains(") Z "));
+        while lives() {
+            assert!(begun.elapsed() < PATIENCE, "it lives on");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}

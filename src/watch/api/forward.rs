@@ -1,0 +1,79 @@
+//! Requests in plain HTTP through a proxy, which are sent to the proxy as they
+//! are (RFC 9112 section 3.2.2: with the whole URL in their first line). Requests
+//! over TLS take a tunnel through it instead.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use tower::{BoxError, Service};
+
+/// Connects to a proxy, whatever the request is for.
+#[derive(Clone, Debug)]
+pub(super) struct Forward<C> {
+    pub(super) connector: C,
+    pub(super) proxy: Uri,
+}
+
+impl<C> Service<Uri> for Forward<C>
+where
+    C: Service<Uri>,
+    C::Error: Into<BoxError>,
+    C::Future: Send + 'static,
+{
+    type Response = Forwarded<C::Response>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.connector.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, _server: Uri) -> Self::Future {
+        let connecting = self.connector.call(self.proxy.clone());
+        Box::pin(async move { connecting.await.map(Forwarded).map_err(Into::into) })
+    }
+}
+
+/// A connection to a proxy.
+#[derive(Debug)]
+pub(super) struct Forwarded<T>(T);
+
+impl<T: Connection> Connection for Forwarded<T> {
+    fn connected(&self) -> Connected {
+        self.0.connected().proxy(true)
+    }
+}
+
+impl<T: Read + Unpin> Read for Forwarded<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl<T: Write + Unpin> Write for Forwarded<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,156 @@
+//! The program and an API server, for what its environment has a say in.
+
+use std::{process::Command, time::Duration};
+
+use super::{
+    cluster::SERVICES, lists::shop, middleman::Middleman, objects::service, server::Server,
+    site::Site, tls::Authority,
+};
+use crate::lab::{Share, Tripod, eventually, run, tripod_binary};
+
+const SOON: Duration = Duration::from_secs(30);
+/// Not loopback's, to which no proxy leads.
+const SERVER: &str = "192.0.2.1";
+const PROXY: &str = "192.0.2.2";
+
+fn ip(line: &str) {
+    let done = Command::new("ip").args(line.split(' ')).status();
+    assert!(done.expect("ip(8)").success(), "{line}");
+}
+
+/// The program with that kubeconfig, in the room itself.
+fn tripod(site: &Site, variables: &[(&str, &str)]) -> Tripod {
+    let mut command = Command::new(tripod_binary());
+    command
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .arg("--kubeconfig")
+        .arg(site.file("kubeconfig"))
+        .args(["--proxy-mode=userspace", "--userspace-capture=local"])
+        .args(["--hostname-override=node-a", "--conntrack-max-per-core=0"])
+        .args(["--kube-api-qps=1000", "--v=2"])
+        .envs(variables.iter().copied());
+    Tripod::spawn(command)
+}
+
+fn room(test: &str, body: impl AsyncFnOnce()) {
+    run(test, Share::Beside, || {
+        for line in [
+            "link set lo up",
+            "addr add 192.0.2.1/32 dev lo",
+            "addr add 192.0.2.2/32 dev lo",
+        ] {
+            ip(line);
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(body());
+    });
+}
+
+fn watches_of_services(server: &Server) -> usize {
+    let script = server.script();
+    let calls = script.calls.iter();
+    calls.filter(|(_, _, path)| path == SERVICES).count()
+}
+
+/// A proxy that the environment names leads to the server; one that keeps its
+/// connections and carries nothing any more is noticed by HTTP/2's pings, where
+/// keep-alive of TCP is content.
+#[test]
+fn the_environments_proxy_is_used_and_noticed_when_it_stalls() {
+    let test = concat!(
+        module_path!(),
+        "::the_environments_proxy_is_used_and_noticed_when_it_stalls"
+    );
+    room(test, async || {
+        let authority = Authority::new();
+        let site = Site::open_at(SERVER, shop(), "program", &authority, false).await;
+        site.configure(
+            &format!(
+                "server: \"https://{}\", certificate-authority: ca.crt",
+                site.address
+            ),
+            "tokenFile: token",
+        );
+        let proxy = Middleman::open(PROXY, site.address, site.server.clone()).await;
+        let url = format!("http://user:secret@{}", proxy.address);
+        let tripod = tripod(
+            &site,
+            &[
+                ("HTTPS_PROXY", &url),
+                ("NO_PROXY", "198.51.100.0/24"),
+                ("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1"),
+                ("HTTP2_PING_TIMEOUT_SECONDS", "1"),
+            ],
+        );
+        eventually(
+            "Services are asked for",
+            SOON,
+            || match watches_of_services(&site.server) {
+                0 => Err(tripod.log()),
+                _ => Ok(()),
+            },
+        );
+        let asked = proxy.asked();
+        let expected = format!("CONNECT {} ", site.address);
+        assert!(
+            !asked.is_empty() && asked.iter().all(|head| head.starts_with(&expected)),
+            "{asked:?}"
+        );
+        assert!(
+            asked[0]
+                .to_lowercase()
+                .contains("proxy-authorization: basic ")
+        );
+
+        let before = watches_of_services(&site.server);
+        proxy.stall();
+        site.server.change(|cluster| cluster.put(service("new", 3)));
+        eventually(
+            "the tunnel that stalls is given up",
+            SOON,
+            || match watches_of_services(&site.server) {
+                n if n > before => Ok(()),
+                n => Err(format!("{n} requests")),
+            },
+        );
+    });
+}
+
+#[test]
+fn a_certificate_that_is_not_verified_is_logged_once() {
+    let test = concat!(
+        module_path!(),
+        "::a_certificate_that_is_not_verified_is_logged_once"
+    );
+    room(test, async || {
+        let authority = Authority::new();
+        let site = Site::open(shop(), "insecure", &authority, false).await;
+        site.configure(
+            &format!(
+                "server: \"https://{}\", insecure-skip-tls-verify: true",
+                site.address
+            ),
+            "tokenFile: token",
+        );
+        let tripod = tripod(&site, &[]);
+        for _ in 0..3 {
+            let before = watches_of_services(&site.server);
+            eventually(
+                "Services are asked for again",
+                SOON,
+                || match watches_of_services(&site.server) {
+                    n if n > before => Ok(()),
+                    _ => Err(tripod.log()),
+                },
+            );
+            // All connections break, and are made anew.
+            site.server.down();
+            site.server.up();
+        }
+        assert_eq!(tripod.said(&["certificate", "not verified"]), 1);
+        assert_eq!(tripod.said(&["bypassed"]), 0);
+    });
+}

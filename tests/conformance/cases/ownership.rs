@@ -1,0 +1,95 @@
+//! Addresses that two Services name.
+
+use super::*;
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case(
+            "A cluster IP stays its Service's, whoever names it as an external IP",
+            cluster_ip([A]),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("an older Service names it", |web| {
+            web.with_rival_on([B])
+                .rival_claims(Claimed::ClusterIps)
+                .made_in(2024, 2020)
+        })
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("its own Service goes", |web| web.yields_to_its_rival())
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([B])),
+        case(
+            "The older of two Services has the external IP, whichever came first",
+            external_ip([A]).made_in(2024, 2020),
+        )
+        .when([Outside, Pod])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("the older one comes", |web| web.with_rival_on([B]))
+        .when([Outside, Pod])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each([B]))
+        .then("it is the newer one", |web| web.made_in(2024, 2025))
+        .when([Outside, Pod])
+        .calls(ExternalIp)
+        .over([Tcp, Udp])
+        .sees(each([A])),
+        case(
+            "Two Services have a cluster IP, and one goes",
+            cluster_ip([A]).made_in(2020, 2024),
+        )
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("the second one comes", |web| {
+            web.with_rival_on([B])
+                .rival_claims(Claimed::ClusterIpsAsSuch)
+        })
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("the first one goes", |web| web.yields_to_its_rival())
+        .when([Pod, Node])
+        .calls(ClusterIp)
+        .over([Tcp, Udp])
+        .sees(each([B])),
+        case(
+            "A node port stays its Service's, whoever newer names the node's address",
+            node_port([A]),
+        )
+        .when([Outside, Pod])
+        .calls(NodePort)
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("a newer Service names it", |web| {
+            web.with_rival_on([B])
+                .rival_claims(Claimed::NodePorts)
+                .made_in(2020, 2024)
+        })
+        .when([Outside, Pod])
+        .calls([NodePort, SecondNodePort])
+        .over([Tcp, Udp])
+        .sees(each([A]))
+        .then("it is the older one", |web| web.made_in(2025, 2024))
+        .when([Outside, Pod])
+        .calls(NodePort)
+        .over([Tcp, Udp])
+        .sees(each([B]))
+        .when([Outside, Pod])
+        .calls(SecondNodePort)
+        .over([Tcp, Udp])
+        .sees(each([A])),
+    ]
+}

@@ -1,0 +1,105 @@
+//! What the kernel does not answer for a reason that passes decides nothing.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::time::Duration;
+
+use super::probe::{node, state};
+use crate::lab::{Host, Share, Tripod, eventually, get, run, tripod_binary};
+
+const FOLDER: &str = "/run/programs";
+/// While it is there, iptables fails as for lack of memory.
+const SHORTAGE: &str = "/run/shortage";
+
+/// Stands before iptables.
+const SCRIPT: &str = r#"#!/bin/sh
+name=$(basename "$0")
+if [ -e /run/shortage ]; then
+    echo "$name: Cannot allocate memory" >&2
+    exit 4
+fi
+exec /usr/sbin/xtables-nft-multi "$name" "$@"
+"#;
+
+/// Makes every iptables that Tripod may find a link to the script.
+fn programs() {
+    fs::create_dir_all(FOLDER).expect("a folder");
+    let script = format!("{FOLDER}/script");
+    fs::write(&script, SCRIPT).expect("a script");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let mut names = vec!["xtables-nft-multi".into(), "xtables-legacy-multi".into()];
+    for family in ["iptables", "ip6tables"] {
+        for variant in ["", "-nft", "-legacy"] {
+            names.extend(["restore", "save"].map(|what| format!("{family}{variant}-{what}")));
+        }
+    }
+    for name in names {
+        symlink(&script, format!("{FOLDER}/{name}")).expect("a link");
+    }
+}
+
+fn command(node: &Host, arguments: &[&str]) -> std::process::Command {
+    let mut command = node.command(tripod_binary());
+    let path = std::env::var("PATH").unwrap_or_default();
+    command
+        .env("PATH", format!("{FOLDER}:{path}"))
+        .args(arguments);
+    command
+}
+
+#[test]
+fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
+    let name = concat!(
+        module_path!(),
+        "::no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage"
+    );
+    run(name, Share::Beside, || {
+        let node = node();
+        programs();
+        fs::write(SHORTAGE, "").expect("a file");
+        // An earlier process left this.
+        node.show("iptables-nft -t nat -N KUBE-SVC-OLD");
+        node.show("iptables-nft -t nat -A OUTPUT -d 10.96.0.1 -j KUBE-SVC-OLD");
+        let before = state(&node);
+
+        let probed = command(&node, &["probe"]).output().expect("running tripod");
+        let table = String::from_utf8_lossy(&probed.stdout).into_owned();
+        for words in [
+            "iptables   may run, or not: try again",
+            "    unknown: IPv4 nat (iptables-restore: iptables-restore: Cannot allocate memory)",
+        ] {
+            assert!(table.contains(words), "no {words:?} in:\n{table}");
+        }
+
+        fs::create_dir_all("/run/objects").expect("a folder");
+        let arguments = [
+            "--proxy-mode=iptables",
+            "--manifests=/run/objects",
+            "--hostname-override=node",
+        ];
+        let tripod = Tripod::spawn(command(&node, &arguments));
+        let words = "not known whether iptables mode can run here";
+        tripod.says_once(&["WARN", words, "Cannot allocate memory"]);
+        let livez = || get(&node, SocketAddr::from(([127, 0, 0, 1], 10256)), "/livez");
+        eventually("/livez is answered", Duration::from_secs(10), || {
+            let answer = livez().map_err(|error| error.to_string())?;
+            match answer.starts_with("HTTP/1.1 200") {
+                true => Ok(()),
+                false => Err(answer),
+            }
+        });
+        assert_eq!(tripod.said(&["starting"]), 0, "{}", tripod.log());
+        assert_eq!(before, state(&node), "nothing is decided yet");
+
+        fs::remove_file(SHORTAGE).expect("it is there");
+        tripod.says_once(&["starting", "mode=iptables"]);
+        assert_eq!(tripod.said(&["running in"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.said(&["not known"]), 1, "{}", tripod.log());
+        eventually("what was left is gone", Duration::from_secs(20), || {
+            let saved = node.show("iptables-nft-save -t nat");
+            let served = saved.contains("KUBE-SERVICES") && !saved.contains("KUBE-SVC-OLD");
+            if served { Ok(()) } else { Err(saved) }
+        });
+    });
+}
