@@ -2,8 +2,9 @@
 //! more, or nowhere although something answers now.
 
 use std::{
-    collections::HashSet,
-    net::{IpAddr, SocketAddr},
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
     time::Instant,
 };
 
@@ -16,7 +17,7 @@ use crate::{
         netlink::{Protocol, Socket},
     },
     runner::metrics::Metrics,
-    services::{IpFamily, ServiceMap, ServicePort, StaleUdp},
+    services::{IpFamily, ServiceMap, ServicePort, ServicePortName, StaleUdp},
 };
 
 /// Errors that will be the same the next time: no right to, no ctnetlink
@@ -37,12 +38,13 @@ fn flow(destination: Option<IpAddr>, port: u16, reply: Reply) -> Match {
     }
 }
 
-/// The flows to everything that a ServicePort answers on.
-fn all(port: &ServicePort, reply: &Reply) -> Vec<Match> {
-    let addresses = port.addresses();
-    let services = addresses.map(|ip| flow(Some(ip), port.port, reply.clone()));
-    let node_port = port.node_port.map(|at| flow(None, at, reply.clone()));
-    services.chain(node_port).collect()
+/// Where a ServicePort answers: an address, or no address for its node port,
+/// and a port.
+type Frontend = (Option<IpAddr>, u16);
+
+fn frontends(port: &ServicePort) -> impl Iterator<Item = Frontend> + '_ {
+    let services = port.addresses().map(|ip| (Some(ip), port.port));
+    services.chain(port.node_port.map(|at| (None, at)))
 }
 
 fn serving(port: &ServicePort) -> HashSet<Source> {
@@ -50,26 +52,69 @@ fn serving(port: &ServicePort) -> HashSet<Source> {
     serving.map(|e| Source::from(e.address)).collect()
 }
 
-/// What to delete in `family`, now that `map` is in force. A node port is
-/// looked for on any address, as only the kernel knows which ones it
-/// translated; so of flows to a node port that is gone only those count that
-/// led to an endpoint.
+/// The sources from which each frontend is answered now, of those ServicePorts
+/// that may have taken over from others: a frontend that changes owner is new to
+/// the one that gets it, when a port of a Service is renamed, for example.
+fn answered<'a>(
+    map: &'a ServiceMap,
+    stale: &'a StaleUdp,
+    of_family: impl Fn(&ServicePortName) -> bool,
+) -> HashMap<Frontend, Arc<HashSet<Source>>> {
+    let before = stale.endpoints.iter().map(|(port, _)| &port.name);
+    let names = before
+        .chain(stale.addresses.iter().map(|(port, _)| &port.name))
+        .chain(&stale.revived);
+    let names: HashSet<_> = names.filter(|name| of_family(name)).collect();
+    let ports = names.into_iter().filter_map(|name| map.get(name));
+    ports
+        .flat_map(|port| {
+            let sources = Arc::new(serving(port));
+            frontends(port).map(move |at| (at, Arc::clone(&sources)))
+        })
+        .collect()
+}
+
+/// What to delete in `family`, now that `map` is in force. A flow stays where
+/// its address, port and endpoint still serve, whatever the name of the
+/// ServicePort is now. A node port is looked for on any address, as only the
+/// kernel knows which ones it translated; so of flows to a node port that is gone
+/// only those count that led to an endpoint.
 pub fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
-    let of_family = |port: &ServicePort| Family::from(port.name.family) == family;
+    let of_family = |name: &ServicePortName| Family::from(name.family) == family;
+    let answered = answered(map, stale, of_family);
     let mut matches = Vec::new();
-    for (port, endpoint) in stale.endpoints.iter().filter(|(p, _)| of_family(p)) {
-        let gone: SocketAddr = *endpoint;
-        matches.extend(all(port, &Reply::From([gone.into()].into())));
+    for (port, gone) in stale.endpoints.iter().filter(|(p, _)| of_family(&p.name)) {
+        let gone = Source::from(*gone);
+        for (ip, at) in frontends(port) {
+            let now = answered.get(&(ip, at));
+            if !now.is_some_and(|now| now.contains(&gone)) {
+                matches.push(flow(ip, at, Reply::From([gone].into())));
+            }
+        }
     }
-    for (port, lost) in stale.addresses.iter().filter(|(p, _)| of_family(p)) {
-        let services = lost.services.iter();
-        matches.extend(services.map(|at| flow(Some(at.ip()), at.port(), Reply::Any)));
-        let led = || Reply::From(serving(port));
-        matches.extend(lost.node_port.map(|at| flow(None, at, led())));
+    for (port, lost) in stale.addresses.iter().filter(|(p, _)| of_family(&p.name)) {
+        for at in &lost.services {
+            let reply = match answered.get(&(Some(at.ip()), at.port())) {
+                Some(now) => Reply::NotFrom((**now).clone()),
+                None => Reply::Any,
+            };
+            matches.push(flow(Some(at.ip()), at.port(), reply));
+        }
+        if let Some(at) = lost.node_port {
+            let mut led = serving(port);
+            if let Some(now) = answered.get(&(None, at)) {
+                led.retain(|source| !now.contains(source));
+            }
+            if !led.is_empty() {
+                matches.push(flow(None, at, Reply::From(led)));
+            }
+        }
     }
     for port in stale.revived.iter().filter_map(|name| map.get(name)) {
-        if of_family(port) {
-            matches.extend(all(port, &Reply::NotFrom(serving(port))));
+        if of_family(&port.name) {
+            let serving = serving(port);
+            let to = frontends(port);
+            matches.extend(to.map(|(ip, at)| flow(ip, at, Reply::NotFrom(serving.clone()))));
         }
     }
     matches
@@ -105,5 +150,91 @@ pub async fn forget(family: IpFamily, matches: Vec<Match>, metrics: &Metrics) ->
         }
         // The runtime is shutting down.
         Err(_) => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
+    use serde::de::DeserializeOwned;
+
+    use super::*;
+    use crate::services::{EndpointSlice, Event, Names, Service, Tracker};
+
+    fn yaml<T: DeserializeOwned>(text: &str) -> T {
+        serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{text}\n{error}"))
+    }
+
+    /// A Service `dns` whose UDP port has this name and the node port 30053, and
+    /// its endpoints, by the last byte.
+    fn dns(port: &str, endpoints: &[u8]) -> [Event; 2] {
+        let service: core::Service = yaml(&format!(
+            "{{metadata: {{name: dns}}, spec: {{type: NodePort, clusterIP: 10.0.0.1, ports: \
+             [{{name: '{port}', port: 53, protocol: UDP, nodePort: 30053}}]}}}}"
+        ));
+        let endpoints: String = endpoints
+            .iter()
+            .map(|at| format!("{{addresses: [10.1.0.{at}]}},"))
+            .collect();
+        let slice: discovery::EndpointSlice = yaml(&format!(
+            "{{metadata: {{name: dns, labels: {{kubernetes.io/service-name: dns}}}}, \
+             addressType: IPv4, ports: [{{name: '{port}', port: 53, protocol: UDP}}], \
+             endpoints: [{endpoints}]}}"
+        ));
+        let mut names = Names::default();
+        let service = Service::reduce(&service, &mut names).expect("a Service");
+        let slice = EndpointSlice::reduce(&slice, &mut names).expect("a slice");
+        [
+            Event::Service(Arc::new(service.object)),
+            Event::EndpointSlice(Arc::new(slice.object)),
+        ]
+    }
+
+    /// Whether any of `matches` deletes the flow that went to `frontend` and was
+    /// led to endpoint `at`.
+    fn deletes(matches: &[Match], frontend: Frontend, at: u8) -> bool {
+        let source = Source::from(SocketAddr::from(([10, 1, 0, at], 53)));
+        let mut of_frontend = matches
+            .iter()
+            .filter(|m| (m.destination, m.port) == (frontend.0, Some(frontend.1)));
+        of_frontend.any(|m| match &m.reply {
+            Reply::Any => true,
+            Reply::From(sources) => sources.contains(&source),
+            Reply::NotFrom(sources) => !sources.contains(&source),
+        })
+    }
+
+    #[test]
+    fn flows_stay_where_address_port_and_endpoint_still_serve() {
+        for (case, after, deleted) in [
+            ("nothing changes", dns("a", &[1, 2]), [false, false]),
+            ("renamed", dns("b", &[1, 2]), [false, false]),
+            ("renamed, one endpoint goes", dns("b", &[2]), [true, false]),
+            ("one endpoint goes", dns("a", &[2]), [true, false]),
+            ("renamed, other endpoints", dns("b", &[3]), [true, true]),
+            ("renamed, without endpoints", dns("b", &[]), [true, true]),
+        ] {
+            let mut tracker = Tracker::new("node");
+            tracker.apply(dns("a", &[1, 2]));
+            let stale = tracker.apply(after).stale_udp;
+            let matches = matches(Family::V4, tracker.map(), &stale);
+            for frontend in [(Some(IpAddr::from([10, 0, 0, 1])), 53), (None, 30053)] {
+                let found = [1, 2].map(|at| deletes(&matches, frontend, at));
+                assert_eq!(found, deleted, "{case}, {frontend:?}: {matches:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_came_back_before_the_sync_keeps_its_flows() {
+        let mut tracker = Tracker::new("node");
+        tracker.apply(dns("a", &[1, 2]));
+        let mut changes = tracker.apply(dns("a", &[2]));
+        changes.merge(tracker.apply(dns("a", &[1, 2])));
+        assert_eq!(changes.stale_udp.endpoints.len(), 1);
+        let matches = matches(Family::V4, tracker.map(), &changes.stale_udp);
+        assert_eq!(matches, []);
     }
 }

@@ -168,3 +168,40 @@ fn a_udp_client_follows_its_service_to_another_endpoint() {
         }
     });
 }
+
+#[test]
+fn a_udp_port_that_is_renamed_keeps_its_flows() {
+    let test = concat!(
+        module_path!(),
+        "::a_udp_port_that_is_renamed_keeps_its_flows"
+    );
+    with_lab(test, |lab| {
+        let service = Service::new("dns", 2);
+        lab.publish(&service, &["a", "b"]);
+        let _proxy = Proxy::start(&lab.node, lab.manifests(), &[]);
+        let clients: Vec<_> = (0..20)
+            .map(|_| udp(&lab.client, service.cluster()[0]).expect("a socket"))
+            .collect();
+        let answers = || -> Result<Vec<String>, String> {
+            let ask = |client| udp_say(client, "x").map_err(|error| error.to_string());
+            clients.iter().map(ask).collect()
+        };
+        eventually("all are answered", SOON, || answers().map(drop));
+        let before = answers().expect("answers");
+        lab.publish(&service.udp_port_named("other"), &["a", "b"]);
+        let in_force = |name: &str| {
+            eventually(name, SOON, || {
+                match lab.node.show("iptables-nft-save -t nat") {
+                    rules if rules.contains(name) => Ok(()),
+                    rules => Err(rules),
+                }
+            });
+        };
+        in_force("default/dns:other");
+        // The sync that writes these rules comes after the one that looked at
+        // the flows of the first.
+        lab.publish(&Service::new("next", 3), &["a"]);
+        in_force("default/next:udp");
+        assert_eq!(answers().expect("answers"), before);
+    });
+}

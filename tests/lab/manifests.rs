@@ -16,6 +16,7 @@ pub struct Service {
     node_port: bool,
     external_ip: bool,
     load_balancer: bool,
+    udp_port_name: String,
     /// Fields of its `spec` beyond those above.
     said: Map<String, Value>,
     annotations: Map<String, Value>,
@@ -104,6 +105,7 @@ impl Service {
             node_port: false,
             external_ip: false,
             load_balancer: false,
+            udp_port_name: "udp".into(),
             said: Map::new(),
             annotations: Map::new(),
         }
@@ -125,6 +127,21 @@ impl Service {
     pub fn sticky(mut self, seconds: u32) -> Service {
         self.sticky = Some(seconds);
         self
+    }
+
+    /// The name of its UDP port, `udp` by default.
+    pub fn udp_port_named(mut self, name: &str) -> Service {
+        self.udp_port_name = name.into();
+        self
+    }
+
+    /// The name of its port for `protocol`.
+    fn port_name(&self, protocol: &str) -> String {
+        if protocol == "UDP" {
+            self.udp_port_name.clone()
+        } else {
+            protocol.to_lowercase()
+        }
     }
 
     pub fn with_node_port(mut self) -> Service {
@@ -182,7 +199,7 @@ impl Service {
         let cluster = self.cluster_ips();
         let ports = ["TCP", "UDP"].map(|protocol| {
             let mut port = json!({
-                "name": protocol.to_lowercase(), "protocol": protocol,
+                "name": self.port_name(protocol), "protocol": protocol,
                 "port": PORT, "targetPort": BACKEND_PORT,
             });
             if self.node_port {
@@ -233,7 +250,7 @@ impl Service {
     fn slice(&self, family: usize, endpoints: &[(&EndpointChoice, [IpAddr; 2])]) -> Value {
         let address_type = ["IPv4", "IPv6"][family];
         let ports = ["TCP", "UDP"].map(|protocol| {
-            json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": BACKEND_PORT})
+            json!({"name": self.port_name(protocol), "protocol": protocol, "port": BACKEND_PORT})
         });
         let endpoints = endpoints
             .iter()

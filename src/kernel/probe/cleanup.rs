@@ -8,7 +8,11 @@ use crate::kernel::{
     Family,
     ipset::IpSets,
     links, netlink, nfacct, routes, rules,
-    xtables::{self, SCRATCH, Xtables, features, leftovers::Leftovers, rule::Table},
+    xtables::{
+        self, Engine, SCRATCH, Xtables, features,
+        leftovers::{self, Leftovers},
+        rule::Table,
+    },
 };
 
 /// Why something of it could not be removed.
@@ -38,7 +42,8 @@ pub async fn cleanup() -> Result<(), Error> {
             let there = engine.tables_with(family, ours);
             for table in Table::ALL {
                 if there.contains(&table.name()) {
-                    outcome = outcome.and(chain(&xtables, table).await.map_err(Error::from));
+                    outcome =
+                        outcome.and(chain(&xtables, engine, table).await.map_err(Error::from));
                 }
             }
         }
@@ -48,9 +53,15 @@ pub async fn cleanup() -> Result<(), Error> {
     outcome
 }
 
-async fn chain(xtables: &Xtables, table: Table) -> Result<(), xtables::Error> {
+async fn chain(xtables: &Xtables, engine: Engine, table: Table) -> Result<(), xtables::Error> {
     let leftovers = Leftovers::new(table, |chain: &str| chain == SCRATCH);
-    let batch = leftovers.read(xtables).await?.removal();
+    let batch = match leftovers.read(xtables).await {
+        Ok(leftovers) => leftovers.removal(),
+        Err(error) => {
+            let ours = |of: Table, chain: &str| of == table && chain == SCRATCH;
+            return leftovers::unread(error, (xtables.family(), engine), ours);
+        }
+    };
     match batch.is_empty() {
         true => Ok(()),
         false => xtables.restore(&batch).await,
