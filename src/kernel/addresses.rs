@@ -47,6 +47,16 @@ impl Address {
     }
 }
 
+impl Address {
+    /// Returns true for an IPv6 address that other hosts cannot call without
+    /// naming a link (RFC 4291, 2.5.6). IPv4's 169.254.0.0/16 is different: its
+    /// addresses are routed where somebody configures that, and node ports are
+    /// served at them.
+    pub fn is_of_link(&self) -> bool {
+        matches!(self.address, IpAddr::V6(ip) if ip.is_unicast_link_local())
+    }
+}
+
 #[cfg(test)]
 impl Address {
     pub(crate) fn new(address: IpAddr, index: u32, scope: u8, flags: u32) -> Address {
@@ -328,7 +338,9 @@ fn deprecated() -> [u8; 16] {
 }
 
 /// Says that addresses of this node changed. Those that Tripod assigns itself
-/// do not count.
+/// do not count, nor do IPv6 addresses of a single link: the kernel gives one to
+/// each link that comes up, so each pod's link brings two changes of its own
+/// (tentative, then not), and nothing is served at them.
 pub struct AddressChanges {
     socket: AsyncFd<Socket>,
     ignored: Option<&'static str>,
@@ -380,7 +392,9 @@ impl AddressChanges {
             let lost = guard.get_inner_mut().drain(|message| {
                 // What cannot be read may have been a change.
                 changed |= match parse(message) {
-                    Ok(Some(address)) => !address.own && Some(address.index) != ignored,
+                    Ok(Some(address)) => {
+                        !address.own && !address.is_of_link() && Some(address.index) != ignored
+                    }
                     Ok(None) => false,
                     Err(_) => true,
                 };
@@ -510,6 +524,21 @@ mod tests {
                 }
                 unassign(&mut socket, 1, &[service]).unwrap();
                 assert!(list_own(&mut socket).unwrap().is_empty());
+                // Of a pod: without detection of duplicates, it is there at once.
+                ip("link add pod type veth peer name far");
+                ip("link set far addrgenmode none");
+                ip("link set pod addrgenmode none");
+                ip("link set far up");
+                ip("link set pod up");
+                ip("addr add fe80::1/64 dev pod nodad");
+                ip("addr del fe80::1/64 dev pod");
+                let quiet = tokio::time::timeout(Duration::from_millis(20), changes.changed());
+                assert!(quiet.await.is_err(), "a link-local address counts");
+                for step in ["addr add 169.254.7.7/32 dev pod", "link del pod"] {
+                    ip(step);
+                    let told = tokio::time::timeout(Duration::from_secs(10), changes.changed());
+                    told.await.expect(step).unwrap();
+                }
             });
         });
     }

@@ -51,7 +51,7 @@ impl NodeAddresses for Addresses {
 pub(super) fn serving(served: &Served) -> Result<BTreeSet<IpAddr>, Error> {
     let all = addresses::list(&mut Socket::open(Protocol::Route)?)?;
     let all = all.into_iter().filter(|a| a.interface != ipvs::plan::LINK);
+    let all = all.filter(|address| !address.is_of_link());
     let all = all.map(|address| address.address);
-    let all = all.filter(|ip| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()));
     Ok(all.filter(|ip| served.contains(ip)).collect())
 }

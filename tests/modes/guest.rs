@@ -9,6 +9,7 @@ fn guest_full_modes() {
     let tests = [
         "modes::probe::",
         "modes::choosing::",
+        "modes::links::",
         "modes::switching::modes::",
     ];
     uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);

@@ -3,6 +3,7 @@
 mod choosing;
 mod guest;
 mod leftovers;
+mod links;
 pub mod probe;
 mod sctp;
 mod switching;
