@@ -9,10 +9,17 @@ use crate::kernel::{
     ipset::IpSets,
     links, netlink, nfacct, routes, rules,
     xtables::{
-        self, Engine, SCRATCH, Xtables, features,
-        leftovers::{self, Leftovers},
+        self, SCRATCH, features,
+        remove::{Owned, Preserved},
         rule::Table,
     },
+};
+
+/// The chains that probes make.
+const OWNED: Owned = Owned {
+    tables: &Table::ALL,
+    is_ours: |_, chain| chain == SCRATCH,
+    shared: None,
 };
 
 /// Why something of it could not be removed.
@@ -37,35 +44,12 @@ pub async fn cleanup() -> Result<(), Error> {
     let _ = std::fs::remove_file(super::findings::PATH);
     let mut outcome = objects().map_err(Error::from);
     for family in Family::ALL {
-        for (xtables, engine) in Xtables::engines(family).await {
-            let ours = |table: &str, chain: &str| Table::named(table).is_some() && chain == SCRATCH;
-            let there = engine.tables_with(family, ours);
-            for table in Table::ALL {
-                if there.contains(&table.name()) {
-                    outcome =
-                        outcome.and(chain(&xtables, engine, table).await.map_err(Error::from));
-                }
-            }
-        }
+        let removed = OWNED.remove(family, &Preserved::nothing()).await;
+        outcome = outcome.and(removed.map_err(Error::from));
         // Rules that count hold their counter, so chains go first.
         let _ = nfacct::delete(features::account(family));
     }
     outcome
-}
-
-async fn chain(xtables: &Xtables, engine: Engine, table: Table) -> Result<(), xtables::Error> {
-    let leftovers = Leftovers::new(table, |chain: &str| chain == SCRATCH);
-    let batch = match leftovers.read(xtables).await {
-        Ok(leftovers) => leftovers.removal(),
-        Err(error) => {
-            let ours = |of: Table, chain: &str| of == table && chain == SCRATCH;
-            return leftovers::unread(error, (xtables.family(), engine), ours);
-        }
-    };
-    match batch.is_empty() {
-        true => Ok(()),
-        false => xtables.restore(&batch).await,
-    }
 }
 
 fn objects() -> Result<(), netlink::Error> {

@@ -21,9 +21,9 @@ use tokio::{
 mod engine;
 pub mod features;
 pub mod info;
-pub mod leftovers;
 mod parts;
 mod program;
+pub mod remove;
 pub mod rule;
 pub mod saved;
 mod toolkit;

@@ -56,6 +56,25 @@ impl Saved {
     }
 }
 
+/// The chain or target that a rule leads to, by `-j` or `-g`, in the words of
+/// `iptables-save`.
+pub fn target(words: &str) -> Option<&str> {
+    let (mut quoted, mut escaped) = (false, false);
+    let mut bare = words.split(|c| {
+        let space = c == ' ' && !quoted;
+        quoted ^= c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        space
+    });
+    let mut found = None;
+    while let Some(word) = bare.next() {
+        if matches!(word, "-j" | "-g") {
+            found = bare.next();
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +104,24 @@ mod tests {
         );
         assert_ne!(a.digest, digest(&["-p tcp -j B", "-j RETURN"]));
         assert_ne!(a.digest, saved.chains["B"].digest);
+    }
+
+    #[test]
+    fn the_target_is_found_beside_comments() {
+        let cases = [
+            ("-j KUBE-SERVICES", Some("KUBE-SERVICES")),
+            ("-p tcp -g A", Some("A")),
+            ("-m comment --comment \"x -j B\" -j A", Some("A")),
+            ("-m comment --comment \"x \\\" -j B\"", None),
+            (
+                "-j REJECT --reject-with icmp-port-unreachable",
+                Some("REJECT"),
+            ),
+            ("-j", None),
+            ("", None),
+        ];
+        for (words, wanted) in cases {
+            assert_eq!(target(words), wanted, "{words}");
+        }
     }
 }

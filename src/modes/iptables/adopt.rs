@@ -11,10 +11,9 @@ use super::{
     change::{Group, Op},
     plan::{Chain, Entry, Fixed, ServiceRules, Step, names},
 };
-pub use crate::kernel::xtables::leftovers::target;
 use crate::kernel::xtables::{
     rule::{BASE_CHAINS, Table},
-    saved::{Digest, Saved},
+    saved::{Digest, Saved, target},
 };
 
 /// Chains of ServicePorts and endpoints, and of kube-proxy's before 1.24.

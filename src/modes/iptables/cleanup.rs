@@ -5,8 +5,8 @@ use super::{Error, adopt::is_ours, plan::names};
 use crate::kernel::{
     Family, nfacct,
     xtables::{
-        self, Engine, Xtables,
-        leftovers::{self, Kept, Leftovers},
+        self,
+        remove::{Owned, Preserved, SharedChain},
         rule::Table,
     },
 };
@@ -15,6 +15,18 @@ use crate::kernel::{
 /// other is the kubelet's.
 const MARTIANS: &str = "! -s 127.0.0.0/8 -d 127.0.0.0/8 ";
 
+/// The chains of iptables mode. What nat leads somewhere is closed last.
+const OWNED: Owned = Owned {
+    tables: &[Table::Mangle, Table::Nat, Table::Filter],
+    is_ours: |_, chain| is_ours(chain),
+    shared: Some(SharedChain {
+        table: Table::Filter,
+        name: names::FIREWALL,
+        signs: &xtables::HINTS,
+        is_others: is_kubelets,
+    }),
+};
+
 /// Removes everything that iptables mode ever installs, in both engines of the
 /// kernel and both families, also what kube-proxy's left. Nothing of others is
 /// touched; twice is harmless.
@@ -22,30 +34,19 @@ const MARTIANS: &str = "! -s 127.0.0.0/8 -d 127.0.0.0/8 ";
 /// # Errors
 /// When something of it could not be removed; the rest is.
 pub async fn cleanup() -> Result<(), Error> {
-    cleanup_beside(&Kept::nothing()).await
+    cleanup_except(&Preserved::nothing()).await
 }
 
-/// As [`cleanup`], but leaves what is `kept` because a mode that runs has it.
+/// As [`cleanup`], but leaves what is `preserved` because a mode that runs has it.
 ///
 /// # Errors
 /// When something of it could not be removed; the rest is.
-pub async fn cleanup_beside(kept: &Kept) -> Result<(), Error> {
+pub async fn cleanup_except(preserved: &Preserved) -> Result<(), Error> {
     let mut outcome = Ok(());
-    let mut untouched = false;
     for family in Family::ALL {
-        let programs = Xtables::engines(family).await;
-        let reached = leftovers::within_reach(family, &programs, kept, |_, chain| is_ours(chain));
-        outcome = outcome.and(reached);
-        for (xtables, engine) in programs {
-            match kept.within(family, engine) {
-                Some(chains) => {
-                    outcome = outcome.and(remove(&xtables, engine, chains).await);
-                }
-                None => untouched = true,
-            }
-        }
+        outcome = outcome.and(OWNED.remove(family, preserved).await);
     }
-    if !untouched {
+    if !preserved.has_all_of_some() {
         for account in [names::INVALID_DROPPED, names::LOCALHOST_ACCEPTED] {
             // Without the kernel's counters there is none; one that somebody
             // else counts with stays (EBUSY).
@@ -55,10 +56,10 @@ pub async fn cleanup_beside(kept: &Kept) -> Result<(), Error> {
     outcome.map_err(Error::from)
 }
 
-/// Whether chains of iptables mode are there, other than what is `kept`.
-pub async fn is_there(kept: &Kept) -> bool {
+/// Whether chains of iptables mode are there, other than what is `preserved`.
+pub async fn is_there(preserved: &Preserved) -> bool {
     for family in Family::ALL {
-        if leftovers::any(family, kept, |_, chain| is_ours(chain)).await {
+        if OWNED.is_there(family, preserved).await {
             return true;
         }
     }
@@ -66,7 +67,7 @@ pub async fn is_there(kept: &Kept) -> bool {
 }
 
 /// Has nothing lead to its chains any more, and leaves them, in these families.
-/// Answers where there are some.
+/// Returns those that have some.
 ///
 /// Connection tracking and nat work in a network namespace for as long as some
 /// rule asks for them (`nf_ct_netns_put`), and without them every connection
@@ -77,70 +78,11 @@ pub async fn is_there(kept: &Kept) -> bool {
 pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
     let mut left = Vec::new();
     for &family in families {
-        for (xtables, engine) in Xtables::engines(family).await {
-            let there = engine.tables_with(family, |_, chain| is_ours(chain));
-            for table in Table::ALL {
-                if !there.contains(&table.name()) {
-                    continue;
-                }
-                let leftovers = Leftovers::new(table, is_ours).read(&xtables).await?;
-                if !leftovers.is_empty() && !left.contains(&family) {
-                    left.push(family);
-                }
-                let batch = leftovers.unlinking();
-                if !batch.is_empty() {
-                    xtables.restore(&batch).await?;
-                }
-            }
+        if OWNED.unlink(family).await? {
+            left.push(family);
         }
     }
     Ok(left)
-}
-
-/// Removes all of it in one engine of one family.
-pub(super) async fn remove(
-    xtables: &Xtables,
-    engine: Engine,
-    kept: &[(Table, &str)],
-) -> Result<(), xtables::Error> {
-    let (mut batch, mut later) = (String::new(), Vec::new());
-    let mut outcome = Ok(());
-    let mut kubelet = false;
-    let there = engine.tables_with(xtables.family(), |_, chain| {
-        is_ours(chain) || chain == names::FIREWALL || xtables::HINTS.contains(&chain)
-    });
-    // What nat leads somewhere is closed last.
-    for table in [Table::Mangle, Table::Nat, Table::Filter] {
-        if !there.contains(&table.name()) {
-            continue;
-        }
-        let ours = |chain: &str| is_ours(chain) && !kept.contains(&(table, chain));
-        let firewall = |chain: &str| table == Table::Filter && chain == names::FIREWALL;
-        let mut found = Leftovers::new(table, |chain: &str| ours(chain) || firewall(chain));
-        let read = xtables.read(table.name(), |line| {
-            kubelet |= is_kubelets(line);
-            found.line(line);
-        });
-        if let Err(error) = read.await {
-            let of = (xtables.family(), engine);
-            let unread = leftovers::unread(error, of, |of, chain| of == table && ours(chain));
-            outcome = outcome.and(unread);
-            continue;
-        }
-        if kubelet {
-            found.leave(names::FIREWALL);
-        }
-        let mut steps = found.steps(engine).into_iter();
-        batch.extend(steps.next());
-        later.extend(steps);
-    }
-    if !batch.is_empty() {
-        outcome = outcome.and(xtables.restore(&batch).await);
-    }
-    for step in later {
-        outcome = outcome.and(xtables.restore(&step).await);
-    }
-    outcome
 }
 
 /// A line of `iptables-save` that only the kubelet causes; where it is,

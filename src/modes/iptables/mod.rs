@@ -28,7 +28,7 @@ use std::{sync::Arc, time::Duration};
 use prometheus::Registry;
 use tokio::time::{Instant, sleep_until};
 
-pub use self::cleanup::{cleanup, cleanup_beside, is_there, retire};
+pub use self::cleanup::{cleanup, cleanup_except, is_there, retire};
 use self::{
     counters::Counters,
     family::{Done, FamilyRules},

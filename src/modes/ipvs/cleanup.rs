@@ -8,8 +8,7 @@ use nix::errno::Errno;
 use super::{
     Error,
     own_servers::{NamedFrontends, OwnServers},
-    plan::{FAMILIES, LINK, Set},
-    tables,
+    plan::{FAMILIES, LINK, OWN_CHAINS, Set},
 };
 use crate::kernel::{
     addresses,
@@ -17,7 +16,10 @@ use crate::kernel::{
     ipvs::{Change, Ipvs, RealServer, ServerId},
     links,
     netlink::{self, Protocol, Socket},
-    xtables::{leftovers::Kept, rule::Table},
+    xtables::{
+        remove::{Owned, Preserved},
+        rule::Table,
+    },
 };
 
 /// Where the kernel shows that it has IPVS.
@@ -31,8 +33,15 @@ const IPVS: &str = "/proc/net/ip_vs";
 /// # Errors
 /// The first thing that could not be removed, after all others were tried.
 pub async fn cleanup(exclude: &[IpNet]) -> Result<(), Error> {
-    cleanup_beside(exclude, &Kept::nothing()).await
+    cleanup_except(exclude, &Preserved::nothing()).await
 }
+
+/// The chains that are ours.
+const OWNED: Owned = Owned {
+    tables: &Table::ALL,
+    is_ours: |table, chain| OWN_CHAINS.contains(&(table, chain)),
+    shared: None,
+};
 
 /// Chains that iptables mode has too, by the same names.
 pub const SHARED_CHAINS: [(Table, &str); 5] = [
@@ -43,12 +52,12 @@ pub const SHARED_CHAINS: [(Table, &str); 5] = [
     (Table::Nat, "KUBE-MARK-MASQ"),
 ];
 
-/// As [`cleanup`], but leaves the rules that are `kept` because a mode that
+/// As [`cleanup`], but leaves the rules that are `preserved` because a mode that
 /// runs has them.
 ///
 /// # Errors
 /// As [`cleanup`].
-pub async fn cleanup_beside(exclude: &[IpNet], kept: &Kept) -> Result<(), Error> {
+pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<(), Error> {
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
@@ -58,7 +67,7 @@ pub async fn cleanup_beside(exclude: &[IpNet], kept: &Kept) -> Result<(), Error>
         let removed = remove_servers(|id| own.has(id) && !is_excluded(id, exclude));
         outcome = outcome.and(removed.map_err(Error::from));
     }
-    outcome = outcome.and(cleanup_rules(kept).await);
+    outcome = outcome.and(cleanup_rules(preserved).await);
     if let Some(sets) = &mut sets {
         outcome = outcome.and(sets.destroy(TEMPORARY).map_err(Error::from));
         for family in FAMILIES {
@@ -71,24 +80,24 @@ pub async fn cleanup_beside(exclude: &[IpNet], kept: &Kept) -> Result<(), Error>
     outcome
 }
 
-/// Removes the rules only, but for what is `kept`: for another engine than the
+/// Removes the rules only, but for what is `preserved`: for another engine than the
 /// one that this mode, which runs, has its rules in.
 ///
 /// # Errors
 /// The first program that failed, after all others did their part.
-pub async fn cleanup_rules(kept: &Kept) -> Result<(), Error> {
+pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in FAMILIES {
-        let removed = tables::remove(family, kept).await;
+        let removed = OWNED.remove(family.into(), preserved).await;
         outcome = outcome.and(removed.map_err(|source| Error::Rules { family, source }));
     }
     outcome
 }
 
-/// Whether the dummy link is there, or rules other than what is `kept`.
-pub async fn is_there(kept: &Kept) -> bool {
+/// Whether the dummy link is there, or rules other than what is `preserved`.
+pub async fn is_there(preserved: &Preserved) -> bool {
     for family in FAMILIES {
-        if tables::is_there(family, kept).await {
+        if OWNED.is_there(family.into(), preserved).await {
             return true;
         }
     }

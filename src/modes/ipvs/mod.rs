@@ -27,7 +27,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 use hashbrown::HashMap;
 
 pub use self::{
-    cleanup::{SHARED_CHAINS, cleanup, cleanup_beside, cleanup_rules, is_there, retire},
+    cleanup::{SHARED_CHAINS, cleanup, cleanup_except, cleanup_rules, is_there, retire},
     plan::Options,
 };
 use self::{

@@ -6,9 +6,8 @@ use hashbrown::{HashMap, HashSet};
 
 use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
 use crate::kernel::xtables::{
-    leftovers,
     rule::{BASE_CHAINS, Table},
-    saved::Digest,
+    saved::{self, Digest},
 };
 
 /// Rules of a chain that are kept as words: many more than a chain of ours has.
@@ -56,7 +55,7 @@ impl Saved {
         let Some((name, rule)) = rule.and_then(|rule| rule.split_once(' ')) else {
             return;
         };
-        let target = leftovers::target(rule);
+        let target = saved::target(rule);
         if !self.is_ours(name) && !target.is_some_and(|target| self.is_ours(target)) {
             return;
         }

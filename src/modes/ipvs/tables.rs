@@ -3,19 +3,11 @@
 use hashbrown::HashMap;
 
 use super::{
-    plan::{self, Filled, OWN_CHAINS, Rules, Site},
+    plan::{self, Filled, Rules, Site},
     ruleset::{self, Batch, Saved},
 };
 use crate::{
-    kernel::{
-        Family,
-        xtables::{
-            Engine, Error, Toolkit, Xtables,
-            features::Features,
-            leftovers::{self, Kept, Leftovers},
-            rule::Table,
-        },
-    },
+    kernel::xtables::{Engine, Error, Toolkit, Xtables, features::Features, rule::Table},
     services::IpFamily,
 };
 
@@ -181,61 +173,4 @@ fn nat_last(batch: &str) -> (String, String) {
         part.push('\n');
     }
     (now, later)
-}
-
-/// Removes every rule and chain of ours in `family` but for what is `kept`,
-/// whichever engine holds them.
-///
-/// # Errors
-/// The first program that failed, after all others did their part.
-pub async fn remove(family: IpFamily, kept: &Kept) -> Result<(), Error> {
-    let family = Family::from(family);
-    let mut outcome = Ok(());
-    let programs = Xtables::engines(family).await;
-    let ours = |table, chain: &str| OWN_CHAINS.contains(&(table, chain));
-    outcome = outcome.and(leftovers::within_reach(family, &programs, kept, ours));
-    for (xtables, engine) in programs {
-        let Some(kept) = kept.within(family, engine) else {
-            continue;
-        };
-        let there = engine.tables_with(family, |table, chain| {
-            Table::named(table)
-                .is_some_and(|table| ours(table, chain) && !kept.contains(&(table, chain)))
-        });
-        for table in Table::ALL {
-            if there.contains(&table.name()) {
-                outcome = outcome.and(remove_from(&xtables, engine, table, kept).await);
-            }
-        }
-    }
-    outcome
-}
-
-/// Whether chains of ours are in `family`, other than what is `kept`.
-pub async fn is_there(family: IpFamily, kept: &Kept) -> bool {
-    let ours = |table, chain: &str| OWN_CHAINS.contains(&(table, chain));
-    leftovers::any(family.into(), kept, ours).await
-}
-
-async fn remove_from(
-    xtables: &Xtables,
-    engine: Engine,
-    table: Table,
-    kept: &[(Table, &str)],
-) -> Result<(), Error> {
-    let ours = |chain: &str| {
-        let chain = (table, chain);
-        OWN_CHAINS.contains(&chain) && !kept.contains(&chain)
-    };
-    let batch = match Leftovers::new(table, ours).read(xtables).await {
-        Ok(leftovers) => leftovers.removal(),
-        Err(error) => {
-            let of = (xtables.family(), engine);
-            return leftovers::unread(error, of, |of, chain| of == table && ours(chain));
-        }
-    };
-    if batch.is_empty() {
-        return Ok(());
-    }
-    xtables.restore(&batch).await
 }

@@ -10,7 +10,7 @@ use crate::{
     kernel::{
         Family, addresses, netlink,
         probe::Kernel,
-        xtables::{Engine, leftovers::Kept},
+        xtables::{Engine, remove::Preserved},
     },
     node::Served,
     services::IpFamily,
@@ -115,7 +115,7 @@ impl Capture {
         }
         if !self.other_way_cleaned {
             let routed = self.choice.families(Method::Local);
-            Redirect::cleanup(&routed, &Kept::nothing()).await?;
+            Redirect::cleanup(&routed, &Preserved::nothing()).await?;
             Local::cleanup(&self.choice.families(Method::Redirect))?;
             self.other_way_cleaned = true;
         }
@@ -130,32 +130,32 @@ impl Capture {
 /// the same.
 pub async fn cleanup() -> Result<(), Error> {
     let both = [IpFamily::V4, IpFamily::V6];
-    let redirect = cleanup_rules(&Kept::nothing()).await;
+    let redirect = cleanup_rules(&Preserved::nothing()).await;
     let local = Local::cleanup(&both);
     redirect.and(local).and(transparent::cleanup().await)
 }
 
 /// Removes what captures in other ways than this mode, which runs: rules in
-/// engines other than what is `kept`, and routes of the families that it has
+/// engines other than what is `preserved`, and routes of the families that it has
 /// rules for.
 ///
 /// # Errors
 /// With the first thing that could not be removed; the others are removed all
 /// the same.
-pub async fn cleanup_beside(kept: &Kept, redirected: &[IpFamily]) -> Result<(), Error> {
-    let rules = cleanup_rules(kept).await;
+pub async fn cleanup_except(preserved: &Preserved, redirected: &[IpFamily]) -> Result<(), Error> {
+    let rules = cleanup_rules(preserved).await;
     rules.and(Local::cleanup(redirected))
 }
 
-async fn cleanup_rules(kept: &Kept) -> Result<(), Error> {
-    Redirect::cleanup(&[IpFamily::V4, IpFamily::V6], kept).await
+async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
+    Redirect::cleanup(&[IpFamily::V4, IpFamily::V6], preserved).await
 }
 
 /// Whether anything captures in these families, other than rules that are
-/// `kept`; `routed`: where routes are looked at.
-pub async fn is_there(kept: &Kept, routed: &[IpFamily]) -> bool {
+/// `preserved`; `routed`: where routes are looked at.
+pub async fn is_there(preserved: &Preserved, routed: &[IpFamily]) -> bool {
     for family in [IpFamily::V4, IpFamily::V6] {
-        if Redirect::is_there(family, kept).await {
+        if Redirect::is_there(family, preserved).await {
             return true;
         }
     }

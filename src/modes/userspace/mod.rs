@@ -54,7 +54,7 @@ use self::{
     workers::Workers,
 };
 pub use self::{
-    capturing::{Capture, cleanup, cleanup_beside, is_there},
+    capturing::{Capture, cleanup, cleanup_except, is_there},
     counters::Counters,
     descriptors::Descriptors,
     insiders::{DetectLocal, Links},

@@ -11,7 +11,7 @@ use crate::{
         Family,
         conntrack::flows,
         netlink::{Protocol, Socket},
-        xtables::{Engine, leftovers::Kept},
+        xtables::{Engine, remove::Preserved},
     },
     modes::{ModeName, SyncError, iptables, ipvs, userspace},
     services::IpFamily,
@@ -73,16 +73,16 @@ impl Leftover {
     pub(super) async fn is_there(self, running: &Running) -> bool {
         match self {
             Leftover::Of(mode) => {
-                let kept = running.kept(mode);
+                let preserved = running.preserved(mode);
                 match mode {
-                    ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&kept).await,
-                    ModeName::Iptables => iptables::is_there(&kept).await,
+                    ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&preserved).await,
+                    ModeName::Iptables => iptables::is_there(&preserved).await,
                     ModeName::Userspace => {
                         let routed = match running.is(mode) {
                             true => running.with_rules(),
                             false => vec![IpFamily::V4, IpFamily::V6],
                         };
-                        userspace::is_there(&kept, &routed).await
+                        userspace::is_there(&preserved, &routed).await
                     }
                 }
             }
@@ -150,14 +150,14 @@ impl Running {
     }
 
     /// Which of the rules that `mode` installs are its own, too.
-    fn kept(&self, mode: ModeName) -> Kept {
+    fn preserved(&self, mode: ModeName) -> Preserved {
         let engines = self.engines.clone();
         match (mode, self.mode) {
-            (mode, running) if mode == running => Kept::all(engines),
+            (mode, running) if mode == running => Preserved::all(engines),
             (ModeName::Iptables, ModeName::Ipvs) | (ModeName::Ipvs, ModeName::Iptables) => {
-                Kept::chains(engines, &ipvs::SHARED_CHAINS)
+                Preserved::chains(engines, &ipvs::SHARED_CHAINS)
             }
-            _ => Kept::nothing(),
+            _ => Preserved::nothing(),
         }
     }
 }
@@ -167,14 +167,16 @@ async fn clean(
     running: Option<&Running>,
     exclude: &[IpNet],
 ) -> Result<(), SyncError> {
-    let kept = running.map_or_else(Kept::nothing, |running| running.kept(mode));
+    let preserved = running.map_or_else(Preserved::nothing, |running| running.preserved(mode));
     let runs = running.is_some_and(|running| running.is(mode));
     let redirected = running.map_or_else(Vec::new, Running::with_rules);
     match mode {
-        ModeName::Userspace if runs => Ok(userspace::cleanup_beside(&kept, &redirected).await?),
+        ModeName::Userspace if runs => {
+            Ok(userspace::cleanup_except(&preserved, &redirected).await?)
+        }
         ModeName::Userspace => Ok(userspace::cleanup().await?),
-        ModeName::Iptables => Ok(iptables::cleanup_beside(&kept).await?),
-        ModeName::Ipvs if runs => Ok(ipvs::cleanup_rules(&kept).await?),
-        ModeName::Ipvs => Ok(ipvs::cleanup_beside(exclude, &kept).await?),
+        ModeName::Iptables => Ok(iptables::cleanup_except(&preserved).await?),
+        ModeName::Ipvs if runs => Ok(ipvs::cleanup_rules(&preserved).await?),
+        ModeName::Ipvs => Ok(ipvs::cleanup_except(exclude, &preserved).await?),
     }
 }

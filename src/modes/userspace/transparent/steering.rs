@@ -28,7 +28,7 @@ use crate::{
         sysctl,
         xtables::{
             self, Xtables,
-            leftovers::{self, Kept},
+            remove::{Owned, Preserved},
             rule::Table,
         },
     },
@@ -37,6 +37,11 @@ use crate::{
 
 /// The chain that Tripod owns in table mangle.
 const CHAIN: &str = "TRIPOD-TRANSPARENT";
+const OWNED: Owned = Owned {
+    tables: &[Table::Mangle],
+    is_ours: |table, chain| table == Table::Mangle && chain == CHAIN,
+    shared: None,
+};
 /// What is for a socket of ours.
 const MARK: u32 = 0x5450_5448;
 /// Before the rules of local capture, and outside of its tables.
@@ -108,20 +113,6 @@ fn repair(saved: &str) -> Option<String> {
     }
     batch += "COMMIT\n";
     Some(batch)
-}
-
-/// Batch text that removes what is ours; `None`: nothing is.
-fn removal(saved: &str) -> Option<String> {
-    let declared = format!(":{CHAIN} ");
-    if !saved.lines().any(|line| line.starts_with(&declared)) {
-        return None;
-    }
-    let jumps = saved
-        .lines()
-        .map(str::trim_end)
-        .filter(|line| is_jump(line));
-    let jumps: String = jumps.map(deletion).collect();
-    Some(format!("*mangle\n{jumps}-F {CHAIN}\n-X {CHAIN}\nCOMMIT\n"))
 }
 
 fn is_jump(line: &str) -> bool {
@@ -252,23 +243,8 @@ fn left_behind() -> Result<bool, Error> {
 pub async fn cleanup() -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in Family::ALL {
-        let ours = |of, chain: &str| of == Table::Mangle && chain == CHAIN;
-        let programs = Xtables::engines(family).await;
-        let reached = leftovers::within_reach(family, &programs, &Kept::nothing(), ours);
-        outcome = outcome.and(reached.map_err(Error::from));
-        for (xtables, engine) in programs {
-            let there = engine.tables_with(family, |_, chain| chain == CHAIN);
-            if !there.contains(&"mangle") {
-                continue;
-            }
-            let saved = xtables.lines_with("mangle", CHAIN).await;
-            let removed = match saved.map(|saved| removal(&saved)) {
-                Ok(Some(batch)) => xtables.restore(&batch).await,
-                Ok(None) => Ok(()),
-                Err(error) => leftovers::unread(error, (family, engine), ours),
-            };
-            outcome = outcome.and(removed.map_err(Error::from));
-        }
+        let removed = OWNED.remove(family, &Preserved::nothing()).await;
+        outcome = outcome.and(removed.map_err(Error::from));
         outcome = outcome.and(unroute(family));
     }
     outcome
@@ -318,10 +294,5 @@ mod tests {
             assert_eq!(lines[2..lines.len() - 1], expected, "{saved:?}");
             assert_eq!(lines.last(), Some(&tail));
         }
-        let gone = removal(&right).unwrap();
-        let expected =
-            format!("*mangle\n-D PREROUTING -j {CHAIN}\n-F {CHAIN}\n-X {CHAIN}\nCOMMIT\n");
-        assert_eq!(gone, expected);
-        assert_eq!(removal(foreign), None);
     }
 }

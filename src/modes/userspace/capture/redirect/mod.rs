@@ -41,12 +41,20 @@ use crate::{
         netlink::{Protocol, Socket},
         probe::Kernel,
         xtables::{
-            self, Engine, Xtables,
-            leftovers::{self, Kept},
+            Engine, Xtables,
+            remove::{Owned, Preserved},
             rule::Table,
         },
     },
     services::IpFamily,
+};
+
+/// The chains of this capture. What leads to the listeners goes before what guards
+/// them.
+const OWNED: Owned = Owned {
+    tables: &[Table::Nat, Table::Filter],
+    is_ours: |_, chain| chain == plan::CHAIN,
+    shared: None,
 };
 
 /// Captures by nat rules. Owns its chains and the jumps to them.
@@ -161,49 +169,22 @@ impl Redirect {
 
     /// Removes everything that this way of capture ever installs in these
     /// families, also what an earlier process left, through whichever engine of
-    /// the kernel, but for those that are `kept`. Twice is harmless; nothing of
+    /// the kernel, but for those that are `preserved`. Twice is harmless; nothing of
     /// others is touched.
     ///
     /// # Errors
     /// When something of it could not be removed.
-    pub async fn cleanup(families: &[IpFamily], kept: &Kept) -> Result<(), Error> {
+    pub async fn cleanup(families: &[IpFamily], preserved: &Preserved) -> Result<(), Error> {
         let mut outcome = Ok(());
-        for family in families.iter().copied().map(Family::from) {
-            let programs = Xtables::engines(family).await;
-            let ours = |_, chain: &str| chain == plan::CHAIN;
-            outcome = outcome.and(leftovers::within_reach(family, &programs, kept, ours));
-            for (xtables, engine) in programs {
-                if kept.within(family, engine).is_none() {
-                    continue;
-                }
-                let there = engine.tables_with(family, |_, chain| chain == plan::CHAIN);
-                for table in [Table::Nat, Table::Filter] {
-                    if there.contains(&table.name()) {
-                        outcome = outcome.and(remove(&xtables, engine, table).await);
-                    }
-                }
-            }
+        for family in families {
+            outcome = outcome.and(OWNED.remove((*family).into(), preserved).await);
         }
         Ok(outcome?)
     }
 
-    /// Whether rules are in `family`, other than what is `kept`.
-    pub async fn is_there(family: IpFamily, kept: &Kept) -> bool {
-        leftovers::any(family.into(), kept, |_, chain| chain == plan::CHAIN).await
-    }
-}
-
-async fn remove(xtables: &Xtables, engine: Engine, table: Table) -> Result<(), xtables::Error> {
-    let saved = match xtables.lines_with(table.name(), plan::CHAIN).await {
-        Ok(saved) => saved,
-        Err(error) => {
-            let ours = |of, chain: &str| of == table && chain == plan::CHAIN;
-            return leftovers::unread(error, (xtables.family(), engine), ours);
-        }
-    };
-    match plan::removal(table.name(), &saved) {
-        Some(batch) => xtables.restore(&batch).await,
-        None => Ok(()),
+    /// Whether rules are in `family`, other than what is `preserved`.
+    pub async fn is_there(family: IpFamily, preserved: &Preserved) -> bool {
+        OWNED.is_there(family.into(), preserved).await
     }
 }
 

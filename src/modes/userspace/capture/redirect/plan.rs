@@ -338,14 +338,3 @@ pub fn ours<'a>(nat: &'a str, filter: &'a str) -> Vec<&'a str> {
         .filter(|line| line.starts_with('-') && line.contains(CHAIN))
         .collect()
 }
-
-/// Batch text that removes our chain and every jump to it from a table that
-/// `iptables-save` printed; `None` if it holds neither.
-pub fn removal(table: &str, saved: &str) -> Option<String> {
-    let declared = format!(":{CHAIN} ");
-    if !saved.lines().any(|line| line.starts_with(&declared)) {
-        return None;
-    }
-    let jumps: String = jumping(saved).map(|rule| format!("-D {rule}\n")).collect();
-    Some(format!("*{table}\n{jumps}-F {CHAIN}\n-X {CHAIN}\nCOMMIT\n"))
-}

@@ -109,8 +109,12 @@ fn rules_follow_are_repaired_and_go() {
 
             let foreign = "*nat\n-A POSTROUTING -s 192.0.2.0/24 -j RETURN\nCOMMIT\n";
             xtables.restore(foreign).await.unwrap();
-            Redirect::cleanup(&BOTH, &Kept::nothing()).await.unwrap();
-            Redirect::cleanup(&BOTH, &Kept::nothing()).await.unwrap();
+            Redirect::cleanup(&BOTH, &Preserved::nothing())
+                .await
+                .unwrap();
+            Redirect::cleanup(&BOTH, &Preserved::nothing())
+                .await
+                .unwrap();
             assert_eq!(ours(Family::V4).await + &ours(Family::V6).await, "");
             let left = xtables.lines_with("nat", "").await.unwrap();
             assert!(left.contains("-A POSTROUTING -s 192.0.2.0/24"), "{left}");

@@ -172,21 +172,3 @@ fn jumps_are_repaired_to_exactly_one() {
     }
     assert_eq!(Jumps::repair(right, "", &ALL).filter.len(), 1);
 }
-
-#[test]
-fn removal_takes_chain_and_jumps_and_leaves_the_rest() {
-    let saved = "*nat\n:PREROUTING ACCEPT [0:0]\n:TRIPOD-USERSPACE - [0:0]\n\
-                 -A PREROUTING -j KUBE-SERVICES\n-A PREROUTING -j TRIPOD-USERSPACE\n\
-                 -A TRIPOD-USERSPACE -p tcp -j REDIRECT --to-ports 1\nCOMMIT\n";
-    assert_eq!(
-        removal("nat", saved).as_deref(),
-        Some(
-            "*nat\n-D PREROUTING -j TRIPOD-USERSPACE\n-F TRIPOD-USERSPACE\n\
-             -X TRIPOD-USERSPACE\nCOMMIT\n"
-        )
-    );
-    assert_eq!(
-        removal("nat", "*nat\n:TRIPOD-USERSPACE-2 - [0:0]\nCOMMIT\n"),
-        None
-    );
-}

@@ -1,0 +1,229 @@
+//! The chains of ours in a table, and the input that removes them.
+
+use std::collections::HashSet;
+
+use crate::kernel::xtables::{
+    Engine, Error, Xtables,
+    rule::{BASE_CHAINS, Table},
+    saved::target,
+};
+
+/// Chains that iptables-nft-restore is given to remove at once. The time that it
+/// takes grows with the square of their number.
+const AT_ONCE: usize = 1_000;
+
+/// The chains of ours in a table, and what leads to them. Of a table with a
+/// hundred thousand rules no more is kept than that.
+#[derive(Debug)]
+pub struct OwnedChains<F> {
+    table: Table,
+    ours: F,
+    chains: Vec<String>,
+    /// Rules of the kernel's chains that lead to them.
+    jumps: Vec<String>,
+    /// Those that somebody else's rule leads to.
+    held: HashSet<String>,
+}
+
+impl<F: Fn(&str) -> bool> OwnedChains<F> {
+    /// Of `table`; `ours` tells by their names the chains that are to go.
+    pub fn new(table: Table, ours: F) -> OwnedChains<F> {
+        OwnedChains {
+            table,
+            ours,
+            chains: Vec::new(),
+            jumps: Vec::new(),
+            held: HashSet::new(),
+        }
+    }
+
+    /// Reads them from `xtables`.
+    ///
+    /// # Errors
+    /// What the program said.
+    pub async fn read(mut self, xtables: &Xtables) -> Result<OwnedChains<F>, Error> {
+        let table = self.table.name();
+        xtables.read(table, |line| self.line(line)).await?;
+        Ok(self)
+    }
+
+    /// Takes in a line of `iptables-save`.
+    pub fn line(&mut self, line: &str) {
+        if let Some(declared) = line.strip_prefix(':') {
+            let name = declared.split(' ').next().unwrap_or_default();
+            if (self.ours)(name) {
+                self.chains.push(name.to_owned());
+            }
+        } else if let Some(rule) = line.strip_prefix("-A ")
+            && let Some((chain, words)) = rule.split_once(' ')
+            && !(self.ours)(chain)
+            && let Some(target) = target(words).filter(|target| (self.ours)(target))
+        {
+            // Rules of the kernel's chains that lead to us are ours.
+            if BASE_CHAINS.contains(&chain) {
+                self.jumps.push(rule.to_owned());
+            } else {
+                self.held.insert(target.to_owned());
+            }
+        }
+    }
+
+    /// Leaves the chain of this name, and what leads to it.
+    pub fn leave(&mut self, name: &str) {
+        self.chains.retain(|chain| chain != name);
+        let leads = |rule: &str| {
+            let words = rule.split_once(' ').map_or("", |(_, words)| words);
+            target(words) == Some(name)
+        };
+        self.jumps.retain(|rule| !leads(rule));
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    /// Input of `iptables-restore` that removes what leads to the chains, but
+    /// not them; empty if nothing does.
+    pub fn unlinking(&self) -> String {
+        if self.jumps.is_empty() {
+            return String::new();
+        }
+        self.input(&self.unlinked())
+    }
+
+    /// Input of `iptables-restore` that removes the chains and what leads to
+    /// them; empty if there are none. A chain that somebody else's rule leads
+    /// to is only emptied, for that rule is not ours to remove.
+    pub fn removal(&self) -> String {
+        if self.chains.is_empty() {
+            return String::new();
+        }
+        let rules = self.unlinked();
+        let (emptied, deleted) = (emptied(&self.chains), deleted(self.free()));
+        self.input(&format!("{emptied}{rules}{deleted}"))
+    }
+
+    /// As [`removal`](Self::removal) where `engine` can do it at once; else in
+    /// steps, one after the other, of which the first has nothing lead to the
+    /// chains any more. There is always a first.
+    pub fn steps(&self, engine: Engine) -> Vec<String> {
+        if engine == Engine::Legacy || self.chains.len() <= AT_ONCE {
+            return vec![self.removal()];
+        }
+        let free: Vec<&String> = self.free().collect();
+        let emptying = self.chains.chunks(AT_ONCE).map(emptied);
+        let deleting = free
+            .chunks(AT_ONCE)
+            .map(|free| deleted(free.iter().copied()));
+        let lines = emptying.chain(deleting);
+        let later = lines.map(|lines| self.input(&lines));
+        std::iter::once(self.unlinking()).chain(later).collect()
+    }
+
+    fn input(&self, lines: &str) -> String {
+        format!("*{}\n{lines}COMMIT\n", self.table)
+    }
+
+    fn unlinked(&self) -> String {
+        let deletion = |rule| format!("-D {rule}\n");
+        self.jumps.iter().map(deletion).collect()
+    }
+
+    fn free(&self) -> impl Iterator<Item = &String> {
+        self.chains
+            .iter()
+            .filter(|chain| !self.held.contains(*chain))
+    }
+}
+
+fn emptied(chains: &[String]) -> String {
+    chains
+        .iter()
+        .map(|chain| format!(":{chain} - [0:0]\n"))
+        .collect()
+}
+
+fn deleted<'a>(chains: impl Iterator<Item = &'a String>) -> String {
+    chains.map(|chain| format!("-X {chain}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_rules_and_what_they_lead_to_stay() {
+        let ours = |chain: &str| chain.starts_with("KUBE-");
+        let mut chains = OwnedChains::new(Table::Nat, ours);
+        assert!(chains.is_empty());
+        assert_eq!((chains.removal(), chains.unlinking()), Default::default());
+        for line in [
+            ":OUTPUT ACCEPT [0:0]",
+            ":MINE - [0:0]",
+            ":KUBE-A - [0:0]",
+            ":KUBE-B - [0:0]",
+            ":KUBE-C - [0:0]",
+            "-A OUTPUT -m comment --comment \"to -j MINE\" -j KUBE-A",
+            "-A OUTPUT -m comment --comment \"not -j KUBE-A\" -j MINE",
+            "-A OUTPUT -g MINE",
+            "-A MINE -j KUBE-B",
+            "-A MINE -g KUBE-C",
+            "-A KUBE-A -j KUBE-B",
+        ] {
+            chains.line(line);
+        }
+        assert_eq!(
+            chains.unlinking(),
+            "*nat\n-D OUTPUT -m comment --comment \"to -j MINE\" -j KUBE-A\nCOMMIT\n"
+        );
+        assert_eq!(
+            chains.removal(),
+            "*nat\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\n\
+             -D OUTPUT -m comment --comment \"to -j MINE\" -j KUBE-A\n-X KUBE-A\nCOMMIT\n"
+        );
+    }
+
+    #[test]
+    fn a_chain_that_is_left_keeps_what_leads_to_it() {
+        let mut chains = OwnedChains::new(Table::Filter, |chain: &str| chain.len() == 1);
+        for line in [":A - [0:0]", ":B - [0:0]", "-A INPUT -j A", "-A INPUT -j B"] {
+            chains.line(line);
+        }
+        chains.leave("A");
+        assert_eq!(
+            chains.removal(),
+            "*filter\n:B - [0:0]\n-D INPUT -j B\n-X B\nCOMMIT\n"
+        );
+        chains.leave("B");
+        assert_eq!(chains.removal(), "");
+    }
+
+    #[test]
+    fn many_chains_go_in_steps_once_nothing_leads_to_them() {
+        let mut chains = OwnedChains::new(Table::Nat, |chain: &str| chain.starts_with('K'));
+        for line in [":FOREIGN - [0:0]", "-A OUTPUT -j K0", "-A FOREIGN -j K1"] {
+            chains.line(line);
+        }
+        for i in 0..AT_ONCE {
+            chains.line(&format!(":K{i} - [0:0]"));
+        }
+        let whole = chains.steps(Engine::NfTables);
+        assert_eq!(whole, [chains.removal()]);
+        chains.line(":KLAST - [0:0]");
+        assert_eq!(chains.steps(Engine::Legacy), [chains.removal()]);
+        let steps = chains.steps(Engine::NfTables);
+        let (first, later) = steps.split_first().unwrap();
+        assert_eq!(*first, chains.unlinking());
+        let sizes: Vec<usize> = later.iter().map(|step| step.lines().count() - 2).collect();
+        assert_eq!(sizes, [AT_ONCE, 1, AT_ONCE]);
+        let lines = |step: &String| step.lines().map(str::to_owned).collect::<Vec<_>>();
+        let mut in_steps: Vec<String> = steps.iter().flat_map(lines).collect();
+        let mut at_once = lines(&chains.removal());
+        in_steps.retain(|line| !["*nat", "COMMIT"].contains(&line.as_str()));
+        at_once.retain(|line| !["*nat", "COMMIT"].contains(&line.as_str()));
+        in_steps.sort();
+        at_once.sort();
+        assert_eq!(in_steps, at_once);
+    }
+}

@@ -1,0 +1,272 @@
+//! Removing chains of ours from tables that others have rules in too: one driver
+//! for every part of Tripod that has rules.
+
+mod chains;
+mod preserved;
+
+use self::chains::OwnedChains;
+pub use self::preserved::Preserved;
+use super::{Engine, Error, Xtables, rule::Table};
+use crate::kernel::{Family, nftables};
+
+/// Which chains belong to a part of Tripod, by their names.
+#[derive(Debug)]
+pub struct Owned {
+    /// The tables that have some, in the order in which they are cleaned.
+    pub tables: &'static [Table],
+    /// Returns true if the chain is ours. The kernel's own chains never are.
+    pub is_ours: fn(Table, &str) -> bool,
+    /// A chain that is ours unless another program uses it.
+    pub shared: Option<SharedChain>,
+}
+
+/// A chain that another program has under the same name.
+#[derive(Debug)]
+pub struct SharedChain {
+    /// Its table, the last one of [`Owned::tables`].
+    pub table: Table,
+    /// Its name.
+    pub name: &'static str,
+    /// Chains that only the other program makes, in any of the tables.
+    pub signs: &'static [&'static str],
+    /// Returns true for a line of `iptables-save` that only the other program
+    /// causes.
+    pub is_others: fn(&str) -> bool,
+}
+
+impl Owned {
+    /// Removes these chains of `family`, and what leads to them, from whichever
+    /// engine holds them, but for what is `preserved`. Nothing of others is
+    /// touched; what is not there is fine.
+    ///
+    /// # Errors
+    /// The first thing that could not be removed, after everything else was.
+    pub async fn remove(&self, family: Family, preserved: &Preserved) -> Result<(), Error> {
+        let programs = Xtables::engines(family).await;
+        let mut outcome = self.within_reach(family, &programs, preserved);
+        for (xtables, engine) in programs {
+            if !preserved.has_all_of(family, engine) {
+                outcome = outcome.and(self.remove_from(&xtables, engine, preserved).await);
+            }
+        }
+        outcome
+    }
+
+    async fn remove_from(
+        &self,
+        xtables: &Xtables,
+        engine: Engine,
+        preserved: &Preserved,
+    ) -> Result<(), Error> {
+        let family = xtables.family();
+        let is_ours = |table: Table, chain: &str| {
+            (self.is_ours)(table, chain) && !preserved.has(family, engine, (table, chain))
+        };
+        let shared = self.shared.as_ref();
+        let is_shared = |table: Table, chain: &str| {
+            shared.is_some_and(|shared| shared.table == table && shared.name == chain)
+        };
+        let is_sign = |chain: &str| shared.is_some_and(|shared| shared.signs.contains(&chain));
+        let there = engine.tables_with(family, |table, chain| {
+            Table::named(table)
+                .is_some_and(|table| is_ours(table, chain) || is_shared(table, chain))
+                || is_sign(chain)
+        });
+        let mut outcome = Ok(());
+        let (mut first, mut later) = (Vec::new(), Vec::new());
+        let mut is_others = false;
+        for &table in self.tables {
+            if !there.contains(&table.name()) {
+                continue;
+            }
+            let owned = |chain: &str| is_ours(table, chain) || is_shared(table, chain);
+            let mut found = OwnedChains::new(table, owned);
+            let read = xtables.read(table.name(), |line| {
+                is_others |= shared.is_some_and(|shared| (shared.is_others)(line));
+                found.line(line);
+            });
+            if let Err(error) = read.await {
+                let of_table = |of, chain: &str| of == table && is_ours(of, chain);
+                outcome = outcome.and(unread(error, (family, engine), of_table));
+                continue;
+            }
+            if let Some(shared) = shared.filter(|_| is_others) {
+                found.leave(shared.name);
+            }
+            let mut steps = found.steps(engine).into_iter();
+            first.extend(steps.next().filter(|step| !step.is_empty()));
+            later.extend(steps);
+        }
+        let removed = match &first[..] {
+            [] => Ok(()),
+            several => match xtables.restore(&several.concat()).await {
+                // A table of others' making fails alone.
+                Err(error) if several.len() > 1 => {
+                    tracing::debug!("each table by itself, because {error}");
+                    let mut removed = Ok(());
+                    for table in several {
+                        removed = removed.and(xtables.restore(table).await);
+                    }
+                    removed
+                }
+                removed => removed,
+            },
+        };
+        outcome = outcome.and(removed);
+        for step in later {
+            outcome = outcome.and(xtables.restore(&step).await);
+        }
+        outcome
+    }
+
+    /// Removes what leads to these chains of `family`, in whichever engine, and
+    /// leaves the chains. Returns true if there are some.
+    ///
+    /// # Errors
+    /// When a table could not be read, or a rule not be removed.
+    pub async fn unlink(&self, family: Family) -> Result<bool, Error> {
+        let mut any = false;
+        for (xtables, engine) in Xtables::engines(family).await {
+            let there = engine.tables_with(family, |table, chain| self.owns(table, chain));
+            for &table in self.tables {
+                if !there.contains(&table.name()) {
+                    continue;
+                }
+                let found = self.chains(table).read(&xtables).await?;
+                any |= !found.is_empty();
+                let batch = found.unlinking();
+                if !batch.is_empty() {
+                    xtables.restore(&batch).await?;
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    /// Returns true if `family` has such chains other than what is `preserved`.
+    /// Cheap where the kernel lists chains without their rules; what cannot be
+    /// read holds none.
+    pub async fn is_there(&self, family: Family, preserved: &Preserved) -> bool {
+        for (xtables, engine) in Xtables::engines(family).await {
+            if preserved.has_all_of(family, engine) {
+                continue;
+            }
+            let is_ours = |table: Table, chain: &str| {
+                (self.is_ours)(table, chain) && !preserved.has(family, engine, (table, chain))
+            };
+            if engine == Engine::NfTables {
+                if holds(family, is_ours).unwrap_or(false) {
+                    return true;
+                }
+                continue;
+            }
+            for &table in self.tables {
+                if !engine.has_table(family, table.name()) {
+                    continue;
+                }
+                let read = OwnedChains::new(table, |chain: &str| is_ours(table, chain));
+                let read = read.read(&xtables).await;
+                if read.is_ok_and(|found| !found.is_empty()) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn owns(&self, table: &str, chain: &str) -> bool {
+        Table::named(table).is_some_and(|table| (self.is_ours)(table, chain))
+    }
+
+    fn chains(&self, table: Table) -> OwnedChains<impl Fn(&str) -> bool> {
+        let is_ours = self.is_ours;
+        OwnedChains::new(table, move |chain: &str| is_ours(table, chain))
+    }
+
+    /// Whether the programs of `family` reach all of these chains, other than
+    /// what is `preserved`. Those of the legacy engine cannot be asked for without
+    /// its program.
+    fn within_reach(
+        &self,
+        family: Family,
+        programs: &[(Xtables, Engine)],
+        preserved: &Preserved,
+    ) -> Result<(), Error> {
+        let engine = Engine::NfTables;
+        let is_ours = |table, chain: &str| {
+            (self.is_ours)(table, chain) && !preserved.has(family, engine, (table, chain))
+        };
+        let has_program = programs.iter().any(|(_, of)| *of == engine);
+        if !has_program && holds(family, is_ours).unwrap_or(false) {
+            return Err(Error::Absent { family });
+        }
+        Ok(())
+    }
+}
+
+/// What to make of a table that could not be read when what `is_ours` tells by
+/// their names was to be removed from it: one that holds nothing of ours does not
+/// concern us.
+fn unread(
+    error: Error,
+    (family, engine): (Family, Engine),
+    is_ours: impl Fn(Table, &str) -> bool,
+) -> Result<(), Error> {
+    let concerns_us = match engine {
+        Engine::NfTables => holds(family, is_ours).unwrap_or(false),
+        // The kernel says that the table is there, and no more.
+        Engine::Legacy => true,
+    };
+    if concerns_us || error.is_permission() {
+        Err(error)
+    } else {
+        Ok(())
+    }
+}
+
+/// Whether nf_tables has such chains, whatever programs there are; `None`: it
+/// cannot be asked.
+fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Option<bool> {
+    let mut found = false;
+    let mut look = |chain: nftables::Chain| {
+        found |= Table::named(&chain.table)
+            .is_some_and(|table| !chain.base && is_ours(table, &chain.name));
+    };
+    let mut rules = nftables::Rules::open().ok()?;
+    rules.chains(family, &mut look).ok()?;
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::namespace::in_namespace;
+
+    const OWNED: Owned = Owned {
+        tables: &[Table::Nat],
+        is_ours: |table, chain| (table, chain) == (Table::Nat, "KUBE-SERVICES"),
+        shared: None,
+    };
+
+    #[test]
+    fn chains_that_no_program_reaches_are_not_said_to_be_removed() {
+        in_namespace(|| {
+            let nft = |args: &str| {
+                let mut command = std::process::Command::new("iptables-nft");
+                let status = command.args(args.split(' ')).status();
+                assert!(status.unwrap().success(), "{args}");
+            };
+            let reached = |preserved| OWNED.within_reach(Family::V4, &[], &preserved);
+            nft("-t filter -N KUBE-SERVICES");
+            nft("-t nat -N KUBE-SERVICE");
+            assert!(reached(Preserved::nothing()).is_ok());
+            nft("-t nat -N KUBE-SERVICES");
+            let error = reached(Preserved::nothing()).unwrap_err();
+            assert!(matches!(error, Error::Absent { .. }), "{error}");
+            let own = vec![(Family::V4, Engine::NfTables)];
+            assert!(reached(Preserved::all(own.clone())).is_ok());
+            let shared = Preserved::chains(own, &[(Table::Nat, "KUBE-SERVICES")]);
+            assert!(reached(shared).is_ok());
+        });
+    }
+}

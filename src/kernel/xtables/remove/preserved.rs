@@ -1,0 +1,94 @@
+//! What stays when chains are removed beside a mode that runs.
+
+use crate::kernel::{
+    Family,
+    xtables::{Engine, rule::Table},
+};
+
+/// What stays when rules are removed: those of a mode that runs.
+#[derive(Clone, Debug, Default)]
+pub struct Preserved {
+    engines: Vec<(Family, Engine)>,
+    chains: Chains,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Chains {
+    #[default]
+    All,
+    These(&'static [(Table, &'static str)]),
+}
+
+impl Preserved {
+    /// Nothing stays.
+    pub fn nothing() -> Preserved {
+        Preserved::default()
+    }
+
+    /// All that is in these engines stays.
+    pub fn all(engines: Vec<(Family, Engine)>) -> Preserved {
+        let chains = Chains::All;
+        Preserved { engines, chains }
+    }
+
+    /// In these engines, chains of these names stay, with what leads to them.
+    pub fn chains(
+        engines: Vec<(Family, Engine)>,
+        names: &'static [(Table, &'static str)],
+    ) -> Preserved {
+        let chains = Chains::These(names);
+        Preserved { engines, chains }
+    }
+
+    /// Returns true if all that some engine has stays.
+    pub fn has_all_of_some(&self) -> bool {
+        matches!(self.chains, Chains::All) && !self.engines.is_empty()
+    }
+
+    /// Returns true if nothing in this engine is to be removed.
+    pub fn has_all_of(&self, family: Family, engine: Engine) -> bool {
+        matches!(self.chains, Chains::All) && self.engines.contains(&(family, engine))
+    }
+
+    /// Returns true if this chain stays.
+    pub fn has(&self, family: Family, engine: Engine, chain: (Table, &str)) -> bool {
+        self.engines.contains(&(family, engine))
+            && match self.chains {
+                Chains::All => true,
+                Chains::These(names) => names.contains(&chain),
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stays_depends_on_the_engine() {
+        let own = vec![(Family::V4, Engine::Legacy)];
+        let shared = (Table::Nat, "KUBE-SERVICES");
+        let mine = (Table::Nat, "KUBE-LOAD-BALANCER");
+        for (preserved, all, of_shared, of_mine) in [
+            (Preserved::nothing(), false, false, false),
+            (Preserved::all(own.clone()), true, true, true),
+            (
+                Preserved::chains(own, &[(Table::Nat, "KUBE-SERVICES")]),
+                false,
+                true,
+                false,
+            ),
+        ] {
+            for (family, engine, here) in [
+                (Family::V4, Engine::Legacy, true),
+                (Family::V4, Engine::NfTables, false),
+                (Family::V6, Engine::Legacy, false),
+            ] {
+                let has = |chain| preserved.has(family, engine, chain);
+                assert_eq!(preserved.has_all_of(family, engine), all && here);
+                assert_eq!(has(shared), of_shared && here);
+                assert_eq!(has(mine), of_mine && here);
+            }
+        }
+    }
+}
