@@ -6,11 +6,9 @@
 //! the same rules, but for one: there, a proxy whose very first sync never
 //! succeeds stays healthy).
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::services::{IpFamily, Node};
@@ -137,7 +135,7 @@ impl Health {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change is one assignment, so a panic leaves nothing half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

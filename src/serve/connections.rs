@@ -4,9 +4,10 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// Connections that are open at once; probes and scrapes need few, and all of
@@ -64,8 +65,7 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
-        // Nothing that runs under this lock leaves its value half-changed.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Mutex,
     time::Duration,
 };
 
 use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// Pins above which the table is swept of expired ones; the next sweep comes
@@ -84,9 +84,9 @@ impl Affinity {
         Some(chosen)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         // A panic while the lock is held cannot leave the table half-changed.
-        self.table.lock().unwrap_or_else(|e| e.into_inner())
+        self.table.lock()
     }
 }
 

@@ -8,14 +8,12 @@
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
 
 use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// How long the first failure ejects an endpoint. Short, because one that comes
@@ -155,8 +153,7 @@ impl Failing {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Nothing that runs under this lock leaves its value half-changed.
-        self.table.lock().unwrap_or_else(|e| e.into_inner())
+        self.table.lock()
     }
 }
 

@@ -3,15 +3,12 @@
 //! endpoint, whatever `externalTrafficPolicy` says (KEP-1669 and the KUBE-EXT
 //! chains of kube-proxy).
 
-use std::{
-    fmt,
-    net::IpAddr,
-    sync::{Mutex, PoisonError},
-};
+use std::{fmt, net::IpAddr};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use nix::net::if_::if_indextoname;
+use parking_lot::Mutex;
 
 use crate::{
     kernel::{
@@ -118,7 +115,7 @@ impl Insiders {
     /// alone whose external policy makes a difference between callers. What
     /// cannot be found out counts as outside.
     fn is_behind(&self, links: &Links, peer: IpAddr) -> bool {
-        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut routes = self.routes.lock();
         if routes.is_none() {
             *routes = Socket::open(Protocol::Route).ok();
         }

@@ -2,13 +2,10 @@
 //! task for each socket would cost a kilobyte, which is much for a Service that
 //! is seldom called.
 
-use std::{
-    io,
-    os::fd::AsFd,
-    sync::{Arc, Mutex, MutexGuard},
-};
+use std::{io, os::fd::AsFd, sync::Arc};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{Interest, unix::AsyncFd};
 
 /// Sockets that are looked after in one turn of the task.
@@ -123,8 +120,7 @@ impl<S: AsFd> Watch<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Sockets<S>> {
-        // Nothing that runs under this lock leaves its value half-changed.
-        self.sockets.lock().unwrap_or_else(|e| e.into_inner())
+        self.sockets.lock()
     }
 }
 

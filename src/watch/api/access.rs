@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -14,6 +14,7 @@ use kube::{
     Client,
     config::{InClusterError, KubeconfigError},
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
@@ -219,8 +220,7 @@ impl Access {
     /// Has the credentials read again, once at a time: what is answered ends with
     /// the reading.
     fn read_again(&self) -> watch::Receiver<()> {
-        let reading = self.0.reading.lock();
-        let mut reading = reading.unwrap_or_else(PoisonError::into_inner);
+        let mut reading = self.0.reading.lock();
         if let Some(under_way) = reading.as_ref().filter(|ends| ends.has_changed().is_ok()) {
             return under_way.clone();
         }

@@ -1,8 +1,9 @@
 //! How many requests we make: client-go's token bucket (`flowcontrol`), to
 //! which `clientConnection.qps` and `.burst` are parameters.
 
-use std::{sync::Mutex, time::Duration};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 /// client-go's `DefaultQPS` and `DefaultBurst`.
@@ -39,7 +40,7 @@ impl Budget {
         };
         let now = Instant::now();
         let turn = {
-            let mut paid_at = self.paid_at.lock().unwrap_or_else(|e| e.into_inner());
+            let mut paid_at = self.paid_at.lock();
             let turn = paid_at.checked_sub(self.credit).unwrap_or(now).max(now);
             *paid_at = (*paid_at).max(now) + cost;
             turn

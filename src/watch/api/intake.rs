@@ -4,11 +4,11 @@
 use std::{
     collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Mutex, MutexGuard},
 };
 
 use hashbrown::HashMap;
 use kube::core::Status;
+use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use tracing::{debug, warn};
 
@@ -35,12 +35,6 @@ pub(super) struct Intake<'a, K: Kind> {
     complaints: HashMap<K::Name, u64>,
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
 impl<'a, K: Kind> Intake<'a, K> {
     pub(super) fn new(names: &'a Mutex<Names>, known: &'a Mutex<Known<K>>) -> Self {
         Intake {
@@ -64,12 +58,12 @@ impl<'a, K: Kind> Intake<'a, K> {
 
     /// Something is to be told.
     pub(super) fn has_news(&self) -> bool {
-        lock(self.known).has_news()
+        self.known.lock().has_news()
     }
 
     /// There is no waiting for these objects.
     pub(super) fn settle(&self) {
-        lock(self.known).settle();
+        self.known.lock().settle();
     }
 
     /// No watch can go on: everything is to be listed.
@@ -81,7 +75,7 @@ impl<'a, K: Kind> Intake<'a, K> {
     pub(super) fn begin_list(&mut self) {
         self.version = None;
         self.listing = true;
-        lock(self.known).begin_list();
+        self.known.lock().begin_list();
     }
 
     /// Takes a page and answers with the token of the next, if there is one.
@@ -136,7 +130,7 @@ impl<'a, K: Kind> Intake<'a, K> {
             let text = "the server lists without a resourceVersion";
             return Err(Failure::Broken(text.to_owned()));
         };
-        lock(self.known).end_list();
+        self.known.lock().end_list();
         self.version = Some(version);
         self.listing = false;
         Ok(())
@@ -149,7 +143,7 @@ impl<'a, K: Kind> Intake<'a, K> {
             Err(error) => {
                 let Bare { metadata } = bare(object)?;
                 if self.listing || self.advance(metadata.resource_version.as_deref())? {
-                    let name = K::name(&metadata, &mut lock(self.names));
+                    let name = K::name(&metadata, &mut self.names.lock());
                     self.unusable(name, &format!("it cannot be read: {error}"));
                 }
                 return Ok(());
@@ -159,7 +153,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         if !self.listing && !self.advance(meta.resource_version.as_deref())? {
             return Ok(());
         }
-        let mut names = lock(self.names);
+        let mut names = self.names.lock();
         let name = K::name(meta, &mut names);
         let reduced = K::reduce(wire, &mut names);
         drop(names);
@@ -172,7 +166,7 @@ impl<'a, K: Kind> Intake<'a, K> {
                     let text = texts.collect::<Vec<_>>().join("; ");
                     self.complain(&name, &format!("{text}; this is left out"));
                 }
-                let mut known = lock(self.known);
+                let mut known = self.known.lock();
                 if reduced.object.matters() {
                     known.put(name, reduced.object);
                 } else {
@@ -188,7 +182,7 @@ impl<'a, K: Kind> Intake<'a, K> {
     fn unusable(&mut self, name: Option<K::Name>, text: &str) {
         match name {
             Some(name) => {
-                lock(self.known).keep(&name);
+                self.known.lock().keep(&name);
                 self.complain(&name, &format!("{text}; it stays as it was"));
             }
             None => warn!("one of the {} is left out: {text}", K::PLURAL),
@@ -211,9 +205,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         if !self.listing && !self.advance(metadata.resource_version.as_deref())? {
             return Ok(());
         }
-        if let Some(name) = K::name(&metadata, &mut lock(self.names)) {
+        if let Some(name) = K::name(&metadata, &mut self.names.lock()) {
             self.complaints.remove(&name);
-            lock(self.known).remove(name);
+            self.known.lock().remove(name);
         }
         Ok(())
     }

@@ -23,25 +23,20 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},
     time::sleep,
 };
 use tracing::warn;
 
-use self::{
-    follow::Follower,
-    intake::{Intake, lock},
-    kind::Elsewhere,
-    known::Known,
-    pause::Pauses,
-};
+use self::{follow::Follower, intake::Intake, kind::Elsewhere, known::Known, pause::Pauses};
 use crate::services::{Batch, EndpointSlice, Event, Names, Node, Service};
 
 mod access;
@@ -199,24 +194,24 @@ impl Objects {
     }
 
     fn are_settled(&self) -> bool {
-        lock(&self.services).is_settled()
-            && lock(&self.slices).is_settled()
-            && lock(&self.node).is_settled()
+        self.services.lock().is_settled()
+            && self.slices.lock().is_settled()
+            && self.node.lock().is_settled()
             && self
                 .elsewhere
                 .as_ref()
-                .is_none_or(|elsewhere| lock(elsewhere).is_settled())
+                .is_none_or(|elsewhere| elsewhere.lock().is_settled())
     }
 
     fn batch(&self) -> Batch {
         let mut events = Vec::new();
-        lock(&self.node).tell(&mut events);
+        self.node.lock().tell(&mut events);
         match &self.elsewhere {
-            Some(elsewhere) => lock(elsewhere).tell(&mut events),
+            Some(elsewhere) => elsewhere.lock().tell(&mut events),
             None => self.leave_out_weights(&mut events),
         }
-        lock(&self.services).tell(&mut events);
-        lock(&self.slices).tell(&mut events);
+        self.services.lock().tell(&mut events);
+        self.slices.lock().tell(&mut events);
         Batch { events }
     }
 

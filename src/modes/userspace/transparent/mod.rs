@@ -19,12 +19,13 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
 use hashbrown::HashSet;
+use parking_lot::Mutex;
 use socket2::Socket;
 
 pub use self::steering::{Steering, cleanup};
@@ -69,12 +70,12 @@ impl Transparent {
             || Family::of(&endpoint.ip()) != family
             || is_of_one_link(&client)
             || self.insiders.is_node(flow)
-            || lock(&self.doubts).contains(client, endpoint.ip())
+            || self.doubts.lock().contains(client, endpoint.ip())
         {
             return false;
         }
         let pod = self.insiders.has_pod(&endpoint.ip());
-        let mut paths = lock(&self.paths);
+        let mut paths = self.paths.lock();
         let paths = match &mut *paths {
             Some(paths) => paths,
             none => match netlink::Socket::open(netlink::Protocol::Route) {
@@ -87,14 +88,14 @@ impl Transparent {
 
     /// Notes that `endpoint` did not answer when it saw the client of `flow`.
     pub fn unanswered(&self, flow: &Flow, endpoint: SocketAddr) {
-        lock(&self.doubts).add(flow.client.ip(), endpoint.ip());
+        self.doubts.lock().add(flow.client.ip(), endpoint.ip());
     }
 
     /// Notes that `endpoint` answered when it saw the node instead.
     pub fn answered_the_node(&self, flow: &Flow, endpoint: SocketAddr) {
         let client = flow.client.ip();
         if self.steered(Family::of(&client)).load(Relaxed) {
-            lock(&self.doubts).confirm(client, endpoint.ip());
+            self.doubts.lock().confirm(client, endpoint.ip());
         }
     }
 
@@ -109,7 +110,7 @@ impl Transparent {
         client: SocketAddr,
         endpoint: SocketAddr,
     ) -> io::Result<Bound> {
-        if !lock(&self.bound).insert((client, endpoint)) {
+        if !self.bound.lock().insert((client, endpoint)) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         let bound = Bound {
@@ -130,7 +131,7 @@ impl Transparent {
 
     /// Forgets what was known of routes and links.
     fn forget_paths(&self) {
-        *lock(&self.paths) = None;
+        *self.paths.lock() = None;
     }
 }
 
@@ -143,7 +144,7 @@ pub struct Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        lock(&self.all.bound).remove(&self.ends);
+        self.all.bound.lock().remove(&self.ends);
     }
 }
 
@@ -167,9 +168,4 @@ fn is_of_one_link(address: &IpAddr) -> bool {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that runs under these locks leaves its value half-changed.
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -4,13 +4,14 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{net::UdpSocket, sync::OwnedSemaphorePermit, time::Instant};
 
 use super::super::{
@@ -236,13 +237,13 @@ impl Associations {
         if !self.forget(old) || !again {
             return;
         }
-        let mut tried = std::mem::take(&mut *lock(&old.tried));
+        let mut tried = std::mem::take(&mut *old.tried.lock());
         tried.add(endpoint);
         let Some(next) = self.begin(old.key, &old.listener, tried) else {
             return;
         };
         self.shared.counters.dial_retries.inc();
-        let unanswered = std::mem::take(&mut *lock(&old.unanswered));
+        let unanswered = std::mem::take(&mut *old.unanswered.lock());
         if !unanswered.is_empty() {
             self.send(&next, &unanswered);
         }
@@ -325,7 +326,7 @@ impl Associations {
         association.received.fetch_add(1, Relaxed);
         if !association.answered.swap(true, Relaxed) {
             self.portal.answered(association.lease.endpoint().address);
-            *lock(&association.unanswered) = Vec::new();
+            *association.unanswered.lock() = Vec::new();
         }
     }
 
@@ -342,7 +343,7 @@ impl Associations {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Association>>> {
-        lock(&self.table)
+        self.table.lock()
     }
 }
 
@@ -360,7 +361,7 @@ impl Association {
     /// Keeps the first datagram while the backend has not answered.
     fn keep(&self, bytes: &[u8]) {
         if !self.answered.load(Relaxed) && bytes.len() <= KEPT {
-            let mut unanswered = lock(&self.unanswered);
+            let mut unanswered = self.unanswered.lock();
             if unanswered.is_empty() {
                 unanswered.extend_from_slice(bytes);
             }
@@ -377,9 +378,4 @@ fn flow((client, destination): Key) -> Flow {
 
 fn refused(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ConnectionRefused
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that runs under these locks leaves its value half-changed.
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

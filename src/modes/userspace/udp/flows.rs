@@ -5,13 +5,14 @@ use std::{
     collections::VecDeque,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Notify, time::Instant};
 
 /// Idle time that no flow is ended within, however many there are: its answer
@@ -143,8 +144,7 @@ impl Flows {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that runs under this lock leaves its value half-changed.
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+        self.state.lock()
     }
 }
 
