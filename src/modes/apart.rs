@@ -4,7 +4,7 @@ use std::{panic::resume_unwind, sync::Arc};
 
 use tokio::{runtime, sync::Mutex, task::spawn_blocking};
 
-use super::{Mode, ModeName, SyncError, SyncReport};
+use super::{Asked, Mode, ModeName, Outcomes, SyncError, both_failed};
 use crate::{
     kernel::{Family, xtables::Engine},
     services::{Changes, ServiceMap},
@@ -46,21 +46,28 @@ impl<M: Mode + 'static> Mode for Apart<M> {
         self.mode.lock().await.prepare().await
     }
 
-    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let mut mode = Arc::clone(&self.mode).lock_owned().await;
-        if !changes.full && changes.ports.len() <= FEW {
-            return mode.sync(map, changes).await;
+        let large = |changes: &Changes| changes.full || changes.ports.len() > FEW;
+        if !asked
+            .into_iter()
+            .any(|(_, changes)| changes.is_some_and(large))
+        {
+            return mode.sync(map, asked).await;
         }
         // The map is a table of references.
-        let (map, changes) = (map.clone(), changes.clone());
+        let (map, changes) = (map.clone(), asked.map(|_, changes| changes.cloned()));
         let done = spawn_blocking(move || {
             // Its own, for that of the first thread may end before the sync.
             let runtime = runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(SyncError::Runtime)?;
-            runtime.block_on(mode.sync(&map, &changes))
+            let asked = changes.as_ref().map(|_, changes| changes.as_ref());
+            match runtime {
+                Ok(runtime) => runtime.block_on(mode.sync(&map, asked)),
+                Err(error) => both_failed(asked, SyncError::Runtime(error)),
+            }
         });
         match done.await {
-            Ok(outcome) => outcome,
+            Ok(outcomes) => outcomes,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
                 // The process is ending.
@@ -95,6 +102,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::{modes::SyncReport, services::PerFamily};
 
     /// Blocks in each sync until it is told to go on.
     struct Slow {
@@ -107,11 +115,11 @@ mod tests {
             ModeName::Ipvs
         }
 
-        async fn sync(&mut self, _: &ServiceMap, _: &Changes) -> Result<SyncReport, SyncError> {
+        async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
             self.at.push(thread::current().id());
             let told = self.go.recv_timeout(Duration::from_secs(20));
             told.expect("the other tasks run meanwhile");
-            Ok(SyncReport::default())
+            asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
         }
 
         fn engines(&self) -> Vec<(Family, Engine)> {
@@ -123,30 +131,37 @@ mod tests {
         }
     }
 
+    fn v4(changes: &Changes) -> Asked<'_> {
+        PerFamily {
+            v4: Some(changes),
+            v6: None,
+        }
+    }
+
     #[tokio::test]
     async fn a_full_sync_leaves_the_thread_to_others() {
         let (sender, go) = channel();
         let mut mode = Apart::new(Slow { go, at: Vec::new() });
         let (map, mut changes) = (ServiceMap::default(), Changes::default());
         sender.send(()).unwrap();
-        mode.sync(&map, &changes).await.unwrap();
+        mode.sync(&map, v4(&changes)).await;
         changes.full = true;
         let later = async {
             tokio::task::yield_now().await;
             sender.send(()).unwrap();
         };
-        let (synced, ()) = tokio::join!(mode.sync(&map, &changes), later);
-        synced.unwrap();
+        let (synced, ()) = tokio::join!(mode.sync(&map, v4(&changes)), later);
+        assert!(matches!(synced.v4, Some(Ok(_))) && synced.v6.is_none());
         let at = mode.mode.lock().await.at.clone();
         assert_eq!(at[0], thread::current().id(), "a small one");
         assert_ne!(at[1], at[0], "a full one");
 
         // One that is given up ends, before the next begins.
-        let given_up = tokio::time::timeout(Duration::ZERO, mode.sync(&map, &changes));
+        let given_up = tokio::time::timeout(Duration::ZERO, mode.sync(&map, v4(&changes)));
         given_up.await.unwrap_err();
         sender.send(()).unwrap();
         sender.send(()).unwrap();
-        mode.sync(&map, &changes).await.unwrap();
+        mode.sync(&map, v4(&changes)).await;
         assert_eq!(mode.mode.lock().await.at.len(), 4);
     }
 }

@@ -10,11 +10,11 @@ mod stale;
 pub mod userspace;
 pub mod verdict;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     kernel::{Family, xtables::Engine},
-    services::{Changes, Preferences, Retry, ServiceMap, ServicePortName},
+    services::{Changes, IpFamily, PerFamily, Preferences, Retry, ServiceMap, ServicePortName},
 };
 
 /// The modes, by kube-proxy's names.
@@ -43,15 +43,33 @@ impl fmt::Display for ModeName {
     }
 }
 
-/// What one sync did.
+/// What a sync is asked for: the changes of each family; `None`: that family is
+/// left as it is.
+pub type Asked<'a> = PerFamily<Option<&'a Changes>>;
+
+/// What became of each family that a sync was asked for. What fails of one
+/// concerns the other only where both need it, such as a socket that cannot be
+/// opened.
+pub type Outcomes = PerFamily<Option<Result<SyncReport, SyncError>>>;
+
+/// The same failure for each family that was `asked` for.
+pub fn both_failed(asked: Asked<'_>, error: impl Into<SyncError>) -> Outcomes {
+    let error = Arc::new(error.into());
+    asked.map(|_, changes| changes.map(|_| Err(SyncError::OfBoth(Arc::clone(&error)))))
+}
+
+/// What one sync of one family did.
 #[derive(Clone, Debug, Default)]
 pub struct SyncReport {
     /// ServicePorts that the mode looked at.
     pub examined: usize,
-    /// ServicePorts that could not be put in force as asked, each with the
-    /// reason; the rest is in force, and these are tried again with the next
-    /// sync.
+    /// ServicePorts that are not in force as asked, each with the reason; the
+    /// rest is in force, and these are tried again when the next
+    /// [retry](Changes::retry) is due, which is soon.
     pub failed: Vec<(ServicePortName, String)>,
+    /// What else could not be done, such as a removal, named with the reason; it
+    /// is tried again as failed ServicePorts are.
+    pub unfinished: Vec<String>,
     /// Addresses that stay only until their last connection ends; another
     /// sync is due then.
     pub lingering: usize,
@@ -62,6 +80,16 @@ pub struct SyncReport {
     /// `changes.ports`, or all if `changes.full`. The rest of each is in
     /// force, and nothing is tried again.
     pub unhonoured: Vec<Unhonoured>,
+}
+
+impl SyncReport {
+    /// What of it is of `family`, or of no family.
+    fn of(&self, family: IpFamily) -> SyncReport {
+        let mut report = self.clone();
+        report.failed.retain(|(name, _)| name.family == family);
+        report.unhonoured.retain(|not| not.port.family == family);
+        report
+    }
 }
 
 /// A preference that the running mode cannot honour. Said once, in the log and
@@ -92,7 +120,8 @@ fn unsupported_retry(preferences: &Preferences) -> Option<(&'static str, String)
     Some((Preferences::RETRY, why.to_owned()))
 }
 
-/// Why a sync as a whole did not take effect. The next sync tries again.
+/// Why the sync of a family as a whole did not take effect. The next one tries
+/// again.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
     /// Service addresses could not be captured for userspace mode.
@@ -104,6 +133,9 @@ pub enum SyncError {
     /// iptables mode.
     #[error(transparent)]
     Iptables(#[from] iptables::Error),
+    /// What both families need failed.
+    #[error(transparent)]
+    OfBoth(Arc<SyncError>),
     /// The thread of a large sync could not begin.
     #[error("no runtime for a sync: {0}")]
     Runtime(#[source] std::io::Error),
@@ -121,17 +153,12 @@ pub trait Mode: Send {
     fn prepare(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send {
         std::future::ready(Ok(()))
     }
-    /// Makes the kernel (or our listeners) match `map`; `changes` says what
-    /// differs since the last success.
-    ///
-    /// # Errors
-    /// When nothing could be applied; what failed for single ServicePorts is
-    /// in the report.
-    fn sync(
-        &mut self,
-        map: &ServiceMap,
-        changes: &Changes,
-    ) -> impl Future<Output = Result<SyncReport, SyncError>> + Send;
+    /// Makes the kernel (or our listeners) match what `map` has of the families
+    /// that are `asked` for; their changes say what differs since the last
+    /// success. Answers for each: an error where nothing could be applied; what
+    /// failed for single ServicePorts is in the report.
+    fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>)
+    -> impl Future<Output = Outcomes> + Send;
     /// Waits until somebody disturbs what this mode installed, where it can
     /// notice: then a full sync is due. May be dropped while it waits.
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {

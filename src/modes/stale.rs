@@ -17,7 +17,9 @@ use crate::{
         netlink::{Protocol, Socket},
     },
     runner::metrics::Metrics,
-    services::{IpFamily, ServiceMap, ServicePort, ServicePortName, StaleUdp},
+    services::{
+        Changes, IpFamily, ServiceMap, ServicePort, ServicePortName, StaleUdp,
+    },
 };
 
 /// Errors that will be the same the next time: no right to, no ctnetlink
@@ -79,7 +81,7 @@ fn answered<'a>(
 /// ServicePort is now. A node port is looked for on any address, as only the
 /// kernel knows which ones it translated; so of flows to a node port that is gone
 /// only those count that led to an endpoint.
-pub fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
+fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     let of_family = |name: &ServicePortName| Family::from(name.family) == family;
     let answered = answered(map, stale, of_family);
     let mut matches = Vec::new();
@@ -120,8 +122,50 @@ pub fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match>
     matches
 }
 
+/// Flows that may wait to be deleted, while that fails; beyond that the oldest are
+/// dropped.
+const MOST: usize = 10_000;
+
+/// Stale flows of one family that were not deleted yet.
+#[derive(Debug, Default)]
+pub struct StaleFlows {
+    waiting: Vec<Match>,
+}
+
+impl StaleFlows {
+    /// Deletes what is stale after `changes` of `family`, now that `map` is in
+    /// force, and what could not be deleted before, if it is to be tried again.
+    pub async fn clear(
+        &mut self,
+        family: IpFamily,
+        map: &ServiceMap,
+        changes: &Changes,
+        metrics: &Metrics,
+    ) {
+        let again = changes.full || changes.retry;
+        let mut matches = match again {
+            true => std::mem::take(&mut self.waiting),
+            false => Vec::new(),
+        };
+        matches.extend(self::matches(family.into(), map, &changes.stale_udp));
+        for failed in forget(family, matches, metrics).await {
+            if !self.waiting.contains(&failed) {
+                self.waiting.push(failed);
+            }
+        }
+        let over = self.waiting.len().saturating_sub(MOST);
+        self.waiting.drain(..over);
+    }
+
+    /// What could not be done, if anything.
+    pub fn unfinished(&self) -> Option<String> {
+        let waits = !self.waiting.is_empty();
+        waits.then(|| "flows of UDP clients to what is gone are not deleted yet".to_owned())
+    }
+}
+
 /// Deletes what `matches` means; answers with what is to be tried again.
-pub async fn forget(family: IpFamily, matches: Vec<Match>, metrics: &Metrics) -> Vec<Match> {
+async fn forget(family: IpFamily, matches: Vec<Match>, metrics: &Metrics) -> Vec<Match> {
     if matches.is_empty() {
         return matches;
     }

@@ -1,13 +1,13 @@
 //! Reports once which addresses a Service does not get because another one owns
 //! them: in the log, and in an Event on the Service.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 
 use crate::{
     events::{Event, Recorder},
-    services::{Changes, Conflict, ServiceMap, ServiceName, ServicePortName},
+    services::{Changes, Conflict, IpFamily, ServiceMap, ServiceName, ServicePortName},
 };
 
 /// Conflicts of one Service that are named at a time: the API server takes notes
@@ -31,10 +31,17 @@ impl Conflicts {
         }
     }
 
-    /// Reports what is new in `map`, of which `changes` are in force now.
-    pub(super) fn report(&mut self, map: &ServiceMap, changes: &Changes) {
+    /// Reports what is new in `map`, of which `changes` of `family` are in force
+    /// now.
+    pub(super) fn report(&mut self, family: IpFamily, map: &ServiceMap, changes: &Changes) {
+        let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
+        if changes.full {
+            let having = map.iter().filter(|port| !port.conflicts.is_empty());
+            let having = having.map(|port| &port.name).chain(self.known.keys());
+            names.extend(having.filter(|name| name.family == family).cloned());
+        }
         let mut new: BTreeMap<&ServiceName, Vec<&Conflict>> = BTreeMap::new();
-        for name in &changes.ports {
+        for name in &names {
             let now = map.get(name).map_or(&[][..], |port| &port.conflicts);
             let before = self.known.remove(name).unwrap_or_default();
             let added = now.iter().filter(|conflict| !before.contains(conflict));
@@ -90,7 +97,7 @@ mod tests {
         };
         let mut apply = |event: ObjectEvent| {
             let changes = tracker.apply([event]);
-            conflicts.report(tracker.map(), &changes);
+            conflicts.report(IpFamily::V4, tracker.map(), &changes);
             let mut posted = Vec::new();
             while let Ok(event) = events.try_recv() {
                 posted.push(event.note);

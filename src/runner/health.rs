@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::services::{IpFamily, Node};
 
 /// Both families, in the order in which they are shown.
-pub const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
+pub const FAMILIES: [IpFamily; 2] = IpFamily::ALL;
 
 /// What the runner notes and others read.
 #[derive(Debug)]
@@ -67,6 +67,14 @@ pub struct FamilyHealth {
     pub last_updated: Option<SystemTime>,
     /// Nothing has waited for a sync longer than the timeout.
     pub healthy: bool,
+}
+
+impl Snapshot {
+    /// Whether `family` is not overdue.
+    pub fn is_healthy(&self, family: IpFamily) -> bool {
+        let mut families = self.families.iter();
+        families.all(|(of, health)| *of != family || health.healthy)
+    }
 }
 
 impl Health {

@@ -8,52 +8,66 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::services::{Changes, IpFamily, ServiceName};
+use crate::services::{Changes, IpFamily, PerFamily, ServiceName};
 
 /// Times of changes that are not in force yet.
 #[derive(Debug)]
 pub(super) struct Triggers {
     /// Changes before it were in force, or not, by another proxy's doing.
     since: SystemTime,
-    pending: BTreeMap<ServiceName, BTreeSet<SystemTime>>,
+    pending: PerFamily<BTreeMap<ServiceName, BTreeSet<SystemTime>>>,
 }
+
+/// Times of one Service, and Services, that may wait while a family fails; what
+/// comes after them is not counted.
+const MOST: (usize, usize) = (100, 100_000);
 
 impl Triggers {
     pub(super) fn new(since: SystemTime) -> Triggers {
         Triggers {
             since,
-            pending: BTreeMap::new(),
+            pending: PerFamily::default(),
         }
     }
 
     /// Endpoints of `service` changed because of something that happened at `at`.
     pub(super) fn add(&mut self, service: &ServiceName, at: SystemTime) {
-        if at >= self.since {
-            self.pending.entry(service.clone()).or_default().insert(at);
+        if at < self.since {
+            return;
+        }
+        let (times, services) = MOST;
+        for (_, pending) in self.pending.iter_mut() {
+            if pending.len() < services {
+                let of_service = pending.entry(service.clone()).or_default();
+                if of_service.len() < times {
+                    of_service.insert(at);
+                }
+            }
         }
     }
 
-    /// Everything is in force now, `changes` among it. Answers with how long
-    /// each change took; changes that made no difference do not count.
+    /// Everything of `family` is in force now, `changes` among it. Answers with
+    /// how long each change took; changes that made no difference do not count.
     pub(super) fn in_force(
         &mut self,
+        family: IpFamily,
         changes: &Changes,
         now: SystemTime,
-    ) -> Vec<(IpFamily, Duration)> {
-        let pending = std::mem::take(&mut self.pending);
+    ) -> Vec<Duration> {
+        let pending = std::mem::take(self.pending.get_mut(family));
         if pending.is_empty() {
             return Vec::new();
         }
-        let changed: BTreeSet<(&ServiceName, IpFamily)> = changes
-            .ports
-            .iter()
-            .map(|port| (&port.service, port.family))
+        let changed = changes.ports.iter();
+        let changed: BTreeSet<&ServiceName> = changed
+            .filter(|port| port.family == family)
+            .map(|port| &port.service)
             .collect();
         let mut took = Vec::new();
-        for (service, family) in changed {
+        for service in changed {
             for at in pending.get(service).into_iter().flatten() {
                 // Clocks of two machines: a change may seem to be yet to come.
-                took.push((family, now.duration_since(*at).unwrap_or_default()));
+                took.push(now.duration_since(*at).unwrap_or_default());
             }
         }
         took
@@ -105,12 +119,13 @@ mod tests {
             ("other", IpFamily::V4),
             ("ahead", IpFamily::V4),
         ]);
-        let took = triggers.in_force(&changes, at(110));
-        let seconds: Vec<_> = took.iter().map(|(f, d)| (*f, d.as_secs())).collect();
-        assert_eq!(
-            seconds,
-            [(IpFamily::V4, 0), (IpFamily::V6, 10), (IpFamily::V6, 7)]
-        );
-        assert!(triggers.in_force(&changes, at(111)).is_empty());
+        let mut seconds = |family, now| {
+            let took = triggers.in_force(family, &changes, at(now));
+            took.iter().map(Duration::as_secs).collect::<Vec<_>>()
+        };
+        assert_eq!(seconds(IpFamily::V4, 110), [0]);
+        assert_eq!(seconds(IpFamily::V4, 111), [0; 0]);
+        assert_eq!(seconds(IpFamily::V6, 120), [20, 17], "it came later");
+        assert_eq!(seconds(IpFamily::V6, 121), [0; 0]);
     }
 }

@@ -1,8 +1,8 @@
 //! What the runner counts, under kube-proxy's names (`pkg/proxy/metrics`), so
 //! that its dashboards and alerts go on working, and a few of ours.
 //!
-//! kube-proxy syncs each IP family by itself. Tripod syncs both at once; a sync
-//! counts for each family that it concerned.
+//! A sync counts for each family that it concerned, as in kube-proxy, which syncs
+//! each by itself.
 
 use std::time::{Duration, SystemTime};
 
@@ -39,8 +39,8 @@ pub struct Metrics {
     pub(super) service_ports: IntGauge,
     /// ServicePorts that are not in force as asked.
     pub(super) service_ports_failed: IntGauge,
-    /// Syncs of which nothing took effect.
-    pub(super) failures: IntCounter,
+    /// Syncs of a family of which nothing took effect.
+    failures: IntCounterVec,
 }
 
 /// Events about one kind of object.
@@ -154,13 +154,15 @@ impl Metrics {
                     "ServicePorts that are not in force as asked; the log names them.",
                 )?,
             )?,
-            failures: registered(
-                registry,
-                IntCounter::new(
-                    "tripod_sync_failures_total",
-                    "Syncs of which nothing took effect.",
-                )?,
-            )?,
+            failures: {
+                let help = "Syncs of an IP family of which nothing took effect.";
+                let opts = Opts::new("tripod_sync_failures_total", help);
+                let counter = IntCounterVec::new(opts, &[FAMILY])?;
+                for family in FAMILIES {
+                    counter.with_label_values(&[family_label(family)]);
+                }
+                registered(registry, counter)?
+            },
         })
     }
 
@@ -198,6 +200,13 @@ impl Metrics {
         set_to_now(&self.last_synced, family);
     }
 
+    /// A sync of `family` failed as a whole.
+    pub(super) fn failed(&self, family: IpFamily) {
+        self.failures
+            .with_label_values(&[family_label(family)])
+            .inc();
+    }
+
     /// A change of an endpoint of `family` took `took` to be in force.
     pub(super) fn programmed(&self, family: IpFamily, took: Duration) {
         let histogram = self
@@ -227,16 +236,14 @@ impl Changes {
         })
     }
 
-    /// So many events came, in a batch that `changed` something or not.
-    pub(super) fn seen(&self, events: u32, changed: bool) {
+    /// So many events came.
+    pub(super) fn seen(&self, events: u32) {
         self.total.inc_by(events.into());
-        if changed {
-            self.pending.add(events.into());
-        }
     }
 
-    pub(super) fn in_force(&self) {
-        self.pending.set(0.0);
+    /// So many of them changed something that is not in force yet.
+    pub(super) fn set_pending(&self, events: u32) {
+        self.pending.set(events.into());
     }
 }
 

@@ -2,8 +2,10 @@
 //! mode put the changes in force, again and again until it succeeds.
 //!
 //! *When* is decided in [`pace`]; what happened is noted in [`health`] and
-//! [`metrics`].
+//! [`metrics`]. Each IP family has its own pending changes, retries and health:
+//! one that fails keeps nothing of the other back.
 
+pub mod backoff;
 mod conflicts;
 pub mod health;
 mod latency;
@@ -29,18 +31,18 @@ use tokio::{
 
 use self::{
     conflicts::Conflicts,
-    health::{FAMILIES, Health},
+    health::Health,
     latency::Triggers,
     metrics::Metrics,
     no_local::NoLocalEndpoints,
-    pace::{Outcome, Pace},
-    told::Told,
+    pace::{Outcome, Pace, Turn},
+    told::{Fails, Told},
     unhonoured::Said,
 };
 use crate::{
     events::Recorder,
     modes::{Mode, SyncError, SyncReport},
-    services::{Batch, Changes, Event, IpFamily, Node, Owner, ServiceMap, Tracker},
+    services::{Batch, Changes, Event, IpFamily, Node, Owner, PerFamily, ServiceMap, Tracker},
 };
 
 /// How soon to look again for addresses that linger.
@@ -48,8 +50,9 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// Whoever is told what came in force.
 pub trait AfterSync: Send {
-    /// `map` is in force; `changes` says what differs from the last time.
-    fn synced(&mut self, map: &ServiceMap, changes: &Changes);
+    /// What `map` has of `family` is in force; `changes` says what of it differs
+    /// from the last time.
+    fn synced(&mut self, family: IpFamily, map: &ServiceMap, changes: &Changes);
 }
 
 /// The addresses of this node.
@@ -67,6 +70,21 @@ pub trait NodeAddresses: Send {
     fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
+/// What is not in force yet of one family.
+#[derive(Debug, Default)]
+struct Pending {
+    changes: Changes,
+    /// Events about Services and EndpointSlices that this is due to.
+    events: Events,
+}
+
+/// How many events of each kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct Events {
+    services: u32,
+    slices: u32,
+}
+
 /// Brings a mode in step with what batches of events say.
 pub struct Runner<M> {
     mode: M,
@@ -76,7 +94,8 @@ pub struct Runner<M> {
     metrics: Metrics,
     triggers: Triggers,
     followers: Vec<Box<dyn AfterSync>>,
-    pending: Changes,
+    /// What is not in force yet.
+    pending: PerFamily<Pending>,
     told: Told,
     said: Said,
     conflicts: Conflicts,
@@ -101,10 +120,13 @@ impl<M: Mode> Runner<M> {
             triggers: Triggers::new(SystemTime::now()),
             followers: vec![Box::new(NoLocalEndpoints::new(metrics.clone()))],
             metrics,
-            pending: Changes {
-                full: true,
-                ..Changes::default()
-            },
+            pending: PerFamily::each(|_| Pending {
+                changes: Changes {
+                    full: true,
+                    ..Changes::default()
+                },
+                events: Events::default(),
+            }),
             told: Told::default(),
             said: Said::new(Recorder::nowhere()),
             conflicts: Conflicts::new(Recorder::nowhere()),
@@ -151,6 +173,8 @@ impl<M: Mode> Runner<M> {
                 while let Ok(batch) = batches.try_recv() {
                     self.fold(batch);
                 }
+                // For what came just now; the other family need not wait for it.
+                self.ask(&mut pace);
                 self.sync(&mut pace, addresses.as_mut()).await;
                 // Signals and probes have their turn, however short the sync
                 // period is.
@@ -160,110 +184,139 @@ impl<M: Mode> Runner<M> {
             tokio::select! {
                 batch = batches.recv() => match batch {
                     Some(batch) => {
-                        if self.fold(batch) {
-                            self.ask(&mut pace);
-                        }
+                        self.fold(batch);
+                        self.ask(&mut pace);
                     }
                     None => return,
                 },
-                () = changed(addresses.as_mut(), &mut watched) => {
-                    self.pending.full = true;
-                    self.ask(&mut pace);
-                }
-                () = self.mode.disturbed() => {
-                    self.pending.full = true;
-                    self.ask(&mut pace);
-                }
+                () = changed(addresses.as_mut(), &mut watched) => self.ask_all(&mut pace),
+                () = self.mode.disturbed() => self.ask_all(&mut pace),
                 () = sleep_until(due) => {}
             }
         }
     }
 
-    /// True if `batch` changed anything.
-    fn fold(&mut self, batch: Batch) -> bool {
-        let (mut services, mut slices) = (0, 0);
+    fn fold(&mut self, batch: Batch) {
+        let mut events = Events::default();
         for event in &batch.events {
             match event {
-                Event::Service(_) | Event::ServiceGone(_) => services += 1,
+                Event::Service(_) | Event::ServiceGone(_) => events.services += 1,
                 Event::EndpointSlice(slice) => {
-                    slices += 1;
+                    events.slices += 1;
                     if let Owner::Service(service) = &slice.owner
                         && let Some(at) = slice.trigger.time()
                     {
                         self.triggers.add(service, at);
                     }
                 }
-                Event::EndpointSliceGone(_) => slices += 1,
+                Event::EndpointSliceGone(_) => events.slices += 1,
                 Event::Node(_) | Event::NodeGone(_) => {}
             }
         }
         let changes = self.tracker.apply(batch.events);
-        let changed = !changes.is_empty();
-        self.metrics.services.seen(services, changed);
-        self.metrics.endpoints.seen(slices, changed);
+        self.metrics.services.seen(events.services);
+        self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
         self.health.set_node(node.map(|node| &**node));
-        self.pending.merge(changes);
-        changed
+        self.merge(changes, events);
     }
 
+    fn merge(&mut self, changes: Changes, events: Events) {
+        for (family, changes) in changes.by_family() {
+            if changes.is_empty() {
+                continue;
+            }
+            let pending = self.pending.get_mut(family);
+            pending.changes.merge(changes);
+            pending.events.services += events.services;
+            pending.events.slices += events.slices;
+        }
+        self.count_pending();
+    }
+
+    /// Shows what is not in force yet; what waits for both families counts once.
+    fn count_pending(&self) {
+        let (v4, v6) = (&self.pending.v4.events, &self.pending.v6.events);
+        let metrics = &self.metrics;
+        metrics.services.set_pending(v4.services.max(v6.services));
+        metrics.endpoints.set_pending(v4.slices.max(v6.slices));
+    }
+
+    /// Asks for a sync of the families that something waits for.
     fn ask(&self, pace: &mut Pace) {
-        pace.request();
-        for family in self.concerned() {
-            self.health.queued(family);
-            self.metrics.queued(family);
+        for (family, pending) in self.pending.iter() {
+            if !pending.changes.is_empty() && !pace.is_requested(family) {
+                pace.request(family);
+                self.health.queued(family);
+                self.metrics.queued(family);
+            }
         }
     }
 
-    /// The families that the next sync concerns.
-    fn concerned(&self) -> Vec<IpFamily> {
-        let concerned = |family: &IpFamily| {
-            self.pending.full
-                || self.pending.ports.iter().any(|p| p.family == *family)
-                || self.told.concerns(*family)
-        };
-        FAMILIES.into_iter().filter(concerned).collect()
+    /// Asks for a full sync.
+    fn ask_all(&mut self, pace: &mut Pace) {
+        for (_, pending) in self.pending.iter_mut() {
+            pending.changes.full = true;
+        }
+        self.ask(pace);
     }
 
     async fn sync(&mut self, pace: &mut Pace, addresses: Option<&mut impl NodeAddresses>) {
         let begun = Instant::now();
-        if pace.begin(begun) {
-            self.pending.full = true;
+        let turns = pace.begin(begun);
+        for (family, turn) in turns {
+            let changes = &mut self.pending.get_mut(family).changes;
+            if let Some(Turn { full, retry }) = turn {
+                changes.full |= full;
+                changes.retry = retry;
+            }
         }
-        let full = self.pending.full;
-        if let Some(addresses) = addresses.filter(|_| full) {
+        let due = |family: IpFamily| turns.get(family).is_some();
+        let full = PerFamily::each(|f| due(f) && self.pending.get(f).changes.full);
+        if let Some(addresses) = addresses.filter(|_| full.v4 || full.v6) {
             self.observe_addresses(addresses);
         }
-        let families = self.concerned();
-        for family in &families {
+        let asked = PerFamily::each(|f| due(f).then_some(&self.pending.get(f).changes));
+        for family in IpFamily::ALL.into_iter().filter(|family| due(*family)) {
             // Not asked for by anybody, perhaps; yet if this sync hangs or
             // fails, it is what is overdue.
-            self.health.queued(*family);
+            self.health.queued(family);
         }
-        let done = self.mode.sync(self.tracker.map(), &self.pending).await;
+        let outcomes = self.mode.sync(self.tracker.map(), asked).await;
         let ended = Instant::now();
-        for family in &families {
-            self.metrics.took(*family, ended - begun, full);
-        }
-        let outcome = match done {
-            Ok(report) => {
-                tracing::debug!(
-                    mode = %self.mode.name(),
-                    full,
-                    examined = report.examined,
-                    failed = report.failed.len(),
-                    micros = (ended - begun).as_micros() as u64,
-                    "synced"
-                );
-                let lingering = (report.lingering > 0).then_some(LINGER);
-                for pause in [lingering, report.look_again].into_iter().flatten() {
-                    pace.look_again(ended + pause);
-                }
-                self.in_force(&families, report)
+        for (family, outcome) in outcomes {
+            if !due(family) {
+                continue;
             }
-            Err(error) => self.failed(&error),
-        };
-        pace.end(ended, outcome, full);
+            let full = *full.get(family);
+            self.metrics.took(family, ended - begun, full);
+            let outcome = match outcome.unwrap_or_else(|| Ok(SyncReport::default())) {
+                Ok(report) => {
+                    tracing::debug!(
+                        mode = %self.mode.name(),
+                        %family,
+                        full,
+                        examined = report.examined,
+                        failed = report.failed.len(),
+                        micros = (ended - begun).as_micros() as u64,
+                        "synced"
+                    );
+                    let lingering = (report.lingering > 0).then_some(LINGER);
+                    for pause in [lingering, report.look_again].into_iter().flatten() {
+                        pace.look_again(family, ended + pause);
+                    }
+                    self.in_force(family, report)
+                }
+                Err(error) => self.failed(family, &error),
+            };
+            pace.end(family, ended, outcome);
+        }
+        if full.v4 && full.v6 {
+            pace.was_full(ended);
+        }
+        self.count_pending();
+        // What the node's addresses changed, of a family whose turn it was not.
+        self.ask(pace);
     }
 
     /// Whose node ports are at which address depends on the node's addresses.
@@ -272,48 +325,47 @@ impl<M: Mode> Runner<M> {
         match addresses.serving_node_ports(node.map(|node| &**node)) {
             Ok(addresses) => {
                 let changes = self.tracker.set_node_addresses(addresses);
-                self.pending.merge(changes);
+                self.merge(changes, Events::default());
             }
             // Those that were observed last stay.
             Err(error) => tracing::warn!("cannot list the addresses of this node: {error}"),
         }
     }
 
-    fn in_force(&mut self, families: &[IpFamily], report: SyncReport) -> Outcome {
-        for family in families {
-            self.health.updated(*family);
-            self.metrics.synced(*family);
-        }
-        self.metrics.services.in_force();
-        self.metrics.endpoints.in_force();
-        self.metrics
-            .service_ports
-            .set(self.tracker.map().len() as i64);
-        for (family, took) in self.triggers.in_force(&self.pending, SystemTime::now()) {
+    fn in_force(&mut self, family: IpFamily, report: SyncReport) -> Outcome {
+        self.health.updated(family);
+        self.metrics.synced(family);
+        let map = self.tracker.map();
+        self.metrics.service_ports.set(map.len() as i64);
+        let Pending { changes, .. } = std::mem::take(self.pending.get_mut(family));
+        for took in self.triggers.in_force(family, &changes, SystemTime::now()) {
             self.metrics.programmed(family, took);
         }
         for follower in &mut self.followers {
-            follower.synced(self.tracker.map(), &self.pending);
+            follower.synced(family, map, &changes);
         }
-        let changed = std::mem::take(&mut self.pending);
-        self.conflicts.report(self.tracker.map(), &changed);
+        self.conflicts.report(family, map, &changes);
         if !std::mem::replace(&mut self.synced, true) {
             trim::trim();
         }
         let mode = self.mode.name();
         self.said
-            .tell(mode, report.unhonoured, &changed, self.tracker.map());
-        let failed = self.told.tell(report.failed);
+            .tell(mode, family, report.unhonoured, &changes, map);
+        let fails = self.told.tell(family, report.failed, report.unfinished);
+        let failed = self.told.service_ports();
         self.metrics.service_ports_failed.set(failed as i64);
-        match failed {
-            0 => Outcome::Done,
-            _ => Outcome::Partly,
+        match fails {
+            Fails::Nothing => Outcome::Done,
+            Fails::AsBefore => Outcome::Partly { anew: false },
+            Fails::Anew => Outcome::Partly { anew: true },
         }
     }
 
-    fn failed(&mut self, error: &SyncError) -> Outcome {
-        self.metrics.failures.inc();
-        tracing::error!(mode = %self.mode.name(), "sync failed, will be tried again: {error}");
+    fn failed(&mut self, family: IpFamily, error: &SyncError) -> Outcome {
+        self.metrics.failed(family);
+        let changes = &mut self.pending.get_mut(family).changes;
+        changes.bound(self.tracker.map());
+        tracing::error!(mode = %self.mode.name(), "sync of {family} failed, will be tried again: {error}");
         Outcome::Failed
     }
 }

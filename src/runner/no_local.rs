@@ -5,10 +5,9 @@ use std::collections::HashSet;
 
 use super::{
     AfterSync,
-    health::FAMILIES,
     metrics::{Metrics, Policy},
 };
-use crate::services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy};
+use crate::services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName, TrafficPolicy};
 
 /// Follows the service map by what changed, and tells [`Metrics`].
 #[derive(Debug)]
@@ -53,10 +52,10 @@ fn lacks(port: &ServicePort, policy: Policy) -> bool {
 }
 
 impl AfterSync for NoLocalEndpoints {
-    fn synced(&mut self, map: &ServiceMap, changes: &Changes) {
+    fn synced(&mut self, family: IpFamily, map: &ServiceMap, changes: &Changes) {
         if changes.full {
-            self.without.clear();
-            for port in map.iter() {
+            self.without.retain(|(name, _)| name.family != family);
+            for port in map.iter().filter(|port| port.name.family == family) {
                 self.look_at(&port.name, Some(port));
             }
         } else {
@@ -64,13 +63,10 @@ impl AfterSync for NoLocalEndpoints {
                 self.look_at(name, map.get(name).map(|port| &**port));
             }
         }
-        for family in FAMILIES {
-            for policy in Policy::ALL {
-                let of =
-                    |(name, p): &&(ServicePortName, Policy)| name.family == family && *p == policy;
-                let count = self.without.iter().filter(of).count();
-                self.metrics.set_no_local_endpoints(family, policy, count);
-            }
+        for policy in Policy::ALL {
+            let of = |(name, p): &&(ServicePortName, Policy)| name.family == family && *p == policy;
+            let count = self.without.iter().filter(of).count();
+            self.metrics.set_no_local_endpoints(family, policy, count);
         }
     }
 }
@@ -80,7 +76,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::services::{Endpoints, IpFamily, Protocol, ServiceName, SessionAffinity};
+    use crate::services::{Endpoints, Protocol, ServiceName, SessionAffinity};
 
     fn port() -> ServicePort {
         ServicePort {

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::backoff::Backoff;
+use crate::services::{IpFamily, PerFamily};
+
 /// How often syncs may, and must, happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -15,11 +18,10 @@ pub struct Options {
     /// Syncs that may follow each other at once after a quiet time; at least 1.
     pub burst: u32,
     /// Longest time from one full sync to the next: `syncPeriod` of the mode.
+    /// The longest pause before what failed is tried again, too.
     pub sync_period: Duration,
     /// Pause after a first failure; it doubles with each further one.
     pub retry: Duration,
-    /// The longest such pause.
-    pub retry_longest: Duration,
 }
 
 impl Default for Options {
@@ -37,24 +39,35 @@ impl Default for Options {
             min_interval: Duration::from_millis(10),
             burst: 2,
             sync_period: Duration::from_secs(30),
-            retry: Duration::from_millis(500),
-            retry_longest: Duration::from_secs(30),
+            retry: Duration::from_secs(1),
         }
     }
 }
 
-/// How a sync ended.
+/// How a sync of one family ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Everything is in force.
     Done,
     /// Some of it is not, and is to be tried again; the rest need not wait.
-    Partly,
+    Partly {
+        /// Something fails that did not before.
+        anew: bool,
+    },
     /// Nothing took effect.
     Failed,
 }
 
-/// Says when the next sync is due.
+/// What the sync of a family that begins is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The sync period is over: everything is compared.
+    pub full: bool,
+    /// What failed is tried again.
+    pub retry: bool,
+}
+
+/// Says when the next sync is due, and of which families.
 #[derive(Debug)]
 pub struct Pace {
     options: Options,
@@ -62,15 +75,27 @@ pub struct Pace {
     tokens: u32,
     /// Since when the next token grows.
     growing: Instant,
+    full_at: Instant,
+    families: PerFamily<FamilyPace>,
+}
+
+#[derive(Debug)]
+struct FamilyPace {
     /// A sync was asked for.
     requested: bool,
     /// No request is heard before: what has just failed as a whole would
     /// most likely fail again.
-    deaf_until: Option<Instant>,
-    full_at: Instant,
-    retry_at: Option<Instant>,
-    pause: Duration,
+    not_before: Option<Instant>,
+    backoff: Backoff,
     look_at: Option<Instant>,
+}
+
+impl FamilyPace {
+    fn due(&self, now: Instant) -> Option<Instant> {
+        let requested = self.requested.then(|| self.not_before.unwrap_or(now));
+        let all = [requested, self.backoff.due(), self.look_at];
+        all.into_iter().flatten().min()
+    }
 }
 
 impl Pace {
@@ -79,69 +104,83 @@ impl Pace {
         Pace {
             tokens: options.burst.max(1),
             growing: now,
-            requested: false,
-            deaf_until: None,
             full_at: now + options.sync_period,
-            retry_at: None,
-            pause: options.retry,
-            look_at: None,
+            families: PerFamily::each(|_| FamilyPace {
+                requested: false,
+                not_before: None,
+                backoff: Backoff::new(options.retry, options.sync_period),
+                look_at: None,
+            }),
             options,
         }
     }
 
-    /// Asks for a sync. Requests until it starts are one.
-    pub fn request(&mut self) {
-        self.requested = true;
+    /// Asks for a sync of `family`. Requests until it starts are one.
+    pub fn request(&mut self, family: IpFamily) {
+        self.families.get_mut(family).requested = true;
     }
 
-    /// Asks for a sync no later than `at`.
-    pub fn look_again(&mut self, at: Instant) {
-        self.look_at = Some(self.look_at.map_or(at, |earlier| earlier.min(at)));
+    /// Whether a sync of `family` was asked for since the last one began.
+    pub fn is_requested(&self, family: IpFamily) -> bool {
+        self.families.get(family).requested
+    }
+
+    /// Asks for a sync of `family` no later than `at`.
+    pub fn look_again(&mut self, family: IpFamily, at: Instant) {
+        let look_at = &mut self.families.get_mut(family).look_at;
+        *look_at = Some(look_at.map_or(at, |earlier| earlier.min(at)));
     }
 
     /// When the next sync is due; now, if that is past.
     pub fn due(&self, now: Instant) -> Instant {
-        let requested = self.requested.then(|| self.deaf_until.unwrap_or(now));
         let free = match self.tokens_at(now) {
             0 => self.growing + self.options.min_interval,
             _ => now,
         };
-        [requested, self.retry_at, self.look_at]
-            .into_iter()
-            .flatten()
+        let families = self.families.iter();
+        families
+            .filter_map(|(_, family)| family.due(now))
             .fold(self.full_at, Instant::min)
             .max(free)
     }
 
-    /// A sync starts. True if the sync period is over, so that it must be a
-    /// full one.
-    pub fn begin(&mut self, now: Instant) -> bool {
+    /// A sync starts, of the families that are due. Both are when the sync
+    /// period is over, whatever one has to wait for.
+    pub fn begin(&mut self, now: Instant) -> PerFamily<Option<Turn>> {
         self.tokens = self.tokens_at(now).saturating_sub(1);
-        self.requested = false;
-        self.look_at = None;
-        now >= self.full_at
+        let full = now >= self.full_at;
+        PerFamily::each(|family| {
+            let family = self.families.get_mut(family);
+            if !full && family.due(now).is_none_or(|due| due > now) {
+                return None;
+            }
+            family.requested = false;
+            family.look_at = None;
+            let retry = full || family.backoff.due().is_some_and(|due| due <= now);
+            Some(Turn { full, retry })
+        })
     }
 
-    /// The sync that began has ended; `full` says whether it was a full one.
-    pub fn end(&mut self, now: Instant, outcome: Outcome, full: bool) {
+    /// The sync that began has ended, for `family` as `outcome` says.
+    pub fn end(&mut self, family: IpFamily, now: Instant, outcome: Outcome) {
         self.growing = now;
-        if full {
-            // Also if it failed: then the retry is a full sync.
-            self.full_at = now + self.options.sync_period;
+        let family = self.families.get_mut(family);
+        family.not_before = None;
+        match outcome {
+            Outcome::Done => family.backoff.succeeded(),
+            Outcome::Partly { anew: true } => family.backoff.failed_anew(now),
+            Outcome::Partly { anew: false } => family.backoff.failed(now),
+            Outcome::Failed => {
+                family.backoff.failed(now);
+                family.not_before = Some(now + self.options.retry);
+            }
         }
-        if outcome == Outcome::Done {
-            self.retry_at = None;
-            self.deaf_until = None;
-            self.pause = self.options.retry;
-            return;
-        }
-        // A sync that ran early because something changed leaves the retry
-        // where it is, so that a storm does not stretch the pause.
-        if self.retry_at.is_none_or(|at| at <= now) {
-            self.retry_at = Some(now + self.pause);
-            self.pause = (self.pause * 2).min(self.options.retry_longest);
-        }
-        self.deaf_until = (outcome == Outcome::Failed).then(|| now + self.options.retry);
+    }
+
+    /// The sync that ended was a full one of both families. One that failed
+    /// counts, too: its retry is a full sync.
+    pub fn was_full(&mut self, now: Instant) {
+        self.full_at = now + self.options.sync_period;
     }
 
     fn tokens_at(&self, now: Instant) -> u32 {

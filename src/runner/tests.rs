@@ -14,7 +14,7 @@ use tokio::{
 use super::*;
 use crate::{
     kernel::{Family, xtables::Engine},
-    modes::{ModeName, userspace::capture},
+    modes::{Asked, ModeName, Outcomes, userspace::capture},
     services::{EndpointSlice, Names, Protocol, Service, ServiceName, ServicePortName},
 };
 
@@ -24,16 +24,28 @@ const MS: Duration = Duration::from_millis(1);
 /// and the changed Services.
 type Call = (u128, bool, Vec<String>);
 
+/// What a sync of one family was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Asking {
+    at: u128,
+    family: IpFamily,
+    retry: bool,
+    stale_endpoints: usize,
+}
+
 /// A mode that notes its syncs and does as it is told.
 struct Noting {
     start: Instant,
     calls: watch::Sender<Vec<Call>>,
+    asked: Arc<Mutex<Vec<Asking>>>,
     behaviour: Arc<Mutex<Behaviour>>,
 }
 
 #[derive(Clone, Default)]
 struct Behaviour {
     fails: bool,
+    ipv6_fails: bool,
+    unfinished: Vec<String>,
     fails_for: Vec<ServicePortName>,
     takes: Duration,
     lingering: usize,
@@ -44,33 +56,44 @@ impl Mode for Noting {
         ModeName::Userspace
     }
 
-    async fn sync(&mut self, _: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+    async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let behaviour = self.behaviour.lock().unwrap().clone();
-        let mut names: Vec<_> = changes
-            .ports
-            .iter()
-            .map(|p| p.service.name.to_string())
-            .collect();
-        names.sort();
-        names.dedup();
         let at = (Instant::now() - self.start).as_millis();
-        self.calls
-            .send_modify(|calls| calls.push((at, changes.full, names)));
+        let (mut full, mut names) = (false, BTreeSet::new());
+        for (family, changes) in asked {
+            let Some(changes) = changes else {
+                continue;
+            };
+            full |= changes.full;
+            names.extend(changes.ports.iter().map(|p| p.service.name.to_string()));
+            self.asked.lock().unwrap().push(Asking {
+                at,
+                family,
+                retry: changes.retry,
+                stale_endpoints: changes.stale_udp.endpoints.len(),
+            });
+        }
+        let call = (at, full, names.into_iter().collect());
+        self.calls.send_modify(|calls| calls.push(call));
         // A sleep yields now and then, even one of no time.
         if !behaviour.takes.is_zero() {
             sleep(behaviour.takes).await;
         }
-        if behaviour.fails {
-            return Err(SyncError::Capture(broken()));
-        }
-        let failed = behaviour
-            .fails_for
-            .into_iter()
-            .map(|name| (name, "taken".to_owned()));
-        Ok(SyncReport {
-            failed: failed.collect(),
-            lingering: behaviour.lingering,
-            ..SyncReport::default()
+        asked.map(|family, changes| {
+            changes?;
+            if behaviour.fails || behaviour.ipv6_fails && family == IpFamily::V6 {
+                return Some(Err(SyncError::Capture(broken())));
+            }
+            let fails_for = behaviour.fails_for.iter();
+            let failed = fails_for.filter(|name| name.family == family);
+            Some(Ok(SyncReport {
+                failed: failed
+                    .map(|name| (name.clone(), "taken".to_owned()))
+                    .collect(),
+                unfinished: behaviour.unfinished.clone(),
+                lingering: behaviour.lingering,
+                ..SyncReport::default()
+            }))
         })
     }
 
@@ -98,11 +121,24 @@ impl NodeAddresses for Addresses {
     }
 }
 
+/// Notes which Services came in force.
+struct Follower(Arc<Mutex<Vec<(IpFamily, Vec<String>)>>>);
+
+impl AfterSync for Follower {
+    fn synced(&mut self, family: IpFamily, _: &ServiceMap, changes: &Changes) {
+        let names: BTreeSet<_> = changes.ports.iter().map(|p| &p.service.name).collect();
+        let names = names.into_iter().map(|name| name.to_string()).collect();
+        self.0.lock().unwrap().push((family, names));
+    }
+}
+
 /// A runner at work, under a clock that stands still.
 struct Bench {
     batches: mpsc::Sender<Batch>,
     addresses: mpsc::Sender<()>,
     calls: watch::Receiver<Vec<Call>>,
+    asked: Arc<Mutex<Vec<Asking>>>,
+    followed: Arc<Mutex<Vec<(IpFamily, Vec<String>)>>>,
     behaviour: Arc<Mutex<Behaviour>>,
     health: Arc<Health>,
     registry: Registry,
@@ -123,16 +159,20 @@ impl Bench {
         let (addresses, from_addresses) = mpsc::channel(16);
         let (calls, seen) = watch::channel(Vec::new());
         let behaviour = Arc::default();
+        let asked = Arc::default();
+        let followed = Arc::default();
         let health = Arc::new(Health::new(2 * pace.sync_period));
         let registry = Registry::new();
         let metrics = Metrics::register(&registry).unwrap();
         let mode = Noting {
             start: Instant::now(),
             calls,
+            asked: Arc::clone(&asked),
             behaviour: Arc::clone(&behaviour),
         };
         let tracker = Tracker::new("node");
         let mut runner = Runner::new(mode, tracker, pace, Arc::clone(&health), metrics);
+        runner.follow(Follower(Arc::clone(&followed)));
         let _runner = tokio::spawn(async move {
             runner
                 .run(from_batches, Some(Addresses(from_addresses)))
@@ -142,6 +182,8 @@ impl Bench {
             batches,
             addresses,
             calls: seen,
+            asked,
+            followed,
             behaviour,
             health,
             registry,
@@ -166,11 +208,31 @@ impl Bench {
         ))
     }
 
-    fn slice(&mut self, service: &str, address: SocketAddr) -> Event {
+    /// A UDP Service with addresses of both families.
+    fn dual_stack(&mut self, name: &str) -> Event {
         let object = json!({
-            "metadata": {"namespace": "ns", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
-            "addressType": "IPv4",
-            "ports": [{"port": address.port(), "protocol": "TCP", "name": ""}],
+            "metadata": {"namespace": "ns", "name": name},
+            "spec": {
+                "clusterIP": "10.0.0.53", "clusterIPs": ["10.0.0.53", "fd00::53"],
+                "ipFamilies": ["IPv4", "IPv6"], "ports": [{"port": 53, "protocol": "UDP"}],
+            },
+        });
+        let object = serde_json::from_value(object).unwrap();
+        let service = Service::reduce(&object, &mut self.names).unwrap().object;
+        Event::Service(Arc::new(service))
+    }
+
+    fn slice(&mut self, service: &str, address: SocketAddr) -> Event {
+        self.slice_of("TCP", service, address)
+    }
+
+    fn slice_of(&mut self, protocol: &str, service: &str, address: SocketAddr) -> Event {
+        let family = IpFamily::of(&address.ip()).to_string();
+        let name = format!("{service}-{family}").to_lowercase();
+        let object = json!({
+            "metadata": {"namespace": "ns", "name": name, "labels": {"kubernetes.io/service-name": service}},
+            "addressType": family,
+            "ports": [{"port": address.port(), "protocol": protocol, "name": ""}],
             "endpoints": [{"addresses": [address.ip()], "nodeName": "elsewhere"}],
         });
         let object = serde_json::from_value(object).unwrap();
@@ -316,19 +378,20 @@ async fn changes_are_kept_until_a_sync_succeeds() {
     bench.send(vec![b]).await;
     let pending = "kubeproxy_sync_proxy_rules_service_changes_pending";
     assert_eq!(bench.value(pending, &[]), Some(2.0));
-    pass(500 * MS).await;
-    bench.behaviour.lock().unwrap().fails = false;
     pass(1_000 * MS).await;
+    bench.behaviour.lock().unwrap().fails = false;
+    pass(2_000 * MS).await;
     let both = names(&["a", "b"]);
     assert_eq!(
         bench.take(1),
         [
             (1_000, false, names(&["a"])),
-            (1_500, false, both.clone()),
-            (2_500, false, both)
+            (2_000, false, both.clone()),
+            (4_000, false, both)
         ]
     );
-    assert_eq!(bench.value("tripod_sync_failures_total", &[]), Some(2.0));
+    let failures = |family| bench.value("tripod_sync_failures_total", &[("ip_family", family)]);
+    assert_eq!((failures("IPv4"), failures("IPv6")), (Some(2.0), Some(0.0)));
     assert_eq!(bench.value(pending, &[]), Some(0.0));
 }
 
@@ -349,12 +412,12 @@ async fn what_failed_for_single_ports_is_tried_again() {
     bench.send(vec![web]).await;
     assert_eq!(bench.value("tripod_service_ports_failed", &[]), Some(1.0));
     assert!(bench.health.snapshot().healthy, "one port is not the node");
-    pass(500 * MS).await;
-    bench.behaviour.lock().unwrap().fails_for.clear();
     pass(1_000 * MS).await;
+    bench.behaviour.lock().unwrap().fails_for.clear();
+    pass(2_000 * MS).await;
     pass(10_000 * MS).await;
     let times: Vec<_> = bench.take(0).iter().map(|call| call.0).collect();
-    assert_eq!(times, [0, 500, 1_500]);
+    assert_eq!(times, [0, 1_000, 3_000]);
     assert_eq!(bench.value("tripod_service_ports_failed", &[]), Some(0.0));
 }
 
@@ -453,4 +516,110 @@ async fn syncs_are_counted_by_family_and_kind() {
     bench.send(vec![gone]).await;
     pass(10 * MS).await;
     assert_eq!(bench.value(none, &internal), Some(0.0));
+}
+
+/// The times, in milliseconds, at which a sync of `family` was asked for.
+fn times(asked: &[Asking], family: IpFamily) -> Vec<u128> {
+    let of_family = asked.iter().filter(|asking| asking.family == family);
+    of_family.map(|asking| asking.at).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_family_that_fails_is_tried_again_with_growing_pauses_and_keeps_nothing_back() {
+    let mut bench = Bench::new();
+    bench.behaviour.lock().unwrap().ipv6_fails = true;
+    bench.send(Vec::new()).await;
+    pass(100 * MS).await;
+    let service = bench.dual_stack("dns");
+    bench.send(vec![service]).await;
+    let followed = std::mem::take(&mut *bench.followed.lock().unwrap());
+    let dns = || names(&["dns"]);
+    assert_eq!(
+        followed,
+        [(IpFamily::V4, names(&[])), (IpFamily::V4, dns())]
+    );
+    let last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
+    assert!(bench.value(last, &[("ip_family", "IPv4")]) > Some(0.0));
+    assert_eq!(bench.value(last, &[("ip_family", "IPv6")]), None);
+    let pending = "kubeproxy_sync_proxy_rules_service_changes_pending";
+    assert_eq!(bench.value(pending, &[]), Some(1.0));
+
+    for _ in 0..75 {
+        pass(1_000 * MS).await;
+    }
+    let health = bench.health.snapshot();
+    assert!(health.is_healthy(IpFamily::V4) && !health.is_healthy(IpFamily::V6));
+    let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
+    // Then they are as long as the sync period.
+    assert_eq!(
+        times(&asked, IpFamily::V6)[..5],
+        [0, 1_100, 3_100, 7_100, 15_100]
+    );
+    let retried = asked.iter().filter(|asking| asking.family == IpFamily::V6);
+    assert!(retried.skip(1).all(|asking| asking.retry));
+    let in_time = times(&asked, IpFamily::V4).into_iter();
+    let in_time: Vec<_> = in_time.filter(|at| *at < 30_000).collect();
+    assert_eq!(in_time, [0, 100], "nothing of it failed");
+
+    bench.behaviour.lock().unwrap().ipv6_fails = false;
+    bench.followed.lock().unwrap().clear();
+    pass(30_000 * MS).await;
+    let followed = bench.followed.lock().unwrap().clone();
+    assert!(followed.contains(&(IpFamily::V6, dns())), "{followed:?}");
+    assert_eq!(bench.value(pending, &[]), Some(0.0));
+    assert!(bench.health.snapshot().healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_flows_of_one_family_do_not_wait_for_the_other_and_are_bounded() {
+    let mut bench = Bench::new();
+    let service = bench.dual_stack("dns");
+    bench.send(vec![service]).await;
+    pass(100 * MS).await;
+    bench.behaviour.lock().unwrap().ipv6_fails = true;
+    let endpoints = 11_000_u16;
+    for n in 0..endpoints {
+        let [high, low] = n.to_be_bytes();
+        let v4 = SocketAddr::from(([10, 1, high, low], 53));
+        let v6 = SocketAddr::from(([0xfd01, 0, 0, 0, 0, 0, 0, n], 53));
+        let v4 = bench.slice_of("UDP", "dns", v4);
+        let v6 = bench.slice_of("UDP", "dns", v6);
+        bench.send(vec![v4, v6]).await;
+        pass(10 * MS).await;
+    }
+    let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
+    let most = |family| {
+        let of_family = asked.iter().filter(|asking| asking.family == family);
+        of_family.map(|asking| asking.stale_endpoints).max()
+    };
+    assert_eq!(most(IpFamily::V4), Some(1), "each is cleaned at once");
+    assert!(most(IpFamily::V6) > Some(5_000), "they are kept");
+    assert!(most(IpFamily::V6) < Some(usize::from(endpoints) - 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_anew_does_not_wait_for_what_has_failed_for_long() {
+    let bench = Bench::new();
+    let unfinished = |what: &[&str]| {
+        bench.behaviour.lock().unwrap().unfinished = names(what);
+    };
+    unfinished(&["chain A is not removed"]);
+    bench.send(Vec::new()).await;
+    for _ in 0..20 {
+        pass(1_000 * MS).await;
+    }
+    bench.asked.lock().unwrap().clear();
+    unfinished(&["chain A is not removed", "chain B is not removed"]);
+    bench.addresses.send(()).await.unwrap();
+    settle().await;
+    for _ in 0..10 {
+        pass(1_000 * MS).await;
+    }
+    unfinished(&[]);
+    for _ in 0..19 {
+        pass(1_000 * MS).await;
+    }
+    let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
+    let times = times(&asked, IpFamily::V4);
+    assert_eq!(times, [20_000, 21_000, 23_000, 27_000, 35_000]);
 }

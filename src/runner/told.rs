@@ -1,42 +1,83 @@
 //! Says each failure once, and that it is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::services::{IpFamily, ServicePortName};
+use crate::services::{IpFamily, PerFamily, ServicePortName};
 
 /// Failures that are in the log already.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    reasons: BTreeMap<ServicePortName, String>,
+    families: PerFamily<Failures>,
+}
+
+#[derive(Debug, Default)]
+struct Failures {
+    /// ServicePorts that are not in force as asked.
+    ports: BTreeMap<ServicePortName, String>,
+    /// What else was not done.
+    unfinished: BTreeSet<String>,
+}
+
+/// What fails after a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fails {
+    Nothing,
+    /// The same as before, or less.
+    AsBefore,
+    /// Something that did not before.
+    Anew,
 }
 
 impl Told {
-    /// Logs what is new in `failed`, the failures of one sync, and what is
-    /// missing from it. Answers with how many ServicePorts fail.
-    pub(super) fn tell(&mut self, failed: Vec<(ServicePortName, String)>) -> usize {
-        let mut now: BTreeMap<ServicePortName, String> = BTreeMap::new();
+    /// Logs what is new in `failed` and `unfinished`, the failures of one sync of
+    /// `family`, and what is missing from them.
+    pub(super) fn tell(
+        &mut self,
+        family: IpFamily,
+        failed: Vec<(ServicePortName, String)>,
+        unfinished: Vec<String>,
+    ) -> Fails {
+        let mut now = Failures {
+            ports: BTreeMap::new(),
+            unfinished: unfinished.into_iter().collect(),
+        };
         for (name, why) in failed {
-            now.entry(name)
+            now.ports
+                .entry(name)
                 .and_modify(|all| {
                     all.push_str("; ");
                     all.push_str(&why);
                 })
                 .or_insert(why);
         }
-        for (name, why) in &now {
-            if self.reasons.get(name) != Some(why) {
+        let before = self.families.get_mut(family);
+        let mut anew = false;
+        for (name, why) in &now.ports {
+            let known = before.ports.get(name);
+            anew |= known.is_none();
+            if known != Some(why) {
                 tracing::error!(service = %name, protocol = %name.protocol, "not in force as asked: {why}");
             }
         }
-        for name in self.reasons.keys().filter(|name| !now.contains_key(*name)) {
+        for why in now.unfinished.difference(&before.unfinished) {
+            anew = true;
+            tracing::error!("{family}: {why}");
+        }
+        let mut others = before.ports.keys();
+        while let Some(name) = others.find(|name| !now.ports.contains_key(*name)) {
             tracing::info!(service = %name, protocol = %name.protocol, "in force again");
         }
-        self.reasons = now;
-        self.reasons.len()
+        *before = now;
+        match before.ports.is_empty() && before.unfinished.is_empty() {
+            true => Fails::Nothing,
+            false if anew => Fails::Anew,
+            false => Fails::AsBefore,
+        }
     }
 
-    /// Whether ServicePorts of `family` fail.
-    pub(super) fn concerns(&self, family: IpFamily) -> bool {
-        self.reasons.keys().any(|name| name.family == family)
+    /// How many ServicePorts are not in force as asked.
+    pub(super) fn service_ports(&self) -> usize {
+        let families = self.families.iter();
+        families.map(|(_, failures)| failures.ports.len()).sum()
     }
 }

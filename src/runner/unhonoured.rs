@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use crate::{
     events::{self, Recorder},
     modes::{ModeName, Unhonoured},
-    services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
+    services::{Changes, IpFamily, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
 /// What was not honoured, and why.
@@ -33,19 +33,21 @@ impl Said {
         }
     }
 
-    /// Logs what is new in `unhonoured`, the report of a sync of `changes` to
-    /// `map`, and in the annotations of these Services that cannot be read. The
+    /// Logs what is new in `unhonoured`, the report of a sync of `family` with
+    /// `changes` to `map`, and in the annotations of these Services that cannot be read. The
     /// ports of a Service mostly have the same, which is logged once.
     pub(super) fn tell(
         &mut self,
         mode: ModeName,
+        family: IpFamily,
         mut unhonoured: Vec<Unhonoured>,
         changes: &Changes,
         map: &ServiceMap,
     ) {
-        let before = self.forget(changes);
+        let before = self.forget(family, changes);
         if changes.full {
-            unhonoured.extend(map.iter().flat_map(malformed));
+            let ports = map.iter().filter(|port| port.name.family == family);
+            unhonoured.extend(ports.flat_map(malformed));
         } else {
             let changed = changes.ports.iter().filter_map(|name| map.get(name));
             unhonoured.extend(changed.flat_map(malformed));
@@ -69,14 +71,21 @@ impl Said {
         }
     }
 
-    /// Forgets what was said about the ServicePorts of `changes`, and answers
-    /// with it.
-    fn forget(&mut self, changes: &Changes) -> HashMap<ServiceName, BTreeSet<Reason>> {
+    /// Forgets what was said about the ServicePorts of `changes`, which are of
+    /// `family`, and answers with it.
+    fn forget(
+        &mut self,
+        family: IpFamily,
+        changes: &Changes,
+    ) -> HashMap<ServiceName, BTreeSet<Reason>> {
         let mut forgotten: HashMap<ServiceName, BTreeSet<Reason>> = HashMap::new();
         if changes.full {
-            for (service, ports) in std::mem::take(&mut self.services) {
-                forgotten.insert(service, ports.into_values().flatten().collect());
-            }
+            self.services.retain(|service, ports| {
+                let of_family = ports.extract_if(.., |port, _| port.family == family);
+                let reasons = of_family.flat_map(|(_, reasons)| reasons).collect();
+                forgotten.insert(service.clone(), reasons);
+                !ports.is_empty()
+            });
             return forgotten;
         }
         // Mostly nothing was ever said.
@@ -114,7 +123,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::services::{Event, IpFamily, Names, Preferences, Protocol, Service, Tracker};
+    use crate::services::{Event, Names, Preferences, Protocol, Service, Tracker};
 
     fn port(service: &str, port: &str) -> ServicePortName {
         ServicePortName {
@@ -148,7 +157,8 @@ mod tests {
                 ..Changes::default()
             };
             let map = ServiceMap::default();
-            said.tell(ModeName::Iptables, report.to_vec(), &changes, &map);
+            let family = IpFamily::V4;
+            said.tell(ModeName::Iptables, family, report.to_vec(), &changes, &map);
             let mut posted = Vec::new();
             while let Ok(event) = events.try_recv() {
                 posted.push(event.note);
@@ -200,7 +210,8 @@ mod tests {
         let mut posted = |event: Option<Event>, full: bool| {
             let mut changes = tracker.apply(event);
             changes.full = full;
-            said.tell(ModeName::Ipvs, Vec::new(), &changes, tracker.map());
+            let family = IpFamily::V4;
+            said.tell(ModeName::Ipvs, family, Vec::new(), &changes, tracker.map());
             let mut notes = Vec::new();
             while let Ok(event) = events.try_recv() {
                 notes.push(event.note);

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
-use super::{Endpoint, Protocol, ServicePort, ServicePortName};
+use super::{Endpoint, PerFamily, Protocol, ServiceMap, ServicePort, ServicePortName};
 
 /// What differs in a [`ServiceMap`](super::ServiceMap) since the last success
 /// of a mode.
@@ -16,6 +16,8 @@ pub struct Changes {
     /// Everything is to be compared with the kernel: at start, for repair and
     /// at each sync period.
     pub full: bool,
+    /// What failed is to be tried again, whether or not it changed.
+    pub retry: bool,
     /// UDP flows that the kernel would go on sending where nothing answers.
     pub stale_udp: StaleUdp,
 }
@@ -40,7 +42,7 @@ pub struct StaleUdp {
 }
 
 /// Where a ServicePort no longer answers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LostAddresses {
     /// Addresses and ports on which it was served.
     pub services: Vec<SocketAddr>,
@@ -54,14 +56,54 @@ impl Changes {
     pub fn merge(&mut self, later: Changes) {
         self.ports.extend(later.ports);
         self.full |= later.full;
-        self.stale_udp.endpoints.extend(later.stale_udp.endpoints);
-        self.stale_udp.addresses.extend(later.stale_udp.addresses);
-        self.stale_udp.revived.extend(later.stale_udp.revived);
+        self.retry |= later.retry;
+        self.stale_udp.merge(later.stale_udp);
+    }
+
+    /// These changes as each family has them; those of everything are both's.
+    pub fn by_family(self) -> PerFamily<Changes> {
+        let mut families = PerFamily::each(|_| Changes {
+            full: self.full,
+            retry: self.retry,
+            ..Changes::default()
+        });
+        for name in self.ports {
+            families.get_mut(name.family).ports.insert(name);
+        }
+        let StaleUdp {
+            endpoints,
+            addresses,
+            revived,
+        } = self.stale_udp;
+        for gone in endpoints {
+            let stale = &mut families.get_mut(gone.0.name.family).stale_udp;
+            stale.endpoints.push(gone);
+        }
+        for lost in addresses {
+            let stale = &mut families.get_mut(lost.0.name.family).stale_udp;
+            stale.addresses.push(lost);
+        }
+        for name in revived {
+            let stale = &mut families.get_mut(name.family).stale_udp;
+            stale.revived.push(name);
+        }
+        families
+    }
+
+    /// Keeps changes that wait for a family that fails from growing without
+    /// limit, whatever happens meanwhile; `map` is what is to be in force.
+    pub fn bound(&mut self, map: &ServiceMap) {
+        // Names of ServicePorts that came and went.
+        if self.ports.len() > map.len() + MANY {
+            self.ports.clear();
+            self.full = true;
+        }
+        self.stale_udp.bound(map);
     }
 
     /// Nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.ports.is_empty() && !self.full && self.stale_udp == StaleUdp::default()
+        self.ports.is_empty() && !self.full && !self.retry && self.stale_udp == StaleUdp::default()
     }
 
     /// Records that a ServicePort went from `old` to `new`.
@@ -80,7 +122,54 @@ impl Changes {
     }
 }
 
+/// Changes of one kind that may wait for a family before they are summed up.
+const MANY: usize = 10_000;
+
+/// Endpoints of one ServicePort that may wait; beyond that all its flows are
+/// compared with what serves.
+const MANY_OF_ONE: usize = 100;
+
 impl StaleUdp {
+    fn merge(&mut self, later: StaleUdp) {
+        self.endpoints.extend(later.endpoints);
+        self.addresses.extend(later.addresses);
+        self.revived.extend(later.revived);
+    }
+
+    /// Sums up what waits, where it is much. Of a ServicePort that `map` has all
+    /// flows that do not lead to what serves are stale, so that its endpoints need
+    /// not be named. Of others the oldest are dropped: their flows end by
+    /// themselves unless the client goes on sending to a Service that is gone.
+    fn bound(&mut self, map: &ServiceMap) {
+        if self.endpoints.len() + self.addresses.len() + self.revived.len() <= MANY {
+            return;
+        }
+        let mut counts: HashMap<ServicePortName, usize> = HashMap::new();
+        for (port, _) in &self.endpoints {
+            *counts.entry(port.name.clone()).or_default() += 1;
+        }
+        counts.retain(|name, count| *count > MANY_OF_ONE && map.get(name).is_some());
+        self.endpoints
+            .retain(|(port, _)| !counts.contains_key(&port.name));
+        self.revived.extend(counts.into_keys());
+        self.revived.retain(|name| map.get(name).is_some());
+        self.revived.sort_unstable();
+        self.revived.dedup();
+        let mut seen = HashSet::new();
+        // The latest first: it is as the Service was last.
+        self.endpoints.reverse();
+        self.endpoints
+            .retain(|(port, gone)| seen.insert((port.name.clone(), *gone)));
+        self.endpoints.truncate(MANY);
+        self.endpoints.reverse();
+        let mut seen = HashSet::new();
+        self.addresses.reverse();
+        self.addresses
+            .retain(|(port, lost)| seen.insert((port.name.clone(), lost.clone())));
+        self.addresses.truncate(MANY);
+        self.addresses.reverse();
+    }
+
     fn record(&mut self, old: Option<&Arc<ServicePort>>, new: Option<&Arc<ServicePort>>) {
         if let Some(old) = old {
             let all = new.map_or(&[][..], |new| &new.endpoints.all);

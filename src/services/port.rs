@@ -42,6 +42,9 @@ pub enum IpFamily {
 }
 
 impl IpFamily {
+    /// Both, in the order in which they are shown.
+    pub const ALL: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
+
     /// The family that `ip` belongs to.
     pub fn of(ip: &IpAddr) -> IpFamily {
         if ip.is_ipv4() {

@@ -3,10 +3,10 @@
 use crate::{
     kernel::{Family, xtables::Engine},
     modes::{
-        Mode, ModeName, SyncError, SyncReport, apart::Apart, iptables::Iptables, ipvs::Ipvs,
+        Asked, Mode, ModeName, Outcomes, SyncError, apart::Apart, iptables::Iptables, ipvs::Ipvs,
         userspace::Userspace,
     },
-    services::{Changes, ServiceMap},
+    services::ServiceMap,
 };
 
 /// One of the modes.
@@ -33,11 +33,11 @@ impl Mode for Running {
         }
     }
 
-    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         match self {
-            Running::Ipvs(mode) => mode.sync(map, changes).await,
-            Running::Iptables(mode) => mode.sync(map, changes).await,
-            Running::Userspace(mode) => mode.sync(map, changes).await,
+            Running::Ipvs(mode) => mode.sync(map, asked).await,
+            Running::Iptables(mode) => mode.sync(map, asked).await,
+            Running::Userspace(mode) => mode.sync(map, asked).await,
         }
     }
 

@@ -25,8 +25,8 @@ use self::{
 use super::Done;
 use crate::{
     kernel::{Family, probe, xtables::Engine},
-    modes::{Mode, ModeName, SyncError, SyncReport},
-    services::{Changes, ServiceMap},
+    modes::{Asked, Mode, ModeName, Outcomes, SyncError},
+    services::{PerFamily, ServiceMap},
 };
 
 /// How long ServicePorts that fail may keep what is left in force: they may
@@ -35,6 +35,17 @@ const GRACE: Duration = Duration::from_secs(5 * 60);
 /// How long an old process may go on beside this one and put back what it had.
 /// Later on, whoever comes is not one that left.
 const OVERLAP: Duration = Duration::from_secs(5 * 60);
+
+/// How the last sync of a family went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Synced {
+    /// There was none that succeeded.
+    #[default]
+    Not,
+    /// Without some ServicePorts.
+    Partly,
+    Wholly,
+}
 
 /// A mode that clears up behind the others once it is in force itself.
 pub(super) struct TakeOver<M> {
@@ -48,6 +59,8 @@ pub(super) struct TakeOver<M> {
     /// When to look next whether it is back. Kept here, as whoever waits for it
     /// may stop and begin again at any time.
     look: Instant,
+    /// How the last sync of each family went.
+    families: PerFamily<Synced>,
     /// When this mode first synced.
     synced: Option<Instant>,
     /// When this mode came in force.
@@ -65,6 +78,7 @@ impl<M: Mode> TakeOver<M> {
             left: Leftover::ALL.into(),
             found: None,
             look: Instant::now(),
+            families: PerFamily::default(),
             synced: None,
             since: None,
             clearing: None,
@@ -72,12 +86,28 @@ impl<M: Mode> TakeOver<M> {
         }
     }
 
-    /// All that is wanted is carried by this mode now, or never will be.
-    fn is_in_force(&mut self, report: &SyncReport) -> bool {
+    /// All that is wanted is carried by this mode now, or never will be. What was
+    /// left carries the traffic of a family that was never synced.
+    fn is_in_force(&mut self, outcomes: &Outcomes) -> bool {
+        for (family, outcome) in outcomes.iter() {
+            let Some(Ok(report)) = outcome else {
+                continue;
+            };
+            *self.families.get_mut(family) = match report.failed.is_empty() {
+                true => Synced::Wholly,
+                false => Synced::Partly,
+            };
+        }
         let now = Instant::now();
-        let waited = now - *self.synced.get_or_insert(now);
-        if report.failed.is_empty() || waited >= GRACE {
-            self.since.get_or_insert(now);
+        let are = |wanted: &[Synced]| {
+            let mut families = self.families.iter();
+            families.all(|(_, synced)| wanted.contains(synced))
+        };
+        if are(&[Synced::Partly, Synced::Wholly]) {
+            let waited = now - *self.synced.get_or_insert(now);
+            if are(&[Synced::Wholly]) || waited >= GRACE {
+                self.since.get_or_insert(now);
+            }
         }
         self.since.is_some()
     }
@@ -120,23 +150,28 @@ impl<M: Mode> Mode for TakeOver<M> {
         self.mode.name()
     }
 
-    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         if self.found.is_none() {
             // Userspace mode removes what captures in another way itself.
             self.found = Some(these(self.left.clone(), self.running()).await);
         }
-        let report = self.mode.sync(map, changes).await?;
+        let outcomes = self.mode.sync(map, asked).await;
         if let Some(clearing) = self.clearing.as_mut().filter(|c| c.is_finished()) {
             clearing.end(&mut self.left).await;
             self.clearing = None;
         }
-        if self.is_in_force(&report)
-            && changes.full
+        let full = |(family, outcome): (_, &Option<Result<_, _>>)| {
+            let changes = asked.get(family);
+            changes.is_some_and(|changes| changes.full) && matches!(outcome, Some(Ok(_)))
+        };
+        let fully = outcomes.iter().all(full);
+        if self.is_in_force(&outcomes)
+            && fully
             && let Some(since) = self.since
         {
             self.clear_up(since);
         }
-        Ok(report)
+        outcomes
     }
 
     async fn disturbed(&mut self) {

@@ -1,6 +1,9 @@
 //! One IP family: what is in force, and bringing it in step.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use hashbrown::{HashMap, HashSet};
 
@@ -21,7 +24,7 @@ use crate::{
         Family, nfacct, sysctl,
         xtables::{Engine, Toolkit, features::Features, rule::Table, saved::Saved},
     },
-    services::{ServiceMap, ServicePort, ServicePortName},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// One family's rules.
@@ -33,6 +36,8 @@ pub struct FamilyRules {
     held: Option<Held>,
     /// ServicePorts that are not in force as asked, with the reason.
     pub refused: BTreeMap<ServicePortName, String>,
+    /// What else was refused, such as a removal, with the reason.
+    pub unfinished: BTreeSet<String>,
     /// A full sync has succeeded before.
     settled: bool,
 }
@@ -83,6 +88,7 @@ impl FamilyRules {
             },
             held: None,
             refused: BTreeMap::new(),
+            unfinished: BTreeSet::new(),
             settled: false,
         })
     }
@@ -135,14 +141,22 @@ impl FamilyRules {
     pub async fn sync(
         &mut self,
         map: &ServiceMap,
-        changed: &HashSet<ServicePortName>,
-        full: bool,
+        changes: &Changes,
         options: Options,
         failed: impl Fn(bool),
     ) -> Result<Done, Error> {
+        let Changes {
+            ports: changed,
+            full,
+            retry,
+            ..
+        } = changes;
+        let full = *full;
         let same = self.options() == Some(&options);
         let retried = changed.iter().any(|name| self.refused.contains_key(name));
-        let read = !same || retried || full && !(self.refused.is_empty() && self.watch.untouched());
+        let is_refused = !(self.refused.is_empty() && self.unfinished.is_empty());
+        let retried = retried || is_refused && (*retry || full);
+        let read = !same || retried || full && !self.watch.untouched();
         if !read {
             match self.update(map, changed, full).await {
                 Ok(done) => return Ok(done),
@@ -302,11 +316,12 @@ impl FamilyRules {
             );
         }
         self.refused.clear();
+        self.unfinished.clear();
         for Refused { owner, error } in full.refused {
             if let Some(owner) = owner {
                 self.refused.insert(owner, error.to_string());
             } else {
-                tracing::warn!("{}: {error}", self.family);
+                self.unfinished.insert(error.to_string());
             }
         }
         let ports = map.iter().filter(|port| {

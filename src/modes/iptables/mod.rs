@@ -34,20 +34,20 @@ use self::{
     family::{Done, FamilyRules},
     plan::{DispatchChoice, Options, is_large_cluster},
 };
-use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
+use super::{
+    Asked, Mode, ModeName, Outcomes, SyncError, SyncReport, Unhonoured, stale::StaleFlows,
+};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::{
-        Family,
-        conntrack::flows::Match,
-        netlink,
+        Family, netlink,
         probe::{Kernel, Setting},
         sysctl,
         xtables::{self, Engine, features::Features},
     },
     node::NodePorts,
     runner::metrics::Metrics,
-    services::{Changes, IpFamily, ServiceMap, ServicePort},
+    services::{Changes, IpFamily, PerFamily, ServiceMap},
 };
 
 /// Without it the kernel takes packets between loopback and other links for
@@ -117,7 +117,7 @@ struct FamilyState {
     family: IpFamily,
     rules: FamilyRules,
     /// Stale flows that could not be deleted yet.
-    flows: Vec<Match>,
+    flows: StaleFlows,
     /// It was told that node ports are not served on loopback.
     told_of_loopback: bool,
 }
@@ -143,7 +143,7 @@ impl Iptables {
                 Ok(rules) => families.push(FamilyState {
                     family,
                     rules,
-                    flows: Vec::new(),
+                    flows: StaleFlows::default(),
                     told_of_loopback: false,
                 }),
                 Err(error) => errors.push(error),
@@ -169,24 +169,32 @@ impl Iptables {
     }
 }
 
-impl Iptables {
+impl FamilyState {
     fn unhonoured(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unhonoured> {
         let all = map.iter().filter(|_| changes.full);
         let named = changes.ports.iter().filter(|_| !changes.full);
         let ports = all.chain(named.filter_map(|name| map.get(name)));
-        let features = |port: &ServicePort| {
-            let mut families = self.families.iter();
-            let found = families.find(|state| state.family == port.name.family);
-            found.map(|state| state.rules.features)
-        };
-        let served = ports.filter_map(|port| Some((port, features(port)?)));
+        let served = ports.filter(|port| port.name.family == self.family);
         served
-            .flat_map(|(port, features)| unhonoured::of(port, features))
+            .flat_map(|port| unhonoured::of(port, self.rules.features))
             .collect()
     }
-}
 
-impl FamilyState {
+    /// What `done` leaves to be said.
+    fn report(&self, map: &ServiceMap, changes: &Changes, done: &Done) -> SyncReport {
+        let refused = self.rules.refused.iter();
+        let unfinished = self.rules.unfinished.iter().cloned();
+        SyncReport {
+            examined: done.examined,
+            failed: refused
+                .map(|(name, why)| (name.clone(), why.clone()))
+                .collect(),
+            unfinished: unfinished.chain(self.flows.unfinished()).collect(),
+            unhonoured: self.unhonoured(map, changes),
+            ..SyncReport::default()
+        }
+    }
+
     /// Leaves out what takes a kernel setting that is not to be had here, and
     /// tells so once.
     fn without_unsettable(&mut self, options: &mut Options) {
@@ -237,17 +245,12 @@ impl FamilyState {
         self.without_unsettable(&mut options);
         self.observe_liberality(changes.full, &mut options);
         let failed = |partial| counters.failed(self.family, partial);
-        let synced = self
-            .rules
-            .sync(map, &changes.ports, changes.full, options, failed)
-            .await;
+        let synced = self.rules.sync(map, changes, options, failed).await;
         let done = synced?;
         counters.synced(self.family, done.total, done.written);
-        let family = Family::from(self.family);
         self.flows
-            .extend(stale::matches(family, map, &changes.stale_udp));
-        let flows = std::mem::take(&mut self.flows);
-        self.flows = stale::forget(self.family, flows, &setup.metrics).await;
+            .clear(self.family, map, changes, &setup.metrics)
+            .await;
         Ok(done)
     }
 }
@@ -295,39 +298,39 @@ impl Mode for Iptables {
         Ok(())
     }
 
-    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let node = map.this_node().map(|node| &**node);
         self.setup.node_ports.learn(node);
         let (setup, counters) = (&self.setup, &self.counters);
         let before: Vec<_> = self.families.iter_mut().map(|f| f.rules.before()).collect();
         let mut families = self.families.iter_mut();
-        let sync = async |family: Option<&mut FamilyState>| match family {
-            Some(family) => family.sync(setup, counters, map, changes).await,
-            None => Ok(Done::default()),
+        let sync = async |family: Option<&mut FamilyState>| {
+            let family = family?;
+            let changes = (*asked.get(family.family))?;
+            Some(family.sync(setup, counters, map, changes).await)
         };
         // One that fails does not keep the other from being synced.
         let (one, other) = tokio::join!(sync(families.next()), sync(families.next()));
         let done = [one, other];
         // Of a family that failed it is not known; its count is then not what
         // is expected, and everything is read the next time.
-        let made = done.iter().flatten().map(|done| done.transactions).sum();
-        for ((family, before), done) in self.families.iter_mut().zip(before).zip(&done) {
-            if let Ok(done) = done {
+        let made = done.iter().flatten().flatten();
+        let made = made.map(|done| done.transactions).sum();
+        // A family that is not served has nothing to do.
+        let mut outcomes: Outcomes =
+            PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
+        let families = self.families.iter_mut().zip(before).zip(done);
+        for ((family, before), done) in families {
+            let idle = Done::default();
+            if let Ok(done) = done.as_ref().unwrap_or(&Ok(idle)) {
                 family.rules.after(before, made, done);
             }
+            let outcome = done
+                .zip(*asked.get(family.family))
+                .map(|(done, changes)| done.map(|done| family.report(map, changes, &done)));
+            *outcomes.get_mut(family.family) = outcome;
         }
-        let [one, other] = done;
-        let examined = one?.examined + other?.examined;
-        let refused = self.families.iter().flat_map(|f| &f.rules.refused);
-        Ok(SyncReport {
-            examined,
-            failed: refused
-                .map(|(name, why)| (name.clone(), why.clone()))
-                .collect(),
-            lingering: 0,
-            look_again: None,
-            unhonoured: self.unhonoured(map, changes),
-        })
+        outcomes
     }
 
     async fn disturbed(&mut self) {

@@ -38,12 +38,13 @@ use self::{
     tables::Tables,
     wanted::{Touched, Wanted},
 };
-use super::{Mode, ModeName, SyncError, SyncReport, Unhonoured, stale};
+use super::{
+    Asked, Mode, ModeName, Outcomes, SyncError, SyncReport, Unhonoured, both_failed,
+    stale::StaleFlows,
+};
 use crate::{
     kernel::{
-        Family,
-        conntrack::flows::Match,
-        netlink,
+        Family, netlink,
         probe::Kernel,
         xtables::{self, Engine},
     },
@@ -89,7 +90,7 @@ pub struct Ipvs {
     /// Whether the kernel holds what we believe.
     belief: Belief,
     /// Stale flows that could not be deleted yet.
-    flows: Families<Vec<Match>>,
+    flows: Families<StaleFlows>,
     metrics: Metrics,
     /// Troubles that were told and last.
     told: BTreeSet<String>,
@@ -193,28 +194,11 @@ impl Ipvs {
         }
     }
 
-    /// Says each trouble once for as long as it lasts.
-    fn tell(&mut self, troubles: Vec<String>) {
-        let troubles: BTreeSet<String> = troubles.into_iter().collect();
-        for new in troubles.difference(&self.told) {
-            tracing::warn!("{new}");
-        }
-        self.told = troubles;
-    }
-}
-
-impl Mode for Ipvs {
-    fn name(&self) -> ModeName {
-        ModeName::Ipvs
-    }
-
-    async fn prepare(&mut self) -> Result<(), SyncError> {
-        let refused = settings::apply(&self.options);
-        self.tell(refused);
-        Ok(())
-    }
-
-    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+    async fn sync_both(
+        &mut self,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> Result<SyncReport, SyncError> {
         let node = map.this_node().map(|node| &**node);
         let full = self.node_ports.learn(node) || changes.full || self.belief != Belief::Held;
         let mut report = Report::default();
@@ -259,8 +243,8 @@ impl Mode for Ipvs {
         }
         for family in FAMILIES {
             let flows = self.flows.of_mut(family);
-            flows.extend(stale::matches(family.into(), map, &changes.stale_udp));
-            *flows = stale::forget(family, std::mem::take(flows), &self.metrics).await;
+            flows.clear(family, map, changes, &self.metrics).await;
+            report.unfinished.extend(flows.unfinished());
         }
         // Where connections could not be counted, that is not tried again at once.
         let next = self.drains.next_due();
@@ -269,6 +253,38 @@ impl Mode for Ipvs {
                 .max(FIRST_PAUSE)
         });
         Ok(report.into_sync_report(look_again))
+    }
+
+    /// Says each trouble once for as long as it lasts.
+    fn tell(&mut self, troubles: Vec<String>) {
+        let troubles: BTreeSet<String> = troubles.into_iter().collect();
+        for new in troubles.difference(&self.told) {
+            tracing::warn!("{new}");
+        }
+        self.told = troubles;
+    }
+}
+
+impl Mode for Ipvs {
+    fn name(&self) -> ModeName {
+        ModeName::Ipvs
+    }
+
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        let refused = settings::apply(&self.options);
+        self.tell(refused);
+        Ok(())
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        let mut changes = Changes::default();
+        for (_, of_family) in asked {
+            changes.merge(of_family.cloned().unwrap_or_default());
+        }
+        match self.sync_both(map, &changes).await {
+            Ok(report) => asked.map(|family, asked| asked.map(|_| Ok(report.of(family)))),
+            Err(error) => both_failed(asked, error),
+        }
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {

@@ -17,6 +17,8 @@ pub struct Report {
     /// ServicePorts that were looked at.
     pub examined: usize,
     failed: Vec<(ServicePortName, String)>,
+    /// What else failed and is to be tried again.
+    pub unfinished: Vec<String>,
     /// Preferences that cannot be done.
     pub unhonoured: Vec<Unhonoured>,
     /// What is to be tried again.
@@ -38,9 +40,10 @@ impl Report {
         SyncReport {
             examined: self.examined,
             failed: self.failed,
-            lingering: 0,
+            unfinished: self.unfinished,
             look_again,
             unhonoured: self.unhonoured,
+            ..SyncReport::default()
         }
     }
 }

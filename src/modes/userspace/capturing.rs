@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{
-    capture::{Choice, Error, Frontend, Local, Method, NodePortAddresses, Redirect, Report, Want},
+    capture::{Choice, Error, Local, Method, NodePortAddresses, Outcomes, Redirect, Scopes, Want},
     transparent,
 };
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
         xtables::{Engine, remove::Preserved},
     },
     node::Served,
-    services::IpFamily,
+    services::{IpFamily, PerFamily},
 };
 
 /// Brings packets for service addresses to our listeners.
@@ -24,7 +24,7 @@ pub struct Capture {
     route: netlink::Socket,
     /// An earlier run may have captured the other way; that goes once this
     /// one is in force.
-    other_way_cleaned: bool,
+    other_way_cleaned: PerFamily<bool>,
 }
 
 impl Capture {
@@ -46,7 +46,7 @@ impl Capture {
             },
             route: netlink::Socket::open(netlink::Protocol::Route)?,
             choice,
-            other_way_cleaned: false,
+            other_way_cleaned: PerFamily::default(),
         })
     }
 
@@ -89,37 +89,45 @@ impl Capture {
         Ok(all)
     }
 
-    /// Makes the kernel capture what is wanted; `changed` says what differs
-    /// since the last success, `None`: everything is compared.
-    ///
-    /// # Errors
-    /// When the kernel refused.
-    pub async fn sync(
-        &mut self,
-        want: &Want,
-        changed: Option<&[Frontend]>,
-    ) -> Result<Report, Error> {
-        let mut report = Report::default();
-        if changed.is_some_and(|c| c.is_empty()) {
-            return Ok(report);
-        }
-        if let Some(local) = &mut self.local {
-            let done = local.sync(want, changed)?;
-            report.failed.extend(done.failed);
-            report.notes.extend(done.notes);
-        }
+    /// Makes the kernel capture what is wanted of the families that `scopes` names.
+    pub async fn sync(&mut self, want: &Want, scopes: &Scopes) -> Outcomes {
+        let mut outcomes = match &mut self.local {
+            Some(local) => local.sync(want, scopes),
+            None => Outcomes::default(),
+        };
         if let Some(redirect) = &mut self.redirect {
-            let done = redirect.sync(want, changed).await?;
-            report.failed.extend(done.failed);
-            report.notes.extend(done.notes);
+            for (family, outcome) in redirect.sync(want, scopes).await {
+                if outcome.is_some() {
+                    *outcomes.get_mut(family) = outcome;
+                }
+            }
         }
-        if !self.other_way_cleaned {
-            let routed = self.choice.families(Method::Local);
-            Redirect::cleanup(&routed, &Preserved::nothing()).await?;
-            Local::cleanup(&self.choice.families(Method::Redirect))?;
-            self.other_way_cleaned = true;
+        for (family, outcome) in outcomes.iter_mut() {
+            let due = scopes
+                .get(family)
+                .as_ref()
+                .is_some_and(|s| s.full || s.retry);
+            if let Some(Ok(report)) = outcome
+                && due
+                && !*self.other_way_cleaned.get(family)
+            {
+                match cleanup_other_way(family, self.choice.method(family)).await {
+                    Ok(()) => *self.other_way_cleaned.get_mut(family) = true,
+                    Err(error) => report.unfinished.push(format!(
+                        "what another way of capture had installed is not removed: {error}"
+                    )),
+                }
+            }
         }
-        Ok(report)
+        outcomes
+    }
+}
+
+/// Removes what captures `family` in another way than `method`.
+async fn cleanup_other_way(family: IpFamily, method: Method) -> Result<(), Error> {
+    match method {
+        Method::Local => Redirect::cleanup(&[family], &Preserved::nothing()).await,
+        Method::Redirect => Local::cleanup(&[family]),
     }
 }
 

@@ -45,7 +45,7 @@ use hashbrown::HashMap;
 
 use self::{
     affinity::Affinity,
-    capture::{Frontend, Method, Target, Want},
+    capture::{Frontend, Method, Scope, Scopes, Target, Want},
     gate::{Gate, InUse},
     insiders::Insiders,
     plan::{Kind, PortalName, PortalPlan},
@@ -60,12 +60,12 @@ pub use self::{
     insiders::{DetectLocal, Links},
     tcp::Limits as DialLimits,
 };
-use super::{Mode, ModeName, SyncError, SyncReport};
+use super::{Asked, Mode, ModeName, Outcomes, SyncError, SyncReport, both_failed};
 use crate::{
     kernel::{Family, probe::Kernel, xtables::Engine},
     node::NodePorts,
     sched::SchedulerName,
-    services::{Changes, ServiceMap, ServicePort, ServicePortName},
+    services::{IpFamily, PerFamily, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// How the mode is to run.
@@ -150,8 +150,13 @@ pub struct Userspace {
     closing: BTreeSet<(PortalName, SocketAddr)>,
     /// Portals to drop once their listeners are closed.
     gone: BTreeSet<PortalName>,
-    /// ServicePorts that failed and are tried again with the next sync.
-    retry: BTreeSet<ServicePortName>,
+    /// ServicePorts whose gates could not be made as asked, with the reason.
+    failed: BTreeMap<ServicePortName, String>,
+    /// Frontends that are not captured, with the reason.
+    uncaptured: BTreeMap<Frontend, String>,
+    /// Families of which everything is due, because node ports are served
+    /// elsewhere.
+    full: PerFamily<bool>,
     /// Gone frontends that stay captured while connections use them.
     retiring: BTreeMap<Frontend, Vec<InUse>>,
     node_addresses: Vec<IpAddr>,
@@ -201,7 +206,9 @@ impl Userspace {
             unconfirmed: BTreeSet::new(),
             closing: BTreeSet::new(),
             gone: BTreeSet::new(),
-            retry: BTreeSet::new(),
+            failed: BTreeMap::new(),
+            uncaptured: BTreeMap::new(),
+            full: PerFamily::default(),
             retiring: BTreeMap::new(),
             node_addresses: Vec::new(),
         })
@@ -281,12 +288,14 @@ impl Userspace {
         }
     }
 
-    /// Closes listeners that are no longer wanted, of families whose capture
-    /// goes `way`.
-    fn close_listeners(&mut self, way: Method) {
+    /// Closes listeners that are no longer wanted, of those `families` whose
+    /// capture goes `way`.
+    fn close_listeners(&mut self, way: Method, families: PerFamily<bool>) {
+        let choice = PerFamily::each(|f| *families.get(f) && self.capture.method(f) == way);
+        let concerned = |portal: &PortalName| *choice.get(portal.port.family);
         let closing = std::mem::take(&mut self.closing);
         for (portal, address) in closing {
-            if self.capture.method(portal.port.family) != way {
+            if !concerned(&portal) {
                 self.closing.insert((portal, address));
                 continue;
             }
@@ -303,11 +312,10 @@ impl Userspace {
                 uses.push(in_use);
             }
         }
-        let capture = &self.capture;
         let gates = &mut self.gates;
         let ports = &mut self.ports;
         self.gone.retain(|portal| {
-            if capture.method(portal.port.family) != way {
+            if !concerned(portal) {
                 return true;
             }
             if let Some(held) = gates.remove(portal).and_then(|mut gate| gate.held.take()) {
@@ -317,11 +325,13 @@ impl Userspace {
         });
     }
 
-    /// Gives up the routes of gone frontends that no connection uses any more.
-    fn retire(&mut self) {
+    /// Gives up the routes of gone frontends of `families` that no connection uses
+    /// any more.
+    fn retire(&mut self, families: PerFamily<bool>) {
         let unused: Vec<Frontend> = self
             .retiring
             .iter()
+            .filter(|(frontend, _)| *families.get(frontend.family))
             .filter(|(_, uses)| uses.iter().all(|u| u.strong_count() == 0))
             .map(|(frontend, _)| *frontend)
             .collect();
@@ -329,6 +339,115 @@ impl Userspace {
             self.retiring.remove(&frontend);
             self.capture_as(&frontend, None);
         }
+    }
+
+    /// Brings the gates of the ServicePorts that are due to what `map` has.
+    fn update_all(
+        &mut self,
+        map: &ServiceMap,
+        asked: Asked<'_>,
+        full: PerFamily<bool>,
+        retry: PerFamily<bool>,
+        reports: &mut PerFamily<SyncReport>,
+    ) {
+        let mut names = BTreeSet::new();
+        for (_, changes) in asked {
+            names.extend(changes.iter().flat_map(|changes| &changes.ports).cloned());
+        }
+        let again = self.failed.keys();
+        names.extend(again.filter(|name| *retry.get(name.family)).cloned());
+        let all = map.iter().map(|port| &port.name);
+        let all = all.chain(self.gates.keys().map(|portal| &portal.port));
+        names.extend(all.filter(|name| *full.get(name.family)).cloned());
+
+        let mut failures = Failures::default();
+        // Removals first: another Service may have what one gives up.
+        let (there, gone): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| map.get(name).is_some());
+        for name in gone.into_iter().chain(there) {
+            let port = map.get(&name).map(|port| &**port);
+            let report = reports.get_mut(name.family);
+            report.examined += 1;
+            if let Some(port) = port {
+                let unhonoured = preferences::unhonoured(port, self.options.scheduler);
+                report.unhonoured.extend(unhonoured);
+            }
+            self.failed.remove(&name);
+            self.update(&name, port, &mut failures);
+        }
+        for (name, why) in failures.0 {
+            self.failed
+                .entry(name)
+                .and_modify(|all| *all = format!("{all}; {why}"))
+                .or_insert(why);
+        }
+    }
+
+    /// What capture is to look at.
+    fn scopes(&mut self, full: PerFamily<bool>, retry: PerFamily<bool>) -> Scopes {
+        let again = self.uncaptured.keys();
+        let again = again.filter(|frontend| *retry.get(frontend.family));
+        self.unconfirmed.extend(again);
+        PerFamily::each(|family| {
+            let changed = self.unconfirmed.iter();
+            let changed = changed.filter(|frontend| frontend.family == family);
+            let scope = Scope {
+                full: *full.get(family),
+                retry: *retry.get(family),
+                changed: changed.copied().collect(),
+            };
+            let needed = scope.full || scope.retry || !scope.changed.is_empty();
+            needed.then_some(scope)
+        })
+    }
+
+    /// Takes in what capture of `family` did, if it was `captured`, and completes
+    /// the report of its sync.
+    fn settle(
+        &mut self,
+        family: IpFamily,
+        captured: Option<capture::Report>,
+        mut report: SyncReport,
+    ) -> SyncReport {
+        *self.full.get_mut(family) = false;
+        if let Some(captured) = captured {
+            let unconfirmed = std::mem::take(&mut self.unconfirmed);
+            for frontend in unconfirmed {
+                if frontend.family == family {
+                    self.uncaptured.remove(&frontend);
+                } else {
+                    self.unconfirmed.insert(frontend);
+                }
+            }
+            self.uncaptured.extend(captured.failed);
+            report.unfinished.extend(captured.unfinished);
+            for note in captured.notes {
+                tracing::warn!("{note}");
+            }
+        }
+        let families = PerFamily::each(|one| one == family);
+        self.close_listeners(Method::Redirect, families);
+
+        let of_family = |name: &ServicePortName| name.family == family;
+        let failed = self.failed.iter().filter(|(name, _)| of_family(name));
+        report
+            .failed
+            .extend(failed.map(|(name, why)| (name.clone(), why.clone())));
+        for (frontend, why) in &self.uncaptured {
+            if frontend.family != family {
+                continue;
+            }
+            let why = format!("{frontend} is not captured: {why}");
+            match self.owners.get(frontend) {
+                Some(owner) => report.failed.push((owner.port.clone(), why)),
+                None => report.unfinished.push(why),
+            }
+        }
+        let unsteered = self.steering.unfinished(family);
+        report.unfinished.extend(unsteered.cloned());
+        let lingering = self.retiring.keys();
+        report.lingering = lingering.filter(|f| f.family == family).count();
+        report
     }
 
     fn capture_as(&mut self, frontend: &Frontend, target: Option<Target>) {
@@ -358,72 +477,55 @@ impl Mode for Userspace {
         ModeName::Userspace
     }
 
-    async fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Result<SyncReport, SyncError> {
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let node = map.this_node().map(|node| &**node);
-        let full = self.options.node_ports.learn(node) || changes.full;
-        self.shared.descriptors.count(full);
-        if full || self.node_addresses.is_empty() {
-            self.node_addresses = self.capture.node_addresses()?;
+        if self.options.node_ports.learn(node) {
+            self.full = PerFamily::each(|_| true);
+        }
+        let due = asked.map(|_, changes| changes.is_some());
+        let full = asked.map(|family, changes| {
+            changes.is_some_and(|changes| changes.full || *self.full.get(family))
+        });
+        let retry = asked.map(|family, changes| {
+            *full.get(family) || changes.is_some_and(|changes| changes.retry)
+        });
+        let any_full = full.v4 || full.v6;
+        self.shared.descriptors.count(any_full);
+        if any_full || self.node_addresses.is_empty() {
+            match self.capture.node_addresses() {
+                Ok(addresses) => self.node_addresses = addresses,
+                Err(error) => return both_failed(asked, error),
+            }
             self.capture
                 .serve_node_ports(&self.options.node_ports.served());
         }
-        if full {
-            for note in self.steering.sync().await {
-                match note {
-                    Ok(note) => tracing::info!("{note}"),
-                    Err(note) => tracing::warn!("{note}"),
-                }
+        let steered = PerFamily::each(|family| {
+            let failed = self.steering.unfinished(family).is_some();
+            *full.get(family) || failed && *retry.get(family)
+        });
+        for note in self.steering.sync(steered).await {
+            match note {
+                Ok(note) => tracing::info!("{note}"),
+                Err(note) => tracing::warn!("{note}"),
             }
         }
         self.shared.insiders.update(node, &self.node_addresses);
-        let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
-        names.append(&mut self.retry);
-        if full {
-            names.extend(map.iter().map(|port| port.name.clone()));
-            names.extend(self.gates.keys().map(|portal| portal.port.clone()));
-        }
 
-        let mut failed = Failures::default();
-        let examined = names.len();
-        let mut unhonoured = Vec::new();
-        // Removals first: another Service may have what one gives up.
-        let (there, gone): (Vec<_>, Vec<_>) =
-            names.into_iter().partition(|name| map.get(name).is_some());
-        for name in gone.into_iter().chain(there) {
-            let port = map.get(&name).map(|port| &**port);
-            if let Some(port) = port {
-                unhonoured.extend(preferences::unhonoured(port, self.options.scheduler));
-            }
-            self.update(&name, port, &mut failed);
-        }
+        let mut reports = due.map(|_, _| SyncReport::default());
+        self.update_all(map, asked, full, retry, &mut reports);
+        self.close_listeners(Method::Local, due);
+        self.retire(due);
+        let scopes = self.scopes(full, retry);
+        let mut captured = self.capture.sync(&self.want, &scopes).await;
 
-        self.close_listeners(Method::Local);
-        self.retire();
-        let changed: Vec<Frontend> = self.unconfirmed.iter().copied().collect();
-        let captured = self
-            .capture
-            .sync(&self.want, (!full).then_some(&changed))
-            .await?;
-        self.unconfirmed.clear();
-        self.close_listeners(Method::Redirect);
-        for note in captured.notes {
-            tracing::warn!("{note}");
-        }
-        for (frontend, why) in captured.failed {
-            self.unconfirmed.insert(frontend);
-            match self.owners.get(&frontend) {
-                Some(owner) => failed.add(owner, format!("{frontend} is not captured: {why}")),
-                None => tracing::error!("{frontend} is not captured: {why}"),
-            }
-        }
-
-        self.retry = failed.0.iter().map(|(name, _)| name.clone()).collect();
-        Ok(SyncReport {
-            examined,
-            failed: failed.0,
-            lingering: self.retiring.len(),
-            look_again: None,
-            unhonoured,
+        due.map(|family, due| {
+            due.then(|| {
+                let report = std::mem::take(reports.get_mut(family));
+                match captured.get_mut(family).take() {
+                    Some(Err(error)) => Err(error.into()),
+                    done => Ok(self.settle(family, done.and_then(Result::ok), report)),
+                }
+            })
         })
     }
 

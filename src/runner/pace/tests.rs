@@ -7,8 +7,7 @@ fn options() -> Options {
         min_interval: 10 * MS,
         burst: 1,
         sync_period: 30_000 * MS,
-        retry: 500 * MS,
-        retry_longest: 4_000 * MS,
+        retry: 1_000 * MS,
     }
 }
 
@@ -41,7 +40,7 @@ impl Clock {
     }
 
     fn request(&mut self) -> &mut Self {
-        self.pace.request();
+        self.pace.request(IpFamily::V4);
         self
     }
 
@@ -49,8 +48,16 @@ impl Clock {
     /// the sync period made it a full one.
     fn sync(&mut self, outcome: Outcome) -> bool {
         self.now = self.pace.due(self.now).max(self.now);
-        let full = self.pace.begin(self.now);
-        self.pace.end(self.now, outcome, full);
+        let turns = self.pace.begin(self.now);
+        for (family, turn) in turns {
+            if turn.is_some() {
+                self.pace.end(family, self.now, outcome);
+            }
+        }
+        let full = turns.v4.is_some_and(|turn| turn.full);
+        if full {
+            self.pace.was_full(self.now);
+        }
         full
     }
 }
@@ -87,7 +94,7 @@ fn the_minimum_interval_begins_when_a_sync_ends() {
     clock.at(100).request();
     clock.pace.begin(clock.now);
     clock.at(170).request();
-    clock.pace.end(clock.now, Outcome::Done, false);
+    clock.pace.end(IpFamily::V4, clock.now, Outcome::Done);
     assert_eq!(clock.due(), 180);
 }
 
@@ -137,31 +144,32 @@ fn full_syncs_come_every_sync_period_whatever_else_is_synced() {
     // One that came for another reason counts too.
     clock.at(50_000).request();
     clock.pace.begin(clock.now);
-    clock.pace.end(clock.now, Outcome::Done, true);
+    clock.pace.end(IpFamily::V4, clock.now, Outcome::Done);
+    clock.pace.was_full(clock.now);
     assert_eq!(clock.due(), 80_000);
 }
 
 #[test]
-fn failures_are_retried_after_a_pause_that_doubles_to_the_longest() {
-    for outcome in [Outcome::Partly, Outcome::Failed] {
+fn failures_are_retried_after_a_pause_that_doubles_to_the_sync_period() {
+    for outcome in [Outcome::Partly { anew: false }, Outcome::Failed] {
         let mut clock = Clock::new(options());
         clock.request().sync(outcome);
         let mut pauses = Vec::new();
-        for _ in 0..5 {
+        for _ in 0..4 {
             let before = clock.now;
             clock.sync(outcome);
             pauses.push((clock.now - before).as_millis());
         }
-        assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 4_000], "{outcome:?}");
+        assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000], "{outcome:?}");
         clock.sync(Outcome::Done);
         let now = (clock.now - clock.start).as_millis();
-        assert_eq!(clock.due(), 30_000, "nothing is left to retry at {now}");
+        assert_eq!(clock.due(), now + 30_000, "the full sync was a retry, too");
         clock.request().sync(outcome);
         let before = clock.now;
         clock.sync(outcome);
         assert_eq!(
             (clock.now - before).as_millis(),
-            500,
+            1_000,
             "the pause begins anew"
         );
     }
@@ -169,24 +177,59 @@ fn failures_are_retried_after_a_pause_that_doubles_to_the_longest() {
 
 #[test]
 fn a_change_does_not_wait_for_the_retry_of_another() {
+    let fails = Outcome::Partly { anew: false };
     let mut clock = Clock::new(options());
-    clock.request().sync(Outcome::Partly);
+    clock.request().sync(fails);
     assert_eq!(clock.at(100).request().due(), 100);
-    clock.sync(Outcome::Partly);
-    assert_eq!(clock.due(), 500, "nor does it put the retry off");
+    clock.sync(fails);
+    assert_eq!(clock.due(), 1_000, "nor does it put the retry off");
 }
 
 #[test]
 fn a_change_after_nothing_worked_waits_but_not_for_a_long_retry() {
     let mut clock = Clock::new(options());
     clock.request().sync(Outcome::Failed);
-    assert_eq!(clock.at(100).request().due(), 500);
+    assert_eq!(clock.at(100).request().due(), 1_000);
     for _ in 0..3 {
         clock.sync(Outcome::Failed);
     }
     let now = (clock.now - clock.start).as_millis();
-    assert_eq!(clock.due(), now + 4_000);
-    assert_eq!(clock.request().due(), now + 500);
+    assert_eq!(clock.due(), now + 8_000);
+    assert_eq!(clock.request().due(), now + 1_000);
+}
+
+#[test]
+fn a_family_that_fails_delays_nothing_of_the_other() {
+    let (v4, v6) = (IpFamily::V4, IpFamily::V6);
+    let mut clock = Clock::new(options());
+    let begin = |clock: &mut Clock| {
+        let now = clock.now;
+        let turns = clock.pace.begin(now);
+        turns.map(|_, turn| turn.map(|turn| turn.retry))
+    };
+    clock.pace.request(v6);
+    let both = PerFamily {
+        v4: Some(false),
+        v6: Some(false),
+    };
+    assert_eq!(begin(clock.request()), both);
+    clock.pace.end(v4, clock.now, Outcome::Done);
+    clock.pace.end(v6, clock.now, Outcome::Failed);
+    clock.pace.request(v6);
+    assert_eq!(clock.at(100).due(), 1_000);
+    assert_eq!(clock.request().due(), 100);
+    let first = PerFamily {
+        v4: Some(false),
+        v6: None,
+    };
+    assert_eq!(begin(&mut clock), first);
+    clock.pace.end(v4, clock.now, Outcome::Done);
+    assert_eq!(clock.due(), 1_000, "it is tried again, all the same");
+    let second = PerFamily {
+        v4: None,
+        v6: Some(true),
+    };
+    assert_eq!(begin(clock.at(1_000)), second);
 }
 
 #[test]
@@ -194,15 +237,15 @@ fn a_full_sync_that_failed_is_not_due_at_once() {
     let mut clock = Clock::new(options());
     assert_eq!(clock.due(), 30_000);
     assert!(clock.sync(Outcome::Failed));
-    assert_eq!(clock.due(), 30_500);
+    assert_eq!(clock.due(), 31_000);
 }
 
 #[test]
 fn looking_again_happens_once() {
     let mut clock = Clock::new(options());
     let second = clock.start + 1_000 * MS;
-    clock.pace.look_again(second);
-    clock.pace.look_again(second + 1_000 * MS);
+    clock.pace.look_again(IpFamily::V4, second);
+    clock.pace.look_again(IpFamily::V4, second + 1_000 * MS);
     assert_eq!(clock.due(), 1_000);
     clock.sync(Outcome::Done);
     assert_eq!(clock.due(), 30_000);
@@ -224,7 +267,7 @@ proptest::proptest! {
             if clock.now < clock.start + MS * ms {
                 clock.at(ms);
             }
-            let outcome = if kind == 0 { Outcome::Partly } else { Outcome::Done };
+            let outcome = if kind == 0 { Outcome::Partly { anew: kind == 1 } } else { Outcome::Done };
             let asked = clock.now;
             clock.request().sync(outcome);
             proptest::prop_assert!(clock.now - asked <= 10 * MS);

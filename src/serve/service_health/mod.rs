@@ -21,7 +21,9 @@ use crate::{
         AfterSync,
         health::{FAMILIES, Health},
     },
-    services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
+    services::{
+        Changes, IpFamily, PerFamily, ServiceMap, ServiceName, ServicePort, ServicePortName,
+    },
 };
 
 /// What is to be served, and where.
@@ -38,6 +40,8 @@ struct Check {
     port: u16,
     /// Endpoints on this node that take new connections.
     local_endpoints: usize,
+    /// The Service has addresses of these families.
+    families: PerFamily<bool>,
 }
 
 /// What one ServicePort adds to the health check of its Service.
@@ -73,6 +77,21 @@ impl ServiceHealth {
         }
     }
 
+    /// Looks at both families of a ServicePort of which one came in force: their
+    /// endpoints are the same pods, and whoever asks here is to hear of those that
+    /// went, though the other family cannot follow.
+    fn look_at_both(&mut self, name: &ServicePortName, map: &ServiceMap) -> bool {
+        let mut concerned = false;
+        for family in IpFamily::ALL {
+            let name = ServicePortName {
+                family,
+                ..name.clone()
+            };
+            concerned |= self.look_at(&name, map.get(&name).map(|port| &**port));
+        }
+        concerned
+    }
+
     /// True if it has, or had, a health-check port.
     fn look_at(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
         let service = &name.service;
@@ -97,6 +116,7 @@ impl ServiceHealth {
             let check = Check {
                 port,
                 local_endpoints: local_endpoints(parts),
+                families: PerFamily::each(|family| parts.keys().any(|n| n.family == family)),
             };
             Some((service.clone(), check))
         });
@@ -125,19 +145,20 @@ fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>) -> usize {
 }
 
 impl AfterSync for ServiceHealth {
-    fn synced(&mut self, map: &ServiceMap, changes: &Changes) {
+    fn synced(&mut self, family: IpFamily, map: &ServiceMap, changes: &Changes) {
         let mut concerned = changes.full;
         if changes.full {
-            self.parts.clear();
-            for port in map
-                .iter()
-                .filter(|port| port.health_check_node_port.is_some())
-            {
-                self.look_at(&port.name, Some(port));
+            let checked = map.iter();
+            let checked = checked.filter(|port| port.health_check_node_port.is_some());
+            let known = self.parts.values().flat_map(BTreeMap::keys);
+            let names = checked.map(|port| &port.name).chain(known);
+            let names = names.filter(|name| name.family == family).cloned();
+            for name in names.collect::<BTreeSet<_>>() {
+                self.look_at_both(&name, map);
             }
         } else {
             for name in &changes.ports {
-                concerned |= self.look_at(name, map.get(name).map(|port| &**port));
+                concerned |= self.look_at_both(name, map);
             }
         }
         if !concerned {

@@ -147,7 +147,13 @@ async fn listen(
     serve(listener, connections, move |_| {
         let check = wanted.borrow().checks.get(&service).copied();
         let count = check.map_or(0, |check| check.local_endpoints);
-        answer(&service, count, health.snapshot().healthy)
+        let health = health.snapshot();
+        // A family that fails is no fault of Services of the other.
+        let healthy = check.map_or(health.healthy, |check| {
+            let mut families = check.families.iter();
+            families.any(|(family, has)| *has && health.is_healthy(family))
+        });
+        answer(&service, count, healthy)
     })
     .await;
 }

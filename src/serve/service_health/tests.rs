@@ -87,13 +87,27 @@ impl Bench {
     }
 
     fn sync(&mut self, full: bool, changed: &[ServicePortName], ports: &[ServicePort]) {
+        for family in IpFamily::ALL {
+            self.in_force(family, full, changed, ports);
+        }
+    }
+
+    /// What changed of `family` is in force.
+    fn in_force(
+        &mut self,
+        family: IpFamily,
+        full: bool,
+        changed: &[ServicePortName],
+        ports: &[ServicePort],
+    ) {
+        let changed = changed.iter().filter(|name| name.family == family);
         let changes = Changes {
             full,
-            ports: changed.iter().cloned().collect(),
+            ports: changed.cloned().collect(),
             ..Changes::default()
         };
-        self.serving
-            .synced(&ports.iter().cloned().collect(), &changes);
+        let map = ports.iter().cloned().collect();
+        self.serving.synced(family, &map, &changes);
     }
 
     fn counts(&self) -> Vec<(String, u16, usize)> {

@@ -9,8 +9,8 @@ use std::{
 use super::{clearing::Passed, *};
 use crate::{
     kernel::namespace::in_namespace,
-    modes::userspace::capture,
-    services::{IpFamily, Protocol, ServiceName, ServicePortName},
+    modes::{SyncReport, both_failed, userspace::capture},
+    services::{Changes, IpFamily, Protocol, ServiceName, ServicePortName},
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -24,6 +24,7 @@ enum Outcome {
     /// One ServicePort fails.
     Partly,
     Fails,
+    FailsForIpv6,
     /// Removes what was left itself.
     Removes,
 }
@@ -33,20 +34,23 @@ impl Mode for Told {
         ModeName::Userspace
     }
 
-    async fn sync(&mut self, _: &ServiceMap, _: &Changes) -> Result<SyncReport, SyncError> {
+    async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let mut report = SyncReport::default();
         match self.0 {
             Outcome::Well => {}
             Outcome::Removes => remove(),
             Outcome::Partly => report.failed.push((port(), "it is taken".to_owned())),
             Outcome::Fails => {
-                return Err(SyncError::Capture(capture::Error::Unsupported {
-                    method: capture::Method::Redirect,
-                    reason: "it is broken".to_owned(),
-                }));
+                return both_failed(asked, broken());
+            }
+            Outcome::FailsForIpv6 => {
+                return PerFamily {
+                    v4: Some(Ok(report)),
+                    v6: Some(Err(broken())),
+                };
             }
         }
-        Ok(report)
+        asked.map(|_, changes| changes.map(|_| Ok(report.clone())))
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
@@ -56,6 +60,13 @@ impl Mode for Told {
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         Ok(())
     }
+}
+
+fn broken() -> SyncError {
+    SyncError::Capture(capture::Error::Unsupported {
+        method: capture::Method::Redirect,
+        reason: "it is broken".to_owned(),
+    })
 }
 
 fn port() -> ServicePortName {
@@ -114,8 +125,9 @@ impl Bench {
             ..Changes::default()
         };
         let map: ServiceMap = std::iter::empty().collect();
-        let synced = self.0.sync(&map, &changes).await;
-        assert_eq!(synced.is_err(), matches!(outcome, Outcome::Fails));
+        let synced = self.0.sync(&map, PerFamily::each(|_| Some(&changes))).await;
+        let failed = matches!(synced.v4, Some(Err(_)));
+        assert_eq!(failed, matches!(outcome, Outcome::Fails));
         self.cleared().await;
     }
 
@@ -135,6 +147,8 @@ fn nothing_goes_before_a_sync_that_succeeds() {
     bench(async |mut bench| {
         bench.sync(true, Outcome::Fails).await;
         assert_eq!(left(), 2, "the first sync failed");
+        bench.sync(true, Outcome::FailsForIpv6).await;
+        assert_eq!(left(), 2, "it may carry what fails");
         bench.sync(true, Outcome::Partly).await;
         assert_eq!(left(), 2, "what failed may need it");
         bench.sync(false, Outcome::Well).await;
@@ -253,8 +267,10 @@ fn clearing_up_delays_nobody() {
         };
         let map = ServiceMap::default();
         for _ in 0..3 {
-            let synced = tokio::time::timeout(DEADLINE / 2, bench.0.sync(&map, &full)).await;
-            synced.expect("a sync does not wait").unwrap();
+            let sync = bench.0.sync(&map, PerFamily::each(|_| Some(&full)));
+            let synced = tokio::time::timeout(DEADLINE / 2, sync).await;
+            let synced = synced.expect("a sync does not wait");
+            assert!(matches!(synced.v4, Some(Ok(_))));
             tokio::task::yield_now().await;
         }
         begins

@@ -28,7 +28,7 @@ pub use redirect::{NodePortAddresses, Redirect};
 
 use crate::{
     kernel::{Family, netlink, xtables},
-    services::{IpFamily, Protocol},
+    services::{IpFamily, PerFamily, Protocol},
 };
 
 impl From<IpFamily> for Family {
@@ -36,6 +36,15 @@ impl From<IpFamily> for Family {
         match family {
             IpFamily::V4 => Family::V4,
             IpFamily::V6 => Family::V6,
+        }
+    }
+}
+
+impl From<Family> for IpFamily {
+    fn from(family: Family) -> IpFamily {
+        match family {
+            Family::V4 => IpFamily::V4,
+            Family::V6 => IpFamily::V6,
         }
     }
 }
@@ -92,14 +101,64 @@ pub struct Target {
 /// Everything that is to be captured.
 pub type Want = BTreeMap<Frontend, Target>;
 
+/// What a sync of a family is to look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Everything is compared with the kernel, which adopts or removes what an
+    /// earlier process left; also due when the node's own addresses changed. A
+    /// sync after a failure does so by itself.
+    pub full: bool,
+    /// What failed is tried again.
+    pub retry: bool,
+    /// The frontends that came, changed or went since the last sync.
+    pub changed: Vec<Frontend>,
+}
+
+/// The scope of each family's sync; `None`: it is left as it is.
+pub type Scopes = PerFamily<Option<Scope>>;
+
+/// What became of each family that a sync was asked for and that is captured this
+/// way. An error: the kernel could not be asked or refused as a whole, and what
+/// was in force still is.
+pub type Outcomes = PerFamily<Option<Result<Report, Error>>>;
+
 /// What a sync did not do as asked. Everything else is in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Frontends that are not captured, each with the reason.
     pub failed: Vec<(Frontend, String)>,
+    /// What else failed for now, with the reason.
+    pub unfinished: Vec<String>,
     /// What this kernel cannot do and an operator should know. Each is told
     /// once in the life of a [`Redirect`] or [`Local`].
     pub notes: Vec<String>,
+}
+
+#[cfg(test)]
+impl Scope {
+    /// That of both families: what `changed`, or everything.
+    fn of_both(changed: Option<&[Frontend]>) -> Scopes {
+        PerFamily::each(|_| {
+            Some(Scope {
+                full: changed.is_none(),
+                retry: false,
+                changed: changed.unwrap_or_default().to_vec(),
+            })
+        })
+    }
+}
+
+/// What became of all families together.
+#[cfg(test)]
+fn joined(outcomes: Outcomes) -> Result<Report, Error> {
+    let mut all = Report::default();
+    for (_, outcome) in outcomes {
+        let report = outcome.unwrap_or_else(|| Ok(Report::default()))?;
+        all.failed.extend(report.failed);
+        all.unfinished.extend(report.unfinished);
+        all.notes.extend(report.notes);
+    }
+    Ok(all)
 }
 
 /// Why a sync or a clean-up did not take effect.

@@ -33,6 +33,7 @@ use crate::{
         },
     },
     modes::userspace::capture::Error,
+    services::{IpFamily, PerFamily},
 };
 
 /// The chain that Tripod owns in table mangle.
@@ -132,6 +133,8 @@ pub struct Steering {
     xtables: [Result<Xtables, String>; 2],
     /// What was said of each.
     said: [Option<Note>; 2],
+    /// What failed for now, and is to be tried again soon.
+    unfinished: PerFamily<Option<String>>,
     cleaned: bool,
 }
 
@@ -147,13 +150,18 @@ impl Steering {
             transparent,
             xtables: Family::ALL.map(|family| kernel.marker(family)),
             said: [None, None],
+            unfinished: PerFamily::default(),
             cleaned: false,
         }
     }
 
-    /// Looks at the kernel and repairs what is wrong there. Answers what was
-    /// not told yet.
-    pub async fn sync(&mut self) -> Vec<Note> {
+    /// Looks at the kernel and repairs what is wrong there, for the `families` that
+    /// are due. Answers what was not told yet.
+    pub async fn sync(&mut self, families: PerFamily<bool>) -> Vec<Note> {
+        let due = |family: Family| *families.get(family.into());
+        if !Family::ALL.into_iter().any(due) {
+            return Vec::new();
+        }
         self.transparent.forget_paths();
         if !self.wanted {
             if !self.cleaned {
@@ -161,19 +169,34 @@ impl Steering {
             }
             return Vec::new();
         }
+        let steer = async |n: usize, family: Family| match due(family) {
+            true => Some(self.steer(n, family).await),
+            false => None,
+        };
+        let (v4, v6) = tokio::join!(steer(0, Family::V4), steer(1, Family::V6));
         let mut notes = Vec::new();
-        for (n, family) in Family::ALL.into_iter().enumerate() {
-            let outcome = self.steer(n, family).await;
+        for (n, (family, outcome)) in [(Family::V4, v4), (Family::V6, v6)].into_iter().enumerate() {
+            let Some(outcome) = outcome else {
+                continue;
+            };
             let flag = self.transparent.steered(family);
             flag.store(outcome.is_ok(), Relaxed);
+            let unsteered = |why: &str| {
+                format!(
+                    "--userspace-transparent does nothing for {family}, endpoints see the node's \
+                     address: {why}"
+                )
+            };
+            *self.unfinished.get_mut(family.into()) = match &outcome {
+                Err(Trouble { why, passes: true }) => Some(unsteered(why)),
+                _ => None,
+            };
             let note = match outcome {
                 Ok(()) => Ok(format!(
                     "{family}: endpoints see clients, where their answers come back this way"
                 )),
-                Err(why) => Err(format!(
-                    "--userspace-transparent does nothing for {family}, endpoints see the node's \
-                     address: {why}"
-                )),
+                Err(Trouble { passes: true, .. }) => continue,
+                Err(Trouble { why, .. }) => Err(unsteered(&why)),
             };
             if self.said[n].as_ref() != Some(&note) {
                 notes.push(note.clone());
@@ -183,20 +206,42 @@ impl Steering {
         notes
     }
 
-    async fn steer(&mut self, n: usize, family: Family) -> Result<(), String> {
+    /// What of `family` failed for now, with the reason.
+    pub fn unfinished(&self, family: IpFamily) -> Option<&String> {
+        self.unfinished.get(family).as_ref()
+    }
+
+    async fn steer(&self, n: usize, family: Family) -> Result<(), Trouble> {
         if family == Family::V4 && sysctl::read(MARKS_COUNT).is_ok_and(|v| v.trim() == "1") {
-            return Err(format!(
+            return Err(Trouble::lasting(format!(
                 "{MARKS_COUNT} is 1 (wg-quick sets it), with which the kernel drops what is led \
                  to a socket by its mark; set it to 0"
-            ));
+            )));
         }
-        let xtables = self.xtables[n].as_ref().map_err(String::clone)?;
-        route_marked(family).map_err(|e| e.to_string())?;
+        let xtables = self.xtables[n].as_ref();
+        let xtables = xtables.map_err(|why| Trouble::lasting(why.clone()))?;
+        route_marked(family).map_err(|e| Trouble::lasting(e.to_string()))?;
         match mark_answers(xtables).await {
             // What is in force stays so while somebody else has the lock.
             Err(e) if e.is_passing() && self.transparent.steered(family).load(Relaxed) => Ok(()),
-            other => other.map_err(|e| e.to_string()),
+            other => other.map_err(|e| Trouble {
+                passes: e.is_passing(),
+                why: e.to_string(),
+            }),
         }
+    }
+}
+
+/// Why answers of a family are not led here.
+struct Trouble {
+    why: String,
+    /// It may be over soon.
+    passes: bool,
+}
+
+impl Trouble {
+    fn lasting(why: String) -> Trouble {
+        Trouble { why, passes: false }
     }
 }
 

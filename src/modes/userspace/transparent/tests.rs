@@ -9,7 +9,10 @@ use crate::{
         probe::Kernel,
     },
     modes::userspace::insiders::DetectLocal,
+    services::PerFamily,
 };
+
+const BOTH: PerFamily<bool> = PerFamily { v4: true, v6: true };
 
 /// What a command prints.
 fn shown(command: &str) -> String {
@@ -58,7 +61,7 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
 
         let transparent = transparent();
         let mut steering = Steering::new(true, Arc::clone(&transparent), &Kernel::examine(&[]));
-        let notes = run(steering.sync());
+        let notes = run(steering.sync(BOTH));
         assert_eq!(notes.len(), 2, "{notes:?}");
         let sees = |note: &steering::Note| note.as_ref().is_ok_and(|n| n.contains("see clients"));
         assert!(notes.iter().all(sees), "{notes:?}");
@@ -80,14 +83,14 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
             "{there}"
         );
 
-        assert_eq!(run(steering.sync()), []);
+        assert_eq!(run(steering.sync(BOTH)), []);
         assert_eq!(traces(), there, "nothing was wrong");
         for damage in ["iptables -t mangle -F", "ip -6 rule del pref 76"] {
             let mut words = damage.split(' ');
             let status = Command::new(words.next().unwrap()).args(words).status();
             assert!(status.unwrap().success());
         }
-        assert_eq!(run(steering.sync()), []);
+        assert_eq!(run(steering.sync(BOTH)), []);
         let repaired = traces();
         assert_eq!(
             repaired.matches("-m socket --transparent").count(),
@@ -102,7 +105,7 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
 
         // A process without the flag removes what one with it left.
         let mut other = Steering::new(false, transparent, &Kernel::default());
-        assert_eq!(run(other.sync()), []);
+        assert_eq!(run(other.sync(BOTH)), []);
         let foreign = before.lines().filter(|line| !line.contains("eth9"));
         assert_eq!(traces(), foreign.collect::<Vec<_>>().join("\n"));
         run(cleanup()).expect("nothing to do");
@@ -115,7 +118,7 @@ fn a_kernel_that_would_drop_the_answers_is_named() {
         std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1").unwrap();
         let transparent = transparent();
         let notes =
-            run(Steering::new(true, Arc::clone(&transparent), &Kernel::examine(&[])).sync());
+            run(Steering::new(true, Arc::clone(&transparent), &Kernel::examine(&[])).sync(BOTH));
         let said = notes.iter().find_map(|note| note.as_ref().err()).unwrap();
         assert!(
             said.contains("IPv4") && said.contains("src_valid_mark is 1"),

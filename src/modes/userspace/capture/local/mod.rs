@@ -36,7 +36,7 @@ use self::{
     plan::{Ground, Object, Shape},
     uses::Uses,
 };
-use super::{Error, Frontend, Report, Want};
+use super::{Error, Frontend, Outcomes, Report, Scopes, Want};
 use crate::{
     kernel::{
         Family, addresses, links,
@@ -97,32 +97,29 @@ impl Local {
     }
 
     /// Makes the kernel capture what is wanted; frontends of other families are
-    /// left out. `changed` names the frontends that came, changed or went since
-    /// the last sync; `None` compares everything with the kernel, which adopts
-    /// or removes what an earlier process left, and is also due when the node's
-    /// own addresses changed. A sync after a failure is a full one by itself.
+    /// left out.
     ///
     /// Blocks, about 10 µs for each object that changes. Listeners may be bound
     /// before or after. A frontend whose Service is gone must stay wanted until
     /// its last connection has ended: routing carries every packet, and there is
     /// no conntrack that would remember. New clients are refused meanwhile, as
     /// nothing listens.
-    ///
-    /// # Errors
-    /// When the kernel cannot be asked; what it refuses is in the report. A
-    /// family that fails does not keep the other from being synced.
-    pub fn sync(&mut self, want: &Want, changed: Option<&[Frontend]>) -> Result<Report, Error> {
-        let mut report = Report::default();
-        let mut outcome = Ok(());
+    pub fn sync(&mut self, want: &Want, scopes: &Scopes) -> Outcomes {
+        let mut outcomes = Outcomes::default();
         for state in &mut self.families {
+            let Some(scope) = scopes.get(state.family) else {
+                continue;
+            };
+            let changed = (!scope.full).then_some(&*scope.changed);
+            let mut report = Report::default();
             let synced = state.sync(&mut self.socket, want, changed, &mut report);
             if synced.is_err() {
                 state.ground = None;
             }
-            outcome = outcome.and(synced);
+            report.notes.retain(|note| self.noted.insert(note.clone()));
+            *outcomes.get_mut(state.family) = Some(synced.map(|()| report));
         }
-        report.notes.retain(|note| self.noted.insert(note.clone()));
-        outcome.map(|()| report)
+        outcomes
     }
 
     /// Removes everything that this way of capture ever installs in these

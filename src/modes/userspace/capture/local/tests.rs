@@ -19,7 +19,7 @@ use crate::{
         probe::Kernel,
         routes, rules,
     },
-    modes::userspace::capture::{OtherPorts, Target},
+    modes::userspace::capture::{self, OtherPorts, Target},
     services,
 };
 
@@ -64,6 +64,10 @@ fn expected(want: &Want, family: Family) -> BTreeSet<Object> {
             plan::objects(f, shape, &ground)
         })
         .collect()
+}
+
+fn sync(mode: &mut Local, want: &Want, changed: Option<&[Frontend]>) -> Result<Report, Error> {
+    capture::joined(mode.sync(want, &capture::Scope::of_both(changed)))
 }
 
 #[test]
@@ -113,7 +117,7 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
                     if restart {
                         local = Local::new(&both, &Kernel::examine(&[])).unwrap();
                     }
-                    let report = local.sync(&want, Some(&changed)).unwrap();
+                    let report = sync(&mut local, &want, Some(&changed)).unwrap();
                     prop_assert_eq!(report.failed, vec![]);
                     for family in Family::ALL {
                         prop_assert_eq!(present(family), expected(&want, family));
@@ -134,13 +138,13 @@ fn a_full_sync_repairs_what_others_broke() {
         let web = frontend(services::Protocol::Tcp, "10.96.0.1", 80);
         let want = Want::from([(web, target(OtherPorts::Refuse))]);
         let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
-        local.sync(&want, None).unwrap();
+        sync(&mut local, &want, None).unwrap();
         let right = present(Family::V4);
         let mut socket = Socket::open(Protocol::Route).unwrap();
         for object in &right {
             remove(&mut socket, 1, vec![object.clone()]).unwrap();
             assert_eq!(present(Family::V4).len(), right.len() - 1);
-            local.sync(&want, None).unwrap();
+            sync(&mut local, &want, None).unwrap();
             assert_eq!(present(Family::V4), right, "after {object:?} went");
         }
         // A route in the place of ours that differs in its source only.
@@ -155,7 +159,7 @@ fn a_full_sync_repairs_what_others_broke() {
                     .unwrap()
                     .remove(0)
                     .unwrap();
-                local.sync(&want, None).unwrap();
+                sync(&mut local, &want, None).unwrap();
                 assert_eq!(
                     present(Family::V4),
                     right,
@@ -173,7 +177,7 @@ fn an_address_of_the_node_is_left_alone() {
         let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
         let own = frontend(services::Protocol::Tcp, "192.0.2.1", 80);
         let want = Want::from([(own, target(OtherPorts::Refuse))]);
-        let report = local.sync(&want, None).unwrap();
+        let report = sync(&mut local, &want, None).unwrap();
         assert_eq!(report, Report::default());
         assert!(present(Family::V4).is_empty());
         Local::cleanup(&[IpFamily::V4]).unwrap();
@@ -190,7 +194,7 @@ fn what_cannot_be_captured_is_named_and_the_rest_works() {
         let bad = frontend(services::Protocol::Tcp, "127.0.0.1", 80);
         let want = Want::from([good, bad].map(|f| (f, target(OtherPorts::Refuse))));
         let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
-        let report = local.sync(&want, None).unwrap();
+        let report = sync(&mut local, &want, None).unwrap();
         assert_eq!(report.failed.len(), 1);
         assert_eq!(report.failed[0].0, bad);
         assert!(!present(Family::V4).is_empty());
@@ -216,7 +220,7 @@ fn a_connected_socket_takes_a_route_that_came_later() {
             let refuse = target(OtherPorts::Refuse);
             let mut want = Want::from([(first, refuse.clone())]);
             let mut local = Local::new(&[first.family], &Kernel::examine(&[])).unwrap();
-            local.sync(&want, None).unwrap();
+            sync(&mut local, &want, None).unwrap();
 
             let to = SocketAddr::new(second.address.unwrap(), second.port);
             let listener = socket2::Socket::new(Domain::for_address(to), Type::DGRAM, None);
@@ -236,7 +240,7 @@ fn a_connected_socket_takes_a_route_that_came_later() {
 
             want.insert(second, refuse);
             let rules = rules::list(&mut local.socket, second.family.into()).unwrap();
-            local.sync(&want, Some(&[second])).unwrap();
+            sync(&mut local, &want, Some(&[second])).unwrap();
             let after = rules::list(&mut local.socket, second.family.into()).unwrap();
             assert_eq!(rules, after, "no rule came or stayed");
             client.send(b"late").unwrap();

@@ -34,7 +34,7 @@ use self::{
     plan::{Features, Ground, Jumps},
     stale::Stale,
 };
-use super::{Error, Frontend, Report, Want, choose::redirecting};
+use super::{Error, Frontend, Outcomes, Report, Scopes, Want, choose::redirecting};
 use crate::{
     kernel::{
         Family, addresses,
@@ -135,36 +135,35 @@ impl Redirect {
     }
 
     /// Makes the kernel capture what is wanted; frontends of other families are
-    /// left out. `changed` names the frontends that came, changed or went since
-    /// the last sync; `None` writes everything anew in one step, which adopts
-    /// or removes what an earlier process left, repairs jumps, and is also due
-    /// when the node's own addresses changed. A sync after a failure is a full
-    /// one by itself.
+    /// left out. A full sync writes everything anew in one step, and repairs jumps.
     ///
     /// A frontend's target must be another port than its own: conntrack sees
     /// no translation where nothing changes, and the guard would refuse it.
-    ///
-    /// # Errors
-    /// When the kernel refused: what was in force still is. A family that fails
-    /// does not keep the other from being synced.
-    pub async fn sync(
-        &mut self,
-        want: &Want,
-        changed: Option<&[Frontend]>,
-    ) -> Result<Report, Error> {
-        let mut report = Report::default();
-        let mut outcome = Ok(());
-        for state in &mut self.families {
-            let synced = match (changed, state.ground.take()) {
-                (Some(changed), Some(ground)) => {
+    pub async fn sync(&mut self, want: &Want, scopes: &Scopes) -> Outcomes {
+        let node_ports = &self.node_ports;
+        let mut families = self.families.iter_mut();
+        let sync = async |state: Option<&mut FamilyState>| {
+            let state = state?;
+            let scope = scopes.get(state.family).as_ref()?;
+            let mut report = Report::default();
+            let synced = match state.ground.take() {
+                Some(ground) if !scope.full => {
+                    let changed = &scope.changed;
                     state.update(want, changed, ground, &mut report).await
                 }
-                _ => state.rewrite(want, &self.node_ports, &mut report).await,
+                _ => state.rewrite(want, node_ports, &mut report).await,
             };
-            outcome = outcome.and(synced);
+            Some((state.family, synced.map(|()| report)))
+        };
+        let (one, other) = tokio::join!(sync(families.next()), sync(families.next()));
+        let mut outcomes = Outcomes::default();
+        for (family, mut outcome) in [one, other].into_iter().flatten() {
+            if let Ok(report) = &mut outcome {
+                report.notes.retain(|note| self.noted.insert(note.clone()));
+            }
+            *outcomes.get_mut(family) = Some(outcome);
         }
-        report.notes.retain(|note| self.noted.insert(note.clone()));
-        outcome.map(|()| report)
+        outcomes
     }
 
     /// Removes everything that this way of capture ever installs in these
@@ -237,7 +236,11 @@ impl FamilyState {
             .stale
             .forget(family, &self.applied, self.destination)
             .await;
-        report.notes.extend(forgotten.err());
+        let failed = match self.stale.is_empty() {
+            true => &mut report.notes,
+            false => &mut report.unfinished,
+        };
+        failed.extend(forgotten.err());
     }
 
     /// What concerns our chains in tables nat and filter, filter only if we use

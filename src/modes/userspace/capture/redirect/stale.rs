@@ -43,6 +43,11 @@ impl Stale {
         self.frontends.extend(changed.into_iter().filter(udp));
     }
 
+    /// Nothing is left to look through.
+    pub fn is_empty(&self) -> bool {
+        self.frontends.is_empty()
+    }
+
     /// What to delete, now that what is `applied` is in the kernel and leads to
     /// `destination` (REDIRECT: to some address of the node): of a frontend that
     /// is there, what leads elsewhere than its listener; of one that is gone,

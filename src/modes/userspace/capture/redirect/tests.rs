@@ -10,7 +10,7 @@ use crate::{
         probe::Kernel,
         xtables::Search,
     },
-    modes::userspace::capture::{OtherPorts, Target},
+    modes::userspace::capture::{self, OtherPorts, Target},
     services,
 };
 
@@ -51,6 +51,14 @@ fn block_on(test: impl Future<Output = ()>) {
         .block_on(test);
 }
 
+async fn sync(
+    mode: &mut Redirect,
+    want: &Want,
+    changed: Option<&[Frontend]>,
+) -> Result<Report, Error> {
+    capture::joined(mode.sync(want, &capture::Scope::of_both(changed)).await)
+}
+
 #[test]
 fn rules_follow_are_repaired_and_go() {
     in_namespace(|| {
@@ -62,7 +70,7 @@ fn rules_follow_are_repaired_and_go() {
             let web6 = frontend(IpFamily::V6, Some("fd96::1"), 80);
             let node = frontend(IpFamily::V4, None, 30_080);
             let mut want = Want::from([web, web6, node].map(|f| (f, target(40_000))));
-            assert_eq!(redirect.sync(&want, None).await.unwrap().failed, []);
+            assert_eq!(sync(&mut redirect, &want, None).await.unwrap().failed, []);
             let v4 = ours(Family::V4).await;
             for part in [
                 "-A PREROUTING -m comment",
@@ -82,7 +90,9 @@ fn rules_follow_are_repaired_and_go() {
             want.remove(&web6);
             let https = frontend(IpFamily::V4, Some("10.96.0.1"), 443);
             want.insert(https, target(40_001));
-            redirect.sync(&want, Some(&[web6, https])).await.unwrap();
+            sync(&mut redirect, &want, Some(&[web6, https]))
+                .await
+                .unwrap();
             let step = ours(Family::V4).await;
             assert!(step.contains("--dport 443") && step.contains("40001 -j REJECT"));
             assert!(!ours(Family::V6).await.contains("40000"));
@@ -96,14 +106,16 @@ fn rules_follow_are_repaired_and_go() {
             };
             let broken = format!("*nat\n-F {}\n-F PREROUTING\nCOMMIT\n", plan::CHAIN);
             xtables.restore(&broken).await.unwrap();
-            redirect.sync(&want, None).await.unwrap();
+            sync(&mut redirect, &want, None).await.unwrap();
             assert_eq!(sorted(ours(Family::V4).await), sorted(step));
 
             // A failed step is made good by the next one, of its own accord.
             xtables.restore(&broken).await.unwrap();
             want.remove(&https);
-            redirect.sync(&want, Some(&[https])).await.unwrap_err();
-            redirect.sync(&want, Some(&[])).await.unwrap();
+            sync(&mut redirect, &want, Some(&[https]))
+                .await
+                .unwrap_err();
+            sync(&mut redirect, &want, Some(&[])).await.unwrap();
             let good = ours(Family::V4).await;
             assert!(!good.contains("--dport 443") && good.contains("--dport 30080"));
 
@@ -153,25 +165,27 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
                 Redirect::new(&BOTH, &Kernel::examine(&[]), NodePortAddresses::All).unwrap();
             let mut want = Want::from([(dns, target(40_000)), (node, target(40_001))]);
             enter(socket);
-            let report = redirect.sync(&want, None).await.unwrap();
+            let report = sync(&mut redirect, &want, None).await.unwrap();
             assert_eq!(report, Report::default());
             assert_eq!(udp(socket, Family::V4), [good, strange]);
 
             // Nothing changed: nobody looks.
             let stray = ("10.0.0.1:1002", "10.96.0.10:53", "192.0.2.1:39999");
             enter_udp(socket, stray.0, stray.1, stray.2);
-            redirect.sync(&want, None).await.unwrap();
+            sync(&mut redirect, &want, None).await.unwrap();
             want.insert(other, target(40_002));
-            redirect.sync(&want, Some(&[other, node])).await.unwrap();
+            sync(&mut redirect, &want, Some(&[other, node]))
+                .await
+                .unwrap();
             assert_eq!(udp(socket, Family::V4).len(), 3);
 
             // Another listener, in one step; and it went, in a full sync.
             want.insert(dns, target(39_999));
-            redirect.sync(&want, Some(&[dns])).await.unwrap();
+            sync(&mut redirect, &want, Some(&[dns])).await.unwrap();
             let led = "10.96.0.10:53 192.0.2.1:39999";
             assert_eq!(udp(socket, Family::V4), [led, strange]);
             want.remove(&dns);
-            redirect.sync(&want, None).await.unwrap();
+            sync(&mut redirect, &want, None).await.unwrap();
             assert_eq!(udp(socket, Family::V4), [strange]);
 
             // What could not be written is made good, and its flows with it.
@@ -180,9 +194,11 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             xtables.restore(&broken).await.unwrap();
             enter_udp(socket, "10.0.0.1:1006", "10.96.0.11:53", "192.0.2.1:40002");
             want.remove(&other);
-            redirect.sync(&want, Some(&[other])).await.unwrap_err();
+            sync(&mut redirect, &want, Some(&[other]))
+                .await
+                .unwrap_err();
             assert_eq!(udp(socket, Family::V4).len(), 2);
-            redirect.sync(&want, Some(&[])).await.unwrap();
+            sync(&mut redirect, &want, Some(&[])).await.unwrap();
             assert_eq!(udp(socket, Family::V4), [strange]);
         });
     });

@@ -1,0 +1,118 @@
+//! When to try again what failed.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Schedules tries, each after twice the pause before it.
+#[derive(Debug)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    /// From the next failure to the try after it.
+    pause: Duration,
+    due: Option<Instant>,
+}
+
+impl Backoff {
+    /// Nothing failed yet. The pause after a first failure is `first`, and none
+    /// is longer than `longest`.
+    pub fn new(first: Duration, longest: Duration) -> Backoff {
+        let first = first.min(longest);
+        Backoff {
+            first,
+            longest,
+            pause: first,
+            due: None,
+        }
+    }
+
+    /// When to try again; `None`: nothing failed.
+    pub fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// What failed before failed still, or again. A try that ran early, because
+    /// something else changed, leaves the one that is due where it is, so that a
+    /// storm does not stretch the pause.
+    pub fn failed(&mut self, now: Instant) {
+        if self.due.is_none_or(|due| due <= now) {
+            self.due = Some(now + self.pause);
+            self.pause = (self.pause * 2).min(self.longest);
+        }
+    }
+
+    /// Something failed that did not before: it does not wait as long as what
+    /// has failed for a while.
+    pub fn failed_anew(&mut self, now: Instant) {
+        self.pause = self.first;
+        if self.due.is_some_and(|due| due > now + self.first) {
+            self.due = None;
+        }
+        self.failed(now);
+    }
+
+    /// Nothing fails any more.
+    pub fn succeeded(&mut self) {
+        self.due = None;
+        self.pause = self.first;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Seconds from `start` to the next try.
+    fn due(backoff: &Backoff, start: Instant) -> Option<u64> {
+        backoff.due().map(|due| (due - start).as_secs())
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_begin_anew_after_a_success() {
+        let start = Instant::now();
+        let mut backoff = Backoff::new(SECOND, 10 * SECOND);
+        assert_eq!(backoff.due(), None);
+        for _ in 0..2 {
+            let mut now = start;
+            let mut pauses = Vec::new();
+            for _ in 0..6 {
+                backoff.failed(now);
+                let due = backoff.due().unwrap();
+                pauses.push((due - now).as_secs());
+                now = due;
+            }
+            assert_eq!(pauses, [1, 2, 4, 8, 10, 10]);
+            backoff.succeeded();
+            assert_eq!(backoff.due(), None);
+        }
+    }
+
+    #[test]
+    fn a_try_that_ran_early_does_not_put_the_next_one_off() {
+        let start = Instant::now();
+        let mut backoff = Backoff::new(SECOND, 10 * SECOND);
+        backoff.failed(start);
+        backoff.failed(start + SECOND / 2);
+        assert_eq!(due(&backoff, start), Some(1));
+    }
+
+    #[test]
+    fn what_fails_anew_does_not_wait_for_what_has_failed_for_long() {
+        let start = Instant::now();
+        let mut backoff = Backoff::new(SECOND, 60 * SECOND);
+        for second in [0, 1, 3, 7, 15] {
+            backoff.failed(start + second * SECOND);
+        }
+        assert_eq!(due(&backoff, start), Some(31));
+        backoff.failed_anew(start + 20 * SECOND);
+        assert_eq!(due(&backoff, start), Some(21));
+        backoff.failed(start + 21 * SECOND);
+        assert_eq!(due(&backoff, start), Some(23));
+        // It is not put off by others that fail anew.
+        backoff.failed_anew(start + 22 * SECOND);
+        assert_eq!(due(&backoff, start), Some(23));
+    }
+}
