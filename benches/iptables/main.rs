@@ -28,7 +28,7 @@ use tripod::{
     },
     node::NodePorts,
     runner::metrics::Metrics,
-    services::{Changes, ServiceMap},
+    services::{Changes, PerFamily, ServiceMap},
 };
 
 use self::services::{service, single};
@@ -105,8 +105,12 @@ impl Bench {
 
     fn sync(&mut self, map: &ServiceMap, changes: &Changes) -> Duration {
         let begun = Instant::now();
-        let report = self.runtime.block_on(self.mode.sync(map, changes));
-        assert!(report.expect("a sync").failed.is_empty());
+        let asked = PerFamily::each(|_| Some(changes));
+        let outcomes = self.runtime.block_on(self.mode.sync(map, asked));
+        for (_, outcome) in outcomes {
+            let report = outcome.expect("an answer").expect("a sync");
+            assert!(report.failed.is_empty());
+        }
         begun.elapsed()
     }
 }

@@ -17,9 +17,7 @@ use crate::{
         netlink::{Protocol, Socket},
     },
     runner::metrics::Metrics,
-    services::{
-        Changes, IpFamily, ServiceMap, ServicePort, ServicePortName, StaleUdp,
-    },
+    services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName, StaleUdp},
 };
 
 /// Errors that will be the same the next time: no right to, no ctnetlink

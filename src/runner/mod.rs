@@ -74,6 +74,8 @@ pub trait NodeAddresses: Send {
 #[derive(Debug, Default)]
 struct Pending {
     changes: Changes,
+    /// Something was added for which no sync was asked yet.
+    fresh: bool,
     /// Events about Services and EndpointSlices that this is due to.
     events: Events,
 }
@@ -125,7 +127,7 @@ impl<M: Mode> Runner<M> {
                     full: true,
                     ..Changes::default()
                 },
-                events: Events::default(),
+                ..Pending::default()
             }),
             told: Told::default(),
             said: Said::new(Recorder::nowhere()),
@@ -165,7 +167,7 @@ impl<M: Mode> Runner<M> {
         };
         let mut pace = Pace::new(self.pace.clone(), Instant::now());
         self.fold(first);
-        self.ask(&mut pace);
+        self.ask_all(&mut pace);
         loop {
             let now = Instant::now();
             let due = pace.due(now);
@@ -228,6 +230,7 @@ impl<M: Mode> Runner<M> {
             }
             let pending = self.pending.get_mut(family);
             pending.changes.merge(changes);
+            pending.fresh = true;
             pending.events.services += events.services;
             pending.events.slices += events.slices;
         }
@@ -242,10 +245,10 @@ impl<M: Mode> Runner<M> {
         metrics.endpoints.set_pending(v4.slices.max(v6.slices));
     }
 
-    /// Asks for a sync of the families that something waits for.
-    fn ask(&self, pace: &mut Pace) {
-        for (family, pending) in self.pending.iter() {
-            if !pending.changes.is_empty() && !pace.is_requested(family) {
+    /// Asks for a sync of the families that something new waits for.
+    fn ask(&mut self, pace: &mut Pace) {
+        for (family, pending) in self.pending.iter_mut() {
+            if std::mem::take(&mut pending.fresh) {
                 pace.request(family);
                 self.health.queued(family);
                 self.metrics.queued(family);
@@ -257,6 +260,7 @@ impl<M: Mode> Runner<M> {
     fn ask_all(&mut self, pace: &mut Pace) {
         for (_, pending) in self.pending.iter_mut() {
             pending.changes.full = true;
+            pending.fresh = true;
         }
         self.ask(pace);
     }

@@ -120,11 +120,6 @@ impl Pace {
         self.families.get_mut(family).requested = true;
     }
 
-    /// Whether a sync of `family` was asked for since the last one began.
-    pub fn is_requested(&self, family: IpFamily) -> bool {
-        self.families.get(family).requested
-    }
-
     /// Asks for a sync of `family` no later than `at`.
     pub fn look_again(&mut self, family: IpFamily, at: Instant) {
         let look_at = &mut self.families.get_mut(family).look_at;

@@ -122,7 +122,10 @@ impl NodeAddresses for Addresses {
 }
 
 /// Notes which Services came in force.
-struct Follower(Arc<Mutex<Vec<(IpFamily, Vec<String>)>>>);
+struct Follower(Arc<Mutex<Followed>>);
+
+/// Families that came in force, and the changed Services.
+type Followed = Vec<(IpFamily, Vec<String>)>;
 
 impl AfterSync for Follower {
     fn synced(&mut self, family: IpFamily, _: &ServiceMap, changes: &Changes) {
@@ -138,7 +141,7 @@ struct Bench {
     addresses: mpsc::Sender<()>,
     calls: watch::Receiver<Vec<Call>>,
     asked: Arc<Mutex<Vec<Asking>>>,
-    followed: Arc<Mutex<Vec<(IpFamily, Vec<String>)>>>,
+    followed: Arc<Mutex<Followed>>,
     behaviour: Arc<Mutex<Behaviour>>,
     health: Arc<Health>,
     registry: Registry,

@@ -23,7 +23,7 @@ use tripod::{
     node::NodePorts,
     runner::{NodeAddresses, Runner, health::Health, metrics::Metrics, pace},
     services::{
-        Changes, Endpoint, Endpoints, IpFamily, Node, Protocol, ServiceMap, ServiceName,
+        Changes, Endpoint, Endpoints, IpFamily, Node, PerFamily, Protocol, ServiceMap, ServiceName,
         ServicePort, ServicePortName, SessionAffinity, Tracker, TrafficPolicy,
     },
     watch,
@@ -104,8 +104,17 @@ impl Rig {
         for port in old.into_iter().flat_map(ServiceMap::iter).chain(new.iter()) {
             changes.ports.insert(port.name.clone());
         }
-        let report = self.runtime.block_on(self.mode.sync(new, &changes));
-        report.expect("a sync")
+        let asked = PerFamily::each(|_| Some(&changes));
+        let outcomes = self.runtime.block_on(self.mode.sync(new, asked));
+        let mut all = SyncReport::default();
+        for (_, outcome) in outcomes {
+            let report = outcome.expect("an answer").expect("a sync");
+            all.examined += report.examined;
+            all.failed.extend(report.failed);
+            all.unfinished.extend(report.unfinished);
+            all.unhonoured.extend(report.unhonoured);
+        }
+        all
     }
 
     /// How many rules the last sync wrote.

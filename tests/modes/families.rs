@@ -1,0 +1,192 @@
+//! What fails for IPv6 costs nothing of IPv4, and is made good when it passes.
+
+use std::{
+    fs, io,
+    net::{SocketAddr, UdpSocket},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    time::Duration,
+};
+
+use crate::lab::{
+    Capture, EndpointChoice, Lab, Service, Share, Tripod, ask, eventually, get, run, tripod_binary,
+    udp, udp_say,
+};
+
+const FOLDER: &str = "/run/programs";
+/// While it is there, ip6tables is refused, or hangs if it says so.
+const FAULT: &str = "/run/fault";
+
+/// Stands before ip6tables.
+const SCRIPT: &str = r#"#!/bin/sh
+name=$(basename "$0")
+case $(cat /run/fault 2>/dev/null) in
+hangs) exec sleep 600 ;;
+fails)
+    echo "$name: it is broken" >&2
+    exit 1
+    ;;
+esac
+PATH=${PATH#/run/programs:}
+exec "$name" "$@"
+"#;
+
+/// Far less than a sync period.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Puts the script before each ip6tables that there is.
+fn programs() -> String {
+    fs::create_dir_all(FOLDER).expect("a folder");
+    let script = format!("{FOLDER}/script");
+    fs::write(&script, SCRIPT).expect("a script");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let path = std::env::var("PATH").unwrap_or_default();
+    for variant in ["", "-nft", "-legacy"] {
+        for what in ["", "-restore", "-save"] {
+            let name = format!("ip6tables{variant}{what}");
+            if path.split(':').any(|at| Path::new(at).join(&name).exists()) {
+                symlink(&script, format!("{FOLDER}/{name}")).expect("a link");
+            }
+        }
+    }
+    format!("{FOLDER}:{path}")
+}
+
+fn start(lab: &Lab, mode: &str) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command.env("PATH", programs());
+    let mode = format!("--proxy-mode={mode}");
+    command
+        .args([&mode, "--strict-proxy-mode", "--manifests"])
+        .arg(lab.manifests())
+        .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64"])
+        .args(["--hostname-override=node", "--conntrack-max-per-core=0"])
+        .args(["--userspace-capture=redirect", "--v=2"])
+        // Repairs shall not help.
+        .args(["--iptables-sync-period=10m", "--ipvs-sync-period=10m"])
+        .args([
+            "--iptables-min-sync-period=10ms",
+            "--ipvs-min-sync-period=10ms",
+        ]);
+    Tripod::start_on(&lab.node, command)
+}
+
+fn here(names: &[&str]) -> Vec<EndpointChoice> {
+    let names = names.iter();
+    names
+        .map(|name| EndpointChoice::ready(name).on("node"))
+        .collect()
+}
+
+/// Waits until `to` is answered by `name`, for new connections.
+fn answered_by(lab: &Lab, name: &str, to: SocketAddr, within: Duration) {
+    eventually(&format!("{to} leads to {name}"), within, || {
+        match ask(&lab.client, to) {
+            Ok(answer) if answer == name => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+}
+
+/// Waits until the client that keeps its socket is answered by `name`.
+fn moves(client: &UdpSocket, name: &str) {
+    client
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .expect("a timeout");
+    let mut call = 0;
+    eventually(&format!("the UDP client is led to {name}"), SOON, || {
+        call += 1;
+        match udp_say(client, &format!("call-{call}")) {
+            Ok(answer) if answer == name => Ok(()),
+            Ok(other) => Err(other),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err("silence".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    });
+}
+
+/// Waits until the health-check node port says that there are so many endpoints.
+fn counted(lab: &Lab, endpoints: usize) {
+    let at = SocketAddr::new(lab.node.addresses[0], 31_000);
+    let status = if endpoints > 0 { 200 } else { 503 };
+    eventually(&format!("{at} counts {endpoints}"), SOON, || {
+        let answer = get(&lab.outside, at, "/").map_err(|error| error.to_string())?;
+        let counted = answer.contains(&format!("\"localEndpoints\": {endpoints},"));
+        match counted && answer.starts_with(&format!("HTTP/1.1 {status} ")) {
+            true => Ok(()),
+            false => Err(answer),
+        }
+    });
+}
+
+fn ipv4_goes_on(mode: &str) {
+    let mut lab = Lab::new(Capture::Redirect);
+    lab.three_backends();
+    let web = Service::new("web", 1)
+        .with_node_port()
+        .with_load_balancer()
+        .says("externalTrafficPolicy", "Local")
+        .says("healthCheckNodePort", 31_000);
+    let other = Service::new("other", 2);
+    lab.publish_endpoints(&web, &here(&["a"]));
+    let tripod = start(&lab, mode);
+    let [v4, v6] = web.cluster();
+    answered_by(&lab, "a", v4, SOON);
+    answered_by(&lab, "a", v6, SOON);
+    let client = udp(&lab.client, v4).expect("a socket");
+    moves(&client, "a");
+    counted(&lab, 1);
+
+    fs::write(FAULT, "fails").expect("a file");
+    lab.publish(&other, &["a"]);
+    answered_by(&lab, "a", other.cluster()[0], SOON);
+    // An endpoint instead of another, a further one, none here.
+    lab.publish_endpoints(&web, &here(&["b"]));
+    answered_by(&lab, "b", v4, SOON);
+    moves(&client, "b");
+    lab.publish_endpoints(&web, &here(&["b", "c"]));
+    counted(&lab, 2);
+    lab.publish_endpoints(&web, &[EndpointChoice::ready("c").on("elsewhere")]);
+    answered_by(&lab, "c", v4, SOON);
+    moves(&client, "c");
+    counted(&lab, 0);
+    lab.publish_endpoints(&web, &here(&["c"]));
+    counted(&lab, 1);
+    // What failed is tried again by itself.
+    let log = tripod.log();
+    assert!(tripod.said(&["sync of IPv6 failed"]) > 0, "{log}");
+    assert_eq!(tripod.said(&["sync of IPv4 failed"]), 0, "{log}");
+    fs::remove_file(FAULT).expect("it is there");
+    answered_by(&lab, "a", other.cluster()[1], 3 * SOON);
+    answered_by(&lab, "c", v6, SOON);
+}
+
+#[test]
+fn iptables_mode_carries_ipv4_while_ipv6_fails() {
+    let name = concat!(
+        module_path!(),
+        "::iptables_mode_carries_ipv4_while_ipv6_fails"
+    );
+    run(name, Share::Beside, || ipv4_goes_on("iptables"));
+}
+
+#[test]
+fn userspace_mode_carries_ipv4_while_ipv6_fails() {
+    let name = concat!(
+        module_path!(),
+        "::userspace_mode_carries_ipv4_while_ipv6_fails"
+    );
+    run(name, Share::Beside, || ipv4_goes_on("userspace"));
+}
+
+/// With IPVS, in a guest kernel.
+mod in_guest {
+    use super::{Share, ipv4_goes_on, run};
+
+    #[test]
+    #[ignore = "for a guest kernel with IPVS"]
+    fn ipvs_mode_carries_ipv4_while_ipv6_fails() {
+        let name = concat!(module_path!(), "::ipvs_mode_carries_ipv4_while_ipv6_fails");
+        run(name, Share::Alone, || ipv4_goes_on("ipvs"));
+    }
+}
