@@ -80,10 +80,6 @@ impl<M: Mode + 'static> Mode for Apart<M> {
         self.mode.lock().await.disturbed().await;
     }
 
-    fn carried(&self) -> usize {
-        self.mode.try_lock().map_or(0, |mode| mode.carried())
-    }
-
     async fn cleanup(&mut self) -> Result<(), SyncError> {
         self.mode.lock().await.cleanup().await
     }

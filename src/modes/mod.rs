@@ -164,10 +164,6 @@ pub trait Mode: Send {
     fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
-    /// Connections that would end with this process.
-    fn carried(&self) -> usize {
-        0
-    }
     /// Where it has rules: in which engine of each family. Does not change.
     fn engines(&self) -> Vec<(Family, Engine)>;
     /// Removes everything this mode ever installs, also what an earlier

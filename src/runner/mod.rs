@@ -148,11 +148,6 @@ impl<M: Mode> Runner<M> {
         self.followers.push(Box::new(follower));
     }
 
-    /// Connections that would end with this process.
-    pub fn carried(&self) -> usize {
-        self.mode.carried()
-    }
-
     /// Runs until the source of batches ends. The first sync waits for the
     /// first batch, the complete initial state. A change of node addresses
     /// causes a full sync, as does whoever disturbs what the mode installed.

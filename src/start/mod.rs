@@ -7,6 +7,7 @@ mod options;
 mod probe;
 mod render;
 mod serve;
+mod succession;
 mod takeover;
 
 use std::{error::Error, path::Path, sync::Arc};

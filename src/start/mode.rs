@@ -3,8 +3,11 @@
 use crate::{
     kernel::{Family, xtables::Engine},
     modes::{
-        Asked, Mode, ModeName, Outcomes, SyncError, apart::Apart, iptables::Iptables, ipvs::Ipvs,
-        userspace::Userspace,
+        Asked, Mode, ModeName, Outcomes, SyncError,
+        apart::Apart,
+        iptables::Iptables,
+        ipvs::Ipvs,
+        userspace::{Handover, Userspace},
     },
     services::ServiceMap,
 };
@@ -14,6 +17,17 @@ pub(super) enum Running {
     Ipvs(Apart<Ipvs>),
     Iptables(Box<Iptables>),
     Userspace(Box<Userspace>),
+}
+
+impl Running {
+    /// What lets another process take over, in a mode that carries connections
+    /// itself.
+    pub(super) fn handover(&self) -> Option<Handover> {
+        match self {
+            Running::Userspace(mode) => Some(mode.handover()),
+            Running::Ipvs(_) | Running::Iptables(_) => None,
+        }
+    }
 }
 
 impl Mode for Running {
@@ -46,14 +60,6 @@ impl Mode for Running {
             Running::Ipvs(mode) => mode.disturbed().await,
             Running::Iptables(mode) => mode.disturbed().await,
             Running::Userspace(mode) => mode.disturbed().await,
-        }
-    }
-
-    fn carried(&self) -> usize {
-        match self {
-            Running::Ipvs(mode) => mode.carried(),
-            Running::Iptables(mode) => mode.carried(),
-            Running::Userspace(mode) => mode.carried(),
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::{
     net::{IpAddr, Ipv6Addr},
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,13 +17,14 @@ use tokio::{
 use super::{
     Done,
     addresses::{self, Addresses},
-    options, probe,
+    options, probe, succession,
     takeover::TakeOver,
 };
 use crate::{
     cli::Settings,
     config::{self, ConfigFile},
     events::{self, Event, Recorder},
+    modes::userspace::{self, Handover},
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
@@ -32,6 +34,10 @@ use crate::{
 
 /// Events that may wait for the API server; more are dropped.
 const EVENTS: usize = 64;
+
+/// How long there must be no connection before a process that was succeeded ends:
+/// those that were on their way when its successor began have come by then.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// How often to look whether connections have ended.
 const LOOK: Duration = Duration::from_millis(50);
@@ -118,6 +124,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         serving.spawn(serve::metrics(bind(address), about)?);
     }
 
+    let handover = proxy.handover();
     let mut runner = Runner::new(
         TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()),
         Tracker::new(&node),
@@ -137,35 +144,60 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
-    let ended: Done = tokio::select! {
-        () = runner.run(source.follow(&node, settings.own.node_weights), Some(addresses)) => {
-            Err("the source of objects ended unexpectedly".into())
-        }
-        Some(Ok(Err(error))) = serving.join_next() => Err(error.into()),
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
-        changed = config_changed(settings.file.as_ref()) => Err(changed.into()),
+    let batches = source.follow(&node, settings.own.node_weights);
+    let sockets = userspace::workers(settings.own.workers);
+    let (batches, serves) = succession::announced(batches, sockets, handover.clone());
+    runner.follow(serves);
+    let mut running = pin!(runner.run(batches, Some(addresses)));
+    let (ended, until): (Done, _) = tokio::select! {
+        () = &mut running => return Err(SOURCE_ENDED.into()),
+        Some(Ok(Err(error))) = serving.join_next() => return Err(error.into()),
+        _ = terminate.recv() => (Ok(()), Until::Succeeded),
+        _ = interrupt.recv() => (Ok(()), Until::Idle),
+        // Who starts it again does so when it has ended.
+        changed = config_changed(settings.file.as_ref()) => (Err(changed.into()), Until::Idle),
     };
-    if ended.is_ok() {
-        // Nothing is synced any more, but what is open goes on.
-        tokio::select! {
-            () = drained(|| runner.carried(), settings.own.drain_timeout) => {}
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+    let Some(handover) = handover.filter(Handover::has_served) else {
+        return ended;
+    };
+    if let Err(reason) = &ended {
+        tracing::warn!("{reason}");
     }
-    ended
+    // The cluster is followed all the while: new connections come in until
+    // another process takes them.
+    tokio::select! {
+        () = drained(&handover, until, settings.own.drain_timeout) => ended,
+        () = &mut running => Err(SOURCE_ENDED.into()),
+        _ = terminate.recv() => ended,
+        _ = interrupt.recv() => ended,
+    }
 }
 
-/// Waits until no connection is left that would end with this process, at most
-/// `patience`. Meanwhile a successor takes the new ones.
-async fn drained(carried: impl Fn() -> usize, patience: Duration) {
+const SOURCE_ENDED: &str = "the source of objects ended unexpectedly";
+
+/// What a process that is to end waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Until {
+    /// No connection is left that would end with it.
+    Idle,
+    /// Nor would new ones be refused: a successor takes them.
+    Succeeded,
+}
+
+/// Waits as long as `until` says, at most `patience`.
+async fn drained(handover: &Handover, until: Until, patience: Duration) {
     let deadline = Instant::now() + patience;
-    let connections = carried();
-    if connections > 0 {
-        tracing::info!(connections, "ending when they have, or in {patience:?}");
-    }
-    while carried() > 0 && Instant::now() < deadline {
+    tracing::info!(
+        connections = handover.carried(),
+        "ending when connections have, or in {patience:?}"
+    );
+    let mut quiet = Instant::now();
+    while Instant::now() < deadline {
+        if handover.carried() > 0 || until == Until::Succeeded && !handover.is_succeeded() {
+            quiet = Instant::now();
+        } else if until == Until::Idle || quiet.elapsed() >= QUIET {
+            return;
+        }
         tokio::time::sleep(LOOK).await;
     }
 }

@@ -208,10 +208,6 @@ impl<M: Mode> Mode for TakeOver<M> {
         }
     }
 
-    fn carried(&self) -> usize {
-        self.mode.carried()
-    }
-
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
     }

@@ -15,6 +15,7 @@ mod proxy_protocol;
 mod refused;
 mod retry;
 mod streams;
+mod succession;
 mod transparent;
 mod udp;
 

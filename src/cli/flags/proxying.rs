@@ -285,8 +285,9 @@ pub(super) const USERSPACE: &[Flag] = &[
             },
             "20s",
         ),
-        "How long open connections may keep Tripod from ending after SIGTERM; a second signal \
-         ends it at once",
+        "How long Tripod goes on after SIGTERM, or after its configuration file was changed: it \
+         follows the cluster and takes new connections until another process of Tripod does, then \
+         ends when its connections have; a second signal ends it at once",
     )
     .beside_file(),
     Flag::new(

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     io,
     net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
     sync::{Arc, Weak},
 };
 
@@ -20,7 +21,7 @@ use super::{
     plan::PortalPlan,
     portal::{Portal, Routing},
     ports::Held,
-    tcp, udp,
+    steer, tcp, udp,
     watch::Token,
     workers::{Worker, Workers},
 };
@@ -61,6 +62,32 @@ impl Drop for End {
                 drop((listener, descriptors));
             });
         }
+    }
+}
+
+impl End {
+    /// Has new connections go to `theirs` sockets of another process, which has
+    /// opened them later; `None`: to any.
+    fn steer(&self, theirs: Option<u32>) -> io::Result<()> {
+        // One socket stands for all that share the address.
+        let Some((worker, token)) = self.places.first() else {
+            return Ok(());
+        };
+        let ours = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
+        let set = |socket: BorrowedFd<'_>| match theirs {
+            Some(theirs) => steer::behind(&socket, ours, theirs),
+            None => steer::nowhere(&socket),
+        };
+        let tcp = worker
+            .tcp
+            .get(*token)
+            .filter(|_| self.protocol == Protocol::Tcp);
+        let udp = worker
+            .udp
+            .get(*token)
+            .filter(|_| self.protocol == Protocol::Udp);
+        let tcp = tcp.map_or(Ok(()), |listener| set(listener.as_fd()));
+        tcp.and(udp.map_or(Ok(()), |listener| set(listener.as_fd())))
     }
 }
 
@@ -127,6 +154,21 @@ impl Gate {
     /// The ServicePort, for logs and comments.
     pub fn label(&self) -> &Arc<str> {
         &self.portal.label
+    }
+
+    /// Whether an address has fewer sockets than there are `workers`.
+    pub fn is_short(&self, workers: usize) -> bool {
+        self.ends.iter().any(|end| end.places.len() < workers)
+    }
+
+    /// Has what is new at its addresses go to `theirs` sockets of another
+    /// process, which has opened them later; `None`: to any.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2), the first.
+    pub fn steer(&self, theirs: Option<u32>) -> io::Result<()> {
+        let ends = self.ends.iter().map(|end| end.steer(theirs));
+        ends.fold(Ok(()), Result::and)
     }
 
     /// The addresses it listens on.

@@ -13,6 +13,7 @@ mod counters;
 mod descriptors;
 mod failing;
 mod gate;
+mod handover;
 mod insiders;
 mod listen;
 mod open;
@@ -21,6 +22,7 @@ mod portal;
 mod ports;
 mod preferences;
 mod proxy_protocol;
+mod steer;
 mod tcp;
 #[cfg(test)]
 mod tests;
@@ -47,6 +49,7 @@ use self::{
     affinity::Affinity,
     capture::{Frontend, Method, Scope, Scopes, Target, Want},
     gate::{Gate, InUse},
+    handover::Standing,
     insiders::Insiders,
     plan::{Kind, PortalName, PortalPlan},
     ports::Ports,
@@ -57,6 +60,7 @@ pub use self::{
     capturing::{Capture, cleanup, cleanup_except, is_there},
     counters::Counters,
     descriptors::Descriptors,
+    handover::{Handover, Predecessor, Successor},
     insiders::{DetectLocal, Links},
     tcp::Limits as DialLimits,
 };
@@ -160,6 +164,11 @@ pub struct Userspace {
     /// Gone frontends that stay captured while connections use them.
     retiring: BTreeMap<Frontend, Vec<InUse>>,
     node_addresses: Vec<IpAddr>,
+    /// Of this and other processes, what the current sync acts on.
+    standing: Standing,
+    /// What a sync was asked for about.
+    noticed: Standing,
+    handover: Handover,
 }
 
 impl Userspace {
@@ -190,6 +199,7 @@ impl Userspace {
             next_worker: AtomicUsize::new(0),
             told_of_ports: AtomicBool::new(false),
         });
+        let handover = Handover::new(shared.counters.connections.clone());
         let workers = Workers::start(options.workers, &shared)?;
         shared.descriptors.count(true);
         Ok(Userspace {
@@ -211,7 +221,15 @@ impl Userspace {
             full: PerFamily::default(),
             retiring: BTreeMap::new(),
             node_addresses: Vec::new(),
+            standing: Standing::default(),
+            noticed: Standing::default(),
+            handover,
         })
+    }
+
+    /// For who talks to processes that take over, or from which this one does.
+    pub fn handover(&self) -> Handover {
+        self.handover.clone()
     }
 
     /// The portals of `name` that exist now.
@@ -236,6 +254,35 @@ impl Userspace {
                 .insert(plan.name.port.clone(), Arc::downgrade(&fresh));
             fresh
         }))
+    }
+
+    /// Whether another process captures the service addresses.
+    fn yields(&self) -> bool {
+        self.standing.yields_to().is_some()
+    }
+
+    /// Has new connections of addresses that other processes share go where
+    /// they should.
+    fn steer(&self) {
+        // Those of a predecessor are its own to steer.
+        if !self.yields() && self.standing.has_predecessor() {
+            return;
+        }
+        // A successor is as short of descriptors as this process is: where some
+        // addresses have one socket, it has no second one to be named.
+        let short = self
+            .gates
+            .values()
+            .any(|g| g.is_short(self.workers.count()));
+        let theirs = self.standing.yields_to();
+        let theirs = theirs.map(|sockets| if short { 1 } else { sockets });
+        let steered = self.gates.values().map(|gate| gate.steer(theirs));
+        if let Err(error) = steered.fold(Ok(()), Result::and) {
+            tracing::warn!(
+                "new connections are shared with the process that takes over, for as long as both \
+                 run: {error}"
+            );
+        }
     }
 
     /// Brings one ServicePort's gates to what `port` needs.
@@ -479,7 +526,10 @@ impl Mode for Userspace {
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let node = map.this_node().map(|node| &**node);
-        if self.options.node_ports.learn(node) {
+        let standing = self.handover.standing();
+        let handed_over = self.handover.differs(&standing);
+        self.standing = standing;
+        if self.options.node_ports.learn(node) || handed_over {
             self.full = PerFamily::each(|_| true);
         }
         let due = asked.map(|_, changes| changes.is_some());
@@ -516,7 +566,21 @@ impl Mode for Userspace {
         self.close_listeners(Method::Local, due);
         self.retire(due);
         let scopes = self.scopes(full, retry);
-        let mut captured = self.capture.sync(&self.want, &scopes).await;
+        if handed_over {
+            self.steer();
+        }
+        let capturing = self.handover.capturing().await;
+        let mut captured = if capturing.is_some() && !self.yields() {
+            self.capture.sync(&self.want, &scopes).await
+        } else {
+            capture::Outcomes::default()
+        };
+        drop(capturing);
+        // A family that was not asked for has its turn later.
+        if due.v4 && due.v6 {
+            self.handover.acted_on(standing);
+            self.noticed = standing;
+        }
 
         due.map(|family, due| {
             due.then(|| {
@@ -529,8 +593,8 @@ impl Mode for Userspace {
         })
     }
 
-    fn carried(&self) -> usize {
-        usize::try_from(self.shared.counters.connections.get()).unwrap_or(0)
+    async fn disturbed(&mut self) {
+        self.noticed = self.handover.changed(self.noticed).await;
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {

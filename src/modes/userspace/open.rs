@@ -115,6 +115,7 @@ impl Userspace {
             for (address, owner) in self.binds(frontend, &plan.not_at) {
                 opened.1.insert(address);
                 let bound = match plan.is_hopeless() {
+                    true if self.yields() => Ok(()),
                     true => gate.reserve(&self.shared, address, protocol, owner),
                     false => self.listen(gate, address, protocol, owner),
                 };
@@ -164,7 +165,8 @@ impl Userspace {
         protocol: Protocol,
         owner: Owner,
     ) -> io::Result<()> {
-        if gate.has(address) {
+        // A successor opens what is still missing.
+        if gate.has(address) || self.yields() {
             return Ok(());
         }
         gate.open(&self.shared, &self.workers, address, protocol, owner)

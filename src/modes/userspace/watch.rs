@@ -63,6 +63,11 @@ impl<S: AsFd> Watch<S> {
         Ok(token)
     }
 
+    /// A socket that is watched.
+    pub fn get(&self, token: Token) -> Option<Arc<S>> {
+        self.lock().places.get(token as usize).cloned().flatten()
+    }
+
     /// Leaves a socket alone, and hands it back.
     pub fn remove(&self, token: Token) -> Option<Arc<S>> {
         let mut sockets = self.lock();

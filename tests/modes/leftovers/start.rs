@@ -33,6 +33,7 @@ fn start(node: &Host, flags: &[&str]) -> Tripod {
         .args(flags)
         .arg(format!("--manifests={MANIFESTS}"))
         .args(["--strict-proxy-mode", "--v=4", EXCLUDED])
+        .arg("--userspace-drain-timeout=1s")
         .args(FLAGS);
     let tripod = Tripod::spawn(command);
     eventually("it has cleared up", SOON, || {

@@ -1,0 +1,239 @@
+//! What processes of Tripod on one node tell each other when one takes over
+//! from another.
+//!
+//! A process in userspace mode whose first sync is in force listens on an
+//! abstract unix socket (`unix(7)`), which belongs to the network namespace as
+//! service addresses do, is gone with the process and needs no privileges. A
+//! process in any mode that is about to sync for the first time finds these
+//! sockets and says over each connection, which stays open for its life:
+//!
+//! ```text
+//! successor                              predecessor
+//! 4 bytes: sockets for an address ──►    gives way (see `Handover`)
+//!                                 ◄──    1 byte: done
+//! 1 byte: it serves               ──►    may end
+//! end of the connection           ──►    serves again
+//! ```
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    io,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        UnixListener, UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::mpsc::{Receiver, channel},
+    task::JoinSet,
+    time::timeout,
+};
+
+use crate::{
+    modes::userspace::{Handover, Predecessor},
+    runner::AfterSync,
+    services::{Batch, Changes, IpFamily, ServiceMap},
+};
+
+/// What names of our sockets begin with.
+const PREFIX: &str = "tripod-userspace-";
+
+/// How long a predecessor is waited for: it may be in the middle of a sync, or
+/// hang.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long a successor may take to serve; one that takes longer has not given
+/// up, yet what it does not capture meanwhile nobody else would.
+const FIRST_SYNC: Duration = Duration::from_secs(30);
+
+/// Sent when a predecessor has given way, and when a successor serves.
+const DONE: u8 = 1;
+
+/// The first batch of a process waits until those before it have given way.
+pub(super) fn announced(
+    mut batches: Receiver<Batch>,
+    sockets: usize,
+    handover: Option<Handover>,
+) -> (Receiver<Batch>, Serving) {
+    let (send, receive) = channel(1);
+    let (served, serving) = channel(1);
+    tokio::spawn(async move {
+        let Some(first) = batches.recv().await else {
+            return;
+        };
+        announce(sockets, handover, serving).await;
+        let mut next = Some(first);
+        while let Some(batch) = next {
+            if send.send(batch).await.is_err() {
+                return;
+            }
+            next = batches.recv().await;
+        }
+    });
+    (receive, Serving(Some(served)))
+}
+
+/// Says once that this process serves.
+pub(super) struct Serving(Option<tokio::sync::mpsc::Sender<()>>);
+
+impl AfterSync for Serving {
+    fn synced(&mut self, _: IpFamily, _: &ServiceMap, _: &Changes) {
+        // Dropping it is what is waited for.
+        self.0 = None;
+    }
+}
+
+/// Has all who serve this node give way to this process, and tells them later
+/// that it is `serving`. A process that carries connections itself then waits
+/// for successors in its turn.
+async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Receiver<()>) {
+    let mut connections = JoinSet::new();
+    match present() {
+        Ok(names) => {
+            for name in names {
+                connections.spawn(async move { timeout(ANSWER, ask(&name, sockets)).await });
+            }
+        }
+        Err(error) => tracing::warn!("cannot look for a process to take over from: {error}"),
+    }
+    let mut predecessors = Vec::new();
+    while let Some(joined) = connections.join_next().await {
+        let Ok(answered) = joined else { continue };
+        match answered.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(Some(connection)) => predecessors.push(connection),
+            // It ended meanwhile, or is not ours.
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!("the process that serves now did not give way: {error}");
+            }
+        }
+    }
+    if !predecessors.is_empty() {
+        tracing::info!(
+            processes = predecessors.len(),
+            "taking over from a process that runs"
+        );
+    }
+    let follows: Vec<_> = predecessors
+        .iter()
+        .map(|_| handover.as_ref().map(Handover::follows))
+        .collect();
+    tokio::spawn(async move {
+        let _ = serving.recv().await;
+        for ((read, write), follows) in predecessors.into_iter().zip(follows) {
+            tokio::spawn(stay(read, write, follows));
+        }
+        if let Some(handover) = handover
+            && let Err(error) = listen(handover)
+        {
+            tracing::warn!("another process cannot take over without a gap: {error}");
+        }
+    });
+}
+
+/// Says that this process serves, and keeps the connection until the
+/// predecessor ends.
+async fn stay(mut read: OwnedReadHalf, mut write: OwnedWriteHalf, _follows: Option<Predecessor>) {
+    if write.write_all(&[DONE]).await.is_ok() {
+        // It says nothing more.
+        let _ = read.read_u8().await;
+    }
+}
+
+/// The names of sockets that processes in this network namespace listen on.
+fn present() -> io::Result<Vec<String>> {
+    let table = std::fs::read_to_string("/proc/net/unix")?;
+    let names = table.lines().filter_map(|line| {
+        let name = line.rsplit(' ').next()?.strip_prefix('@')?;
+        name.starts_with(PREFIX).then(|| name.to_owned())
+    });
+    let mut names: Vec<_> = names.collect();
+    // Connections have lines of the same name.
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
+/// Asks who listens on `name` to give way; `None`: it is gone, or somebody
+/// else's.
+async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, OwnedWriteHalf)>> {
+    let address = SocketAddr::from_abstract_name(name)?;
+    let Ok(stream) = StdStream::connect_addr(&address) else {
+        return Ok(None);
+    };
+    stream.set_nonblocking(true)?;
+    let stream = UnixStream::from_std(stream)?;
+    if !is_ours(&stream) {
+        return Ok(None);
+    }
+    let (mut read, mut write) = stream.into_split();
+    write.write_u32(u32::try_from(sockets).unwrap_or(1)).await?;
+    match read.read_u8().await {
+        Ok(_) => Ok(Some((read, write))),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether the same user is at the other end. Anyone on the node can have a
+/// socket of such a name.
+fn is_ours(stream: &UnixStream) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == own)
+}
+
+/// Gives way to whoever asks from now on.
+fn listen(handover: Handover) -> io::Result<()> {
+    let name = format!("{PREFIX}{:016x}", RandomState::new().hash_one(()));
+    let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
+    tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) if is_ours(&stream) => {
+                    tokio::spawn(give_way(stream, handover.clone()));
+                }
+                Ok(_) => {}
+                // No descriptor, most likely.
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Gives way for as long as a successor is connected.
+async fn give_way(mut stream: UnixStream, handover: Handover) {
+    let Ok(Ok(sockets)) = timeout(ANSWER, stream.read_u32()).await else {
+        return;
+    };
+    let mut successor = handover.give_way(sockets).await;
+    tracing::info!("another process takes over the service addresses");
+    if stream.write_all(&[DONE]).await.is_err() {
+        return;
+    }
+    let serves = match timeout(FIRST_SYNC, stream.read_u8()).await {
+        Ok(serves) => serves,
+        Err(_) => {
+            tracing::warn!(
+                "the process that takes over has not served after {FIRST_SYNC:?}: serving until it does"
+            );
+            drop(successor);
+            let serves = stream.read_u8().await;
+            successor = handover.give_way(sockets).await;
+            serves
+        }
+    };
+    if serves.is_ok() {
+        successor.serves();
+        let _ = stream.read_u8().await;
+    }
+    tracing::info!("the process that took over has ended: serving again");
+}

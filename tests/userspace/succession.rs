@@ -1,0 +1,315 @@
+//! From one process to the next while clients go on calling: none is refused,
+//! reset or led to an endpoint that is gone.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::{SOON, comes_to_fail, comes_to_reach, reaches};
+use crate::lab::{Lab, Service, Tripod, ask, eventually, say, tcp, tripod_binary, udp_ask};
+
+on_each_capture!(
+    a_new_process_first_and_nobody_notices,
+    an_old_process_ends_first_and_nobody_notices,
+    without_a_successor_the_cluster_is_followed_until_the_deadline,
+    a_successor_that_is_killed_leaves_the_addresses_to_the_old_one,
+    a_changed_configuration_file_lets_connections_end,
+);
+
+/// Callers at a time.
+const CALLERS: usize = 4;
+/// Calls that must succeed after each step.
+const MORE: usize = 100;
+
+/// A further process on the node; its ports are its own, so that it can start
+/// while another runs.
+fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .arg("--proxy-mode=userspace")
+        .arg(format!("--userspace-capture={}", lab.capture.flag()))
+        .arg("--manifests")
+        .arg(lab.manifests())
+        .args(["--hostname-override=node", "--userspace-workers=2"])
+        .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
+        .arg(format!(
+            "--healthz-bind-address=127.0.0.1:{}",
+            11000 + number
+        ))
+        .arg(format!(
+            "--metrics-bind-address=127.0.0.1:{}",
+            12000 + number
+        ))
+        .args(["--conntrack-max-per-core=0", "--v=4"])
+        .args(flags);
+    let tripod = Tripod::spawn(command);
+    eventually("it is in force", SOON, || match tripod.said(&["synced"]) {
+        0 => Err(tripod.log()),
+        _ => Ok(()),
+    });
+    tripod
+}
+
+/// Connections that stay open, and who answers on each.
+struct Open(Vec<(TcpStream, String)>);
+
+impl Open {
+    fn to(lab: &Lab, addresses: &[SocketAddr]) -> Open {
+        let open = addresses.iter().map(|to| {
+            let mut stream = tcp(&lab.client, *to).expect("a connection");
+            let name = say(&mut stream, "name").expect("an answer");
+            (stream, name)
+        });
+        Open(open.collect())
+    }
+
+    fn are_served(&mut self, when: &str) {
+        for (stream, name) in &mut self.0 {
+            assert_eq!(say(stream, "name").expect(when), *name, "{when}");
+        }
+    }
+}
+
+#[derive(Default)]
+struct Calls {
+    stop: AtomicBool,
+    made: AtomicUsize,
+    /// No endpoint `a` any more.
+    a_is_gone: AtomicBool,
+}
+
+impl Calls {
+    fn more(&self) {
+        let enough = self.made.load(Relaxed) + MORE;
+        eventually("some more calls", SOON, || match self.made.load(Relaxed) {
+            made if made >= enough => Ok(()),
+            made => Err(format!("{made} of {enough}")),
+        });
+    }
+}
+
+struct Stop<'a>(&'a Calls);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Relaxed);
+    }
+}
+
+/// Calls without a pause while `body` runs; none may fail or be answered by who
+/// is gone. What `body` answers lives as long as they call.
+fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) {
+    let calls = &Calls::default();
+    let caller = |number: usize| {
+        lab.client.enter(|| {
+            let mut failures = Vec::new();
+            for to in addresses.iter().cycle().skip(number) {
+                if calls.stop.load(Relaxed) {
+                    break;
+                }
+                let gone = calls.a_is_gone.load(Relaxed);
+                match call(*to) {
+                    Ok(name) if gone && name == "a" => failures.push(format!("{to}: by a")),
+                    Ok(_) => {}
+                    Err(error) => failures.push(format!("{to}: {error}")),
+                }
+                calls.made.fetch_add(1, Relaxed);
+            }
+            failures
+        })
+    };
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..CALLERS)
+            .map(|number| scope.spawn(move || caller(number)))
+            .collect();
+        let stop = Stop(calls);
+        let _alive = body(calls);
+        drop(stop);
+        let failures: Vec<_> = callers
+            .into_iter()
+            .flat_map(|caller| caller.join().expect("a caller does not panic"))
+            .collect();
+        assert!(
+            failures.is_empty(),
+            "of {} calls {} failed: {:?}",
+            calls.made.load(Relaxed),
+            failures.len(),
+            &failures[..failures.len().min(5)]
+        );
+    });
+}
+
+/// A call in the calling thread's namespace.
+fn call(to: SocketAddr) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&to, SOON)?;
+    stream.set_read_timeout(Some(SOON))?;
+    say(&mut stream, "name")
+}
+
+/// Takes `a` out of the Service, and from when that is in force on minds it.
+fn a_goes(lab: &Lab, web: &Service, calls: &Calls) {
+    lab.publish(web, &["b", "c"]);
+    for to in web.cluster() {
+        eventually("a is gone", SOON, || {
+            let answers: Vec<_> = (0..12).map(|_| ask(&lab.client, to)).collect();
+            match answers.iter().flatten().any(|name| name == "a") {
+                true => Err("it is not".into()),
+                false => Ok(()),
+            }
+        });
+    }
+    calls.a_is_gone.store(true, Relaxed);
+    calls.more();
+}
+
+fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let lab = &*lab;
+    let mut old = start(lab, 0, &["--userspace-drain-timeout=5s"]);
+    under_load(lab, &web.cluster(), |calls| {
+        calls.more();
+        let mut held = Open::to(lab, &web.cluster());
+        let new = start(lab, 1, &[]);
+        calls.more();
+        old.ask_to_end();
+        calls.more();
+        // As many as it takes for some to be the old process's if it had a share.
+        let addresses = web.cluster().into_iter().cycle().take(16);
+        let mut fresh = Open::to(lab, &addresses.collect::<Vec<_>>());
+        a_goes(lab, &web, calls);
+        held.are_served("the old process was asked to end");
+        let late = Service::new("late", 11);
+        lab.publish(&late, &["b"]);
+        for to in late.cluster() {
+            comes_to_reach("a Service that came meanwhile", &["b"], || {
+                ask(&lab.client, to)
+            });
+            reaches("its UDP port", &["b"], || udp_ask(&lab.client, to));
+        }
+        // Its own connections keep it until the deadline.
+        assert!(old.ended().success(), "the old process ended badly");
+        fresh.are_served("the old process is gone");
+        calls.more();
+        lab.withdraw(&late);
+        for to in late.cluster() {
+            comes_to_fail("a Service that went", || ask(&lab.client, to));
+        }
+        new
+    });
+}
+
+fn an_old_process_ends_first_and_nobody_notices(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let lab = &*lab;
+    let mut old = start(lab, 0, &["--userspace-drain-timeout=30s"]);
+    under_load(lab, &web.cluster(), |calls| {
+        let mut held = Open::to(lab, &web.cluster());
+        old.ask_to_end();
+        calls.more();
+        a_goes(lab, &web, calls);
+        let new = start(lab, 1, &[]);
+        calls.more();
+        held.are_served("a successor is there");
+        drop(held);
+        assert!(old.ended().success(), "the old process ended badly");
+        calls.more();
+        new
+    });
+}
+
+fn without_a_successor_the_cluster_is_followed_until_the_deadline(lab: &mut Lab) {
+    let [web, gone] = [Service::new("web", 10), Service::new("gone", 11)];
+    lab.three_backends().publish(&web, &["a"]);
+    lab.publish(&gone, &["a"]);
+    let patience = Duration::from_secs(4);
+    let mut tripod = start(lab, 0, &["--userspace-drain-timeout=4s"]);
+    let begun = Instant::now();
+    tripod.ask_to_end();
+    lab.publish(&web, &["b"]);
+    lab.withdraw(&gone);
+    for to in web.cluster() {
+        comes_to_reach("an endpoint that came", &["b"], || ask(&lab.client, to));
+        reaches("over UDP", &["b"], || udp_ask(&lab.client, to));
+    }
+    for to in gone.cluster() {
+        comes_to_fail("a Service that went", || ask(&lab.client, to));
+    }
+    assert!(begun.elapsed() < patience, "the test was too slow");
+    assert!(tripod.ended().success());
+    assert!(begun.elapsed() >= patience, "{:?}", begun.elapsed());
+}
+
+fn a_successor_that_is_killed_leaves_the_addresses_to_the_old_one(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let mut old = start(lab, 0, &["--userspace-drain-timeout=30s"]);
+    for asked_to_end in [false, true] {
+        let mut new = start(lab, 1, &[]);
+        if asked_to_end {
+            old.ask_to_end();
+        }
+        let mut held = Open::to(lab, &web.cluster());
+        held.are_served("by the new process");
+        new.kill();
+        for to in web.cluster() {
+            comes_to_reach("the old process", &["a", "b", "c"], || ask(&lab.client, to));
+        }
+        let late = Service::new("late", 11);
+        lab.publish(&late, &["b"]);
+        for to in late.cluster() {
+            comes_to_reach("what came since", &["b"], || ask(&lab.client, to));
+        }
+        lab.withdraw(&late);
+        for to in late.cluster() {
+            comes_to_fail("what went since", || ask(&lab.client, to));
+        }
+    }
+    let _new = start(lab, 1, &[]);
+    assert!(old.ended().success());
+    for to in web.cluster() {
+        reaches("the last one", &["a", "b", "c"], || ask(&lab.client, to));
+    }
+}
+
+fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish(&web, &["a"]);
+    let file = "/run/config.yaml";
+    let text = |mode: &str| {
+        format!(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+             mode: userspace\nclusterCIDR: 10.244.0.0/24,fd00:244::/64\n\
+             hostnameOverride: node\nhealthzBindAddress: 127.0.0.1:11000\n\
+             metricsBindAddress: 127.0.0.1:12000\n{mode}"
+        )
+    };
+    std::fs::write(file, text("")).expect("a configuration file");
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .args(["--config", file, "--v=4", "--userspace-drain-timeout=30s"])
+        .arg(format!("--userspace-capture={}", lab.capture.flag()))
+        .arg("--manifests")
+        .arg(lab.manifests());
+    let mut tripod = Tripod::spawn(command);
+    eventually("it is in force", SOON, || match tripod.said(&["synced"]) {
+        0 => Err(tripod.log()),
+        _ => Ok(()),
+    });
+    let mut held = Open::to(lab, &web.cluster());
+    std::fs::write(file, text("oomScoreAdj: -998\n")).expect("a change");
+    eventually("it knows", SOON, || match tripod.said(&["was changed"]) {
+        0 => Err(tripod.log()),
+        _ => Ok(()),
+    });
+    lab.publish(&web, &["b"]);
+    for to in web.cluster() {
+        comes_to_reach("an endpoint that came", &["b"], || ask(&lab.client, to));
+    }
+    held.are_served("the file was changed");
+    drop(held);
+    // So that whoever started it starts it again.
+    assert!(!tripod.ended().success());
+}
