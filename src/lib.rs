@@ -9,6 +9,7 @@ pub mod events;
 pub mod kernel;
 pub mod log;
 pub mod modes;
+pub mod net;
 pub mod node;
 pub mod runner;
 pub mod sched;

@@ -26,9 +26,10 @@ use tripod::{
         Mode,
         iptables::{Iptables, Setup, plan::DispatchChoice},
     },
+    net::PerFamily,
     node::NodePorts,
     runner::metrics::Metrics,
-    services::{Changes, PerFamily, ServiceMap},
+    services::{Changes, ServiceMap},
 };
 
 use self::services::{service, single};

@@ -5,9 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use tripod::services::{
-    Endpoint, Endpoints, IpFamily, Protocol, ServiceName, ServicePort, ServicePortName,
-    SessionAffinity, TrafficPolicy,
+use tripod::{
+    net::{Family, Protocol},
+    services::{
+        Endpoint, Endpoints, ServiceName, ServicePort, ServicePortName, SessionAffinity,
+        TrafficPolicy,
+    },
 };
 
 pub const ENDPOINTS: u32 = 5;
@@ -61,7 +64,7 @@ fn with(number: u32, mut endpoints: Vec<SocketAddr>) -> ServicePort {
             },
             port: "".into(),
             protocol: Protocol::Tcp,
-            family: IpFamily::V4,
+            family: Family::V4,
         },
         cluster_ip: Some(address(number).into()),
         port: PORT,

@@ -9,7 +9,10 @@ use std::{
 
 use ipnet::IpNet;
 
-use crate::{modes::ModeName, sched::SchedulerName};
+use crate::{
+    net::{DetectLocal, ModeName, NodePortAddresses},
+    sched::SchedulerName,
+};
 
 /// The values that the parts of the program take. What is simple enough
 /// already (conntrack settings, logging, request rates) they take from the
@@ -47,29 +50,4 @@ pub struct Effective {
     pub proxy_ports: Option<RangeInclusive<u16>>,
     /// Path of a kubeconfig file.
     pub kubeconfig: Option<PathBuf>,
-}
-
-/// How traffic from this node's pods is told from other traffic.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DetectLocal {
-    /// Its source is in one of these, at most one a family. If there is none,
-    /// it cannot be told.
-    ClusterCidr(Vec<IpNet>),
-    /// Its source is in a pod CIDR of this Node.
-    NodeCidr,
-    /// It comes through the bridge of this name.
-    BridgeInterface(String),
-    /// It comes through a link whose name begins with this.
-    InterfaceNamePrefix(String),
-}
-
-/// Which of the node's addresses serve node ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// All of them.
-    All,
-    /// The addresses of the Node object, one a family.
-    Primary,
-    /// Those within one of these.
-    Within(Vec<IpNet>),
 }

@@ -22,7 +22,7 @@ mod watch_file;
 mod without_effect;
 
 pub use check::{Checked, check};
-pub use effective::{DetectLocal, Effective, NodePortAddresses};
+pub use effective::Effective;
 pub use kube_proxy::{
     ClientConnection, Conntrack, Detect, Iptables, Ipvs, KubeProxyConfiguration, Logging, Nftables,
     StreamOptions, VmoduleItem, Winkernel,

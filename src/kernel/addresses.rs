@@ -6,10 +6,11 @@ use nix::{errno::Errno, libc, net::if_::if_nameindex};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
-    Family, links,
+    links,
     netlink::{Error, Malformed, Message, Protocol, Request, Socket},
     octets, routes,
 };
+use crate::net::Family;
 
 /// The label of IPv4 addresses that Tripod assigns (`IFA_LABEL`).
 pub const LABEL: &str = "lo:tripod";

@@ -2,9 +2,14 @@
 //! `fuzz/`, and for a property test that always runs.
 
 use super::{
-    Family, addresses, conntrack::flows, ipset, ipvs::decode, ipvs::table, netlink::Message,
-    netlink::Messages, routes, rules,
+    addresses,
+    conntrack::flows,
+    ipset,
+    ipvs::{decode, table},
+    netlink::{Message, Messages},
+    routes, rules,
 };
+use crate::net::Family;
 
 /// Reads `bytes` as a datagram, and as the body of each kind of answer. What
 /// comes of it does not matter; no bytes may make it panic or run for long.

@@ -5,10 +5,10 @@ use std::{collections::HashSet, net::IpAddr};
 use nix::{errno::Errno, libc};
 
 use super::{
-    Family,
     netlink::{Error, Malformed, Message, Request, Socket},
     octets,
 };
+use crate::net::Family;
 
 /// Another machine passes it on.
 const RTA_VIA: u16 = 18;

@@ -6,10 +6,11 @@ use ipnet::IpNet;
 use nix::{errno::Errno, libc};
 
 use super::{
-    Family, PROTOCOL,
+    PROTOCOL,
     netlink::{Error, Malformed, Message, Request, Socket},
     octets,
 };
+use crate::net::Family;
 
 /// The table of the kernel's own local routes (`RT_TABLE_LOCAL`), which holds
 /// the node's addresses and is looked up before every rule of ours.

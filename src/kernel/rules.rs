@@ -6,9 +6,10 @@ use std::fmt;
 use nix::{errno::Errno, libc};
 
 use super::{
-    Family, PROTOCOL,
+    PROTOCOL,
     netlink::{Error, Malformed, Message, Request, Socket},
 };
+use crate::net::Family;
 
 const GOTO: u16 = 4;
 const PRIORITY: u16 = 6;

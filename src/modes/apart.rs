@@ -4,9 +4,10 @@ use std::{panic::resume_unwind, sync::Arc};
 
 use tokio::{runtime, sync::Mutex, task::spawn_blocking};
 
-use super::{Asked, Mode, ModeName, Outcomes, SyncError, both_failed};
+use super::{Asked, Mode, Outcomes, SyncError, both_failed};
 use crate::{
-    kernel::{Family, xtables::Engine},
+    kernel::xtables::Engine,
+    net::{Family, ModeName},
     services::{Changes, ServiceMap},
 };
 
@@ -98,7 +99,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{modes::SyncReport, services::PerFamily};
+    use crate::{modes::SyncReport, net::PerFamily};
 
     /// Blocks in each sync until it is told to go on.
     struct Slow {

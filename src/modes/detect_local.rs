@@ -3,8 +3,8 @@
 use ipnet::IpNet;
 
 use crate::{
-    config,
-    kernel::{Family, xtables::rule::Rule},
+    kernel::xtables::rule::Rule,
+    net::{self, Family},
     services::Node,
 };
 
@@ -24,7 +24,7 @@ pub enum DetectLocal {
 impl DetectLocal {
     /// What the configuration says, for `family` on this `node`.
     pub(super) fn new(
-        configured: &config::DetectLocal,
+        configured: &net::DetectLocal,
         family: Family,
         node: Option<&Node>,
     ) -> DetectLocal {
@@ -36,12 +36,12 @@ impl DetectLocal {
             })
         };
         match configured {
-            config::DetectLocal::ClusterCidr(networks) => within(networks),
-            config::DetectLocal::NodeCidr => {
+            net::DetectLocal::ClusterCidr(networks) => within(networks),
+            net::DetectLocal::NodeCidr => {
                 within(node.map(|node| &*node.pod_cidrs).unwrap_or_default())
             }
-            config::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
-            config::DetectLocal::InterfaceNamePrefix(prefix) => {
+            net::DetectLocal::BridgeInterface(name) => DetectLocal::Through(name.clone()),
+            net::DetectLocal::InterfaceNamePrefix(prefix) => {
                 DetectLocal::Through(format!("{prefix}+"))
             }
         }

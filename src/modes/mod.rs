@@ -10,38 +10,13 @@ mod stale;
 pub mod userspace;
 pub mod verdict;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
-    kernel::{Family, xtables::Engine},
-    services::{Changes, IpFamily, PerFamily, Preferences, Retry, ServiceMap, ServicePortName},
+    kernel::xtables::Engine,
+    net::{Family, ModeName, PerFamily},
+    services::{Changes, Preferences, Retry, ServiceMap, ServicePortName},
 };
-
-/// The modes, by kube-proxy's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModeName {
-    /// Virtual servers in the kernel's IPVS.
-    Ipvs,
-    /// The KUBE-SVC chains.
-    Iptables,
-    /// Connections accepted and spliced by Tripod itself.
-    Userspace,
-}
-
-impl ModeName {
-    /// All of them, in the order in which one falls back to the next.
-    pub const ALL: [ModeName; 3] = [ModeName::Ipvs, ModeName::Iptables, ModeName::Userspace];
-}
-
-impl fmt::Display for ModeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ModeName::Ipvs => "ipvs",
-            ModeName::Iptables => "iptables",
-            ModeName::Userspace => "userspace",
-        })
-    }
-}
 
 /// What a sync is asked for: the changes of each family; `None`: that family is
 /// left as it is.
@@ -84,7 +59,7 @@ pub struct SyncReport {
 
 impl SyncReport {
     /// What of it is of `family`, or of no family.
-    fn of(&self, family: IpFamily) -> SyncReport {
+    fn of(&self, family: Family) -> SyncReport {
         let mut report = self.clone();
         report.failed.retain(|(name, _)| name.family == family);
         report.unhonoured.retain(|not| not.port.family == family);

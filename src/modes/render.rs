@@ -3,7 +3,6 @@
 use std::fmt::{self, Write};
 
 use super::{
-    ModeName,
     iptables::{
         plan::{self, DispatchChoice},
         render as iptables,
@@ -12,9 +11,10 @@ use super::{
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::{Family, probe::Kernel},
+    kernel::probe::Kernel,
+    net::{Family, ModeName},
     node::Served,
-    services::{IpFamily, ServiceMap},
+    services::ServiceMap,
 };
 
 /// What decides about the rules beside the Services.
@@ -68,8 +68,8 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
 /// program, and lines for what must be there before.
 fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -> fmt::Result {
     for (family, of, program) in [
-        (Family::V4, IpFamily::V4, "iptables-restore"),
-        (Family::V6, IpFamily::V6, "ip6tables-restore"),
+        (Family::V4, Family::V4, "iptables-restore"),
+        (Family::V6, Family::V6, "ip6tables-restore"),
     ] {
         let ports = || map.iter().filter(|port| port.name.family == of);
         let endpoints = ports().map(|port| port.endpoints.all.len()).sum();

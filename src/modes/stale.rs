@@ -12,12 +12,12 @@ use nix::errno::Errno;
 
 use crate::{
     kernel::{
-        Family,
         conntrack::flows::{self, Match, Reply, Source, UDP},
         netlink::{Protocol, Socket},
     },
+    net::Family,
     runner::metrics::Metrics,
-    services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName, StaleUdp},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName, StaleUdp},
 };
 
 /// Errors that will be the same the next time: no right to, no ctnetlink
@@ -80,7 +80,7 @@ fn answered<'a>(
 /// kernel knows which ones it translated; so of flows to a node port that is gone
 /// only those count that led to an endpoint.
 fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
-    let of_family = |name: &ServicePortName| Family::from(name.family) == family;
+    let of_family = |name: &ServicePortName| name.family == family;
     let answered = answered(map, stale, of_family);
     let mut matches = Vec::new();
     for (port, gone) in stale.endpoints.iter().filter(|(p, _)| of_family(&p.name)) {
@@ -135,7 +135,7 @@ impl StaleFlows {
     /// force, and what could not be deleted before, if it is to be tried again.
     pub async fn clear(
         &mut self,
-        family: IpFamily,
+        family: Family,
         map: &ServiceMap,
         changes: &Changes,
         metrics: &Metrics,
@@ -145,7 +145,7 @@ impl StaleFlows {
             true => std::mem::take(&mut self.waiting),
             false => Vec::new(),
         };
-        matches.extend(self::matches(family.into(), map, &changes.stale_udp));
+        matches.extend(self::matches(family, map, &changes.stale_udp));
         for failed in forget(family, matches, metrics).await {
             if !self.waiting.contains(&failed) {
                 self.waiting.push(failed);
@@ -163,7 +163,7 @@ impl StaleFlows {
 }
 
 /// Deletes what `matches` means; answers with what is to be tried again.
-async fn forget(family: IpFamily, matches: Vec<Match>, metrics: &Metrics) -> Vec<Match> {
+async fn forget(family: Family, matches: Vec<Match>, metrics: &Metrics) -> Vec<Match> {
     if matches.is_empty() {
         return matches;
     }
@@ -172,8 +172,7 @@ async fn forget(family: IpFamily, matches: Vec<Match>, metrics: &Metrics) -> Vec
     // the table may hold a million entries, which takes a while.
     let socket = Socket::open(Protocol::Netfilter);
     let work = move || {
-        let deleted =
-            socket.and_then(|mut socket| flows::delete(&mut socket, family.into(), &matches));
+        let deleted = socket.and_then(|mut socket| flows::delete(&mut socket, family, &matches));
         (deleted, matches)
     };
     match tokio::task::spawn_blocking(work).await {

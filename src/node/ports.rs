@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use arc_swap::ArcSwap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::{config::NodePortAddresses, services::Node};
+use crate::{net::NodePortAddresses, services::Node};
 
 /// Which addresses serve node ports now.
 #[derive(Clone, Debug, PartialEq, Eq)]

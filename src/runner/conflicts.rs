@@ -7,7 +7,8 @@ use hashbrown::HashMap;
 
 use crate::{
     events::{Event, Recorder},
-    services::{Changes, Conflict, IpFamily, ServiceMap, ServiceName, ServicePortName},
+    net::Family,
+    services::{Changes, Conflict, ServiceMap, ServiceName, ServicePortName},
 };
 
 /// Conflicts of one Service that are named at a time: the API server takes notes
@@ -33,7 +34,7 @@ impl Conflicts {
 
     /// Reports what is new in `map`, of which `changes` of `family` are in force
     /// now.
-    pub(super) fn report(&mut self, family: IpFamily, map: &ServiceMap, changes: &Changes) {
+    pub(super) fn report(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
         let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
         if changes.full {
             let having = map.iter().filter(|port| !port.conflicts.is_empty());
@@ -97,7 +98,7 @@ mod tests {
         };
         let mut apply = |event: ObjectEvent| {
             let changes = tracker.apply([event]);
-            conflicts.report(IpFamily::V4, tracker.map(), &changes);
+            conflicts.report(Family::V4, tracker.map(), &changes);
             let mut posted = Vec::new();
             while let Ok(event) = events.try_recv() {
                 posted.push(event.note);

@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use crate::services::{IpFamily, Node};
+use crate::{net::Family, services::Node};
 
 /// Both families, in the order in which they are shown.
-pub const FAMILIES: [IpFamily; 2] = IpFamily::ALL;
+pub const FAMILIES: [Family; 2] = Family::ALL;
 
 /// What the runner notes and others read.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub struct Snapshot {
     /// When the family that was last updated was; `None`: none ever was.
     pub last_updated: Option<SystemTime>,
     /// Families that were updated, or should have been.
-    pub families: Vec<(IpFamily, FamilyHealth)>,
+    pub families: Vec<(Family, FamilyHealth)>,
 }
 
 /// Health of one family.
@@ -71,7 +71,7 @@ pub struct FamilyHealth {
 
 impl Snapshot {
     /// Whether `family` is not overdue.
-    pub fn is_healthy(&self, family: IpFamily) -> bool {
+    pub fn is_healthy(&self, family: Family) -> bool {
         let mut families = self.families.iter();
         families.all(|(of, health)| *of != family || health.healthy)
     }
@@ -88,14 +88,14 @@ impl Health {
     }
 
     /// Something waits for a sync of `family`.
-    pub fn queued(&self, family: IpFamily) {
+    pub fn queued(&self, family: Family) {
         let mut state = self.state();
         let waiting = &mut state.of(family).waiting;
         *waiting = Some(waiting.unwrap_or_else(Instant::now));
     }
 
     /// A sync of `family` succeeded, and nothing waits.
-    pub fn updated(&self, family: IpFamily) {
+    pub fn updated(&self, family: Family) {
         *self.state().of(family) = Syncs {
             updated: Some(SystemTime::now()),
             waiting: None,
@@ -148,10 +148,10 @@ impl Health {
 }
 
 impl State {
-    fn of(&mut self, family: IpFamily) -> &mut Syncs {
+    fn of(&mut self, family: Family) -> &mut Syncs {
         match family {
-            IpFamily::V4 => &mut self.v4,
-            IpFamily::V6 => &mut self.v6,
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
         }
     }
 }
@@ -185,15 +185,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_change_may_wait_for_the_timeout_and_no_longer() {
         let health = Health::new(TIMEOUT);
-        health.updated(IpFamily::V4);
-        health.updated(IpFamily::V6);
+        health.updated(Family::V4);
+        health.updated(Family::V6);
         advance(10 * TIMEOUT).await;
         assert!(health.snapshot().healthy, "nothing waits");
 
-        health.queued(IpFamily::V6);
+        health.queued(Family::V6);
         advance(TIMEOUT / 2).await;
         // The first change counts, not the latest.
-        health.queued(IpFamily::V6);
+        health.queued(Family::V6);
         advance(TIMEOUT / 2 - Duration::from_millis(1)).await;
         assert!(health.snapshot().healthy);
         advance(Duration::from_millis(1)).await;
@@ -204,18 +204,18 @@ mod tests {
             .iter()
             .map(|(f, h)| (*f, h.healthy))
             .collect();
-        assert_eq!(families, [(IpFamily::V4, true), (IpFamily::V6, false)]);
+        assert_eq!(families, [(Family::V4, true), (Family::V6, false)]);
 
-        health.updated(IpFamily::V4);
+        health.updated(Family::V4);
         assert!(!health.snapshot().healthy, "the other family is no help");
-        health.updated(IpFamily::V6);
+        health.updated(Family::V6);
         assert!(health.snapshot().healthy);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_first_sync_that_never_succeeds_is_a_fault() {
         let health = Health::new(TIMEOUT);
-        health.queued(IpFamily::V4);
+        health.queued(Family::V4);
         assert!(health.snapshot().families.is_empty());
         advance(TIMEOUT).await;
         let snapshot = health.snapshot();
@@ -224,7 +224,7 @@ mod tests {
             last_updated: None,
             healthy: false,
         };
-        assert_eq!(snapshot.families, [(IpFamily::V4, overdue)]);
+        assert_eq!(snapshot.families, [(Family::V4, overdue)]);
     }
 
     #[test]

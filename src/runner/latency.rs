@@ -8,7 +8,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::services::{Changes, IpFamily, PerFamily, ServiceName};
+use crate::{
+    net::{Family, PerFamily},
+    services::{Changes, ServiceName},
+};
 
 /// Times of changes that are not in force yet.
 #[derive(Debug)]
@@ -50,7 +53,7 @@ impl Triggers {
     /// how long each change took; changes that made no difference do not count.
     pub(super) fn in_force(
         &mut self,
-        family: IpFamily,
+        family: Family,
         changes: &Changes,
         now: SystemTime,
     ) -> Vec<Duration> {
@@ -79,7 +82,7 @@ mod tests {
     use std::{sync::Arc, time::UNIX_EPOCH};
 
     use super::*;
-    use crate::services::{Protocol, ServicePortName};
+    use crate::{net::Protocol, services::ServicePortName};
 
     fn service(name: &str) -> ServiceName {
         ServiceName {
@@ -88,8 +91,8 @@ mod tests {
         }
     }
 
-    fn changed(ports: &[(&str, IpFamily)]) -> Changes {
-        let name = |(name, family): &(&str, IpFamily)| ServicePortName {
+    fn changed(ports: &[(&str, Family)]) -> Changes {
+        let name = |(name, family): &(&str, Family)| ServicePortName {
             service: service(name),
             port: Arc::from("http"),
             protocol: Protocol::Tcp,
@@ -114,18 +117,18 @@ mod tests {
         triggers.add(&service("same"), at(103));
         triggers.add(&service("ahead"), at(111));
         let changes = changed(&[
-            ("old", IpFamily::V4),
-            ("web", IpFamily::V6),
-            ("other", IpFamily::V4),
-            ("ahead", IpFamily::V4),
+            ("old", Family::V4),
+            ("web", Family::V6),
+            ("other", Family::V4),
+            ("ahead", Family::V4),
         ]);
         let mut seconds = |family, now| {
             let took = triggers.in_force(family, &changes, at(now));
             took.iter().map(Duration::as_secs).collect::<Vec<_>>()
         };
-        assert_eq!(seconds(IpFamily::V4, 110), [0]);
-        assert_eq!(seconds(IpFamily::V4, 111), [0; 0]);
-        assert_eq!(seconds(IpFamily::V6, 120), [20, 17], "it came later");
-        assert_eq!(seconds(IpFamily::V6, 121), [0; 0]);
+        assert_eq!(seconds(Family::V4, 110), [0]);
+        assert_eq!(seconds(Family::V4, 111), [0; 0]);
+        assert_eq!(seconds(Family::V6, 120), [20, 17], "it came later");
+        assert_eq!(seconds(Family::V6, 121), [0; 0]);
     }
 }

@@ -12,7 +12,10 @@ use prometheus::{
 };
 
 use super::health::FAMILIES;
-use crate::services::{IpFamily, ServicePort, TrafficPolicy};
+use crate::{
+    net::Family,
+    services::{ServicePort, TrafficPolicy},
+};
 
 /// Label of the IP family: `IPv4` or `IPv6`.
 const FAMILY: &str = "ip_family";
@@ -168,7 +171,7 @@ impl Metrics {
 
     /// Stale connection-tracking entries of `family` were looked for, which
     /// took `took`, and `deleted` of them removed.
-    pub fn conntrack_cleared(&self, family: IpFamily, took: Duration, deleted: u64) {
+    pub fn conntrack_cleared(&self, family: Family, took: Duration, deleted: u64) {
         let family = [family_label(family)];
         let duration = self.conntrack_duration.with_label_values(&family);
         duration.observe(took.as_secs_f64());
@@ -178,12 +181,12 @@ impl Metrics {
     }
 
     /// A sync of `family` was asked for.
-    pub(crate) fn queued(&self, family: IpFamily) {
+    pub(crate) fn queued(&self, family: Family) {
         set_to_now(&self.last_queued, family);
     }
 
     /// A sync that concerned `family` ended, well or not.
-    pub(crate) fn took(&self, family: IpFamily, took: Duration, full: bool) {
+    pub(crate) fn took(&self, family: Family, took: Duration, full: bool) {
         let kind = if full {
             &self.sync_full
         } else {
@@ -196,19 +199,19 @@ impl Metrics {
     }
 
     /// A sync that concerned `family` succeeded.
-    pub(crate) fn synced(&self, family: IpFamily) {
+    pub(crate) fn synced(&self, family: Family) {
         set_to_now(&self.last_synced, family);
     }
 
     /// A sync of `family` failed as a whole.
-    pub(super) fn failed(&self, family: IpFamily) {
+    pub(super) fn failed(&self, family: Family) {
         self.failures
             .with_label_values(&[family_label(family)])
             .inc();
     }
 
     /// A change of an endpoint of `family` took `took` to be in force.
-    pub(super) fn programmed(&self, family: IpFamily, took: Duration) {
+    pub(super) fn programmed(&self, family: Family, took: Duration) {
         let histogram = self
             .network_programming
             .with_label_values(&[family_label(family)]);
@@ -216,7 +219,7 @@ impl Metrics {
     }
 
     /// How many ServicePorts have nothing local to send to.
-    pub(super) fn set_no_local_endpoints(&self, family: IpFamily, policy: Policy, count: usize) {
+    pub(super) fn set_no_local_endpoints(&self, family: Family, policy: Policy, count: usize) {
         let labels = [family_label(family), policy.label()];
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.no_local_endpoints
@@ -285,20 +288,20 @@ fn network_programming_buckets() -> Vec<f64> {
     buckets
 }
 
-fn family_policies() -> impl Iterator<Item = (IpFamily, Policy)> {
+fn family_policies() -> impl Iterator<Item = (Family, Policy)> {
     FAMILIES
         .into_iter()
         .flat_map(|f| Policy::ALL.map(|p| (f, p)))
 }
 
-fn family_label(family: IpFamily) -> &'static str {
+fn family_label(family: Family) -> &'static str {
     match family {
-        IpFamily::V4 => "IPv4",
-        IpFamily::V6 => "IPv6",
+        Family::V4 => "IPv4",
+        Family::V6 => "IPv6",
     }
 }
 
-fn set_to_now(gauge: &GaugeVec, family: IpFamily) {
+fn set_to_now(gauge: &GaugeVec, family: Family) {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = since.unwrap_or_default().as_secs_f64();
     gauge.with_label_values(&[family_label(family)]).set(now);

@@ -42,7 +42,8 @@ use self::{
 use crate::{
     events::Recorder,
     modes::{Mode, SyncError, SyncReport},
-    services::{Batch, Changes, Event, IpFamily, Node, Owner, PerFamily, ServiceMap, Tracker},
+    net::{Family, PerFamily},
+    services::{Batch, Changes, Event, Node, Owner, ServiceMap, Tracker},
 };
 
 /// How soon to look again for addresses that linger.
@@ -52,7 +53,7 @@ const LINGER: Duration = Duration::from_secs(1);
 pub trait AfterSync: Send {
     /// What `map` has of `family` is in force; `changes` says what of it differs
     /// from the last time.
-    fn synced(&mut self, family: IpFamily, map: &ServiceMap, changes: &Changes);
+    fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes);
 }
 
 /// The addresses of this node.
@@ -270,13 +271,13 @@ impl<M: Mode> Runner<M> {
                 changes.retry = retry;
             }
         }
-        let due = |family: IpFamily| turns.get(family).is_some();
+        let due = |family: Family| turns.get(family).is_some();
         let full = PerFamily::each(|f| due(f) && self.pending.get(f).changes.full);
         if let Some(addresses) = addresses.filter(|_| full.v4 || full.v6) {
             self.observe_addresses(addresses);
         }
         let asked = PerFamily::each(|f| due(f).then_some(&self.pending.get(f).changes));
-        for family in IpFamily::ALL.into_iter().filter(|family| due(*family)) {
+        for family in Family::ALL.into_iter().filter(|family| due(*family)) {
             // Not asked for by anybody, perhaps; yet if this sync hangs or
             // fails, it is what is overdue.
             self.health.queued(family);
@@ -331,7 +332,7 @@ impl<M: Mode> Runner<M> {
         }
     }
 
-    fn in_force(&mut self, family: IpFamily, report: SyncReport) -> Outcome {
+    fn in_force(&mut self, family: Family, report: SyncReport) -> Outcome {
         self.health.updated(family);
         self.metrics.synced(family);
         let map = self.tracker.map();
@@ -360,7 +361,7 @@ impl<M: Mode> Runner<M> {
         }
     }
 
-    fn failed(&mut self, family: IpFamily, error: &SyncError) -> Outcome {
+    fn failed(&mut self, family: Family, error: &SyncError) -> Outcome {
         self.metrics.failed(family);
         let changes = &mut self.pending.get_mut(family).changes;
         changes.bound(self.tracker.map());

@@ -7,7 +7,10 @@ use super::{
     AfterSync,
     metrics::{Metrics, Policy},
 };
-use crate::services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName, TrafficPolicy};
+use crate::{
+    net::Family,
+    services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy},
+};
 
 /// Follows the service map by what changed, and tells [`Metrics`].
 #[derive(Debug)]
@@ -52,7 +55,7 @@ fn lacks(port: &ServicePort, policy: Policy) -> bool {
 }
 
 impl AfterSync for NoLocalEndpoints {
-    fn synced(&mut self, family: IpFamily, map: &ServiceMap, changes: &Changes) {
+    fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
         if changes.full {
             self.without.retain(|(name, _)| name.family != family);
             for port in map.iter().filter(|port| port.name.family == family) {
@@ -76,7 +79,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::services::{Endpoints, Protocol, ServiceName, SessionAffinity};
+    use crate::{
+        net::Protocol,
+        services::{Endpoints, ServiceName, SessionAffinity},
+    };
 
     fn port() -> ServicePort {
         ServicePort {
@@ -87,7 +93,7 @@ mod tests {
                 },
                 port: Arc::from(""),
                 protocol: Protocol::Tcp,
-                family: IpFamily::V4,
+                family: Family::V4,
             },
             cluster_ip: Some([10, 0, 0, 1].into()),
             port: 80,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
-use crate::services::{IpFamily, PerFamily};
+use crate::net::{Family, PerFamily};
 
 /// How often syncs may, and must, happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,12 +116,12 @@ impl Pace {
     }
 
     /// Asks for a sync of `family`. Requests until it starts are one.
-    pub fn request(&mut self, family: IpFamily) {
+    pub fn request(&mut self, family: Family) {
         self.families.get_mut(family).requested = true;
     }
 
     /// Asks for a sync of `family` no later than `at`.
-    pub fn look_again(&mut self, family: IpFamily, at: Instant) {
+    pub fn look_again(&mut self, family: Family, at: Instant) {
         let look_at = &mut self.families.get_mut(family).look_at;
         *look_at = Some(look_at.map_or(at, |earlier| earlier.min(at)));
     }
@@ -157,7 +157,7 @@ impl Pace {
     }
 
     /// The sync that began has ended, for `family` as `outcome` says.
-    pub fn end(&mut self, family: IpFamily, now: Instant, outcome: Outcome) {
+    pub fn end(&mut self, family: Family, now: Instant, outcome: Outcome) {
         self.growing = now;
         let family = self.families.get_mut(family);
         family.not_before = None;

@@ -13,9 +13,10 @@ use tokio::{
 
 use super::*;
 use crate::{
-    kernel::{Family, xtables::Engine},
-    modes::{Asked, ModeName, Outcomes, userspace::capture},
-    services::{EndpointSlice, Names, Protocol, Service, ServiceName, ServicePortName},
+    kernel::xtables::Engine,
+    modes::{Asked, Outcomes, userspace::capture},
+    net::{Family, ModeName, Protocol},
+    services::{EndpointSlice, Names, Service, ServiceName, ServicePortName},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -28,7 +29,7 @@ type Call = (u128, bool, Vec<String>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Asking {
     at: u128,
-    family: IpFamily,
+    family: Family,
     retry: bool,
     stale_endpoints: usize,
 }
@@ -81,7 +82,7 @@ impl Mode for Noting {
         }
         asked.map(|family, changes| {
             changes?;
-            if behaviour.fails || behaviour.ipv6_fails && family == IpFamily::V6 {
+            if behaviour.fails || behaviour.ipv6_fails && family == Family::V6 {
                 return Some(Err(SyncError::Capture(broken())));
             }
             let fails_for = behaviour.fails_for.iter();
@@ -125,10 +126,10 @@ impl NodeAddresses for Addresses {
 struct Follower(Arc<Mutex<Followed>>);
 
 /// Families that came in force, and the changed Services.
-type Followed = Vec<(IpFamily, Vec<String>)>;
+type Followed = Vec<(Family, Vec<String>)>;
 
 impl AfterSync for Follower {
-    fn synced(&mut self, family: IpFamily, _: &ServiceMap, changes: &Changes) {
+    fn synced(&mut self, family: Family, _: &ServiceMap, changes: &Changes) {
         let names: BTreeSet<_> = changes.ports.iter().map(|p| &p.service.name).collect();
         let names = names.into_iter().map(|name| name.to_string()).collect();
         self.0.lock().unwrap().push((family, names));
@@ -230,7 +231,7 @@ impl Bench {
     }
 
     fn slice_of(&mut self, protocol: &str, service: &str, address: SocketAddr) -> Event {
-        let family = IpFamily::of(&address.ip()).to_string();
+        let family = Family::of(&address.ip()).to_string();
         let name = format!("{service}-{family}").to_lowercase();
         let object = json!({
             "metadata": {"namespace": "ns", "name": name, "labels": {"kubernetes.io/service-name": service}},
@@ -409,7 +410,7 @@ async fn what_failed_for_single_ports_is_tried_again() {
         },
         port: Arc::from(""),
         protocol: Protocol::Tcp,
-        family: IpFamily::V4,
+        family: Family::V4,
     };
     bench.behaviour.lock().unwrap().fails_for = vec![port];
     bench.send(vec![web]).await;
@@ -522,7 +523,7 @@ async fn syncs_are_counted_by_family_and_kind() {
 }
 
 /// The times, in milliseconds, at which a sync of `family` was asked for.
-fn times(asked: &[Asking], family: IpFamily) -> Vec<u128> {
+fn times(asked: &[Asking], family: Family) -> Vec<u128> {
     let of_family = asked.iter().filter(|asking| asking.family == family);
     of_family.map(|asking| asking.at).collect()
 }
@@ -537,10 +538,7 @@ async fn a_family_that_fails_is_tried_again_with_growing_pauses_and_keeps_nothin
     bench.send(vec![service]).await;
     let followed = std::mem::take(&mut *bench.followed.lock().unwrap());
     let dns = || names(&["dns"]);
-    assert_eq!(
-        followed,
-        [(IpFamily::V4, names(&[])), (IpFamily::V4, dns())]
-    );
+    assert_eq!(followed, [(Family::V4, names(&[])), (Family::V4, dns())]);
     let last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
     assert!(bench.value(last, &[("ip_family", "IPv4")]) > Some(0.0));
     assert_eq!(bench.value(last, &[("ip_family", "IPv6")]), None);
@@ -551,16 +549,16 @@ async fn a_family_that_fails_is_tried_again_with_growing_pauses_and_keeps_nothin
         pass(1_000 * MS).await;
     }
     let health = bench.health.snapshot();
-    assert!(health.is_healthy(IpFamily::V4) && !health.is_healthy(IpFamily::V6));
+    assert!(health.is_healthy(Family::V4) && !health.is_healthy(Family::V6));
     let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
     // Then they are as long as the sync period.
     assert_eq!(
-        times(&asked, IpFamily::V6)[..5],
+        times(&asked, Family::V6)[..5],
         [0, 1_100, 3_100, 7_100, 15_100]
     );
-    let retried = asked.iter().filter(|asking| asking.family == IpFamily::V6);
+    let retried = asked.iter().filter(|asking| asking.family == Family::V6);
     assert!(retried.skip(1).all(|asking| asking.retry));
-    let in_time = times(&asked, IpFamily::V4).into_iter();
+    let in_time = times(&asked, Family::V4).into_iter();
     let in_time: Vec<_> = in_time.filter(|at| *at < 30_000).collect();
     assert_eq!(in_time, [0, 100], "nothing of it failed");
 
@@ -568,7 +566,7 @@ async fn a_family_that_fails_is_tried_again_with_growing_pauses_and_keeps_nothin
     bench.followed.lock().unwrap().clear();
     pass(30_000 * MS).await;
     let followed = bench.followed.lock().unwrap().clone();
-    assert!(followed.contains(&(IpFamily::V6, dns())), "{followed:?}");
+    assert!(followed.contains(&(Family::V6, dns())), "{followed:?}");
     assert_eq!(bench.value(pending, &[]), Some(0.0));
     assert!(bench.health.snapshot().healthy);
 }
@@ -595,9 +593,9 @@ async fn stale_flows_of_one_family_do_not_wait_for_the_other_and_are_bounded() {
         let of_family = asked.iter().filter(|asking| asking.family == family);
         of_family.map(|asking| asking.stale_endpoints).max()
     };
-    assert_eq!(most(IpFamily::V4), Some(1), "each is cleaned at once");
-    assert!(most(IpFamily::V6) > Some(5_000), "they are kept");
-    assert!(most(IpFamily::V6) < Some(usize::from(endpoints) - 100));
+    assert_eq!(most(Family::V4), Some(1), "each is cleaned at once");
+    assert!(most(Family::V6) > Some(5_000), "they are kept");
+    assert!(most(Family::V6) < Some(usize::from(endpoints) - 100));
 }
 
 #[tokio::test(start_paused = true)]
@@ -623,6 +621,6 @@ async fn what_fails_anew_does_not_wait_for_what_has_failed_for_long() {
         pass(1_000 * MS).await;
     }
     let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
-    let times = times(&asked, IpFamily::V4);
+    let times = times(&asked, Family::V4);
     assert_eq!(times, [20_000, 21_000, 23_000, 27_000, 35_000]);
 }

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::services::{IpFamily, PerFamily, ServicePortName};
+use crate::{
+    net::{Family, PerFamily},
+    services::ServicePortName,
+};
 
 /// Failures that are in the log already.
 #[derive(Debug, Default)]
@@ -33,7 +36,7 @@ impl Told {
     /// `family`, and what is missing from them.
     pub(super) fn tell(
         &mut self,
-        family: IpFamily,
+        family: Family,
         failed: Vec<(ServicePortName, String)>,
         unfinished: Vec<String>,
     ) -> Fails {

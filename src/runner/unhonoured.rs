@@ -10,8 +10,9 @@ use hashbrown::HashMap;
 
 use crate::{
     events::{self, Recorder},
-    modes::{ModeName, Unhonoured},
-    services::{Changes, IpFamily, ServiceMap, ServiceName, ServicePort, ServicePortName},
+    modes::Unhonoured,
+    net::{Family, ModeName},
+    services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
 /// What was not honoured, and why.
@@ -39,7 +40,7 @@ impl Said {
     pub(super) fn tell(
         &mut self,
         mode: ModeName,
-        family: IpFamily,
+        family: Family,
         mut unhonoured: Vec<Unhonoured>,
         changes: &Changes,
         map: &ServiceMap,
@@ -75,7 +76,7 @@ impl Said {
     /// `family`, and answers with it.
     fn forget(
         &mut self,
-        family: IpFamily,
+        family: Family,
         changes: &Changes,
     ) -> HashMap<ServiceName, BTreeSet<Reason>> {
         let mut forgotten: HashMap<ServiceName, BTreeSet<Reason>> = HashMap::new();
@@ -123,7 +124,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::services::{Event, Names, Preferences, Protocol, Service, Tracker};
+    use crate::{
+        net::Protocol,
+        services::{Event, Names, Preferences, Service, Tracker},
+    };
 
     fn port(service: &str, port: &str) -> ServicePortName {
         ServicePortName {
@@ -133,7 +137,7 @@ mod tests {
             },
             port: port.into(),
             protocol: Protocol::Tcp,
-            family: IpFamily::V4,
+            family: Family::V4,
         }
     }
 
@@ -157,7 +161,7 @@ mod tests {
                 ..Changes::default()
             };
             let map = ServiceMap::default();
-            let family = IpFamily::V4;
+            let family = Family::V4;
             said.tell(ModeName::Iptables, family, report.to_vec(), &changes, &map);
             let mut posted = Vec::new();
             while let Ok(event) = events.try_recv() {
@@ -210,7 +214,7 @@ mod tests {
         let mut posted = |event: Option<Event>, full: bool| {
             let mut changes = tracker.apply(event);
             changes.full = full;
-            let family = IpFamily::V4;
+            let family = Family::V4;
             said.tell(ModeName::Ipvs, family, Vec::new(), &changes, tracker.map());
             let mut notes = Vec::new();
             while let Ok(event) = events.try_recv() {

@@ -11,8 +11,8 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::http::{Answer, Asked};
 use crate::{
+    net::Family,
     runner::health::{FamilyHealth, Health, Snapshot},
-    services::IpFamily,
 };
 
 /// What Go prints for a time that was never set.
@@ -83,12 +83,12 @@ struct Body<'a> {
     node_eligible: Option<bool>,
     healthy: bool,
     #[serde(serialize_with = "by_family", skip_serializing_if = "<[_]>::is_empty")]
-    status: &'a [(IpFamily, FamilyHealth)],
+    status: &'a [(Family, FamilyHealth)],
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Family {
+struct FamilyStatus {
     last_updated: String,
     healthy: bool,
 }
@@ -112,12 +112,12 @@ fn body(snapshot: &Snapshot, fine: bool, node_eligible: Option<bool>) -> String 
 }
 
 fn by_family<S: Serializer>(
-    families: &&[(IpFamily, FamilyHealth)],
+    families: &&[(Family, FamilyHealth)],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     let mut map = serializer.serialize_map(Some(families.len()))?;
     for (family, health) in *families {
-        let value = Family {
+        let value = FamilyStatus {
             last_updated: time(health.last_updated),
             healthy: health.healthy,
         };

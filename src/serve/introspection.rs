@@ -17,7 +17,7 @@ use super::{
     process,
     zpages::Pages,
 };
-use crate::modes::ModeName;
+use crate::net::ModeName;
 
 /// Under which name `/configz` shows the configuration: its API group.
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";

@@ -20,9 +20,9 @@ use super::{
     *,
 };
 use crate::{
-    modes::ModeName,
+    net::{Family, ModeName},
     runner::metrics::Metrics,
-    services::{IpFamily, Names, Node},
+    services::{Names, Node},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -157,8 +157,8 @@ async fn probes_are_answered_in_kube_proxys_words() {
         r#"{"lastUpdated":"T","currentTime":"T","healthy":true}"#,
     );
 
-    health.updated(IpFamily::V4);
-    health.updated(IpFamily::V6);
+    health.updated(Family::V4);
+    health.updated(Family::V6);
     let fine = r#""healthy":true,"status":{"IPv4":{"lastUpdated":"T","healthy":true},"IPv6":{"lastUpdated":"T","healthy":true}}}"#;
     let healthz = format!(r#"{{"lastUpdated":"T","currentTime":"T","nodeEligible":true,{fine}"#);
     let livez = format!(r#"{{"lastUpdated":"T","currentTime":"T",{fine}"#);
@@ -179,13 +179,13 @@ async fn probes_are_answered_in_kube_proxys_words() {
     expect("/livez", 200, &livez);
 
     // One family is overdue.
-    health.queued(IpFamily::V6);
+    health.queued(Family::V6);
     advance(TIMEOUT).await;
     let stale = livez
         .replace(r#""healthy":true,"status""#, r#""healthy":false,"status""#)
         .replace(r#""healthy":true}}}"#, r#""healthy":false}}}"#);
     expect("/livez", 503, &stale);
-    health.updated(IpFamily::V6);
+    health.updated(Family::V6);
     expect("/livez", 200, &livez);
 
     assert_eq!(probes.answer(get("/")).status, StatusCode::NOT_FOUND);
@@ -194,7 +194,7 @@ async fn probes_are_answered_in_kube_proxys_words() {
 #[tokio::test(start_paused = true)]
 async fn a_node_that_goes_before_the_first_sync_has_no_time_to_show() {
     let health = Arc::new(Health::new(TIMEOUT));
-    health.queued(IpFamily::V4);
+    health.queued(Family::V4);
     advance(TIMEOUT).await;
     let never = "0001-01-01T00:00:00Z";
     let body = format!(
@@ -209,10 +209,10 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     let health = Arc::new(Health::new(TIMEOUT));
     let probes = Probes::register(Arc::clone(&health), &registry).unwrap();
     let metrics = Metrics::register(&registry).unwrap();
-    metrics.queued(IpFamily::V4);
-    metrics.synced(IpFamily::V4);
-    metrics.took(IpFamily::V4, Duration::from_millis(3), false);
-    metrics.conntrack_cleared(IpFamily::V6, Duration::from_millis(1), 7);
+    metrics.queued(Family::V4);
+    metrics.synced(Family::V4);
+    metrics.took(Family::V4, Duration::from_millis(3), false);
+    metrics.conntrack_cleared(Family::V6, Duration::from_millis(1), 7);
     probes.answer(get("/healthz"));
     let about = about(&registry);
     about.register().unwrap();

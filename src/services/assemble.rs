@@ -3,13 +3,14 @@
 use std::{cmp::Reverse, net::SocketAddr, sync::Arc};
 
 use super::{
-    Endpoint, EndpointSlice, IpFamily, Service, ServicePort, ServicePortName, TrafficPolicy,
+    Endpoint, EndpointSlice, Service, ServicePort, ServicePortName, TrafficPolicy,
     extensions::DEFAULT_WEIGHT,
     owners::Owners,
     select::{Candidate, NodeWeights, ThisNode, Uses, select},
     service::{Port, Serving},
     slice::SliceEndpoint,
 };
+use crate::net::Family;
 
 /// The ServicePorts of `service`: one for each port and family, with the
 /// addresses that are theirs.
@@ -25,7 +26,7 @@ pub(super) fn service_ports<'a>(
     };
     let mut made = Vec::with_capacity(serving.cluster_ips.len() * serving.ports.len());
     for cluster_ip in &serving.cluster_ips {
-        let family = IpFamily::of(cluster_ip);
+        let family = Family::of(cluster_ip);
         for (number, port) in serving.ports.iter().enumerate() {
             let mut service_port = without_endpoints(service, serving, port, *cluster_ip);
             owners.settle(&service.name, number, &mut service_port);
@@ -43,9 +44,9 @@ fn without_endpoints(
     port: &Port,
     cluster_ip: std::net::IpAddr,
 ) -> ServicePort {
-    let family = IpFamily::of(&cluster_ip);
+    let family = Family::of(&cluster_ip);
     let of_family = |ips: &[std::net::IpAddr]| {
-        let ips = ips.iter().filter(|ip| IpFamily::of(ip) == family);
+        let ips = ips.iter().filter(|ip| Family::of(ip) == family);
         ips.copied().collect()
     };
     let ranges = serving.load_balancer_source_ranges.iter();
@@ -62,7 +63,7 @@ fn without_endpoints(
         external_ips: of_family(&serving.external_ips),
         load_balancer_ips: of_family(&serving.load_balancer_ips),
         load_balancer_source_ranges: ranges
-            .filter(|range| IpFamily::of(&range.addr()) == family)
+            .filter(|range| Family::of(&range.addr()) == family)
             .copied()
             .collect(),
         session_affinity: serving.session_affinity,
@@ -89,7 +90,7 @@ fn uses(port: &ServicePort) -> Uses {
 
 fn candidates<'a>(
     port: &Port,
-    family: IpFamily,
+    family: Family,
     slices: impl Iterator<Item = &'a EndpointSlice>,
     node: &ThisNode,
     weights: &NodeWeights,
@@ -102,7 +103,7 @@ fn candidates<'a>(
             .filter(|other| other.name == port.name && other.protocol == port.protocol);
         for target in matching {
             for endpoint in &slice.endpoints {
-                if IpFamily::of(&endpoint.address) != family {
+                if Family::of(&endpoint.address) != family {
                     continue;
                 }
                 found.push(Candidate {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::{Endpoint, PerFamily, Protocol, ServiceMap, ServicePort, ServicePortName};
+use super::{Endpoint, ServiceMap, ServicePort, ServicePortName};
+use crate::net::{PerFamily, Protocol};
 
 /// What differs in a [`ServiceMap`](super::ServiceMap) since the last success
 /// of a mode.

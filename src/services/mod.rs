@@ -13,7 +13,6 @@ mod changes;
 mod endpoint;
 mod event;
 mod extensions;
-mod family;
 mod invalid;
 mod names;
 mod node;
@@ -26,19 +25,17 @@ mod slice;
 mod tracker;
 mod trigger;
 
+use crate::net::Protocol;
 pub use changes::{Changes, LostAddresses, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints};
 pub use event::{Batch, Event};
 pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT};
-pub use family::PerFamily;
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;
 pub use node::Node;
 pub use oddity::Oddity;
 pub use owners::{AddressKind, Conflict};
-pub use port::{
-    IpFamily, Protocol, ServiceName, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
-};
+pub use port::{ServiceName, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy};
 pub use service::{Created, NotServed, Port, Service, Serving};
 pub use slice::{EndpointSlice, Hints, Owner, SliceEndpoint, SliceName, SlicePort};
 pub use tracker::Tracker;

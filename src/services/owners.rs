@@ -19,7 +19,8 @@ use std::{
 
 use hashbrown::{HashMap, HashSet, hash_map::Entry};
 
-use super::{IpFamily, Protocol, Service, ServiceName, ServicePort, ServicePortName};
+use super::{Service, ServiceName, ServicePort, ServicePortName};
+use crate::net::{Family, Protocol};
 
 /// What an address is to the ServicePort that names it. The first goes before
 /// the others, whose order only matters within one ServicePort.
@@ -94,10 +95,10 @@ struct Address {
 }
 
 impl Address {
-    fn node_port(family: IpFamily, port: u16, protocol: Protocol) -> Address {
+    fn node_port(family: Family, port: u16, protocol: Protocol) -> Address {
         let ip = match family {
-            IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
-            IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+            Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
         };
         Address { ip, port, protocol }
     }
@@ -139,7 +140,7 @@ impl Claim {
             service: self.service.name.clone(),
             port: Arc::clone(&port.name),
             protocol: port.protocol,
-            family: IpFamily::of(ip),
+            family: Family::of(ip),
         })
     }
 }
@@ -174,7 +175,7 @@ fn claims(service: &Arc<Service>) -> Vec<(Address, Claim)> {
             }
         }
         if let Some(node_port) = port.node_port {
-            for family in serving.cluster_ips.iter().map(IpFamily::of) {
+            for family in serving.cluster_ips.iter().map(Family::of) {
                 let address = Address::node_port(family, node_port, port.protocol);
                 add(address, AddressKind::NodePort);
             }
@@ -358,7 +359,7 @@ impl Owners {
             let everywhere = Address::node_port(family, *at, protocol).ip;
             let owned = owns(AddressKind::NodePort, everywhere, *at);
             if owned {
-                for ip in self.node.iter().filter(|ip| IpFamily::of(ip) == family) {
+                for ip in self.node.iter().filter(|ip| Family::of(ip) == family) {
                     owns(AddressKind::NodePort, *ip, *at);
                 }
             }
@@ -389,8 +390,8 @@ impl Owners {
         };
         mark(&address);
         if address.ip.is_unspecified() {
-            let family = IpFamily::of(&address.ip);
-            let of_family = self.node.iter().filter(|ip| IpFamily::of(ip) == family);
+            let family = Family::of(&address.ip);
+            let of_family = self.node.iter().filter(|ip| Family::of(ip) == family);
             of_family.for_each(|ip| mark(&address.at(*ip)));
         } else if self.node.contains(&address.ip) {
             mark(&node_port(&address));
@@ -400,7 +401,7 @@ impl Owners {
 
 /// The node port that `address` would be if its IP were the node's.
 fn node_port(address: &Address) -> Address {
-    Address::node_port(IpFamily::of(&address.ip), address.port, address.protocol)
+    Address::node_port(Family::of(&address.ip), address.port, address.protocol)
 }
 
 #[cfg(test)]

@@ -5,64 +5,13 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use ipnet::IpNet;
 
+use crate::net::{Family, Protocol};
+
 use super::{
     endpoint::Endpoints,
     extensions::Preferences,
     owners::{AddressKind, Conflict},
 };
-
-/// Transport protocol of a Service port (`core/v1 Protocol`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Protocol {
-    /// TCP, the default where a manifest names none.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Protocol::Tcp => "TCP",
-            Protocol::Udp => "UDP",
-            Protocol::Sctp => "SCTP",
-        })
-    }
-}
-
-/// IP family of a ServicePort; a dual-stack Service has ServicePorts in both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum IpFamily {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl IpFamily {
-    /// Both, in the order in which they are shown.
-    pub const ALL: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
-
-    /// The family that `ip` belongs to.
-    pub fn of(ip: &IpAddr) -> IpFamily {
-        if ip.is_ipv4() {
-            IpFamily::V4
-        } else {
-            IpFamily::V6
-        }
-    }
-}
-
-impl fmt::Display for IpFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            IpFamily::V4 => "IPv4",
-            IpFamily::V6 => "IPv6",
-        })
-    }
-}
 
 /// Namespace and name of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,7 +39,7 @@ pub struct ServicePortName {
     /// Protocol of the port.
     pub protocol: Protocol,
     /// Family of the addresses.
-    pub family: IpFamily,
+    pub family: Family,
 }
 
 impl fmt::Display for ServicePortName {

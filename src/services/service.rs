@@ -6,12 +6,13 @@ use ipnet::IpNet;
 use k8s_openapi::{api::core::v1 as api, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{
-    IpFamily, Protocol, ServiceName, SessionAffinity, TrafficPolicy,
+    ServiceName, SessionAffinity, TrafficPolicy,
     address::{is_special, is_unusable, parse_cidr, parse_ip},
     extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
+use crate::net::{Family, Protocol};
 
 /// Label by which a Service asks for another proxy than this one (KEP-2447).
 pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -166,7 +167,7 @@ fn serving(
 ) -> Result<Serving, Invalid> {
     let cluster_ips = cluster_ips(spec, inspection)?;
     let ports = ports(spec, inspection, names)?;
-    let families: Vec<IpFamily> = cluster_ips.iter().map(IpFamily::of).collect();
+    let families: Vec<Family> = cluster_ips.iter().map(Family::of).collect();
     let external_ips = external_ips(spec, &families, inspection);
     let load_balancer_ips = load_balancer_ips(service, &families, inspection);
     let load_balancer_source_ranges = source_ranges(spec, inspection)?;
@@ -240,7 +241,7 @@ fn cluster_ips(
         }
         if found
             .iter()
-            .any(|other| IpFamily::of(other) == IpFamily::of(&ip))
+            .any(|other| Family::of(other) == Family::of(&ip))
         {
             let reason = "a Service has at most one cluster IP of each family";
             return Err(inspection.refuse(field, text, reason));
@@ -279,7 +280,7 @@ fn ports(
 
 fn external_ips(
     spec: &api::ServiceSpec,
-    families: &[IpFamily],
+    families: &[Family],
     inspection: &mut Inspection,
 ) -> Box<[IpAddr]> {
     let mut found = Vec::new();
@@ -298,7 +299,7 @@ fn external_ips(
 
 fn load_balancer_ips(
     service: &api::Service,
-    families: &[IpFamily],
+    families: &[Family],
     inspection: &mut Inspection,
 ) -> Box<[IpAddr]> {
     let status = service.status.as_ref();
@@ -331,11 +332,11 @@ fn load_balancer_ips(
 fn keep(
     ip: IpAddr,
     field: String,
-    families: &[IpFamily],
+    families: &[Family],
     found: &mut Vec<IpAddr>,
     inspection: &mut Inspection,
 ) {
-    let family = IpFamily::of(&ip);
+    let family = Family::of(&ip);
     if !families.contains(&family) {
         let reason = format!("the Service has no {family} cluster IP");
         inspection.skip(field, ip, reason);

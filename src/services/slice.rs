@@ -7,7 +7,7 @@ use k8s_openapi::api::discovery::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    IpFamily, Protocol, ServiceName,
+    ServiceName,
     address::{is_unusable, parse_ip},
     extensions,
     invalid::{Inspection, Invalid, Reduced},
@@ -15,6 +15,7 @@ use super::{
     service::OTHER_PROXY_LABEL,
     trigger::Trigger,
 };
+use crate::net::{Family, Protocol};
 
 /// Label of EndpointSlices of a headless Service. It is the only one by which
 /// a slice is left out: `service.kubernetes.io/service-proxy-name` counts on
@@ -129,8 +130,8 @@ impl EndpointSlice {
         };
         let owner = owner(metadata, &name, names);
         let (ports, endpoints) = match slice.address_type.as_str() {
-            "IPv4" => contents(slice, IpFamily::V4, &mut inspection, names),
-            "IPv6" => contents(slice, IpFamily::V6, &mut inspection, names),
+            "IPv4" => contents(slice, Family::V4, &mut inspection, names),
+            "IPv6" => contents(slice, Family::V6, &mut inspection, names),
             "FQDN" => {
                 let reason = "endpoints that are names cannot be proxied to; none of them is used";
                 inspection.skip("addressType", "FQDN", reason);
@@ -189,7 +190,7 @@ type Contents = (Box<[SlicePort]>, Box<[SliceEndpoint]>);
 
 fn contents(
     slice: &api::EndpointSlice,
-    family: IpFamily,
+    family: Family,
     inspection: &mut Inspection,
     names: &mut Names,
 ) -> Contents {
@@ -223,7 +224,7 @@ fn contents(
                 inspection.skip(field, text, "not an IP address");
                 continue;
             }
-            Some(ip) if IpFamily::of(&ip) != family => {
+            Some(ip) if Family::of(&ip) != family => {
                 let reason = format!("not an {family} address, which addressType says it is");
                 inspection.skip(field, text, reason);
                 continue;

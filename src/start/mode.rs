@@ -1,14 +1,15 @@
 //! The mode that runs, whichever it is.
 
 use crate::{
-    kernel::{Family, xtables::Engine},
+    kernel::xtables::Engine,
     modes::{
-        Asked, Mode, ModeName, Outcomes, SyncError,
+        Asked, Mode, Outcomes, SyncError,
         apart::Apart,
         iptables::Iptables,
         ipvs::Ipvs,
         userspace::{Handover, Userspace},
     },
+    net::{Family, ModeName},
     services::ServiceMap,
 };
 

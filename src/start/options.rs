@@ -7,28 +7,27 @@ use prometheus::Registry;
 use super::mode::Running;
 use crate::{
     cli::Settings,
-    config,
     kernel::probe::Kernel,
     modes::{
-        ModeName,
         apart::Apart,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
         userspace::{self, Capture, Counters, Userspace, capture},
     },
+    net::{self, ModeName},
     node::{self, NodePorts},
     runner::metrics::Metrics,
 };
 
 /// How userspace mode tells pods from others.
-fn detect_local(configured: &config::DetectLocal) -> userspace::DetectLocal {
+fn detect_local(configured: &net::DetectLocal) -> userspace::DetectLocal {
     match configured {
-        config::DetectLocal::ClusterCidr(cidrs) => userspace::DetectLocal::Within(cidrs.clone()),
-        config::DetectLocal::NodeCidr => userspace::DetectLocal::PodCidrs,
-        config::DetectLocal::BridgeInterface(name) => {
+        net::DetectLocal::ClusterCidr(cidrs) => userspace::DetectLocal::Within(cidrs.clone()),
+        net::DetectLocal::NodeCidr => userspace::DetectLocal::PodCidrs,
+        net::DetectLocal::BridgeInterface(name) => {
             userspace::DetectLocal::Through(userspace::Links::Named(name.clone()))
         }
-        config::DetectLocal::InterfaceNamePrefix(prefix) => {
+        net::DetectLocal::InterfaceNamePrefix(prefix) => {
             userspace::DetectLocal::Through(userspace::Links::Prefixed(prefix.clone()))
         }
     }

@@ -7,14 +7,9 @@ use tokio::{sync::oneshot, time::sleep};
 use super::Done;
 use crate::{
     cli::Settings,
-    kernel::{
-        Family,
-        probe::{Examination, Findings, Kernel, findings},
-    },
-    modes::{
-        ModeName,
-        verdict::{self, Choice, Wishes},
-    },
+    kernel::probe::{Examination, Findings, Kernel, findings},
+    modes::verdict::{self, Choice, Wishes},
+    net::{Family, ModeName},
 };
 
 /// Prints what each mode would miss here.

@@ -38,8 +38,9 @@ use tokio::{
 
 use crate::{
     modes::userspace::{Handover, Predecessor},
+    net::Family,
     runner::AfterSync,
-    services::{Batch, Changes, IpFamily, ServiceMap},
+    services::{Batch, Changes, ServiceMap},
 };
 
 /// What names of our sockets begin with.
@@ -84,7 +85,7 @@ pub(super) fn announced(
 pub(super) struct Serving(Option<tokio::sync::mpsc::Sender<()>>);
 
 impl AfterSync for Serving {
-    fn synced(&mut self, _: IpFamily, _: &ServiceMap, _: &Changes) {
+    fn synced(&mut self, _: Family, _: &ServiceMap, _: &Changes) {
         // Dropping it is what is waited for.
         self.0 = None;
     }

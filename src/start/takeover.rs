@@ -24,9 +24,10 @@ use self::{
 };
 use super::Done;
 use crate::{
-    kernel::{Family, probe, xtables::Engine},
-    modes::{Asked, Mode, ModeName, Outcomes, SyncError},
-    services::{PerFamily, ServiceMap},
+    kernel::{probe, xtables::Engine},
+    modes::{Asked, Mode, Outcomes, SyncError},
+    net::{Family, ModeName, PerFamily},
+    services::ServiceMap,
 };
 
 /// How long ServicePorts that fail may keep what is left in force: they may

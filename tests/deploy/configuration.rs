@@ -1,7 +1,10 @@
 //! The ConfigMap says what it means to say.
 
 use kube::config::Kubeconfig;
-use tripod::config::{self, DetectLocal, decode};
+use tripod::{
+    config::{self, decode},
+    net::DetectLocal,
+};
 
 use super::{config_map, daemon_set};
 

@@ -20,11 +20,12 @@ use tripod::{
         Mode, SyncReport,
         iptables::{Iptables, Setup},
     },
+    net::{Family, PerFamily, Protocol},
     node::NodePorts,
     runner::{NodeAddresses, Runner, health::Health, metrics::Metrics, pace},
     services::{
-        Changes, Endpoint, Endpoints, IpFamily, Node, PerFamily, Protocol, ServiceMap, ServiceName,
-        ServicePort, ServicePortName, SessionAffinity, Tracker, TrafficPolicy,
+        Changes, Endpoint, Endpoints, Node, ServiceMap, ServiceName, ServicePort, ServicePortName,
+        SessionAffinity, Tracker, TrafficPolicy,
     },
     watch,
 };
@@ -161,7 +162,7 @@ pub fn service(name: &str, at: [u8; 4], port: u16, endpoints: &[([u8; 4], u16)])
             },
             port: "".into(),
             protocol: Protocol::Tcp,
-            family: IpFamily::V4,
+            family: Family::V4,
         },
         cluster_ip: Some(at.into()),
         port,

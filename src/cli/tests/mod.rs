@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
-    config::{DetectLocal, NodePortAddresses},
-    modes::{ModeName, userspace::capture::Requested},
+    modes::userspace::capture::Requested,
+    net::{DetectLocal, ModeName, NodePortAddresses},
     sched::SchedulerName,
 };
 

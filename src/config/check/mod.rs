@@ -8,12 +8,14 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use ipnet::IpNet;
 
-use crate::config::{
-    DetectLocal, Effective, KubeProxyConfiguration, NodePortAddresses, Problem, bind,
-    kube_proxy::ModeSection, port_range, without_effect::without_effect,
+use crate::{
+    config::{
+        Effective, KubeProxyConfiguration, Problem, bind, kube_proxy::ModeSection, port_range,
+        without_effect::without_effect,
+    },
+    net::{DetectLocal, ModeName, NodePortAddresses},
 };
 use crate::{
-    modes::ModeName,
     sched::{SchedulerName, SchedulerNameError},
     services::address::{parse_cidr, parse_ip},
 };

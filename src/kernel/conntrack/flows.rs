@@ -39,9 +39,9 @@ use std::{
 
 use nix::{errno::Errno, libc};
 
-use crate::kernel::{
-    Family,
-    netlink::{Attributes, Error, Malformed, Message, Request, Socket},
+use crate::{
+    kernel::netlink::{Attributes, Error, Malformed, Message, Request, Socket},
+    net::Family,
 };
 
 /// Messages of NFNL_SUBSYS_CTNETLINK (1) in the upper byte: `IPCTNL_MSG_CT_*`.

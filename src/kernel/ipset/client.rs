@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use nix::{errno::Errno, libc};
 
 use super::{Element, Kind, LONGEST_NAME, Listed, Set};
-use crate::kernel::{
-    Family,
-    netlink::{Error, Malformed, Message, Protocol, Request, Socket},
+use crate::{
+    kernel::netlink::{Error, Malformed, Message, Protocol, Request, Socket},
+    net::Family,
 };
 
 /// `NFNL_SUBSYS_IPSET`

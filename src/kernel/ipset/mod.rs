@@ -30,7 +30,7 @@ pub use self::{
     element::Element,
     members::{Refused, TEMPORARY},
 };
-use super::Family;
+use crate::net::Family;
 
 /// The longest name that the kernel takes (`IPSET_MAXNAMELEN`, without the
 /// NUL).

@@ -8,10 +8,12 @@ use super::{
     Change, HASHED, PERSISTENT, RealServer, ServerId, VirtualServer, Wrapping,
     decode::{DEST, SERVICE, dest, service},
 };
-use crate::kernel::{
-    Family,
-    netlink::{Request, generic},
-    octets,
+use crate::{
+    kernel::{
+        netlink::{Request, generic},
+        octets,
+    },
+    net::Family,
 };
 
 /// `IPVS_GENL_VERSION`

@@ -43,7 +43,7 @@ pub use self::{
     schedulers::LONGEST_SCHEDULER_NAME,
     table::TableReal,
 };
-use super::Family;
+use crate::net::Family;
 
 /// Transport protocol of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

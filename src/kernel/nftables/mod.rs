@@ -3,10 +3,8 @@
 
 use nix::{errno::Errno, libc};
 
-use super::{
-    Family,
-    netlink::{Error, Protocol, Request, Socket},
-};
+use super::netlink::{Error, Protocol, Request, Socket};
+use crate::net::Family;
 
 /// NFNL_SUBSYS_NFTABLES.
 const SUBSYSTEM: u16 = 10;

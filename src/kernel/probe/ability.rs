@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::kernel::{Family, xtables::features::Features};
+use crate::{kernel::xtables::features::Features, net::Family};
 
 /// A match or target of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -114,7 +114,7 @@ impl From<xtables::Error> for Unable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::Family;
+    use crate::net::Family;
 
     #[test]
     fn a_passing_failure_is_no_lack() {

@@ -4,15 +4,17 @@ use super::{
     ipvs::{LINK, SET},
     tries::test_route,
 };
-use crate::kernel::{
-    Family,
-    ipset::IpSets,
-    links, netlink, nfacct, routes, rules,
-    xtables::{
-        self, SCRATCH, features,
-        remove::{Owned, Preserved},
-        rule::Table,
+use crate::{
+    kernel::{
+        ipset::IpSets,
+        links, netlink, nfacct, routes, rules,
+        xtables::{
+            self, SCRATCH, features,
+            remove::{Owned, Preserved},
+            rule::Table,
+        },
     },
+    net::Family,
 };
 
 /// The chains that probes make.

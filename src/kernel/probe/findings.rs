@@ -17,9 +17,12 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 
 use super::{Ability, Answer, Extension, Kernel, Unable};
-use crate::kernel::{
-    Family, sysctl,
-    xtables::{Engine, features::Features},
+use crate::{
+    kernel::{
+        sysctl,
+        xtables::{Engine, features::Features},
+    },
+    net::Family,
 };
 
 /// Where findings are, if there are any.

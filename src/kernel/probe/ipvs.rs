@@ -4,12 +4,14 @@ use super::{
     Ability, Findings, Kernel, Unable,
     tries::{Tried, kept_or},
 };
-use crate::kernel::{
-    Family,
-    ipset::{IpSets, Kind, Set},
-    ipvs::Ipvs,
-    links,
-    netlink::{Protocol, Socket},
+use crate::{
+    kernel::{
+        ipset::{IpSets, Kind, Set},
+        ipvs::Ipvs,
+        links,
+        netlink::{Protocol, Socket},
+    },
+    net::Family,
 };
 
 /// Names of things that are made and taken away again.

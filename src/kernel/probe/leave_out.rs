@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{Ability, Answer, Extension, IP_SETS, Kernel, Unable};
-use crate::kernel::Family;
+use crate::net::Family;
 
 /// Why something that is left out cannot be used.
 const WHY: &str = "left out by --without";

@@ -27,13 +27,13 @@ use self::{
     tries::Tried,
 };
 use super::{
-    Family,
     scratch::{NoScratch, in_scratch},
     xtables::{
         self, Toolkit, Xtables,
         features::{Features, Probed},
     },
 };
+use crate::net::Family;
 
 /// What was found out: the one view of the kernel that verdicts judge and modes
 /// are made from.

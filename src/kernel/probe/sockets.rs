@@ -13,7 +13,7 @@ use nix::{
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::tries::Tried;
-use crate::kernel::Family;
+use crate::net::Family;
 
 fn domain(family: Family) -> Domain {
     match family {

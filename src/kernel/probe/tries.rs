@@ -5,14 +5,16 @@ use std::net::IpAddr;
 use nix::errno::Errno;
 
 use super::{Ability, Extension, Findings, Kernel, Setting, Unable, sockets, words};
-use crate::kernel::{
-    Family,
-    conntrack::flows::{self, Match, Reply},
-    links,
-    netlink::{Error, Protocol, Request, Socket},
-    routes::{self, Kind, Route},
-    rules, sysctl,
-    xtables::{Engine, Search, Toolkit, Xtables, features},
+use crate::{
+    kernel::{
+        conntrack::flows::{self, Match, Reply},
+        links,
+        netlink::{Error, Protocol, Request, Socket},
+        routes::{self, Kind, Route},
+        rules, sysctl,
+        xtables::{Engine, Search, Toolkit, Xtables, features},
+    },
+    net::Family,
 };
 
 /// What came of one try.

@@ -34,9 +34,10 @@ pub use self::{
 };
 use self::{parts::parts, program::Program, rule::Table};
 use super::{
-    Family, passing,
+    passing,
     scratch::{self, NoScratch},
 };
+use crate::net::Family;
 
 /// The chain that probes make and delete again; also the name of a set that
 /// exists nowhere: what complains about that knows sets.

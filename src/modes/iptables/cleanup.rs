@@ -2,13 +2,16 @@
 //! process, an earlier one, or kube-proxy.
 
 use super::{Error, adopt::is_ours, plan::names};
-use crate::kernel::{
-    Family, nfacct,
-    xtables::{
-        self,
-        remove::{Owned, Preserved, SharedChain},
-        rule::Table,
+use crate::{
+    kernel::{
+        nfacct,
+        xtables::{
+            self,
+            remove::{Owned, Preserved, SharedChain},
+            rule::Table,
+        },
     },
+    net::Family,
 };
 
 /// How the one rule of KUBE-FIREWALL begins that kube-proxy writes too; any

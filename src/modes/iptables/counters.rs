@@ -9,7 +9,7 @@ use prometheus::{
 use super::plan::names;
 use crate::{
     kernel::{nfacct, xtables::rule::Table},
-    services::IpFamily,
+    net::Family,
 };
 
 /// Metrics of iptables mode.
@@ -72,7 +72,7 @@ impl Counters {
     }
 
     /// There are `total` rules, of which the last sync wrote `last`.
-    pub(super) fn synced(&self, family: IpFamily, total: Rules, last: Rules) {
+    pub(super) fn synced(&self, family: Family, total: Rules, last: Rules) {
         for (table, (total, last)) in COUNTED.iter().zip(total.into_iter().zip(last)) {
             let labels = [&*family.to_string(), table.name()];
             self.total.with_label_values(&labels).set(total as i64);
@@ -81,7 +81,7 @@ impl Counters {
     }
 
     /// Something could not be written.
-    pub(super) fn failed(&self, family: IpFamily, partial: bool) {
+    pub(super) fn failed(&self, family: Family, partial: bool) {
         let counter = if partial {
             &self.partial_failures
         } else {

@@ -21,9 +21,10 @@ use super::{
 };
 use crate::{
     kernel::{
-        Family, nfacct, sysctl,
+        nfacct, sysctl,
         xtables::{Engine, Toolkit, features::Features, rule::Table, saved::Saved},
     },
+    net::Family,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -123,7 +124,7 @@ impl FamilyRules {
     }
 
     fn is_of(&self, name: &ServicePortName) -> bool {
-        Family::from(name.family) == self.family
+        name.family == self.family
     }
 
     /// Nothing of ours was disturbed, as far as can be told cheaply.
@@ -325,7 +326,7 @@ impl FamilyRules {
             }
         }
         let ports = map.iter().filter(|port| {
-            Family::from(port.name.family) == self.family && !self.refused.contains_key(&port.name)
+            port.name.family == self.family && !self.refused.contains_key(&port.name)
         });
         self.held = Some(Held {
             ports: ports.map(|port| ByName(Arc::clone(port))).collect(),

@@ -14,7 +14,8 @@ use super::{
     tally::{add, count, written},
 };
 use crate::{
-    kernel::{Family, xtables::rule::Table},
+    kernel::xtables::rule::Table,
+    net::Family,
     services::{ServiceMap, ServicePort},
 };
 
@@ -42,7 +43,7 @@ impl<'a> Full<'a> {
     fn ports(&self) -> impl Iterator<Item = &'a Arc<ServicePort>> + use<'a> {
         let family = self.family;
         let all = self.map.iter();
-        all.filter(move |port| Family::from(port.name.family) == family)
+        all.filter(move |port| port.name.family == family)
     }
 
     /// What does not carry traffic comes first, for all Services; then traffic,

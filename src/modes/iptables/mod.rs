@@ -34,20 +34,19 @@ use self::{
     family::{Done, FamilyRules},
     plan::{DispatchChoice, Options, is_large_cluster},
 };
-use super::{
-    Asked, Mode, ModeName, Outcomes, SyncError, SyncReport, Unhonoured, stale::StaleFlows,
-};
+use super::{Asked, Mode, Outcomes, SyncError, SyncReport, Unhonoured, stale::StaleFlows};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::{
-        Family, netlink,
+        netlink,
         probe::{Kernel, Setting},
         sysctl,
         xtables::{self, Engine, features::Features},
     },
+    net::{Family, ModeName, PerFamily},
     node::NodePorts,
     runner::metrics::Metrics,
-    services::{Changes, IpFamily, PerFamily, ServiceMap},
+    services::{Changes, ServiceMap},
 };
 
 /// Without it the kernel takes packets between loopback and other links for
@@ -114,7 +113,7 @@ pub struct Iptables {
 }
 
 struct FamilyState {
-    family: IpFamily,
+    family: Family,
     rules: FamilyRules,
     /// Stale flows that could not be deleted yet.
     flows: StaleFlows,
@@ -132,13 +131,13 @@ impl Iptables {
     /// configuration prefers.
     pub fn new(setup: Setup, kernel: &Kernel, registry: &Registry) -> Result<Iptables, SyncError> {
         let counters = Counters::register(registry).map_err(Error::from)?;
-        let mut order = [IpFamily::V4, IpFamily::V6];
+        let mut order = [Family::V4, Family::V6];
         if setup.configured.prefers_ipv6 {
             order.reverse();
         }
         let (mut families, mut errors) = (Vec::new(), Vec::new());
         for family in order {
-            let tools = kernel.toolkit(family.into()).map_err(Error::from);
+            let tools = kernel.toolkit(family).map_err(Error::from);
             match tools.and_then(FamilyRules::open) {
                 Ok(rules) => families.push(FamilyState {
                     family,
@@ -164,7 +163,7 @@ impl Iptables {
     }
 
     /// What was found, for each family that is served.
-    pub fn features(&self) -> impl Iterator<Item = (IpFamily, Features)> {
+    pub fn features(&self) -> impl Iterator<Item = (Family, Features)> {
         self.families.iter().map(|f| (f.family, f.rules.features))
     }
 }
@@ -349,7 +348,7 @@ impl Mode for Iptables {
     fn engines(&self) -> Vec<(Family, Engine)> {
         let families = self.families.iter();
         families
-            .map(|state| (state.family.into(), state.rules.engine()))
+            .map(|state| (state.family, state.rules.engine()))
             .collect()
     }
 

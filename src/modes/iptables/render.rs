@@ -7,11 +7,9 @@ use std::{
 
 use super::plan::{self, Chain, Fixed, Options, ServiceRules};
 use crate::{
-    kernel::{
-        Family,
-        xtables::rule::{Rule, Table},
-    },
-    services::{IpFamily, ServiceMap},
+    kernel::xtables::rule::{Rule, Table},
+    net::Family,
+    services::ServiceMap,
 };
 
 /// Writes the rules for the ServicePorts of the options' family, all tables.
@@ -21,10 +19,7 @@ use crate::{
 /// # Errors
 /// Only those of `out`.
 pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt::Result {
-    let family = match options.family {
-        Family::V4 => IpFamily::V4,
-        Family::V6 => IpFamily::V6,
-    };
+    let family = options.family;
     let ports = map.iter().filter(|port| port.name.family == family);
     let mut ports: Vec<_> = ports.collect();
     ports.sort_by(|a, b| a.name.cmp(&b.name));

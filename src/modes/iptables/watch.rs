@@ -12,14 +12,16 @@ use std::{
 };
 
 use super::adopt::is_ours;
-use crate::kernel::{
-    Family,
-    nftables::Rules,
-    xtables::{
-        Engine,
-        info::{self, Size},
-        rule::Table,
+use crate::{
+    kernel::{
+        nftables::Rules,
+        xtables::{
+            Engine,
+            info::{self, Size},
+            rule::Table,
+        },
     },
+    net::Family,
 };
 
 /// Chains whose listing takes longer are listed less often: the kernel takes

@@ -21,7 +21,8 @@ use super::{
 };
 use crate::{
     kernel::{ipset::Element, ipvs::Change, netlink, xtables},
-    services::{IpFamily, ServicePort, ServicePortName},
+    net::Family,
+    services::{ServicePort, ServicePortName},
 };
 
 /// Changes of virtual servers that are made at a time.
@@ -33,7 +34,7 @@ pub type Found<'a> = (&'a Look, &'a BTreeSet<Frontend>);
 /// What is not opened, because what should close it is not in force.
 #[derive(Debug, Default)]
 struct Held {
-    families: BTreeSet<IpFamily>,
+    families: BTreeSet<Family>,
     frontends: BTreeSet<Frontend>,
     /// With all frontends there.
     addresses: BTreeSet<IpAddr>,
@@ -46,7 +47,7 @@ impl Held {
     fn holds(&self, frontend: &Frontend, is_open: bool) -> bool {
         let lacks_member =
             self.frontends.contains(frontend) || self.addresses.contains(&frontend.address);
-        self.families.contains(&IpFamily::of(&frontend.address)) || lacks_member && !is_open
+        self.families.contains(&Family::of(&frontend.address)) || lacks_member && !is_open
     }
 }
 
@@ -380,7 +381,7 @@ impl Ipvs {
     /// Nothing is served at `ip`, since what should close it is not in force.
     fn is_held(&self, ip: &IpAddr, held: &Held) -> bool {
         let mut there = held.frontends.iter().map(|frontend| &frontend.address);
-        held.families.contains(&IpFamily::of(ip))
+        held.families.contains(&Family::of(ip))
             || held.addresses.contains(ip)
             || there.any(|held| held == ip) && self.servers.keys().all(|f| f.address != *ip)
     }

@@ -88,7 +88,7 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
 pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in FAMILIES {
-        let removed = OWNED.remove(family.into(), preserved).await;
+        let removed = OWNED.remove(family, preserved).await;
         outcome = outcome.and(removed.map_err(|source| Error::Rules { family, source }));
     }
     outcome
@@ -97,7 +97,7 @@ pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
 /// Whether the dummy link is there, or rules other than what is `preserved`.
 pub async fn is_there(preserved: &Preserved) -> bool {
     for family in FAMILIES {
-        if OWNED.is_there(family.into(), preserved).await {
+        if OWNED.is_there(family, preserved).await {
             return true;
         }
     }

@@ -18,7 +18,7 @@ use crate::{
             VirtualServer,
         },
     },
-    services::{self, IpFamily},
+    net::{self, Family},
 };
 
 impl Frontend {
@@ -26,9 +26,9 @@ impl Frontend {
     pub(super) fn id(&self) -> ServerId {
         ServerId {
             protocol: match self.protocol {
-                services::Protocol::Tcp => Protocol::Tcp,
-                services::Protocol::Udp => Protocol::Udp,
-                services::Protocol::Sctp => Protocol::Sctp,
+                net::Protocol::Tcp => Protocol::Tcp,
+                net::Protocol::Udp => Protocol::Udp,
+                net::Protocol::Sctp => Protocol::Sctp,
             },
             address: (self.address, self.port).into(),
         }
@@ -40,9 +40,9 @@ impl Frontend {
             address: id.address.ip(),
             port: id.address.port(),
             protocol: match id.protocol {
-                Protocol::Tcp => services::Protocol::Tcp,
-                Protocol::Udp => services::Protocol::Udp,
-                Protocol::Sctp => services::Protocol::Sctp,
+                Protocol::Tcp => net::Protocol::Tcp,
+                Protocol::Udp => net::Protocol::Udp,
+                Protocol::Sctp => net::Protocol::Sctp,
             },
         }
     }
@@ -179,8 +179,8 @@ pub fn member_steps(touched: &Touched, wanted: &Wanted) -> MemberSteps {
 
 /// How many members each set has at most while what is `touched` changes; of sets
 /// that some member comes to.
-pub fn room_needed(touched: &Touched, wanted: &Wanted) -> BTreeMap<(Set, IpFamily), u32> {
-    let mut needed: BTreeMap<(Set, IpFamily), u32> = BTreeMap::new();
+pub fn room_needed(touched: &Touched, wanted: &Wanted) -> BTreeMap<(Set, Family), u32> {
+    let mut needed: BTreeMap<(Set, Family), u32> = BTreeMap::new();
     let (coming, going): (Vec<_>, Vec<_>) = touched
         .members
         .keys()

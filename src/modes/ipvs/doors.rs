@@ -20,7 +20,7 @@ use crate::{
         links,
         netlink::{Error, Protocol, Socket},
     },
-    services::IpFamily,
+    net::Family,
 };
 
 /// IPVS, sets, links and addresses of the network namespace of the thread that
@@ -31,7 +31,7 @@ pub struct Doors {
     route: Socket,
     link: u32,
     /// How many members each set takes, as last listed; 0: any number.
-    room: BTreeMap<(Set, IpFamily), u32>,
+    room: BTreeMap<(Set, Family), u32>,
     /// Schedulers that the kernel has.
     schedulers: BTreeSet<Arc<str>>,
     /// Schedulers that are not to be used, whether it has them or not.
@@ -176,7 +176,7 @@ impl Doors {
     /// When one cannot be made, or is there and of another kind.
     pub fn ensure_sets(
         &mut self,
-        wanted: impl Fn(Set, IpFamily) -> Option<u32>,
+        wanted: impl Fn(Set, Family) -> Option<u32>,
     ) -> Result<Vec<&'static str>, Error> {
         let there = self.sets.list()?;
         let there: BTreeMap<&str, &Listed> =
@@ -207,7 +207,7 @@ impl Doors {
     fn ensure_set(
         &mut self,
         set: Set,
-        family: IpFamily,
+        family: Family,
         members: u32,
         found: Option<&Listed>,
     ) -> Result<(), Error> {
@@ -229,7 +229,7 @@ impl Doors {
     ///
     /// # Errors
     /// When the kernel refuses; the set is as it was then.
-    pub fn make_room(&mut self, set: Set, family: IpFamily, members: u32) -> Result<(), Error> {
+    pub fn make_room(&mut self, set: Set, family: Family, members: u32) -> Result<(), Error> {
         if !self.room.contains_key(&(set, family)) {
             let there = self.sets.list()?;
             let found = there.iter().find(|listed| listed.name == set.name(family));
@@ -249,7 +249,7 @@ impl Doors {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn members(&mut self, set: Set, family: IpFamily) -> Result<Vec<Element>, Error> {
+    pub fn members(&mut self, set: Set, family: Family) -> Result<Vec<Element>, Error> {
         match self.sets.members(set.name(family)) {
             Err(error) if error.errno() == Some(nix::errno::Errno::ENOENT) => Ok(Vec::new()),
             outcome => outcome,
@@ -268,7 +268,7 @@ impl Doors {
         let mut refused = Vec::new();
         // Steps of one set and direction may go together: no order is asked
         // for among them, and what is asked for among sets is kept by `rank`.
-        let mut groups: BTreeMap<(usize, Set, IpFamily, bool), Vec<Element>> = BTreeMap::new();
+        let mut groups: BTreeMap<(usize, Set, Family, bool), Vec<Element>> = BTreeMap::new();
         let mut rank = 0;
         let mut last = None;
         for (member, comes) in steps {

@@ -17,7 +17,7 @@ use std::{
 use hashbrown::HashMap;
 
 use super::plan::Frontend;
-use crate::services::Protocol;
+use crate::net::Protocol;
 
 /// How soon the connections of a real server are counted after it lost its
 /// weight. The pause doubles each time, up to [`LONGEST_PAUSE`].

@@ -23,7 +23,8 @@ use crate::{
         ipvs::{Forwarding, ServerId, VirtualServer},
         netlink,
     },
-    services::{IpFamily, Protocol, ServiceMap},
+    net::{Family, Protocol},
+    services::ServiceMap,
 };
 
 /// What a full sync found in the kernel, beside rules.
@@ -223,7 +224,7 @@ impl Ipvs {
     fn compare_set(
         &mut self,
         set: Set,
-        family: IpFamily,
+        family: Family,
         look: &mut Look,
     ) -> Result<(), netlink::Error> {
         let members: HashSet<Element> = self.doors.members(set, family)?.into_iter().collect();
@@ -272,7 +273,7 @@ impl Ipvs {
             _ => Protocol::Tcp,
         };
         if let Element::Port(port) = member.element {
-            let of_family = |ip: &&IpAddr| IpFamily::of(ip) == member.family;
+            let of_family = |ip: &&IpAddr| Family::of(ip) == member.family;
             let served = self.site.node_ports.iter().filter(of_family);
             return served
                 .map(|ip| Frontend {

@@ -39,18 +39,18 @@ use self::{
     wanted::{Touched, Wanted},
 };
 use super::{
-    Asked, Mode, ModeName, Outcomes, SyncError, SyncReport, Unhonoured, both_failed,
-    stale::StaleFlows,
+    Asked, Mode, Outcomes, SyncError, SyncReport, Unhonoured, both_failed, stale::StaleFlows,
 };
 use crate::{
     kernel::{
-        Family, netlink,
+        netlink,
         probe::Kernel,
         xtables::{self, Engine},
     },
+    net::{Family, ModeName},
     node::NodePorts,
     runner::metrics::Metrics,
-    services::{Changes, IpFamily, ServiceMap, ServicePort, ServicePortName},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// Why ipvs mode as a whole could not do what it was to.
@@ -63,7 +63,7 @@ pub enum Error {
     #[error("{family} rules: {source}")]
     Rules {
         /// Of this family.
-        family: IpFamily,
+        family: Family,
         /// What the program said.
         source: xtables::Error,
     },
@@ -123,9 +123,9 @@ impl Ipvs {
         let doors = Doors::open(left_out).map_err(Error::from)?;
         let mut tables = Families::default();
         for family in FAMILIES {
-            match kernel.toolkit(family.into()) {
+            match kernel.toolkit(family) {
                 Ok(tools) => *tables.of_mut(family) = Some(Tables::new(family, tools)),
-                Err(source) if family == IpFamily::V4 => {
+                Err(source) if family == Family::V4 => {
                     return Err(Error::Rules { family, source }.into());
                 }
                 Err(error) => tracing::info!("IPv6 Services are not served: {error}"),
@@ -291,7 +291,7 @@ impl Mode for Ipvs {
         let families = FAMILIES.into_iter();
         let found = families.filter_map(|family| {
             let tables = self.tables.of(family).as_ref()?;
-            Some((family.into(), tables.engine()))
+            Some((family, tables.engine()))
         });
         found.collect()
     }

@@ -8,7 +8,7 @@ use hashbrown::HashSet;
 use super::plan::{FAMILIES, Frontend, Set, number};
 use crate::{
     kernel::{ipset::Element, ipvs::ServerId},
-    services::{IpFamily, Protocol},
+    net::{Family, Protocol},
 };
 
 /// What tells our virtual servers from others'.
@@ -37,7 +37,7 @@ impl OwnServers {
 /// addresses of Services that the node has on another link than the dummy one.
 #[derive(Debug, Default)]
 pub struct NamedFrontends {
-    node_ports: HashSet<(IpFamily, u8, u16)>,
+    node_ports: HashSet<(Family, u8, u16)>,
     frontends: HashSet<(IpAddr, u8, u16)>,
 }
 
@@ -57,7 +57,7 @@ impl NamedFrontends {
     /// # Errors
     /// Those of `members`.
     pub fn read<E>(
-        mut members: impl FnMut(Set, IpFamily) -> Result<Vec<Element>, E>,
+        mut members: impl FnMut(Set, Family) -> Result<Vec<Element>, E>,
     ) -> Result<NamedFrontends, E> {
         let mut named = NamedFrontends::default();
         for family in FAMILIES {
@@ -70,7 +70,7 @@ impl NamedFrontends {
         Ok(named)
     }
 
-    fn insert(&mut self, family: IpFamily, protocol: Protocol, element: Element) {
+    fn insert(&mut self, family: Family, protocol: Protocol, element: Element) {
         match element {
             Element::Port(port) => {
                 self.node_ports.insert((family, number(protocol), port));
@@ -85,7 +85,7 @@ impl NamedFrontends {
     /// Returns true if a set names `frontend`.
     pub fn has(&self, frontend: &Frontend) -> bool {
         let (ip, protocol) = (frontend.address, number(frontend.protocol));
-        let node_port = (IpFamily::of(&ip), protocol, frontend.port);
+        let node_port = (Family::of(&ip), protocol, frontend.port);
         self.node_ports.contains(&node_port)
             || self.frontends.contains(&(ip, protocol, frontend.port))
     }
@@ -98,13 +98,13 @@ mod tests {
     #[test]
     fn a_virtual_server_is_ours_at_an_address_of_a_service_or_of_this_node() {
         let ip = |text: &str| -> IpAddr { text.parse().expect("an address") };
-        let members = |set: Set, family: IpFamily| -> Result<Vec<Element>, ()> {
+        let members = |set: Set, family: Family| -> Result<Vec<Element>, ()> {
             Ok(match (set, family) {
-                (Set::NodePortTcp, IpFamily::V4) => vec![Element::Port(30_001)],
-                (Set::NodePortSctp, IpFamily::V4) => {
+                (Set::NodePortTcp, Family::V4) => vec![Element::Port(30_001)],
+                (Set::NodePortSctp, Family::V4) => {
                     vec![Element::ip_port(ip("192.0.2.10"), 132, 30_002)]
                 }
-                (Set::ExternalIp, IpFamily::V4) => {
+                (Set::ExternalIp, Family::V4) => {
                     vec![Element::ip_port(ip("192.0.2.10"), 17, 53)]
                 }
                 _ => Vec::new(),

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     kernel::{ipset::Kind, probe::Kernel},
-    services::{IpFamily, Protocol, ServiceMap, ServicePortName},
+    net::{Family, Protocol},
+    services::{ServiceMap, ServicePortName},
 };
 
 /// Writes what `map` needs at `site` with `kernel`, each program's input after a line that
@@ -36,7 +37,7 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
     let filled = Families::each(|family| wanted.filled(family));
 
     writeln!(out, "# ipset restore")?;
-    for family in [IpFamily::V4, IpFamily::V6] {
+    for family in [Family::V4, Family::V6] {
         for set in Set::ALL {
             if set.is_kube_proxys() || filled.of(family).contains(set) {
                 let members = wanted.count(set, family);
@@ -53,17 +54,12 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
         )?;
     }
     for (family, program) in [
-        (IpFamily::V4, "iptables-restore"),
-        (IpFamily::V6, "ip6tables-restore"),
+        (Family::V4, "iptables-restore"),
+        (Family::V6, "ip6tables-restore"),
     ] {
         writeln!(out, "# {program} --noflush")?;
-        let rules = rules(
-            family,
-            site,
-            &kernel.features(family.into()),
-            *filled.of(family),
-        );
-        out.write_str(&ruleset::whole(&rules, family == IpFamily::V6))?;
+        let rules = rules(family, site, &kernel.features(family), *filled.of(family));
+        out.write_str(&ruleset::whole(&rules, family == Family::V6))?;
     }
     writeln!(out, "# ipvsadm -R")?;
     for (name, plan) in &plans {
@@ -83,7 +79,7 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
 }
 
 /// A set with room for so many members, in the words of `ipset save`.
-struct Creation(Set, IpFamily, u32);
+struct Creation(Set, Family, u32);
 
 impl fmt::Display for Creation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,8 +87,8 @@ impl fmt::Display for Creation {
         write!(f, "{} {}", set.name(family), set.kind())?;
         f.write_str(match (set.kind(), family) {
             (Kind::Port, _) => return f.write_str(" range 0-65535"),
-            (_, IpFamily::V4) => " family inet",
-            (_, IpFamily::V6) => " family inet6",
+            (_, Family::V4) => " family inet",
+            (_, Family::V6) => " family inet6",
         })?;
         let plain = set.kernel_set(family);
         let sized = plain.clone().with_room_for(members);

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{plan::Set, wanted::Touched};
 use crate::{
     modes::{SyncReport, Unhonoured},
-    services::{IpFamily, ServicePortName},
+    net::Family,
+    services::ServicePortName,
 };
 
 /// Repairs of a kind that are named; the others are counted.
@@ -24,7 +25,7 @@ pub struct Report {
     /// What is to be tried again.
     pub unsettled: Touched,
     /// Sets that cannot hold what they are to, each with the reason.
-    pub too_small: BTreeMap<(Set, IpFamily), String>,
+    pub too_small: BTreeMap<(Set, Family), String>,
     /// The kernel may hold other things than we believe.
     pub doubt: bool,
 }

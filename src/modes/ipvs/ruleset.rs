@@ -287,7 +287,7 @@ mod tests {
     use crate::{
         kernel::xtables::features::Features,
         modes::ipvs::plan::{self, Filled, Set, Site},
-        services::IpFamily,
+        net::Family,
     };
 
     fn all() -> Rules {
@@ -296,7 +296,7 @@ mod tests {
             masquerade_mark: 0x4000,
             ..Site::default()
         };
-        plan::rules(IpFamily::V4, &site, &Features::ALL, filled)
+        plan::rules(Family::V4, &site, &Features::ALL, filled)
     }
 
     /// The tables after a batch that only inserts.

@@ -8,13 +8,13 @@ use super::{
 };
 use crate::{
     kernel::xtables::{Engine, Error, Toolkit, Xtables, features::Features, rule::Table},
-    services::IpFamily,
+    net::Family,
 };
 
 /// iptables or ip6tables, and what of ours is in force there.
 #[derive(Debug)]
 pub struct Tables {
-    family: IpFamily,
+    family: Family,
     xtables: Xtables,
     engine: Engine,
     features: Features,
@@ -29,7 +29,7 @@ pub struct Tables {
 
 impl Tables {
     /// Those of `family`, with these tools.
-    pub fn new(family: IpFamily, tools: Toolkit) -> Tables {
+    pub fn new(family: Family, tools: Toolkit) -> Tables {
         let Toolkit {
             xtables,
             engine,
@@ -78,7 +78,7 @@ impl Tables {
 
     async fn ensure(&mut self, rules: Rules) -> Result<Vec<String>, Error> {
         let before = self.in_force.take();
-        let v6 = self.family == IpFamily::V6;
+        let v6 = self.family == Family::V6;
         let saved = self.saved(&rules).await?;
         let changed = before.filter(|before| !self.is_reworded(before, &saved));
         let changed = changed.map(|before| ruleset::difference(&before, &saved, v6).repaired);
@@ -107,7 +107,7 @@ impl Tables {
         self.in_force = None;
         self.xtables.restore(text).await?;
         let written = self.saved(&rules).await?;
-        let v6 = self.family == IpFamily::V6;
+        let v6 = self.family == Family::V6;
         let words_differ = !ruleset::difference(&rules, &written, v6).text.is_empty();
         self.reworded = words_differ.then(|| (rules.clone(), written));
         self.in_force = Some(rules);

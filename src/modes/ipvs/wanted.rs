@@ -9,7 +9,7 @@ use std::{
 use hashbrown::HashMap;
 
 use super::plan::{Families, Filled, Frontend, Member, ServicePlan, Set};
-use crate::services::{IpFamily, ServicePortName};
+use crate::{net::Family, services::ServicePortName};
 
 /// What all ServicePorts together need.
 #[derive(Debug, Default)]
@@ -140,12 +140,12 @@ impl Wanted {
     }
 
     /// How many members `set` of `family` has.
-    pub fn count(&self, set: Set, family: IpFamily) -> u32 {
+    pub fn count(&self, set: Set, family: Family) -> u32 {
         self.filled.of(family)[set as usize]
     }
 
     /// Which sets of `family` have members.
-    pub fn filled(&self, family: IpFamily) -> Filled {
+    pub fn filled(&self, family: Family) -> Filled {
         let counts = self.filled.of(family);
         let all = Set::ALL.into_iter();
         all.filter(|set| counts[*set as usize] > 0).collect()
@@ -173,9 +173,8 @@ fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) -> bo
 mod tests {
     use super::*;
     use crate::{
-        kernel::ipset::Element,
-        modes::ipvs::plan::VirtualServer,
-        services::{Protocol, ServiceName},
+        kernel::ipset::Element, modes::ipvs::plan::VirtualServer, net::Protocol,
+        services::ServiceName,
     };
 
     fn name(service: &str) -> ServicePortName {
@@ -186,7 +185,7 @@ mod tests {
             },
             port: "".into(),
             protocol: Protocol::Tcp,
-            family: IpFamily::V4,
+            family: Family::V4,
         }
     }
 
@@ -206,7 +205,7 @@ mod tests {
             }],
             members: vec![Member {
                 set: Set::ServiceIps,
-                family: IpFamily::V4,
+                family: Family::V4,
                 element: Element::Ip(ip),
             }],
             addresses: vec![ip],
@@ -232,7 +231,7 @@ mod tests {
         assert_eq!(replace("a", &plan(80), &plan(82)), (0, 2));
         assert_eq!(replace("a", &plan(82), &nothing), (0, 1));
         assert_eq!(replace("b", &plan(81), &nothing), (2, 1));
-        assert_eq!(wanted.filled(IpFamily::V4), Filled::default());
+        assert_eq!(wanted.filled(Family::V4), Filled::default());
         assert_eq!(wanted.members().count() + wanted.addresses().count(), 0);
     }
 

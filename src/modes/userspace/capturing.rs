@@ -8,12 +8,12 @@ use super::{
 };
 use crate::{
     kernel::{
-        Family, addresses, netlink,
+        addresses, netlink,
         probe::Kernel,
         xtables::{Engine, remove::Preserved},
     },
+    net::{Family, PerFamily},
     node::Served,
-    services::{IpFamily, PerFamily},
 };
 
 /// Brings packets for service addresses to our listeners.
@@ -69,7 +69,7 @@ impl Capture {
     }
 
     /// How `family` is captured.
-    pub fn method(&self, family: IpFamily) -> Method {
+    pub fn method(&self, family: Family) -> Method {
         self.choice.method(family)
     }
 
@@ -124,7 +124,7 @@ impl Capture {
 }
 
 /// Removes what captures `family` in another way than `method`.
-async fn cleanup_other_way(family: IpFamily, method: Method) -> Result<(), Error> {
+async fn cleanup_other_way(family: Family, method: Method) -> Result<(), Error> {
     match method {
         Method::Local => Redirect::cleanup(&[family], &Preserved::nothing()).await,
         Method::Redirect => Local::cleanup(&[family]),
@@ -137,7 +137,7 @@ async fn cleanup_other_way(family: IpFamily, method: Method) -> Result<(), Error
 /// With the first thing that could not be removed; the others are removed all
 /// the same.
 pub async fn cleanup() -> Result<(), Error> {
-    let both = [IpFamily::V4, IpFamily::V6];
+    let both = [Family::V4, Family::V6];
     let redirect = cleanup_rules(&Preserved::nothing()).await;
     let local = Local::cleanup(&both);
     redirect.and(local).and(transparent::cleanup().await)
@@ -150,19 +150,19 @@ pub async fn cleanup() -> Result<(), Error> {
 /// # Errors
 /// With the first thing that could not be removed; the others are removed all
 /// the same.
-pub async fn cleanup_except(preserved: &Preserved, redirected: &[IpFamily]) -> Result<(), Error> {
+pub async fn cleanup_except(preserved: &Preserved, redirected: &[Family]) -> Result<(), Error> {
     let rules = cleanup_rules(preserved).await;
     rules.and(Local::cleanup(redirected))
 }
 
 async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
-    Redirect::cleanup(&[IpFamily::V4, IpFamily::V6], preserved).await
+    Redirect::cleanup(&[Family::V4, Family::V6], preserved).await
 }
 
 /// Whether anything captures in these families, other than rules that are
 /// `preserved`; `routed`: where routes are looked at.
-pub async fn is_there(preserved: &Preserved, routed: &[IpFamily]) -> bool {
-    for family in [IpFamily::V4, IpFamily::V6] {
+pub async fn is_there(preserved: &Preserved, routed: &[Family]) -> bool {
+    for family in [Family::V4, Family::V6] {
         if Redirect::is_there(family, preserved).await {
             return true;
         }

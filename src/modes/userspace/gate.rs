@@ -25,7 +25,7 @@ use super::{
     watch::Token,
     workers::{Worker, Workers},
 };
-use crate::{sched::Seed, services::Protocol};
+use crate::{net::Protocol, sched::Seed};
 
 /// Alive as long as a connection that came in by an address is open.
 pub type InUse = Weak<tcp::Door>;

@@ -64,12 +64,13 @@ pub use self::{
     insiders::{DetectLocal, Links},
     tcp::Limits as DialLimits,
 };
-use super::{Asked, Mode, ModeName, Outcomes, SyncError, SyncReport, both_failed};
+use super::{Asked, Mode, Outcomes, SyncError, SyncReport, both_failed};
 use crate::{
-    kernel::{Family, probe::Kernel, xtables::Engine},
+    kernel::{probe::Kernel, xtables::Engine},
+    net::{Family, ModeName, PerFamily},
     node::NodePorts,
     sched::SchedulerName,
-    services::{IpFamily, PerFamily, ServiceMap, ServicePort, ServicePortName},
+    services::{ServiceMap, ServicePort, ServicePortName},
 };
 
 /// How the mode is to run.
@@ -452,7 +453,7 @@ impl Userspace {
     /// the report of its sync.
     fn settle(
         &mut self,
-        family: IpFamily,
+        family: Family,
         captured: Option<capture::Report>,
         mut report: SyncReport,
     ) -> SyncReport {

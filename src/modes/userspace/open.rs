@@ -15,7 +15,7 @@ use super::{
     listen::Owner,
     plan::PortalPlan,
 };
-use crate::services::{IpFamily, Protocol};
+use crate::net::{Family, Protocol};
 
 /// Frontends to capture, with the local port where that matters, and the
 /// addresses that their portal should be bound to.
@@ -184,7 +184,7 @@ impl Userspace {
                 .node_addresses
                 .iter()
                 .filter(|ip| {
-                    IpFamily::of(ip) == frontend.family
+                    Family::of(ip) == frontend.family
                         && !not_at.contains(ip)
                         && self.options.node_ports.served().contains(ip)
                 })

@@ -5,11 +5,10 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use ipnet::IpNet;
 
 use super::{backends::Target, capture::Frontend, preferences};
-use crate::sched::SchedulerName;
 use crate::services::{
-    Endpoints, Protocol, ProxyProtocol, Retry, ServicePort, ServicePortName, SessionAffinity,
-    TrafficPolicy,
+    Endpoints, ProxyProtocol, Retry, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
 };
+use crate::{net::Protocol, sched::SchedulerName};
 
 /// Which of a ServicePort's addresses a portal stands for. Addresses that are
 /// treated alike share the portal of the first kind that has them.

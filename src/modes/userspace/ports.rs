@@ -14,7 +14,7 @@ use super::{
     descriptors::Descriptors,
     listen::{self, Owner},
 };
-use crate::services::{IpFamily, Protocol};
+use crate::net::{Family, Protocol};
 
 /// How often the kernel is asked for a port before there is none.
 const PICKS: u32 = 1000;
@@ -24,7 +24,7 @@ const PICKS: u32 = 1000;
 pub struct Ports {
     range: Option<RangeInclusive<u16>>,
     next: u16,
-    used: HashSet<(Protocol, IpFamily, u16)>,
+    used: HashSet<(Protocol, Family, u16)>,
     descriptors: Descriptors,
 }
 
@@ -33,7 +33,7 @@ pub struct Ports {
 pub struct Held {
     /// The wildcard address with the port.
     pub address: SocketAddr,
-    key: (Protocol, IpFamily, u16),
+    key: (Protocol, Family, u16),
     /// Keeps the port ours while nobody listens on it; who calls it is refused
     /// then.
     _reservation: Option<Socket>,
@@ -56,7 +56,7 @@ impl Ports {
     ///
     /// # Errors
     /// When there is none, or the socket to hold it cannot be made.
-    pub fn hold(&mut self, protocol: Protocol, family: IpFamily) -> io::Result<Held> {
+    pub fn hold(&mut self, protocol: Protocol, family: Family) -> io::Result<Held> {
         let Some(range) = self.range.clone() else {
             return self.picked(protocol, family);
         };
@@ -87,7 +87,7 @@ impl Ports {
     /// One that the kernel picks. It knows only of ports that are bound, and a
     /// held one need not be (see [`reserve_udp`]): what it picks may be taken
     /// already.
-    fn picked(&mut self, protocol: Protocol, family: IpFamily) -> io::Result<Held> {
+    fn picked(&mut self, protocol: Protocol, family: Family) -> io::Result<Held> {
         for _ in 0..PICKS {
             let held = self.bind(protocol, family, 0)?;
             if self.used.insert(held.key) {
@@ -100,16 +100,16 @@ impl Ports {
         ))
     }
 
-    fn try_hold(&mut self, protocol: Protocol, family: IpFamily, port: u16) -> io::Result<Held> {
+    fn try_hold(&mut self, protocol: Protocol, family: Family, port: u16) -> io::Result<Held> {
         let held = self.bind(protocol, family, port)?;
         self.used.insert(held.key);
         Ok(held)
     }
 
-    fn bind(&self, protocol: Protocol, family: IpFamily, port: u16) -> io::Result<Held> {
+    fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<Held> {
         let wildcard: IpAddr = match family {
-            IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
-            IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+            Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
         };
         // Asked for without SO_REUSEPORT first, which would share the port
         // with another of our processes; the kernel's own pick is free anyway.
@@ -179,7 +179,7 @@ mod tests {
         let mut ports = Ports::new(Some(first..=first + 2), Descriptors::of_this_process());
         let mut held = Vec::new();
         let error = loop {
-            match ports.hold(Protocol::Tcp, IpFamily::V4) {
+            match ports.hold(Protocol::Tcp, Family::V4) {
                 Ok(port) => held.push(port),
                 Err(error) => break error,
             }
@@ -192,7 +192,7 @@ mod tests {
             ports.release(&one);
             let port = one.address.port();
             drop(one);
-            let again = ports.hold(Protocol::Tcp, IpFamily::V4).unwrap();
+            let again = ports.hold(Protocol::Tcp, Family::V4).unwrap();
             assert_eq!(again.address.port(), port);
         }
     }
@@ -204,14 +204,14 @@ mod tests {
         let mut ports = Ports::new(None, Descriptors::of_this_process());
         let mut seen = HashSet::new();
         for _ in 0..2_000 {
-            let held = ports.hold(Protocol::Udp, IpFamily::V4).unwrap();
+            let held = ports.hold(Protocol::Udp, Family::V4).unwrap();
             assert!(seen.insert(held.address.port()), "{held:?}");
         }
     }
 
     #[test]
     fn a_held_udp_port_refuses_and_is_nobody_elses() {
-        for family in [IpFamily::V4, IpFamily::V6] {
+        for family in [Family::V4, Family::V6] {
             let mut ports = Ports::new(None, Descriptors::of_this_process());
             let held = ports.hold(Protocol::Udp, family).unwrap();
             let taken = std::net::UdpSocket::bind(held.address).unwrap_err();
@@ -219,8 +219,8 @@ mod tests {
 
             let call = || {
                 let (local, to) = match family {
-                    IpFamily::V4 => ("127.0.0.1:0", "127.0.0.1"),
-                    IpFamily::V6 => ("[::1]:0", "::1"),
+                    Family::V4 => ("127.0.0.1:0", "127.0.0.1"),
+                    Family::V6 => ("[::1]:0", "::1"),
                 };
                 let client = std::net::UdpSocket::bind(local).unwrap();
                 client.connect((to, held.address.port())).unwrap();
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn a_held_port_refuses_until_somebody_listens() {
         let mut ports = Ports::new(None, Descriptors::of_this_process());
-        let held = ports.hold(Protocol::Tcp, IpFamily::V4).unwrap();
+        let held = ports.hold(Protocol::Tcp, Family::V4).unwrap();
         let target = ("127.0.0.1", held.address.port());
         let refused = std::net::TcpStream::connect(target).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);

@@ -2,8 +2,9 @@
 
 use crate::{
     modes::Unhonoured,
+    net::Protocol,
     sched::{SchedulerName, SchedulerNameError},
-    services::{Forwarding, Preferences, Protocol, ServicePort},
+    services::{Forwarding, Preferences, ServicePort},
 };
 
 /// The scheduler of `port`, where Services that name none have `default`.

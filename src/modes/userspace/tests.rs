@@ -24,8 +24,9 @@ use super::{
     workers::Workers,
 };
 use crate::{
+    net::{Family, Protocol},
     sched::SchedulerName,
-    services::{IpFamily, Protocol, Retry, ServiceName, ServicePortName},
+    services::{Retry, ServiceName, ServicePortName},
 };
 
 /// Longer than anything here takes unless it hangs.
@@ -76,7 +77,7 @@ impl Proxy {
         let workers = Workers::start(2, &shared).unwrap();
         let mut gate = Gate::new(&shared, &plan(protocol, targets), None);
         let held = Ports::new(None, shared.descriptors.clone())
-            .hold(protocol, IpFamily::V4)
+            .hold(protocol, Family::V4)
             .unwrap();
         gate.open(&shared, &workers, held.address, protocol, Owner::Node)
             .unwrap();
@@ -117,13 +118,13 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> PortalPlan {
         },
         port: "".into(),
         protocol,
-        family: IpFamily::V4,
+        family: Family::V4,
     };
     PortalPlan {
         cluster_ip: Some([10, 96, 0, 1].into()),
         frontends: vec![Frontend {
             protocol,
-            family: IpFamily::V4,
+            family: Family::V4,
             address: Some([10, 96, 0, 1].into()),
             port: 80,
         }],

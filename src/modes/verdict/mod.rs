@@ -12,12 +12,9 @@ use std::fmt;
 use serde::Serialize;
 
 pub use self::table::{json, table};
-use super::ModeName;
+use crate::net::{Family, ModeName};
 use crate::{
-    kernel::{
-        Family,
-        probe::{Ability, Kernel},
-    },
+    kernel::probe::{Ability, Kernel},
     modes::userspace::capture::Requested,
 };
 

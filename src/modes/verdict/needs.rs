@@ -2,11 +2,9 @@
 
 use super::{Need, Wishes};
 use crate::{
-    kernel::{
-        Family,
-        probe::{Ability, Extension, IP_SETS, Kernel, Setting},
-    },
-    modes::{ModeName, iptables, userspace::capture::Requested},
+    kernel::probe::{Ability, Extension, IP_SETS, Kernel, Setting},
+    modes::{iptables, userspace::capture::Requested},
+    net::{Family, ModeName},
 };
 
 /// The scheduler that takes the place of missing ones.

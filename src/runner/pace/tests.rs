@@ -40,7 +40,7 @@ impl Clock {
     }
 
     fn request(&mut self) -> &mut Self {
-        self.pace.request(IpFamily::V4);
+        self.pace.request(Family::V4);
         self
     }
 
@@ -94,7 +94,7 @@ fn the_minimum_interval_begins_when_a_sync_ends() {
     clock.at(100).request();
     clock.pace.begin(clock.now);
     clock.at(170).request();
-    clock.pace.end(IpFamily::V4, clock.now, Outcome::Done);
+    clock.pace.end(Family::V4, clock.now, Outcome::Done);
     assert_eq!(clock.due(), 180);
 }
 
@@ -144,7 +144,7 @@ fn full_syncs_come_every_sync_period_whatever_else_is_synced() {
     // One that came for another reason counts too.
     clock.at(50_000).request();
     clock.pace.begin(clock.now);
-    clock.pace.end(IpFamily::V4, clock.now, Outcome::Done);
+    clock.pace.end(Family::V4, clock.now, Outcome::Done);
     clock.pace.was_full(clock.now);
     assert_eq!(clock.due(), 80_000);
 }
@@ -200,7 +200,7 @@ fn a_change_after_nothing_worked_waits_but_not_for_a_long_retry() {
 
 #[test]
 fn a_family_that_fails_delays_nothing_of_the_other() {
-    let (v4, v6) = (IpFamily::V4, IpFamily::V6);
+    let (v4, v6) = (Family::V4, Family::V6);
     let mut clock = Clock::new(options());
     let begin = |clock: &mut Clock| {
         let now = clock.now;
@@ -244,8 +244,8 @@ fn a_full_sync_that_failed_is_not_due_at_once() {
 fn looking_again_happens_once() {
     let mut clock = Clock::new(options());
     let second = clock.start + 1_000 * MS;
-    clock.pace.look_again(IpFamily::V4, second);
-    clock.pace.look_again(IpFamily::V4, second + 1_000 * MS);
+    clock.pace.look_again(Family::V4, second);
+    clock.pace.look_again(Family::V4, second + 1_000 * MS);
     assert_eq!(clock.due(), 1_000);
     clock.sync(Outcome::Done);
     assert_eq!(clock.due(), 30_000);

@@ -17,13 +17,12 @@ use tokio::sync::watch;
 
 use crate::{
     events::Recorder,
+    net::{Family, PerFamily},
     runner::{
         AfterSync,
         health::{FAMILIES, Health},
     },
-    services::{
-        Changes, IpFamily, PerFamily, ServiceMap, ServiceName, ServicePort, ServicePortName,
-    },
+    services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
 /// What is to be served, and where.
@@ -82,7 +81,7 @@ impl ServiceHealth {
     /// went, though the other family cannot follow.
     fn look_at_both(&mut self, name: &ServicePortName, map: &ServiceMap) -> bool {
         let mut concerned = false;
-        for family in IpFamily::ALL {
+        for family in Family::ALL {
             let name = ServicePortName {
                 family,
                 ..name.clone()
@@ -145,7 +144,7 @@ fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>) -> usize {
 }
 
 impl AfterSync for ServiceHealth {
-    fn synced(&mut self, family: IpFamily, map: &ServiceMap, changes: &Changes) {
+    fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
         let mut concerned = changes.full;
         if changes.full {
             let checked = map.iter();

@@ -12,13 +12,14 @@ use tokio::{
 use super::*;
 use crate::{
     events::Event,
+    net::{Family, Protocol},
     runner::health::Health,
-    services::{Endpoint, Endpoints, IpFamily, Protocol, SessionAffinity, TrafficPolicy},
+    services::{Endpoint, Endpoints, SessionAffinity, TrafficPolicy},
 };
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn name(service: &str, port: &str, family: IpFamily) -> ServicePortName {
+fn name(service: &str, port: &str, family: Family) -> ServicePortName {
     ServicePortName {
         service: ServiceName {
             namespace: Arc::from("hc"),
@@ -46,8 +47,8 @@ fn endpoint(address: &str, words: &str) -> Endpoint {
 fn port(name: ServicePortName, check: Option<u16>, endpoints: &[Endpoint]) -> ServicePort {
     ServicePort {
         cluster_ip: Some(match name.family {
-            IpFamily::V4 => "10.0.0.1".parse().unwrap(),
-            IpFamily::V6 => "fd00::1".parse().unwrap(),
+            Family::V4 => "10.0.0.1".parse().unwrap(),
+            Family::V6 => "fd00::1".parse().unwrap(),
         }),
         name,
         port: 80,
@@ -87,7 +88,7 @@ impl Bench {
     }
 
     fn sync(&mut self, full: bool, changed: &[ServicePortName], ports: &[ServicePort]) {
-        for family in IpFamily::ALL {
+        for family in Family::ALL {
             self.in_force(family, full, changed, ports);
         }
     }
@@ -95,7 +96,7 @@ impl Bench {
     /// What changed of `family` is in force.
     fn in_force(
         &mut self,
-        family: IpFamily,
+        family: Family,
         full: bool,
         changed: &[ServicePortName],
         ports: &[ServicePort],
@@ -168,15 +169,15 @@ async fn endpoints_of_a_service_are_counted_once() {
     ];
     let v6 = [endpoint("[fd01::1]:8080", "local ready")];
     let (http, more, six) = (
-        name("web", "http", IpFamily::V4),
-        name("web", "more", IpFamily::V4),
-        name("web", "http", IpFamily::V6),
+        name("web", "http", Family::V4),
+        name("web", "more", Family::V4),
+        name("web", "http", Family::V6),
     );
     let ports = [
         port(http.clone(), Some(30_000), &local),
         port(more.clone(), Some(30_000), &other),
         port(six, Some(30_000), &v6),
-        port(name("none", "", IpFamily::V4), None, &local),
+        port(name("none", "", Family::V4), None, &local),
     ];
     bench.sync(true, &[], &ports);
     assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 3)]);
@@ -196,7 +197,7 @@ async fn endpoints_of_a_service_are_counted_once() {
 #[tokio::test]
 async fn a_health_check_is_answered_in_kube_proxys_words() {
     let mut bench = Bench::new();
-    let http = name("hc", "", IpFamily::V4);
+    let http = name("hc", "", Family::V4);
     let check = free_port();
     let ready = [endpoint("10.1.0.1:80", "local ready")];
     bench.sync(true, &[], &[port(http.clone(), Some(check), &ready)]);
@@ -230,7 +231,7 @@ async fn a_health_check_is_answered_in_kube_proxys_words() {
         &[port(http.clone(), Some(check), &ready)],
     );
     assert!(get(check).await.unwrap().starts_with("HTTP/1.1 200 "));
-    bench.health.queued(IpFamily::V4);
+    bench.health.queued(Family::V4);
     let answer = eventually(check, |a| a.is_some_and(|a| a.contains("HTTP/1.1 503 "))).await;
     let answer = answer.unwrap();
     assert!(answer.contains("\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": false"));
@@ -239,7 +240,7 @@ async fn a_health_check_is_answered_in_kube_proxys_words() {
 #[tokio::test]
 async fn ports_come_go_and_change_hands() {
     let mut bench = Bench::new();
-    let (a, b) = (name("a", "", IpFamily::V4), name("b", "", IpFamily::V4));
+    let (a, b) = (name("a", "", Family::V4), name("b", "", Family::V4));
     let (first, second) = (free_port(), free_port());
     let says = |name: &'static str| {
         move |answer: Option<&str>| {
@@ -275,7 +276,7 @@ async fn a_port_that_is_taken_is_named_once_and_tried_again() {
     let mut bench = Bench::new();
     let taken = TcpListener::bind((HERE, 0)).await.unwrap();
     let check = taken.local_addr().unwrap().port();
-    let web = name("web", "", IpFamily::V4);
+    let web = name("web", "", Family::V4);
     let ports = [port(web.clone(), Some(check), &[])];
     bench.sync(true, &[], &ports);
     let event = bench.events.recv().await.unwrap();

@@ -8,13 +8,12 @@ use ipnet::IpNet;
 use super::nftables;
 use crate::{
     kernel::{
-        Family,
         conntrack::flows,
         netlink::{Protocol, Socket},
         xtables::{Engine, remove::Preserved},
     },
-    modes::{ModeName, SyncError, iptables, ipvs, userspace},
-    services::IpFamily,
+    modes::{SyncError, iptables, ipvs, userspace},
+    net::{Family, ModeName},
 };
 
 /// Something that an earlier proxy may have left.
@@ -80,7 +79,7 @@ impl Leftover {
                     ModeName::Userspace => {
                         let routed = match running.is(mode) {
                             true => running.with_rules(),
-                            false => vec![IpFamily::V4, IpFamily::V6],
+                            false => vec![Family::V4, Family::V6],
                         };
                         userspace::is_there(&preserved, &routed).await
                     }
@@ -137,12 +136,9 @@ impl Running {
         Family::ALL.into_iter().filter(without).collect()
     }
 
-    fn with_rules(&self) -> Vec<IpFamily> {
-        let with = |family: &IpFamily| self.has_rules((*family).into());
-        [IpFamily::V4, IpFamily::V6]
-            .into_iter()
-            .filter(with)
-            .collect()
+    fn with_rules(&self) -> Vec<Family> {
+        let with = |family: &Family| self.has_rules(*family);
+        [Family::V4, Family::V6].into_iter().filter(with).collect()
     }
 
     fn has_rules(&self, family: Family) -> bool {

@@ -2,7 +2,10 @@
 
 use nix::errno::Errno;
 
-use crate::kernel::{Family, netlink::Error, nftables::Rules};
+use crate::{
+    kernel::{netlink::Error, nftables::Rules},
+    net::Family,
+};
 
 /// What kube-proxy calls its tables, one of each family.
 const TABLE: &str = "kube-proxy";

@@ -10,7 +10,8 @@ use super::{clearing::Passed, *};
 use crate::{
     kernel::namespace::in_namespace,
     modes::{SyncReport, both_failed, userspace::capture},
-    services::{Changes, IpFamily, Protocol, ServiceName, ServicePortName},
+    net::{Family, Protocol},
+    services::{Changes, ServiceName, ServicePortName},
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -77,7 +78,7 @@ fn port() -> ServicePortName {
         },
         port: "".into(),
         protocol: Protocol::Tcp,
-        family: IpFamily::V4,
+        family: Family::V4,
     }
 }
 

@@ -1,10 +1,13 @@
 //! Dummy links and their addresses, and a place in a set for each.
 
-use tripod::kernel::{
-    Family, addresses,
-    ipset::{Element, IpSets, Kind, Set},
-    links,
-    netlink::{Protocol, Socket},
+use tripod::{
+    kernel::{
+        addresses,
+        ipset::{Element, IpSets, Kind, Set},
+        links,
+        netlink::{Protocol, Socket},
+    },
+    net::Family,
 };
 
 use super::{ip, lines, show};

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use tripod::kernel::{
-    Family,
-    ipset::{Element, IpSets, Kind, Set},
-    ipvs::{Change, Forwarding, Protocol, RealServer, ServerId, VirtualServer},
+use tripod::{
+    kernel::{
+        ipset::{Element, IpSets, Kind, Set},
+        ipvs::{Change, Forwarding, Protocol, RealServer, ServerId, VirtualServer},
+    },
+    net::Family,
 };
 
 use super::ipvs;

@@ -7,7 +7,7 @@ mod preserved;
 use self::chains::OwnedChains;
 pub use self::preserved::Preserved;
 use super::{Engine, Error, Xtables, rule::Table};
-use crate::kernel::{Family, nftables};
+use crate::{kernel::nftables, net::Family};
 
 /// Which chains belong to a part of Tripod, by their names.
 #[derive(Debug)]

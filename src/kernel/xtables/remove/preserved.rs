@@ -1,8 +1,8 @@
 //! What stays when chains are removed beside a mode that runs.
 
-use crate::kernel::{
-    Family,
-    xtables::{Engine, rule::Table},
+use crate::{
+    kernel::xtables::{Engine, rule::Table},
+    net::Family,
 };
 
 /// What stays when rules are removed: those of a mode that runs.

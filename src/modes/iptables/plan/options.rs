@@ -7,14 +7,12 @@ use ipnet::IpNet;
 use super::fixed::{LOOPBACK_V4, LOOPBACK_V6};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::{
-        Family,
-        xtables::{
-            features::Features,
-            rule::{Match, Maybe, Rule, Side},
-        },
+    kernel::xtables::{
+        features::Features,
+        rule::{Match, Maybe, Rule, Side},
     },
     modes::detect_local::DetectLocal,
+    net::Family,
     node::Served,
     services::Node,
 };

@@ -17,7 +17,8 @@ use crate::{
         features::Features,
         rule::{Match, Maybe, Rule, Side, Table, Target, Transport, host},
     },
-    services::{Protocol, ServicePort, SessionAffinity, TrafficPolicy},
+    net::Protocol,
+    services::{ServicePort, SessionAffinity, TrafficPolicy},
 };
 
 /// The rules of one ServicePort of the options' family.

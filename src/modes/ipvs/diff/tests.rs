@@ -10,7 +10,8 @@ use super::*;
 use crate::{
     kernel::ipvs::Statistics,
     modes::ipvs::plan::ServicePlan,
-    services::{IpFamily, ServiceName, ServicePortName},
+    net::{self, Family},
+    services::{ServiceName, ServicePortName},
 };
 
 /// The kernel's side: what it refuses is a failure of the test.
@@ -54,7 +55,7 @@ impl Kernel {
     }
 }
 
-fn frontend(protocol: services::Protocol) -> Frontend {
+fn frontend(protocol: net::Protocol) -> Frontend {
     Frontend {
         address: [10, 0, 0, 1].into(),
         port: 80,
@@ -75,7 +76,7 @@ fn states() -> impl Strategy<Value = Vec<State>> {
 proptest! {
     #[test]
     fn what_is_wanted_comes_about_step_by_step(states in states(), tcp in any::<bool>()) {
-        let protocol = if tcp { services::Protocol::Tcp } else { services::Protocol::Udp };
+        let protocol = if tcp { net::Protocol::Tcp } else { net::Protocol::Udp };
         let mut kernel = Kernel::default();
         let mut drains = Drains::default();
         let start = Instant::now();
@@ -141,7 +142,7 @@ fn member(set: Set, net: bool) -> Member {
     let (ip, port) = ([203, 0, 113, 1].into(), 80);
     Member {
         set,
-        family: IpFamily::V4,
+        family: Family::V4,
         element: match net {
             false => Element::ip_port(ip, 6, port),
             true => Element::IpPortNet {
@@ -160,7 +161,7 @@ fn with(sets: &[Set]) -> ServicePlan {
     members.sort_unstable();
     ServicePlan {
         servers: vec![plan::VirtualServer {
-            frontend: frontend(services::Protocol::Tcp),
+            frontend: frontend(net::Protocol::Tcp),
             scheduler: "rr".into(),
             persistence: None,
             reals: Box::default(),
@@ -178,8 +179,8 @@ fn sets_change_when_nobody_gets_through_for_it() {
             name: "web".into(),
         },
         port: "".into(),
-        protocol: services::Protocol::Tcp,
-        family: IpFamily::V4,
+        protocol: net::Protocol::Tcp,
+        family: Family::V4,
     };
     let nothing = ServicePlan::default;
     let open = || with(&[Set::LoadBalancer]);
@@ -285,14 +286,14 @@ fn sets_get_room_for_what_comes_beside_what_is_yet_to_go() {
             name: "web".into(),
         },
         port: "".into(),
-        protocol: services::Protocol::Tcp,
-        family: IpFamily::V4,
+        protocol: net::Protocol::Tcp,
+        family: Family::V4,
     };
     // Ranges of the one third byte or the other.
     let ranges = |third: u8, number: u8| {
         let members = (0..number).map(|last| Member {
             set: Set::SourceCidr,
-            family: IpFamily::V4,
+            family: Family::V4,
             element: Element::IpPortNet {
                 ip: [203, 0, 113, 1].into(),
                 protocol: 6,
@@ -322,7 +323,7 @@ fn sets_get_room_for_what_comes_beside_what_is_yet_to_go() {
         let mut touched = Touched::default();
         wanted.replace(&name, &old, &new, &mut touched);
         let needed: Vec<_> = needed
-            .map(|n| ((Set::SourceCidr, IpFamily::V4), n))
+            .map(|n| ((Set::SourceCidr, Family::V4), n))
             .into_iter()
             .collect();
         let found: Vec<_> = room_needed(&touched, &wanted).into_iter().collect();

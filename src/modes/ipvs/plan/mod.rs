@@ -26,7 +26,8 @@ pub use crate::modes::detect_local::DetectLocal;
 use crate::{
     kernel::ipset::Element,
     modes,
-    services::{Forwarding, IpFamily, Preferences, Protocol, ServicePort, TrafficPolicy},
+    net::{Family, Protocol},
+    services::{Forwarding, Preferences, ServicePort, TrafficPolicy},
 };
 
 /// What one ServicePort needs.
@@ -89,7 +90,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn family(&self) -> IpFamily {
+    fn family(&self) -> Family {
         self.port.name.family
     }
 
@@ -191,7 +192,7 @@ impl Builder<'_> {
         let family = self.family();
         let served = || {
             let served = site.node_ports.iter().copied();
-            let served = served.filter(move |ip| IpFamily::of(ip) == family);
+            let served = served.filter(move |ip| Family::of(ip) == family);
             served.filter(|ip| !port.node_port_excluded().any(|lost| lost == *ip))
         };
         if served().next().is_none() {

@@ -5,10 +5,11 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 use ipnet::IpNet;
 
 use crate::{
-    config::{self, Effective, KubeProxyConfiguration},
+    config::{Effective, KubeProxyConfiguration},
     modes::detect_local::DetectLocal,
+    net::{self, Family},
     node::Served,
-    services::{IpFamily, Node},
+    services::Node,
 };
 
 /// The dummy link that holds the addresses of Services.
@@ -21,7 +22,7 @@ pub const ROUND_ROBIN: &str = "rr";
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How traffic of this node's pods is told from other traffic.
-    pub detect_local: config::DetectLocal,
+    pub detect_local: net::DetectLocal,
     /// This node's own address, if it is not to be taken from its Node.
     pub node_ip: Option<IpAddr>,
     /// SNAT everything that is sent to cluster IPs.
@@ -56,7 +57,7 @@ impl Default for Options {
     /// Where nothing is configured.
     fn default() -> Options {
         Options {
-            detect_local: config::DetectLocal::ClusterCidr(Vec::new()),
+            detect_local: net::DetectLocal::ClusterCidr(Vec::new()),
             node_ip: None,
             masquerade_all: false,
             masquerade_mark: 1 << 14,
@@ -117,7 +118,7 @@ pub struct Site {
 }
 
 /// Both.
-pub const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
+pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// One value for each family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,26 +131,26 @@ pub struct Families<T> {
 
 impl<T> Families<T> {
     /// Made by asking for each.
-    pub fn each(mut of: impl FnMut(IpFamily) -> T) -> Families<T> {
+    pub fn each(mut of: impl FnMut(Family) -> T) -> Families<T> {
         Families {
-            v4: of(IpFamily::V4),
-            v6: of(IpFamily::V6),
+            v4: of(Family::V4),
+            v6: of(Family::V6),
         }
     }
 
     /// That of `family`.
-    pub fn of(&self, family: IpFamily) -> &T {
+    pub fn of(&self, family: Family) -> &T {
         match family {
-            IpFamily::V4 => &self.v4,
-            IpFamily::V6 => &self.v6,
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
         }
     }
 
     /// That of `family`.
-    pub fn of_mut(&mut self, family: IpFamily) -> &mut T {
+    pub fn of_mut(&mut self, family: Family) -> &mut T {
         match family {
-            IpFamily::V4 => &mut self.v4,
-            IpFamily::V6 => &mut self.v6,
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
         }
     }
 }
@@ -176,12 +177,12 @@ impl Site {
                 .collect(),
             own,
             node_ip: Families::each(|family| {
-                let of_family = |ip: &IpAddr| IpFamily::of(ip) == family;
+                let of_family = |ip: &IpAddr| Family::of(ip) == family;
                 let first = listed.iter().copied().find(of_family);
                 options.node_ip.filter(of_family).or(first)
             }),
             detect_local: Families::each(|family| {
-                DetectLocal::new(&options.detect_local, family.into(), node)
+                DetectLocal::new(&options.detect_local, family, node)
             }),
             masquerade_all: options.masquerade_all,
             masquerade_mark: options.masquerade_mark,

@@ -7,7 +7,7 @@ use crate::{
         features::Features,
         rule::{Match, Maybe, Rule, Side, Table, Target, Transport},
     },
-    services::IpFamily,
+    net::Family,
 };
 
 /// Which sets of a family have members.
@@ -102,7 +102,7 @@ pub const OWN_CHAINS: [(Table, &str); 12] = [
 ];
 
 /// The rules of `family`, for sets of which those `filled` have members.
-pub fn rules(family: IpFamily, site: &Site, features: &Features, filled: Filled) -> Rules {
+pub fn rules(family: Family, site: &Site, features: &Features, filled: Filled) -> Rules {
     let b = Builder {
         family,
         site,
@@ -132,7 +132,7 @@ pub fn rules(family: IpFamily, site: &Site, features: &Features, filled: Filled)
 }
 
 struct Builder<'a> {
-    family: IpFamily,
+    family: Family,
     site: &'a Site,
     features: &'a Features,
     filled: Filled,
@@ -307,8 +307,8 @@ impl Builder<'_> {
 
     fn services(&self) -> Vec<Rule> {
         let loopback: ipnet::IpNet = match self.family {
-            IpFamily::V4 => ipnet::Ipv4Net::new_assert([127, 0, 0, 0].into(), 8).into(),
-            IpFamily::V6 => std::net::IpAddr::from(std::net::Ipv6Addr::LOCALHOST).into(),
+            Family::V4 => ipnet::Ipv4Net::new_assert([127, 0, 0, 0].into(), 8).into(),
+            Family::V6 => std::net::IpAddr::from(std::net::Ipv6Addr::LOCALHOST).into(),
         };
         let mut rules = vec![Rule::new().source(loopback).target(Target::Return)];
         rules.extend(self.of(Set::Direct).map(|r| r.target(Target::Accept)));

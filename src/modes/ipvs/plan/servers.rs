@@ -3,8 +3,9 @@
 use std::{fmt, net::IpAddr, net::SocketAddr, sync::Arc};
 
 use super::options::Site;
-use crate::services::{
-    Endpoint, Forwarding, Preferences, Protocol, ServicePort, SessionAffinity, TrafficPolicy,
+use crate::{
+    net::Protocol,
+    services::{Endpoint, Forwarding, Preferences, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
 /// Where a virtual server is called: what names it to the kernel.

@@ -8,7 +8,7 @@ use nix::libc;
 
 use crate::{
     kernel::ipset::{self, Element, Kind, LONGEST_NAME},
-    services::{IpFamily, Protocol},
+    net::{Family, Protocol},
 };
 
 /// A set, in either family.
@@ -65,7 +65,7 @@ pub struct Member {
     /// The set.
     pub set: Set,
     /// Which of the two sets of that kind.
-    pub family: IpFamily,
+    pub family: Family,
     /// What is in it.
     pub element: Element,
 }
@@ -102,7 +102,7 @@ impl Set {
 
     /// Its name in `family`; kube-proxy's longer ones are cut to what the kernel
     /// takes.
-    pub fn name(self, family: IpFamily) -> &'static str {
+    pub fn name(self, family: Family) -> &'static str {
         let (v4, v6) = match self {
             Set::LoopBack => ("KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK"),
             Set::ClusterIp => ("KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP"),
@@ -138,8 +138,8 @@ impl Set {
             Set::NotFromNode => ("TRIPOD-NOT-FROM-NODE", "TRIPOD-6-NOT-FROM-NODE"),
         };
         let name = match family {
-            IpFamily::V4 => v4,
-            IpFamily::V6 => v6,
+            Family::V4 => v4,
+            Family::V6 => v6,
         };
         &name[..name.len().min(LONGEST_NAME)]
     }
@@ -170,8 +170,8 @@ impl Set {
     }
 
     /// It in `family`, as the kernel takes it.
-    pub fn kernel_set(self, family: IpFamily) -> ipset::Set {
-        ipset::Set::new(self.name(family), self.kind(), family.into())
+    pub fn kernel_set(self, family: Family) -> ipset::Set {
+        ipset::Set::new(self.name(family), self.kind(), family)
     }
 
     /// Kube-proxy's word for it in the comments of rules.
@@ -301,7 +301,7 @@ mod tests {
     fn names_fit_the_kernel_and_are_distinct() {
         let mut names: Vec<&str> = Set::ALL
             .into_iter()
-            .flat_map(|set| [set.name(IpFamily::V4), set.name(IpFamily::V6)])
+            .flat_map(|set| [set.name(Family::V4), set.name(Family::V6)])
             .collect();
         assert!(names.contains(&"KUBE-6-LOAD-BALANCER-SOURCE-CID"));
         assert!(names.contains(&"KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"));

@@ -30,7 +30,7 @@ fn port() -> ServicePort {
             },
             port: "".into(),
             protocol: Protocol::Tcp,
-            family: IpFamily::V4,
+            family: Family::V4,
         },
         cluster_ip: Some([10, 0, 0, 1].into()),
         port: 80,
@@ -182,7 +182,7 @@ fn the_internal_policy_never_falls_back() {
 #[test]
 fn the_node_calls_from_an_address_of_a_service_for_itself() {
     let filled: Filled = [Set::NotFromNode, Set::SourceCidr].into_iter().collect();
-    let rules = rules(IpFamily::V4, &site(), &Features::ALL, filled);
+    let rules = rules(Family::V4, &site(), &Features::ALL, filled);
     let chain = rules
         .chains
         .iter()

@@ -5,11 +5,10 @@ use std::fmt;
 use super::Error;
 use crate::{
     kernel::{
-        Family,
         probe::{Ability, Extension, Kernel},
         xtables::{self, Toolkit},
     },
-    services::IpFamily,
+    net::Family,
 };
 
 /// What the operator asked for with `--userspace-capture`.
@@ -55,16 +54,16 @@ pub struct Choice {
 
 impl Choice {
     /// The method for `family`.
-    pub fn method(&self, family: IpFamily) -> Method {
+    pub fn method(&self, family: Family) -> Method {
         match family {
-            IpFamily::V4 => self.v4,
-            IpFamily::V6 => self.v6,
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
         }
     }
 
     /// The families that use `method`.
-    pub fn families(&self, method: Method) -> Vec<IpFamily> {
-        [IpFamily::V4, IpFamily::V6]
+    pub fn families(&self, method: Method) -> Vec<Family> {
+        [Family::V4, Family::V6]
             .into_iter()
             .filter(|f| self.method(*f) == method)
             .collect()

@@ -27,27 +27,9 @@ pub use local::Local;
 pub use redirect::{NodePortAddresses, Redirect};
 
 use crate::{
-    kernel::{Family, netlink, xtables},
-    services::{IpFamily, PerFamily, Protocol},
+    kernel::{netlink, xtables},
+    net::{Family, PerFamily, Protocol},
 };
-
-impl From<IpFamily> for Family {
-    fn from(family: IpFamily) -> Family {
-        match family {
-            IpFamily::V4 => Family::V4,
-            IpFamily::V6 => Family::V6,
-        }
-    }
-}
-
-impl From<Family> for IpFamily {
-    fn from(family: Family) -> IpFamily {
-        match family {
-            Family::V4 => IpFamily::V4,
-            Family::V6 => IpFamily::V6,
-        }
-    }
-}
 
 /// An address that clients call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,7 +37,7 @@ pub struct Frontend {
     /// Protocol of the packets.
     pub protocol: Protocol,
     /// Family of the packets.
-    pub family: IpFamily,
+    pub family: Family,
     /// The service address; `None`: a node port, on the node's own addresses.
     pub address: Option<IpAddr>,
     /// The port that clients call.

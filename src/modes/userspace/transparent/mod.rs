@@ -31,10 +31,7 @@ use socket2::Socket;
 pub use self::steering::{Steering, cleanup};
 use self::{doubts::Doubts, paths::Paths};
 use super::insiders::Insiders;
-use crate::{
-    kernel::{Family, netlink},
-    sched::Flow,
-};
+use crate::{kernel::netlink, net::Family, sched::Flow};
 
 /// What the data path asks.
 #[derive(Debug)]

@@ -16,10 +16,13 @@ use std::{
 
 use hashbrown::HashMap;
 
-use crate::kernel::{
-    Family, links,
-    netlink::Socket,
-    next_hop::{self, NextHop},
+use crate::{
+    kernel::{
+        links,
+        netlink::Socket,
+        next_hop::{self, NextHop},
+    },
+    net::Family,
 };
 
 /// How long an answer of the kernel holds.

@@ -20,7 +20,7 @@ use ipnet::IpNet;
 use super::Transparent;
 use crate::{
     kernel::{
-        Family, links,
+        links,
         netlink::{self, Protocol, Socket},
         probe::Kernel,
         routes::{self, Kind, Route},
@@ -33,7 +33,7 @@ use crate::{
         },
     },
     modes::userspace::capture::Error,
-    services::{IpFamily, PerFamily},
+    net::{Family, PerFamily},
 };
 
 /// The chain that Tripod owns in table mangle.
@@ -158,7 +158,7 @@ impl Steering {
     /// Looks at the kernel and repairs what is wrong there, for the `families` that
     /// are due. Answers what was not told yet.
     pub async fn sync(&mut self, families: PerFamily<bool>) -> Vec<Note> {
-        let due = |family: Family| *families.get(family.into());
+        let due = |family: Family| *families.get(family);
         if !Family::ALL.into_iter().any(due) {
             return Vec::new();
         }
@@ -187,7 +187,7 @@ impl Steering {
                      address: {why}"
                 )
             };
-            *self.unfinished.get_mut(family.into()) = match &outcome {
+            *self.unfinished.get_mut(family) = match &outcome {
                 Err(Trouble { why, passes: true }) => Some(unsteered(why)),
                 _ => None,
             };
@@ -207,7 +207,7 @@ impl Steering {
     }
 
     /// What of `family` failed for now, with the reason.
-    pub fn unfinished(&self, family: IpFamily) -> Option<&String> {
+    pub fn unfinished(&self, family: Family) -> Option<&String> {
         self.unfinished.get(family).as_ref()
     }
 

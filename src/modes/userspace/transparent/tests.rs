@@ -9,7 +9,7 @@ use crate::{
         probe::Kernel,
     },
     modes::userspace::insiders::DetectLocal,
-    services::PerFamily,
+    net::PerFamily,
 };
 
 const BOTH: PerFamily<bool> = PerFamily { v4: true, v6: true };

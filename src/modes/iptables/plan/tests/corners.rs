@@ -8,7 +8,8 @@ use super::{
 use crate::{
     kernel::xtables::rule::Transport,
     modes::iptables::plan::{DetectLocal, Options},
-    services::{Protocol, ServicePort, TrafficPolicy},
+    net::Protocol,
+    services::{ServicePort, TrafficPolicy},
 };
 
 pub(super) const POD: &str = "10.244.0.9";

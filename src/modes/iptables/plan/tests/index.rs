@@ -9,9 +9,10 @@ use super::{
     world::{NODE_IP, endpoints, exposed, ip, options, service},
 };
 use crate::{
-    kernel::{Family, xtables::rule::Transport},
+    kernel::xtables::rule::Transport,
     modes::iptables::plan::{Dispatch, DispatchChoice, Options, service_port},
-    services::{IpFamily, Protocol, ServicePort, TrafficPolicy},
+    net::{Family, Protocol},
+    services::{ServicePort, TrafficPolicy},
 };
 
 fn indexed() -> Options {
@@ -209,7 +210,7 @@ fn ipv6_is_indexed_too() {
                 endpoints: endpoints(&[("[fd00:10:244::6]:8080", true, 1)]),
                 ..service(&format!("s{n}"))
             };
-            port.name.family = IpFamily::V6;
+            port.name.family = Family::V6;
             port
         })
         .collect();

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::world::{endpoints, exposed, ip, options, service};
 use crate::{
     kernel::{
-        Family,
         namespace::in_namespace,
         xtables::{Search, Xtables, features::Features},
     },
@@ -13,7 +12,8 @@ use crate::{
         plan::{DetectLocal, Dispatch, Options},
         render::render,
     },
-    services::{IpFamily, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
+    net::Family,
+    services::{ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
 fn ports() -> ServiceMap {
@@ -49,7 +49,7 @@ fn ports() -> ServiceMap {
     six[2].cluster_ip = Some(ip("fd00:10:96::3"));
     six[2].endpoints = endpoints(&[]);
     for (n, port) in (0..).zip(&mut six) {
-        port.name.family = IpFamily::V6;
+        port.name.family = Family::V6;
         port.name.port = format!("p{n}").into();
     }
     four.into_iter().chain(six).collect()

@@ -9,15 +9,13 @@ use super::{
     world::{endpoints, exposed, net, options, service},
 };
 use crate::{
-    kernel::{
-        Family,
-        xtables::{
-            features::Features,
-            rule::{Match, Rule, Table, Target},
-        },
+    kernel::xtables::{
+        features::Features,
+        rule::{Match, Rule, Table, Target},
     },
     modes::iptables::plan::{Dispatch, Options, fixed, names, service_port},
-    services::{Protocol, ServicePort, TrafficPolicy},
+    net::{Family, Protocol},
+    services::{ServicePort, TrafficPolicy},
 };
 
 /// Longest name of a chain: `XT_EXTENSION_MAXNAMELEN` of

@@ -8,12 +8,13 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    kernel::{Family, xtables::features::Features},
+    kernel::xtables::features::Features,
     modes::iptables::plan::{DetectLocal, Dispatch, Options},
+    net::{Family, Protocol},
     node::Served,
     services::{
-        Endpoint, Endpoints, IpFamily, Protocol, ServiceName, ServicePort, ServicePortName,
-        SessionAffinity, TrafficPolicy,
+        Endpoint, Endpoints, ServiceName, ServicePort, ServicePortName, SessionAffinity,
+        TrafficPolicy,
     },
 };
 
@@ -82,7 +83,7 @@ pub(super) fn service(name: &str) -> ServicePort {
             },
             port: "".into(),
             protocol: Protocol::Tcp,
-            family: IpFamily::V4,
+            family: Family::V4,
         },
         cluster_ip: Some(ip("10.96.0.1")),
         port: 80,

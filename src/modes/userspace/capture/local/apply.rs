@@ -5,11 +5,12 @@ use std::{collections::HashMap, net::IpAddr};
 use super::plan::{self, Object};
 use crate::{
     kernel::{
-        Family, addresses,
+        addresses,
         netlink::{self, Socket},
         routes, rules,
     },
     modes::userspace::capture::Error,
+    net::Family,
 };
 
 /// What of ours the kernel has.

@@ -39,11 +39,11 @@ use self::{
 use super::{Error, Frontend, Outcomes, Report, Scopes, Want};
 use crate::{
     kernel::{
-        Family, addresses, links,
+        addresses, links,
         netlink::{self, Protocol, Socket},
         probe::{Ability, Kernel},
     },
-    services::IpFamily,
+    net::Family,
 };
 
 /// Captures by routes. Owns every route and rule of our mark in its tables.
@@ -55,7 +55,7 @@ pub struct Local {
 
 /// What one family has in the kernel.
 struct FamilyState {
-    family: IpFamily,
+    family: Family,
     /// How each frontend is carried.
     shapes: BTreeMap<Frontend, Shape>,
     /// What is in the kernel, and for how many frontends.
@@ -76,13 +76,13 @@ impl Local {
     ///
     /// # Errors
     /// When no netlink socket can be had.
-    pub fn new(families: &[IpFamily], kernel: &Kernel) -> Result<Local, Error> {
+    pub fn new(families: &[Family], kernel: &Kernel) -> Result<Local, Error> {
         let families = families.iter().map(|family| FamilyState {
             family: *family,
             shapes: BTreeMap::new(),
             held: Uses::default(),
             ground: None,
-            ports: match kernel.lack(&Ability::PortRules((*family).into())) {
+            ports: match kernel.lack(&Ability::PortRules(*family)) {
                 Some(why) => Err(why.to_owned()),
                 None => Ok(()),
             },
@@ -128,10 +128,10 @@ impl Local {
     ///
     /// # Errors
     /// When something of it could not be removed.
-    pub fn cleanup(families: &[IpFamily]) -> Result<(), Error> {
+    pub fn cleanup(families: &[Family]) -> Result<(), Error> {
         let mut socket = Socket::open(Protocol::Route)?;
         for family in families {
-            let present = installed(&mut socket, Family::from(*family))?;
+            let present = installed(&mut socket, *family)?;
             if !present.is_empty() {
                 remove(&mut socket, links::index("lo")?, present)?;
             }
@@ -141,10 +141,10 @@ impl Local {
 
     /// Whether anything of it is there in these families; what cannot be asked
     /// has nothing.
-    pub fn is_there(families: &[IpFamily]) -> bool {
+    pub fn is_there(families: &[Family]) -> bool {
         let found = Socket::open(Protocol::Route).map(|mut socket| {
             families.iter().any(|family| {
-                let present = installed(&mut socket, Family::from(*family));
+                let present = installed(&mut socket, *family);
                 present.is_ok_and(|present| !present.is_empty())
             })
         });
@@ -175,7 +175,7 @@ impl FamilyState {
             (Some(_), None) if self.clean => Ok(()),
             _ => {
                 // Nothing wanted: no need of a ground that may not be there.
-                let present = installed(socket, self.family.into())?;
+                let present = installed(socket, self.family)?;
                 self.shapes.clear();
                 self.held.clear();
                 if !present.is_empty() {
@@ -195,7 +195,7 @@ impl FamilyState {
         want: &Want,
         report: &mut Report,
     ) -> Result<Option<Ground>, Error> {
-        let family = Family::from(self.family);
+        let family = self.family;
         let domain = match family {
             Family::V4 => Domain::IPV4,
             Family::V6 => Domain::IPV6,

@@ -32,12 +32,11 @@ use nix::libc;
 
 use crate::{
     kernel::{
-        Family,
         routes::{Kind, Route, TABLE_LOCAL},
         rules::{Action, HIGHEST_PORT, Rule},
     },
     modes::userspace::capture::{Frontend, OtherPorts, Target},
-    services::Protocol,
+    net::{Family, Protocol},
 };
 
 const PRIORITY_PORT: u32 = 77;
@@ -256,7 +255,7 @@ mod tests {
     use std::{collections::BTreeSet, sync::Arc};
 
     use super::*;
-    use crate::services::IpFamily;
+    use crate::net::Family;
 
     const V4: Ground = Ground {
         family: Family::V4,
@@ -268,7 +267,7 @@ mod tests {
     fn frontend(protocol: Protocol, address: Option<&str>, port: u16) -> Frontend {
         Frontend {
             protocol,
-            family: IpFamily::V4,
+            family: Family::V4,
             address: address.map(|a| a.parse().unwrap()),
             port,
         }

@@ -20,7 +20,7 @@ use crate::{
         routes, rules,
     },
     modes::userspace::capture::{self, OtherPorts, Target},
-    services,
+    net,
 };
 
 fn target(other_ports: OtherPorts) -> Target {
@@ -31,11 +31,11 @@ fn target(other_ports: OtherPorts) -> Target {
     }
 }
 
-fn frontend(protocol: services::Protocol, address: &str, port: u16) -> Frontend {
+fn frontend(protocol: net::Protocol, address: &str, port: u16) -> Frontend {
     let address: IpAddr = address.parse().unwrap();
     Frontend {
         protocol,
-        family: IpFamily::of(&address),
+        family: Family::of(&address),
         address: Some(address),
         port,
     }
@@ -58,7 +58,7 @@ fn expected(want: &Want, family: Family) -> BTreeSet<Object> {
         has_loopback_address: true,
     };
     want.iter()
-        .filter(|(f, _)| Family::from(f.family) == family)
+        .filter(|(f, _)| f.family == family)
         .flat_map(|(f, t)| {
             let shape = plan::shape(f, t, &ground, |_| false).unwrap();
             plan::objects(f, shape, &ground)
@@ -81,9 +81,9 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
                     format!("fd96::{last}")
                 };
                 let protocol = if tcp {
-                    services::Protocol::Tcp
+                    net::Protocol::Tcp
                 } else {
-                    services::Protocol::Udp
+                    net::Protocol::Udp
                 };
                 frontend(protocol, &address, [80, 65_534, 65_535][port])
             });
@@ -103,7 +103,7 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
         });
         runner
             .run(&steps, |steps| {
-                let both = [IpFamily::V4, IpFamily::V6];
+                let both = [Family::V4, Family::V6];
                 let mut local = Local::new(&both, &Kernel::examine(&[])).unwrap();
                 let mut want = Want::new();
                 for (step, restart) in steps {
@@ -126,8 +126,8 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
                 Ok(())
             })
             .unwrap();
-        Local::cleanup(&[IpFamily::V4, IpFamily::V6]).unwrap();
-        Local::cleanup(&[IpFamily::V4, IpFamily::V6]).unwrap();
+        Local::cleanup(&[Family::V4, Family::V6]).unwrap();
+        Local::cleanup(&[Family::V4, Family::V6]).unwrap();
         assert!(present(Family::V4).is_empty() && present(Family::V6).is_empty());
     });
 }
@@ -135,9 +135,9 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
 #[test]
 fn a_full_sync_repairs_what_others_broke() {
     in_namespace(|| {
-        let web = frontend(services::Protocol::Tcp, "10.96.0.1", 80);
+        let web = frontend(net::Protocol::Tcp, "10.96.0.1", 80);
         let want = Want::from([(web, target(OtherPorts::Refuse))]);
-        let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
+        let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
         sync(&mut local, &want, None).unwrap();
         let right = present(Family::V4);
         let mut socket = Socket::open(Protocol::Route).unwrap();
@@ -174,13 +174,13 @@ fn a_full_sync_repairs_what_others_broke() {
 fn an_address_of_the_node_is_left_alone() {
     in_namespace(|| {
         ip("addr add 192.0.2.1/32 dev lo");
-        let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
-        let own = frontend(services::Protocol::Tcp, "192.0.2.1", 80);
+        let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
+        let own = frontend(net::Protocol::Tcp, "192.0.2.1", 80);
         let want = Want::from([(own, target(OtherPorts::Refuse))]);
         let report = sync(&mut local, &want, None).unwrap();
         assert_eq!(report, Report::default());
         assert!(present(Family::V4).is_empty());
-        Local::cleanup(&[IpFamily::V4]).unwrap();
+        Local::cleanup(&[Family::V4]).unwrap();
         let mut socket = Socket::open(Protocol::Route).unwrap();
         let left = addresses::list(&mut socket).unwrap();
         assert!(left.iter().any(|a| Some(a.address) == own.address));
@@ -190,10 +190,10 @@ fn an_address_of_the_node_is_left_alone() {
 #[test]
 fn what_cannot_be_captured_is_named_and_the_rest_works() {
     in_namespace(|| {
-        let good = frontend(services::Protocol::Tcp, "10.96.0.1", 80);
-        let bad = frontend(services::Protocol::Tcp, "127.0.0.1", 80);
+        let good = frontend(net::Protocol::Tcp, "10.96.0.1", 80);
+        let bad = frontend(net::Protocol::Tcp, "127.0.0.1", 80);
         let want = Want::from([good, bad].map(|f| (f, target(OtherPorts::Refuse))));
-        let mut local = Local::new(&[IpFamily::V4], &Kernel::examine(&[])).unwrap();
+        let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
         let report = sync(&mut local, &want, None).unwrap();
         assert_eq!(report.failed.len(), 1);
         assert_eq!(report.failed[0].0, bad);
@@ -215,8 +215,7 @@ fn a_connected_socket_takes_a_route_that_came_later() {
         ip("route add 10.96.0.0/24 dev out");
         ip("route add fd96::/64 dev out");
         for (first, second) in [("10.96.0.1", "10.96.0.2"), ("fd96::1", "fd96::2")] {
-            let [first, second] =
-                [first, second].map(|a| frontend(services::Protocol::Udp, a, 5353));
+            let [first, second] = [first, second].map(|a| frontend(net::Protocol::Udp, a, 5353));
             let refuse = target(OtherPorts::Refuse);
             let mut want = Want::from([(first, refuse.clone())]);
             let mut local = Local::new(&[first.family], &Kernel::examine(&[])).unwrap();
@@ -226,8 +225,8 @@ fn a_connected_socket_takes_a_route_that_came_later() {
             let listener = socket2::Socket::new(Domain::for_address(to), Type::DGRAM, None);
             let listener = listener.unwrap();
             match second.family {
-                IpFamily::V4 => listener.set_freebind_v4(true).unwrap(),
-                IpFamily::V6 => listener.set_freebind_v6(true).unwrap(),
+                Family::V4 => listener.set_freebind_v4(true).unwrap(),
+                Family::V6 => listener.set_freebind_v6(true).unwrap(),
             }
             listener.bind(&to.into()).unwrap();
             let listener = UdpSocket::from(listener);
@@ -239,9 +238,9 @@ fn a_connected_socket_takes_a_route_that_came_later() {
             client.send(b"early").unwrap();
 
             want.insert(second, refuse);
-            let rules = rules::list(&mut local.socket, second.family.into()).unwrap();
+            let rules = rules::list(&mut local.socket, second.family).unwrap();
             sync(&mut local, &want, Some(&[second])).unwrap();
-            let after = rules::list(&mut local.socket, second.family.into()).unwrap();
+            let after = rules::list(&mut local.socket, second.family).unwrap();
             assert_eq!(rules, after, "no rule came or stayed");
             client.send(b"late").unwrap();
             let mut buffer = [0; 16];

@@ -4,15 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::plan::{self, Delta, Features, Ground, Jumps, Listener};
 use crate::{
-    kernel::Family,
     modes::userspace::capture::{Frontend, Report, Target, Want},
-    services::IpFamily,
+    net::Family,
 };
 
 /// The rules of one family, as they were last written.
 #[derive(Debug)]
 pub struct Applied {
-    family: IpFamily,
+    family: Family,
     /// The nat rules of each frontend, word for word, and the listener they
     /// lead to. A rule can only be deleted in the words it was added in.
     frontends: BTreeMap<Frontend, (Vec<String>, Listener)>,
@@ -22,7 +21,7 @@ pub struct Applied {
 
 impl Applied {
     /// Nothing yet.
-    pub fn new(family: IpFamily) -> Applied {
+    pub fn new(family: Family) -> Applied {
         Applied {
             family,
             frontends: BTreeMap::new(),
@@ -40,7 +39,7 @@ impl Applied {
         report: &mut Report,
     ) -> Option<(Vec<String>, Listener)> {
         let reason = match frontend.address {
-            Some(ip) if Family::of(&ip) != self.family.into() => {
+            Some(ip) if Family::of(&ip) != self.family => {
                 format!("{ip} is no {} address", self.family)
             }
             _ if frontend.port == 0 || target.port == 0 => "port 0 cannot be called".to_owned(),
@@ -159,7 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{modes::userspace::capture::OtherPorts, services::Protocol};
+    use crate::{modes::userspace::capture::OtherPorts, net::Protocol};
 
     fn ground() -> Ground {
         Ground {
@@ -179,7 +178,7 @@ mod tests {
         (any::<bool>(), prop::option::of(1u8..4), 1u16..4).prop_map(|(tcp, address, port)| {
             Frontend {
                 protocol: if tcp { Protocol::Tcp } else { Protocol::Udp },
-                family: IpFamily::V4,
+                family: Family::V4,
                 address: address.map(|last| IpAddr::from([10, 96, 0, last])),
                 port,
             }
@@ -237,7 +236,7 @@ mod tests {
             steps in prop::collection::vec(prop::collection::vec((frontend(), target()), 1..6), 1..8),
         ) {
             let (ground, mut want, mut report) = (ground(), Want::new(), Report::default());
-            let mut applied = Applied::new(IpFamily::V4);
+            let mut applied = Applied::new(Family::V4);
             let mut chains = Chains::default();
             chains.restore(&applied.batch(&ground.features, &Jumps::default()));
             for step in steps {
@@ -250,7 +249,7 @@ mod tests {
                 }
                 let delta = applied.update(&want, &changed, &ground, &mut report);
                 chains.restore(&delta.batch(&ground.features));
-                let mut whole = Applied::new(IpFamily::V4);
+                let mut whole = Applied::new(Family::V4);
                 whole.replace(&want, &ground, &mut report);
                 let mut expected = Chains::default();
                 expected.restore(&whole.batch(&ground.features, &Jumps::default()));

@@ -37,7 +37,7 @@ use self::{
 use super::{Error, Frontend, Outcomes, Report, Scopes, Want, choose::redirecting};
 use crate::{
     kernel::{
-        Family, addresses,
+        addresses,
         netlink::{Protocol, Socket},
         probe::Kernel,
         xtables::{
@@ -46,7 +46,7 @@ use crate::{
             rule::Table,
         },
     },
-    services::IpFamily,
+    net::Family,
 };
 
 /// The chains of this capture. What leads to the listeners goes before what guards
@@ -66,7 +66,7 @@ pub struct Redirect {
 
 /// What one family has in the kernel.
 struct FamilyState {
-    family: IpFamily,
+    family: Family,
     xtables: Xtables,
     engine: Engine,
     features: Features,
@@ -95,13 +95,13 @@ impl Redirect {
     /// # Errors
     /// When nat does not work in one of them: see [`super::choose()`].
     pub fn new(
-        families: &[IpFamily],
+        families: &[Family],
         kernel: &Kernel,
         node_ports: NodePortAddresses,
     ) -> Result<Redirect, Error> {
         let mut states = Vec::new();
         for family in families {
-            let tools = redirecting(kernel, Family::from(*family))?;
+            let tools = redirecting(kernel, *family)?;
             states.push(FamilyState {
                 family: *family,
                 engine: tools.engine,
@@ -124,9 +124,7 @@ impl Redirect {
     /// The engine of each family that its rules are in.
     pub fn engines(&self) -> Vec<(Family, Engine)> {
         let families = self.families.iter();
-        families
-            .map(|state| (state.family.into(), state.engine))
-            .collect()
+        families.map(|state| (state.family, state.engine)).collect()
     }
 
     /// Serves node ports on these addresses from the next full sync on.
@@ -173,17 +171,17 @@ impl Redirect {
     ///
     /// # Errors
     /// When something of it could not be removed.
-    pub async fn cleanup(families: &[IpFamily], preserved: &Preserved) -> Result<(), Error> {
+    pub async fn cleanup(families: &[Family], preserved: &Preserved) -> Result<(), Error> {
         let mut outcome = Ok(());
         for family in families {
-            outcome = outcome.and(OWNED.remove((*family).into(), preserved).await);
+            outcome = outcome.and(OWNED.remove(*family, preserved).await);
         }
         Ok(outcome?)
     }
 
     /// Whether rules are in `family`, other than what is `preserved`.
-    pub async fn is_there(family: IpFamily, preserved: &Preserved) -> bool {
-        OWNED.is_there(family.into(), preserved).await
+    pub async fn is_there(family: Family, preserved: &Preserved) -> bool {
+        OWNED.is_there(family, preserved).await
     }
 }
 
@@ -195,7 +193,7 @@ impl FamilyState {
         node_ports: &NodePortAddresses,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let family = Family::from(self.family);
+        let family = self.family;
         let own = addresses::list(&mut Socket::open(Protocol::Route)?)?;
         let services: BTreeSet<_> = want.keys().filter_map(|f| f.address).collect();
         let ground = Ground {
@@ -231,7 +229,7 @@ impl FamilyState {
 
     /// Deletes the flows that lead elsewhere than the rules in force.
     async fn forget_stale(&mut self, report: &mut Report) {
-        let family = self.family.into();
+        let family = self.family;
         let forgotten = self
             .stale
             .forget(family, &self.applied, self.destination)

@@ -21,9 +21,9 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    kernel::{Family, addresses::Address, xtables::features as xtables},
+    kernel::{addresses::Address, xtables::features as xtables},
     modes::userspace::capture::{Frontend, Target},
-    services::Protocol,
+    net::{Family, Protocol},
 };
 
 /// The chain that Tripod owns, in table nat and in table filter.

@@ -13,12 +13,11 @@ use nix::errno::Errno;
 use super::applied::Applied;
 use crate::{
     kernel::{
-        Family,
         conntrack::flows::{self, Match, Reply, Source, UDP},
         netlink::{self, Socket},
     },
     modes::userspace::capture::Frontend,
-    services::Protocol,
+    net::{Family, Protocol},
 };
 
 /// Errors that will be the same the next time: no right to, no ctnetlink
@@ -125,18 +124,18 @@ impl Stale {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::services::IpFamily;
+    use crate::net::Family;
 
     #[test]
     fn only_udp_has_stale_flows_and_what_is_gone_has_no_place_to_be() {
         let frontend = |protocol, port| Frontend {
             protocol,
-            family: IpFamily::V4,
+            family: Family::V4,
             address: Some([10, 96, 0, 1].into()),
             port,
         };
         let mut stale = Stale::default();
-        let none = Applied::new(IpFamily::V4);
+        let none = Applied::new(Family::V4);
         assert_eq!(stale.matches(&none, None), []);
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
         stale.extend(protocols.map(|protocol| frontend(protocol, 53)));

@@ -11,14 +11,14 @@ use crate::{
         xtables::Search,
     },
     modes::userspace::capture::{self, OtherPorts, Target},
-    services,
+    net,
 };
 
-const BOTH: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
+const BOTH: [Family; 2] = [Family::V4, Family::V6];
 
-fn frontend(family: IpFamily, address: Option<&str>, port: u16) -> Frontend {
+fn frontend(family: Family, address: Option<&str>, port: u16) -> Frontend {
     Frontend {
-        protocol: services::Protocol::Tcp,
+        protocol: net::Protocol::Tcp,
         family,
         address: address.map(|a| a.parse::<IpAddr>().unwrap()),
         port,
@@ -66,9 +66,9 @@ fn rules_follow_are_repaired_and_go() {
         block_on(async {
             let mut redirect =
                 Redirect::new(&BOTH, &Kernel::examine(&[]), NodePortAddresses::All).unwrap();
-            let web = frontend(IpFamily::V4, Some("10.96.0.1"), 80);
-            let web6 = frontend(IpFamily::V6, Some("fd96::1"), 80);
-            let node = frontend(IpFamily::V4, None, 30_080);
+            let web = frontend(Family::V4, Some("10.96.0.1"), 80);
+            let web6 = frontend(Family::V6, Some("fd96::1"), 80);
+            let node = frontend(Family::V4, None, 30_080);
             let mut want = Want::from([web, web6, node].map(|f| (f, target(40_000))));
             assert_eq!(sync(&mut redirect, &want, None).await.unwrap().failed, []);
             let v4 = ours(Family::V4).await;
@@ -88,7 +88,7 @@ fn rules_follow_are_repaired_and_go() {
             assert!(v6.contains("-j REDIRECT --to-ports 40000"), "{v6}");
 
             want.remove(&web6);
-            let https = frontend(IpFamily::V4, Some("10.96.0.1"), 443);
+            let https = frontend(Family::V4, Some("10.96.0.1"), 443);
             want.insert(https, target(40_001));
             sync(&mut redirect, &want, Some(&[web6, https]))
                 .await
@@ -140,8 +140,8 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
         ip("addr add 192.0.2.1/32 dev lo");
         block_on(async {
             let udp_frontend = |address, port| Frontend {
-                protocol: services::Protocol::Udp,
-                ..frontend(IpFamily::V4, address, port)
+                protocol: net::Protocol::Udp,
+                ..frontend(Family::V4, address, port)
             };
             let dns = udp_frontend(Some("10.96.0.10"), 53);
             let node = udp_frontend(None, 30_053);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{modes::userspace::capture::OtherPorts, services::IpFamily};
+use crate::{modes::userspace::capture::OtherPorts, net::Family};
 
 const ALL: Features = Features {
     comment: true,
@@ -17,7 +17,7 @@ fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -
     let address: Option<IpAddr> = address.map(|a| a.parse().unwrap());
     let frontend = Frontend {
         protocol: Protocol::Tcp,
-        family: address.map_or(IpFamily::V4, |a| IpFamily::of(&a)),
+        family: address.map_or(Family::V4, |a| Family::of(&a)),
         address,
         port: 80,
     };

@@ -1,0 +1,126 @@
+//! IP families, and one value for each.
+
+use std::{fmt, net::IpAddr};
+
+use nix::libc;
+
+/// An IP family. Services, addresses and everything in the kernel are of one; a
+/// dual-stack Service has ServicePorts in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both, in the order in which they are shown.
+    pub const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    /// The family that `ip` belongs to.
+    pub fn of(ip: &IpAddr) -> Family {
+        if ip.is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+
+    /// Length in bits of an address.
+    pub fn bits(self) -> u8 {
+        match self {
+            Family::V4 => 32,
+            Family::V6 => 128,
+        }
+    }
+
+    /// `AF_INET` or `AF_INET6`.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Family::V4 => libc::AF_INET as u8,
+            Family::V6 => libc::AF_INET6 as u8,
+        }
+    }
+
+    /// The family whose `AF_` constant this is.
+    pub(crate) fn from_number(number: u8) -> Option<Family> {
+        Family::ALL.into_iter().find(|f| f.number() == number)
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        })
+    }
+}
+
+/// A `T` for IPv4 and one for IPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerFamily<T> {
+    /// IPv4's.
+    pub v4: T,
+    /// IPv6's.
+    pub v6: T,
+}
+
+impl<T> PerFamily<T> {
+    /// What `of` answers for each.
+    pub fn each(mut of: impl FnMut(Family) -> T) -> PerFamily<T> {
+        PerFamily {
+            v4: of(Family::V4),
+            v6: of(Family::V6),
+        }
+    }
+
+    /// That of `family`.
+    pub fn get(&self, family: Family) -> &T {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    /// That of `family`.
+    pub fn get_mut(&mut self, family: Family) -> &mut T {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+
+    /// Both, IPv4's first.
+    pub fn iter(&self) -> impl Iterator<Item = (Family, &T)> {
+        [(Family::V4, &self.v4), (Family::V6, &self.v6)].into_iter()
+    }
+
+    /// Both, IPv4's first.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Family, &mut T)> {
+        [(Family::V4, &mut self.v4), (Family::V6, &mut self.v6)].into_iter()
+    }
+
+    /// What `change` makes of each.
+    pub fn map<U>(self, mut change: impl FnMut(Family, T) -> U) -> PerFamily<U> {
+        PerFamily {
+            v4: change(Family::V4, self.v4),
+            v6: change(Family::V6, self.v6),
+        }
+    }
+
+    /// References to both.
+    pub fn as_ref(&self) -> PerFamily<&T> {
+        PerFamily {
+            v4: &self.v4,
+            v6: &self.v6,
+        }
+    }
+}
+
+impl<T> IntoIterator for PerFamily<T> {
+    type Item = (Family, T);
+    type IntoIter = std::array::IntoIter<(Family, T), 2>;
+
+    /// Both, IPv4's first.
+    fn into_iter(self) -> Self::IntoIter {
+        [(Family::V4, self.v4), (Family::V6, self.v6)].into_iter()
+    }
+}

@@ -1,0 +1,15 @@
+//! The vocabulary that all other modules share. It knows none of them.
+
+mod detect_local;
+mod family;
+mod mode_name;
+mod node_port_addresses;
+mod protocol;
+
+pub use self::{
+    detect_local::DetectLocal,
+    family::{Family, PerFamily},
+    mode_name::ModeName,
+    node_port_addresses::NodePortAddresses,
+    protocol::Protocol,
+};

@@ -1,0 +1,29 @@
+//! The names of the modes.
+
+use std::fmt;
+
+/// The modes, by kube-proxy's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModeName {
+    /// Virtual servers in the kernel's IPVS.
+    Ipvs,
+    /// The KUBE-SVC chains.
+    Iptables,
+    /// Connections accepted and spliced by Tripod itself.
+    Userspace,
+}
+
+impl ModeName {
+    /// All of them, in the order in which one falls back to the next.
+    pub const ALL: [ModeName; 3] = [ModeName::Ipvs, ModeName::Iptables, ModeName::Userspace];
+}
+
+impl fmt::Display for ModeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ModeName::Ipvs => "ipvs",
+            ModeName::Iptables => "iptables",
+            ModeName::Userspace => "userspace",
+        })
+    }
+}
