@@ -7,7 +7,7 @@ use super::{
     ipset,
     ipvs::{decode, table},
     netlink::{Message, Messages},
-    routes, rules,
+    nftables, routes, rules,
 };
 use crate::net::Family;
 
@@ -39,6 +39,7 @@ fn read(message: Message<'_>) {
     let _ = addresses::parse(message);
     let _ = flows::parse(message);
     let _ = decode::server(&message);
+    nftables::read_anything(message);
     let _ = ipset::client::listed(&message);
     for kind in ipset::Kind::ALL {
         let _ = ipset::client::members(&message, &mut kind.name().to_owned());

@@ -23,8 +23,10 @@ pub mod generic;
 mod parse;
 mod request;
 mod socket;
+mod transaction;
 
 pub use error::{Error, Malformed};
 pub use parse::{Attribute, Attributes, Message, Messages};
 pub use request::Request;
 pub use socket::{Protocol, Socket};
+pub(in crate::kernel) use transaction::{Fault, Refusal};

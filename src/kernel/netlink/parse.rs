@@ -9,6 +9,8 @@ use super::{error::Malformed, request::HEADER};
 const TYPE_MASK: u16 = 0x3fff;
 /// `NLMSGERR_ATTR_MSG`: the extended acknowledgement's text.
 const ATTR_MESSAGE: u16 = 1;
+/// `NLMSGERR_ATTR_OFFS`: where in the request the fault is.
+const ATTR_OFFSET: u16 = 2;
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
@@ -42,6 +44,8 @@ pub(super) struct Verdict {
     /// The error's number, which may be one that is not the system's.
     pub number: i32,
     pub hint: Option<String>,
+    /// Where in the request the attribute at fault begins, from its header on.
+    pub offset: Option<usize>,
 }
 
 impl<'a> Message<'a> {
@@ -64,7 +68,7 @@ impl<'a> Message<'a> {
         let code = u32_at(self.body, 0).ok_or(Malformed("error message without a code"))? as i32;
         let number = code.wrapping_neg();
         let errno = (code != 0).then(|| Errno::from_raw(number));
-        let mut hint = None;
+        let (mut hint, mut offset) = (None, None);
         if self.flags & libc::NLM_F_ACK_TLVS as u16 != 0 {
             // The attributes follow the request's header, which is echoed, and
             // its body, which is not if the message is capped. An NLMSG_DONE
@@ -77,8 +81,10 @@ impl<'a> Message<'a> {
                 u32_at(self.body, 4).ok_or(Malformed("error message without its request"))? as usize
             };
             for attribute in self.attributes(echoed.saturating_add(4)).flatten() {
-                if attribute.kind == ATTR_MESSAGE {
-                    hint = attribute.text().ok().map(str::to_owned);
+                match attribute.kind {
+                    ATTR_MESSAGE => hint = attribute.text().ok().map(str::to_owned),
+                    ATTR_OFFSET => offset = attribute.u32().ok().map(|at| at as usize),
+                    _ => {}
                 }
             }
         }
@@ -86,6 +92,7 @@ impl<'a> Message<'a> {
             errno,
             number,
             hint,
+            offset,
         })
     }
 }
@@ -167,6 +174,22 @@ impl<'a> Attribute<'a> {
             .try_into()
             .map(u16::from_ne_bytes)
             .map_err(|_| Malformed("attribute is not a number of 16 bits"))
+    }
+
+    /// As a number of 32 bits in network order.
+    ///
+    /// # Errors
+    /// When it has another size.
+    pub fn be32(&self) -> Result<u32, Malformed> {
+        self.u32().map(u32::from_be)
+    }
+
+    /// As a number of 64 bits in network order.
+    ///
+    /// # Errors
+    /// When it has another size.
+    pub fn be64(&self) -> Result<u64, Malformed> {
+        self.u64().map(u64::from_be)
     }
 
     /// As a number of 16 bits in network order, as ports are.

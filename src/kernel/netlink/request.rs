@@ -5,6 +5,9 @@ use nix::libc;
 /// Size of `struct nlmsghdr`.
 pub(super) const HEADER: usize = 16;
 
+/// Longest attribute, a multiple of four as all that it holds.
+const LONGEST: usize = 65_532;
+
 /// One request: what goes on the wire, and the words for an error about it.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -34,16 +37,6 @@ impl Request {
         }
     }
 
-    /// The verb for errors about it.
-    pub(in crate::kernel) fn operation(&self) -> &'static str {
-        self.operation
-    }
-
-    /// What it acts on, for errors about it.
-    pub(in crate::kernel) fn object(&self) -> &str {
-        &self.object
-    }
-
     /// Appends the subsystem's fixed header (`struct rtmsg`, `genlmsghdr`, …).
     #[must_use]
     pub fn header(mut self, bytes: &[u8]) -> Request {
@@ -71,6 +64,18 @@ impl Request {
         self.attribute(kind, &value.to_ne_bytes())
     }
 
+    /// Appends an attribute that is a number of 32 bits in network order.
+    #[must_use]
+    pub fn be32(self, kind: u16, value: u32) -> Request {
+        self.attribute(kind, &value.to_be_bytes())
+    }
+
+    /// Appends an attribute that is a number of 64 bits in network order.
+    #[must_use]
+    pub fn be64(self, kind: u16, value: u64) -> Request {
+        self.attribute(kind, &value.to_be_bytes())
+    }
+
     /// Appends a text attribute, with the NUL that the kernel wants.
     #[must_use]
     pub fn text(self, kind: u16, value: &str) -> Request {
@@ -80,13 +85,21 @@ impl Request {
     }
 
     /// Appends an attribute that holds the attributes which `fill` appends,
-    /// flagged as nested.
+    /// flagged as nested. What is longer than 65,528 bytes is cut.
     #[must_use]
     pub fn nested(mut self, kind: u16, fill: impl FnOnce(Request) -> Request) -> Request {
-        let outer = std::mem::take(&mut self.body);
+        let start = self.body.len();
+        self = self.attribute(kind | libc::NLA_F_NESTED as u16, &[]);
         let mut filled = fill(self);
-        let inner = std::mem::replace(&mut filled.body, outer);
-        filled.attribute(kind | libc::NLA_F_NESTED as u16, &inner)
+        filled.body.truncate(start + LONGEST);
+        let length = (filled.body.len() - start) as u16;
+        filled.body[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+        filled
+    }
+
+    /// All after the netlink header, as far as it was appended.
+    pub(in crate::kernel) fn body(&self) -> &[u8] {
+        &self.body
     }
 
     /// Bytes on the wire.

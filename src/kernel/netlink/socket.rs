@@ -43,9 +43,9 @@ pub enum Protocol {
 
 /// A blocking netlink socket.
 pub struct Socket {
-    inner: NlSocket,
-    sequence: u32,
-    buffer: Box<[u8]>,
+    pub(super) inner: NlSocket,
+    pub(super) sequence: u32,
+    pub(super) buffer: Box<[u8]>,
     private: PrivateErrors,
 }
 
@@ -134,9 +134,11 @@ impl Socket {
     ) -> Result<Vec<T>, Error> {
         for _ in 0..ATTEMPTS {
             let sequence = self.send(std::slice::from_ref(request), libc::NLM_F_DUMP as u16)?;
-            let (answers, interrupted) = self.gather(request, sequence, &mut parse)?;
-            if !interrupted {
-                return Ok(answers);
+            match self.gather(request, sequence, &mut parse) {
+                Ok((answers, false)) => return Ok(answers),
+                // Some subsystems end an interrupted dump with an error.
+                Err(error) if error.errno() != Some(Errno::EINTR) => return Err(error),
+                _ => {}
             }
         }
         Err(Error::Unstable {
@@ -211,35 +213,6 @@ impl Socket {
     /// When the socket fails or the kernel refused one of the requests.
     pub fn batch_all(&mut self, requests: &[Request], tolerated: &[Errno]) -> Result<(), Error> {
         self.batch(requests, tolerated)?.into_iter().collect()
-    }
-
-    /// Sends `requests` in one datagram as they are, and waits for the first
-    /// verdict on any of them: that of one that asks for an acknowledgement,
-    /// or a refusal. This is how nf_tables takes a transaction, of which the
-    /// kernel acknowledges the frame only since Linux 6.10.
-    ///
-    /// # Errors
-    /// When the socket fails or the kernel refused.
-    pub(in crate::kernel) fn transaction(&mut self, requests: &[Request]) -> Result<(), Error> {
-        let Some(any) = requests.first() else {
-            return Ok(());
-        };
-        let first = self.send(requests, 0)?;
-        let private = self.private;
-        let mut verdict = None;
-        while verdict.is_none() {
-            self.receive(any, |message| {
-                let at = message.sequence.wrapping_sub(first) as usize;
-                if verdict.is_none()
-                    && i32::from(message.kind) == libc::NLMSG_ERROR
-                    && let Some(request) = requests.get(at)
-                {
-                    verdict = Some(settle(request, &message, private));
-                }
-                Ok(())
-            })?;
-        }
-        verdict.unwrap_or(Ok(()))
     }
 
     /// Sends `requests` in one datagram, the last with `flags`; returns the

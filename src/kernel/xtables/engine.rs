@@ -46,7 +46,9 @@ impl Engine {
                 let tables = nftables::Rules::open().and_then(|mut rules| rules.tables(family));
                 // What cannot be asked for here, its program may see; if not,
                 // it knows best why.
-                return tables.map_or(true, |names| names.iter().any(|name| name == table));
+                return tables.map_or(true, |tables| {
+                    tables.iter().any(|known| known.name == table)
+                });
             }
             (Engine::Legacy, Family::V4) => "/proc/thread-self/net/ip_tables_names",
             (Engine::Legacy, Family::V6) => "/proc/thread-self/net/ip6_tables_names",
@@ -65,11 +67,11 @@ impl Engine {
     ) -> Vec<&'static str> {
         let mut found = Vec::new();
         if self == Engine::NfTables {
-            let note = |chain: nftables::Chain| {
+            let note = |chain: nftables::ListedChain| {
                 let table = TABLES.into_iter().find(|table| *table == chain.table);
                 if let Some(table) = table
                     && !found.contains(&table)
-                    && wanted(table, &chain.name)
+                    && wanted(table, &chain.chain.name)
                 {
                     found.push(table);
                 }
@@ -220,7 +222,7 @@ impl Xtables {
     /// With the first that is not.
     async fn is_readable(&self, engine: Engine) -> Result<(), Error> {
         let mut chains = 0;
-        let count = |chain: nftables::Chain| {
+        let count = |chain: nftables::ListedChain| {
             chains += usize::from(Table::named(&chain.table).is_some());
         };
         if engine == Engine::NfTables {
@@ -284,10 +286,10 @@ async fn signs(found: &[(Xtables, Engine)]) -> Result<Vec<Signs>, Error> {
 /// chains that are in use.
 fn listed(family: Family) -> Result<Signs, Error> {
     let mut signs = Signs::default();
-    let note = |chain: nftables::Chain| {
+    let note = |chain: nftables::ListedChain| {
         if TABLES.contains(&chain.table.as_str()) {
             signs.rules |= usize::from(chain.uses > 0);
-            signs.hint |= HINTS.contains(&chain.name.as_str());
+            signs.hint |= HINTS.contains(&chain.chain.name.as_str());
         }
     };
     let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, note));

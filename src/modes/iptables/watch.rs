@@ -169,11 +169,11 @@ fn sizes(family: Family) -> [Option<Size>; 3] {
 fn ours(rules: &mut Rules, family: Family) -> Option<u64> {
     let mut sum = 0u64;
     rules
-        .chains(family, |chain| {
-            let table = Table::named(&chain.table).is_some();
-            if table && !chain.base && is_ours(&chain.name) {
+        .chains(family, |listed| {
+            let table = Table::named(&listed.table).is_some();
+            if table && !listed.base && is_ours(&listed.chain.name) {
                 let mut hasher = DefaultHasher::new();
-                (chain.table, chain.name, chain.handle, chain.uses).hash(&mut hasher);
+                (listed.table, listed.chain.name, listed.handle, listed.uses).hash(&mut hasher);
                 sum = sum.wrapping_add(hasher.finish());
             }
         })

@@ -18,8 +18,8 @@ fn find() -> Result<Option<(Rules, Vec<Family>)>, Error> {
     };
     let mut found = Vec::new();
     for family in Family::ALL {
-        let names = known(rules.tables(family))?.unwrap_or_default();
-        if names.iter().any(|name| name == TABLE) {
+        let tables = known(rules.tables(family))?.unwrap_or_default();
+        if tables.iter().any(|table| table.name == TABLE) {
             found.push(family);
         }
     }

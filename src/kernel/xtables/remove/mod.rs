@@ -228,9 +228,9 @@ fn unread(
 /// cannot be asked.
 fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Option<bool> {
     let mut found = false;
-    let mut look = |chain: nftables::Chain| {
-        found |= Table::named(&chain.table)
-            .is_some_and(|table| !chain.base && is_ours(table, &chain.name));
+    let mut look = |listed: nftables::ListedChain| {
+        found |= Table::named(&listed.table)
+            .is_some_and(|table| !listed.base && is_ours(table, &listed.chain.name));
     };
     let mut rules = nftables::Rules::open().ok()?;
     rules.chains(family, &mut look).ok()?;

@@ -1,0 +1,337 @@
+//! The socket to nf_tables: running transactions, and reading what there is.
+
+use std::{thread, time::Duration};
+
+use nix::errno::Errno;
+
+use super::{
+    HEADER,
+    chain::{self, ListedChain},
+    element::{self, Element, Found},
+    failure::{Failure, Refused},
+    rule::{self, ListedRule},
+    set::{self, ListedSet},
+    table::Table,
+    transaction::Transaction,
+};
+use crate::{
+    kernel::netlink::{Error, Fault, Malformed, Message, Protocol, Request, Socket},
+    net::Family,
+};
+
+/// The subsystem in the upper byte: `NFT_MSG_*`.
+const GET_TABLE: u16 = 10 << 8 | 1;
+const GET_CHAIN: u16 = 10 << 8 | 4;
+const GET_RULE: u16 = 10 << 8 | 7;
+const GET_SET: u16 = 10 << 8 | 10;
+const GET_ELEMENTS: u16 = 10 << 8 | 13;
+const GET_GENERATION: u16 = 10 << 8 | 16;
+// enum nft_gen_attributes
+const GENERATION_ID: u16 = 1;
+/// How often a reading of several lists is begun anew when somebody changed
+/// something meanwhile.
+const ATTEMPTS: u32 = 20;
+/// By so much the pause before each further attempt to list elements grows,
+/// from none before the second: 0.4 s in all.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The rules of a network namespace, and tables, chains and sets.
+pub struct Rules {
+    socket: Socket,
+}
+
+/// A table with all that is in it, as it was at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// The generation that was read; a transaction that is run with it fails if
+    /// there is a later one.
+    pub generation: u32,
+    /// The table.
+    pub table: Table,
+    /// Its chains.
+    pub chains: Vec<ListedChain>,
+    /// Its rules, in their order in each chain.
+    pub rules: Vec<ListedRule>,
+    /// Its sets and maps.
+    pub sets: Vec<(ListedSet, Vec<Element>)>,
+}
+
+impl Rules {
+    /// Of the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When no netlink socket can be had.
+    pub fn open() -> Result<Rules, Error> {
+        let socket = Socket::open(Protocol::Netfilter)?;
+        socket.expect_many_answers();
+        Ok(Rules { socket })
+    }
+
+    /// The number by which notifications name this socket as the author of a
+    /// change; see [`Watcher::open`](super::Watcher::open).
+    ///
+    /// # Errors
+    /// When the system does not tell it.
+    pub fn port(&self) -> Result<u32, Error> {
+        self.socket.port().map_err(|source| Error::Socket {
+            operation: "read",
+            object: "the number of a netlink socket".to_owned(),
+            source,
+        })
+    }
+
+    /// A number that grows by one with each change that anybody makes.
+    ///
+    /// # Errors
+    /// When the kernel has no nf_tables, or refuses.
+    pub fn generation(&mut self) -> Result<u32, Error> {
+        let request = Request::new(GET_GENERATION, 0, "read", "the generation of nf_tables")
+            .header(&[0; HEADER]);
+        let found = self.socket.call(&request, generation_of)?;
+        Ok(found.first().copied().unwrap_or(0))
+    }
+
+    /// Runs a transaction, whole or not at all. `generation`: only if nobody
+    /// changed anything since.
+    ///
+    /// # Errors
+    /// What the kernel refused, each object by its name.
+    pub fn run(
+        &mut self,
+        transaction: &Transaction,
+        generation: Option<u32>,
+    ) -> Result<(), Failure> {
+        if transaction.is_empty() {
+            return Ok(());
+        }
+        let error = match self.socket.transact(transaction.requests(generation)) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let change = || {
+            let count = transaction.len();
+            format!(
+                "table {} of nf_tables: {count} changes",
+                transaction.table()
+            )
+        };
+        match error {
+            Fault::Refused(refusals) => {
+                let stale = |at: usize, errno| at == 0 && errno == Errno::ERESTART;
+                if refusals.iter().any(|r| stale(r.index, r.errno)) {
+                    return Err(Failure::Changed);
+                }
+                Err(Failure::Refused(Refused::named(transaction, refusals)))
+            }
+            Fault::Socket(source) => Err(Failure::Unknown(Error::Socket {
+                operation: "change",
+                object: change(),
+                source,
+            })),
+            Fault::Answer(what) => Err(Failure::Unknown(Error::Answer {
+                operation: "change",
+                object: change(),
+                what,
+            })),
+        }
+    }
+
+    /// The tables of `family`. One of both families, `inet`, is of neither.
+    ///
+    /// # Errors
+    /// When the kernel has no nf_tables, or refuses.
+    pub fn tables(&mut self, family: Family) -> Result<Vec<Table>, Error> {
+        let request = list(GET_TABLE, family, format!("{family} tables of nf_tables"));
+        self.socket.dump(&request, Table::read)
+    }
+
+    /// Hands every chain of `family` to `each`.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or goes on changing while it answers.
+    pub fn chains(&mut self, family: Family, each: impl FnMut(ListedChain)) -> Result<(), Error> {
+        let request = list(GET_CHAIN, family, format!("{family} chains of nf_tables"));
+        let found = self
+            .socket
+            .dump(&request, |m| ListedChain::read(m).map(Some))?;
+        found.into_iter().for_each(each);
+        Ok(())
+    }
+
+    /// The rules of a table, in their order in each chain.
+    ///
+    /// # Errors
+    /// As [`Rules::chains`].
+    pub fn rules(&mut self, table: &Table) -> Result<Vec<ListedRule>, Error> {
+        let request = list(
+            GET_RULE,
+            table.family,
+            format!("rules of table {table} of nf_tables"),
+        )
+        .text(rule::TABLE, &table.name);
+        // Kernels before 4.15 do not look at the table's name.
+        let ours = |rule: ListedRule| (rule.table == table.name).then_some(rule);
+        self.socket
+            .dump(&request, |m| ListedRule::read(m).map(ours))
+    }
+
+    /// The sets and maps of a table, without their elements.
+    ///
+    /// # Errors
+    /// As [`Rules::chains`].
+    pub fn sets(&mut self, table: &Table) -> Result<Vec<ListedSet>, Error> {
+        let request = list(
+            GET_SET,
+            table.family,
+            format!("sets of table {table} of nf_tables"),
+        )
+        .text(set::TABLE, &table.name);
+        let ours = |set: ListedSet| (set.table == table.name).then_some(set);
+        self.socket.dump(&request, |m| ListedSet::read(m).map(ours))
+    }
+
+    /// The elements of a set or a map, in no order.
+    ///
+    /// # Errors
+    /// As [`Rules::chains`]; also when there is no such set.
+    pub fn elements(&mut self, table: &Table, set: &set::Set) -> Result<Vec<Element>, Error> {
+        let (word, name) = (set.word(), &set.name);
+        let object = format!("elements of {word} {name} of table {table} of nf_tables");
+        let request = list(GET_ELEMENTS, table.family, object)
+            .text(element::TABLE, &table.name)
+            .text(element::SET, name);
+        for attempt in 0..ATTEMPTS {
+            let found = self.socket.dump(&request, |m| Found::read(m).map(Some))?;
+            if !Found::repeats(&found) {
+                return Ok(Found::elements(found, set));
+            }
+            // The kernel's table grows; that takes some milliseconds.
+            thread::sleep(PAUSE * attempt);
+        }
+        Err(Error::Unstable {
+            operation: "list",
+            object: format!("elements of {word} {name} of table {table} of nf_tables"),
+            attempts: ATTEMPTS,
+        })
+    }
+
+    /// A table with all that is in it; `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`Rules::chains`].
+    pub fn contents(&mut self, family: Family, name: &str) -> Result<Option<Contents>, Error> {
+        let object = Table::new(family, name);
+        let (generation, found) = self.unchanged(&object, |rules| {
+            let mut tables = rules.tables(family)?.into_iter();
+            let Some(table) = tables.find(|table| table.name == name) else {
+                return Ok(None);
+            };
+            let request = list(
+                GET_CHAIN,
+                family,
+                format!("chains of table {table} of nf_tables"),
+            )
+            .text(chain::TABLE, name);
+            let ours = |chain: ListedChain| (chain.table == name).then_some(chain);
+            let chains = rules
+                .socket
+                .dump(&request, |m| ListedChain::read(m).map(ours))?;
+            let listed = rules.rules(&table)?;
+            let mut sets = Vec::new();
+            for set in rules.sets(&table)? {
+                let elements = rules.elements(&table, &set.set)?;
+                sets.push((set, elements));
+            }
+            Ok(Some((table, chains, listed, sets)))
+        })?;
+        Ok(found.map(|(table, chains, rules, sets)| Contents {
+            generation,
+            table,
+            chains,
+            rules,
+            sets,
+        }))
+    }
+
+    /// Reads what takes several lists, again from the start where somebody
+    /// changed something meanwhile; also returns the generation that was read.
+    fn unchanged<T>(
+        &mut self,
+        of: &Table,
+        mut read: impl FnMut(&mut Rules) -> Result<T, Error>,
+    ) -> Result<(u32, T), Error> {
+        for _ in 0..ATTEMPTS {
+            let before = self.generation()?;
+            let found = read(self);
+            let same = self.generation()? == before;
+            match found {
+                Ok(found) if same => return Ok((before, found)),
+                // What was to be listed may have gone.
+                Err(error) if same && !matches!(error, Error::Unstable { .. }) => {
+                    return Err(error);
+                }
+                _ => {}
+            }
+        }
+        Err(Error::Unstable {
+            operation: "read",
+            object: format!("table {of} of nf_tables"),
+            attempts: ATTEMPTS,
+        })
+    }
+
+    /// Deletes the table `name` of `family` with all that is in it, in one
+    /// step. Returns whether it was there.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn delete_table(&mut self, family: Family, name: &str) -> Result<bool, Error> {
+        let mut transaction = Transaction::new(Table::new(family, name));
+        transaction.delete_table();
+        self.gone(&transaction)
+    }
+
+    /// Deletes the rules in those chains of the table `name` of `family` that
+    /// the kernel calls by itself, so that nothing comes to the others any more.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn unlink_table(&mut self, family: Family, name: &str) -> Result<(), Error> {
+        let mut called = Vec::new();
+        self.chains(family, |listed| {
+            if listed.base && listed.table == name {
+                called.push(listed.chain.name);
+            }
+        })?;
+        for chain in called {
+            let mut transaction = Transaction::new(Table::new(family, name));
+            transaction.flush_chain(chain);
+            self.gone(&transaction)?;
+        }
+        Ok(())
+    }
+
+    /// Runs what deletes one thing; false if it was not there.
+    fn gone(&mut self, transaction: &Transaction) -> Result<bool, Error> {
+        match self.run(transaction, None).map_err(Failure::first) {
+            Ok(()) => Ok(true),
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn list(kind: u16, family: Family, object: String) -> Request {
+    Request::new(kind, 0, "list", object).header(&[family.number(), 0, 0, 0])
+}
+
+/// The generation in a message that tells it.
+pub(super) fn generation_of(message: Message<'_>) -> Result<Option<u32>, Malformed> {
+    for attribute in message.attributes(HEADER) {
+        let attribute = attribute?;
+        if attribute.kind == GENERATION_ID {
+            return attribute.be32().map(Some);
+        }
+    }
+    Ok(None)
+}

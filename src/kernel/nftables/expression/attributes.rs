@@ -1,0 +1,130 @@
+//! Numbers of attributes of `linux/netfilter/nf_tables.h`, one module an enum.
+
+// enum nft_expr_attributes
+pub(super) const NAME: u16 = 1;
+pub(super) const DATA: u16 = 2;
+// enum nft_list_attributes
+pub(super) const ELEMENT: u16 = 1;
+
+pub(super) mod payload {
+    pub const TO: u16 = 1;
+    pub const BASE: u16 = 2;
+    pub const OFFSET: u16 = 3;
+    pub const LEN: u16 = 4;
+}
+pub(super) mod meta {
+    pub const TO: u16 = 1;
+    pub const KEY: u16 = 2;
+    pub const FROM: u16 = 3;
+}
+pub(super) mod ct {
+    pub const TO: u16 = 1;
+    pub const KEY: u16 = 2;
+    pub const DIRECTION: u16 = 3;
+    pub const FROM: u16 = 4;
+}
+pub(super) mod cmp {
+    pub const FROM: u16 = 1;
+    pub const OP: u16 = 2;
+    pub const WITH: u16 = 3;
+}
+pub(super) mod range {
+    pub const FROM: u16 = 1;
+    pub const OP: u16 = 2;
+    pub const LOW: u16 = 3;
+    pub const HIGH: u16 = 4;
+}
+pub(super) mod bitwise {
+    pub const FROM: u16 = 1;
+    pub const TO: u16 = 2;
+    pub const LEN: u16 = 3;
+    pub const MASK: u16 = 4;
+    pub const XOR: u16 = 5;
+    pub const OP: u16 = 6;
+}
+pub(super) mod byteorder {
+    pub const FROM: u16 = 1;
+    pub const TO: u16 = 2;
+    pub const OP: u16 = 3;
+    pub const LEN: u16 = 4;
+    pub const SIZE: u16 = 5;
+    /// `NFT_BYTEORDER_HTON`
+    pub const HOST_TO_NETWORK: u32 = 1;
+}
+pub(super) mod lookup {
+    pub const SET: u16 = 1;
+    pub const FROM: u16 = 2;
+    pub const TO: u16 = 3;
+    pub const FLAGS: u16 = 5;
+    /// `NFT_LOOKUP_F_INV`
+    pub const INVERTED: u32 = 1;
+}
+pub(super) mod immediate {
+    pub const TO: u16 = 1;
+    pub const DATA: u16 = 2;
+}
+pub(super) mod numgen {
+    pub const TO: u16 = 1;
+    pub const MODULUS: u16 = 2;
+    pub const KIND: u16 = 3;
+    pub const OFFSET: u16 = 4;
+}
+pub(super) mod hash {
+    pub const FROM: u16 = 1;
+    pub const TO: u16 = 2;
+    pub const LEN: u16 = 3;
+    pub const MODULUS: u16 = 4;
+    pub const SEED: u16 = 5;
+    pub const OFFSET: u16 = 6;
+    pub const KIND: u16 = 7;
+}
+pub(super) mod fib {
+    pub const TO: u16 = 1;
+    pub const RESULT: u16 = 2;
+    pub const FLAGS: u16 = 3;
+}
+pub(super) mod nat {
+    pub const KIND: u16 = 1;
+    pub const FAMILY: u16 = 2;
+    pub const ADDRESS: u16 = 3;
+    pub const LAST_ADDRESS: u16 = 4;
+    pub const PORT: u16 = 5;
+    pub const LAST_PORT: u16 = 6;
+    pub const FLAGS: u16 = 7;
+}
+pub(super) mod masq {
+    pub const FLAGS: u16 = 1;
+}
+pub(super) mod redir {
+    pub const PORT: u16 = 1;
+    pub const FLAGS: u16 = 3;
+}
+pub(super) mod reject {
+    pub const KIND: u16 = 1;
+    pub const CODE: u16 = 2;
+}
+pub(super) mod dynset {
+    pub const SET: u16 = 1;
+    pub const OP: u16 = 3;
+    pub const KEY: u16 = 4;
+    pub const DATA: u16 = 5;
+    pub const TIMEOUT: u16 = 6;
+    pub const EXPRESSION: u16 = 7;
+    pub const FLAGS: u16 = 9;
+    pub const EXPRESSIONS: u16 = 10;
+    /// `NFT_DYNSET_F_EXPR`
+    pub const HAS_EXPRESSIONS: u32 = 2;
+}
+pub(super) mod counter {
+    pub const BYTES: u16 = 1;
+    pub const PACKETS: u16 = 2;
+}
+pub(super) mod limit {
+    pub const RATE: u16 = 1;
+    pub const UNIT: u16 = 2;
+    pub const BURST: u16 = 3;
+    pub const KIND: u16 = 4;
+    pub const FLAGS: u16 = 5;
+    /// `NFT_LIMIT_F_INV`
+    pub const OVER: u32 = 1;
+}

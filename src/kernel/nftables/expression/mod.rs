@@ -1,0 +1,400 @@
+//! Expressions: the instructions that a rule consists of in the kernel. They
+//! load into registers, compare, look up, and end in a verdict or an action.
+//! What a rule says in words becomes expressions in [`compile`](super::compile).
+
+mod attributes;
+mod read;
+mod write;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::verdict::{Datum, Verdict};
+
+/// A register (`enum nft_registers`): 64 octets in units of four, by the offset
+/// in octets. `nft` calls those at multiples of 16 by their old numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Register(u8);
+
+impl Register {
+    /// All registers together, in octets.
+    pub(super) const SPACE: usize = 64;
+
+    /// The register that begins at this many octets; beyond the last it is one
+    /// that the kernel refuses.
+    pub(super) fn at(octets: usize) -> Register {
+        Register(u8::try_from(octets / 4).unwrap_or(u8::MAX))
+    }
+
+    fn number(self) -> u32 {
+        let unit = u32::from(self.0);
+        // NFT_REG_1 to NFT_REG_4, NFT_REG32_00 to NFT_REG32_15.
+        if unit.is_multiple_of(4) && unit < 16 {
+            1 + unit / 4
+        } else {
+            8 + unit
+        }
+    }
+
+    fn of_number(number: u32) -> Option<Register> {
+        let unit = match number {
+            1..=4 => (number - 1) * 4,
+            8..=23 => number - 8,
+            _ => return None,
+        };
+        u8::try_from(unit).ok().map(Register)
+    }
+}
+
+/// What a payload is counted from (`enum nft_payload_bases`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// The network header.
+    Network = 1,
+    /// The transport header.
+    Transport = 2,
+}
+
+/// How a register is compared (`enum nft_cmp_ops`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// Equal.
+    Equal = 0,
+    /// Not equal.
+    NotEqual = 1,
+    /// Greater or equal.
+    AtLeast = 5,
+    /// Less or equal.
+    AtMost = 3,
+}
+
+/// Whether a value is loaded into a register or set from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Loaded into it.
+    Load(Register),
+    /// Set from it.
+    Store(Register),
+}
+
+/// What a dynset expression does (`enum nft_dynset_ops`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DynsetOp {
+    /// Adds an element; one that is there stays as it is.
+    Add = 0,
+    /// Adds an element, or begins the timeout of one that is there again.
+    Update = 1,
+    /// Deletes an element.
+    Delete = 2,
+}
+
+impl DynsetOp {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            DynsetOp::Add => "add",
+            DynsetOp::Update => "update",
+            DynsetOp::Delete => "delete",
+        }
+    }
+}
+
+/// Registers of an address translation: the least and the greatest address and
+/// port, where they are given, and `NF_NAT_RANGE_*`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Range {
+    /// Least address.
+    pub address: Option<Register>,
+    /// Greatest address.
+    pub last_address: Option<Register>,
+    /// Least port.
+    pub port: Option<Register>,
+    /// Greatest port.
+    pub last_port: Option<Register>,
+    /// `NF_NAT_RANGE_*` of `linux/netfilter/nf_nat.h`.
+    pub flags: u32,
+}
+
+/// Packets in a time (`NFTA_LIMIT_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// How many packets in each unit of time.
+    pub rate: u64,
+    /// The unit, in seconds.
+    pub seconds: u64,
+    /// How many above the rate at once.
+    pub burst: u32,
+    /// Matches what is over the limit, not what is within.
+    pub over: bool,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let over = if self.over { "over " } else { "" };
+        let unit = match self.seconds {
+            60 => "minute",
+            3600 => "hour",
+            86400 => "day",
+            604_800 => "week",
+            _ => "second",
+        };
+        let (rate, burst) = (self.rate, self.burst);
+        write!(f, "limit rate {over}{rate}/{unit} burst {burst} packets")
+    }
+}
+
+/// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`: the kernel sets
+/// them where registers are given.
+const GIVEN: u32 = 1 | 2;
+
+/// One instruction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expression {
+    /// Loads octets of a header.
+    Payload {
+        /// What the offset counts from.
+        header: Header,
+        /// In octets.
+        offset: u32,
+        /// In octets.
+        len: u32,
+        /// Where to.
+        to: Register,
+    },
+    /// Loads or sets what the kernel knows of the packet (`enum nft_meta_keys`).
+    Meta {
+        /// Which.
+        key: u32,
+        /// Loaded or set.
+        access: Access,
+    },
+    /// Loads or sets what it knows of the connection (`enum nft_ct_keys`).
+    Ct {
+        /// Which.
+        key: u32,
+        /// 0: original, 1: reply.
+        direction: Option<u8>,
+        /// Loaded or set.
+        access: Access,
+    },
+    /// Goes on if the comparison holds.
+    Compare {
+        /// What is compared.
+        from: Register,
+        /// How.
+        how: Comparison,
+        /// With what.
+        with: Box<[u8]>,
+    },
+    /// Goes on if the register is in this range, ends included, or if not.
+    Range {
+        /// What is compared.
+        from: Register,
+        /// Not in it.
+        inverted: bool,
+        /// The least.
+        low: Box<[u8]>,
+        /// The greatest.
+        high: Box<[u8]>,
+    },
+    /// `(from & mask) ^ xor`
+    Bitwise {
+        /// Operand.
+        from: Register,
+        /// Result.
+        to: Register,
+        /// Kept bits.
+        mask: Box<[u8]>,
+        /// Turned bits.
+        xor: Box<[u8]>,
+    },
+    /// Host order to network order.
+    ToNetworkOrder {
+        /// In place.
+        register: Register,
+        /// How many octets.
+        len: u32,
+        /// Of numbers of so many octets.
+        size: u32,
+    },
+    /// Goes on if the set has the element; loads its data from a map.
+    Lookup {
+        /// Name of the set or map.
+        set: Arc<str>,
+        /// The key.
+        from: Register,
+        /// Goes on if it has not.
+        inverted: bool,
+        /// Where data go; the verdict register for verdict maps.
+        data: Option<LookupData>,
+    },
+    /// Loads a constant.
+    Immediate {
+        /// Where to.
+        to: Register,
+        /// The octets.
+        octets: Box<[u8]>,
+    },
+    /// Ends with a verdict.
+    Verdict(Verdict),
+    /// A number of each packet: counting up, or random.
+    Numgen {
+        /// Where to.
+        to: Register,
+        /// One above the greatest, without offset.
+        modulus: u32,
+        /// Random, not counting up.
+        random: bool,
+        /// What is added.
+        offset: u32,
+    },
+    /// Jenkins hash.
+    Jhash {
+        /// Of what.
+        from: Register,
+        /// Of how many octets.
+        len: u32,
+        /// Where to.
+        to: Register,
+        /// One above the greatest, without offset.
+        modulus: u32,
+        /// 0 where the kernel chose it: then it does not tell it.
+        seed: u32,
+        /// What is added.
+        offset: u32,
+    },
+    /// Looks an address up in the routes.
+    Fib {
+        /// Where to.
+        to: Register,
+        /// `enum nft_fib_result`
+        result: u32,
+        /// `enum nft_fib_flags`
+        flags: u32,
+    },
+    /// Translates an address.
+    Nat {
+        /// The source, not the destination.
+        source: bool,
+        /// `NFPROTO_*`
+        family: u32,
+        /// To what.
+        range: Range,
+    },
+    /// Translates the source to this node's address.
+    Masquerade {
+        /// `NF_NAT_RANGE_*`
+        flags: u32,
+    },
+    /// Translates the destination to this node's address.
+    Redirect {
+        /// The port.
+        port: Option<Register>,
+        /// `NF_NAT_RANGE_*`
+        flags: u32,
+    },
+    /// Refuses.
+    Reject {
+        /// `enum nft_reject_types`
+        kind: u32,
+        /// Code of the ICMP message.
+        code: u8,
+    },
+    /// Changes a set.
+    Dynset {
+        /// Its name.
+        set: Arc<str>,
+        /// How.
+        op: DynsetOp,
+        /// The key.
+        key: Register,
+        /// The data, for a map.
+        data: Option<Register>,
+        /// Instead of the set's.
+        timeout: Option<Duration>,
+        /// What the element carries: counters, limits.
+        with: Vec<Expression>,
+    },
+    /// Counts packets and bytes.
+    Counter {
+        /// Packets so far.
+        packets: u64,
+        /// Bytes so far.
+        bytes: u64,
+    },
+    /// Goes on while a rate is kept.
+    Limit(Limit),
+    /// The packet's connection is not tracked.
+    Notrack,
+    /// One that is not known here.
+    Other {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Where a lookup's data go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookupData {
+    /// Into a register.
+    Register(Register),
+    /// They are the verdict.
+    Verdict,
+}
+
+impl Expression {
+    /// The same without what changes by itself, and what the kernel adds: what
+    /// is sent and what is listed are equal in this form.
+    #[must_use]
+    pub fn comparable(mut self) -> Expression {
+        match &mut self {
+            Expression::Counter { packets, bytes } => (*packets, *bytes) = (0, 0),
+            Expression::Nat { range, .. } => range.flags &= !GIVEN,
+            Expression::Redirect { flags, .. } => *flags &= !GIVEN,
+            Expression::Dynset { with, .. } => {
+                *with = std::mem::take(with)
+                    .into_iter()
+                    .map(Expression::comparable)
+                    .collect();
+            }
+            _ => {}
+        }
+        self
+    }
+
+    /// A constant into a register.
+    pub(super) fn immediate(to: Register, octets: &[u8]) -> Expression {
+        let octets = octets.into();
+        Expression::Immediate { to, octets }
+    }
+}
+
+/// A datum as the expression that loads it or ends with it.
+impl From<(Register, Datum)> for Expression {
+    fn from((to, datum): (Register, Datum)) -> Expression {
+        match datum {
+            Datum::Value(octets) => Expression::Immediate { to, octets },
+            Datum::Verdict(verdict) => Expression::Verdict(verdict),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_have_the_numbers_that_nft_gives_them() {
+        let number = |octets| Register::at(octets).number();
+        assert_eq!(
+            [0, 4, 8, 16, 20, 48, 60].map(number),
+            [1, 9, 10, 2, 13, 4, 23]
+        );
+        assert!(number(64) > 23, "beyond the last");
+        for octets in (0..64).step_by(4) {
+            let register = Register::at(octets);
+            assert_eq!(Register::of_number(register.number()), Some(register));
+        }
+        // Both numbers of the first.
+        assert_eq!(Register::of_number(8), Register::of_number(1));
+        assert_eq!(Register::of_number(0), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! Rules.
+
+use std::fmt;
+
+use super::{
+    compile::compile,
+    expression::Expression,
+    statement::Statement,
+    userdata::{self, Comment, UserData},
+};
+use crate::kernel::netlink::{Malformed, Message, Request};
+
+// enum nft_rule_attributes
+pub(super) const TABLE: u16 = 1;
+pub(super) const CHAIN: u16 = 2;
+pub(super) const HANDLE: u16 = 3;
+const EXPRESSIONS: u16 = 4;
+const USERDATA: u16 = 7;
+/// `NFTA_LIST_ELEM`
+const ELEMENT: u16 = 1;
+/// `NFTNL_UDATA_RULE_COMMENT`
+const COMMENT: u8 = 0;
+
+/// A rule: conditions and actions, one after the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// What it says.
+    pub statements: Vec<Statement>,
+    /// For who lists it.
+    pub comment: Option<Comment>,
+}
+
+impl Rule {
+    /// One without comment.
+    pub fn new(statements: impl IntoIterator<Item = Statement>) -> Rule {
+        Rule {
+            statements: statements.into_iter().collect(),
+            comment: None,
+        }
+    }
+
+    /// The same with a comment.
+    #[must_use]
+    pub fn commented(mut self, comment: &str) -> Rule {
+        self.comment = Some(Comment::new(comment));
+        self
+    }
+
+    /// What the kernel gets.
+    pub fn expressions(&self) -> Vec<Expression> {
+        compile(&self.statements)
+    }
+
+    pub(super) fn write(&self, request: Request) -> Request {
+        let request = request.nested(EXPRESSIONS, |r| {
+            let each = |r: Request, e: &Expression| r.nested(ELEMENT, |r| e.write(r));
+            self.expressions().iter().fold(r, each)
+        });
+        let user = UserData::default().comment(COMMENT, self.comment.as_ref());
+        match user.octets() {
+            Some(octets) => request.attribute(USERDATA, octets),
+            None => request,
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, statement) in self.statements.iter().enumerate() {
+            let space = if at == 0 { "" } else { " " };
+            write!(f, "{space}{statement}")?;
+        }
+        match &self.comment {
+            Some(comment) => write!(f, " comment \"{}\"", comment.as_str()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A rule as it is in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedRule {
+    /// Name of its table.
+    pub table: String,
+    /// Name of its chain.
+    pub chain: String,
+    /// A number that no other rule of the table ever had.
+    pub handle: u64,
+    /// What it consists of, in the form of [`Expression::comparable`].
+    pub expressions: Vec<Expression>,
+    /// For who lists it.
+    pub comment: Option<Comment>,
+}
+
+impl ListedRule {
+    /// Returns true if this is what the kernel would hold of `rule`, counts
+    /// apart.
+    pub fn is(&self, rule: &Rule) -> bool {
+        let desired = rule.expressions().into_iter().map(Expression::comparable);
+        self.comment == rule.comment && desired.eq(self.expressions.iter().cloned())
+    }
+
+    /// Reads one from a dump.
+    pub(in crate::kernel) fn read(message: Message<'_>) -> Result<ListedRule, Malformed> {
+        let mut rule = ListedRule {
+            table: String::new(),
+            chain: String::new(),
+            handle: 0,
+            expressions: Vec::new(),
+            comment: None,
+        };
+        for attribute in message.attributes(super::HEADER) {
+            let attribute = attribute?;
+            match attribute.kind {
+                TABLE => attribute.text()?.clone_into(&mut rule.table),
+                CHAIN => attribute.text()?.clone_into(&mut rule.chain),
+                HANDLE => rule.handle = attribute.be64()?,
+                EXPRESSIONS => {
+                    let found = Expression::read_all(attribute)?.into_iter();
+                    rule.expressions = found.map(Expression::comparable).collect();
+                }
+                USERDATA => rule.comment = userdata::comment(attribute.payload, COMMENT),
+                _ => {}
+            }
+        }
+        Ok(rule)
+    }
+}

@@ -1,0 +1,399 @@
+//! Sets, and maps, which are sets whose elements have data.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{
+    datatype::{ByteOrder, DataType},
+    described,
+    expression::Expression,
+    field::{Concat, Field},
+    statement::Span,
+    userdata::{self, Comment, UserData},
+};
+use crate::kernel::netlink::{Malformed, Message, Request};
+
+// enum nft_set_attributes
+pub(super) const TABLE: u16 = 1;
+pub(super) const NAME: u16 = 2;
+const FLAGS: u16 = 3;
+const KEY_TYPE: u16 = 4;
+const KEY_LEN: u16 = 5;
+const DATA_TYPE: u16 = 6;
+const DATA_LEN: u16 = 7;
+const DESCRIPTION: u16 = 9;
+const ID: u16 = 10;
+const TIMEOUT: u16 = 11;
+const USERDATA: u16 = 13;
+const HANDLE: u16 = 16;
+const EXPRESSION: u16 = 17;
+// enum nft_set_desc_attributes
+const SIZE: u16 = 1;
+const CONCAT: u16 = 2;
+/// `NFTA_SET_FIELD_LEN`
+const FIELD_LEN: u16 = 1;
+/// `NFTA_LIST_ELEM`
+const ELEMENT: u16 = 1;
+// enum nft_set_flags
+const F_ANONYMOUS: u32 = 0x1;
+const F_INTERVAL: u32 = 0x4;
+const F_MAP: u32 = 0x8;
+const F_TIMEOUT: u32 = 0x10;
+const F_EVAL: u32 = 0x20;
+const F_CONCAT: u32 = 0x80;
+/// `NFT_DATA_VERDICT`
+const VERDICT: u32 = 0xffff_ff00;
+// NFTNL_UDATA_SET_*
+const KEY_ORDER: u8 = 0;
+const DATA_ORDER: u8 = 1;
+const KEY_TYPEOF: u8 = 3;
+const DATA_TYPEOF: u8 = 4;
+const DATA_INTERVAL: u8 = 6;
+const COMMENT: u8 = 7;
+
+/// What keys or data are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// Values of these types (`type …`).
+    Named(Vec<DataType>),
+    /// What these fields hold (`typeof …`): types that have no name, such as
+    /// what `numgen` makes, can be declared only so.
+    Of(Vec<Field>),
+}
+
+impl Type {
+    /// The types of the values.
+    pub fn types(&self) -> Vec<DataType> {
+        match self {
+            Type::Named(types) => types.clone(),
+            Type::Of(fields) => fields.iter().map(Field::data_type).collect(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match &self.types()[..] {
+            [one] => one.len(),
+            many => many.iter().map(|t| t.padded()).sum(),
+        }
+    }
+
+    fn order(&self) -> ByteOrder {
+        match &self.types()[..] {
+            [one] => one.order(),
+            _ => ByteOrder::Invalid,
+        }
+    }
+
+    fn described(&self) -> Option<UserData> {
+        match self {
+            Type::Named(types) => (types.len() > 1).then(described::bare_concat),
+            Type::Of(fields) => described::write(fields),
+        }
+    }
+
+    fn read(number: u32, described: Option<&[u8]>) -> Type {
+        let types = DataType::concatenated(number);
+        let of = described.and_then(described::read).map(Type::Of);
+        let fits = |of: &Type| of.types() == types;
+        of.filter(fits).unwrap_or(Type::Named(types))
+    }
+}
+
+/// Data of a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// Verdicts.
+    Verdict,
+    /// Values. They have to be declared as the key is: by types or by fields.
+    Values(Type),
+}
+
+/// A set or a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// Its name.
+    pub name: Arc<str>,
+    /// What its keys are.
+    pub key: Type,
+    /// What its data are, of a map.
+    pub data: Option<Data>,
+    /// Its elements may be ranges.
+    pub interval: bool,
+    /// Rules change it.
+    pub dynamic: bool,
+    /// Its elements may have timeouts.
+    pub timeouts: bool,
+    /// The timeout of elements that have none of their own.
+    pub timeout: Option<Duration>,
+    /// So many elements at most. A dynamic set needs it.
+    pub size: Option<u32>,
+    /// Each element counts.
+    pub counter: bool,
+    /// For who lists it.
+    pub comment: Option<Comment>,
+}
+
+impl Set {
+    /// A set of these keys.
+    pub fn new(name: &str, key: Type) -> Set {
+        Set {
+            name: name.into(),
+            key,
+            data: None,
+            interval: false,
+            dynamic: false,
+            timeouts: false,
+            timeout: None,
+            size: None,
+            counter: false,
+            comment: None,
+        }
+    }
+
+    /// A map from these keys to these data.
+    pub fn map(name: &str, key: Type, data: Data) -> Set {
+        Set {
+            data: Some(data),
+            ..Set::new(name, key)
+        }
+    }
+
+    /// It holds ranges of concatenations, not of single values.
+    pub(super) fn ranges_of_concat(&self) -> bool {
+        self.interval && self.key.types().len() > 1
+    }
+
+    /// It holds ranges of single values: the kernel keeps their ends as
+    /// elements of their own.
+    pub(super) fn ranges_of_one(&self) -> bool {
+        self.interval && self.key.types().len() == 1
+    }
+
+    pub(super) fn data_types(&self) -> Vec<DataType> {
+        match &self.data {
+            Some(Data::Values(data)) => data.types(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn flags(&self) -> u32 {
+        [
+            (self.interval, F_INTERVAL),
+            (self.ranges_of_concat(), F_CONCAT),
+            (self.data.is_some(), F_MAP),
+            (self.timeouts || self.timeout.is_some(), F_TIMEOUT),
+            (self.dynamic, F_EVAL),
+        ]
+        .into_iter()
+        .filter(|(is, _)| *is)
+        .fold(0, |flags, (_, flag)| flags | flag)
+    }
+
+    /// Appends it; `id` is a number that no other new set of the transaction has.
+    pub(super) fn write(&self, request: Request, id: u32) -> Request {
+        let types = self.key.types();
+        let mut r = request
+            .text(NAME, &self.name)
+            .be32(FLAGS, self.flags())
+            .be32(KEY_TYPE, DataType::concatenation(&types))
+            .be32(KEY_LEN, self.key.len() as u32);
+        match &self.data {
+            Some(Data::Verdict) => r = r.be32(DATA_TYPE, VERDICT).be32(DATA_LEN, 0),
+            Some(Data::Values(data)) => {
+                let number = DataType::concatenation(&data.types());
+                r = r.be32(DATA_TYPE, number).be32(DATA_LEN, data.len() as u32);
+            }
+            None => {}
+        }
+        r = r.be32(ID, id);
+        if self.size.is_some() || self.ranges_of_concat() {
+            r = r.nested(DESCRIPTION, |mut r| {
+                if let Some(size) = self.size {
+                    r = r.be32(SIZE, size);
+                }
+                if !self.ranges_of_concat() {
+                    return r;
+                }
+                r.nested(CONCAT, |r| {
+                    types.iter().fold(r, |r, t| {
+                        r.nested(ELEMENT, |r| r.be32(FIELD_LEN, t.len() as u32))
+                    })
+                })
+            });
+        }
+        if let Some(timeout) = self.timeout {
+            r = r.be64(TIMEOUT, timeout.as_millis() as u64);
+        }
+        if let Some(octets) = self.user_data().octets() {
+            r = r.attribute(USERDATA, octets);
+        }
+        if self.counter {
+            let counter = Expression::Counter {
+                packets: 0,
+                bytes: 0,
+            };
+            r = r.nested(EXPRESSION, |r| counter.write(r));
+        }
+        r
+    }
+
+    fn user_data(&self) -> UserData {
+        let mut user = UserData::default().number(KEY_ORDER, self.key.order() as u32);
+        if let Some(data) = &self.data {
+            let order = match data {
+                Data::Verdict => ByteOrder::Invalid,
+                Data::Values(data) => data.order(),
+            };
+            user = user.number(DATA_ORDER, order as u32);
+        }
+        if let Some(described) = self.key.described() {
+            user = user.nested(KEY_TYPEOF, described);
+        }
+        let data = match (&self.data, &self.key) {
+            (Some(Data::Verdict), Type::Of(_)) => Some(described::bare(described::VERDICT)),
+            (Some(Data::Values(data)), _) => data.described(),
+            _ => None,
+        };
+        if let Some(described) = data {
+            user = user.nested(DATA_TYPEOF, described);
+        }
+        if self.data.is_some() {
+            user = user.number(DATA_INTERVAL, 0);
+        }
+        user.comment(COMMENT, self.comment.as_ref())
+    }
+
+    /// `set` or `map`.
+    pub(super) fn word(&self) -> &'static str {
+        if self.data.is_some() { "map" } else { "set" }
+    }
+
+    /// What stands between the braces after `add set` or `add map`.
+    pub(super) fn body(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("{ ")?;
+        match &self.key {
+            Type::Named(types) => {
+                f.write_str("type ")?;
+                names(types, f)?;
+            }
+            Type::Of(fields) => write!(f, "typeof {}", Concat(fields))?,
+        }
+        match &self.data {
+            None => {}
+            Some(Data::Verdict) => f.write_str(" : verdict")?,
+            Some(Data::Values(Type::Named(types))) => {
+                f.write_str(" : ")?;
+                names(types, f)?;
+            }
+            Some(Data::Values(Type::Of(fields))) => write!(f, " : {}", Concat(fields))?,
+        }
+        f.write_str(";")?;
+        if let Some(size) = self.size {
+            write!(f, " size {size};")?;
+        }
+        let flags = [
+            (self.interval, "interval"),
+            (self.dynamic, "dynamic"),
+            (self.timeouts || self.timeout.is_some(), "timeout"),
+        ];
+        let flags: Vec<_> = flags
+            .iter()
+            .filter(|(is, _)| *is)
+            .map(|(_, w)| *w)
+            .collect();
+        if !flags.is_empty() {
+            write!(f, " flags {};", flags.join(","))?;
+        }
+        if let Some(timeout) = self.timeout {
+            write!(f, " timeout {};", Span(timeout))?;
+        }
+        if self.counter {
+            f.write_str(" counter;")?;
+        }
+        if let Some(comment) = &self.comment {
+            write!(f, " comment \"{}\";", comment.as_str())?;
+        }
+        f.write_str(" }")
+    }
+}
+
+fn names(types: &[DataType], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for (at, one) in types.iter().enumerate() {
+        let point = if at == 0 { "" } else { " . " };
+        write!(f, "{point}{}", one.name())?;
+    }
+    Ok(())
+}
+
+/// A set as it is in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedSet {
+    /// Name of its table.
+    pub table: String,
+    /// A number that no other set of the table ever had; 0 before Linux 4.16.
+    pub handle: u64,
+    /// It belongs to a rule and has no name of its own.
+    pub anonymous: bool,
+    /// What it is.
+    pub set: Set,
+}
+
+impl ListedSet {
+    /// Reads one from a dump.
+    pub(in crate::kernel) fn read(message: Message<'_>) -> Result<ListedSet, Malformed> {
+        let (mut table, mut name, mut handle) = (String::new(), "", 0);
+        let (mut flags, mut key, mut data, mut user) = (0, 0, 0, &[][..]);
+        let (mut timeout, mut size, mut counter) = (None, None, false);
+        for attribute in message.attributes(super::HEADER) {
+            let attribute = attribute?;
+            match attribute.kind {
+                TABLE => attribute.text()?.clone_into(&mut table),
+                NAME => name = attribute.text()?,
+                HANDLE => handle = attribute.be64()?,
+                FLAGS => flags = attribute.be32()?,
+                KEY_TYPE => key = attribute.be32()?,
+                DATA_TYPE => data = attribute.be32()?,
+                TIMEOUT => timeout = Some(Duration::from_millis(attribute.be64()?)),
+                USERDATA => user = attribute.payload,
+                EXPRESSION => {
+                    let found = Expression::read(attribute)?;
+                    counter = matches!(found, Expression::Counter { .. });
+                }
+                DESCRIPTION => {
+                    for inner in attribute.nested() {
+                        let inner = inner?;
+                        if inner.kind == SIZE {
+                            size = Some(inner.be32()?);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        let data = if flags & F_MAP == 0 {
+            None
+        } else if data == VERDICT {
+            Some(Data::Verdict)
+        } else {
+            let described = userdata::find(user, DATA_TYPEOF);
+            Some(Data::Values(Type::read(data, described)))
+        };
+        let set = Set {
+            name: name.into(),
+            key: Type::read(key, userdata::find(user, KEY_TYPEOF)),
+            data,
+            interval: flags & F_INTERVAL != 0,
+            dynamic: flags & F_EVAL != 0,
+            timeouts: flags & F_TIMEOUT != 0,
+            timeout,
+            size,
+            counter,
+            comment: userdata::comment(user, COMMENT),
+        };
+        Ok(ListedSet {
+            table,
+            handle,
+            anonymous: flags & F_ANONYMOUS != 0,
+            set,
+        })
+    }
+}

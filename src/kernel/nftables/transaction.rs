@@ -1,0 +1,393 @@
+//! Transactions: changes of one table that are carried out whole or not at all.
+//! One is a value that can be built, printed as input for `nft -f`, and run.
+
+use std::{fmt, sync::Arc};
+
+use nix::libc;
+
+use super::{
+    chain,
+    chain::Chain,
+    element::{self, Element, Key, Shown},
+    rule,
+    rule::Rule,
+    set,
+    set::Set,
+    table,
+    table::Table,
+};
+use crate::kernel::netlink::Request;
+
+// Begin and end of a transaction, see linux/netfilter/nfnetlink.h.
+const BEGIN: u16 = 0x10;
+const END: u16 = 0x11;
+/// `NFNL_BATCH_GENID`
+const GENERATION: u16 = 1;
+/// `NFNL_SUBSYS_NFTABLES`
+const SUBSYSTEM: u16 = 10;
+// enum nf_tables_msg_types
+const NEW_TABLE: u16 = 0;
+const DELETE_TABLE: u16 = 2;
+const NEW_CHAIN: u16 = 3;
+const DELETE_CHAIN: u16 = 5;
+const NEW_RULE: u16 = 6;
+const DELETE_RULE: u16 = 8;
+const NEW_SET: u16 = 9;
+const DELETE_SET: u16 = 11;
+const NEW_ELEMENTS: u16 = 12;
+const DELETE_ELEMENTS: u16 = 14;
+
+/// Changes of one table.
+#[derive(Clone, Debug)]
+pub struct Transaction {
+    table: Table,
+    steps: Vec<Step>,
+}
+
+/// One change.
+#[derive(Clone, Debug)]
+enum Step {
+    AddTable,
+    FlushTable,
+    DeleteTable,
+    AddChain(Chain),
+    FlushChain(String),
+    DeleteChain(String),
+    AddRule(String, Rule),
+    InsertRule(String, Rule),
+    ReplaceRule(String, u64, Rule),
+    DeleteRule(String, u64),
+    AddSet(Arc<Set>),
+    FlushSet(Arc<Set>),
+    DeleteSet(Arc<Set>),
+    AddElements(Arc<Set>, Vec<Element>),
+    DeleteElements(Arc<Set>, Vec<Element>),
+}
+
+impl Transaction {
+    /// Without changes, for this table.
+    pub fn new(table: Table) -> Transaction {
+        Transaction {
+            table,
+            steps: Vec::new(),
+        }
+    }
+
+    /// The table that it changes.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// It changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// How many changes it makes; elements count one each.
+    pub fn len(&self) -> usize {
+        let count = |step: &Step| match step {
+            Step::AddElements(_, elements) | Step::DeleteElements(_, elements) => elements.len(),
+            _ => 1,
+        };
+        self.steps.iter().map(count).sum()
+    }
+
+    /// Adds the table; one that is there stays as it is.
+    pub fn add_table(&mut self) -> &mut Self {
+        self.step(Step::AddTable)
+    }
+
+    /// Deletes the rules of all its chains.
+    pub fn flush_table(&mut self) -> &mut Self {
+        self.step(Step::FlushTable)
+    }
+
+    /// Deletes the table and all that is in it.
+    pub fn delete_table(&mut self) -> &mut Self {
+        self.step(Step::DeleteTable)
+    }
+
+    /// Adds a chain; one that is there gets this policy and stays otherwise.
+    pub fn add_chain(&mut self, chain: Chain) -> &mut Self {
+        self.step(Step::AddChain(chain))
+    }
+
+    /// Deletes the rules of a chain.
+    pub fn flush_chain(&mut self, chain: impl Into<String>) -> &mut Self {
+        self.step(Step::FlushChain(chain.into()))
+    }
+
+    /// Deletes a chain, which has to have no rules, and to which none may lead.
+    pub fn delete_chain(&mut self, chain: impl Into<String>) -> &mut Self {
+        self.step(Step::DeleteChain(chain.into()))
+    }
+
+    /// Adds a rule after those of the chain.
+    pub fn add_rule(&mut self, chain: impl Into<String>, rule: Rule) -> &mut Self {
+        self.step(Step::AddRule(chain.into(), rule))
+    }
+
+    /// Adds a rule before those of the chain.
+    pub fn insert_rule(&mut self, chain: impl Into<String>, rule: Rule) -> &mut Self {
+        self.step(Step::InsertRule(chain.into(), rule))
+    }
+
+    /// Puts a rule in the place of that with this handle.
+    pub fn replace_rule(&mut self, chain: impl Into<String>, handle: u64, rule: Rule) -> &mut Self {
+        self.step(Step::ReplaceRule(chain.into(), handle, rule))
+    }
+
+    /// Deletes the rule with this handle.
+    pub fn delete_rule(&mut self, chain: impl Into<String>, handle: u64) -> &mut Self {
+        self.step(Step::DeleteRule(chain.into(), handle))
+    }
+
+    /// Adds a set or a map; one that is there, alike, stays as it is.
+    pub fn add_set(&mut self, set: &Arc<Set>) -> &mut Self {
+        self.step(Step::AddSet(Arc::clone(set)))
+    }
+
+    /// Deletes the elements of a set.
+    pub fn flush_set(&mut self, set: &Arc<Set>) -> &mut Self {
+        self.step(Step::FlushSet(Arc::clone(set)))
+    }
+
+    /// Deletes a set, which no rule may refer to.
+    pub fn delete_set(&mut self, set: &Arc<Set>) -> &mut Self {
+        self.step(Step::DeleteSet(Arc::clone(set)))
+    }
+
+    /// Adds elements; one that is there stays as it is. One of a map that is
+    /// there with other data is refused: it has to be deleted before, in the
+    /// same transaction.
+    pub fn add_elements(&mut self, set: &Arc<Set>, elements: Vec<Element>) -> &mut Self {
+        match elements.is_empty() {
+            true => self,
+            false => self.step(Step::AddElements(Arc::clone(set), elements)),
+        }
+    }
+
+    /// Deletes elements; one that is not there is refused.
+    pub fn delete_elements(&mut self, set: &Arc<Set>, elements: Vec<Element>) -> &mut Self {
+        match elements.is_empty() {
+            true => self,
+            false => self.step(Step::DeleteElements(Arc::clone(set), elements)),
+        }
+    }
+
+    fn step(&mut self, step: Step) -> &mut Self {
+        self.steps.push(step);
+        self
+    }
+
+    /// What goes to the kernel: a frame, and one message a change, elements
+    /// many to a message. `generation`: refused if somebody made another since.
+    pub(super) fn requests(&self, generation: Option<u32>) -> impl Iterator<Item = Request> {
+        let [high, low] = SUBSYSTEM.to_be_bytes();
+        let frame = move |kind| Request::new(kind, 0, "", "").header(&[0, 0, high, low]);
+        let begin = match generation {
+            Some(generation) => frame(BEGIN).be32(GENERATION, generation),
+            None => frame(BEGIN),
+        };
+        let parts = self.parts().enumerate();
+        let changes = parts.map(|(at, part)| self.request(&part, at as u32 + 1));
+        let end = std::iter::once_with(move || frame(END));
+        std::iter::once(begin).chain(changes).chain(end)
+    }
+
+    /// Changes, each of which is one message.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        self.steps.iter().enumerate().flat_map(|(index, step)| {
+            let all = match step {
+                Step::AddElements(_, elements) | Step::DeleteElements(_, elements) => &elements[..],
+                _ => &[],
+            };
+            let mut at = Some(0);
+            std::iter::from_fn(move || {
+                let first = at?;
+                let rest = &all[first..];
+                let elements = &rest[..element::fitting(rest).min(rest.len())];
+                let next = first + elements.len();
+                at = (next < all.len()).then_some(next);
+                Some(Part {
+                    step,
+                    index,
+                    first,
+                    elements,
+                })
+            })
+        })
+    }
+
+    /// The message of one part; `number` differs from that of all others.
+    pub(super) fn request(&self, part: &Part<'_>, number: u32) -> Request {
+        let create = libc::NLM_F_CREATE as u16;
+        let append = create | libc::NLM_F_APPEND as u16;
+        let new = |kind: u16, flags: u16| {
+            Request::new(SUBSYSTEM << 8 | kind, flags, "", "").header(&[
+                self.table.family.number(),
+                0,
+                0,
+                0,
+            ])
+        };
+        // The attribute of the table's name is the same everywhere.
+        let request = |kind, flags| new(kind, flags).text(table::NAME, &self.table.name);
+        let rule = |kind, flags, chain: &str| request(kind, flags).text(rule::CHAIN, chain);
+        let of_set = |kind, flags, set: &Set| request(kind, flags).text(element::SET, &set.name);
+        match part.step {
+            Step::AddTable => self.table.write(new(NEW_TABLE, create)),
+            Step::DeleteTable => request(DELETE_TABLE, 0),
+            Step::FlushTable => request(DELETE_RULE, 0),
+            Step::AddChain(chain) => chain.write(request(NEW_CHAIN, create)),
+            Step::DeleteChain(name) => request(DELETE_CHAIN, 0).text(chain::NAME, name),
+            Step::FlushChain(name) => rule(DELETE_RULE, 0, name),
+            Step::AddRule(chain, told) => told.write(rule(NEW_RULE, append, chain)),
+            Step::InsertRule(chain, told) => told.write(rule(NEW_RULE, create, chain)),
+            Step::ReplaceRule(chain, handle, told) => {
+                let replace = libc::NLM_F_REPLACE as u16;
+                told.write(rule(NEW_RULE, replace, chain).be64(rule::HANDLE, *handle))
+            }
+            Step::DeleteRule(chain, handle) => {
+                rule(DELETE_RULE, 0, chain).be64(rule::HANDLE, *handle)
+            }
+            Step::AddSet(set) => set.write(request(NEW_SET, create), number),
+            Step::DeleteSet(set) => request(DELETE_SET, 0).text(set::NAME, &set.name),
+            Step::FlushSet(set) => of_set(DELETE_ELEMENTS, 0, set),
+            Step::AddElements(set, _) => {
+                let request = of_set(NEW_ELEMENTS, create, set);
+                element::write(request, set, part.elements, false)
+            }
+            Step::DeleteElements(set, _) => {
+                let request = of_set(DELETE_ELEMENTS, 0, set);
+                element::write(request, set, part.elements, true)
+            }
+        }
+    }
+}
+
+/// A change that is one message: a step, or some elements of one.
+pub(super) struct Part<'a> {
+    step: &'a Step,
+    /// Which step of the transaction.
+    pub(super) index: usize,
+    /// Which of the step's elements come first here.
+    pub(super) first: usize,
+    elements: &'a [Element],
+}
+
+impl Part<'_> {
+    /// Which of its elements is at fault, where the kernel says where in the
+    /// message the fault is, or there is only one.
+    pub(super) fn element(&self, body: &[u8], offset: Option<usize>) -> Option<usize> {
+        let told = offset.and_then(|offset| element::at(offset, body, self.elements));
+        told.or((self.elements.len() == 1).then_some(0))
+    }
+
+    /// A verb and an object for an error about it, or about one of its elements.
+    pub(super) fn named(&self, table: &Table, element: Option<usize>) -> (&'static str, String) {
+        let of_set = |set: &Set| format!("{} {}", set.word(), set.name);
+        let (verb, object) = match self.step {
+            Step::AddTable => return ("add", format!("table {table} of nf_tables")),
+            Step::FlushTable => return ("flush", format!("table {table} of nf_tables")),
+            Step::DeleteTable => return ("delete", format!("table {table} of nf_tables")),
+            Step::AddChain(chain) => ("add", format!("chain {}", chain.name)),
+            Step::FlushChain(chain) => ("flush", format!("chain {chain}")),
+            Step::DeleteChain(chain) => ("delete", format!("chain {chain}")),
+            Step::AddRule(chain, rule) | Step::InsertRule(chain, rule) => {
+                ("add", format!("rule \"{rule}\" of chain {chain}"))
+            }
+            Step::ReplaceRule(chain, handle, rule) => {
+                let object = format!("rule {handle} of chain {chain} by \"{rule}\"");
+                ("replace", object)
+            }
+            Step::DeleteRule(chain, handle) => {
+                ("delete", format!("rule {handle} of chain {chain}"))
+            }
+            Step::AddSet(set) => ("add", of_set(set)),
+            Step::FlushSet(set) => ("flush", of_set(set)),
+            Step::DeleteSet(set) => ("delete", of_set(set)),
+            Step::AddElements(set, _) => ("add", self.elements(set, element)),
+            Step::DeleteElements(set, _) => ("delete", self.elements(set, element)),
+        };
+        (verb, format!("{object} of table {table} of nf_tables"))
+    }
+
+    fn elements(&self, set: &Set, at: Option<usize>) -> String {
+        let of_set = format!("{} {}", set.word(), set.name);
+        match (at.and_then(|at| self.elements.get(at)), self.elements) {
+            (Some(one), _) => format!("element {} of {of_set}", Key(one, set)),
+            (None, [first, ..]) => {
+                let (count, first) = (self.elements.len(), Key(first, set));
+                format!("one of {count} elements from {first} on of {of_set}")
+            }
+            (None, []) => format!("elements of {of_set}"),
+        }
+    }
+}
+
+/// Input for `nft -f` that does the same.
+impl fmt::Display for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for step in &self.steps {
+            self.line(step, f)?;
+            f.write_str("\n")?;
+        }
+        Ok(())
+    }
+}
+
+impl Transaction {
+    fn line(&self, step: &Step, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = &self.table;
+        match step {
+            Step::AddTable => {
+                write!(f, "add table {table}")?;
+                match &table.comment {
+                    Some(comment) => write!(f, " {{ comment \"{}\"; }}", comment.as_str()),
+                    None => Ok(()),
+                }
+            }
+            Step::FlushTable => write!(f, "flush table {table}"),
+            Step::DeleteTable => write!(f, "delete table {table}"),
+            Step::AddChain(chain) => {
+                write!(f, "add chain {table} {}", chain.name)?;
+                chain.body(f)
+            }
+            Step::FlushChain(chain) => write!(f, "flush chain {table} {chain}"),
+            Step::DeleteChain(chain) => write!(f, "delete chain {table} {chain}"),
+            Step::AddRule(chain, rule) => write!(f, "add rule {table} {chain} {rule}"),
+            Step::InsertRule(chain, rule) => write!(f, "insert rule {table} {chain} {rule}"),
+            Step::ReplaceRule(chain, handle, rule) => {
+                write!(f, "replace rule {table} {chain} handle {handle} {rule}")
+            }
+            Step::DeleteRule(chain, handle) => {
+                write!(f, "delete rule {table} {chain} handle {handle}")
+            }
+            Step::AddSet(set) => {
+                write!(f, "add {} {table} {} ", set.word(), set.name)?;
+                set.body(f)
+            }
+            Step::FlushSet(set) => write!(f, "flush {} {table} {}", set.word(), set.name),
+            Step::DeleteSet(set) => write!(f, "delete {} {table} {}", set.word(), set.name),
+            Step::AddElements(set, elements) => {
+                write!(f, "add element {table} {} {{ ", set.name)?;
+                list(elements.iter().map(|element| Shown(element, set)), f)?;
+                f.write_str(" }")
+            }
+            Step::DeleteElements(set, elements) => {
+                write!(f, "delete element {table} {} {{ ", set.name)?;
+                list(elements.iter().map(|element| Key(element, set)), f)?;
+                f.write_str(" }")
+            }
+        }
+    }
+}
+
+fn list(items: impl Iterator<Item = impl fmt::Display>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for (at, item) in items.enumerate() {
+        let comma = if at == 0 { "" } else { ", " };
+        write!(f, "{comma}{item}")?;
+    }
+    Ok(())
+}

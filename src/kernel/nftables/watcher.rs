@@ -1,0 +1,139 @@
+//! Noticing what others change, by the kernel's notifications.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+};
+
+use nix::libc;
+use socket2::{SockFilter, SockRef};
+
+use super::{HEADER, client::generation_of, table};
+use crate::{
+    kernel::netlink::{Error, Message, Protocol, Socket},
+    net::Family,
+};
+
+/// `NFNLGRP_NFTABLES`
+const GROUP: u32 = 7;
+/// `NFT_MSG_NEWGEN`, with the subsystem in the upper byte.
+const NEW_GENERATION: u16 = 10 << 8 | 15;
+
+/// Receives notifications of changes that others make.
+pub struct Watcher {
+    socket: Socket,
+}
+
+/// What others changed since it was last asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// The last generation that was told, if any was.
+    pub generation: Option<u32>,
+    /// Tables of IPv4 and IPv6 in which something was changed.
+    pub tables: BTreeSet<(Family, String)>,
+    /// There were more than the socket could hold: any table may have been
+    /// changed.
+    pub lost: bool,
+}
+
+impl Changes {
+    /// Something in that table may have been changed.
+    pub fn concern(&self, family: Family, table: &str) -> bool {
+        let of = |(f, name): &(Family, String)| *f == family && name == table;
+        self.lost || self.tables.iter().any(of)
+    }
+}
+
+impl Watcher {
+    /// Of the network namespace of the calling thread. Changes by the sockets
+    /// with the numbers `own` are left out, in the kernel already: a large
+    /// transaction of ours brings no notifications.
+    ///
+    /// # Errors
+    /// When no netlink socket can be had, or no filter set.
+    pub fn open(own: &[u32]) -> Result<Watcher, Error> {
+        let failed = |source| Error::Socket {
+            operation: "watch",
+            object: "nf_tables".to_owned(),
+            source,
+        };
+        let socket = Socket::listen(Protocol::Netfilter, &[GROUP])?;
+        socket.expect_many_answers();
+        socket.set_nonblocking().map_err(failed)?;
+        let watcher = Watcher { socket };
+        SockRef::from(&watcher)
+            .attach_filter(&others_than(own))
+            .map_err(failed)?;
+        Ok(watcher)
+    }
+
+    /// What was changed since the last time; does not wait.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn changes(&mut self) -> io::Result<Changes> {
+        let mut changes = Changes::default();
+        let lost = self.socket.drain(|message| note(message, &mut changes))?;
+        changes.lost = lost;
+        Ok(changes)
+    }
+}
+
+/// Notes what a notification is about.
+pub(in crate::kernel) fn note(message: Message<'_>, changes: &mut Changes) {
+    if message.kind == NEW_GENERATION {
+        let told = generation_of(message).ok().flatten();
+        changes.generation = told.or(changes.generation);
+        return;
+    }
+    let family = message.header::<HEADER>().map(|header| header[0]);
+    let Some(family) = family.ok().and_then(Family::from_number) else {
+        return;
+    };
+    // All objects have their table's name as attribute 1.
+    let mut attributes = message.attributes(HEADER).flatten();
+    if let Some(Ok(name)) = attributes.find(|a| a.kind == table::NAME).map(|a| a.text()) {
+        changes.tables.insert((family, name.to_owned()));
+    }
+}
+
+/// A filter that passes datagrams whose first message does not bear one of
+/// these numbers as `nlmsg_pid`. All messages of a datagram have the same.
+fn others_than(own: &[u32]) -> Vec<SockFilter> {
+    let code = |code: u32| code as u16;
+    // Filters load in network order what the kernel wrote in host order.
+    let mut filter = vec![SockFilter::new(
+        code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS),
+        0,
+        0,
+        12,
+    )];
+    for number in own {
+        let number = u32::from_be_bytes(number.to_ne_bytes());
+        let equal = code(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K);
+        // Equal: on to the next instruction, which drops; else over it.
+        filter.push(SockFilter::new(equal, 0, 1, number));
+        filter.push(SockFilter::new(code(libc::BPF_RET | libc::BPF_K), 0, 0, 0));
+    }
+    let all = u32::MAX;
+    filter.push(SockFilter::new(
+        code(libc::BPF_RET | libc::BPF_K),
+        0,
+        0,
+        all,
+    ));
+    filter
+}
+
+impl AsFd for Watcher {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.descriptor()
+    }
+}
+
+impl AsRawFd for Watcher {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
