@@ -30,6 +30,12 @@ fn guest_full_ipvs_faults() {
 }
 
 #[test]
+fn guest_full_ipvs_held() {
+    let name = concat!(module_path!(), "::guest_full_ipvs_held");
+    in_guest(name, Profile::Full, &["ipvs::held::"], &[]);
+}
+
+#[test]
 fn guest_full_ipvs_order() {
     let name = concat!(module_path!(), "::guest_full_ipvs_order");
     in_guest(name, Profile::Full, &["ipvs::order::"], &[]);

@@ -16,7 +16,8 @@ pub fn spawn(lab: &Lab, more: &[&str]) -> Tripod {
     Tripod::spawn(command(lab, more))
 }
 
-fn command(lab: &Lab, more: &[&str]) -> Command {
+/// Its command, complete.
+pub fn command(lab: &Lab, more: &[&str]) -> Command {
     let mut command = lab.node.command(tripod_binary());
     command
         .args(["--proxy-mode=ipvs", "--strict-proxy-mode", "--manifests"])

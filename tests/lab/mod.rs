@@ -28,7 +28,7 @@ mod wait;
 pub use backend::{Backend, answer_in};
 pub use call::{FirstByte, ask, bind_new, say, tcp, tcp_from, udp, udp_ask, udp_from, udp_say};
 pub use host::Host;
-pub use manifests::{EndpointChoice, Service};
+pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use process::Group;
 pub use room::{Share, acceptance, figure, run, skip};

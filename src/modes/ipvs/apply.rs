@@ -8,19 +8,21 @@ use std::{
     time::Instant,
 };
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
 
 use super::{
     Belief, Error, Ipvs,
     diff::{MemberStep, Present, member_steps, room_needed, server_changes},
+    held::guarding,
     look::{Look, digest},
     plan::{self, FAMILIES, Filled, Frontend, LINK, Member, Set},
     report::{Report, log_repairs},
+    rule_writer::{Outcome, RuleWriter},
     wanted::Touched,
 };
 use crate::{
-    kernel::{ipset::Element, ipvs::Change, netlink, xtables},
+    kernel::{ipset::Element, ipvs::Change, netlink},
     net::Family,
     services::{ServicePort, ServicePortName},
 };
@@ -30,26 +32,6 @@ const BATCH: usize = 2000;
 
 /// What a full sync found, and which frontends were known to differ.
 pub type Found<'a> = (&'a Look, &'a BTreeSet<Frontend>);
-
-/// What is not opened, because what should close it is not in force.
-#[derive(Debug, Default)]
-struct Held {
-    families: BTreeSet<Family>,
-    frontends: BTreeSet<Frontend>,
-    /// With all frontends there.
-    addresses: BTreeSet<IpAddr>,
-}
-
-impl Held {
-    /// `frontend` is not to be opened, or, where it `is_open`, not to change. What
-    /// a member that is missing guards was open before it was asked for, and
-    /// follows its endpoints.
-    fn holds(&self, frontend: &Frontend, is_open: bool) -> bool {
-        let lacks_member =
-            self.frontends.contains(frontend) || self.addresses.contains(&frontend.address);
-        self.families.contains(&Family::of(&frontend.address)) || lacks_member && !is_open
-    }
-}
 
 impl Ipvs {
     /// Makes the kernel as wanted, where it is `touched`; `found` on a full
@@ -61,95 +43,147 @@ impl Ipvs {
         report: &mut Report,
     ) -> Result<(), Error> {
         let steps = member_steps(touched, &self.wanted);
-        let mut held = Held::default();
+        for family in FAMILIES {
+            self.held.of_mut(family).begin();
+        }
         self.make_room(touched, report)?;
-        self.change_members(&steps.before, touched, &mut held, report)?;
-        let rules = self.close(found.map(|(look, _)| look), &mut held, report);
-        let rules = rules.await;
-        self.serve(touched, found, &held, report)?;
-        self.change_addresses(touched, true, &held, report)?;
-        if let Some((look, _)) = found {
+        self.change_members(&steps.before, touched, report)?;
+        let look = found.map(|(look, _)| look);
+        self.ask_for_rules(look);
+        // These wait for no program.
+        self.serve(touched, found, true, report)?;
+        self.await_rules().await;
+        self.serve(touched, found, false, report)?;
+        self.change_addresses(touched, true, report)?;
+        if let Some(look) = look {
             self.retire_addresses(&look.eligible, report)?;
         }
         let taken_over = self.take_over().await;
-        self.change_members(&steps.opened, touched, &mut Held::default(), report)?;
+        self.change_members(&steps.opened, touched, report)?;
 
-        self.change_addresses(touched, false, &held, report)?;
+        self.change_addresses(touched, false, report)?;
         self.remove_servers(touched, report)?;
-        self.open(report).await;
-        self.change_members(&steps.after, touched, &mut Held::default(), report)?;
-        rules.and(taken_over)
+        self.drop_rules().await;
+        self.change_members(&steps.after, touched, report)?;
+        taken_over
+    }
+
+    /// Asks for the rules, before anything is opened: for what has members, or had
+    /// some until now.
+    fn ask_for_rules(&mut self, look: Option<&Look>) {
+        for family in FAMILIES {
+            self.take_answer(family);
+            let wanted = self.wanted.filled(family);
+            let before = self.held.of(family).rules().unwrap_or_default();
+            let there = look.map_or_else(Filled::default, |look| *look.filled.of(family));
+            let filled = wanted.or(before).or(there);
+            let held = self.held.of_mut(family);
+            match self.rules.of_mut(family) {
+                Some(writer) => {
+                    if writer.ask(&self.site, filled, look.is_some()) {
+                        held.rules_change(filled);
+                    }
+                }
+                None => held.rules_failed("no ip6tables works here".to_owned(), true),
+            }
+        }
+    }
+
+    fn take_answer(&mut self, family: Family) {
+        let writer = self.rules.of_mut(family).as_mut();
+        if let Some(outcome) = writer.and_then(RuleWriter::poll) {
+            self.rules_answered(family, outcome);
+        }
+    }
+
+    async fn await_rules(&mut self) {
+        for family in FAMILIES {
+            let is_needed = self.held.of(family).rules().is_none();
+            let Some(writer) = self.rules.of_mut(family) else {
+                continue;
+            };
+            match writer.wait(is_needed).await {
+                Some(outcome) => self.rules_answered(family, outcome),
+                None => self.name_overdue(family),
+            }
+        }
+    }
+
+    fn name_overdue(&mut self, family: Family) {
+        let writer = self.rules.of(family).as_ref();
+        if writer.is_some_and(RuleWriter::is_overdue) {
+            let why = "the program that writes them does not end".to_owned();
+            self.rules_failed(family, why, false);
+        }
+    }
+
+    fn rules_answered(&mut self, family: Family, outcome: Outcome) {
+        match outcome {
+            Outcome::InForce(filled, repaired) => {
+                let held = self.held.of_mut(family);
+                if held.trouble().is_some() {
+                    tracing::info!("{family} rules are in force again");
+                }
+                held.rules_in_force(filled);
+                if self.belief != Belief::None {
+                    let named = repaired.iter().map(|what| format!("{what} ({family})"));
+                    log_repairs(&named.collect::<Vec<_>>());
+                }
+            }
+            Outcome::Failed { error, lost } => self.rules_failed(family, error.to_string(), lost),
+        }
+    }
+
+    fn rules_failed(&mut self, family: Family, why: String, lost: bool) {
+        let held = self.held.of_mut(family);
+        if held.trouble() != Some(&why) {
+            tracing::error!(
+                "{family} rules: {why}; what needs them and is not open waits, and they are tried \
+                 again; the rest goes on"
+            );
+        }
+        held.rules_failed(why, lost);
     }
 
     /// The last step of taking over from iptables mode.
     async fn take_over(&mut self) -> Result<(), Error> {
         for family in FAMILIES {
-            if let Some(tables) = self.tables.of_mut(family) {
-                let taken = tables.take_over().await;
-                taken.map_err(|source| Error::Rules { family, source })?;
+            let Some(filled) = self.held.of(family).rules() else {
+                continue;
+            };
+            let Some(writer) = self.rules.of_mut(family) else {
+                continue;
+            };
+            if !writer.ask_to_take_over(filled) {
+                continue;
             }
+            let source = match writer.wait(true).await {
+                Some(Outcome::InForce(..)) => continue,
+                Some(Outcome::Failed { error, .. }) => error,
+                None => writer.unanswered(),
+            };
+            self.rules_failed(family, source.to_string(), true);
+            return Err(Error::Rules { family, source });
         }
         Ok(())
     }
 
-    /// The rules, before anything is opened: what has members, or had some
-    /// until now.
-    async fn close(
-        &mut self,
-        look: Option<&Look>,
-        held: &mut Held,
-        report: &mut Report,
-    ) -> Result<(), Error> {
-        let mut outcome = Ok(());
-        for family in FAMILIES {
-            let wanted = self.wanted.filled(family);
-            let there = look.map_or_else(Filled::default, |look| *look.filled.of(family));
-            let filled = wanted.or(*self.filled.of(family)).or(there);
-            let Some(tables) = self.tables.of_mut(family) else {
-                held.families.insert(family);
-                for name in self.ports.keys().filter(|name| name.family == family) {
-                    report.failed(name, "it is not served: no ip6tables works here".to_owned());
-                }
-                continue;
-            };
-            let applied = match look {
-                Some(_) => tables.repair(&self.site, filled).await.map(|repaired| {
-                    if self.belief != Belief::None {
-                        let family = format!(" ({family})");
-                        let named: Vec<_> = repaired.iter().map(|r| r.clone() + &family).collect();
-                        log_repairs(&named);
-                    }
-                }),
-                None => tables.apply(&self.site, filled).await,
-            };
-            match applied {
-                Ok(()) => *self.filled.of_mut(family) = filled,
-                Err(source) => {
-                    held.families.insert(family);
-                    outcome = outcome.and(Err(Error::Rules { family, source }));
-                }
-            }
-        }
-        outcome
-    }
-
-    /// The rules, when all that goes is gone.
-    async fn open(&mut self, report: &mut Report) {
+    /// The rules, when all that goes is gone: for what has members. What is left
+    /// over when this fails matches nothing.
+    async fn drop_rules(&mut self) {
         for family in FAMILIES {
             let filled = self.wanted.filled(family);
-            let Some(tables) = self.tables.of_mut(family) else {
+            let held = self.held.of_mut(family);
+            let Some(writer) = self.rules.of_mut(family) else {
                 continue;
             };
-            if *self.filled.of(family) == filled {
+            if held.rules().is_none_or(|rules| filled.covers(rules)) {
                 continue;
             }
-            match tables.apply(&self.site, filled).await {
-                Ok(()) => *self.filled.of_mut(family) = filled,
-                Err(error) => {
-                    let error: xtables::Error = error;
-                    // What is left over matches nothing.
-                    tracing::error!("{family} rules for sets without members stay: {error}");
-                    report.doubt = true;
+            if writer.ask(&self.site, filled, false) {
+                held.rules_change(filled);
+                if let Some(outcome) = writer.wait(false).await {
+                    self.rules_answered(family, outcome);
                 }
             }
         }
@@ -173,7 +207,6 @@ impl Ipvs {
         &mut self,
         steps: &[MemberStep],
         touched: &Touched,
-        held: &mut Held,
         report: &mut Report,
     ) -> Result<(), netlink::Error> {
         let refused = self.doors.change_members(steps)?;
@@ -187,7 +220,7 @@ impl Ipvs {
             report.unsettled.members.insert(member, continuing);
             report.doubt |= is_surprising(&error);
             if self.wanted.has_member(&member) {
-                self.hold(&member, held);
+                self.hold(&member);
                 reasons.insert(member, error);
             } else if left.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &error)) {
                 tracing::error!("{error}");
@@ -215,31 +248,43 @@ impl Ipvs {
     }
 
     /// Has what `member` guards or serves not be opened.
-    fn hold(&self, member: &Member, held: &mut Held) {
+    fn hold(&mut self, member: &Member) {
+        let frontends = self.frontends(member);
+        let held = self.held.of_mut(member.family);
         match (member.set, member.element) {
             // Without it, an endpoint here that calls itself gets no answer, and
             // a load balancer hears of no endpoint here.
             (Set::LoopBack | Set::HealthCheckNodePort, _) => {}
-            (_, Element::Ip(ip)) => drop(held.addresses.insert(ip)),
-            _ => held.frontends.extend(self.frontends(member)),
+            (_, Element::Ip(ip)) => held.lacks_address(ip),
+            _ => held.lacks_member(frontends),
         }
     }
 
-    /// Virtual and real servers that come and change.
+    /// Virtual and real servers that come and change: of what is `open`, or of what
+    /// is not yet.
     fn serve(
         &mut self,
         touched: &Touched,
         found: Option<Found<'_>>,
-        held: &Held,
+        open: bool,
         report: &mut Report,
     ) -> Result<(), netlink::Error> {
+        let concerned = |frontend: &Frontend| {
+            self.servers.contains_key(frontend) == open && self.wanted.owner(frontend).is_some()
+        };
+        let concerned: HashSet<Frontend> = touched
+            .frontends
+            .iter()
+            .copied()
+            .filter(concerned)
+            .collect();
+        if concerned.is_empty() {
+            return Ok(());
+        }
         let ports: Vec<Arc<ServicePort>> = match found {
             Some(_) => self.ports.values().cloned().collect(),
             None => {
-                let owners = touched
-                    .frontends
-                    .iter()
-                    .filter_map(|f| self.wanted.owner(f));
+                let owners = concerned.iter().filter_map(|f| self.wanted.owner(f));
                 let owners: BTreeSet<&ServicePortName> = owners.collect();
                 let ports = owners.into_iter().filter_map(|name| self.ports.get(name));
                 ports.cloned().collect()
@@ -251,18 +296,25 @@ impl Ipvs {
         for port in ports {
             let limit = port.preferences().drain_timeout;
             let limit = limit.or(self.options.drain_timeout);
-            for server in plan::plan(&port, &self.site).servers {
+            let mut waiting = Waiting::default();
+            let plan = plan::plan(&port, &self.site);
+            for server in plan.servers {
                 let frontend = server.frontend;
-                if !touched.frontends.contains(&frontend)
+                if !concerned.contains(&frontend)
                     || self.wanted.owner(&frontend) != Some(&port.name)
                 {
                     continue;
                 }
-                let present = self.servers.get(&frontend);
-                if held.holds(&frontend, present.is_some()) {
-                    report.unsettled.frontends.insert(frontend);
-                    continue;
+                if !open {
+                    let guarding = guarding(&frontend, &plan.members, self.site.masquerade_all);
+                    let held = self.held.of_mut(port.name.family);
+                    if held.blocks(&frontend, guarding) {
+                        report.unsettled.frontends.insert(frontend);
+                        waiting.add(frontend);
+                        continue;
+                    }
                 }
+                let present = self.servers.get(&frontend);
                 let present = present.map(|p| *p == digest(&server.to_kernel()));
                 if present == Some(true) && found.is_some_and(|(l, _)| l.has_reals_of(&server)) {
                     self.drains.forget_all(&frontend);
@@ -282,6 +334,15 @@ impl Ipvs {
                 if changes.len() > before && found.is_some_and(|(_, k)| !k.contains(&frontend)) {
                     repaired.push(format!("virtual server {frontend}"));
                 }
+            }
+            let held = self.held.of(port.name.family);
+            if let Some(frontends) = waiting.name().filter(|_| held.trouble().is_some()) {
+                let family = port.name.family;
+                // Why not is said once for all, and may be another reason each time.
+                let why = format!(
+                    "{frontends} not open yet: the {family} rules that guard this are not in force"
+                );
+                report.failed(&port.name, why);
             }
             if changes.len() >= BATCH {
                 self.change_servers(&std::mem::take(&mut changes), report)?;
@@ -378,28 +439,24 @@ impl Ipvs {
         Ok(())
     }
 
-    /// Nothing is served at `ip`, since what should close it is not in force.
-    fn is_held(&self, ip: &IpAddr, held: &Held) -> bool {
-        let mut there = held.frontends.iter().map(|frontend| &frontend.address);
-        held.families.contains(&Family::of(ip))
-            || held.addresses.contains(ip)
-            || there.any(|held| held == ip) && self.servers.keys().all(|f| f.address != *ip)
-    }
-
     /// Addresses of the dummy link that come, or those that go.
     fn change_addresses(
         &mut self,
         touched: &Touched,
         add: bool,
-        held: &Held,
         report: &mut Report,
     ) -> Result<(), netlink::Error> {
         let mut concerned = Vec::new();
+        let serving: HashSet<IpAddr> = match touched.addresses.is_empty() {
+            true => HashSet::new(),
+            false => self.servers.keys().map(|f| f.address).collect(),
+        };
         for ip in &touched.addresses {
             if self.wanted.has_address(ip) != add {
                 continue;
             }
-            if add && self.is_held(ip, held) {
+            let held = self.held.of(Family::of(ip));
+            if add && held.blocks_address(ip, serving.contains(ip)) {
                 report.unsettled.addresses.insert(*ip);
             } else {
                 concerned.push(*ip);
@@ -431,6 +488,30 @@ impl Ipvs {
             }
         }
         Ok(())
+    }
+}
+
+/// Frontends of a ServicePort that wait for rules.
+#[derive(Debug, Default)]
+struct Waiting {
+    first: Option<Frontend>,
+    more: usize,
+}
+
+impl Waiting {
+    fn add(&mut self, frontend: Frontend) {
+        match self.first {
+            Some(_) => self.more += 1,
+            None => self.first = Some(frontend),
+        }
+    }
+
+    fn name(&self) -> Option<String> {
+        let first = self.first?;
+        Some(match self.more {
+            0 => format!("{first} is"),
+            more => format!("{first} and {more} more are"),
+        })
     }
 }
 

@@ -2,21 +2,25 @@
 //!
 //! [`plan`] says what each ServicePort needs, `wanted` what all of them need
 //! together, `diff` how to get there. A sync *learns* what changed, on a full
-//! sync *looks* at the kernel, and *applies* the difference: first what closes
-//! and masquerades (sets, rules), then virtual servers and addresses; removal
-//! goes the other way round. Nothing is flushed: what is there already and right
-//! stays untouched, whoever put it there.
+//! sync *looks* at the kernel, and *applies* the difference: the endpoints of what
+//! is open, then what closes and masquerades (sets, rules), then virtual servers
+//! and addresses that come; removal goes the other way round. Nothing is flushed:
+//! what is there already and right stays untouched, whoever put it there. What
+//! guards something and is not in force holds back that alone, and only while it
+//! is not open: see `held`.
 
 mod apply;
 mod cleanup;
 mod diff;
 mod doors;
 mod drain;
+mod held;
 mod look;
 mod own_servers;
 pub mod plan;
 pub mod render;
 mod report;
+mod rule_writer;
 mod ruleset;
 mod settings;
 mod tables;
@@ -33,9 +37,10 @@ pub use self::{
 use self::{
     doors::Doors,
     drain::{Drains, FIRST_PAUSE},
-    plan::{FAMILIES, Families, Filled, Frontend, ServicePlan, Site, Timeouts},
+    held::Held,
+    plan::{FAMILIES, Families, Frontend, ServicePlan, Site, Timeouts},
     report::Report,
-    tables::Tables,
+    rule_writer::RuleWriter,
     wanted::{Touched, Wanted},
 };
 use super::{
@@ -75,7 +80,9 @@ pub struct Ipvs {
     node_ports: Arc<NodePorts>,
     doors: Doors,
     /// The rules of each family; `None` where there are no programs for it.
-    tables: Families<Option<Tables>>,
+    rules: Families<Option<RuleWriter>>,
+    /// What of each family is not opened.
+    held: Families<Held>,
     site: Site,
     /// What was last learned.
     ports: HashMap<ServicePortName, Arc<ServicePort>>,
@@ -85,8 +92,6 @@ pub struct Ipvs {
     drains: Drains,
     /// What may differ from the kernel because a step failed.
     unsettled: Touched,
-    /// Sets that the rules in force take to have members.
-    filled: Families<Filled>,
     /// Whether the kernel holds what we believe.
     belief: Belief,
     /// Stale flows that could not be deleted yet.
@@ -121,10 +126,11 @@ impl Ipvs {
     ) -> Result<Ipvs, SyncError> {
         let left_out = kernel.left_out_schedulers();
         let doors = Doors::open(left_out).map_err(Error::from)?;
-        let mut tables = Families::default();
+        let mut rules = Families::default();
         for family in FAMILIES {
-            match kernel.toolkit(family) {
-                Ok(tools) => *tables.of_mut(family) = Some(Tables::new(family, tools)),
+            let writer = kernel.toolkit(family);
+            match writer.and_then(|tools| RuleWriter::start(family, tools)) {
+                Ok(writer) => *rules.of_mut(family) = Some(writer),
                 Err(source) if family == Family::V4 => {
                     return Err(Error::Rules { family, source }.into());
                 }
@@ -135,14 +141,14 @@ impl Ipvs {
             options,
             node_ports,
             doors,
-            tables,
+            rules,
+            held: Families::default(),
             site: Site::default(),
             ports: HashMap::new(),
             wanted: Wanted::default(),
             servers: HashMap::new(),
             drains: Drains::default(),
             unsettled: Touched::default(),
-            filled: Families::default(),
             belief: Belief::None,
             flows: Families::default(),
             metrics,
@@ -248,10 +254,13 @@ impl Ipvs {
         }
         // Where connections could not be counted, that is not tried again at once.
         let next = self.drains.next_due();
-        let look_again = next.map(|at| {
+        let drained = next.map(|at| {
             at.saturating_duration_since(Instant::now())
                 .max(FIRST_PAUSE)
         });
+        let writers = FAMILIES.iter().filter_map(|f| self.rules.of(*f).as_ref());
+        let rules = writers.filter_map(RuleWriter::look_again);
+        let look_again = rules.chain(drained).min();
         Ok(report.into_sync_report(look_again))
     }
 
@@ -290,8 +299,8 @@ impl Mode for Ipvs {
     fn engines(&self) -> Vec<(Family, Engine)> {
         let families = FAMILIES.into_iter();
         let found = families.filter_map(|family| {
-            let tables = self.tables.of(family).as_ref()?;
-            Some((family, tables.engine()))
+            let rules = self.rules.of(family).as_ref()?;
+            Some((family, rules.engine()))
         });
         found.collect()
     }

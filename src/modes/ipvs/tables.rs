@@ -3,11 +3,11 @@
 use hashbrown::HashMap;
 
 use super::{
-    plan::{self, Filled, Rules, Site},
+    plan::Rules,
     ruleset::{self, Batch, Saved},
 };
 use crate::{
-    kernel::xtables::{Engine, Error, Toolkit, Xtables, features::Features, rule::Table},
+    kernel::xtables::{Error, Xtables, rule::Table},
     net::Family,
 };
 
@@ -16,9 +16,12 @@ use crate::{
 pub struct Tables {
     family: Family,
     xtables: Xtables,
-    engine: Engine,
-    features: Features,
+    /// What was in force when that was last known.
     in_force: Option<Rules>,
+    /// What a write that failed was to put in force; some of it may be.
+    attempted: Option<Rules>,
+    /// Something of what was in force is known to be gone.
+    lost: bool,
     /// What the program said right after it had written rules, where it words
     /// them otherwise than we do.
     reworded: Option<(Rules, HashMap<Table, Saved>)>,
@@ -28,89 +31,92 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Those of `family`, with these tools.
-    pub fn new(family: Family, tools: Toolkit) -> Tables {
-        let Toolkit {
-            xtables,
-            engine,
-            features,
-        } = tools;
-        tracing::debug!(%family, program = xtables.program(), ?engine, ?features, "rules");
+    /// Those of `family`, as these programs show them.
+    pub fn new(family: Family, xtables: Xtables) -> Tables {
         Tables {
             family,
             xtables,
-            engine,
-            features,
             in_force: None,
+            attempted: None,
+            lost: false,
             reworded: None,
             later: None,
         }
     }
 
-    /// The engine that its rules are in.
-    pub fn engine(&self) -> Engine {
-        self.engine
+    /// Returns true if something of the rules that were in force is known to be
+    /// gone, and could not be put back.
+    pub fn is_lost(&self) -> bool {
+        self.lost
     }
 
-    /// Puts the rules in force that go with sets of which those `filled` have
-    /// members; does nothing if they are. Each table takes effect at once.
+    /// Returns true if [`take_over`](Self::take_over) has something to do.
+    pub fn takes_over_later(&self) -> bool {
+        self.later.is_some()
+    }
+
+    /// Reads the tables, and puts `rules` in force where they are not. Each table
+    /// takes effect at once. Returns what was in force before and was changed by
+    /// somebody.
     ///
     /// # Errors
-    /// When the program failed; what is in force is not known then, and the
-    /// next call reads it.
-    pub async fn apply(&mut self, site: &Site, filled: Filled) -> Result<(), Error> {
-        let rules = plan::rules(self.family, site, &self.features, filled);
-        if self.in_force.as_ref() == Some(&rules) {
-            return Ok(());
-        }
-        self.ensure(rules).await.map(drop)
-    }
-
-    /// Reads the tables, and repairs what is not as the rules that are to be
-    /// in force; answers with what that was.
-    ///
-    /// # Errors
-    /// When the program failed.
-    pub async fn repair(&mut self, site: &Site, filled: Filled) -> Result<Vec<String>, Error> {
-        let rules = plan::rules(self.family, site, &self.features, filled);
-        self.ensure(rules).await
-    }
-
-    async fn ensure(&mut self, rules: Rules) -> Result<Vec<String>, Error> {
-        let before = self.in_force.take();
+    /// When the program failed; the next call reads what is in force.
+    pub async fn ensure(&mut self, rules: Rules) -> Result<Vec<String>, Error> {
         let v6 = self.family == Family::V6;
         let saved = self.saved(&rules).await?;
-        let changed = before.filter(|before| !self.is_reworded(before, &saved));
-        let changed = changed.map(|before| ruleset::difference(&before, &saved, v6).repaired);
-        let changed = changed.unwrap_or_default();
+        let changed = self.changed(&saved);
+        self.lost = !changed.is_empty();
         let Batch { text, .. } = ruleset::difference(&rules, &saved, v6);
         if text.is_empty() || self.is_reworded(&rules, &saved) {
-            self.in_force = Some(rules);
+            self.is_in_force(rules);
             return Ok(Vec::new());
         }
+        self.attempted = Some(rules.clone());
         if before_ours(&saved) {
             let (now, later) = nat_last(&text);
             if !now.is_empty() {
                 self.xtables.restore(&now).await?;
             }
             self.later = Some((later, rules.clone()));
-            self.in_force = Some(rules);
+            self.is_in_force(rules);
             return Ok(Vec::new());
         }
         self.write(&text, rules).await?;
         Ok(changed)
     }
 
+    /// What of the rules that were in force is not, and is not as a write that
+    /// failed may have left it either.
+    fn changed(&self, saved: &HashMap<Table, Saved>) -> Vec<String> {
+        let v6 = self.family == Family::V6;
+        let unlike = |rules: &Rules| ruleset::difference(rules, saved, v6).repaired;
+        let before = self.in_force.as_ref();
+        let mut changed = match before.filter(|before| !self.is_reworded(before, saved)) {
+            Some(before) => unlike(before),
+            None => return Vec::new(),
+        };
+        if let Some(attempted) = &self.attempted {
+            let neither = unlike(attempted);
+            changed.retain(|what| neither.contains(what));
+        }
+        changed
+    }
+
+    fn is_in_force(&mut self, rules: Rules) {
+        self.in_force = Some(rules);
+        self.attempted = None;
+        self.lost = false;
+    }
+
     /// Writes `text`, which puts `rules` in force, and looks how the program
     /// words them.
     async fn write(&mut self, text: &str, rules: Rules) -> Result<(), Error> {
-        self.in_force = None;
         self.xtables.restore(text).await?;
         let written = self.saved(&rules).await?;
         let v6 = self.family == Family::V6;
         let words_differ = !ruleset::difference(&rules, &written, v6).text.is_empty();
         self.reworded = words_differ.then(|| (rules.clone(), written));
-        self.in_force = Some(rules);
+        self.is_in_force(rules);
         Ok(())
     }
 
@@ -118,10 +124,15 @@ impl Tables {
     /// and addresses are there now.
     ///
     /// # Errors
-    /// When the program failed; the next call of the others reads and repairs.
+    /// When the program failed; the next call of [`ensure`](Self::ensure) reads and
+    /// repairs.
     pub async fn take_over(&mut self) -> Result<(), Error> {
         match self.later.take() {
-            Some((text, rules)) => self.write(&text, rules).await,
+            Some((text, rules)) => {
+                self.in_force = None;
+                self.attempted = Some(rules.clone());
+                self.write(&text, rules).await
+            }
             None => Ok(()),
         }
     }
@@ -141,10 +152,13 @@ impl Tables {
             && tables.all(|(table, said)| saved.get(table).is_some_and(|now| said.is_same(now)))
     }
 
+    /// Reads the tables that have chains of `rules`, or had them before.
     async fn saved(&self, rules: &Rules) -> Result<HashMap<Table, Saved>, Error> {
         let mut tables = HashMap::new();
+        let all = || [Some(rules), self.in_force.as_ref(), self.attempted.as_ref()];
         for table in Table::ALL {
-            if rules.chains.iter().any(|chain| chain.table == table) {
+            let chains = || all().into_iter().flatten().flat_map(|rules| &rules.chains);
+            if chains().any(|chain| chain.table == table) {
                 let mut saved = Saved::new(table);
                 let read = self.xtables.read(table.name(), |line| saved.line(line));
                 read.await?;

@@ -25,6 +25,16 @@ impl Filled {
         self.0 & (1 << set as u32) != 0
     }
 
+    /// Those that have members in both.
+    pub fn and(self, other: Filled) -> Filled {
+        Filled(self.0 & other.0)
+    }
+
+    /// Whether those of `other` are among these.
+    pub fn covers(self, other: Filled) -> bool {
+        self.and(other) == other
+    }
+
     /// Those that have members in either.
     pub fn or(self, other: Filled) -> Filled {
         Filled(self.0 | other.0)

@@ -1,0 +1,244 @@
+//! The programs that write rules fail: what does not need them goes on.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use super::{
+    node,
+    programs::{Fault, Programs},
+};
+use crate::lab::{
+    BACKEND_PORT, Capture, Lab, Service, Share, Tripod, ask, eventually, figure, get, run,
+};
+
+/// For what waits for no program, in a slow guest.
+const SOON: Duration = Duration::from_secs(3);
+/// For what is tried again with pauses.
+const LATER: Duration = Duration::from_secs(40);
+
+fn start(lab: &Lab, programs: &Programs) -> Tripod {
+    // A full sync among the others, and none that mends what a failure left.
+    let mut command = node::command(lab, &["--ipvs-sync-period=1h"]);
+    programs.come_first(&mut command);
+    Tripod::start_on(&lab.node, command)
+}
+
+/// Waits until the Service at `at` has exactly these real servers.
+fn follows(lab: &Lab, what: &str, at: SocketAddr, endpoints: &[&str]) {
+    let began = Instant::now();
+    eventually(what, SOON, || {
+        let mut found = node::reals(&lab.node, at);
+        found.retain(|real| !real.ends_with(" 0"));
+        let wanted = endpoints.iter().map(|name| {
+            let backend = lab.backends.iter().find(|b| b.name() == *name);
+            let of = usize::from(at.is_ipv6());
+            let ip = backend.expect("a backend").host().addresses[of];
+            format!("{} 1", SocketAddr::new(ip, BACKEND_PORT))
+        });
+        match found == wanted.collect::<Vec<_>>() {
+            true => Ok(()),
+            false => Err(format!("{found:?}")),
+        }
+    });
+    figure(what, format!("{:.1?}", began.elapsed()));
+}
+
+fn is_open(lab: &Lab, at: SocketAddr) -> bool {
+    let address = format!("-A -t {at} ");
+    lab.node.show("ipvsadm -Sn").contains(&address)
+}
+
+/// Whether the rule for source ranges is there, for each family.
+fn firewall(lab: &Lab) -> [bool; 2] {
+    ["iptables-save", "ip6tables-save"].map(|save| {
+        let rules = lab.node.show(&format!("{save} -t filter"));
+        rules.contains("LOAD-BALANCER-FW dst,dst -j KUBE-SOURCE-RANGES-FIREWALL")
+    })
+}
+
+const NONE: [bool; 2] = [false; 2];
+const BOTH: [bool; 2] = [true; 2];
+
+fn guarded(number: u8) -> Service {
+    let ranges = json!(["192.0.2.20/32", "2001:db8::20/128"]);
+    Service::new("guarded", number)
+        .with_load_balancer()
+        .says("loadBalancerSourceRanges", ranges)
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn what_needs_no_rule_goes_on_when_programs_fail() {
+    let name = concat!(
+        module_path!(),
+        "::what_needs_no_rule_goes_on_when_programs_fail"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.three_backends();
+        let web = Service::new("web", 1).with_load_balancer();
+        lab.publish(&web, &["a", "b"]);
+        let mut programs = Programs::new();
+        let tripod = start(&lab, &programs);
+        let faults = [
+            Fault::Locked,
+            Fault::SaveFails,
+            Fault::RestoreFails,
+            Fault::Hang,
+            Fault::Missing,
+        ];
+        for (number, fault) in (2..).step_by(2).zip(faults) {
+            assert_eq!(firewall(&lab), NONE, "{fault:?}: left of the case before");
+            programs.break_with(fault);
+            let guarded = guarded(number);
+            lab.publish(&guarded, &["a"]);
+            let cluster = guarded.cluster()[0];
+            eventually("its cluster IP", SOON, || match is_open(&lab, cluster) {
+                true => Ok(()),
+                false => Err(tripod.log()),
+            });
+            // One comes and one goes, now and while rules are tried again.
+            for endpoints in [["b", "c"], ["a", "b"]] {
+                lab.publish(&web, &endpoints);
+                for at in [web.cluster()[1], web.ingress()[0]] {
+                    follows(&lab, &format!("{fault:?}, {at}"), at, &endpoints);
+                }
+            }
+            // As one that there is: its rules are in force.
+            let plain = Service::new("plain", number + 1).with_load_balancer();
+            lab.publish(&plain, &["c"]);
+            for (from, at) in [
+                (&lab.node, plain.cluster()[0]),
+                (&lab.outside, plain.ingress()[0]),
+            ] {
+                let what = format!("{fault:?}: a Service that needs no other rule");
+                eventually(&what, SOON, || match is_open(&lab, at) {
+                    true => Ok(()),
+                    false => Err(tripod.log()),
+                });
+                eventually(&what, LATER, || {
+                    ask(from, at).map_err(|error| format!("{at}: {error}"))
+                });
+            }
+            lab.withdraw(&plain);
+            eventually("it goes", SOON, || {
+                match is_open(&lab, plain.cluster()[0]) {
+                    true => Err(tripod.log()),
+                    false => Ok(()),
+                }
+            });
+            let livez = (lab.node.addresses[0], 10256).into();
+            let answer = get(&lab.node, livez, "/livez").expect("an answer");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{fault:?}: {answer}");
+
+            // Who may not call finds nothing there before the rule is in force.
+            assert_eq!(firewall(&lab), NONE, "{fault:?}: no fault");
+            for at in guarded.ingress() {
+                assert!(!is_open(&lab, at), "{fault:?}: {at} is open");
+                let addresses = lab.node.show("ip -o addr show dev kube-ipvs0");
+                let address = format!(" {}/", at.ip());
+                assert!(!addresses.contains(&address), "{fault:?}: {addresses}");
+            }
+            programs.mend();
+            let began = Instant::now();
+            eventually("it is open when the rule is in", LATER, || {
+                let open = guarded.ingress().map(|at| is_open(&lab, at));
+                let rules = firewall(&lab);
+                let early = (0..2).any(|family| open[family] && !rules[family]);
+                assert!(
+                    !early,
+                    "{fault:?}: {open:?} are open, with the rules {rules:?}"
+                );
+                match open == BOTH {
+                    true => Ok(()),
+                    false => Err(tripod.log()),
+                }
+            });
+            figure(
+                &format!("{fault:?}, mended"),
+                format!("{:.1?}", began.elapsed()),
+            );
+            eventually("who may call is answered", SOON, || {
+                let at = guarded.ingress()[0];
+                ask(&lab.outside, at).map_err(|error| error.to_string())
+            });
+            lab.withdraw(&guarded);
+            eventually("the rules go", LATER, || match firewall(&lab) {
+                NONE => Ok(()),
+                _ => Err(tripod.log()),
+            });
+        }
+        assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.said(&["sync failed"]), 0, "{}", tripod.log());
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn what_was_open_before_the_start_follows_when_programs_fail() {
+    let name = concat!(
+        module_path!(),
+        "::what_was_open_before_the_start_follows_when_programs_fail"
+    );
+    run(name, Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.three_backends();
+        let web = Service::new("web", 1);
+        let guarded = guarded(2);
+        lab.publish(&web, &["a", "b"]);
+        lab.publish(&guarded, &["a"]);
+        let mut programs = Programs::new();
+        drop(start(&lab, &programs));
+        let at = guarded.ingress()[0];
+        assert!(is_open(&lab, at) && firewall(&lab) == BOTH);
+        // A rule is missing, and it is not known which others are there.
+        lab.node.show("iptables -F KUBE-PROXY-FIREWALL");
+        programs.break_with(Fault::Locked);
+        lab.publish(&web, &["b", "c"]);
+        let mut command = node::command(&lab, &["--ipvs-sync-period=1h"]);
+        programs.come_first(&mut command);
+        let tripod = Tripod::spawn(command);
+        eventually("it follows", Duration::from_secs(20), || {
+            let found = node::reals(&lab.node, web.cluster()[0]);
+            let c = lab.backends[2].direct().to_string();
+            match found.iter().any(|real| real.starts_with(&c)) {
+                true => Ok(()),
+                false => Err(tripod.log()),
+            }
+        });
+        assert_eq!(firewall(&lab), [false, true], "no fault");
+        eventually("the lock is named", LATER, || {
+            match tripod.said(&["ERROR", "IPv4 rules", "lock"]) {
+                0 => Err(tripod.log()),
+                _ => Ok(()),
+            }
+        });
+        lab.publish(&guarded, &["b"]);
+        for endpoints in [["a", "c"], ["a", "b"]] {
+            lab.publish(&web, &endpoints);
+            follows(&lab, "after a start", web.cluster()[0], &endpoints);
+        }
+        follows(&lab, "what is guarded", at, &["b"]);
+        // Of what is new, nothing is opened: it is not known what guards it.
+        let new = Service::new("new", 3);
+        lab.publish(&new, &["a"]);
+        eventually("it waits, and is named", LATER, || {
+            match tripod.said(&["not open yet", "default/new"]) {
+                0 => Err(tripod.log()),
+                _ => Ok(()),
+            }
+        });
+        assert!(!is_open(&lab, new.cluster()[0]));
+        programs.mend();
+        eventually("all is in force", LATER, || {
+            match firewall(&lab) == BOTH && is_open(&lab, new.cluster()[0]) {
+                true => Ok(()),
+                false => Err(tripod.log()),
+            }
+        });
+    });
+}

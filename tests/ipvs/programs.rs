@@ -1,0 +1,116 @@
+//! iptables and ip6tables that fail as a test asks them to.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// What is wrong with the programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Somebody holds the lock.
+    Locked,
+    /// The rules cannot be read: native rules in a table, say.
+    SaveFails,
+    /// They cannot be written.
+    RestoreFails,
+    /// They can neither be read nor written, nor is that ever said.
+    Hang,
+    /// No process can be made of them.
+    Missing,
+}
+
+const RESTORE: [&str; 2] = ["iptables-restore", "ip6tables-restore"];
+const SAVE: [&str; 2] = ["iptables-save", "ip6tables-save"];
+
+/// The node's programs, each behind a script that asks first what is wrong.
+pub struct Programs {
+    folder: PathBuf,
+    lock: Option<Flock<fs::File>>,
+}
+
+impl Programs {
+    pub fn new() -> Programs {
+        let folder = PathBuf::from("/run/programs");
+        fs::create_dir_all(&folder).expect("a folder");
+        let programs = Programs { folder, lock: None };
+        RESTORE.iter().chain(&SAVE).for_each(|p| programs.write(p));
+        programs
+    }
+
+    fn write(&self, program: &str) {
+        let folder = self.folder.display();
+        let script = format!(
+            "#!/bin/sh\n\
+             case $(cat {folder}/{program}.fault 2>/dev/null) in\n\
+             fails) echo '{program}: fault' >&2; exit 1 ;;\n\
+             hangs) echo $$ >>{folder}/hanging; exec sleep 1000 ;;\n\
+             esac\n\
+             PATH=${{PATH#*:}} exec {program} \"$@\"\n"
+        );
+        let path = self.folder.join(program);
+        fs::write(&path, script).expect("a script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
+
+    /// Has `command` find these programs before the others.
+    pub fn come_first(&self, command: &mut Command) {
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", self.folder.display()));
+    }
+
+    /// Whatever is run from now on has this fault.
+    pub fn break_with(&mut self, fault: Fault) {
+        let all = || RESTORE.into_iter().chain(SAVE);
+        match fault {
+            Fault::Locked => {
+                let file = fs::File::create("/run/xtables.lock").expect("the lock's file");
+                let lock = Flock::lock(file, FlockArg::LockExclusive);
+                self.lock = Some(lock.map_err(|(_, e)| e).expect("the lock"));
+            }
+            Fault::SaveFails => SAVE.iter().for_each(|p| self.mark(p, "fails")),
+            Fault::RestoreFails => RESTORE.iter().for_each(|p| self.mark(p, "fails")),
+            Fault::Hang => all().for_each(|p| self.mark(p, "hangs")),
+            Fault::Missing => all().for_each(|p| {
+                fs::remove_file(self.folder.join(p)).expect("it is there");
+            }),
+        }
+    }
+
+    fn mark(&self, program: &str, fault: &str) {
+        let file = self.folder.join(format!("{program}.fault"));
+        fs::write(file, fault).expect("a file");
+    }
+
+    /// All work again; those that hang end.
+    pub fn mend(&mut self) {
+        self.lock = None;
+        for program in RESTORE.iter().chain(&SAVE) {
+            let _ = fs::remove_file(self.folder.join(format!("{program}.fault")));
+            if !Path::new(&self.folder.join(program)).exists() {
+                self.write(program);
+            }
+        }
+        let hanging = self.folder.join("hanging");
+        for pid in fs::read_to_string(&hanging).unwrap_or_default().lines() {
+            let pid = Pid::from_raw(pid.parse().expect("a number"));
+            // It may have been given up by then.
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        let _ = fs::remove_file(hanging);
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        self.mend();
+    }
+}
