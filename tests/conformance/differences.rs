@@ -13,7 +13,6 @@ use super::sight::{Answered, How, Sight, Source};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
     ClientHidden,
-    AcceptedFirst,
     NoSctpInUserspace,
     NobodyHereIsRefused,
     AddressTakenWhole,
@@ -34,9 +33,8 @@ pub enum Why {
 }
 
 impl Why {
-    pub const ALL: [Why; 19] = [
+    pub const ALL: [Why; 18] = [
         Why::ClientHidden,
-        Why::AcceptedFirst,
         Why::NoSctpInUserspace,
         Why::NobodyHereIsRefused,
         Why::AddressTakenWhole,
@@ -61,11 +59,6 @@ impl Why {
             Why::ClientHidden => {
                 "Userspace mode ends the client's connection and makes one of its own: \
                  endpoints see the node's address."
-            }
-            Why::AcceptedFirst => {
-                "Userspace mode knows who calls only once the kernel has accepted the \
-                 connection: who may not call, or has no endpoint here, is reset at once \
-                 instead of hearing nothing."
             }
             Why::NoSctpInUserspace => {
                 "Userspace mode does not carry SCTP: associations cannot be spliced with \
@@ -187,13 +180,6 @@ pub const RULES: &[Rule] = &[
                 }))
             }
             _ => None,
-        },
-    },
-    Rule {
-        why: Why::AcceptedFirst,
-        columns: userspace,
-        instead: |_, _, protocol, sight| {
-            (protocol == Protocol::Tcp && *sight == Sight::Silent).then_some(Sight::Reset)
         },
     },
     Rule {

@@ -11,8 +11,6 @@ pub enum Sight {
     Answered(Answered),
     /// Told at once that nobody listens.
     Refused,
-    /// Accepted, then reset before an answer.
-    Reset,
     /// No word at all.
     Silent,
     /// The packet went on to where it would go without a Service: the router,
@@ -189,7 +187,6 @@ pub fn judge(
     let Sight::Answered(expected) = sight else {
         let wanted = match sight {
             Sight::Refused => Outcome::Refused,
-            Sight::Reset => Outcome::Reset,
             Sight::Silent => Outcome::Silent,
             Sight::Unserved => Outcome::Unserved,
             Sight::Unreached if outcomes.contains(&Outcome::Silent) => Outcome::Silent,

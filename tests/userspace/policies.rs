@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ on_each_capture!(
     without_local_endpoints_only_insiders_are_served,
     source_ranges_guard_the_load_balancer_address_alone,
     source_ranges_know_the_node_by_its_address,
+    source_ranges_change_and_may_be_too_many_to_be_silent,
     zone_hints_keep_traffic_in_the_zone_of_the_node,
     node_hints_keep_traffic_on_the_node,
     terminating_endpoints_serve_when_none_is_ready,
@@ -47,24 +48,18 @@ fn answered_by(names: &[&str], from: &Host, to: SocketAddr) {
 /// those that are let in wait.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// Nobody answers, and a connection ends at once instead of hanging.
+/// Nobody answers: a connection is neither accepted nor refused.
 fn turned_away(from: &Host, to: SocketAddr) {
     let what = format!("from {} to {to}", from.name());
-    let kind = ask(from, to).map_err(|error| error.kind());
-    assert!(
-        [
-            Err(ErrorKind::ConnectionRefused),
-            Err(ErrorKind::ConnectionReset)
-        ]
-        .contains(&kind),
-        "TCP {what}: {kind:?}"
-    );
+    let heard = from.enter(|| TcpStream::connect_timeout(&to, SILENCE));
+    let kind = heard.map_err(|error| error.kind()).err();
+    assert_eq!(kind, Some(ErrorKind::TimedOut), "TCP {what}");
     let socket = udp(from, to).expect("a socket");
     socket
         .set_read_timeout(Some(SILENCE))
         .expect("a time to wait");
-    let answer = udp_say(&socket, "name");
-    assert!(answer.is_err(), "UDP {what}: {answer:?}");
+    let answer = udp_say(&socket, "name").map_err(|error| error.kind());
+    assert_eq!(answer, Err(ErrorKind::WouldBlock), "UDP {what}");
 }
 
 /// `a` is on this node, `b` and `c` are elsewhere.
@@ -200,6 +195,43 @@ fn source_ranges_know_the_node_by_its_address(lab: &mut Lab) {
     }
     for to in without.ingress() {
         turned_away(&lab.node, to);
+    }
+}
+
+fn source_ranges_change_and_may_be_too_many_to_be_silent(lab: &mut Lab) {
+    let web = |ranges| everywhere(10).says("loadBalancerSourceRanges", ranges);
+    lab.three_backends();
+    lab.publish_all(&web(ranges(&lab.client)));
+    let tripod = lab.tripod();
+    let ingress = web(json!([])).ingress();
+    for to in ingress {
+        turned_away(&lab.outside, to);
+    }
+    lab.publish_all(&web(ranges(&lab.outside)));
+    for to in ingress {
+        comes_to_reach("ranges that change", &ALL, || ask(&lab.outside, to));
+        turned_away(&lab.client, to);
+    }
+    assert_eq!(tripod.said(&["optmem_max"]), 0);
+    let many: Vec<_> = (0..2500)
+        .flat_map(|n| {
+            let (high, low) = (n / 256, n % 256);
+            [format!("10.{high}.{low}.1/32"), format!("fd00:{n:x}::/64")]
+        })
+        .collect();
+    lab.publish_all(&web(json!(many)));
+    for to in ingress {
+        eventually("who may not call is reset", SOON, || {
+            match ask(&lab.outside, to).map_err(|error| error.kind()) {
+                Err(ErrorKind::ConnectionReset) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+    tripod.says_once(&["optmem_max"]);
+    lab.publish_all(&web(json!([])));
+    for to in ingress {
+        comes_to_reach("no ranges", &ALL, || ask(&lab.client, to));
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     io,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
 };
 
 use socket2::Socket;
@@ -14,9 +14,11 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Shared,
+    admission::Filter,
     affinity::Affinity,
     backends::Backends,
     capture::Frontend,
+    insiders::Insiders,
     listen::{self, Owner},
     plan::PortalPlan,
     portal::{Portal, Routing},
@@ -25,7 +27,10 @@ use super::{
     watch::Token,
     workers::{Worker, Workers},
 };
-use crate::{net::Protocol, sched::Seed};
+use crate::{
+    net::{Family, Protocol},
+    sched::Seed,
+};
 
 /// Alive as long as a connection that came in by an address is open.
 pub type InUse = Weak<tcp::Door>;
@@ -66,6 +71,23 @@ impl Drop for End {
 }
 
 impl End {
+    /// Puts `filter` on all of its TCP listeners.
+    fn filter(&self, filter: &Filter) -> io::Result<()> {
+        let mut outcome = Ok(());
+        if self.protocol != Protocol::Tcp {
+            return outcome;
+        }
+        for listener in self
+            .places
+            .iter()
+            .filter_map(|(w, token)| w.tcp.get(*token))
+        {
+            listener.door.filtered.store(true, Relaxed);
+            outcome = outcome.and(filter.attach(&listener.socket));
+        }
+        outcome
+    }
+
     /// Has new connections go to `theirs` sockets of another process, which has
     /// opened them later; `None`: to any.
     fn steer(&self, theirs: Option<u32>) -> io::Result<()> {
@@ -108,6 +130,8 @@ pub struct Gate {
     /// Where its schedulers begin.
     seed: Seed,
     associations: Option<Arc<udp::Associations>>,
+    /// Who may call its TCP listeners.
+    filter: Filter,
     ends: Vec<End>,
     /// Bound and silent while there is no endpoint: connections are refused,
     /// and nobody else's wildcard listener gets them.
@@ -129,6 +153,7 @@ impl Gate {
             portal,
             seed,
             associations,
+            filter: Filter::default(),
             ends: Vec::new(),
             reserved: Vec::new(),
         }
@@ -154,6 +179,21 @@ impl Gate {
     /// The ServicePort, for logs and comments.
     pub fn label(&self) -> &Arc<str> {
         &self.portal.label
+    }
+
+    /// Has its TCP listeners let in who may call now; no filter that fits lets in
+    /// everyone.
+    ///
+    /// # Errors
+    /// When a filter does not fit.
+    pub fn filter(&mut self, family: Family, insiders: &Insiders) -> io::Result<()> {
+        let filter = Filter::of(family, &self.portal.routing(), insiders);
+        if filter == self.filter {
+            return Ok(());
+        }
+        self.filter = filter;
+        let ends = self.ends.iter().map(|end| end.filter(&self.filter));
+        ends.fold(Ok(()), Result::and)
     }
 
     /// Whether an address has fewer sockets than there are `workers`.
@@ -204,6 +244,7 @@ impl Gate {
         let door = Arc::new(tcp::Door {
             portal: Arc::clone(&self.portal),
             called: self.called(address),
+            filtered: (!self.filter.is_empty()).into(),
         });
         // Should anything fail, its drop closes what is open by then.
         let mut end = End {
@@ -220,6 +261,10 @@ impl Gate {
                 // address that is taken leaves nothing behind.
                 let bound = each(spread, || listen::tcp(address, owner))?;
                 for (worker, socket) in some().zip(bound) {
+                    if !self.filter.is_empty() {
+                        // Said when it was made; who gets in is reset.
+                        let _ = self.filter.attach(&socket);
+                    }
                     let listener = tcp::Listener {
                         socket: listen::start(socket)?,
                         door: Arc::clone(&door),

@@ -86,7 +86,8 @@ impl Insiders {
     }
 
     /// Learns the node's object and its own addresses.
-    pub fn update(&self, node: Option<&Node>, addresses: &[IpAddr]) {
+    /// Returns whether that makes a difference.
+    pub fn update(&self, node: Option<&Node>, addresses: &[IpAddr]) -> bool {
         let networks = match &self.detect {
             DetectLocal::Within(networks) => networks.clone().into(),
             DetectLocal::PodCidrs => node.map(|n| n.pod_cidrs.clone()).unwrap_or_default(),
@@ -96,9 +97,11 @@ impl Insiders {
             addresses: addresses.into(),
             networks,
         };
-        if **self.known.load() != known {
+        let differs = **self.known.load() != known;
+        if differs {
             self.known.store(known.into());
         }
+        differs
     }
 
     /// Whether the client of `flow` calls from inside.
@@ -129,6 +132,24 @@ impl Insiders {
         };
         let name = hop.and_then(NextHop::link).map(if_indextoname);
         matches!(name, Some(Ok(name)) if name.to_str().is_ok_and(|name| links.has(name)))
+    }
+
+    /// The networks that all insiders are in, but for the node that calls itself;
+    /// `None`: their addresses do not tell.
+    pub fn networks(&self) -> Option<Vec<IpNet>> {
+        if let DetectLocal::Through(_) = self.detect {
+            return None;
+        }
+        let known = self.known.load();
+        let addresses = known.addresses.iter().copied().map(IpNet::from);
+        Some(addresses.chain(known.networks.iter().copied()).collect())
+    }
+
+    /// Whether an address of this node is in one of `ranges`.
+    pub fn is_node_within(&self, ranges: &[IpNet]) -> bool {
+        let known = self.known.load();
+        let within = |address| ranges.iter().any(|range| range.contains(address));
+        known.addresses.iter().any(within)
     }
 
     /// Whether the client of `flow` is this node.

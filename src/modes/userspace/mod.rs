@@ -5,6 +5,7 @@
 //! listening sockets; [`capture`] brings the packets to them. What runs on the
 //! workers (`tcp`, `udp`) sees portals only, and reads them without locks.
 
+mod admission;
 mod affinity;
 mod backends;
 pub mod capture;
@@ -169,6 +170,8 @@ pub struct Userspace {
     standing: Standing,
     /// What a sync was asked for about.
     noticed: Standing,
+    /// It was logged that a filter does not fit.
+    filter_logged: bool,
     handover: Handover,
 }
 
@@ -224,6 +227,7 @@ impl Userspace {
             node_addresses: Vec::new(),
             standing: Standing::default(),
             noticed: Standing::default(),
+            filter_logged: false,
             handover,
         })
     }
@@ -560,7 +564,14 @@ impl Mode for Userspace {
                 Err(note) => tracing::warn!("{note}"),
             }
         }
-        self.shared.insiders.update(node, &self.node_addresses);
+        if self.shared.insiders.update(node, &self.node_addresses) {
+            let gates = std::mem::take(&mut self.gates);
+            for (name, mut gate) in gates {
+                let filtered = gate.filter(name.port.family, &self.shared.insiders);
+                self.log_filter(filtered, gate.label());
+                self.gates.insert(name, gate);
+            }
+        }
 
         let mut reports = due.map(|_, _| SyncReport::default());
         self.update_all(map, asked, full, retry, &mut reports);

@@ -38,6 +38,9 @@ impl Userspace {
             None => Box::new(Gate::new(&self.shared, &plan, affinity)),
         };
 
+        let filtered = gate.filter(name.port.family, &self.shared.insiders);
+        self.log_filter(filtered, gate.label());
+
         let (captured, desired) = match self.capture.method(name.port.family) {
             Method::Redirect => self.open_redirected(&mut gate, &plan, failed),
             Method::Local => self.open_routed(&mut gate, &plan, failed),
@@ -156,6 +159,20 @@ impl Userspace {
         let address = held.address;
         gate.held = Some(held);
         Ok(address)
+    }
+
+    /// Says once that who may not call is reset instead of hearing nothing.
+    pub(super) fn log_filter(&mut self, filtered: io::Result<()>, service: &str) {
+        if let Err(error) = filtered
+            && !std::mem::replace(&mut self.filter_logged, true)
+        {
+            tracing::warn!(
+                service,
+                "who may not call is reset instead of hearing nothing, as their filter does not fit \
+                 on the listener: {error}; give fewer loadBalancerSourceRanges, or raise \
+                 net.core.optmem_max"
+            );
+        }
     }
 
     fn listen(

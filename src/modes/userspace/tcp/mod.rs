@@ -13,7 +13,10 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, BorrowedFd},
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -51,6 +54,8 @@ pub struct Door {
     pub portal: Arc<Portal>,
     /// The address that clients call to come in here.
     pub called: IpAddr,
+    /// Its listeners have a filter, or had one, which connections inherit.
+    pub filtered: AtomicBool,
 }
 
 /// A door on one worker.
@@ -109,6 +114,10 @@ pub fn serve_rest(shared: &Arc<Shared>, listener: &Arc<Listener>) {
 fn accepted(listener: &Listener) -> io::Result<(TcpStream, SocketAddr)> {
     let (client, peer) = listener.socket.accept()?;
     client.set_nonblocking(true)?;
+    if listener.door.filtered.load(Relaxed) {
+        // Nothing more is to be filtered. Fails only if there is none.
+        let _ = SockRef::from(&client).detach_filter();
+    }
     Ok((TcpStream::from_std(client)?, peer))
 }
 
