@@ -57,16 +57,6 @@ pub struct SyncReport {
     pub unhonoured: Vec<Unhonoured>,
 }
 
-impl SyncReport {
-    /// What of it is of `family`, or of no family.
-    fn of(&self, family: Family) -> SyncReport {
-        let mut report = self.clone();
-        report.failed.retain(|(name, _)| name.family == family);
-        report.unhonoured.retain(|not| not.port.family == family);
-        report
-    }
-}
-
 /// A preference that the running mode cannot honour. Said once, in the log and
 /// in an Event on the Service.
 #[derive(Clone, Debug, PartialEq, Eq)]

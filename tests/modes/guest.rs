@@ -30,6 +30,13 @@ fn guest_full_takes_over() {
 }
 
 #[test]
+fn guest_full_families() {
+    let name = concat!(module_path!(), "::guest_full_families");
+    let tests = ["modes::families::in_guest::"];
+    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}
+
+#[test]
 fn guest_bare_modes() {
     let name = concat!(module_path!(), "::guest_bare_modes");
     let tests = ["modes::probe::", "modes::choosing::"];

@@ -16,7 +16,7 @@ use super::{
     diff::{MemberStep, Present, member_steps, room_needed, server_changes},
     held::guarding,
     look::{Look, digest},
-    plan::{self, FAMILIES, Filled, Frontend, LINK, Member, Set},
+    plan::{self, Filled, Frontend, LINK, Member, Set},
     report::{Report, log_repairs},
     rule_writer::{Outcome, RuleWriter},
     wanted::Touched,
@@ -34,83 +34,78 @@ const BATCH: usize = 2000;
 pub type Found<'a> = (&'a Look, &'a BTreeSet<Frontend>);
 
 impl Ipvs {
-    /// Makes the kernel as wanted, where it is `touched`; `found` on a full
-    /// sync.
+    /// Makes the kernel as wanted, where it is `touched`, all of which is of
+    /// `family`; `found` on a full sync.
     pub(super) async fn apply(
         &mut self,
+        family: Family,
         touched: &Touched,
         found: Option<Found<'_>>,
         report: &mut Report,
     ) -> Result<(), Error> {
         let steps = member_steps(touched, &self.wanted);
-        for family in FAMILIES {
-            self.held.of_mut(family).begin();
-        }
+        self.held.get_mut(family).begin();
         self.make_room(touched, report)?;
         self.change_members(&steps.before, touched, report)?;
         let look = found.map(|(look, _)| look);
-        self.ask_for_rules(look);
+        self.ask_for_rules(family, look);
         // These wait for no program.
-        self.serve(touched, found, true, report)?;
-        self.await_rules().await;
-        self.serve(touched, found, false, report)?;
+        self.serve(family, touched, found, true, report)?;
+        self.await_rules(family).await;
+        self.serve(family, touched, found, false, report)?;
         self.change_addresses(touched, true, report)?;
         if let Some(look) = look {
             self.retire_addresses(&look.eligible, report)?;
         }
-        let taken_over = self.take_over().await;
+        let taken_over = self.take_over(family).await;
         self.change_members(&steps.opened, touched, report)?;
 
         self.change_addresses(touched, false, report)?;
         self.remove_servers(touched, report)?;
-        self.drop_rules().await;
+        self.drop_rules(family).await;
         self.change_members(&steps.after, touched, report)?;
         taken_over
     }
 
     /// Asks for the rules, before anything is opened: for what has members, or had
     /// some until now.
-    fn ask_for_rules(&mut self, look: Option<&Look>) {
-        for family in FAMILIES {
-            self.take_answer(family);
-            let wanted = self.wanted.filled(family);
-            let before = self.held.of(family).rules().unwrap_or_default();
-            let there = look.map_or_else(Filled::default, |look| *look.filled.of(family));
-            let filled = wanted.or(before).or(there);
-            let held = self.held.of_mut(family);
-            match self.rules.of_mut(family) {
-                Some(writer) => {
-                    if writer.ask(&self.site, filled, look.is_some()) {
-                        held.rules_change(filled);
-                    }
+    fn ask_for_rules(&mut self, family: Family, look: Option<&Look>) {
+        self.take_answer(family);
+        let wanted = self.wanted.filled(family);
+        let before = self.held.get(family).rules().unwrap_or_default();
+        let there = look.map_or_else(Filled::default, |look| look.filled);
+        let filled = wanted.or(before).or(there);
+        let held = self.held.get_mut(family);
+        match self.rules.get_mut(family) {
+            Some(writer) => {
+                if writer.ask(&self.site, filled, look.is_some()) {
+                    held.rules_change(filled);
                 }
-                None => held.rules_failed("no ip6tables works here".to_owned(), true),
             }
+            None => held.rules_failed("no ip6tables works here".to_owned(), true),
         }
     }
 
     fn take_answer(&mut self, family: Family) {
-        let writer = self.rules.of_mut(family).as_mut();
+        let writer = self.rules.get_mut(family).as_mut();
         if let Some(outcome) = writer.and_then(RuleWriter::poll) {
             self.rules_answered(family, outcome);
         }
     }
 
-    async fn await_rules(&mut self) {
-        for family in FAMILIES {
-            let is_needed = self.held.of(family).rules().is_none();
-            let Some(writer) = self.rules.of_mut(family) else {
-                continue;
-            };
-            match writer.wait(is_needed).await {
-                Some(outcome) => self.rules_answered(family, outcome),
-                None => self.name_overdue(family),
-            }
+    async fn await_rules(&mut self, family: Family) {
+        let is_needed = self.held.get(family).rules().is_none();
+        let Some(writer) = self.rules.get_mut(family) else {
+            return;
+        };
+        match writer.wait(is_needed).await {
+            Some(outcome) => self.rules_answered(family, outcome),
+            None => self.name_overdue(family),
         }
     }
 
     fn name_overdue(&mut self, family: Family) {
-        let writer = self.rules.of(family).as_ref();
+        let writer = self.rules.get(family).as_ref();
         if writer.is_some_and(RuleWriter::is_overdue) {
             let why = "the program that writes them does not end".to_owned();
             self.rules_failed(family, why, false);
@@ -120,12 +115,12 @@ impl Ipvs {
     fn rules_answered(&mut self, family: Family, outcome: Outcome) {
         match outcome {
             Outcome::InForce(filled, repaired) => {
-                let held = self.held.of_mut(family);
+                let held = self.held.get_mut(family);
                 if held.trouble().is_some() {
                     tracing::info!("{family} rules are in force again");
                 }
                 held.rules_in_force(filled);
-                if self.belief != Belief::None {
+                if *self.belief.get(family) != Belief::None {
                     let named = repaired.iter().map(|what| format!("{what} ({family})"));
                     log_repairs(&named.collect::<Vec<_>>());
                 }
@@ -135,7 +130,7 @@ impl Ipvs {
     }
 
     fn rules_failed(&mut self, family: Family, why: String, lost: bool) {
-        let held = self.held.of_mut(family);
+        let held = self.held.get_mut(family);
         if held.trouble() != Some(&why) {
             tracing::error!(
                 "{family} rules: {why}; what needs them and is not open waits, and they are tried \
@@ -146,45 +141,40 @@ impl Ipvs {
     }
 
     /// The last step of taking over from iptables mode.
-    async fn take_over(&mut self) -> Result<(), Error> {
-        for family in FAMILIES {
-            let Some(filled) = self.held.of(family).rules() else {
-                continue;
-            };
-            let Some(writer) = self.rules.of_mut(family) else {
-                continue;
-            };
-            if !writer.ask_to_take_over(filled) {
-                continue;
-            }
-            let source = match writer.wait(true).await {
-                Some(Outcome::InForce(..)) => continue,
-                Some(Outcome::Failed { error, .. }) => error,
-                None => writer.unanswered(),
-            };
-            self.rules_failed(family, source.to_string(), true);
-            return Err(Error::Rules { family, source });
+    async fn take_over(&mut self, family: Family) -> Result<(), Error> {
+        let Some(filled) = self.held.get(family).rules() else {
+            return Ok(());
+        };
+        let Some(writer) = self.rules.get_mut(family) else {
+            return Ok(());
+        };
+        if !writer.ask_to_take_over(filled) {
+            return Ok(());
         }
-        Ok(())
+        let source = match writer.wait(true).await {
+            Some(Outcome::InForce(..)) => return Ok(()),
+            Some(Outcome::Failed { error, .. }) => error,
+            None => writer.unanswered(),
+        };
+        self.rules_failed(family, source.to_string(), true);
+        Err(Error::Rules { family, source })
     }
 
     /// The rules, when all that goes is gone: for what has members. What is left
     /// over when this fails matches nothing.
-    async fn drop_rules(&mut self) {
-        for family in FAMILIES {
-            let filled = self.wanted.filled(family);
-            let held = self.held.of_mut(family);
-            let Some(writer) = self.rules.of_mut(family) else {
-                continue;
-            };
-            if held.rules().is_none_or(|rules| filled.covers(rules)) {
-                continue;
-            }
-            if writer.ask(&self.site, filled, false) {
-                held.rules_change(filled);
-                if let Some(outcome) = writer.wait(false).await {
-                    self.rules_answered(family, outcome);
-                }
+    async fn drop_rules(&mut self, family: Family) {
+        let filled = self.wanted.filled(family);
+        let held = self.held.get_mut(family);
+        let Some(writer) = self.rules.get_mut(family) else {
+            return;
+        };
+        if held.rules().is_none_or(|rules| filled.covers(rules)) {
+            return;
+        }
+        if writer.ask(&self.site, filled, false) {
+            held.rules_change(filled);
+            if let Some(outcome) = writer.wait(false).await {
+                self.rules_answered(family, outcome);
             }
         }
     }
@@ -223,7 +213,7 @@ impl Ipvs {
                 self.hold(&member);
                 reasons.insert(member, error);
             } else if left.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &error)) {
-                tracing::error!("{error}");
+                report.unfinished.push(error.to_string());
                 left = Some(error);
             }
         }
@@ -250,7 +240,7 @@ impl Ipvs {
     /// Has what `member` guards or serves not be opened.
     fn hold(&mut self, member: &Member) {
         let frontends = self.frontends(member);
-        let held = self.held.of_mut(member.family);
+        let held = self.held.get_mut(member.family);
         match (member.set, member.element) {
             // Without it, an endpoint here that calls itself gets no answer, and
             // a load balancer hears of no endpoint here.
@@ -264,6 +254,7 @@ impl Ipvs {
     /// is not yet.
     fn serve(
         &mut self,
+        family: Family,
         touched: &Touched,
         found: Option<Found<'_>>,
         open: bool,
@@ -282,7 +273,11 @@ impl Ipvs {
             return Ok(());
         }
         let ports: Vec<Arc<ServicePort>> = match found {
-            Some(_) => self.ports.values().cloned().collect(),
+            Some(_) => {
+                let ports = self.ports.values();
+                let of_family = ports.filter(|port| port.name.family == family);
+                of_family.cloned().collect()
+            }
             None => {
                 let owners = concerned.iter().filter_map(|f| self.wanted.owner(f));
                 let owners: BTreeSet<&ServicePortName> = owners.collect();
@@ -307,7 +302,7 @@ impl Ipvs {
                 }
                 if !open {
                     let guarding = guarding(&frontend, &plan.members, self.site.masquerade_all);
-                    let held = self.held.of_mut(port.name.family);
+                    let held = self.held.get_mut(port.name.family);
                     if held.blocks(&frontend, guarding) {
                         report.unsettled.frontends.insert(frontend);
                         waiting.add(frontend);
@@ -335,7 +330,7 @@ impl Ipvs {
                     repaired.push(format!("virtual server {frontend}"));
                 }
             }
-            let held = self.held.of(port.name.family);
+            let held = self.held.get(port.name.family);
             if let Some(frontends) = waiting.name().filter(|_| held.trouble().is_some()) {
                 let family = port.name.family;
                 // Why not is said once for all, and may be another reason each time.
@@ -349,7 +344,7 @@ impl Ipvs {
             }
         }
         self.change_servers(&changes, report)?;
-        if self.belief != Belief::None {
+        if *self.belief.get(family) != Belief::None {
             log_repairs(&repaired);
         }
         Ok(())
@@ -410,7 +405,7 @@ impl Ipvs {
             report.unsettled.frontends.insert(frontend);
             match self.wanted.owner(&frontend) {
                 Some(owner) => report.failed(owner, error.to_string()),
-                None => tracing::error!("{error}"),
+                None => report.unfinished.push(error.to_string()),
             }
         }
         Ok(())
@@ -430,7 +425,7 @@ impl Ipvs {
             match outcome {
                 Ok(()) => done += 1,
                 Err(error) => {
-                    tracing::error!("{error}");
+                    report.unfinished.push(error.to_string());
                     report.doubt = true;
                 }
             }
@@ -455,7 +450,7 @@ impl Ipvs {
             if self.wanted.has_address(ip) != add {
                 continue;
             }
-            let held = self.held.of(Family::of(ip));
+            let held = self.held.get(Family::of(ip));
             if add && held.blocks_address(ip, serving.contains(ip)) {
                 report.unsettled.addresses.insert(*ip);
             } else {
@@ -473,7 +468,7 @@ impl Ipvs {
                 report.doubt |= is_surprising(&error);
                 match add {
                     true => drop(reasons.insert(ip, error.to_string())),
-                    false => tracing::error!("{error}"),
+                    false => report.unfinished.push(error.to_string()),
                 }
             }
         }

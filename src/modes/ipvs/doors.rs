@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     diff::MemberStep,
-    plan::{FAMILIES, LINK, Member, ROUND_ROBIN, Set},
+    plan::{LINK, Member, ROUND_ROBIN, Set},
 };
 use crate::{
     kernel::{
@@ -168,31 +168,30 @@ impl Doors {
         addresses::retire(&mut self.route, self.link, addresses)
     }
 
-    /// Makes the sets that are missing, each with room for as many members as
-    /// `wanted` says; `None`: it is not needed. Returns the names of those that
+    /// Makes the sets of `family` that are missing, each with room for as many
+    /// members as `wanted` says; `None`: it is not needed. Returns the names of those that
     /// were made. One that is there is taken as it is, whatever its size.
     ///
     /// # Errors
     /// When one cannot be made, or is there and of another kind.
     pub fn ensure_sets(
         &mut self,
-        wanted: impl Fn(Set, Family) -> Option<u32>,
+        family: Family,
+        wanted: impl Fn(Set) -> Option<u32>,
     ) -> Result<Vec<&'static str>, Error> {
         let there = self.sets.list()?;
         let there: BTreeMap<&str, &Listed> =
             there.iter().map(|set| (set.name.as_str(), set)).collect();
-        self.room.clear();
+        self.room.retain(|(_, of), _| *of != family);
         let mut made = Vec::new();
-        for family in FAMILIES {
-            for set in Set::ALL {
-                let Some(members) = wanted(set, family) else {
-                    continue;
-                };
-                let found = there.get(set.name(family)).copied();
-                self.ensure_set(set, family, members, found)?;
-                if found.is_none() {
-                    made.push(set.name(family));
-                }
+        for set in Set::ALL {
+            let Some(members) = wanted(set) else {
+                continue;
+            };
+            let found = there.get(set.name(family)).copied();
+            self.ensure_set(set, family, members, found)?;
+            if found.is_none() {
+                made.push(set.name(family));
             }
         }
         // Nothing refers to what a killed process left.

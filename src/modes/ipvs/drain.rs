@@ -17,7 +17,7 @@ use std::{
 use hashbrown::HashMap;
 
 use super::plan::Frontend;
-use crate::net::Protocol;
+use crate::net::{Family, Protocol};
 
 /// How soon the connections of a real server are counted after it lost its
 /// weight. The pause doubles each time, up to [`LONGEST_PAUSE`].
@@ -136,7 +136,15 @@ impl Drains {
         due.map(|(_, frontend)| *frontend)
     }
 
+    /// When to count connections of `family` next; `None`: nothing of it is drained.
+    pub fn next_due_of(&self, family: Family) -> Option<Instant> {
+        let mut due = self.due.iter();
+        let next = due.find(|(_, frontend)| Family::of(&frontend.address) == family);
+        next.map(|(at, _)| *at)
+    }
+
     /// When to count connections next; `None`: nothing is drained.
+    #[cfg(test)]
     pub fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }

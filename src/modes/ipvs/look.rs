@@ -12,22 +12,23 @@ use hashbrown::{HashMap, HashSet};
 use super::{
     Belief, Error, Ipvs,
     own_servers::NamedFrontends,
-    plan::{self, FAMILIES, Families, Filled, Frontend, LINK, Member, Set, Site},
+    plan::{self, FAMILIES, Filled, Frontend, LINK, Member, Set, Site},
     report::{Report, log_repairs},
     settings,
     wanted::{Touched, Wanted},
 };
 use crate::{
     kernel::{
+        addresses::Address,
         ipset::Element,
         ipvs::{Forwarding, ServerId, VirtualServer},
         netlink,
     },
-    net::{Family, Protocol},
+    net::{Family, PerFamily, Protocol},
     services::ServiceMap,
 };
 
-/// What a full sync found in the kernel, beside rules.
+/// What a full sync found in the kernel of one family, beside rules.
 #[derive(Debug, Default)]
 pub struct Look {
     /// What is not as wanted; frontends: all that are ours.
@@ -36,11 +37,16 @@ pub struct Look {
     /// kube-proxy makes them so.
     pub eligible: Vec<IpAddr>,
     /// Which sets have members.
-    pub filled: Families<Filled>,
+    pub filled: Filled,
     /// The real servers of each virtual server, as [`Backing`] counts them up;
     /// empty where the kernel does not show them at once.
-    backings: HashMap<Frontend, Backing>,
+    backings: Arc<Backings>,
+    /// Sets that were missing, by their names.
+    made: Vec<&'static str>,
 }
+
+/// The real servers of each virtual server.
+type Backings = HashMap<Frontend, Backing>;
 
 impl Look {
     /// `server` has exactly the real servers that it is to have, as far as the
@@ -95,7 +101,11 @@ impl Ipvs {
         }
         let refused = settings::apply(&self.options);
         self.tell(refused);
-        if self.doors.ensure_link()? && self.belief != Belief::None {
+        let known = self
+            .belief
+            .iter()
+            .any(|(_, belief)| *belief != Belief::None);
+        if self.doors.ensure_link()? && known {
             log_repairs(&[format!("link {LINK}")]);
         }
         let addresses = self.doors.addresses()?;
@@ -115,25 +125,23 @@ impl Ipvs {
             self.site = site;
             self.ports.clear();
             self.wanted = Wanted::default();
+            self.belief = PerFamily::default();
         }
         Ok(())
     }
 
-    /// Compares all with the kernel and applies the difference. `touched` is
-    /// what is known to differ; the rest is repair.
+    /// Applies the difference that a `look` at the kernel of `family` found. `touched`
+    /// is what is known to differ; the rest is repair.
     pub(super) async fn repair(
         &mut self,
+        family: Family,
         touched: Touched,
+        look: Look,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let filled = Families::each(|family| self.wanted.filled(family));
-        let made = self.doors.ensure_sets(|set, family| {
-            let needed = set.is_kube_proxys() || filled.of(family).contains(set);
-            needed.then(|| self.wanted.count(set, family))
-        })?;
-        let look = self.look()?;
-        if self.belief != Belief::None {
-            let mut repaired: Vec<String> = made.iter().map(|set| format!("set {set}")).collect();
+        if *self.belief.get(family) != Belief::None {
+            let mut repaired: Vec<String> =
+                look.made.iter().map(|set| format!("set {set}")).collect();
             let members = look.touched.members.keys();
             let members = members.filter(|member| !touched.members.contains_key(*member));
             repaired.extend(members.map(|member| {
@@ -148,11 +156,19 @@ impl Ipvs {
         // Those that are known to have changed are no repair.
         let known = touched.frontends;
         all.frontends.extend(&known);
-        self.apply(&all, Some((&look, &known)), report).await
+        self.apply(family, &all, Some((&look, &known)), report)
+            .await
     }
 
-    fn look(&mut self) -> Result<Look, netlink::Error> {
-        let mut look = Look::default();
+    /// Looks at what the kernel holds of the `due` families. Virtual servers and
+    /// addresses are listed for both at once, sets for each.
+    ///
+    /// # Errors
+    /// When what both need cannot be listed.
+    pub(super) fn look(
+        &mut self,
+        due: PerFamily<bool>,
+    ) -> Result<PerFamily<Option<Result<Look, netlink::Error>>>, netlink::Error> {
         let mut listed = self.doors.servers()?;
         let is_left = |id: &ServerId| {
             let frontend = Frontend::of(id);
@@ -162,18 +178,54 @@ impl Ipvs {
             self.doors.remove_trial()?;
             listed.retain(|listed| !listed.server.id.is_trial());
         }
-        let mut there: HashMap<Frontend, u64> = listed
-            .iter()
-            .map(|listed| (Frontend::of(&listed.server.id), digest(&listed.server)))
-            .collect();
+        let mut servers: PerFamily<HashMap<Frontend, u64>> = PerFamily::default();
+        for listed in &listed {
+            let frontend = Frontend::of(&listed.server.id);
+            let of_family = servers.get_mut(Family::of(&frontend.address));
+            of_family.insert(frontend, digest(&listed.server));
+        }
         drop(listed);
         let mut addresses = self.doors.addresses()?;
         addresses.retain(|address| self.doors.is_on_link(address) && is_ours(&address.address));
+        let mut looks = PerFamily::each(|_| None);
+        for family in FAMILIES.into_iter().filter(|family| *due.get(*family)) {
+            let servers = std::mem::take(servers.get_mut(family));
+            *looks.get_mut(family) = Some(self.look_at(family, servers, &addresses));
+        }
+        let any = |look: &Option<Result<Look, _>>| matches!(look, Some(Ok(_)));
+        if !self.servers.is_empty() && looks.iter().any(|(_, look)| any(look)) {
+            let backings = Arc::new(self.backings());
+            let seen = looks.iter_mut().filter_map(|(_, look)| look.as_mut());
+            for look in seen.flatten() {
+                look.backings = Arc::clone(&backings);
+            }
+        }
+        Ok(looks)
+    }
+
+    /// Looks at one family: its virtual servers, the addresses of the dummy link, and
+    /// its sets, which are made if they are missing.
+    fn look_at(
+        &mut self,
+        family: Family,
+        mut there: HashMap<Frontend, u64>,
+        addresses: &[Address],
+    ) -> Result<Look, netlink::Error> {
+        let filled = self.wanted.filled(family);
+        let made = self.doors.ensure_sets(family, |set| {
+            let needed = set.is_kube_proxys() || filled.contains(set);
+            needed.then(|| self.wanted.count(set, family))
+        })?;
+        let mut look = Look {
+            made,
+            ..Look::default()
+        };
+        let of_family = |ip: &IpAddr| Family::of(ip) == family;
         let bound: BTreeSet<IpAddr> = addresses.iter().map(|a| a.address).collect();
+        let bound: BTreeSet<IpAddr> = bound.into_iter().filter(of_family).collect();
         let eligible = addresses.iter().filter(|a| a.is_eligible());
-        let eligible = eligible.filter(|a| self.wanted.has_address(&a.address));
-        look.eligible = eligible.map(|a| a.address).collect();
-        drop(addresses);
+        let eligible = eligible.map(|a| a.address).filter(of_family);
+        look.eligible = eligible.filter(|ip| self.wanted.has_address(ip)).collect();
         // Kube-proxy takes every virtual server for its own. One at an address
         // of the node that no set names may be of another program, so it stays.
         let is_known = |frontend: &Frontend| {
@@ -187,27 +239,26 @@ impl Ipvs {
             false => NamedFrontends::default(),
         };
         there.retain(|f, _| is_known(f) || at_node(f) && named.has(f));
+        let wanted = self.wanted.frontends();
+        let wanted = wanted.filter(|frontend| of_family(&frontend.address));
         look.touched.frontends.extend(there.keys());
-        look.touched.frontends.extend(self.wanted.frontends());
-        for ip in self.wanted.addresses().filter(|ip| !bound.contains(*ip)) {
+        look.touched.frontends.extend(wanted);
+        let wanted = self.wanted.addresses().filter(|ip| of_family(ip));
+        for ip in wanted.filter(|ip| !bound.contains(*ip)) {
             look.touched.addresses.insert(*ip);
         }
         for ip in bound.iter().filter(|ip| !self.wanted.has_address(ip)) {
             look.touched.addresses.insert(*ip);
         }
-        if !there.is_empty() {
-            look.backings = self.backings();
+        for set in Set::ALL {
+            self.compare_set(set, family, &there, &mut look)?;
         }
-        self.servers = there;
-        for family in FAMILIES {
-            for set in Set::ALL {
-                self.compare_set(set, family, &mut look)?;
-            }
-        }
+        self.servers.retain(|f, _| !of_family(&f.address));
+        self.servers.extend(there);
         Ok(look)
     }
 
-    fn backings(&mut self) -> HashMap<Frontend, Backing> {
+    fn backings(&mut self) -> Backings {
         let mut backings = HashMap::with_capacity(self.servers.len());
         let outcome = self.doors.each_server(|id, reals| {
             let reals = reals.iter();
@@ -225,17 +276,18 @@ impl Ipvs {
         &mut self,
         set: Set,
         family: Family,
+        servers: &HashMap<Frontend, u64>,
         look: &mut Look,
     ) -> Result<(), netlink::Error> {
         let members: HashSet<Element> = self.doors.members(set, family)?.into_iter().collect();
         if !members.is_empty() {
-            look.filled.of_mut(family).insert(set);
+            look.filled.insert(set);
         }
         let of_set = |member: &&Member| member.set == set && member.family == family;
         let mut differing: BTreeMap<Member, bool> = BTreeMap::new();
         for member in self.wanted.members().filter(of_set) {
             if !members.contains(&member.element) {
-                differing.insert(*member, self.is_served(member));
+                differing.insert(*member, self.is_served(member, servers));
             }
         }
         for element in members {
@@ -253,10 +305,10 @@ impl Ipvs {
     }
 
     /// A virtual server is there at what `member` speaks of.
-    fn is_served(&self, member: &Member) -> bool {
+    fn is_served(&self, member: &Member, servers: &HashMap<Frontend, u64>) -> bool {
         self.frontends(member)
             .iter()
-            .any(|frontend| self.servers.contains_key(frontend))
+            .any(|frontend| servers.contains_key(frontend))
     }
 
     /// A virtual server is to stay at what `member` speaks of.

@@ -38,7 +38,8 @@ use self::{
     doors::Doors,
     drain::{Drains, FIRST_PAUSE},
     held::Held,
-    plan::{FAMILIES, Families, Frontend, ServicePlan, Site, Timeouts},
+    look::Look,
+    plan::{FAMILIES, Frontend, ServicePlan, Site, Timeouts},
     report::Report,
     rule_writer::RuleWriter,
     wanted::{Touched, Wanted},
@@ -52,7 +53,7 @@ use crate::{
         probe::Kernel,
         xtables::{self, Engine},
     },
-    net::{Family, ModeName},
+    net::{Family, ModeName, PerFamily},
     node::NodePorts,
     runner::metrics::Metrics,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -80,9 +81,9 @@ pub struct Ipvs {
     node_ports: Arc<NodePorts>,
     doors: Doors,
     /// The rules of each family; `None` where there are no programs for it.
-    rules: Families<Option<RuleWriter>>,
+    rules: PerFamily<Option<RuleWriter>>,
     /// What of each family is not opened.
-    held: Families<Held>,
+    held: PerFamily<Held>,
     site: Site,
     /// What was last learned.
     ports: HashMap<ServicePortName, Arc<ServicePort>>,
@@ -91,25 +92,35 @@ pub struct Ipvs {
     servers: HashMap<Frontend, u64>,
     drains: Drains,
     /// What may differ from the kernel because a step failed.
-    unsettled: Touched,
+    unsettled: PerFamily<Touched>,
     /// Whether the kernel holds what we believe.
-    belief: Belief,
+    belief: PerFamily<Belief>,
     /// Stale flows that could not be deleted yet.
-    flows: Families<StaleFlows>,
+    flows: PerFamily<StaleFlows>,
     metrics: Metrics,
     /// Troubles that were told and last.
     told: BTreeSet<String>,
 }
 
 /// Whether the kernel holds what we believe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Belief {
-    /// It was never looked at.
+    /// It was never looked at, or what was learned is forgotten.
+    #[default]
     None,
     /// Something said that it does not.
     Doubted,
     /// Nothing says otherwise.
     Held,
+}
+
+/// What a sync of one family is to do.
+#[derive(Debug, Default)]
+struct Work {
+    /// Everything is compared with the kernel.
+    full: bool,
+    touched: Touched,
+    report: Report,
 }
 
 impl Ipvs {
@@ -126,11 +137,11 @@ impl Ipvs {
     ) -> Result<Ipvs, SyncError> {
         let left_out = kernel.left_out_schedulers();
         let doors = Doors::open(left_out).map_err(Error::from)?;
-        let mut rules = Families::default();
+        let mut rules = PerFamily::default();
         for family in FAMILIES {
             let writer = kernel.toolkit(family);
             match writer.and_then(|tools| RuleWriter::start(family, tools)) {
-                Ok(writer) => *rules.of_mut(family) = Some(writer),
+                Ok(writer) => *rules.get_mut(family) = Some(writer),
                 Err(source) if family == Family::V4 => {
                     return Err(Error::Rules { family, source }.into());
                 }
@@ -142,15 +153,15 @@ impl Ipvs {
             node_ports,
             doors,
             rules,
-            held: Families::default(),
+            held: PerFamily::default(),
             site: Site::default(),
             ports: HashMap::new(),
             wanted: Wanted::default(),
             servers: HashMap::new(),
             drains: Drains::default(),
-            unsettled: Touched::default(),
-            belief: Belief::None,
-            flows: Families::default(),
+            unsettled: PerFamily::default(),
+            belief: PerFamily::default(),
+            flows: PerFamily::default(),
             metrics,
             told: BTreeSet::new(),
         };
@@ -200,67 +211,117 @@ impl Ipvs {
         }
     }
 
-    async fn sync_both(
+    /// Finds out what the plans of both families depend on, and learns what changed
+    /// of those that are `asked` for.
+    fn update_wanted(
         &mut self,
         map: &ServiceMap,
-        changes: &Changes,
-    ) -> Result<SyncReport, SyncError> {
+        asked: Asked<'_>,
+    ) -> Result<PerFamily<Option<Work>>, netlink::Error> {
         let node = map.this_node().map(|node| &**node);
-        let full = self.node_ports.learn(node) || changes.full || self.belief != Belief::Held;
-        let mut report = Report::default();
-        let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
-        if full {
-            self.survey(map).map_err(Error::from)?;
-            names.extend(map.iter().map(|port| port.name.clone()));
-            names.extend(self.ports.keys().cloned());
+        if self.node_ports.learn(node) {
+            self.belief = PerFamily::default();
+        }
+        let full = |mode: &Ipvs| {
+            asked.map(|family, changes| {
+                changes.is_some_and(|changes| match mode.belief.get(family) {
+                    Belief::None => true,
+                    // Whoever doubted it has a retry scheduled.
+                    Belief::Doubted => changes.full || changes.retry,
+                    Belief::Held => changes.full,
+                })
+            })
+        };
+        let before = full(self);
+        if before.v4 || before.v6 {
+            self.survey(map)?;
         } else {
-            let asked = changes.ports.iter().filter_map(|name| map.get(name));
+            let names = asked.into_iter().filter_map(|(_, changes)| changes);
+            let names = names.flat_map(|changes| &changes.ports);
+            let asked = names.filter_map(|name| map.get(name));
             let asked = asked.filter_map(|port| port.preferences().scheduler.clone());
-            let lacking = self.doors.lacking(asked.collect()).map_err(Error::from)?;
+            let lacking = self.doors.lacking(asked.collect())?;
             self.site.lacking.extend(lacking);
         }
-        report.examined = names.len();
-        let mut touched = Touched::default();
-        self.learn(map, names, &mut touched, &mut report);
-        touched.extend(std::mem::take(&mut self.unsettled));
-        touched.frontends.extend(self.drains.due(Instant::now()));
-        // Until all is applied, all of it may differ.
-        self.unsettled = touched.clone();
+        // The node may be another one now.
+        let full = full(self);
+        Ok(asked.map(|family, changes| {
+            let changes = changes?;
+            let full = *full.get(family);
+            let mut work = Work {
+                full,
+                ..Work::default()
+            };
+            let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
+            if full {
+                let all = map.iter().map(|port| &port.name).chain(self.ports.keys());
+                names.extend(all.filter(|name| name.family == family).cloned());
+            }
+            work.report.examined = names.len();
+            self.learn(map, names, &mut work.touched, &mut work.report);
+            let unsettled = self.unsettled.get_mut(family);
+            work.touched.extend(std::mem::take(unsettled));
+            let drained = self.drains.due(Instant::now());
+            let drained = drained.filter(|at| Family::of(&at.address) == family);
+            work.touched.frontends.extend(drained);
+            // Until all is applied, all of it may differ.
+            *unsettled = work.touched.clone();
+            Some(work)
+        }))
+    }
 
-        let applied = if full {
-            self.repair(touched, &mut report).await
-        } else {
-            self.apply(&touched, None, &mut report).await
+    /// What is in the kernel of `family` may be something else than we believe.
+    fn doubt(&mut self, family: Family) {
+        let belief = self.belief.get_mut(family);
+        if *belief == Belief::Held {
+            *belief = Belief::Doubted;
+        }
+    }
+
+    /// Brings the kernel in step in `family`.
+    async fn sync_family(
+        &mut self,
+        family: Family,
+        map: &ServiceMap,
+        changes: &Changes,
+        work: Work,
+        look: Option<Result<Look, netlink::Error>>,
+    ) -> Result<SyncReport, Error> {
+        let Work {
+            touched,
+            mut report,
+            ..
+        } = work;
+        let applied = match look {
+            Some(Ok(look)) => self.repair(family, touched, look, &mut report).await,
+            Some(Err(error)) => Err(error.into()),
+            None => self.apply(family, &touched, None, &mut report).await,
         };
         match applied {
             Ok(()) => {
-                self.unsettled = std::mem::take(&mut report.unsettled);
-                self.belief = match report.doubt {
+                *self.unsettled.get_mut(family) = std::mem::take(&mut report.unsettled);
+                *self.belief.get_mut(family) = match report.doubt {
                     true => Belief::Doubted,
                     false => Belief::Held,
                 };
             }
             Err(error) => {
-                if self.belief == Belief::Held {
-                    self.belief = Belief::Doubted;
-                }
-                return Err(error.into());
+                self.doubt(family);
+                return Err(error);
             }
         }
-        for family in FAMILIES {
-            let flows = self.flows.of_mut(family);
-            flows.clear(family, map, changes, &self.metrics).await;
-            report.unfinished.extend(flows.unfinished());
-        }
+        let flows = self.flows.get_mut(family);
+        flows.clear(family, map, changes, &self.metrics).await;
+        report.unfinished.extend(flows.unfinished());
         // Where connections could not be counted, that is not tried again at once.
-        let next = self.drains.next_due();
+        let next = self.drains.next_due_of(family);
         let drained = next.map(|at| {
             at.saturating_duration_since(Instant::now())
                 .max(FIRST_PAUSE)
         });
-        let writers = FAMILIES.iter().filter_map(|f| self.rules.of(*f).as_ref());
-        let rules = writers.filter_map(RuleWriter::look_again);
-        let look_again = rules.chain(drained).min();
+        let writer = self.rules.get(family).as_ref();
+        let rules = writer.and_then(RuleWriter::look_again);
+        let look_again = rules.into_iter().chain(drained).min();
         Ok(report.into_sync_report(look_again))
     }
 
@@ -286,20 +347,39 @@ impl Mode for Ipvs {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        let mut changes = Changes::default();
-        for (_, of_family) in asked {
-            changes.merge(of_family.cloned().unwrap_or_default());
+        let mut works = match self.update_wanted(map, asked) {
+            Ok(works) => works,
+            Err(error) => return both_failed(asked, Error::from(error)),
+        };
+        let full = works
+            .as_ref()
+            .map(|_, work| work.as_ref().is_some_and(|work| work.full));
+        let mut looks = PerFamily::default();
+        if full.v4 || full.v6 {
+            match self.look(full) {
+                Ok(found) => looks = found,
+                Err(error) => {
+                    FAMILIES.into_iter().for_each(|family| self.doubt(family));
+                    return both_failed(asked, Error::from(error));
+                }
+            }
         }
-        match self.sync_both(map, &changes).await {
-            Ok(report) => asked.map(|family, asked| asked.map(|_| Ok(report.of(family)))),
-            Err(error) => both_failed(asked, error),
+        let mut outcomes = Outcomes::default();
+        for (family, changes) in asked {
+            let (Some(changes), Some(work)) = (changes, works.get_mut(family).take()) else {
+                continue;
+            };
+            let look = looks.get_mut(family).take();
+            let synced = self.sync_family(family, map, changes, work, look).await;
+            *outcomes.get_mut(family) = Some(synced.map_err(SyncError::from));
         }
+        outcomes
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         let families = FAMILIES.into_iter();
         let found = families.filter_map(|family| {
-            let rules = self.rules.of(family).as_ref()?;
+            let rules = self.rules.get(family).as_ref()?;
             Some((family, rules.engine()))
         });
         found.collect()

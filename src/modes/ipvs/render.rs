@@ -7,13 +7,13 @@ use std::{
 };
 
 use super::{
-    plan::{Families, Method, RealServer, ServicePlan, Set, Site, VirtualServer, plan, rules},
+    plan::{Method, RealServer, ServicePlan, Set, Site, VirtualServer, plan, rules},
     ruleset,
     wanted::{Touched, Wanted},
 };
 use crate::{
     kernel::{ipset::Kind, probe::Kernel},
-    net::{Family, Protocol},
+    net::{Family, PerFamily, Protocol},
     services::{ServiceMap, ServicePortName},
 };
 
@@ -34,12 +34,12 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
     for (name, plan) in &plans {
         wanted.replace(name, &ServicePlan::default(), plan, &mut touched);
     }
-    let filled = Families::each(|family| wanted.filled(family));
+    let filled = PerFamily::each(|family| wanted.filled(family));
 
     writeln!(out, "# ipset restore")?;
     for family in [Family::V4, Family::V6] {
         for set in Set::ALL {
-            if set.is_kube_proxys() || filled.of(family).contains(set) {
+            if set.is_kube_proxys() || filled.get(family).contains(set) {
                 let members = wanted.count(set, family);
                 writeln!(out, "create {}", Creation(set, family, members))?;
             }
@@ -58,7 +58,7 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
         (Family::V6, "ip6tables-restore"),
     ] {
         writeln!(out, "# {program} --noflush")?;
-        let rules = rules(family, site, &kernel.features(family), *filled.of(family));
+        let rules = rules(family, site, &kernel.features(family), *filled.get(family));
         out.write_str(&ruleset::whole(&rules, family == Family::V6))?;
     }
     writeln!(out, "# ipvsadm -R")?;

@@ -8,8 +8,11 @@ use std::{
 
 use hashbrown::HashMap;
 
-use super::plan::{Families, Filled, Frontend, Member, ServicePlan, Set};
-use crate::{net::Family, services::ServicePortName};
+use super::plan::{Filled, Frontend, Member, ServicePlan, Set};
+use crate::{
+    net::{Family, PerFamily},
+    services::ServicePortName,
+};
 
 /// What all ServicePorts together need.
 #[derive(Debug, Default)]
@@ -18,7 +21,7 @@ pub struct Wanted {
     addresses: HashMap<IpAddr, u32>,
     owners: HashMap<Frontend, ServicePortName>,
     /// How many members each set has.
-    filled: Families<[u32; Set::ALL.len()]>,
+    filled: PerFamily<[u32; Set::ALL.len()]>,
 }
 
 /// What is to be compared with the kernel.
@@ -57,13 +60,13 @@ impl Wanted {
             let count = self.members.entry(*member).or_default();
             *count += 1;
             if *count == 1 {
-                self.filled.of_mut(member.family)[member.set as usize] += 1;
+                self.filled.get_mut(member.family)[member.set as usize] += 1;
                 touched.members.insert(*member, continuing);
             }
         }
         for member in missing(&old.members, &new.members) {
             if release(&mut self.members, member) {
-                let filled = &mut self.filled.of_mut(member.family)[member.set as usize];
+                let filled = &mut self.filled.get_mut(member.family)[member.set as usize];
                 *filled = filled.saturating_sub(1);
                 touched.members.insert(*member, continuing);
             }
@@ -141,12 +144,12 @@ impl Wanted {
 
     /// How many members `set` of `family` has.
     pub fn count(&self, set: Set, family: Family) -> u32 {
-        self.filled.of(family)[set as usize]
+        self.filled.get(family)[set as usize]
     }
 
     /// Which sets of `family` have members.
     pub fn filled(&self, family: Family) -> Filled {
-        let counts = self.filled.of(family);
+        let counts = self.filled.get(family);
         let all = Set::ALL.into_iter();
         all.filter(|set| counts[*set as usize] > 0).collect()
     }

@@ -16,7 +16,7 @@ mod tests;
 use std::net::IpAddr;
 
 pub use self::{
-    options::{FAMILIES, Families, LINK, Options, ROUND_ROBIN, Site, Timeouts},
+    options::{FAMILIES, LINK, Options, ROUND_ROBIN, Site, Timeouts},
     rules::{Chain, Filled, Jump, OWN_CHAINS, Rules, rules},
     servers::{Frontend, Method, RealServer, VirtualServer},
     sets::{Member, Set, number},
@@ -170,7 +170,7 @@ impl Builder<'_> {
             }
             // The node calls a load balancer with that one's own address as
             // its source, because it has it on the dummy link.
-            let node = self.site.node_ip.of(self.family());
+            let node = self.site.node_ip.get(self.family());
             if node.is_some_and(|node| ranges.iter().any(|range| range.contains(&node))) {
                 let admitted = Element::IpPortIp {
                     ip,

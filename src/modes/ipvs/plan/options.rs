@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     modes::detect_local::DetectLocal,
-    net::{self, Family},
+    net::{self, Family, PerFamily},
     node::Served,
     services::Node,
 };
@@ -108,9 +108,9 @@ pub struct Site {
     /// Those of them that serve node ports.
     pub node_ports: BTreeSet<IpAddr>,
     /// The one that stands for the node, in each family.
-    pub node_ip: Families<Option<IpAddr>>,
+    pub node_ip: PerFamily<Option<IpAddr>>,
     /// How traffic of this node's pods is told from other traffic.
-    pub detect_local: Families<DetectLocal>,
+    pub detect_local: PerFamily<DetectLocal>,
     /// SNAT everything that is sent to cluster IPs.
     pub masquerade_all: bool,
     /// Bits of the packet mark that ask for SNAT.
@@ -119,41 +119,6 @@ pub struct Site {
 
 /// Both.
 pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-
-/// One value for each family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Families<T> {
-    /// IPv4's.
-    pub v4: T,
-    /// IPv6's.
-    pub v6: T,
-}
-
-impl<T> Families<T> {
-    /// Made by asking for each.
-    pub fn each(mut of: impl FnMut(Family) -> T) -> Families<T> {
-        Families {
-            v4: of(Family::V4),
-            v6: of(Family::V6),
-        }
-    }
-
-    /// That of `family`.
-    pub fn of(&self, family: Family) -> &T {
-        match family {
-            Family::V4 => &self.v4,
-            Family::V6 => &self.v6,
-        }
-    }
-
-    /// That of `family`.
-    pub fn of_mut(&mut self, family: Family) -> &mut T {
-        match family {
-            Family::V4 => &mut self.v4,
-            Family::V6 => &mut self.v6,
-        }
-    }
-}
 
 impl Site {
     /// What follows from the configuration, this node's object, where node
@@ -176,12 +141,12 @@ impl Site {
                 .filter(|ip| served.contains(ip))
                 .collect(),
             own,
-            node_ip: Families::each(|family| {
+            node_ip: PerFamily::each(|family| {
                 let of_family = |ip: &IpAddr| Family::of(ip) == family;
                 let first = listed.iter().copied().find(of_family);
                 options.node_ip.filter(of_family).or(first)
             }),
-            detect_local: Families::each(|family| {
+            detect_local: PerFamily::each(|family| {
                 DetectLocal::new(&options.detect_local, family, node)
             }),
             masquerade_all: options.masquerade_all,

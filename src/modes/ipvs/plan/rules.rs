@@ -350,7 +350,7 @@ impl Builder<'_> {
     fn cluster_ips(&self) -> Option<Rule> {
         let set = Set::ClusterIp;
         let to = || self.of(set);
-        let rule = match self.site.detect_local.of(self.family) {
+        let rule = match self.site.detect_local.get(self.family) {
             _ if self.site.masquerade_all => to()?,
             DetectLocal::Within(pods) => to()?.not_source(*pods),
             DetectLocal::Through(link) => to()?.not_input(link.as_str()),

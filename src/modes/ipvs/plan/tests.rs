@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use super::*;
 use crate::{
     kernel::xtables::{features::Features, rule::Table},
+    net::PerFamily,
     services::{Endpoint, Endpoints, ServiceName, ServicePortName, SessionAffinity},
 };
 
@@ -67,7 +68,7 @@ fn site() -> Site {
         scheduler: ROUND_ROBIN.into(),
         own: [node].into(),
         node_ports: [node].into(),
-        node_ip: Families {
+        node_ip: PerFamily {
             v4: Some(node),
             v6: None,
         },
