@@ -109,6 +109,11 @@ impl Filter {
         Filter(program)
     }
 
+    /// Lets in nobody.
+    pub fn nobody() -> Filter {
+        Filter(vec![Instruction(RETURN, 0, 0, 0)])
+    }
+
     /// Whether it lets in everyone.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

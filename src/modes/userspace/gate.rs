@@ -196,6 +196,15 @@ impl Gate {
         ends.fold(Ok(()), Result::and)
     }
 
+    /// Has its TCP listeners drop what still comes. A client that hears nothing
+    /// tries again a second later, and meets the process that took over.
+    pub fn fall_silent(&self) {
+        for end in &self.ends {
+            // Without it a few may be reset.
+            let _ = end.filter(&Filter::nobody());
+        }
+    }
+
     /// Whether an address has fewer sockets than there are `workers`.
     pub fn is_short(&self, workers: usize) -> bool {
         self.ends.iter().any(|end| end.places.len() < workers)

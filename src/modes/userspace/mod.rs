@@ -514,6 +514,16 @@ impl Userspace {
     }
 }
 
+impl Drop for Userspace {
+    /// While sockets close one after the other, those of a successor change their
+    /// numbers, by which connections are steered.
+    fn drop(&mut self) {
+        if self.yields() {
+            self.gates.values().for_each(|gate| gate.fall_silent());
+        }
+    }
+}
+
 /// What could not be done for single portals.
 #[derive(Debug, Default)]
 struct Failures(Vec<(ServicePortName, String)>);
