@@ -5,7 +5,7 @@
 
 use super::{
     Error, Family, SCRATCH, Xtables,
-    rule::{Match, Maybe, Rule, Side, Table, Target, Transport},
+    rule::{Match, Negatable, Physdev, Rule, Side, Table, Target, Transport},
 };
 use crate::kernel::{
     netlink, nfacct,
@@ -103,9 +103,6 @@ pub(in crate::kernel) fn account(family: Family) -> &'static str {
     }
 }
 
-/// The match that transparent sockets are found by.
-pub const SOCKET: (&str, &str) = ("socket", "--transparent");
-
 fn probes(family: Family) -> Vec<Probe> {
     let (to, mask) = match family {
         Family::V4 => ("192.0.2.1:1", 1 << 14),
@@ -116,7 +113,7 @@ fn probes(family: Family) -> Vec<Probe> {
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
     let mark = Target::Mark { value: mask, mask };
     let other = |name: &str| Rule::new().protocol(Transport::Tcp).jump(name);
-    let marked = Match::Mark(Maybe::yes((mask, mask)));
+    let marked = Match::Mark(Negatable::is((mask, mask)));
     let mut probes: Vec<Probe> = vec![
         (Table::Nat, Rule::new().comment("probe"), |f| &mut f.comment),
         (Table::Nat, with(Match::Probability(1 << 30)), |f| {
@@ -127,7 +124,7 @@ fn probes(family: Family) -> Vec<Probe> {
         }),
         (
             Table::Nat,
-            with(Match::LocalAddress(Maybe::yes(Side::Destination))),
+            with(Match::LocalAddress(Negatable::is(Side::Destination))),
             |f| &mut f.addrtype,
         ),
         (Table::Nat, Rule::new().with(marked).target(mark), |f| {
@@ -135,7 +132,7 @@ fn probes(family: Family) -> Vec<Probe> {
         }),
         (
             Table::Filter,
-            with(Match::ConnectionState(Maybe::yes("NEW"))),
+            with(Match::ConnectionState(Negatable::is("NEW"))),
             |f| &mut f.conntrack,
         ),
         (Table::Filter, with(Match::Account(account(family))), |f| {
@@ -147,11 +144,9 @@ fn probes(family: Family) -> Vec<Probe> {
         (Table::Nat, masquerade(false), |f| &mut f.masquerade),
         (Table::Nat, masquerade(true), |f| &mut f.random_fully),
         (Table::Nat, other("REDIRECT"), |f| &mut f.redirect),
-        (
-            Table::Mangle,
-            with(Match::Other(SOCKET.0, SOCKET.1.to_owned())),
-            |f| &mut f.socket,
-        ),
+        (Table::Mangle, with(Match::TransparentSocket), |f| {
+            &mut f.socket
+        }),
         (
             Table::Nat,
             with(Match::DestinationPort(Transport::Sctp, 1)).protocol(Transport::Sctp),
@@ -168,7 +163,7 @@ fn probes(family: Family) -> Vec<Probe> {
     // bridges treat every packet; where it is not loaded, nothing comes to
     // iptables through a bridge's port.
     if std::path::Path::new("/proc/sys/net/bridge").exists() {
-        let rule = with(Match::CameThroughBridge);
+        let rule = with(Match::Physdev(Negatable::is(Physdev::IsIn)));
         probes.push((Table::Filter, rule, |f| &mut f.physdev));
     }
     probes
@@ -230,21 +225,20 @@ pub async fn probe(xtables: &Xtables) -> Probed {
 
 /// In a namespace in which nothing matters.
 async fn in_scratch(xtables: &Xtables) -> Probed {
-    let v6 = xtables.family() == Family::V6;
     let account = nfacct::create(&[account(xtables.family())]);
     let probes = probes(xtables.family());
     let mut batch = String::new();
     for table in Table::ALL {
         batch += &format!("*{table}\n:{SCRATCH} - [0:0]\n");
         for (_, rule, _) in probes.iter().filter(|(of, ..)| *of == table) {
-            batch += &format!("-A {SCRATCH} {}\n", rule.words(v6));
+            batch += &format!("-A {SCRATCH} {}\n", rule.words(xtables.family()));
         }
         batch += "COMMIT\n";
     }
     let all = xtables.tried(&batch).await.is_ok();
     let mut probed = Probed::known(Features::NONE);
     for (table, rule, feature) in probes {
-        let line = format!("-A {SCRATCH} {}", rule.words(v6));
+        let line = format!("-A {SCRATCH} {}", rule.words(xtables.family()));
         let alone = format!("*{table}\n:{SCRATCH} - [0:0]\n{line}\nCOMMIT\n");
         let tried = match all {
             true => Ok(()),
@@ -259,12 +253,11 @@ async fn in_scratch(xtables: &Xtables) -> Probed {
 
 /// Among the node's own rules, in a chain that goes again.
 async fn here(xtables: &Xtables) -> Probed {
-    let v6 = xtables.family() == Family::V6;
     let mut probed = Probed::known(Features::NONE);
     let account = account(xtables.family());
     let created = nfacct::create(&[account]);
     for (table, rule, feature) in probes(xtables.family()) {
-        let words = rule.words(v6).to_string();
+        let words = rule.words(xtables.family()).to_string();
         probed.note(feature, xtables.check(table.name(), &words).await);
     }
     if created.is_ok() {
@@ -293,9 +286,10 @@ impl Probed {
 /// # Errors
 /// Why they cannot, or why that is not known.
 pub async fn marks_sockets(xtables: &Xtables) -> Result<(), Error> {
-    let (name, options) = SOCKET;
-    let rule = format!("-m {name} {options} -j MARK --set-xmark 0x1/0x1");
-    xtables.try_rule("mangle", &rule).await
+    let mark = Target::Mark { value: 1, mask: 1 };
+    let rule = Rule::new().with(Match::TransparentSocket).target(mark);
+    let words = rule.words(xtables.family()).to_string();
+    xtables.try_rule("mangle", &words).await
 }
 
 /// The program looks the set up before the kernel sees the rule.

@@ -12,6 +12,7 @@ use std::{
 use ipnet::IpNet;
 
 use self::words::Words;
+use crate::net::Family;
 
 /// Bytes of a comment: `XT_MAX_COMMENT_LEN` of
 /// `linux/netfilter/xt_comment.h` without the terminating zero.
@@ -77,12 +78,12 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Something to match, or to be matched by anything but it.
+/// What a rule asks of a packet, or that a packet must not have (`!`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Maybe<T> {
-    /// Everything else matches.
-    pub not: bool,
-    /// What.
+pub struct Negatable<T> {
+    /// Everything but `value` matches.
+    pub negated: bool,
+    /// What is compared.
     pub value: T,
 }
 
@@ -118,12 +119,12 @@ pub enum Match {
     /// The same with `--sport` and a range of ports, first and last.
     SourcePorts(Transport, u16, u16),
     /// `-m mark`: value and mask.
-    Mark(Maybe<(u32, u32)>),
+    Mark(Negatable<(u32, u32)>),
     /// `-m conntrack --ctstate`: names as iptables prints them, such as
     /// `RELATED,ESTABLISHED`.
-    ConnectionState(Maybe<&'static str>),
+    ConnectionState(Negatable<&'static str>),
     /// `-m addrtype --src-type` or `--dst-type LOCAL`.
-    LocalAddress(Maybe<Side>),
+    LocalAddress(Negatable<Side>),
     /// `-m statistic --mode random`: one in 2³¹ of that many packets.
     /// The kernel's unit (`linux/netfilter/xt_statistic.h`).
     Probability(u32),
@@ -145,14 +146,18 @@ pub enum Match {
         name: String,
         /// One for each dimension of the set.
         sides: Vec<Side>,
-        /// Everything else matches.
-        not: bool,
     },
-    /// `-m physdev --physdev-is-in`: it came through a port of a bridge.
-    CameThroughBridge,
-    /// An extension that none of the others covers: its name and its options as
-    /// printed.
-    Other(&'static str, String),
+    /// `-m physdev`.
+    Physdev(Negatable<Physdev>),
+    /// `-m socket --transparent`: it is for a socket with `IP_TRANSPARENT`.
+    TransparentSocket,
+}
+
+/// What `-m physdev` asks of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Physdev {
+    /// `--physdev-is-in`: it came through a port of a bridge.
+    IsIn,
 }
 
 /// What happens to a packet that matches.
@@ -191,14 +196,14 @@ pub enum Target {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// `-s`.
-    pub source: Option<Maybe<IpNet>>,
+    pub source: Option<Negatable<IpNet>>,
     /// `-s` with a mask that is no prefix: value and mask. Stands instead of
     /// `source`.
     pub source_bits: Option<(IpAddr, IpAddr)>,
     /// `-d`.
-    pub destination: Option<Maybe<IpNet>>,
+    pub destination: Option<Negatable<IpNet>>,
     /// `-i`: a link's name, or a prefix of names that ends in `+`.
-    pub input: Option<Maybe<String>>,
+    pub input: Option<Negatable<String>>,
     /// `-p`.
     pub protocol: Option<Transport>,
     /// Extensions, in this order.
@@ -215,7 +220,7 @@ impl Rule {
 
     /// `-s NET`.
     pub fn source(mut self, net: impl Into<IpNet>) -> Rule {
-        self.source = Some(Maybe::yes(net.into()));
+        self.source = Some(Negatable::is(net.into()));
         self
     }
 
@@ -227,31 +232,31 @@ impl Rule {
 
     /// `! -s NET`.
     pub fn not_source(mut self, net: impl Into<IpNet>) -> Rule {
-        self.source = Some(Maybe::no(net.into()));
+        self.source = Some(Negatable::is_not(net.into()));
         self
     }
 
     /// `-d NET`.
     pub fn destination(mut self, net: impl Into<IpNet>) -> Rule {
-        self.destination = Some(Maybe::yes(net.into()));
+        self.destination = Some(Negatable::is(net.into()));
         self
     }
 
     /// `-i LINK`, where a name that ends in `+` stands for all that begin so.
     pub fn input(mut self, link: impl Into<String>) -> Rule {
-        self.input = Some(Maybe::yes(link.into()));
+        self.input = Some(Negatable::is(link.into()));
         self
     }
 
     /// `! -i LINK`.
     pub fn not_input(mut self, link: impl Into<String>) -> Rule {
-        self.input = Some(Maybe::no(link.into()));
+        self.input = Some(Negatable::is_not(link.into()));
         self
     }
 
     /// `! -d NET`.
     pub fn not_destination(mut self, net: impl Into<IpNet>) -> Rule {
-        self.destination = Some(Maybe::no(net.into()));
+        self.destination = Some(Negatable::is_not(net.into()));
         self
     }
 
@@ -290,34 +295,36 @@ impl Rule {
         self.target(Target::Jump(chain.into()))
     }
 
-    /// The rule's family: that of an address in it, if it has one.
-    fn is_v6(&self) -> Option<bool> {
+    /// Returns the family of the addresses in the rule, if it has some.
+    fn family(&self) -> Option<Family> {
         let nets = [&self.source, &self.destination];
         let net = nets.into_iter().flatten().next();
-        net.map(|net| matches!(net.value, IpNet::V6(_)))
+        net.map(|net| Family::of(&net.value.addr()))
     }
 
-    /// The rule in the words of `iptables-save`, without `-A CHAIN`; `v6` for
-    /// ip6tables, which words some options differently.
-    pub fn words(&self, v6: bool) -> impl fmt::Display {
-        debug_assert!(self.is_v6().is_none_or(|of_net| of_net == v6));
-        Words { rule: self, v6 }
+    /// Returns the rule in the words of `iptables-save`, or of `ip6tables-save`
+    /// for IPv6, without `-A CHAIN`.
+    pub fn words(&self, family: Family) -> impl fmt::Display {
+        debug_assert!(self.family().is_none_or(|of_net| of_net == family));
+        Words { rule: self, family }
     }
 }
 
-impl<T> Maybe<T> {
-    /// It.
-    pub fn yes(value: T) -> Maybe<T> {
-        Maybe { not: false, value }
+impl<T> Negatable<T> {
+    /// Matches packets that have `value`.
+    pub fn is(value: T) -> Negatable<T> {
+        let negated = false;
+        Negatable { negated, value }
     }
 
-    /// Anything but it.
-    pub fn no(value: T) -> Maybe<T> {
-        Maybe { not: true, value }
+    /// Matches packets that do not have `value`.
+    pub fn is_not(value: T) -> Negatable<T> {
+        let negated = true;
+        Negatable { negated, value }
     }
 
     fn bang(&self) -> &'static str {
-        if self.not { "! " } else { "" }
+        if self.negated { "! " } else { "" }
     }
 }
 

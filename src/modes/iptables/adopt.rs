@@ -11,9 +11,12 @@ use super::{
     change::{Group, Op},
     plan::{Chain, Entry, Fixed, ServiceRules, Step, names},
 };
-use crate::kernel::xtables::{
-    rule::{BASE_CHAINS, Table},
-    saved::{Digest, Saved, target},
+use crate::{
+    kernel::xtables::{
+        rule::{BASE_CHAINS, Table},
+        saved::{Digest, Saved, target},
+    },
+    net::Family,
 };
 
 /// Chains of ServicePorts and endpoints, and of kube-proxy's before 1.24.
@@ -53,10 +56,10 @@ pub fn by_rule(chain: &str) -> bool {
 }
 
 /// What the kernel held; what was found to be right is taken out.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Adoption {
     tables: HashMap<Table, Present>,
-    v6: bool,
+    family: Family,
 }
 
 #[derive(Debug, Default)]
@@ -71,9 +74,9 @@ struct Present {
 
 impl Adoption {
     /// Of the tables as they were read.
-    pub fn new(v6: bool) -> Adoption {
+    pub fn new(family: Family) -> Adoption {
         let tables = HashMap::new();
-        Adoption { tables, v6 }
+        Adoption { tables, family }
     }
 
     /// Adds a table as it was read. What does not depend on Services is
@@ -104,7 +107,7 @@ impl Adoption {
             present.shared.insert(name, counted(rules));
         }
         for jump in fixed.jumps.iter().filter(|jump| jump.table == table) {
-            present.take(jump.from, &jump.rule.words(self.v6).to_string());
+            present.take(jump.from, &jump.rule.words(self.family).to_string());
         }
         self.tables.insert(table, present);
         ops
@@ -120,7 +123,7 @@ impl Adoption {
         let mut next = HashMap::new();
         // Each goes to the top: the last first.
         for jump in fixed.jumps.iter().rev().filter(|jump| jump.table == table) {
-            let words = jump.rule.words(self.v6).to_string();
+            let words = jump.rule.words(self.family).to_string();
             let list = lists.get(jump.from).map_or(&[][..], Vec::as_slice);
             let place = list.iter().position(|rule| *rule == words);
             let entry = Entry {
@@ -155,8 +158,8 @@ impl Adoption {
         fixed: &Fixed,
         ops: &mut Vec<Op>,
     ) -> HashMap<String, usize> {
-        let v6 = self.v6;
-        let words = |rule: &crate::kernel::xtables::rule::Rule| rule.words(v6).to_string();
+        let family = self.family;
+        let words = |rule: &crate::kernel::xtables::rule::Rule| rule.words(family).to_string();
         let of_chain = |tail: &&Entry| tail.table == chain.table && tail.chain == chain.name;
         let tails: Vec<&Entry> = fixed.tails.iter().filter(of_chain).collect();
         let append = |ops: &mut Vec<Op>| {
@@ -199,13 +202,13 @@ impl Adoption {
 
     /// The steps that a ServicePort takes in `table`.
     pub fn port(&mut self, table: Table, rules: &ServiceRules) -> Vec<Op> {
-        let v6 = self.v6;
+        let family = self.family;
         let mut ops = Vec::new();
         let present = self.tables.entry(table).or_default();
         for chain in rules.chains.iter().filter(|chain| chain.table == table) {
             let mut digest = Digest::default();
             for rule in &chain.rules {
-                digest.add(&rule.words(v6).to_string());
+                digest.add(&rule.words(family).to_string());
             }
             if present.chains.remove(&chain.name) != Some(digest) {
                 ops.push(Op::Fill(chain.clone()));
@@ -213,7 +216,7 @@ impl Adoption {
         }
         let entries = rules.entries.iter().filter(|entry| entry.table == table);
         for entry in entries.rev() {
-            if !present.take(&entry.chain, &entry.rule.words(v6).to_string()) {
+            if !present.take(&entry.chain, &entry.rule.words(family).to_string()) {
                 ops.push(Op::Insert(entry.clone()));
             }
         }
@@ -234,7 +237,7 @@ impl Adoption {
             }));
         }
         let entry = entry(step);
-        if !present.take(&entry.chain, &entry.rule.words(self.v6).to_string()) {
+        if !present.take(&entry.chain, &entry.rule.words(self.family).to_string()) {
             ops.push(Op::Insert(entry));
         }
         ops

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::change::{CHAIN, Group, Phase, text};
 use crate::{
     kernel::xtables::{Engine, Error, Xtables},
+    net::Family,
     services::ServicePortName,
 };
 
@@ -18,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Writer {
     pub xtables: Xtables,
     pub engine: Engine,
-    pub v6: bool,
+    pub family: Family,
 }
 
 /// A group that the kernel, or the program, does not take.
@@ -68,13 +69,13 @@ impl Writer {
         let runs: Vec<String> = match self.chunks(groups).nth(1).is_none() {
             true => vec![
                 Phase::ALL
-                    .map(|phase| text(groups, phase, self.v6))
+                    .map(|phase| text(groups, phase, self.family))
                     .concat(),
             ],
             false => Phase::ALL
                 .into_iter()
                 .flat_map(|phase| self.chunks(groups).map(move |some| (some, phase)))
-                .map(|(some, phase)| text(some, phase, self.v6))
+                .map(|(some, phase)| text(some, phase, self.family))
                 .collect(),
         };
         let mut made = 0;
@@ -96,7 +97,7 @@ impl Writer {
         phase: Phase,
         refused: &mut Vec<Refused>,
     ) -> Result<u32, Error> {
-        let batch = text(groups, phase, self.v6);
+        let batch = text(groups, phase, self.family);
         if batch.is_empty() {
             return Ok(0);
         }

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use hashbrown::{HashMap, HashSet};
 
 use super::plan::{Chain, Entry, ServiceRules};
-use crate::{kernel::xtables::rule::Table, services::ServicePortName};
+use crate::{kernel::xtables::rule::Table, net::Family, services::ServicePortName};
 
 /// What can be done to a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Op {
 
 /// The steps from the rules that a ServicePort had to those it needs; index
 /// steps are left out, as they are shared.
-pub fn between(old: &ServiceRules, new: &ServiceRules, v6: bool) -> Vec<Op> {
+pub fn between(old: &ServiceRules, new: &ServiceRules, family: Family) -> Vec<Op> {
     let mut ops = Vec::new();
     let had: HashMap<_, _> = chains(old).collect();
     for chain in &new.chains {
@@ -127,7 +127,7 @@ pub fn between(old: &ServiceRules, new: &ServiceRules, v6: bool) -> Vec<Op> {
         // must not be gone for a moment.
         let exchanged = at.0 == Table::Nat && kept != entries;
         for entry in entries.iter().filter(|e| exchanged || !kept.contains(e)) {
-            ops.push(remove(entry, v6));
+            ops.push(remove(entry, family));
         }
     }
     for (at, entries) in &needed {
@@ -144,11 +144,11 @@ pub fn between(old: &ServiceRules, new: &ServiceRules, v6: bool) -> Vec<Op> {
 }
 
 /// The step that takes a rule of ours away.
-pub fn remove(entry: &Entry, v6: bool) -> Op {
+pub fn remove(entry: &Entry, family: Family) -> Op {
     Op::Remove {
         table: entry.table,
         chain: entry.chain.clone(),
-        words: entry.rule.words(v6).to_string(),
+        words: entry.rule.words(family).to_string(),
     }
 }
 
@@ -168,7 +168,7 @@ fn by_chain(rules: &ServiceRules) -> HashMap<(Table, &str), Vec<&Entry>> {
 
 /// The steps of `groups` that are due in `phase`, as one transaction a table;
 /// empty if there are none.
-pub fn text(groups: &[Group], phase: Phase, v6: bool) -> String {
+pub fn text(groups: &[Group], phase: Phase, family: Family) -> String {
     let mut out = String::new();
     for table in Table::ALL {
         let due = || {
@@ -176,7 +176,7 @@ pub fn text(groups: &[Group], phase: Phase, v6: bool) -> String {
             ops.filter(move |op| op.phase() == phase && op.table() == table)
         };
         if due().next().is_some() {
-            section(&mut out, table, due, v6);
+            section(&mut out, table, due, family);
         }
     }
     out
@@ -184,7 +184,7 @@ pub fn text(groups: &[Group], phase: Phase, v6: bool) -> String {
 
 /// Chains are declared, and so emptied, before rules lead to them; what goes
 /// makes room before what comes, as both may be the same rule in another place.
-fn section<'a, I>(out: &mut String, table: Table, due: impl Fn() -> I, v6: bool)
+fn section<'a, I>(out: &mut String, table: Table, due: impl Fn() -> I, family: Family)
 where
     I: Iterator<Item = &'a Op>,
 {
@@ -201,7 +201,7 @@ where
     for op in due() {
         if let Op::Fill(chain) = op {
             for rule in &chain.rules {
-                write(format_args!("-A {} {}\n", chain.name, rule.words(v6)));
+                write(format_args!("-A {} {}\n", chain.name, rule.words(family)));
             }
         }
     }
@@ -220,7 +220,7 @@ where
             }
             Op::Raise(entry) => {
                 let Entry { chain, rule, .. } = entry;
-                write(format_args!("-D {chain} {}\n", rule.words(v6)));
+                write(format_args!("-D {chain} {}\n", rule.words(family)));
             }
             _ => {}
         }
@@ -230,7 +230,7 @@ where
             write(format_args!(
                 "-I {} {}\n",
                 entry.chain,
-                entry.rule.words(v6)
+                entry.rule.words(family)
             ));
         }
     }
@@ -239,7 +239,7 @@ where
             write(format_args!(
                 "-A {} {}\n",
                 entry.chain,
-                entry.rule.words(v6)
+                entry.rule.words(family)
             ));
         }
     }

@@ -85,7 +85,7 @@ impl FamilyRules {
             writer: Writer {
                 xtables,
                 engine,
-                v6: family == Family::V6,
+                family,
             },
             held: None,
             refused: BTreeMap::new(),
@@ -192,7 +192,7 @@ impl FamilyRules {
         changed: &HashSet<ServicePortName>,
         full: bool,
     ) -> Result<Done, Error> {
-        let v6 = self.writer.v6;
+        let family = self.writer.family;
         let Some(mut held) = self.held.take() else {
             return Ok(Done::default());
         };
@@ -232,13 +232,13 @@ impl FamilyRules {
                     steps.entry(key).or_insert_with(|| (step.clone(), 0)).1 += sign;
                 }
             }
-            let ops = change::between(&before, &after, v6);
+            let ops = change::between(&before, &after, family);
             add(&mut done.written, written(&ops), 1);
             let owner = Some(name.clone());
             groups.push(Group { owner, ops });
             moves.push((old, new));
         }
-        let (first, last) = step_ops(&mut held.steps, steps, v6);
+        let (first, last) = step_ops(&mut held.steps, steps, family);
         if let Some(group) = groups.first_mut() {
             group.ops = first;
         }
@@ -341,7 +341,7 @@ impl FamilyRules {
 
     /// What the kernel holds, and the steps that make the fixed parts right.
     async fn read(&self, fixed: &Fixed) -> Result<(Adoption, Vec<Op>), Error> {
-        let (mut adoption, mut ops) = (Adoption::new(self.writer.v6), Vec::new());
+        let (mut adoption, mut ops) = (Adoption::new(self.writer.family), Vec::new());
         let xtables = &self.writer.xtables;
         let mut saved = Table::ALL.map(|_| Saved::default());
         match self.engine() {

@@ -100,7 +100,8 @@ impl<'a> Full<'a> {
         }
         chunk.push(leads);
         self.all_or_nothing(&chunk, Phase::Carry).await?;
-        let rest = std::mem::take(&mut self.adoption).rest(TOGETHER);
+        let nothing = Adoption::new(self.family);
+        let rest = std::mem::replace(&mut self.adoption, nothing).rest(TOGETHER);
         for phase in [Phase::Carry, Phase::Open] {
             for groups in self.writer.chunks(&rest) {
                 self.some(groups, phase).await?;

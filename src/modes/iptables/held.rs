@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     kernel::xtables::rule::Table,
+    net::Family,
     services::{ServicePort, ServicePortName},
 };
 
@@ -58,7 +59,7 @@ pub type Steps = HashMap<(Table, String), usize>;
 pub fn step_ops(
     counts: &mut Steps,
     changed: HashMap<(Table, String), (Step, isize)>,
-    v6: bool,
+    family: Family,
 ) -> (Vec<Op>, Vec<Op>) {
     let (mut first, mut last) = (Vec::new(), Vec::new());
     for (key, (step, difference)) in changed {
@@ -72,7 +73,7 @@ pub fn step_ops(
             }));
             first.push(Op::Insert(adopt::entry(&step)));
         } else if before > 0 && after == 0 {
-            last.push(change::remove(&adopt::entry(&step), v6));
+            last.push(change::remove(&adopt::entry(&step), family));
             last.push(Op::Delete {
                 table: step.table,
                 chain: step.to.clone(),

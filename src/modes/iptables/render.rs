@@ -24,8 +24,8 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
     let mut ports: Vec<_> = ports.collect();
     ports.sort_by(|a, b| a.name.cmp(&b.name));
     let mut text = Text {
-        v6: options.family == Family::V6,
-        ..Text::default()
+        family,
+        tables: Default::default(),
     };
     let Fixed {
         chains,
@@ -62,9 +62,8 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
 }
 
 /// Lines by table and chain.
-#[derive(Default)]
 struct Text {
-    v6: bool,
+    family: Family,
     tables: BTreeMap<Table, Lines>,
 }
 
@@ -88,7 +87,7 @@ impl Text {
     }
 
     fn rule(&mut self, table: Table, chain: &str, rule: &Rule) {
-        let line = format!("-A {chain} {}", rule.words(self.v6));
+        let line = format!("-A {chain} {}", rule.words(self.family));
         let rules = &mut self.tables.entry(table).or_default().rules;
         rules.entry(chain.to_owned()).or_default().push(line);
     }

@@ -59,7 +59,7 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
     ] {
         writeln!(out, "# {program} --noflush")?;
         let rules = rules(family, site, &kernel.features(family), *filled.get(family));
-        out.write_str(&ruleset::whole(&rules, family == Family::V6))?;
+        out.write_str(&ruleset::whole(&rules, family))?;
     }
     writeln!(out, "# ipvsadm -R")?;
     for (name, plan) in &plans {

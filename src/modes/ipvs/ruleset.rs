@@ -5,9 +5,12 @@ use std::fmt::{self, Write};
 use hashbrown::{HashMap, HashSet};
 
 use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
-use crate::kernel::xtables::{
-    rule::{BASE_CHAINS, Table},
-    saved::{self, Digest},
+use crate::{
+    kernel::xtables::{
+        rule::{BASE_CHAINS, Table},
+        saved::{self, Digest},
+    },
+    net::Family,
 };
 
 /// Rules of a chain that are kept as words: many more than a chain of ours has.
@@ -155,7 +158,7 @@ pub struct Batch {
 
 /// What makes the tables of `saved` hold `rules`. A chain is written anew if
 /// any of its rules differs; each table takes effect at once.
-pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Batch {
+pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, family: Family) -> Batch {
     let mut batch = Batch::default();
     for table in Table::ALL {
         let nothing = Saved::new(table);
@@ -163,7 +166,7 @@ pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Bat
         let wrong: Vec<&Chain> = rules
             .chains
             .iter()
-            .filter(|chain| chain.table == table && !is_same(chain, saved, v6))
+            .filter(|chain| chain.table == table && !is_same(chain, saved, family))
             .collect();
         let missing: Vec<&Jump> = rules
             .jumps
@@ -182,24 +185,24 @@ pub fn difference(rules: &Rules, saved: &HashMap<Table, Saved>, v6: bool) -> Bat
         );
         // Writing cannot fail: it goes to memory.
         let strays = saved.strays(&rules.jumps);
-        let _ = write_table(&mut batch.text, table, &wrong, (&missing, &strays), v6);
+        let _ = write_table(&mut batch.text, table, &wrong, (&missing, &strays), family);
     }
     batch
 }
 
-fn is_same(chain: &Chain, saved: &Saved, v6: bool) -> bool {
+fn is_same(chain: &Chain, saved: &Saved, family: Family) -> bool {
     saved.chains.get(chain.name).is_some_and(|there| {
         there.rules.len() == chain.rules.len()
             && chain
                 .rules
                 .iter()
                 .zip(&there.rules)
-                .all(|(rule, words)| words_of(rule, v6) == *words)
+                .all(|(rule, words)| words_of(rule, family) == *words)
     })
 }
 
-fn words_of(rule: &crate::kernel::xtables::rule::Rule, v6: bool) -> Vec<String> {
-    words(&rule.words(v6).to_string())
+fn words_of(rule: &crate::kernel::xtables::rule::Rule, family: Family) -> Vec<String> {
+    words(&rule.words(family).to_string())
 }
 
 fn write_table(
@@ -207,7 +210,7 @@ fn write_table(
     table: Table,
     chains: &[&Chain],
     (jumps, strays): (&[&Jump], &[String]),
-    v6: bool,
+    family: Family,
 ) -> fmt::Result {
     if chains.is_empty() && jumps.is_empty() && strays.is_empty() {
         return Ok(());
@@ -218,7 +221,7 @@ fn write_table(
     }
     for chain in chains {
         for rule in &chain.rules {
-            writeln!(out, "-A {} {}", chain.name, rule.words(v6))?;
+            writeln!(out, "-A {} {}", chain.name, rule.words(family))?;
         }
     }
     for stray in strays {
@@ -226,14 +229,14 @@ fn write_table(
     }
     // Each goes to the top, so the last is the first there.
     for jump in jumps.iter().rev() {
-        writeln!(out, "-I {} {}", jump.from, jump.rule.words(v6))?;
+        writeln!(out, "-I {} {}", jump.from, jump.rule.words(family))?;
     }
     writeln!(out, "COMMIT")
 }
 
 /// All of `rules`, for tables that hold nothing of ours.
-pub fn whole(rules: &Rules, v6: bool) -> String {
-    difference(rules, &HashMap::new(), v6).text
+pub fn whole(rules: &Rules, family: Family) -> String {
+    difference(rules, &HashMap::new(), family).text
 }
 
 /// Words of a line, quotes and backslashes resolved.
@@ -330,14 +333,14 @@ mod tests {
     #[test]
     fn only_what_differs_is_written() {
         let rules = all();
-        let whole = whole(&rules, false);
+        let whole = whole(&rules, Family::V4);
         let mut tables = after(&whole);
-        assert_eq!(difference(&rules, &tables, false), Batch::default());
+        assert_eq!(difference(&rules, &tables, Family::V4), Batch::default());
         let filter = tables.get_mut(&Table::Filter).unwrap();
         rules_of(filter, "KUBE-IPVS-FILTER").pop();
         rules_of(filter, "OUTPUT").clear();
         filter.line("-A INPUT -j ACCEPT");
-        let batch = difference(&rules, &tables, false);
+        let batch = difference(&rules, &tables, Family::V4);
         assert_eq!(
             batch.repaired,
             [
@@ -354,7 +357,7 @@ mod tests {
     #[test]
     fn jumps_in_other_words_and_second_ones_go() {
         let rules = all();
-        let whole = whole(&rules, false);
+        let whole = whole(&rules, Family::V4);
         let mut tables = after(&whole);
         let nat = tables.get_mut(&Table::Nat).unwrap();
         for rule in [
@@ -364,7 +367,7 @@ mod tests {
         ] {
             nat.line(&format!("-A OUTPUT {rule}"));
         }
-        let batch = difference(&rules, &tables, false);
+        let batch = difference(&rules, &tables, Family::V4);
         assert_eq!(
             batch.text,
             "*nat\n-D OUTPUT -j KUBE-SERVICES\n\
@@ -376,7 +379,7 @@ mod tests {
     #[test]
     fn of_others_rules_nothing_is_kept() {
         let rules = all();
-        let whole = whole(&rules, false);
+        let whole = whole(&rules, Family::V4);
         let mut tables = after(&whole);
         let kept = |tables: &HashMap<Table, Saved>| {
             let of_table = |saved: &Saved| {
@@ -397,7 +400,7 @@ mod tests {
             ));
         }
         assert_eq!(kept(&tables), before);
-        assert_eq!(difference(&rules, &tables, false), Batch::default());
+        assert_eq!(difference(&rules, &tables, Family::V4), Batch::default());
 
         // As iptables mode has them.
         let nat = tables.get_mut(&Table::Nat).unwrap();
@@ -406,7 +409,7 @@ mod tests {
         (0..10_000).for_each(|number| nat.line(&rule(number)));
         assert!(nat.leads_to_services());
         assert!(kept(&tables) < before + KEPT);
-        let batch = difference(&rules, &tables, false);
+        let batch = difference(&rules, &tables, Family::V4);
         assert_eq!(batch.repaired, ["chain KUBE-SERVICES of nat"]);
         let read = |last: &str| {
             let mut saved = parse(Table::Nat, ":KUBE-SERVICES - [0:0]");
@@ -420,7 +423,7 @@ mod tests {
 
     #[test]
     fn jumps_end_up_in_their_order() {
-        let whole = whole(&all(), false);
+        let whole = whole(&all(), Family::V4);
         let inserted: Vec<&str> = whole
             .lines()
             .filter(|line| line.starts_with("-I INPUT"))

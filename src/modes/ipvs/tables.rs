@@ -62,11 +62,11 @@ impl Tables {
     /// # Errors
     /// When the program failed; the next call reads what is in force.
     pub async fn ensure(&mut self, rules: Rules) -> Result<Vec<String>, Error> {
-        let v6 = self.family == Family::V6;
+        let family = self.family;
         let saved = self.saved(&rules).await?;
         let changed = self.changed(&saved);
         self.lost = !changed.is_empty();
-        let Batch { text, .. } = ruleset::difference(&rules, &saved, v6);
+        let Batch { text, .. } = ruleset::difference(&rules, &saved, family);
         if text.is_empty() || self.is_reworded(&rules, &saved) {
             self.is_in_force(rules);
             return Ok(Vec::new());
@@ -88,8 +88,8 @@ impl Tables {
     /// What of the rules that were in force is not, and is not as a write that
     /// failed may have left it either.
     fn changed(&self, saved: &HashMap<Table, Saved>) -> Vec<String> {
-        let v6 = self.family == Family::V6;
-        let unlike = |rules: &Rules| ruleset::difference(rules, saved, v6).repaired;
+        let family = self.family;
+        let unlike = |rules: &Rules| ruleset::difference(rules, saved, family).repaired;
         let before = self.in_force.as_ref();
         let mut changed = match before.filter(|before| !self.is_reworded(before, saved)) {
             Some(before) => unlike(before),
@@ -113,8 +113,10 @@ impl Tables {
     async fn write(&mut self, text: &str, rules: Rules) -> Result<(), Error> {
         self.xtables.restore(text).await?;
         let written = self.saved(&rules).await?;
-        let v6 = self.family == Family::V6;
-        let words_differ = !ruleset::difference(&rules, &written, v6).text.is_empty();
+        let family = self.family;
+        let words_differ = !ruleset::difference(&rules, &written, family)
+            .text
+            .is_empty();
         self.reworded = words_differ.then(|| (rules.clone(), written));
         self.is_in_force(rules);
         Ok(())

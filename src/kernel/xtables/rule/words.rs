@@ -4,19 +4,20 @@ use std::fmt;
 
 use ipnet::IpNet;
 
-use super::{Match, Maybe, Rule, Target};
+use super::{Match, Negatable, Physdev, Rule, Target};
+use crate::net::Family;
 
-impl Maybe<IpNet> {
+impl Negatable<IpNet> {
     /// iptables-save leaves out what every address matches.
     fn says_something(&self) -> bool {
-        self.not || self.value.prefix_len() > 0
+        self.negated || self.value.prefix_len() > 0
     }
 }
 
 /// A rule in the words of `iptables-save`.
 pub(super) struct Words<'a> {
     pub(super) rule: &'a Rule,
-    pub(super) v6: bool,
+    pub(super) family: Family,
 }
 
 impl fmt::Display for Words<'_> {
@@ -39,11 +40,17 @@ impl fmt::Display for Words<'_> {
             words.put(format_args!("-p {protocol}"))?;
         }
         for one in &rule.matches {
-            words.put(format_args!("-m {}", MatchWords { one, v6: self.v6 }))?;
+            words.put(format_args!(
+                "-m {}",
+                MatchWords {
+                    one,
+                    family: self.family
+                }
+            ))?;
         }
         if let Some(target) = &rule.target {
-            let v6 = self.v6;
-            words.put(format_args!("-j {}", TargetWords { target, v6 }))?;
+            let family = self.family;
+            words.put(format_args!("-j {}", TargetWords { target, family }))?;
         }
         Ok(())
     }
@@ -65,15 +72,14 @@ impl Spaced<'_, '_> {
 
 struct MatchWords<'a> {
     one: &'a Match,
-    v6: bool,
+    family: Family,
 }
 
 impl fmt::Display for MatchWords<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mask = if self.v6 {
-            "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
-        } else {
-            "255.255.255.255"
+        let mask = match self.family {
+            Family::V4 => "255.255.255.255",
+            Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
         };
         match self.one {
             Match::Comment(text) => write!(f, "comment --comment \"{}\"", Quoted(text)),
@@ -111,18 +117,18 @@ impl fmt::Display for MatchWords<'_> {
                 write!(f, "recent --set --name {list} --mask {mask} --rsource")
             }
             Match::Account(name) => write!(f, "nfacct --nfacct-name  {name}"),
-            Match::Set { name, sides, not } => {
-                let bang = if *not { "! " } else { "" };
-                write!(f, "set {bang}--match-set {name} ")?;
+            Match::Set { name, sides } => {
+                write!(f, "set --match-set {name} ")?;
                 for (i, side) in sides.iter().enumerate() {
                     let comma = if i > 0 { "," } else { "" };
                     write!(f, "{comma}{}", side.short())?;
                 }
                 Ok(())
             }
-            Match::CameThroughBridge => f.write_str("physdev --physdev-is-in"),
-            Match::Other(name, options) if options.is_empty() => f.write_str(name),
-            Match::Other(name, options) => write!(f, "{name} {options}"),
+            Match::Physdev(asked) => match asked.value {
+                Physdev::IsIn => write!(f, "physdev {}--physdev-is-in", asked.bang()),
+            },
+            Match::TransparentSocket => f.write_str("socket --transparent"),
         }
     }
 }
@@ -146,7 +152,7 @@ impl fmt::Display for Quoted<'_> {
 
 struct TargetWords<'a> {
     target: &'a Target,
-    v6: bool,
+    family: Family,
 }
 
 impl fmt::Display for TargetWords<'_> {
@@ -156,8 +162,10 @@ impl fmt::Display for TargetWords<'_> {
             Target::Accept => f.write_str("ACCEPT"),
             Target::Drop => f.write_str("DROP"),
             Target::Return => f.write_str("RETURN"),
-            Target::Reject if self.v6 => f.write_str("REJECT --reject-with icmp6-port-unreachable"),
-            Target::Reject => f.write_str("REJECT --reject-with icmp-port-unreachable"),
+            Target::Reject => f.write_str(match self.family {
+                Family::V4 => "REJECT --reject-with icmp-port-unreachable",
+                Family::V6 => "REJECT --reject-with icmp6-port-unreachable",
+            }),
             Target::Mark { value, mask } => write!(f, "MARK --set-xmark {value:#x}/{mask:#x}"),
             Target::Dnat(to) => write!(f, "DNAT --to-destination {to}"),
             Target::Masquerade { random_fully } => f.write_str(if *random_fully {
@@ -194,7 +202,7 @@ mod tests {
             ),
             (
                 Rule::new()
-                    .with(Match::Mark(Maybe::no((0x4000, 0x4000))))
+                    .with(Match::Mark(Negatable::is_not((0x4000, 0x4000))))
                     .target(Target::Return),
                 "-m mark ! --mark 0x4000/0x4000 -j RETURN",
             ),
@@ -221,7 +229,7 @@ mod tests {
             ),
         ];
         for (rule, words) in cases {
-            assert_eq!(rule.words(false).to_string(), words);
+            assert_eq!(rule.words(Family::V4).to_string(), words);
         }
     }
 }

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::{Chain, Entry, Options, names};
 use crate::{
-    kernel::xtables::rule::{Match, Maybe, Rule, Table, Target},
+    kernel::xtables::rule::{Match, Negatable, Rule, Table, Target},
     node::Served,
 };
 
@@ -109,7 +109,7 @@ fn mark_masq(options: &Options) -> Rule {
 }
 
 fn postrouting(options: &Options) -> Vec<Rule> {
-    let not_marked = Match::Mark(Maybe::no(marked(options)));
+    let not_marked = Match::Mark(Negatable::is_not(marked(options)));
     // A packet may come by again, decapsulated or encrypted, and must not be
     // masqueraded twice.
     let unmark = Target::Mark {
@@ -138,7 +138,7 @@ fn firewall(options: &Options) -> Vec<Rule> {
     }
     let rule = Rule::new().not_source(LOOPBACK_V4).destination(LOOPBACK_V4);
     let rule = options.note(rule, || "block incoming localnet connections".to_owned());
-    let answers = Maybe::no("RELATED,ESTABLISHED,DNAT");
+    let answers = Negatable::is_not("RELATED,ESTABLISHED,DNAT");
     vec![
         rule.with(Match::ConnectionState(answers))
             .target(Target::Drop),
@@ -153,7 +153,7 @@ fn drops_invalid(options: &Options) -> bool {
 }
 
 fn forward(options: &Options) -> Vec<Rule> {
-    let state = |states| Match::ConnectionState(Maybe::yes(states));
+    let state = |states| Match::ConnectionState(Negatable::is(states));
     let mut rules = Vec::new();
     if drops_invalid(options) {
         let mut rule = Rule::new().with(state("INVALID"));
@@ -166,7 +166,7 @@ fn forward(options: &Options) -> Vec<Rule> {
     let first_packets = note("kubernetes forwarding rules");
     rules.push(
         first_packets
-            .with(Match::Mark(Maybe::yes(marked(options))))
+            .with(Match::Mark(Negatable::is(marked(options))))
             .target(Target::Accept),
     );
     if options.features.conntrack {
@@ -189,7 +189,7 @@ fn jumps(options: &Options) -> Vec<Jump> {
     let jump = |table, from, only_new: bool, text: &str, to: &str| {
         let mut rule = Rule::new();
         if only_new && options.features.conntrack {
-            rule = rule.with(Match::ConnectionState(Maybe::yes("NEW")));
+            rule = rule.with(Match::ConnectionState(Negatable::is("NEW")));
         }
         if !text.is_empty() {
             rule = options.note(rule, || text.to_owned());

@@ -9,7 +9,7 @@ use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::xtables::{
         features::Features,
-        rule::{Match, Maybe, Rule, Side},
+        rule::{Match, Negatable, Rule, Side},
     },
     modes::detect_local::DetectLocal,
     net::Family,
@@ -183,12 +183,12 @@ impl Options {
     /// The rule, for what is sent to the node's own addresses.
     pub(super) fn to_node(&self, rule: Rule) -> Vec<Rule> {
         if self.features.addrtype {
-            let local = Match::LocalAddress(Maybe::yes(Side::Destination));
+            let local = Match::LocalAddress(Negatable::is(Side::Destination));
             return vec![rule.with(local)];
         }
         self.local_networks()
             .filter(|network| match &rule.destination {
-                Some(wanted) => wanted.value.contains(network) != wanted.not,
+                Some(wanted) => wanted.value.contains(network) != wanted.negated,
                 None => true,
             })
             .map(|network| rule.clone().destination(network))

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     kernel::xtables::{
         features::Features,
-        rule::{Match, Maybe, Rule, Side, Table, Target, Transport, host},
+        rule::{Match, Negatable, Rule, Side, Table, Target, Transport, host},
     },
     net::Protocol,
     services::{ServicePort, SessionAffinity, TrafficPolicy},
@@ -228,7 +228,7 @@ impl Plan<'_> {
     /// The rule, for calls from the node itself.
     fn of_node(&self, rule: Rule) -> Vec<Rule> {
         if self.options.features.addrtype {
-            let local = Match::LocalAddress(Maybe::yes(Side::Source));
+            let local = Match::LocalAddress(Negatable::is(Side::Source));
             return vec![rule.with(local)];
         }
         let networks = self.options.local_networks();

@@ -5,7 +5,7 @@ use super::{DetectLocal, options::Site, sets::Set};
 use crate::{
     kernel::xtables::{
         features::Features,
-        rule::{Match, Maybe, Rule, Side, Table, Target, Transport},
+        rule::{Match, Negatable, Physdev, Rule, Side, Table, Target, Transport},
     },
     net::Family,
 };
@@ -169,7 +169,6 @@ impl Builder<'_> {
         rule.with(Match::Set {
             name: set.name(self.family).to_owned(),
             sides,
-            not: false,
         })
     }
 
@@ -210,10 +209,10 @@ impl Builder<'_> {
         let mark = self.site.masquerade_mark;
         vec![
             self.note("kubernetes forwarding rules")
-                .with(Match::Mark(Maybe::yes((mark, mark))))
+                .with(Match::Mark(Negatable::is((mark, mark))))
                 .target(Target::Accept),
             self.note("kubernetes forwarding conntrack rule")
-                .with(Match::ConnectionState(Maybe::yes("RELATED,ESTABLISHED")))
+                .with(Match::ConnectionState(Negatable::is("RELATED,ESTABLISHED")))
                 .target(Target::Accept),
         ]
     }
@@ -231,7 +230,7 @@ impl Builder<'_> {
         let mut rules: Vec<Rule> = served
             .map(|set| self.in_set(Rule::new(), set).target(Target::Return))
             .into();
-        let new = Rule::new().with(Match::ConnectionState(Maybe::yes("NEW")));
+        let new = Rule::new().with(Match::ConnectionState(Negatable::is("NEW")));
         let refused = match self.features.reject {
             true => Target::Reject,
             false => Target::Drop,
@@ -300,7 +299,7 @@ impl Builder<'_> {
         });
         let rest = [
             Rule::new()
-                .with(Match::Mark(Maybe::no((mark, mark))))
+                .with(Match::Mark(Negatable::is_not((mark, mark))))
                 .target(Target::Return),
             // A packet that comes by again must not be masqueraded again.
             Rule::new().target(Target::Mark {
@@ -334,7 +333,7 @@ impl Builder<'_> {
         }
         rules.push(
             Rule::new()
-                .with(Match::LocalAddress(Maybe::yes(Side::Destination)))
+                .with(Match::LocalAddress(Negatable::is(Side::Destination)))
                 .jump(NODE_PORT),
         );
         // Other rules of nat must not lead away what IPVS is to get.
@@ -369,13 +368,13 @@ impl Builder<'_> {
     fn spare_elsewhere(&self, rule: Rule) -> Vec<Rule> {
         let mut outside = rule.clone();
         if self.features.physdev {
-            outside = outside.with(Match::Other("physdev", "! --physdev-is-in".to_owned()));
+            outside = outside.with(Match::Physdev(Negatable::is_not(Physdev::IsIn)));
         }
         vec![
             outside
-                .with(Match::LocalAddress(Maybe::no(Side::Source)))
+                .with(Match::LocalAddress(Negatable::is_not(Side::Source)))
                 .target(Target::Accept),
-            rule.with(Match::LocalAddress(Maybe::yes(Side::Destination)))
+            rule.with(Match::LocalAddress(Negatable::is(Side::Destination)))
                 .target(Target::Accept),
         ]
     }

@@ -192,7 +192,7 @@ fn the_node_calls_from_an_address_of_a_service_for_itself() {
         .expect("it is there")
         .rules
         .iter()
-        .map(|rule| rule.words(false).to_string())
+        .map(|rule| rule.words(Family::V4).to_string())
         .map(|words| {
             words
                 .split_once("--match-set ")

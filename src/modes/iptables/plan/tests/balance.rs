@@ -9,6 +9,7 @@ use super::{
 use crate::{
     kernel::xtables::features::Features,
     modes::iptables::plan::{Options, service_port},
+    net::Family,
     services::{ServicePort, SessionAffinity},
 };
 
@@ -187,7 +188,7 @@ fn endpoints_are_in_the_order_of_kube_proxy() {
         .iter()
         .filter(|chain| chain.name.starts_with("KUBE-SVC-"))
         .flat_map(|chain| &chain.rules[1..])
-        .map(|rule| rule.words(false).to_string())
+        .map(|rule| rule.words(Family::V4).to_string())
         .collect();
     let order = ["10.244.10.3:80", "10.244.2.3:443", "10.244.2.3:80"];
     assert_eq!(comments.len(), 3);

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     kernel::xtables::{features::Features, rule::Table},
     modes::iptables::plan::Options,
+    net::Family,
     node::Served,
     services::ServicePort,
 };
@@ -125,7 +126,7 @@ fn health_checks_pass_whatever_the_firewall_says() {
     let key = (Table::Filter, "KUBE-NODEPORTS".to_owned());
     let words: Vec<_> = rules.chains[&key]
         .iter()
-        .map(|rule| rule.words(false).to_string())
+        .map(|rule| rule.words(Family::V4).to_string())
         .collect();
     assert_eq!(
         words,

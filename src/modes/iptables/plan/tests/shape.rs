@@ -99,7 +99,7 @@ proptest! {
         for ((table, chain), rules) in &set.chains {
             prop_assert!(chain.len() <= LONGEST, "{}", chain);
             for rule in rules {
-                let words = rule.words(false).to_string();
+                let words = rule.words(Family::V4).to_string();
                 prop_assert!(!words.contains('\n'));
                 if let Some(Target::Jump(to)) = &rule.target {
                     prop_assert!(set.chains.contains_key(&(*table, to.clone())), "{}", words);
@@ -125,7 +125,7 @@ proptest! {
         let set = Ruleset::new([&busy(), &service("refused")], &options);
         for rule in set.chains.values().flatten() {
             for used in uses(rule) {
-                prop_assert!(there.contains(&(used, true)), "{}: {}", used, rule.words(false));
+                prop_assert!(there.contains(&(used, true)), "{}: {}", used, rule.words(Family::V4));
             }
         }
         let planned = fixed(&options);
@@ -184,7 +184,11 @@ fn a_large_cluster_goes_without_the_comments_that_are_many() {
         let many = ["KUBE-SEP-", "KUBE-SVL-"];
         if many.iter().any(|prefix| chain.name.starts_with(prefix)) {
             for rule in &chain.rules {
-                assert!(!uses(rule).contains(&"comment"), "{}", rule.words(false));
+                assert!(
+                    !uses(rule).contains(&"comment"),
+                    "{}",
+                    rule.words(Family::V4)
+                );
             }
         } else {
             assert!(uses(&chain.rules[0]).contains(&"comment"), "{}", chain.name);

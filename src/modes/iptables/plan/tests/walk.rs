@@ -9,7 +9,7 @@ use std::{
 
 use super::world::{NODE_IP, ip, net};
 use crate::{
-    kernel::xtables::rule::{Match, Maybe, Rule, Side, Table, Target, Transport},
+    kernel::xtables::rule::{Match, Negatable, Rule, Side, Table, Target, Transport},
     modes::iptables::plan::{self, Options},
     services::ServicePort,
 };
@@ -218,10 +218,10 @@ impl Ruleset {
     }
 }
 
-fn agrees<T>(wanted: &Option<Maybe<T>>, matches: impl Fn(&T) -> bool) -> bool {
+fn agrees<T>(wanted: &Option<Negatable<T>>, matches: impl Fn(&T) -> bool) -> bool {
     wanted
         .as_ref()
-        .is_none_or(|wanted| matches(&wanted.value) != wanted.not)
+        .is_none_or(|wanted| matches(&wanted.value) != wanted.negated)
 }
 
 /// The chance that a rule matches: 0, 1, or that of `statistic`.
@@ -265,15 +265,15 @@ fn matches(one: &Match, rule: &Rule, state: &State) -> bool {
         }
         Match::Mark(mark) => {
             let (value, mask) = mark.value;
-            (state.mark & mask == value) != mark.not
+            (state.mark & mask == value) != mark.negated
         }
-        Match::ConnectionState(states) => states.value.contains("NEW") != states.not,
+        Match::ConnectionState(states) => states.value.contains("NEW") != states.negated,
         Match::LocalAddress(side) => {
             let address = match side.value {
                 Side::Source => packet.source,
                 Side::Destination => packet.destination,
             };
-            is_local(address) != side.not
+            is_local(address) != side.negated
         }
         Match::RecentlySeen { list, .. } => packet.noted.contains(list),
         other => panic!("nobody plans this here: {other:?}"),
