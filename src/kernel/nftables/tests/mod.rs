@@ -1,5 +1,6 @@
 //! Tests against the kernel, and against what the program `nft` does.
 
+mod attributes;
 mod consistency;
 mod example;
 mod listing;
