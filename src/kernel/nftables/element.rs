@@ -90,6 +90,16 @@ impl Element {
         self
     }
 
+    /// The same without what changes by itself: what is left of its timeout.
+    /// What is sent and what is listed are equal in this form.
+    #[must_use]
+    pub fn comparable(self) -> Element {
+        Element {
+            expires: None,
+            ..self
+        }
+    }
+
     /// At least its octets on the wire.
     fn room(&self) -> usize {
         let octets = |o: &Option<Box<[u8]>>| o.as_ref().map_or(0, |o| o.len() + 12);

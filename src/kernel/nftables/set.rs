@@ -338,6 +338,16 @@ pub struct ListedSet {
 }
 
 impl ListedSet {
+    /// Returns true if this is what the kernel would hold of `set`.
+    pub fn is(&self, set: &Set) -> bool {
+        let desired = Set {
+            // A set with a timeout of its own is one whose elements have some.
+            timeouts: set.timeouts || set.timeout.is_some(),
+            ..set.clone()
+        };
+        !self.anonymous && self.set == desired
+    }
+
     /// Reads one from a dump.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<ListedSet, Malformed> {
         let (mut table, mut name, mut handle) = (String::new(), "", 0);
