@@ -3,8 +3,10 @@
 //! Data flows one way: [`watch`] → [`services`] → [`modes`] → [`kernel`].
 //! `ARCHITECTURE.md` has the map and the flow of one Service through the code.
 
+pub mod api_client;
 pub mod cli;
 pub mod config;
+pub mod duration;
 pub mod events;
 pub mod kernel;
 pub mod log;

@@ -4,6 +4,7 @@
 #[macro_use]
 mod lab;
 mod api;
+mod architecture;
 mod conformance;
 mod deploy;
 mod iptables;

@@ -91,7 +91,7 @@ impl Bench {
             configuration: settings.configuration,
             configured: settings.effective,
             dispatch,
-            metrics: Metrics::register(&registry).expect("metrics"),
+            metrics: Arc::new(Metrics::register(&registry).expect("metrics")),
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

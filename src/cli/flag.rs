@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, builder::ValueParser};
 
 use super::Options;
-use crate::config::{duration, notation};
+use crate::{config::notation, duration};
 
 /// A flag.
 pub(super) struct Flag {

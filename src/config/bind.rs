@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use crate::services::address::parse_ip;
+use crate::net::address::parse_ip;
 
 /// Where `/healthz` is served if nothing else is said.
 pub const HEALTHZ_PORT: u16 = 10256;

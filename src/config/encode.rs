@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 use super::{
     KubeProxyConfiguration, Logging, StreamOptions,
     decode::{API_VERSION, KIND},
-    duration,
     kube_proxy::ModeSection,
 };
+use crate::duration;
 
 impl KubeProxyConfiguration {
     /// The configuration as `v1alpha1` has it. What exists once a mode is

@@ -8,7 +8,6 @@
 pub mod bind;
 mod check;
 pub mod decode;
-pub mod duration;
 mod effective;
 mod encode;
 mod kube_proxy;

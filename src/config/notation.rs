@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{VmoduleItem, duration};
+use super::VmoduleItem;
+use crate::duration;
 
 /// Reads `Gate=true,Other=false` (`MapStringBool` of
 /// `k8s.io/component-base/cli/flag`) into `gates`.

@@ -3,7 +3,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Problem, duration, tree::Tree};
+use super::{Problem, tree::Tree};
+use crate::duration;
 
 /// What was found wrong so far.
 #[derive(Debug, Default)]

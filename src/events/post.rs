@@ -16,7 +16,7 @@ use super::{
     Event, Regarding,
     limit::{Limit, Verdict},
 };
-use crate::watch::api::Access;
+use crate::api_client::Access;
 
 /// Where events about objects without a namespace live, by client-go's custom.
 const DEFAULT_NAMESPACE: &str = "default";

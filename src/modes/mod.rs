@@ -5,10 +5,13 @@ pub mod apart;
 mod detect_local;
 pub mod iptables;
 pub mod ipvs;
+mod metrics;
 pub mod render;
 mod stale;
 pub mod userspace;
 pub mod verdict;
+
+pub use metrics::Metrics;
 
 use std::{sync::Arc, time::Duration};
 

@@ -15,8 +15,8 @@ use crate::{
         conntrack::flows::{self, Match, Reply, Source, UDP},
         netlink::{Protocol, Socket},
     },
+    modes::Metrics,
     net::Family,
-    runner::metrics::Metrics,
     services::{Changes, ServiceMap, ServicePort, ServicePortName, StaleUdp},
 };
 
@@ -138,7 +138,7 @@ impl StaleFlows {
         family: Family,
         map: &ServiceMap,
         changes: &Changes,
-        metrics: &Metrics,
+        metrics: &dyn Metrics,
     ) {
         let again = changes.full || changes.retry;
         let mut matches = match again {
@@ -163,7 +163,7 @@ impl StaleFlows {
 }
 
 /// Deletes what `matches` means; answers with what is to be tried again.
-async fn forget(family: Family, matches: Vec<Match>, metrics: &Metrics) -> Vec<Match> {
+async fn forget(family: Family, matches: Vec<Match>, metrics: &dyn Metrics) -> Vec<Match> {
     if matches.is_empty() {
         return matches;
     }

@@ -1,5 +1,6 @@
 //! The vocabulary that all other modules share. It knows none of them.
 
+pub(crate) mod address;
 mod detect_local;
 mod family;
 mod mode_name;

@@ -13,6 +13,7 @@ use prometheus::{
 
 use super::health::FAMILIES;
 use crate::{
+    modes,
     net::Family,
     services::{ServicePort, TrafficPolicy},
 };
@@ -169,17 +170,6 @@ impl Metrics {
         })
     }
 
-    /// Stale connection-tracking entries of `family` were looked for, which
-    /// took `took`, and `deleted` of them removed.
-    pub fn conntrack_cleared(&self, family: Family, took: Duration, deleted: u64) {
-        let family = [family_label(family)];
-        let duration = self.conntrack_duration.with_label_values(&family);
-        duration.observe(took.as_secs_f64());
-        self.conntrack_deleted
-            .with_label_values(&family)
-            .inc_by(deleted);
-    }
-
     /// A sync of `family` was asked for.
     pub(crate) fn queued(&self, family: Family) {
         set_to_now(&self.last_queued, family);
@@ -225,6 +215,17 @@ impl Metrics {
         self.no_local_endpoints
             .with_label_values(&labels)
             .set(count);
+    }
+}
+
+impl modes::Metrics for Metrics {
+    fn conntrack_cleared(&self, family: Family, took: Duration, deleted: u64) {
+        let family = [family_label(family)];
+        let duration = self.conntrack_duration.with_label_values(&family);
+        duration.observe(took.as_secs_f64());
+        self.conntrack_deleted
+            .with_label_values(&family)
+            .inc_by(deleted);
     }
 }
 

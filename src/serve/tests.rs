@@ -20,6 +20,7 @@ use super::{
     *,
 };
 use crate::{
+    modes,
     net::{Family, ModeName},
     runner::metrics::Metrics,
     services::{Names, Node},
@@ -212,7 +213,7 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     metrics.queued(Family::V4);
     metrics.synced(Family::V4);
     metrics.took(Family::V4, Duration::from_millis(3), false);
-    metrics.conntrack_cleared(Family::V6, Duration::from_millis(1), 7);
+    modes::Metrics::conntrack_cleared(&metrics, Family::V6, Duration::from_millis(1), 7);
     probes.answer(get("/healthz"));
     let about = about(&registry);
     about.register().unwrap();

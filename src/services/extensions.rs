@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{invalid::Inspection, names::Names};
-use crate::config::duration;
+use crate::duration;
 
 /// The longest name of a scheduler in bytes (`IP_VS_SCHEDNAME_MAXLEN` of the
 /// kernel's `linux/ip_vs.h`, without the NUL). The kernel makes the name of a

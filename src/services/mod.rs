@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-pub(crate) mod address;
 mod assemble;
 mod changes;
 mod endpoint;

@@ -6,11 +6,11 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as api;
 
 use super::{
-    address::{parse_cidr, parse_ip},
     extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
+use crate::net::address::{parse_cidr, parse_ip};
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Set by the cluster autoscaler on a node that it is about to remove

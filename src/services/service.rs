@@ -7,12 +7,14 @@ use k8s_openapi::{api::core::v1 as api, apimachinery::pkg::apis::meta::v1::Objec
 
 use super::{
     ServiceName, SessionAffinity, TrafficPolicy,
-    address::{is_special, is_unusable, parse_cidr, parse_ip},
     extensions::{self, Preferences},
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
 };
-use crate::net::{Family, Protocol};
+use crate::net::{
+    Family, Protocol,
+    address::{is_special, is_unusable, parse_cidr, parse_ip},
+};
 
 /// Label by which a Service asks for another proxy than this one (KEP-2447).
 pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";

@@ -7,15 +7,16 @@ use k8s_openapi::api::discovery::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    ServiceName,
-    address::{is_unusable, parse_ip},
-    extensions,
+    ServiceName, extensions,
     invalid::{Inspection, Invalid, Reduced},
     names::Names,
     service::OTHER_PROXY_LABEL,
     trigger::Trigger,
 };
-use crate::net::{Family, Protocol};
+use crate::net::{
+    Family, Protocol,
+    address::{is_unusable, parse_ip},
+};
 
 /// Label of EndpointSlices of a headless Service. It is the only one by which
 /// a slice is left out: `service.kubernetes.io/service-proxy-name` counts on

@@ -62,7 +62,7 @@ impl Site<'_> {
                 };
                 let node_ports = Arc::clone(self.node_ports);
                 let metrics = self.metrics.clone();
-                let mode = Ipvs::new(options, self.kernel, node_ports, metrics)?;
+                let mode = Ipvs::new(options, self.kernel, node_ports, Arc::new(metrics))?;
                 Running::Ipvs(Apart::new(mode))
             }
             ModeName::Iptables => {
@@ -71,7 +71,7 @@ impl Site<'_> {
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
                     dispatch: self.settings.own.iptables_dispatch,
-                    metrics: self.metrics.clone(),
+                    metrics: Arc::new(self.metrics.clone()),
                 };
                 let mode = Iptables::new(setup, self.kernel, self.registry)?;
                 Running::Iptables(Box::new(mode))

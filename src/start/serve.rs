@@ -21,6 +21,7 @@ use super::{
     takeover::TakeOver,
 };
 use crate::{
+    api_client,
     cli::Settings,
     config::{self, ConfigFile},
     events::{self, Event, Recorder},
@@ -29,7 +30,7 @@ use crate::{
     runner::{Runner, health::Health, metrics::Metrics, pace},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
     services::Tracker,
-    watch::{self, Source},
+    watch::Source,
 };
 
 /// Events that may wait for the API server; more are dropped.
@@ -205,7 +206,7 @@ async fn drained(handover: &Handover, until: Until, patience: Duration) {
 /// Where objects come from, as the settings say.
 async fn source(settings: &Settings) -> Result<Source, Box<dyn std::error::Error>> {
     let client = &settings.configuration.client_connection;
-    let cluster = watch::api::Connection {
+    let cluster = api_client::Connection {
         kubeconfig: settings.effective.kubeconfig.clone(),
         master: settings.master.clone(),
         qps: client.qps,

@@ -5,7 +5,10 @@ use std::{fmt, path::PathBuf};
 
 use tokio::sync::mpsc::Receiver;
 
-use crate::services::Batch;
+use crate::{
+    api_client::{Access, AccessError, Connection},
+    services::Batch,
+};
 
 pub mod api;
 pub mod manifests;
@@ -16,7 +19,7 @@ pub enum Source {
     /// A folder of manifests.
     Folder(PathBuf),
     /// The API server.
-    Cluster(api::Access),
+    Cluster(Access),
 }
 
 impl Source {
@@ -24,13 +27,10 @@ impl Source {
     ///
     /// # Errors
     /// When there is no folder, and no way to an API server either.
-    pub async fn open(
-        folder: Option<PathBuf>,
-        cluster: api::Connection,
-    ) -> Result<Source, api::AccessError> {
+    pub async fn open(folder: Option<PathBuf>, cluster: Connection) -> Result<Source, AccessError> {
         match folder {
             Some(folder) => Ok(Source::Folder(folder)),
-            None => Ok(Source::Cluster(api::Access::open(cluster).await?)),
+            None => Ok(Source::Cluster(Access::open(cluster).await?)),
         }
     }
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tripod::watch::api::{Access, Connection, Settings};
+use tripod::{
+    api_client::{Access, Connection},
+    watch::api::Settings,
+};
 
 use super::{
     lists::shop,

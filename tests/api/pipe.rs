@@ -8,7 +8,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use kube::client::Body;
 use tokio::io::duplex;
-use tripod::watch::api::Access;
+use tripod::api_client::Access;
 
 use super::{server::Server, tls::Authority};
 

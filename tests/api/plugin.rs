@@ -3,7 +3,10 @@
 use std::{fs, time::Duration};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use tripod::watch::api::{Access, Connection, Settings};
+use tripod::{
+    api_client::{Access, Connection},
+    watch::api::Settings,
+};
 
 use super::{
     lists::shop,

@@ -9,8 +9,9 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tripod::{
+    api_client::Access,
     services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceMap, Tracker},
-    watch::api::{self, Access, Settings},
+    watch::api::{self, Settings},
 };
 
 use super::server::Server;

@@ -6,8 +6,9 @@ use http::{Method, Request, Response};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Subject};
 use kube::client::Body;
 use tripod::{
+    api_client::Access,
     events::{self, Event, Recorder},
-    watch::api::{self, Access, CALLS, Settings},
+    watch::api::{self, CALLS, Settings},
 };
 
 use super::documents;

@@ -60,7 +60,7 @@ pub fn runtime() -> Runtime {
         .expect("a runtime")
 }
 
-fn setup(flags: &[&str], registry: &Registry) -> Setup {
+fn setup(flags: &[&str], metrics: Metrics) -> Setup {
     let line = ["tripod", "--proxy-mode=iptables"].into_iter();
     let line = line.chain(flags.iter().copied()).map(Into::into);
     let settings = match cli::read(line, |_: &Path| Err(io::ErrorKind::NotFound.into())) {
@@ -73,7 +73,7 @@ fn setup(flags: &[&str], registry: &Registry) -> Setup {
         configuration: settings.configuration,
         configured: effective,
         dispatch: settings.own.iptables_dispatch,
-        metrics: Metrics::register(registry).expect("metrics"),
+        metrics: Arc::new(metrics),
     }
 }
 
@@ -88,7 +88,11 @@ impl Rig {
     pub fn new(flags: &[&str]) -> Rig {
         let (runtime, registry) = (runtime(), Registry::new());
         let kernel = Kernel::examine(&[]);
-        let mode = Iptables::new(setup(flags, &registry), &kernel, &registry);
+        let mode = Iptables::new(
+            setup(flags, Metrics::register(&registry).expect("metrics")),
+            &kernel,
+            &registry,
+        );
         Rig {
             runtime,
             mode: mode.expect("iptables works here"),
@@ -214,8 +218,8 @@ impl Proxy {
             setns(door, CloneFlags::CLONE_NEWNET).expect("entering a namespace of ours");
             runtime().block_on(async {
                 let registry = Registry::new();
-                let setup = setup(&flags, &registry);
-                let metrics = setup.metrics.clone();
+                let metrics = Metrics::register(&registry).expect("metrics");
+                let setup = setup(&flags, metrics.clone());
                 let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
                 let pace = pace::Options::default();
                 let health = Arc::new(Health::new(pace.sync_period));

@@ -7,9 +7,10 @@ use crate::{
         flag::{Field, Flag},
         options::Options,
     },
-    config::{duration, notation, port_range},
+    config::{notation, port_range},
+    duration,
     modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
-    services::address::parse_ip,
+    net::address::parse_ip,
 };
 
 pub(super) const PROXYING: &[Flag] = &[

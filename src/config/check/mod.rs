@@ -8,16 +8,16 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use ipnet::IpNet;
 
+use crate::sched::{SchedulerName, SchedulerNameError};
 use crate::{
     config::{
         Effective, KubeProxyConfiguration, Problem, bind, kube_proxy::ModeSection, port_range,
         without_effect::without_effect,
     },
-    net::{DetectLocal, ModeName, NodePortAddresses},
-};
-use crate::{
-    sched::{SchedulerName, SchedulerNameError},
-    services::address::{parse_cidr, parse_ip},
+    net::{
+        DetectLocal, ModeName, NodePortAddresses,
+        address::{parse_cidr, parse_ip},
+    },
 };
 
 /// A configuration without faults.

@@ -1,7 +1,10 @@
 //! Values that have to lie between others.
 
 use super::Check;
-use crate::config::{KubeProxyConfiguration, duration, kube_proxy::ModeSection};
+use crate::{
+    config::{KubeProxyConfiguration, kube_proxy::ModeSection},
+    duration,
+};
 
 impl Check {
     pub(super) fn ranges(&mut self, c: &KubeProxyConfiguration) {

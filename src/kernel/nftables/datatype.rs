@@ -3,6 +3,7 @@
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
 };
 
 /// Bits of one type in the number of a concatenation (`TYPE_BITS` of nft).
@@ -276,6 +277,18 @@ fn prefix(low: &[u8], high: &[u8]) -> Option<usize> {
         low[at / 8] & bit == 0 && high[at / 8] & bit != 0
     };
     (low.len() == high.len() && (length..8 * low.len()).all(ends)).then_some(length)
+}
+
+/// A time as `nft` takes it.
+pub(super) struct Span(pub Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.subsec_millis() {
+            0 => write!(f, "{}s", self.0.as_secs()),
+            _ => write!(f, "{}ms", self.0.as_millis()),
+        }
+    }
 }
 
 #[cfg(test)]

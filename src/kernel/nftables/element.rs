@@ -4,9 +4,8 @@ use std::{collections::HashSet, fmt, time::Duration};
 
 use super::{
     HEADER,
-    datatype::{DataType, write_range},
+    datatype::{DataType, Span, write_range},
     set::Set,
-    statement::Span,
     userdata::{self, Comment, UserData},
     verdict::{Datum, VALUE},
 };

@@ -3,11 +3,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    datatype::{ByteOrder, DataType},
+    datatype::{ByteOrder, DataType, Span},
     described,
     expression::Expression,
     field::{Concat, Field},
-    statement::Span,
     userdata::{self, Comment, UserData},
 };
 use crate::kernel::netlink::{Malformed, Message, Request};

@@ -3,7 +3,7 @@
 use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use super::{
-    datatype::{DataType, write_range},
+    datatype::{DataType, Span, write_range},
     expression::{DynsetOp, Limit},
     field::{Concat, Field},
     set::Set,
@@ -256,17 +256,5 @@ impl fmt::Display for Dynset {
             write!(f, " : {}", Concat(&self.data))?;
         }
         f.write_str(" }")
-    }
-}
-
-/// A time as `nft` takes it.
-pub(super) struct Span(pub Duration);
-
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.subsec_millis() {
-            0 => write!(f, "{}s", self.0.as_secs()),
-            _ => write!(f, "{}ms", self.0.as_millis()),
-        }
     }
 }

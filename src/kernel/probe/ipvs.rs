@@ -2,7 +2,7 @@
 
 use super::{
     Ability, Findings, Kernel, Unable,
-    tries::{Tried, kept_or},
+    tried::{Tried, kept_or},
 };
 use crate::{
     kernel::{

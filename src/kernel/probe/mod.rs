@@ -10,6 +10,7 @@ pub mod findings;
 mod ipvs;
 mod leave_out;
 mod sockets;
+mod tried;
 mod tries;
 
 use std::{collections::BTreeMap, thread};
@@ -24,7 +25,7 @@ pub use self::{
 };
 use self::{
     answer::{Answer, Unable},
-    tries::Tried,
+    tried::Tried,
 };
 use super::{
     scratch::{NoScratch, in_scratch},

@@ -12,7 +12,7 @@ use nix::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::tries::Tried;
+use super::tried::Tried;
 use crate::net::Family;
 
 fn domain(family: Family) -> Domain {

@@ -4,7 +4,11 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use super::{Ability, Extension, Findings, Kernel, Setting, Unable, sockets, words};
+use super::{
+    Ability, Extension, Findings, Kernel, Setting, Unable, sockets,
+    tried::{Tried, kept_or},
+    words,
+};
 use crate::{
     kernel::{
         conntrack::flows::{self, Match, Reply},
@@ -16,19 +20,6 @@ use crate::{
     },
     net::Family,
 };
-
-/// What came of one try.
-pub(super) type Tried = Result<(), Unable>;
-
-/// What `findings` say of `ability`, else what comes of trying it.
-pub(super) fn kept_or(
-    findings: Option<&Findings>,
-    ability: &Ability,
-    attempt: impl FnOnce() -> Tried,
-) -> Tried {
-    let known = findings.and_then(|findings| findings.tried(ability));
-    known.unwrap_or_else(attempt)
-}
 
 /// A table of routes that nobody is likely to use.
 const TABLE: u32 = 0x5472_6970;

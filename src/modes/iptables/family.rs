@@ -12,11 +12,10 @@ use super::{
     adopt::{self, Adoption},
     apply::{Refused, Writer},
     change::{self, Group, Op},
-    counters::Rules,
     full::Full,
     held::{ByName, Held, Steps, step_ops},
     plan::{self, Fixed, Options, ServiceRules, Step},
-    tally::{add, count, fixed_rules, written},
+    tally::{Done, add, count, fixed_rules, written},
     watch::{Before, Watch},
 };
 use crate::{
@@ -41,21 +40,6 @@ pub struct FamilyRules {
     pub unfinished: BTreeSet<String>,
     /// A full sync has succeeded before.
     settled: bool,
-}
-
-/// What a sync did.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Done {
-    /// ServicePorts that were planned.
-    pub examined: usize,
-    /// Rules that there are.
-    pub total: Rules,
-    /// Rules that were written.
-    pub written: Rules,
-    /// Transactions that this took.
-    pub transactions: u32,
-    /// The kernel was read, and so is known to be right.
-    pub read: bool,
 }
 
 impl FamilyRules {

@@ -8,10 +8,9 @@ use super::{
     apply::{Refused, Writer},
     change::{Group, Op, Phase},
     counters::Rules,
-    family::Done,
     held::Steps,
     plan::{self, Options},
-    tally::{add, count, written},
+    tally::{Done, add, count, written},
 };
 use crate::{
     kernel::xtables::rule::Table,

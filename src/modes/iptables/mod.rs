@@ -31,8 +31,9 @@ use tokio::time::{Instant, sleep_until};
 pub use self::cleanup::{cleanup, cleanup_except, is_there, retire};
 use self::{
     counters::Counters,
-    family::{Done, FamilyRules},
+    family::FamilyRules,
     plan::{DispatchChoice, Options, is_large_cluster},
+    tally::Done,
 };
 use super::{Asked, Mode, Outcomes, SyncError, SyncReport, Unhonoured, stale::StaleFlows};
 use crate::{
@@ -43,9 +44,9 @@ use crate::{
         sysctl,
         xtables::{self, Engine, features::Features},
     },
+    modes::Metrics,
     net::{Family, ModeName, PerFamily},
     node::NodePorts,
-    runner::metrics::Metrics,
     services::{Changes, ServiceMap},
 };
 
@@ -98,8 +99,8 @@ pub struct Setup {
     pub node_ports: Arc<NodePorts>,
     /// `--iptables-dispatch`.
     pub dispatch: DispatchChoice,
-    /// What syncs are counted with.
-    pub metrics: Metrics,
+    /// What takes the figures.
+    pub metrics: Arc<dyn Metrics>,
 }
 
 /// iptables mode.
@@ -248,7 +249,7 @@ impl FamilyState {
         let done = synced?;
         counters.synced(self.family, done.total, done.written);
         self.flows
-            .clear(self.family, map, changes, &setup.metrics)
+            .clear(self.family, map, changes, &*setup.metrics)
             .await;
         Ok(done)
     }

@@ -11,6 +11,21 @@ fn place(table: Table) -> Option<usize> {
     COUNTED.iter().position(|counted| *counted == table)
 }
 
+/// What a sync did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Done {
+    /// ServicePorts that were planned.
+    pub examined: usize,
+    /// Rules that there are.
+    pub total: Rules,
+    /// Rules that were written.
+    pub written: Rules,
+    /// Transactions that this took.
+    pub transactions: u32,
+    /// The kernel was read, and so is known to be right.
+    pub read: bool,
+}
+
 /// Those of a ServicePort.
 pub fn count(rules: &ServiceRules) -> Rules {
     let chains = rules

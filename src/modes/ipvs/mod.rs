@@ -53,9 +53,9 @@ use crate::{
         probe::Kernel,
         xtables::{self, Engine},
     },
+    modes::Metrics,
     net::{Family, ModeName, PerFamily},
     node::NodePorts,
-    runner::metrics::Metrics,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
@@ -97,7 +97,7 @@ pub struct Ipvs {
     belief: PerFamily<Belief>,
     /// Stale flows that could not be deleted yet.
     flows: PerFamily<StaleFlows>,
-    metrics: Metrics,
+    metrics: Arc<dyn Metrics>,
     /// Troubles that were told and last.
     told: BTreeSet<String>,
 }
@@ -133,7 +133,7 @@ impl Ipvs {
         options: Options,
         kernel: &Kernel,
         node_ports: Arc<NodePorts>,
-        metrics: Metrics,
+        metrics: Arc<dyn Metrics>,
     ) -> Result<Ipvs, SyncError> {
         let left_out = kernel.left_out_schedulers();
         let doors = Doors::open(left_out).map_err(Error::from)?;
@@ -311,7 +311,7 @@ impl Ipvs {
             }
         }
         let flows = self.flows.get_mut(family);
-        flows.clear(family, map, changes, &self.metrics).await;
+        flows.clear(family, map, changes, &*self.metrics).await;
         report.unfinished.extend(flows.unfinished());
         // Where connections could not be counted, that is not tried again at once.
         let next = self.drains.next_due_of(family);

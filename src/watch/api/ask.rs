@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use kube::{client::Body, core::Status};
 use tokio::time::timeout;
 
-use super::Access;
+use crate::api_client::Access;
 
 /// How long the server may take until it begins to answer: it may have to
 /// wait for its own cache (client-go has no limit, and hangs where we try

@@ -21,13 +21,13 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    Access,
     ask::{self, Failure, STALLED, ask},
     intake::Intake,
     kind::Kind,
     lines::{End, Lines},
     pause::Pauses,
 };
+use crate::api_client::Access;
 
 /// Objects on a page of a list, as client-go has it.
 const PAGE: u32 = 500;

@@ -37,29 +37,22 @@ use tokio::{
 use tracing::warn;
 
 use self::{follow::Follower, intake::Intake, kind::Elsewhere, known::Known, pause::Pauses};
-use crate::services::{Batch, EndpointSlice, Event, Names, Node, Service};
+use crate::{
+    api_client::Access,
+    services::{Batch, EndpointSlice, Event, Names, Node, Service},
+};
 
-mod access;
 mod ask;
-mod budget;
 mod calls;
-mod connect;
-mod credentials;
-mod exec;
 mod follow;
-mod forward;
 mod intake;
 mod kind;
 mod known;
 mod lines;
 mod pause;
-mod proxy;
 mod wire;
 
-pub use access::{Access, AccessError, Connection};
 pub use calls::{CALLS, Call};
-pub use exec::PluginError;
-pub use proxy::ProxyError;
 
 /// What is near in time becomes one batch: the changes of a roll-out come in
 /// pairs, a Service with its slice or one slice with the next.

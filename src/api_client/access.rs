@@ -263,12 +263,12 @@ impl Access {
 
     /// Has the next request read the credentials again: the server refused
     /// them.
-    pub(super) fn distrust(&self) {
+    pub(crate) fn distrust(&self) {
         self.0.refused.store(true, Relaxed);
     }
 
     /// Waits until the rate limit lets a request pass.
-    pub(super) async fn turn(&self) {
+    pub(crate) async fn turn(&self) {
         self.0.budget.take().await;
     }
 }

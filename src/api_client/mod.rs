@@ -1,0 +1,16 @@
+//! The connection to the API server: credentials, TLS, proxies, HTTP/2, and how
+//! fast it may be asked.
+
+mod access;
+mod budget;
+mod connect;
+mod credentials;
+mod exec;
+mod forward;
+mod proxy;
+
+pub use self::{
+    access::{Access, AccessError, Connection},
+    exec::PluginError,
+    proxy::ProxyError,
+};

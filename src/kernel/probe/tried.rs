@@ -1,0 +1,16 @@
+//! What one attempt found out.
+
+use super::{Ability, Findings, Unable};
+
+/// What came of one try.
+pub(super) type Tried = Result<(), Unable>;
+
+/// What `findings` say of `ability`, else what comes of trying it.
+pub(super) fn kept_or(
+    findings: Option<&Findings>,
+    ability: &Ability,
+    attempt: impl FnOnce() -> Tried,
+) -> Tried {
+    let known = findings.and_then(|findings| findings.tried(ability));
+    known.unwrap_or_else(attempt)
+}

@@ -1,0 +1,225 @@
+//! Which module may know which: the table in ARCHITECTURE.md holds for the `use`
+//! lines of the code, and no two files use each other.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A path in the crate, such as `["modes", "ipvs", "plan"]`.
+type Module = Vec<String>;
+
+/// The files of `src`, each with its module; tests are left out, they may know
+/// everything.
+fn files() -> Vec<(Module, PathBuf)> {
+    fn walk(folder: &Path, module: &Module, found: &mut Vec<(Module, PathBuf)>) {
+        let entries = fs::read_dir(folder).expect("a folder of src");
+        for entry in entries.map(|entry| entry.expect("an entry")) {
+            let path = entry.path();
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            let mut inner = module.clone();
+            match (&*name, path.is_dir()) {
+                ("tests" | "lib" | "main", _) => continue,
+                ("mod", false) => {}
+                _ => inner.push(name.into_owned()),
+            }
+            if path.is_dir() {
+                walk(&path, &inner, found);
+            } else if path.extension().is_some_and(|kind| kind == "rs") {
+                found.push((inner, path));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&root().join("src"), &Vec::new(), &mut found);
+    found
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The paths that the `use` lines of `text` name, without their tests.
+fn used(text: &str) -> Vec<Vec<String>> {
+    let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let lines = code
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default());
+    let code = lines.collect::<Vec<_>>().join("\n");
+    let mut found = Vec::new();
+    let begins = |line: &str| {
+        let line = line.trim_start();
+        let line = line.strip_prefix("pub").map_or(line, |rest| {
+            let rest = rest.strip_prefix('(').and_then(|rest| rest.split_once(')'));
+            rest.map_or(&line[3..], |(_, rest)| rest).trim_start()
+        });
+        line.strip_prefix("use ").map(str::to_owned)
+    };
+    let mut statement: Option<String> = None;
+    for line in code.lines() {
+        let text = match statement.take() {
+            Some(begun) => begun + line,
+            None => match begins(line) {
+                Some(begun) => begun,
+                None => continue,
+            },
+        };
+        match text.split_once(';') {
+            Some((whole, _)) => tree(&[], whole, &mut found),
+            None => statement = Some(text),
+        }
+    }
+    found
+}
+
+/// Adds the paths of a tree of `use` below `prefix`.
+fn tree(prefix: &[String], text: &str, found: &mut Vec<Vec<String>>) {
+    let text = text.trim();
+    let (path, inner) = match text.split_once('{') {
+        Some((path, inner)) => (path, inner.strip_suffix('}')),
+        None => (text, None),
+    };
+    let path = path.split(" as ").next().unwrap_or_default();
+    let names = path
+        .split("::")
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
+    let path: Vec<String> = prefix
+        .iter()
+        .cloned()
+        .chain(names.map(str::to_owned))
+        .collect();
+    let Some(inner) = inner else {
+        if path.len() > prefix.len() {
+            found.push(path);
+        }
+        return;
+    };
+    let (mut depth, mut begin) = (0, 0);
+    for (at, c) in inner.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                tree(&path, &inner[begin..at], found);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    tree(&path, &inner[begin..], found);
+}
+
+/// `path` as `module` names it, from the root of the crate; `None`: it is of
+/// another crate.
+fn resolved(path: &[String], module: &Module) -> Option<Module> {
+    let mut base = module.clone();
+    let mut rest = path;
+    match path.first()?.as_str() {
+        "crate" => {
+            base.clear();
+            rest = &path[1..];
+        }
+        "self" => rest = &path[1..],
+        "super" => {
+            while rest.first().is_some_and(|name| name == "super") {
+                base.pop();
+                rest = &rest[1..];
+            }
+        }
+        _ => return None,
+    }
+    base.extend(rest.iter().filter(|name| *name != "self").cloned());
+    Some(base)
+}
+
+/// What the table in ARCHITECTURE.md says: each module with those that it may
+/// use, from the first that knows none to the last.
+fn table() -> Vec<(String, BTreeSet<String>)> {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let table = text.split("| module | uses |\n|---|---|\n").nth(1);
+    let rows = table.expect("a table of modules").lines();
+    let rows = rows.take_while(|line| line.starts_with('|'));
+    rows.map(|row| {
+        let mut cells = row.trim_matches('|').split('|');
+        let names = |cell: &str| -> Vec<String> {
+            let names = cell.split('`').skip(1).step_by(2);
+            names.map(str::to_owned).collect()
+        };
+        let module = names(cells.next().expect("a module")).concat();
+        let uses = names(cells.next().expect("what it uses"));
+        (module, uses.into_iter().collect())
+    })
+    .collect()
+}
+
+#[test]
+fn modules_use_only_those_of_the_table_and_no_arrow_runs_back() {
+    let mut found = BTreeMap::<String, BTreeSet<String>>::new();
+    for (module, path) in files() {
+        let text = fs::read_to_string(&path).expect("a source file");
+        let Some(top) = module.first() else { continue };
+        let uses = found.entry(top.clone()).or_default();
+        let paths = used(&text);
+        let others = paths.iter().filter_map(|used| resolved(used, &module));
+        uses.extend(others.filter_map(|other| other.first().cloned()));
+        uses.remove(top);
+    }
+    let table = table();
+    for (at, (module, uses)) in table.iter().enumerate() {
+        let known: BTreeSet<_> = table[..at].iter().map(|(name, _)| name).collect();
+        let back: Vec<_> = uses.iter().filter(|name| !known.contains(name)).collect();
+        assert!(
+            back.is_empty(),
+            "{module} comes before {back:?}, which it uses"
+        );
+    }
+    let table: BTreeMap<_, _> = table.into_iter().collect();
+    assert_eq!(found, table, "left: the code; right: ARCHITECTURE.md");
+}
+
+#[test]
+fn no_two_files_use_each_other() {
+    let files = files();
+    let modules: BTreeSet<&Module> = files.iter().map(|(module, _)| module).collect();
+    // The file that a path leads to: its longest part that is one.
+    let file = |path: &Module| {
+        let parts = (0..=path.len()).rev().map(|length| path[..length].to_vec());
+        parts.into_iter().find(|part| modules.contains(part))
+    };
+    let mut uses = BTreeSet::new();
+    for (module, path) in &files {
+        let text = fs::read_to_string(path).expect("a source file");
+        for used in used(&text) {
+            let other = resolved(&used, module).and_then(|path| file(&path));
+            // A module and what is in it belong together.
+            let other =
+                other.filter(|other| !other.starts_with(module) && !module.starts_with(other));
+            uses.extend(other.map(|other| (module.clone(), other)));
+        }
+    }
+    let both: Vec<_> = uses
+        .iter()
+        .filter(|(one, other)| one < other && uses.contains(&(other.clone(), one.clone())))
+        .map(|(one, other)| format!("{} and {}", one.join("::"), other.join("::")))
+        .collect();
+    assert!(both.is_empty(), "{both:#?}");
+}
+
+#[test]
+fn trees_of_use_are_read_whole() {
+    let text = "use std::fmt;\npub(crate) use self::{a, b::{C, d::*}};\nuse crate::{\n    x::{self, Y as Z}, // no\n    w,\n};\n\
+                fn f() {}\n#[cfg(test)]\nmod tests {\n    use crate::secret;\n}\n";
+    let found: Vec<String> = used(text).iter().map(|path| path.join("::")).collect();
+    let expected = [
+        "std::fmt",
+        "self::a",
+        "self::b::C",
+        "self::b::d::*",
+        "crate::x::self",
+        "crate::x::Y",
+        "crate::w",
+    ];
+    assert_eq!(found, expected);
+}
