@@ -24,13 +24,14 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static test conformance check bench acceptance demo-tools test-tools
+.PHONY: help demo static test conformance reliability check bench acceptance demo-tools test-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (a minute, no root needed)'
 	@echo 'make static      a release binary without dependencies, for images: target/static/tripod'
 	@echo 'make test        all tests'
 	@echo 'make conformance what each mode does on each kernel, into docs/conformance.md'
+	@echo 'make reliability what stops and what goes on when something fails, into docs/reliability.md'
 	@echo 'make check       formatting, lints, documentation'
 	@echo 'make bench       measurements'
 	@echo 'make acceptance  the measuring tests, with the sizes of the acceptance list (release build)'
@@ -51,12 +52,18 @@ test: test-tools
 
 # Every column anew, then the document from what was seen; `make test` runs the
 # same and checks that the document is current.
-CONFORMANCE = TRIPOD_NO_SKIP=1 $(CARGO) test --test suite --
+SUITE = TRIPOD_NO_SKIP=1 $(CARGO) test --test suite --
 conformance: test-tools
-	$(CONFORMANCE) --exact --ignored conformance::forget
-	TRIPOD_CONFORMANCE_WITHOUT=all $(CONFORMANCE) conformance::host conformance::guest
-	$(CONFORMANCE) --exact --ignored conformance::write
-	$(CONFORMANCE) conformance::table
+	$(SUITE) --exact --ignored conformance::forget
+	TRIPOD_CONFORMANCE_WITHOUT=all $(SUITE) conformance::host conformance::guest
+	$(SUITE) --exact --ignored conformance::write
+	$(SUITE) conformance::table
+
+# Every fault in every mode, then the document; `make test` runs the same and checks
+# that the document is current.
+reliability: test-tools
+	$(SUITE) faults::host
+	$(SUITE) --exact --ignored faults::table::write
 
 check:
 	$(CARGO) fmt --check

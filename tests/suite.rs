@@ -7,6 +7,7 @@ mod api;
 mod architecture;
 mod conformance;
 mod deploy;
+mod faults;
 mod iptables;
 mod ipvs;
 mod modes;

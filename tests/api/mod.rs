@@ -7,9 +7,9 @@ mod middleman;
 mod objects;
 mod pipe;
 mod recorder;
-mod server;
-mod site;
-mod tls;
+pub mod server;
+pub mod site;
+pub mod tls;
 
 mod connection;
 mod credentials;

@@ -53,6 +53,8 @@ pub struct Script {
     pub down: bool,
     /// How long it takes to find out that nobody is let in.
     pub refuse_after: Duration,
+    /// How long each answer and each event takes.
+    pub slow: Duration,
     /// How often someone tried meanwhile.
     pub refused: u32,
     /// Answers to the next requests, whatever they ask for: collection, HTTP
@@ -89,6 +91,7 @@ impl Server {
                 token: None,
                 down: false,
                 refuse_after: Duration::ZERO,
+                slow: Duration::ZERO,
                 refused: 0,
                 refuse: Vec::new(),
                 cut: None,
@@ -172,6 +175,8 @@ impl Server {
                 let server = server.clone();
                 async move {
                     let headers = request.headers().clone();
+                    let slow = server.script().slow;
+                    tokio::time::sleep(slow).await;
                     let answer = server.answer(request);
                     Ok::<_, Infallible>(server.compress(&headers, answer).await)
                 }
@@ -370,6 +375,10 @@ impl Watcher {
                 self.at = cluster.now();
                 events
             };
+            if !events.is_empty() {
+                let slow = self.server.script().slow;
+                tokio::time::sleep(slow).await;
+            }
             if self.send(events).await.is_err() {
                 return;
             }

@@ -49,6 +49,9 @@ impl Site {
             let (server, tls) = (server.clone(), Arc::clone(&tls));
             async move {
                 while let Ok((socket, _)) = listener.accept().await {
+                    if server.script().down {
+                        continue;
+                    }
                     let acceptor = tls.lock().unwrap().clone();
                     server.serve(socket, acceptor);
                 }

@@ -7,12 +7,10 @@ use std::{
 
 use serde_json::json;
 
-use super::{
-    node,
-    programs::{Fault, Programs},
-};
+use super::node;
 use crate::lab::{
-    BACKEND_PORT, Capture, Lab, Service, Share, Tripod, ask, eventually, figure, get, run,
+    BACKEND_PORT, Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, ask, eventually,
+    figure, get, run,
 };
 
 /// For what waits for no program, in a slow guest.
@@ -85,11 +83,11 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
         let mut programs = Programs::new();
         let tripod = start(&lab, &programs);
         let faults = [
-            Fault::Locked,
-            Fault::SaveFails,
-            Fault::RestoreFails,
-            Fault::Hang,
-            Fault::Missing,
+            ProgramFault::Locked,
+            ProgramFault::SaveFails,
+            ProgramFault::RestoreFails,
+            ProgramFault::Hang,
+            ProgramFault::Missing,
         ];
         for (number, fault) in (2..).step_by(2).zip(faults) {
             assert_eq!(firewall(&lab), NONE, "{fault:?}: left of the case before");
@@ -197,7 +195,7 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
         assert!(is_open(&lab, at) && firewall(&lab) == BOTH);
         // A rule is missing, and it is not known which others are there.
         lab.node.show("iptables -F KUBE-PROXY-FIREWALL");
-        programs.break_with(Fault::Locked);
+        programs.break_with(ProgramFault::Locked);
         lab.publish(&web, &["b", "c"]);
         let mut command = node::command(&lab, &["--ipvs-sync-period=1h"]);
         programs.come_first(&mut command);

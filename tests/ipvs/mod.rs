@@ -8,7 +8,6 @@ mod held;
 mod kernel;
 mod node;
 mod order;
-mod programs;
 mod recorded;
 mod repair;
 mod scale;

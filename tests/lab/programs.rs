@@ -15,7 +15,7 @@ use nix::{
 
 /// What is wrong with the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ProgramFault {
     /// Somebody holds the lock.
     Locked,
     /// The rules cannot be read: native rules in a table, say.
@@ -26,6 +26,10 @@ pub enum Fault {
     Hang,
     /// No process can be made of them.
     Missing,
+    /// They lack the capability to change rules, or to read them.
+    NotPermitted,
+    /// Those of one family fail, 0 for IPv4, 1 for IPv6.
+    Family(usize),
 }
 
 const RESTORE: [&str; 2] = ["iptables-restore", "ip6tables-restore"];
@@ -34,27 +38,44 @@ const SAVE: [&str; 2] = ["iptables-save", "ip6tables-save"];
 /// The node's programs, each behind a script that asks first what is wrong.
 pub struct Programs {
     folder: PathBuf,
+    /// Comes before a program's name.
+    multi: &'static str,
     lock: Option<Flock<fs::File>>,
 }
 
 impl Programs {
     pub fn new() -> Programs {
+        Programs::behind("")
+    }
+
+    /// The legacy programs, which alone heed the lock, whatever the node's are.
+    pub fn legacy() -> Programs {
+        Programs::behind("xtables-legacy-multi ")
+    }
+
+    fn behind(multi: &'static str) -> Programs {
         let folder = PathBuf::from("/run/programs");
         fs::create_dir_all(&folder).expect("a folder");
-        let programs = Programs { folder, lock: None };
+        let lock = None;
+        let programs = Programs {
+            folder,
+            multi,
+            lock,
+        };
         RESTORE.iter().chain(&SAVE).for_each(|p| programs.write(p));
         programs
     }
 
     fn write(&self, program: &str) {
-        let folder = self.folder.display();
+        let (folder, multi) = (self.folder.display(), self.multi);
         let script = format!(
             "#!/bin/sh\n\
              case $(cat {folder}/{program}.fault 2>/dev/null) in\n\
              fails) echo '{program}: fault' >&2; exit 1 ;;\n\
+             lacks) PATH=${{PATH#*:}} exec setpriv --bounding-set -net_admin,-net_raw {multi}{program} \"$@\" ;;\n\
              hangs) echo $$ >>{folder}/hanging; exec sleep 1000 ;;\n\
              esac\n\
-             PATH=${{PATH#*:}} exec {program} \"$@\"\n"
+             PATH=${{PATH#*:}} exec {multi}{program} \"$@\"\n"
         );
         let path = self.folder.join(program);
         fs::write(&path, script).expect("a script");
@@ -68,20 +89,26 @@ impl Programs {
     }
 
     /// Whatever is run from now on has this fault.
-    pub fn break_with(&mut self, fault: Fault) {
+    pub fn break_with(&mut self, fault: ProgramFault) {
         let all = || RESTORE.into_iter().chain(SAVE);
         match fault {
-            Fault::Locked => {
+            ProgramFault::Locked => {
                 let file = fs::File::create("/run/xtables.lock").expect("the lock's file");
                 let lock = Flock::lock(file, FlockArg::LockExclusive);
                 self.lock = Some(lock.map_err(|(_, e)| e).expect("the lock"));
             }
-            Fault::SaveFails => SAVE.iter().for_each(|p| self.mark(p, "fails")),
-            Fault::RestoreFails => RESTORE.iter().for_each(|p| self.mark(p, "fails")),
-            Fault::Hang => all().for_each(|p| self.mark(p, "hangs")),
-            Fault::Missing => all().for_each(|p| {
+            ProgramFault::SaveFails => SAVE.iter().for_each(|p| self.mark(p, "fails")),
+            ProgramFault::RestoreFails => RESTORE.iter().for_each(|p| self.mark(p, "fails")),
+            ProgramFault::Hang => all().for_each(|p| self.mark(p, "hangs")),
+            ProgramFault::Missing => all().for_each(|p| {
                 fs::remove_file(self.folder.join(p)).expect("it is there");
             }),
+            ProgramFault::NotPermitted => all().for_each(|p| self.mark(p, "lacks")),
+            ProgramFault::Family(of) => {
+                [RESTORE[of], SAVE[of]]
+                    .iter()
+                    .for_each(|p| self.mark(p, "fails"));
+            }
         }
     }
 

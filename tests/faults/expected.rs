@@ -1,0 +1,86 @@
+//! What goes on, and what waits for what fails.
+
+use super::{
+    fault::{Fault, Mode},
+    questions::Question,
+};
+use crate::lab::ProgramFault;
+
+/// What is expected of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    GoesOn,
+    /// It depends on what fails.
+    Waits(Why),
+    /// It cannot be asked.
+    NotApplicable,
+}
+
+/// Why something waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    Rules,
+    Guard,
+    Unknown,
+    Told,
+    Members,
+}
+
+impl Why {
+    pub const ALL: [Why; 5] = [
+        Why::Rules,
+        Why::Guard,
+        Why::Unknown,
+        Why::Told,
+        Why::Members,
+    ];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Why::Rules => "it is a rule that has to be written",
+            Why::Guard => "the rule that keeps others out is written first",
+            Why::Unknown => "only the API server knows of it",
+            Why::Told => "it says what was in force after the last sync that succeeded",
+            Why::Members => "its source ranges have to be members of the full set",
+        }
+    }
+}
+
+/// What is asserted, and what the document says.
+pub fn answer(mode: Mode, fault: Fault, question: Question) -> Answer {
+    use Answer::{GoesOn, NotApplicable, Waits};
+    match question {
+        Question::Open | Question::New | Question::Livez | Question::Mended => return GoesOn,
+        Question::OtherFamily if fault.family().is_none() => return NotApplicable,
+        Question::OtherFamily => return GoesOn,
+        _ => {}
+    }
+    match fault {
+        Fault::ApiSlow => GoesOn,
+        Fault::ApiDown => Waits(Why::Unknown),
+        Fault::FullSet => match question {
+            Question::Guarded => Waits(Why::Members),
+            _ => GoesOn,
+        },
+        Fault::Programs(programs) => of_programs(mode, programs, question),
+    }
+}
+
+fn of_programs(mode: Mode, fault: ProgramFault, question: Question) -> Answer {
+    use Answer::{GoesOn, Waits};
+    // Rules are read by full syncs, and at the start.
+    let reading = fault == ProgramFault::SaveFails;
+    // What is known to fail of some ServicePorts is said of those.
+    let named = matches!(fault, ProgramFault::RestoreFails | ProgramFault::Family(_));
+    match (mode, question) {
+        (Mode::Local, _) => GoesOn,
+        (Mode::Ipvs, Question::Guarded) => Waits(Why::Guard),
+        (Mode::Ipvs, _) => GoesOn,
+        (Mode::Iptables | Mode::Redirect, _) if reading => GoesOn,
+        (Mode::Redirect, Question::Endpoints) => GoesOn,
+        (Mode::Redirect, Question::Health) if matches!(fault, ProgramFault::Family(_)) => GoesOn,
+        (Mode::Iptables, Question::Health) if named => GoesOn,
+        (Mode::Iptables | Mode::Redirect, Question::Health) => Waits(Why::Told),
+        (Mode::Iptables | Mode::Redirect, _) => Waits(Why::Rules),
+    }
+}

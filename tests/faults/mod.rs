@@ -1,0 +1,55 @@
+//! What fails costs only what depends on it: in each mode, each access to the
+//! kernel or the API server fails in turn, while it is looked at what goes on.
+//!
+//! - [`fault`], [`questions`]: what fails, and what is looked at.
+//! - [`expected`]: what may stop, and why. Begin there.
+//! - [`run`], [`cluster`]: how it is brought about and seen.
+//! - [`table`]: how it is shown, in docs/reliability.md.
+
+mod cluster;
+mod expected;
+mod fault;
+mod questions;
+mod run;
+mod table;
+
+use self::fault::Mode;
+use crate::lab::{self, Share};
+
+#[test]
+fn host_iptables() {
+    on_host(concat!(module_path!(), "::host_iptables"), Mode::Iptables);
+}
+
+#[test]
+fn host_userspace_redirect() {
+    let name = concat!(module_path!(), "::host_userspace_redirect");
+    on_host(name, Mode::Redirect);
+}
+
+#[test]
+fn host_userspace_local() {
+    let name = concat!(module_path!(), "::host_userspace_local");
+    on_host(name, Mode::Local);
+}
+
+mod inside {
+    use super::{Mode, on_host};
+
+    #[test]
+    #[ignore = "for a guest kernel with IPVS"]
+    fn ipvs() {
+        on_host(concat!(module_path!(), "::ipvs"), Mode::Ipvs);
+    }
+}
+
+fn on_host(test: &str, mode: Mode) {
+    lab::run(test, Share::Beside, || {
+        let mut wrong = Vec::new();
+        for seen in run::all(mode) {
+            println!("SEEN {seen:?}");
+            wrong.extend(seen.differences(mode));
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    });
+}

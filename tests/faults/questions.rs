@@ -1,0 +1,80 @@
+//! What is looked at while something fails.
+
+/// A question about what goes on, of the family that the fault strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// An open connection to a Service in force is answered.
+    Open,
+    /// A new connection to it is answered.
+    New,
+    /// New connections reach the endpoint that took another one's place.
+    Endpoints,
+    /// The cluster IP of a new Service is answered.
+    Opens,
+    /// The load-balancer address of a new Service with source ranges is
+    /// answered.
+    Guarded,
+    /// A removed Service is not answered any more.
+    Closes,
+    /// The health-check node port says how many endpoints there are.
+    Health,
+    /// `/livez` answers 200.
+    Livez,
+    /// Endpoints and new Services of the other family.
+    OtherFamily,
+    /// Everything is as asked for after the fault.
+    Mended,
+}
+
+impl Question {
+    pub const ALL: [Question; 10] = [
+        Question::Open,
+        Question::New,
+        Question::Endpoints,
+        Question::Opens,
+        Question::Guarded,
+        Question::Closes,
+        Question::Health,
+        Question::Livez,
+        Question::OtherFamily,
+        Question::Mended,
+    ];
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Question::Open => "open connection",
+            Question::New => "new connection",
+            Question::Endpoints => "endpoint replaced",
+            Question::Opens => "new Service",
+            Question::Guarded => "new source ranges",
+            Question::Closes => "removed Service",
+            Question::Health => "health-check node port",
+            Question::Livez => "`/livez`",
+            Question::OtherFamily => "other IP family",
+            Question::Mended => "afterwards",
+        }
+    }
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Question::Open => "is answered by its endpoint, which has left the Service",
+            Question::New => "to a Service that was in force before is answered",
+            Question::Endpoints => "new connections reach the endpoint that took its place",
+            Question::Opens => "its cluster IP is answered",
+            Question::Guarded => {
+                "the load-balancer address of a new Service with \
+                 `loadBalancerSourceRanges` is answered to who may call"
+            }
+            Question::Closes => "its cluster IP is not answered any more",
+            Question::Health => "it says how many endpoints are on the node now",
+            Question::Livez => "it answers 200",
+            Question::OtherFamily => {
+                "where the fault strikes one family: endpoints are replaced and a new \
+                 Service opens in the other one"
+            }
+            Question::Mended => {
+                "once the fault has passed, all of this is as asked for, in both families"
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! docs/reliability.md: what stopped and what went on.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    expected::{Answer, Why, answer},
+    fault::{Fault, Mode},
+    questions::Question,
+};
+
+const HEAD: &str = "\
+# Reliability
+
+What fails costs only what depends on it. In each mode each access to the kernel
+or to the API server fails in turn, while Services and endpoints change, and it is
+looked at what goes on. This file is made by `make reliability`, which runs every
+case with the real program in network namespaces; the same runs are part of `make
+test`, where a cell that does not hold fails. The cases are `tests/faults/`.
+
+- **✓** goes on.
+- **waits 1** for what fails, for reason 1, and is made good once that has passed.
+- **–** cannot be asked there.
+
+";
+
+fn document() -> String {
+    let mut text = String::from(HEAD);
+    text.push_str("## What is looked at\n\n");
+    text.push_str("In the IP family that the fault strikes, IPv4 where it is both:\n\n");
+    for question in Question::ALL {
+        let _ = writeln!(text, "- *{}*: {}.", question.title(), question.text());
+    }
+    text.push_str("\n## Why something waits\n\n");
+    for why in shown() {
+        let _ = writeln!(text, "{}. {}.", number(why), why.text());
+    }
+    for mode in Mode::ALL {
+        let titles = Question::ALL.map(Question::title);
+        let _ = writeln!(text, "\n## {}\n", mode.title());
+        let _ = writeln!(text, "| what fails | {} |", titles.join(" | "));
+        let _ = writeln!(text, "|---|{}", "---|".repeat(titles.len()));
+        for fault in Fault::of(mode) {
+            let cells = Question::ALL.map(|question| match answer(mode, fault, question) {
+                Answer::GoesOn => "✓".to_owned(),
+                Answer::Waits(why) => format!("waits {}", number(why)),
+                Answer::NotApplicable => "–".to_owned(),
+            });
+            let _ = writeln!(text, "| {} | {} |", fault.title(), cells.join(" | "));
+        }
+    }
+    text
+}
+
+/// Reasons that the table shows.
+fn shown() -> impl Iterator<Item = Why> {
+    let used = |why: &Why| {
+        let mut modes = Mode::ALL.into_iter();
+        modes.any(|mode| {
+            Fault::of(mode).any(|fault| {
+                let mut questions = Question::ALL.into_iter();
+                questions.any(|question| answer(mode, fault, question) == Answer::Waits(*why))
+            })
+        })
+    };
+    Why::ALL.into_iter().filter(used)
+}
+
+fn number(why: Why) -> usize {
+    let before = shown().take_while(|other| *other != why).count();
+    before + 1
+}
+
+fn path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reliability.md")
+}
+
+#[test]
+fn the_document_is_current() {
+    let committed = fs::read_to_string(path()).unwrap_or_default();
+    for (at, (old, new)) in committed.lines().zip(document().lines()).enumerate() {
+        assert_eq!(old, new, "line {}: run `make reliability`", at + 1);
+    }
+    assert_eq!(committed, document(), "run `make reliability`");
+}
+
+/// Writes the document; only after every case was seen to hold.
+#[test]
+#[ignore = "part of `make reliability`"]
+fn write() {
+    fs::write(path(), document()).expect("writing the document");
+}
