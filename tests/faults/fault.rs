@@ -12,7 +12,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub const ALL: [Mode; 3] = [Mode::Iptables, Mode::Redirect, Mode::Local];
+    pub const ALL: [Mode; 4] = [Mode::Ipvs, Mode::Iptables, Mode::Redirect, Mode::Local];
 
     pub fn title(self) -> &'static str {
         match self {

@@ -14,7 +14,10 @@ mod run;
 mod table;
 
 use self::fault::Mode;
-use crate::lab::{self, Share};
+use crate::lab::{
+    self, Share,
+    uml::{Profile, in_guest},
+};
 
 #[test]
 fn host_iptables() {
@@ -31,6 +34,12 @@ fn host_userspace_redirect() {
 fn host_userspace_local() {
     let name = concat!(module_path!(), "::host_userspace_local");
     on_host(name, Mode::Local);
+}
+
+#[test]
+fn guest_full_ipvs() {
+    let name = concat!(module_path!(), "::guest_full_ipvs");
+    in_guest(name, Profile::Full, &["faults::inside::"], &[]);
 }
 
 mod inside {

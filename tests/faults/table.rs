@@ -18,8 +18,9 @@ const HEAD: &str = "\
 What fails costs only what depends on it. In each mode each access to the kernel
 or to the API server fails in turn, while Services and endpoints change, and it is
 looked at what goes on. This file is made by `make reliability`, which runs every
-case with the real program in network namespaces; the same runs are part of `make
-test`, where a cell that does not hold fails. The cases are `tests/faults/`.
+case with the real program in network namespaces, ipvs mode in a guest kernel; the
+same runs are part of `make test`, where a cell that does not hold fails. The cases
+are `tests/faults/`.
 
 - **✓** goes on.
 - **waits 1** for what fails, for reason 1, and is made good once that has passed.
