@@ -66,7 +66,12 @@ fn attach(socket: &impl AsFd, program: &mut [libc::sock_filter]) -> io::Result<(
 
 #[cfg(test)]
 mod tests {
-    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::{
+        net::{SocketAddr, TcpListener, TcpStream},
+        os::fd::AsRawFd,
+    };
+
+    use nix::sys::socket::{Shutdown, shutdown};
 
     use super::*;
     use crate::modes::userspace::listen::{self, Owner};
@@ -101,7 +106,10 @@ mod tests {
             assert_eq!(&count[..2], [0, 0], "{count:?}");
             assert_eq!(count[2] + count[3], 32);
 
-            drop((third, fourth));
+            // Other tests' children may hold copies, so closing is not enough.
+            for listener in [third, fourth] {
+                shutdown(listener.as_raw_fd(), Shutdown::Both).unwrap();
+            }
             assert_eq!(accepted(&ours).iter().sum::<usize>(), 32);
             nowhere(&first).unwrap();
             assert_eq!(accepted(&ours).iter().sum::<usize>(), 32);
