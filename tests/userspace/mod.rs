@@ -18,6 +18,7 @@ mod streams;
 mod succession;
 mod transparent;
 mod udp;
+mod unfinished;
 
 use std::io;
 use std::time::Duration;

@@ -51,6 +51,18 @@ fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
     tripod
 }
 
+/// Waits until `tripod` has looked at all it installed once more, and would have
+/// repaired what it misses.
+fn looks_at_everything(tripod: &Tripod) {
+    let full = || tripod.said(&["synced", "full=true"]);
+    // A line for each family: at least one sync began after this.
+    let enough = full() + 3;
+    eventually("full syncs", 2 * SOON, || match full() {
+        now if now >= enough => Ok(()),
+        now => Err(format!("{now} lines of {enough}")),
+    });
+}
+
 /// Connections that stay open, and who answers on each.
 struct Open(Vec<(TcpStream, String)>);
 
@@ -167,12 +179,14 @@ fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
     let web = Service::new("web", 10);
     lab.three_backends().publish_all(&web);
     let lab = &*lab;
-    let mut old = start(lab, 0, &["--userspace-drain-timeout=5s"]);
+    let flags = ["--userspace-drain-timeout=5s", "--iptables-sync-period=1s"];
+    let mut old = start(lab, 0, &flags);
     under_load(lab, &web.cluster(), |calls| {
         calls.more();
         let mut held = Open::to(lab, &web.cluster());
         let new = start(lab, 1, &[]);
         calls.more();
+        looks_at_everything(&old);
         old.ask_to_end();
         calls.more();
         // As many as it takes for some to be the old process's if it had a share.

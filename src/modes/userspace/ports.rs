@@ -7,7 +7,7 @@ use std::{
 };
 
 use hashbrown::HashSet;
-use socket2::Socket;
+use socket2::{Domain, Socket, Type};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
@@ -113,17 +113,9 @@ impl Ports {
         };
         // Asked for without SO_REUSEPORT first, which would share the port
         // with another of our processes; the kernel's own pick is free anyway.
-        let port = match (port, protocol) {
-            (0, _) => 0,
-            (port, Protocol::Tcp) => {
-                drop(std::net::TcpListener::bind((wildcard, port))?);
-                port
-            }
-            (port, _) => {
-                drop(std::net::UdpSocket::bind((wildcard, port))?);
-                port
-            }
-        };
+        if port != 0 {
+            drop(bind_alone(protocol, (wildcard, port).into())?);
+        }
         let descriptor = self.descriptors.take_now(1)?;
         let (bound, reservation) = match protocol {
             Protocol::Tcp => {
@@ -150,6 +142,29 @@ impl Ports {
     pub fn release(&mut self, held: &Held) {
         self.used.remove(&held.key);
     }
+}
+
+/// A socket at an address that no other one is at. The other family may have the
+/// same port.
+fn bind_alone(protocol: Protocol, address: SocketAddr) -> io::Result<Socket> {
+    let kind = match protocol {
+        Protocol::Tcp => Type::STREAM,
+        Protocol::Udp | Protocol::Sctp => Type::DGRAM,
+    };
+    let socket = Socket::new(Domain::for_address(address), kind.cloexec(), None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    let stream = protocol == Protocol::Tcp;
+    if stream {
+        // Connections that have ended are in nobody's way.
+        socket.set_reuse_address(true)?;
+    }
+    socket.bind(&address.into())?;
+    if stream {
+        socket.listen(1)?;
+    }
+    Ok(socket)
 }
 
 /// Makes a bound UDP socket keep its port without taking any datagram: connected
@@ -194,6 +209,22 @@ mod tests {
             drop(one);
             let again = ports.hold(Protocol::Tcp, Family::V4).unwrap();
             assert_eq!(again.address.port(), port);
+        }
+    }
+
+    #[test]
+    fn families_take_no_ports_from_each_other() {
+        // What the kernel picks for both families is free in both.
+        let both = std::net::TcpListener::bind("[::]:0").unwrap();
+        let port = both.local_addr().unwrap().port();
+        drop(both);
+        for families in [[Family::V4, Family::V6], [Family::V6, Family::V4]] {
+            let mut ports = Ports::new(Some(port..=port), Descriptors::of_this_process());
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                let held = families.map(|family| ports.hold(protocol, family).unwrap());
+                assert!(held.iter().all(|held| held.address.port() == port));
+                held.iter().for_each(|held| ports.release(held));
+            }
         }
     }
 

@@ -55,11 +55,15 @@ impl Proxy {
         protocol: Protocol,
         targets: &[SocketAddr],
     ) -> Proxy {
+        Proxy::on("here", udp_timeout, protocol, targets)
+    }
+
+    fn on(node: &str, udp_timeout: Duration, protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
         let insiders = Arc::new(Insiders::new(DetectLocal::PodCidrs));
         let descriptors = Descriptors::of_this_process();
         let ports = LocalPorts::with_most(UDP_PORTS);
         let shared = Arc::new(Shared {
-            node: "here".into(),
+            node: node.into(),
             udp: Resources::new(&descriptors, ports, udp_timeout),
             descriptors,
             counters: Counters::register(&prometheus::Registry::new()).unwrap(),
@@ -357,6 +361,50 @@ fn a_search_for_a_backend_ends_after_so_many_attempts() {
     let error = proxy.connect().read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     assert_eq!(proxy.shared.counters.dial_failures.get(), 8);
+}
+
+/// Each endpoint is the first one of some node's first client, and the same one
+/// after a restart.
+#[test]
+fn nodes_begin_with_different_endpoints() {
+    let name = |n: u8| {
+        backend(move |mut s| {
+            let _ = s.write_all(&[n]);
+        })
+    };
+    let targets = [name(0), name(1), name(2)];
+    let first = |node: &str| {
+        let proxy = Proxy::on(node, UDP_TIMEOUT, Protocol::Tcp, &targets);
+        let mut answer = [0];
+        proxy.connect().read_exact(&mut answer).unwrap();
+        usize::from(answer[0])
+    };
+    let mut counts = [0; 3];
+    for node in 0..16 {
+        let node = format!("node-{node}");
+        let endpoint = first(&node);
+        assert_eq!(first(&node), endpoint, "{node}");
+        counts[endpoint] += 1;
+    }
+    assert!(!counts.contains(&0), "{counts:?}");
+}
+
+/// Nothing is won by passing over the only endpoint there is.
+#[test]
+fn the_last_endpoint_is_tried_however_often_it_failed() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let proxy = Proxy::new(Protocol::Tcp, &[address, refusing()]);
+    for _ in 0..5 {
+        let error = proxy.connect().read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+    let listener = TcpListener::bind(address).unwrap();
+    thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(echo));
+    let mut client = proxy.connect();
+    client.write_all(b"hello").unwrap();
+    client.read_exact(&mut [0; 5]).unwrap();
 }
 
 #[test]
