@@ -137,7 +137,10 @@ fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
             let tripod = node::start(lab, &[]);
             load.more(50);
             assert!(is_retired(), "{}", addresses());
-            assert_eq!(tripod.said(&["no longer eligible"]), 1, "{}", tripod.log());
+            for family in ["IPv4", "IPv6"] {
+                let said = tripod.said(&[family, "no longer eligible"]);
+                assert_eq!(said, 1, "{family}: {}", tripod.log());
+            }
             drop(end);
         });
         assert_eq!(load.failures(), Vec::<String>::new());

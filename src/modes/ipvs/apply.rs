@@ -417,9 +417,10 @@ impl Ipvs {
         eligible: &[IpAddr],
         report: &mut Report,
     ) -> Result<(), netlink::Error> {
-        if eligible.is_empty() {
+        let Some(first) = eligible.first() else {
             return Ok(());
-        }
+        };
+        let family = Family::of(first);
         let mut done = 0;
         for outcome in self.doors.retire_addresses(eligible)? {
             match outcome {
@@ -430,7 +431,7 @@ impl Ipvs {
                 }
             }
         }
-        tracing::info!("{done} addresses of {LINK} are no longer eligible as a source");
+        tracing::info!("{done} {family} addresses of {LINK} are no longer eligible as a source");
         Ok(())
     }
 
