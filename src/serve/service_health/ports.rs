@@ -26,6 +26,11 @@ use crate::{
     services::ServiceName,
 };
 
+/// Before an address that was refused once is tried again, and named if it still
+/// is: a program that is being started has a copy of a listener that was just
+/// closed, between fork and exec.
+const MOMENT: Duration = Duration::from_millis(100);
+
 /// Pause before a port that could not be bound is tried again; it doubles up to
 /// the longest.
 const BIND_AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
@@ -114,10 +119,12 @@ async fn listen(
 ) {
     let Place { service, address } = place;
     let mut told = false;
+    let mut refused = false;
     let mut pause = BIND_AGAIN.0;
     let listener = loop {
         match bind(address) {
             Ok(listener) => break listener,
+            Err(_) if !std::mem::replace(&mut refused, true) => tokio::time::sleep(MOMENT).await,
             Err(error) => {
                 if !told {
                     told = true;
