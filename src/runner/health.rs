@@ -13,9 +13,6 @@ use tokio::time::Instant;
 
 use crate::{net::Family, services::Node};
 
-/// Both families, in the order in which they are shown.
-pub const FAMILIES: [Family; 2] = Family::ALL;
-
 /// What the runner notes and others read.
 #[derive(Debug)]
 pub struct Health {
@@ -119,8 +116,8 @@ impl Health {
         let mut state = self.state();
         let node_eligible = !matches!(state.node, Eligibility::Known(false));
         let now = Instant::now();
-        let mut families = Vec::with_capacity(FAMILIES.len());
-        for family in FAMILIES {
+        let mut families = Vec::with_capacity(Family::ALL.len());
+        for family in Family::ALL {
             let syncs = state.of(family);
             let overdue = syncs
                 .waiting

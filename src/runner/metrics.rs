@@ -11,7 +11,6 @@ use prometheus::{
     Opts, Registry, core::Collector,
 };
 
-use super::health::FAMILIES;
 use crate::{
     modes,
     net::Family,
@@ -137,7 +136,7 @@ impl Metrics {
                 let name = "kubeproxy_conntrack_reconciler_deleted_entries_total";
                 let help = "Stale connection-tracking entries that were deleted.";
                 let counter = IntCounterVec::new(Opts::new(name, help), &[FAMILY])?;
-                for family in FAMILIES {
+                for family in Family::ALL {
                     counter.with_label_values(&[family_label(family)]);
                 }
                 registered(registry, counter)?
@@ -162,7 +161,7 @@ impl Metrics {
                 let help = "Syncs of an IP family of which nothing took effect.";
                 let opts = Opts::new("tripod_sync_failures_total", help);
                 let counter = IntCounterVec::new(opts, &[FAMILY])?;
-                for family in FAMILIES {
+                for family in Family::ALL {
                     counter.with_label_values(&[family_label(family)]);
                 }
                 registered(registry, counter)?
@@ -266,7 +265,7 @@ fn histogram(
 ) -> prometheus::Result<HistogramVec> {
     let opts = HistogramOpts::new(name, help).buckets(buckets);
     let histogram = HistogramVec::new(opts, &[FAMILY])?;
-    for family in FAMILIES {
+    for family in Family::ALL {
         histogram.with_label_values(&[family_label(family)]);
     }
     registered(registry, histogram)
@@ -290,7 +289,7 @@ fn network_programming_buckets() -> Vec<f64> {
 }
 
 fn family_policies() -> impl Iterator<Item = (Family, Policy)> {
-    FAMILIES
+    Family::ALL
         .into_iter()
         .flat_map(|f| Policy::ALL.map(|p| (f, p)))
 }

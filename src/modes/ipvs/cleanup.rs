@@ -8,18 +8,21 @@ use nix::errno::Errno;
 use super::{
     Error,
     own_servers::{NamedFrontends, OwnServers},
-    plan::{FAMILIES, LINK, OWN_CHAINS, Set},
+    plan::{LINK, OWN_CHAINS, Set},
 };
-use crate::kernel::{
-    addresses,
-    ipset::{IpSets, TEMPORARY},
-    ipvs::{Change, Ipvs, RealServer, ServerId},
-    links,
-    netlink::{self, Protocol, Socket},
-    xtables::{
-        remove::{Owned, Preserved},
-        rule::Table,
+use crate::{
+    kernel::{
+        addresses,
+        ipset::{IpSets, TEMPORARY},
+        ipvs::{Change, Ipvs, RealServer, ServerId},
+        links,
+        netlink::{self, Protocol, Socket},
+        xtables::{
+            remove::{Owned, Preserved},
+            rule::Table,
+        },
     },
+    net::Family,
 };
 
 /// Where the kernel shows that it has IPVS.
@@ -70,7 +73,7 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
     outcome = outcome.and(cleanup_rules(preserved).await);
     if let Some(sets) = &mut sets {
         outcome = outcome.and(sets.destroy(TEMPORARY).map_err(Error::from));
-        for family in FAMILIES {
+        for family in Family::ALL {
             for set in Set::ALL {
                 let destroyed = sets.destroy(set.name(family));
                 outcome = outcome.and(destroyed.map_err(Error::from));
@@ -87,7 +90,7 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
 /// The first program that failed, after all others did their part.
 pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
     let mut outcome = Ok(());
-    for family in FAMILIES {
+    for family in Family::ALL {
         let removed = OWNED.remove(family, preserved).await;
         outcome = outcome.and(removed.map_err(|source| Error::Rules { family, source }));
     }
@@ -96,7 +99,7 @@ pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
 
 /// Whether the dummy link is there, or rules other than what is `preserved`.
 pub async fn is_there(preserved: &Preserved) -> bool {
-    for family in FAMILIES {
+    for family in Family::ALL {
         if OWNED.is_there(family, preserved).await {
             return true;
         }

@@ -12,7 +12,7 @@ use hashbrown::{HashMap, HashSet};
 use super::{
     Belief, Error, Ipvs,
     own_servers::NamedFrontends,
-    plan::{self, FAMILIES, Filled, Frontend, LINK, Member, Set, Site},
+    plan::{self, Filled, Frontend, LINK, Member, Set, Site},
     report::{Report, log_repairs},
     settings,
     wanted::{Touched, Wanted},
@@ -188,7 +188,7 @@ impl Ipvs {
         let mut addresses = self.doors.addresses()?;
         addresses.retain(|address| self.doors.is_on_link(address) && is_ours(&address.address));
         let mut looks = PerFamily::each(|_| None);
-        for family in FAMILIES.into_iter().filter(|family| *due.get(*family)) {
+        for family in Family::ALL.into_iter().filter(|family| *due.get(*family)) {
             let servers = std::mem::take(servers.get_mut(family));
             *looks.get_mut(family) = Some(self.look_at(family, servers, &addresses));
         }

@@ -39,7 +39,7 @@ use self::{
     drain::{Drains, FIRST_PAUSE},
     held::Held,
     look::Look,
-    plan::{FAMILIES, Frontend, ServicePlan, Site, Timeouts},
+    plan::{Frontend, ServicePlan, Site, Timeouts},
     report::Report,
     rule_writer::RuleWriter,
     wanted::{Touched, Wanted},
@@ -138,7 +138,7 @@ impl Ipvs {
         let left_out = kernel.left_out_schedulers();
         let doors = Doors::open(left_out).map_err(Error::from)?;
         let mut rules = PerFamily::default();
-        for family in FAMILIES {
+        for family in Family::ALL {
             let writer = kernel.toolkit(family);
             match writer.and_then(|tools| RuleWriter::start(family, tools)) {
                 Ok(writer) => *rules.get_mut(family) = Some(writer),
@@ -359,7 +359,9 @@ impl Mode for Ipvs {
             match self.look(full) {
                 Ok(found) => looks = found,
                 Err(error) => {
-                    FAMILIES.into_iter().for_each(|family| self.doubt(family));
+                    Family::ALL
+                        .into_iter()
+                        .for_each(|family| self.doubt(family));
                     return both_failed(asked, Error::from(error));
                 }
             }
@@ -377,7 +379,7 @@ impl Mode for Ipvs {
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
-        let families = FAMILIES.into_iter();
+        let families = Family::ALL.into_iter();
         let found = families.filter_map(|family| {
             let rules = self.rules.get(family).as_ref()?;
             Some((family, rules.engine()))

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use hashbrown::HashSet;
 
-use super::plan::{FAMILIES, Frontend, Set, number};
+use super::plan::{Frontend, Set, number};
 use crate::{
     kernel::{ipset::Element, ipvs::ServerId},
     net::{Family, Protocol},
@@ -60,7 +60,7 @@ impl NamedFrontends {
         mut members: impl FnMut(Set, Family) -> Result<Vec<Element>, E>,
     ) -> Result<NamedFrontends, E> {
         let mut named = NamedFrontends::default();
-        for family in FAMILIES {
+        for family in Family::ALL {
             for (set, protocol) in SETS {
                 for element in members(set, family)? {
                     named.insert(family, protocol, element);

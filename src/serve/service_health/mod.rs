@@ -18,10 +18,7 @@ use tokio::sync::watch;
 use crate::{
     events::Recorder,
     net::{Family, PerFamily},
-    runner::{
-        AfterSync,
-        health::{FAMILIES, Health},
-    },
+    runner::{AfterSync, health::Health},
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
@@ -140,7 +137,7 @@ fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>) -> usize {
         let local = parts.flat_map(|(_, part)| &part.local);
         local.collect::<BTreeSet<_>>().len()
     };
-    FAMILIES.into_iter().map(count).max().unwrap_or(0)
+    Family::ALL.into_iter().map(count).max().unwrap_or(0)
 }
 
 impl AfterSync for ServiceHealth {

@@ -16,7 +16,7 @@ mod tests;
 use std::net::IpAddr;
 
 pub use self::{
-    options::{FAMILIES, LINK, Options, ROUND_ROBIN, Site, Timeouts},
+    options::{LINK, Options, ROUND_ROBIN, Site, Timeouts},
     rules::{Chain, Filled, Jump, OWN_CHAINS, Rules, rules},
     servers::{Frontend, Method, RealServer, VirtualServer},
     sets::{Member, Set, number},

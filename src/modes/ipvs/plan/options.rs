@@ -117,9 +117,6 @@ pub struct Site {
     pub masquerade_mark: u32,
 }
 
-/// Both.
-pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-
 impl Site {
     /// What follows from the configuration, this node's object, where node
     /// ports are served, and the addresses of the node's links other than
