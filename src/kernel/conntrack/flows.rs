@@ -7,10 +7,12 @@
 //! packet is then a first one.
 //!
 //! ```no_run
-//! use tripod::kernel::{
-//!     Family,
-//!     conntrack::flows::{self, Match, Reply, UDP},
-//!     netlink::{Protocol, Socket},
+//! use tripod::{
+//!     kernel::{
+//!         conntrack::flows::{self, Match, Reply, UDP},
+//!         netlink::{Protocol, Socket},
+//!     },
+//!     net::Family,
 //! };
 //!
 //! # fn main() -> Result<(), tripod::kernel::netlink::Error> {

@@ -2,7 +2,7 @@
 //! nfnetlink (`linux/netfilter/ipset/ip_set.h`).
 //!
 //! ```no_run
-//! use tripod::kernel::{Family, ipset::{Element, IpSets, Kind, Set}};
+//! use tripod::{kernel::ipset::{Element, IpSets, Kind, Set}, net::Family};
 //!
 //! # fn main() -> Result<(), tripod::kernel::netlink::Error> {
 //! let mut sets = IpSets::open()?;
