@@ -2,6 +2,7 @@
 //! whom it is closed: see the module above.
 
 use std::{
+    cell::LazyCell,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
@@ -443,16 +444,16 @@ impl Ipvs {
         report: &mut Report,
     ) -> Result<(), netlink::Error> {
         let mut concerned = Vec::new();
-        let serving: HashSet<IpAddr> = match touched.addresses.is_empty() {
-            true => HashSet::new(),
-            false => self.servers.keys().map(|f| f.address).collect(),
-        };
+        // Of all virtual servers, so for what is held back only.
+        let serving = LazyCell::new(|| -> HashSet<IpAddr> {
+            self.servers.keys().map(|f| f.address).collect()
+        });
         for ip in &touched.addresses {
             if self.wanted.has_address(ip) != add {
                 continue;
             }
             let held = self.held.get(Family::of(ip));
-            if add && held.blocks_address(ip, serving.contains(ip)) {
+            if add && held.blocks_address(ip, || serving.contains(ip)) {
                 report.unsettled.addresses.insert(*ip);
             } else {
                 concerned.push(*ip);

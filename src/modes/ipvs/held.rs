@@ -146,9 +146,9 @@ impl Held {
 
     /// Returns true if `address`, which the dummy link has not, is to stay away
     /// from it; `serves`: some virtual server is there.
-    pub fn blocks_address(&self, address: &IpAddr, serves: bool) -> bool {
+    pub fn blocks_address(&self, address: &IpAddr, serves: impl FnOnce() -> bool) -> bool {
         let blocked = || self.blocked.iter().any(|f| f.address == *address);
-        self.rules.is_none() || self.addresses.contains(address) || !serves && blocked()
+        self.rules.is_none() || self.addresses.contains(address) || blocked() && !serves()
     }
 }
 
@@ -217,7 +217,7 @@ mod tests {
             let guarding = guarding(&frontend(80), &members, false);
             let blocked = held.blocks(&frontend(80), guarding);
             assert_eq!(blocked, !opens, "{sets:?} with {rules:?}");
-            let address = held.blocks_address(&SERVICE.into(), false);
+            let address = held.blocks_address(&SERVICE.into(), || false);
             assert_eq!(address, !opens, "{sets:?} with {rules:?}");
         }
     }
@@ -263,13 +263,13 @@ mod tests {
         assert!(held.blocks(&frontend(80), Filled::default()));
         assert!(!held.blocks(&frontend(81), Filled::default()));
         // At 81 something is served.
-        assert!(!held.blocks_address(&SERVICE.into(), true));
-        assert!(held.blocks_address(&SERVICE.into(), false));
+        assert!(!held.blocks_address(&SERVICE.into(), || true));
+        assert!(held.blocks_address(&SERVICE.into(), || false));
         held.lacks_address(SERVICE.into());
         assert!(held.blocks(&frontend(81), Filled::default()));
-        assert!(held.blocks_address(&SERVICE.into(), true));
+        assert!(held.blocks_address(&SERVICE.into(), || true));
         held.begin();
         assert!(!held.blocks(&frontend(80), Filled::default()));
-        assert!(!held.blocks_address(&SERVICE.into(), false));
+        assert!(!held.blocks_address(&SERVICE.into(), || false));
     }
 }
