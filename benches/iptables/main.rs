@@ -24,7 +24,7 @@ use tripod::{
     kernel::probe::Kernel,
     modes::{
         Mode,
-        iptables::{Iptables, Setup, plan::DispatchChoice},
+        iptables::{self, Iptables, Setup, plan::DispatchChoice},
     },
     net::PerFamily,
     node::NodePorts,
@@ -208,7 +208,7 @@ fn connecting(engine: &str, services: u32) {
             "{engine}, {dispatch:?}: connecting takes {fastest:?} at the front and {slowest:?} \
              at the back: {ratio:.2}"
         );
-        bench.runtime.block_on(bench.mode.cleanup()).expect("clean");
+        bench.runtime.block_on(iptables::cleanup()).expect("clean");
         for program in ["iptables", "ip6tables"] {
             sh(&format!(
                 "{program}-{engine} -w -t mangle -X KUBE-IPTABLES-HINT"

@@ -81,10 +81,6 @@ impl<M: Mode + 'static> Mode for Apart<M> {
         self.mode.lock().await.disturbed().await;
     }
 
-    async fn cleanup(&mut self) -> Result<(), SyncError> {
-        self.mode.lock().await.cleanup().await
-    }
-
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.engines.clone()
     }
@@ -121,10 +117,6 @@ mod tests {
 
         fn engines(&self) -> Vec<(Family, Engine)> {
             Vec::new()
-        }
-
-        async fn cleanup(&mut self) -> Result<(), SyncError> {
-            Ok(())
         }
     }
 

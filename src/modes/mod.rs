@@ -134,12 +134,6 @@ pub trait Mode: Send {
     }
     /// Where it has rules: in which engine of each family. Does not change.
     fn engines(&self) -> Vec<(Family, Engine)>;
-    /// Removes everything this mode ever installs, also what an earlier
-    /// process left behind.
-    ///
-    /// # Errors
-    /// When something of it could not be removed.
-    fn cleanup(&mut self) -> impl Future<Output = Result<(), SyncError>> + Send;
 }
 
 #[cfg(test)]

@@ -101,10 +101,6 @@ impl Mode for Noting {
     fn engines(&self) -> Vec<(Family, Engine)> {
         Vec::new()
     }
-
-    async fn cleanup(&mut self) -> Result<(), SyncError> {
-        Ok(())
-    }
 }
 
 struct Addresses(Receiver<()>);

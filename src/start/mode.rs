@@ -71,12 +71,4 @@ impl Mode for Running {
             Running::Userspace(mode) => mode.engines(),
         }
     }
-
-    async fn cleanup(&mut self) -> Result<(), SyncError> {
-        match self {
-            Running::Ipvs(mode) => mode.cleanup().await,
-            Running::Iptables(mode) => mode.cleanup().await,
-            Running::Userspace(mode) => mode.cleanup().await,
-        }
-    }
 }

@@ -25,7 +25,7 @@ use self::{
 use super::Done;
 use crate::{
     kernel::{probe, xtables::Engine},
-    modes::{Asked, Mode, Outcomes, SyncError},
+    modes::{Asked, Mode, Outcomes},
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
 };
@@ -211,10 +211,6 @@ impl<M: Mode> Mode for TakeOver<M> {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
-    }
-
-    async fn cleanup(&mut self) -> Result<(), SyncError> {
-        self.mode.cleanup().await
     }
 }
 

@@ -136,7 +136,7 @@ fn a_refused_service_is_named_and_harms_no_other() {
             assert_eq!(failed(rig.sync(Some(&more), &better)), [""; 0]);
             assert_eq!((rules("good"), rules("bad")), (40, 1));
             rig.runtime
-                .block_on(tripod::modes::Mode::cleanup(&mut rig.mode))
+                .block_on(tripod::modes::iptables::cleanup())
                 .expect("a clean-up");
             for program in ["iptables", "ip6tables"] {
                 sh(&format!(

@@ -1,6 +1,6 @@
 //! What is in the kernel after a sync, beside what kube-proxy 1.36 left there.
 
-use tripod::{modes::Mode, services::ServiceMap};
+use tripod::{modes::iptables, services::ServiceMap};
 
 use super::rig::{ENGINES, Rig, hint, map_of, sh};
 use crate::lab::{
@@ -75,9 +75,9 @@ fn in_kernel(engine: &str) {
         before = Some((rig, map, case.args.clone()));
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
-    let (mut rig, ..) = before.expect("cases");
+    let (rig, ..) = before.expect("cases");
     for _ in 0..2 {
-        let cleaned = rig.runtime.block_on(rig.mode.cleanup());
+        let cleaned = rig.runtime.block_on(iptables::cleanup());
         cleaned.expect("a clean-up");
         for program in ["iptables", "ip6tables"] {
             let left = sh(&format!("{program}-{engine}-save"));

@@ -352,8 +352,4 @@ impl Mode for Iptables {
             .map(|state| (state.family, state.rules.engine()))
             .collect()
     }
-
-    async fn cleanup(&mut self) -> Result<(), SyncError> {
-        Ok(cleanup().await?)
-    }
 }

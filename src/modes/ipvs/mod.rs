@@ -386,8 +386,4 @@ impl Mode for Ipvs {
         });
         found.collect()
     }
-
-    async fn cleanup(&mut self) -> Result<(), SyncError> {
-        Ok(cleanup(&self.options.exclude).await?)
-    }
 }

@@ -65,7 +65,7 @@ pub use self::{
     insiders::{DetectLocal, Links},
     tcp::Limits as DialLimits,
 };
-use super::{Asked, Mode, Outcomes, SyncError, SyncReport, both_failed};
+use super::{Asked, Mode, Outcomes, SyncReport, both_failed};
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
     net::{Family, ModeName, PerFamily},
@@ -621,9 +621,5 @@ impl Mode for Userspace {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.capture.engines()
-    }
-
-    async fn cleanup(&mut self) -> Result<(), SyncError> {
-        Ok(cleanup().await?)
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use super::{clearing::Passed, *};
 use crate::{
     kernel::namespace::in_namespace,
-    modes::{SyncReport, both_failed, userspace::capture},
+    modes::{SyncError, SyncReport, both_failed, userspace::capture},
     net::{Family, Protocol},
     services::{Changes, ServiceName, ServicePortName},
 };
@@ -56,10 +56,6 @@ impl Mode for Told {
 
     fn engines(&self) -> Vec<(Family, Engine)> {
         Vec::new()
-    }
-
-    async fn cleanup(&mut self) -> Result<(), SyncError> {
-        Ok(())
     }
 }
 
