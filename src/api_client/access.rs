@@ -198,9 +198,9 @@ impl Access {
         }))
     }
 
-    /// A client with the credentials as they now are. Where new ones cannot be
-    /// used (a file is half-written) or are not there yet (a plugin takes its
-    /// time), those from before stay.
+    /// Returns a client with the credentials as they now are. Where new ones
+    /// cannot be used (a file is half-written) or are not there yet (a plugin
+    /// takes its time), those from before stay.
     pub async fn client(&self) -> Client {
         if self.is_outdated() {
             let mut reading = self.read_again();

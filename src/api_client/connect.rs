@@ -73,7 +73,7 @@ impl Http2 {
     }
 }
 
-/// A client for that configuration, through `proxy` if there is one.
+/// Returns a client for that configuration, through `proxy` if there is one.
 ///
 /// It is put together here rather than by `Client::try_from`, for things that
 /// the latter has not: HTTP/2, TCP keep-alive, no retries of its own (they would
@@ -121,7 +121,7 @@ pub(super) fn client(
     }
 }
 
-/// A client through an HTTP proxy that `connector` leads to.
+/// Returns a client through an HTTP proxy that `connector` leads to.
 fn through<C>(
     connector: C,
     proxy: &Proxy,
@@ -152,7 +152,7 @@ where
     }
 }
 
-/// A client over the connections that `connector` makes.
+/// Returns a client over the connections that `connector` makes.
 fn over<C>(connector: C, config: Config, http2: Http2) -> Result<Client, BoxError>
 where
     C: Service<Uri> + Clone + Send + Sync + 'static,

@@ -53,12 +53,12 @@ impl Files {
         self.0.push((path.to_owned(), stamp(path)));
     }
 
-    /// Whether one of them is not what it was.
+    /// Returns whether one of them differs from what was read.
     pub(super) fn have_changed(&self) -> bool {
         self.0.iter().any(|(path, was)| stamp(path) != *was)
     }
 
-    /// The same files as they are now.
+    /// Returns the same files as they are now.
     pub(super) fn as_they_are(&self) -> Files {
         let files = self.0.iter();
         Files(files.map(|(path, _)| (path.clone(), stamp(path))).collect())

@@ -118,7 +118,7 @@ async fn run_within(plugin: &ExecConfig, patience: Duration) -> Result<Credentia
     read(&output.stdout, version)
 }
 
-/// The version of the protocol, if the plugin can be used at all.
+/// Returns the version of the protocol, if the plugin can be used at all.
 fn check(plugin: &ExecConfig) -> Result<&str, PluginError> {
     let unusable = |text: String| Err(PluginError::Unusable(text));
     let version = plugin.api_version.as_deref().unwrap_or_default();
@@ -217,8 +217,8 @@ impl Credentials {
     }
 }
 
-/// The plugin of `user`, if it counts: like client-go and kube, what the
-/// kubeconfig itself says comes first.
+/// Returns the plugin of `user`, if it counts: like client-go and kube, what
+/// the kubeconfig itself says comes first.
 pub(super) fn of(user: &AuthInfo) -> Option<&ExecConfig> {
     let otherwise = user.token.is_some() || user.token_file.is_some() || user.username.is_some();
     user.exec.as_ref().filter(|_| !otherwise)

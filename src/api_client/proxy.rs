@@ -62,7 +62,7 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    /// That of this process.
+    /// Returns the environment of this process.
     pub(super) fn of_this_process() -> Environment {
         let any = |names: [&str; 2]| {
             let mut values = names.into_iter().filter_map(|name| env::var(name).ok());
@@ -76,7 +76,7 @@ impl Environment {
         }
     }
 
-    /// The proxy that leads to `server`.
+    /// Returns the proxy that leads to `server`.
     ///
     /// # Errors
     /// When there is one that cannot be used.
@@ -100,7 +100,7 @@ impl Environment {
         }
     }
 
-    /// Whether the server is reached without proxy.
+    /// Returns whether the server is reached without proxy.
     fn passes_by(&self, host: &str, port: u16) -> bool {
         let host = bare(host).to_ascii_lowercase();
         let ip: Option<IpAddr> = host.parse().ok();
@@ -113,8 +113,8 @@ impl Environment {
     }
 }
 
-/// Whether an entry of NO_PROXY is about `host`, which is `ip` if it is an
-/// address.
+/// Returns whether an entry of NO_PROXY applies to `host`, which is `ip` if it
+/// is an address.
 fn matches(entry: &str, host: &str, ip: Option<IpAddr>, port: u16) -> bool {
     if entry == "*" {
         return true;
@@ -148,7 +148,7 @@ fn matches(entry: &str, host: &str, ip: Option<IpAddr>, port: u16) -> bool {
     }
 }
 
-/// An IPv6 address without its brackets.
+/// Returns an IPv6 address without its brackets.
 fn bare(host: &str) -> &str {
     let inner = host
         .strip_prefix('[')
@@ -209,7 +209,7 @@ impl Proxy {
         Ok(Proxy { kind, url, user })
     }
 
-    /// What tells an HTTP proxy who we are (`Proxy-Authorization`).
+    /// Returns the credentials for an HTTP proxy (`Proxy-Authorization`).
     pub(super) fn authorization(&self) -> Option<HeaderValue> {
         let (name, password) = self.user.as_ref()?;
         let encoded = data_encoding::BASE64.encode(format!("{name}:{password}").as_bytes());

@@ -133,7 +133,8 @@ impl Flag {
         Ok(())
     }
 
-    /// Its default as the help shows it; empty if there is nothing to show.
+    /// Returns its default as the help shows it; empty if there is nothing to
+    /// show.
     pub(super) fn default(&self) -> String {
         let options = &mut Options::default();
         match self.field {
@@ -151,7 +152,7 @@ impl Flag {
         }
     }
 
-    /// The value that it has when it is not given.
+    /// Returns the value that it has when it is not given.
     pub(super) fn initial(&self) -> String {
         let options = &mut Options::default();
         match self.field {
@@ -162,7 +163,8 @@ impl Flag {
         }
     }
 
-    /// Whether `argument` is this flag, with its value in the next argument.
+    /// Returns whether `argument` is this flag, with its value in the next
+    /// argument.
     pub(super) fn is_before_value(&self, argument: &str) -> bool {
         let named = match argument.strip_prefix("--") {
             Some(name) => name == self.name,
@@ -173,7 +175,7 @@ impl Flag {
         named && !matches!(self.field, Field::Switch(_) | Field::SetOr(..))
     }
 
-    /// The flag as clap knows it.
+    /// Returns the flag as clap knows it.
     pub(super) fn arg(&'static self, heading: &'static str) -> Arg {
         let help = match self.default() {
             none if none.is_empty() => self.help.to_owned(),

@@ -261,7 +261,8 @@ fn refusal(problems: &[Problem], file: Option<&ConfigFile>) -> Stop {
     Stop::Refusal(text)
 }
 
-/// The line is that of kube-proxy with our name: `Tripod v0.1.0`.
+/// Returns the version line, in kube-proxy's form with our name: `Tripod
+/// v0.1.0`.
 fn version(asked: &Version) -> Option<String> {
     let version = env!("CARGO_PKG_VERSION");
     match asked {

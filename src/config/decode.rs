@@ -112,8 +112,9 @@ pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
     })
 }
 
-/// Whether nothing reads `field` in `mode`. kube-proxy does not look at the
-/// values of such fields, so they must not keep a node from starting.
+/// Returns whether `field` belongs to another mode than `mode`, so that nothing
+/// reads it. kube-proxy does not check the values of such fields, so they must
+/// not keep a node from starting.
 fn is_for_another_mode(field: &str, mode: &str) -> bool {
     match field.split_once('.') {
         Some(("nftables", _)) => mode != "nftables",

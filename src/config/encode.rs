@@ -12,8 +12,8 @@ use super::{
 use crate::duration;
 
 impl KubeProxyConfiguration {
-    /// The configuration as `v1alpha1` has it. What exists once a mode is
-    /// written for the mode that it holds for, and zero for the others.
+    /// Returns the configuration as `v1alpha1` has it. What exists once a mode
+    /// is written for the mode that it holds for, and zero for the others.
     pub fn to_value(&self) -> Value {
         let mut value = json!({
             "apiVersion": API_VERSION,

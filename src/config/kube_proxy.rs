@@ -283,7 +283,8 @@ impl Default for Conntrack {
 }
 
 impl KubeProxyConfiguration {
-    /// The group of the file's fields that hold what exists once a mode.
+    /// Returns the group of the file's fields that hold what exists once a
+    /// mode.
     pub(super) fn mode_section(&self) -> ModeSection {
         match self.mode.as_str() {
             "ipvs" => ModeSection::Ipvs,
@@ -302,7 +303,7 @@ pub(super) enum ModeSection {
 }
 
 impl ModeSection {
-    /// Its name in the file.
+    /// Returns its name in the file.
     pub(super) fn name(self) -> &'static str {
         match self {
             ModeSection::Iptables => "iptables",

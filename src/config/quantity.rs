@@ -6,7 +6,7 @@ const SUFFIXES: [&str; 16] = [
     "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei",
 ];
 
-/// Whether `text` is a quantity, and not a zero one.
+/// Returns whether `text` is a quantity, and not a zero one.
 ///
 /// # Errors
 /// With an example, if it is none.

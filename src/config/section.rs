@@ -42,8 +42,8 @@ impl<'a> Section<'a> {
         section.finish();
     }
 
-    /// A field that is as good as absent when it has its type's zero value:
-    /// then the default stays. True if there is another value.
+    /// Reads a field that is as good as absent when it has its type's zero
+    /// value: then the default stays. Returns true if there is another value.
     pub(super) fn value<T: Readable>(&mut self, name: &'static str, into: &mut T) -> bool {
         match self.take(name) {
             Some(value) if value != T::default() => {
@@ -113,7 +113,8 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The last one of that name counts, as for kube-proxy's lenient decoder.
+    /// Returns the field of that name; of several the last counts, as for
+    /// kube-proxy's lenient decoder.
     fn entry(&mut self, name: &'static str) -> Option<&'a Tree> {
         self.known.push(name);
         let mut found = self.entries.iter().rev();

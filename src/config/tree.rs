@@ -21,7 +21,7 @@ pub(super) enum Tree {
     Map(Vec<(String, Tree)>),
 }
 
-/// The documents of a YAML stream. JSON is YAML too.
+/// Returns the documents of a YAML stream. JSON is YAML too.
 pub(super) fn parse(text: &str) -> Result<Vec<Tree>, String> {
     let length = text.len();
     let options = serde_saphyr::options! {

@@ -2,7 +2,8 @@
 
 use super::KubeProxyConfiguration;
 
-/// One line for all of it, if there is any.
+/// Returns one log line for all fields without effect; `None` if there are
+/// none.
 pub(super) fn without_effect(c: &KubeProxyConfiguration) -> Option<String> {
     let mut fields: Vec<String> = Vec::new();
     if !c.feature_gates.is_empty() {

@@ -58,7 +58,7 @@ struct Written {
 }
 
 impl Limit {
-    /// What becomes of `event`, which happens now.
+    /// Returns whether and how `event`, which happens now, is posted.
     pub(super) fn judge(&mut self, event: &Event) -> Verdict {
         let now = Instant::now();
         if !self.may_write(&event.regarding, now) {

@@ -55,7 +55,8 @@ impl fmt::Display for Severity {
 }
 
 impl Event {
-    /// The proxy of this node starts. kube-proxy's words, which alerts know.
+    /// Returns the Event that a proxy of this node starts, in kube-proxy's
+    /// words, which alerts may match.
     pub fn starting() -> Event {
         Event {
             regarding: Regarding::ThisNode,
@@ -107,15 +108,16 @@ impl Event {
 pub struct Recorder(Option<Sender<Event>>);
 
 impl Recorder {
-    /// A recorder, and where its events come out. Events beyond `capacity` that
-    /// nobody has taken are dropped: they are news, and an API server that is
-    /// away must not cost memory.
+    /// Returns a recorder and the receiver of its events. Events beyond
+    /// `capacity` that nobody has taken are dropped: they are news, and an API
+    /// server that is away must not cost memory.
     pub fn new(capacity: usize) -> (Recorder, Receiver<Event>) {
         let (sender, receiver) = channel(capacity.max(1));
         (Recorder(Some(sender)), receiver)
     }
 
-    /// One that drops all events, where there is no API server.
+    /// Returns a recorder that drops all events, for a process without API
+    /// server.
     pub fn nowhere() -> Recorder {
         Recorder(None)
     }

@@ -73,7 +73,7 @@ async fn write(
     Ok(())
 }
 
-/// The API object for `event`.
+/// Returns the API object for `event`.
 fn object(event: &Event, node: &str, now: Timestamp) -> ApiEvent {
     let regarding = match &event.regarding {
         Regarding::ThisNode => ObjectReference {

@@ -35,10 +35,10 @@ pub struct Address {
 }
 
 impl Address {
-    /// The kernel may choose it as the source of a packet to another host
-    /// (`inet_select_addr`, which looks at links that are down as well;
-    /// `ipv6_dev_get_saddr`). One with a subnet never counts: [`retire`] is for
-    /// addresses that are alone.
+    /// Returns whether the kernel may choose it as the source of a packet to
+    /// another host (`inet_select_addr`, which looks at links that are down as
+    /// well; `ipv6_dev_get_saddr`). One with a subnet never counts: [`retire`]
+    /// is for addresses that are alone.
     pub fn is_eligible(&self) -> bool {
         let is_retired = match self.address {
             IpAddr::V4(_) => self.scope == libc::RT_SCOPE_HOST,
@@ -73,7 +73,7 @@ impl Address {
     }
 }
 
-/// The addresses that others gave this node, in both families: what its
+/// Returns the addresses that others gave this node, in both families: what its
 /// interfaces have, without those that Tripod assigned ([`list_own`]).
 ///
 /// # Errors
@@ -82,7 +82,8 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Address>, Error> {
     Ok(dump(socket)?.into_iter().filter(|a| !a.own).collect())
 }
 
-/// The addresses that Tripod assigned ([`assign`]), also in an earlier run.
+/// Returns the addresses that Tripod assigned ([`assign`]), also in an earlier
+/// run.
 ///
 /// # Errors
 /// When the kernel cannot list addresses.
@@ -372,8 +373,8 @@ impl AddressChanges {
         })
     }
 
-    /// The same, without those of the link of that name, for as long as there is
-    /// one: when it goes, its addresses count.
+    /// Returns the same, without those of the link of that name, for as long as
+    /// there is one: when it goes, its addresses count.
     pub fn ignoring(mut self, link: &'static str) -> AddressChanges {
         self.ignored = Some(link);
         self

@@ -38,8 +38,9 @@ pub fn set_up(socket: &mut Socket, index: u32) -> Result<(), Error> {
     socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
 }
 
-/// What kind of virtual link the interface of that index is, such as `veth`, as
-/// `ip link add type` spells it; `None`: none, or there is no such interface.
+/// Returns what kind of virtual link the interface of that index is, such as
+/// `veth`, as `ip link add type` spells it; `None`: none, or there is no such
+/// interface.
 ///
 /// # Errors
 /// When the kernel's answer cannot be read.

@@ -37,7 +37,7 @@ use std::net::IpAddr;
 /// to routing daemons; this one is taken by none of them.
 pub const PROTOCOL: u8 = 84;
 
-/// The octets of an address, as netlink attributes hold them.
+/// Returns the octets of an address, as netlink attributes hold them.
 fn octets(ip: &IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),

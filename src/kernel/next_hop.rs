@@ -36,8 +36,8 @@ impl NextHop {
     }
 }
 
-/// The first step to `address` for packets of this node; `None`: there is no
-/// way.
+/// Returns the next hop to `address` for packets of this node; `None`: there is
+/// no way.
 ///
 /// # Errors
 /// When the kernel's answer cannot be read.
@@ -86,7 +86,7 @@ pub fn to(socket: &mut Socket, address: &IpAddr) -> Result<Option<NextHop>, Erro
     }
 }
 
-/// The links on which some route of `family`, in whichever table, has a
+/// Returns the links on which some route of `family`, in whichever table, has a
 /// gateway: who is on such a link has other ways than through this node.
 ///
 /// # Errors
@@ -108,7 +108,8 @@ pub fn with_gateways(socket: &mut Socket, family: Family) -> Result<HashSet<u32>
     Ok(links)
 }
 
-/// The links on which a route of the message has a gateway.
+/// Returns the indexes of the links on which a route of the message has a
+/// gateway.
 fn gateways(message: Message<'_>) -> Result<Vec<u32>, Malformed> {
     let mut links = Vec::new();
     let (mut link, mut gateway) = (None, false);
@@ -125,7 +126,7 @@ fn gateways(message: Message<'_>) -> Result<Vec<u32>, Malformed> {
     Ok(links)
 }
 
-/// The same of the next hops of a route that has several: each a `struct
+/// Returns the same for the next hops of a multipath route: each a `struct
 /// rtnexthop` (length, flags, hops, index of the link) with attributes.
 fn among(mut hops: &[u8]) -> Result<Vec<u32>, Malformed> {
     let mut links = Vec::new();

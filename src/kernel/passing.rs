@@ -4,9 +4,9 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// Whether `errno` tells of a shortage or of others at work: memory, processes,
-/// descriptors, buffers, a signal, a lock, a time-out. What was asked may work
-/// the next time.
+/// Returns whether `errno` means a shortage or that another program is at work:
+/// memory, processes, descriptors, buffers, a signal, a lock, a time-out. What
+/// was asked may work the next time.
 pub(crate) fn is_passing(errno: Errno) -> bool {
     matches!(
         errno,
@@ -22,7 +22,8 @@ pub(crate) fn is_passing(errno: Errno) -> bool {
     )
 }
 
-/// The same of an error of the standard library, which has time-outs of its own.
+/// Returns the same for an error of the standard library, which has time-outs
+/// of its own.
 pub(crate) fn is_passing_io(error: &io::Error) -> bool {
     match error.raw_os_error() {
         Some(number) => is_passing(Errno::from_raw(number)),

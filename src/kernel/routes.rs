@@ -168,8 +168,8 @@ pub(super) fn stand_in(kind: u16, address: IpAddr) -> Request {
 /// (`LOOPBACK_IFINDEX` of `net/flow.h`).
 const LOOPBACK: u32 = 1;
 
-/// All routes of [`PROTOCOL`] in all tables that are of a [`Kind`] we make;
-/// none where the kernel lacks the family.
+/// Returns all routes of [`PROTOCOL`] in all tables that are of a [`Kind`] we
+/// make; none where the kernel lacks the family.
 ///
 /// # Errors
 /// When the kernel cannot list routes.

@@ -144,8 +144,8 @@ pub fn delete(socket: &mut Socket, rules: &[Rule]) -> Result<(), Error> {
     socket.batch_all(&requests, &gone)
 }
 
-/// All rules of [`PROTOCOL`]; none where the kernel has no policy routing in
-/// this family.
+/// Returns all rules of [`PROTOCOL`]; none where the kernel has no policy
+/// routing in this family.
 ///
 /// # Errors
 /// When the kernel cannot list rules.
@@ -194,7 +194,8 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
     })
 }
 
-/// The rule that [`supports_ports`] tries, and what an old kernel makes of it.
+/// Returns the rule that [`supports_ports`] tries, and what an old kernel makes
+/// of it.
 fn probes(family: Family) -> [Rule; 2] {
     // The last priority there is: no packet gets that far.
     let probe = Rule {

@@ -14,7 +14,8 @@ pub struct Error {
 }
 
 impl Error {
-    /// This kernel, or this network namespace, has no such setting.
+    /// Returns whether the error says that this kernel, or this network
+    /// namespace, has no such setting.
     pub fn is_missing(&self) -> bool {
         self.source.kind() == io::ErrorKind::NotFound
     }

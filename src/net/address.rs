@@ -50,13 +50,13 @@ pub(crate) fn parse_cidr(text: &str) -> Option<IpNet> {
     IpNet::new(ip, length).ok().map(|net| net.trunc())
 }
 
-/// Whether `ip` can be one end of a connection at all.
+/// Returns whether `ip` can be one end of a connection at all.
 pub(crate) fn is_unusable(ip: &IpAddr) -> bool {
     ip.is_unspecified() || ip.is_multicast() || *ip == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
-/// Addresses that the API server forbids as external IPs because whoever
-/// claims one could take over the node's own traffic.
+/// Returns whether the API server forbids the address as external IPs because
+/// whoever claims one could take over the node's own traffic.
 pub(crate) fn is_special(ip: &IpAddr) -> bool {
     is_unusable(ip)
         || ip.is_loopback()

@@ -18,7 +18,7 @@ impl Family {
     /// Both, in the order in which they are shown.
     pub const ALL: [Family; 2] = [Family::V4, Family::V6];
 
-    /// The family that `ip` belongs to.
+    /// Returns the family that `ip` belongs to.
     pub fn of(ip: &IpAddr) -> Family {
         if ip.is_ipv4() { Family::V4 } else { Family::V6 }
     }
@@ -39,7 +39,7 @@ impl Family {
         }
     }
 
-    /// The family whose `AF_` constant this is.
+    /// Returns the family whose `AF_` constant this is.
     pub(crate) fn from_number(number: u8) -> Option<Family> {
         Family::ALL.into_iter().find(|f| f.number() == number)
     }
@@ -64,7 +64,7 @@ pub struct PerFamily<T> {
 }
 
 impl<T> PerFamily<T> {
-    /// What `of` answers for each.
+    /// Calls `of` for each family.
     pub fn each(mut of: impl FnMut(Family) -> T) -> PerFamily<T> {
         PerFamily {
             v4: of(Family::V4),
@@ -72,7 +72,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// That of `family`.
+    /// Returns that of `family`.
     pub fn get(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,
@@ -80,7 +80,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// That of `family`.
+    /// Returns that of `family`.
     pub fn get_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,
@@ -98,7 +98,7 @@ impl<T> PerFamily<T> {
         [(Family::V4, &mut self.v4), (Family::V6, &mut self.v6)].into_iter()
     }
 
-    /// What `change` makes of each.
+    /// Calls `change` with each family's value, and returns the results.
     pub fn map<U>(self, mut change: impl FnMut(Family, T) -> U) -> PerFamily<U> {
         PerFamily {
             v4: change(Family::V4, self.v4),

@@ -8,8 +8,8 @@ pub use self::{
     prepare::prepare,
 };
 
-/// The node's name: `hostname_override` if given, else the machine's host
-/// name, as kube-proxy finds it (`k8s.io/component-helpers/node/util`
+/// Returns the node's name: `hostname_override` if given, else the machine's
+/// host name, as kube-proxy finds it (`k8s.io/component-helpers/node/util`
 /// `GetHostname`): without surrounding space, in lower case.
 ///
 /// # Errors

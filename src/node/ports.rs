@@ -17,7 +17,7 @@ pub enum Served {
 }
 
 impl Served {
-    /// Whether node ports are served on `ip`, one of the node's own.
+    /// Returns whether node ports are served on `ip`, one of the node's own.
     pub fn contains(&self, ip: &IpAddr) -> bool {
         match self {
             Served::All => true,
@@ -80,13 +80,13 @@ impl NodePorts {
         changed
     }
 
-    /// What is served now.
+    /// Returns the addresses that serve node ports now.
     pub fn served(&self) -> Arc<Served> {
         self.served.load_full()
     }
 }
 
-/// All addresses of each family.
+/// Returns the unspecified address of each family.
 fn every_address() -> [IpNet; 2] {
     [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
 }

@@ -15,8 +15,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Nothing failed yet. The pause after a first failure is `first`, and none
-    /// is longer than `longest`.
+    /// Returns a back-off without failures. The pause after a first failure is
+    /// `first`, and none is longer than `longest`.
     pub fn new(first: Duration, longest: Duration) -> Backoff {
         let first = first.min(longest);
         Backoff {
@@ -27,7 +27,7 @@ impl Backoff {
         }
     }
 
-    /// When to try again; `None`: nothing failed.
+    /// Returns when to try again; `None`: nothing failed.
     pub fn due(&self) -> Option<Instant> {
         self.due
     }

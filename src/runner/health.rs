@@ -67,7 +67,7 @@ pub struct FamilyHealth {
 }
 
 impl Snapshot {
-    /// Whether `family` is not overdue.
+    /// Returns whether `family` is not overdue.
     pub fn is_healthy(&self, family: Family) -> bool {
         let mut families = self.families.iter();
         families.all(|(of, health)| *of != family || health.healthy)

@@ -49,8 +49,9 @@ impl Triggers {
         }
     }
 
-    /// Everything of `family` is in force now, `changes` among it. Answers with
-    /// how long each change took; changes that made no difference do not count.
+    /// Records that everything of `family` is in force now, `changes` included.
+    /// Returns how long each change took; changes that made no difference do
+    /// not count.
     pub(super) fn in_force(
         &mut self,
         family: Family,

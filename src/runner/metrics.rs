@@ -70,7 +70,7 @@ impl Policy {
         }
     }
 
-    /// The policy of `port` for this kind of traffic.
+    /// Returns the policy of `port` for this kind of traffic.
     pub(super) fn of(self, port: &ServicePort) -> TrafficPolicy {
         match self {
             Policy::Internal => port.internal_traffic_policy,
@@ -80,7 +80,7 @@ impl Policy {
 }
 
 impl Metrics {
-    /// All at zero, and shown by `registry`.
+    /// Registers all metrics with `registry`, at zero.
     ///
     /// # Errors
     /// When `registry` has metrics of these names already.
@@ -255,8 +255,8 @@ fn registered<C: Collector + Clone + 'static>(registry: &Registry, c: C) -> prom
     Ok(c)
 }
 
-/// A histogram that shows both families from the start, so that a rate over
-/// the first event is not lost.
+/// Returns a histogram that shows both families from the start, so that a rate
+/// over the first event is not lost.
 fn histogram(
     registry: &Registry,
     name: &str,

@@ -58,8 +58,8 @@ pub trait AfterSync: Send {
 
 /// The addresses of this node.
 pub trait NodeAddresses: Send {
-    /// Those that serve node ports; `node` is this node's object, once it is
-    /// known.
+    /// Returns the addresses that serve node ports; `node` is this node's
+    /// object, once it is known.
     ///
     /// # Errors
     /// When they cannot be listed.
@@ -107,7 +107,7 @@ pub struct Runner<M> {
 }
 
 impl<M: Mode> Runner<M> {
-    /// A runner that has not synced yet.
+    /// Returns a runner that has not synced yet.
     pub fn new(
         mode: M,
         tracker: Tracker,

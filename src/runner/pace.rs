@@ -99,7 +99,8 @@ impl FamilyPace {
 }
 
 impl Pace {
-    /// Nothing is due before the sync period is over, unless it is asked for.
+    /// Returns a scheduler for which nothing is due before the sync period is
+    /// over, unless it is requested.
     pub fn new(options: Options, now: Instant) -> Pace {
         Pace {
             tokens: options.burst.max(1),
@@ -126,7 +127,7 @@ impl Pace {
         *look_at = Some(look_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// When the next sync is due; now, if that is past.
+    /// Returns when the next sync is due; now, if that is past.
     pub fn due(&self, now: Instant) -> Instant {
         let free = match self.tokens_at(now) {
             0 => self.growing + self.options.min_interval,
@@ -139,8 +140,8 @@ impl Pace {
             .max(free)
     }
 
-    /// A sync starts, of the families that are due. Both are when the sync
-    /// period is over, whatever one has to wait for.
+    /// Starts a sync and returns the families that are due. When the sync
+    /// period is over both are, whatever one has to wait for.
     pub fn begin(&mut self, now: Instant) -> PerFamily<Option<Turn>> {
         self.tokens = self.tokens_at(now).saturating_sub(1);
         let full = now >= self.full_at;

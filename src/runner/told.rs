@@ -78,7 +78,7 @@ impl Told {
         }
     }
 
-    /// How many ServicePorts are not in force as asked.
+    /// Returns how many ServicePorts are not in force as asked.
     pub(super) fn service_ports(&self) -> usize {
         let families = self.families.iter();
         families.map(|(_, failures)| failures.ports.len()).sum()

@@ -109,7 +109,7 @@ impl Said {
     }
 }
 
-/// The annotations of `port` that cannot be read: no mode sees them.
+/// Returns the annotations of `port` that cannot be read: no mode sees them.
 fn malformed(port: &Arc<ServicePort>) -> impl Iterator<Item = Unhonoured> {
     let malformed = port.preferences().malformed.iter();
     malformed.map(|(what, why)| Unhonoured {

@@ -56,11 +56,12 @@ impl Buckets {
         }
     }
 
-    /// The server of `address`. If it is unusable, the address goes to another
-    /// one, always the same while the others stay usable. IPVS does this only
-    /// with the flag `sh-fallback`, and shifts all addresses of the unusable
-    /// server by the same distance, mostly to one neighbour; here each address
-    /// hashes anew, so that all servers share the burden by their turns.
+    /// Returns the server of `address`. If it is unusable, the address goes to
+    /// another one, always the same while the others stay usable. IPVS does
+    /// this only with the flag `sh-fallback`, and shifts all addresses of the
+    /// unusable server by the same distance, mostly to one neighbour; here each
+    /// address hashes anew, so that all servers share the burden by their
+    /// turns.
     pub(super) fn pick(
         &self,
         address: IpAddr,

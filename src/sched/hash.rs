@@ -3,8 +3,8 @@
 
 use std::net::IpAddr;
 
-/// An address as one word: IPv6 is folded by exclusive or of its four words
-/// (`ip_vs_sh_hashkey`, `ip_vs_mh_hashkey`). An IPv4 address hashes alike
+/// Returns an address as one word: IPv6 is folded by exclusive or of its four
+/// words (`ip_vs_sh_hashkey`, `ip_vs_mh_hashkey`). An IPv4 address hashes alike
 /// whether it comes as such or mapped into IPv6 by a dual-stack socket.
 pub(super) fn fold(address: IpAddr) -> u32 {
     match address.to_canonical() {
@@ -25,9 +25,9 @@ pub(super) fn hash_32(word: u32, bits: u32) -> u32 {
     word.wrapping_mul(GOLDEN_RATIO) >> (32 - bits)
 }
 
-/// The finalizer of SplitMix64 (G. L. Steele, D. Lea, C. H. Flood, "Fast
-/// splittable pseudorandom number generators", 2014): every bit of the result
-/// depends on every bit of `word`.
+/// Mixes a word with the finalizer of SplitMix64 (G. L. Steele, D. Lea, C. H.
+/// Flood, "Fast splittable pseudorandom number generators", 2014): every bit of
+/// the result depends on every bit of `word`.
 pub(super) fn mix(word: u64) -> u64 {
     let mut z = word;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -16,9 +16,9 @@ pub(super) fn expected(load: &Load) -> u64 {
     u64::from(load.active.load(Relaxed)) + 1
 }
 
-/// The usable server whose cost is least for its share; among equals the one
-/// that comes first when counting begins at `first`. `share` is only asked for
-/// servers with a weight, and must not be 0.
+/// Returns the usable server whose cost is least for its share; among equals
+/// the one that comes first when counting begins at `first`. `share` is only
+/// asked for servers with a weight, and must not be 0.
 pub(super) fn least(
     servers: &[RealServer],
     skip: &dyn Fn(usize) -> bool,

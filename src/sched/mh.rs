@@ -50,8 +50,9 @@ impl Maglev {
     }
 }
 
-/// A server whose weight becomes 0 keeps its entries, as in the kernel
-/// (`last_weight`), so that draining it moves nobody else's clients.
+/// Returns the weight with which the server enters the table. One whose weight
+/// becomes 0 keeps its entries, as in the kernel (`last_weight`), so that
+/// draining it moves no clients of other servers.
 fn latest_weight(i: usize, server: &RealServer, previous: Option<&Maglev>) -> u32 {
     if server.weight > 0 {
         return server.weight;

@@ -45,7 +45,7 @@ impl SchedulerName {
         SchedulerName::Mh,
     ];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             SchedulerName::Rr => "rr",

@@ -6,10 +6,10 @@ use hashbrown::HashMap;
 
 use super::RealServer;
 
-/// Where a round stands in `servers` after it served the first `served` of the
-/// servers `before`: behind the last served one, or behind the nearest before
-/// it that is still there; `None` if there is no such one. IPVS keeps its place
-/// in the same way (`ip_vs_rr_del_dest`).
+/// Returns where a round stands in `servers` after it served the first `served`
+/// of the servers `before`: behind the last served one, or behind the nearest
+/// before it that is still there; `None` if there is no such one. IPVS keeps
+/// its place in the same way (`ip_vs_rr_del_dest`).
 pub(super) fn resume(
     before: &[RealServer],
     served: usize,

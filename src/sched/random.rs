@@ -104,8 +104,8 @@ impl Scheduler for Random {
     }
 }
 
-/// A random number scaled to `0..bound` (D. Lemire, "Fast random integer
-/// generation in an interval", without the rejection: the bias is below
+/// Returns a random number scaled to `0..bound` (D. Lemire, "Fast random
+/// integer generation in an interval", without the rejection: the bias is below
 /// bound / 2^64).
 fn below(random: u64, bound: u64) -> u64 {
     ((u128::from(random) * u128::from(bound)) >> 64) as u64

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::{tests::*, *};
 
-/// A scheduler that saw its set grow one by one, as the recording did.
+/// Returns a scheduler that saw its set grow one by one, as the recording did.
 fn grown(name: SchedulerName, servers: &[RealServer]) -> Box<dyn Scheduler> {
     let none = build(name, &[], None, Seed::default());
     (0..servers.len()).rev().fold(none, |previous, first| {

@@ -10,8 +10,8 @@ use super::hash::mix;
 pub struct Seed(u64);
 
 impl Seed {
-    /// The seed of a `service` on a `node`: different on other nodes, and the
-    /// same after a restart.
+    /// Returns the seed of a `service` on a `node`: different on other nodes,
+    /// and the same after a restart.
     pub fn of(node: &str, service: &str) -> Self {
         // FNV-1a (draft-eastlake-fnv), whose lowest bits alone would spread badly.
         let bytes = node.bytes().chain([0xff]).chain(service.bytes());
@@ -20,7 +20,7 @@ impl Seed {
         })))
     }
 
-    /// A number below `len`, or 0 if there is none.
+    /// Returns a number below `len`, or 0 if there is none.
     pub(super) fn position(self, len: usize) -> usize {
         let position = (self.0 & u64::from(u32::MAX)).checked_rem(len as u64);
         position.unwrap_or(0) as usize

@@ -48,7 +48,7 @@ impl Place {
     }
 }
 
-/// The level that comes so many passes after `level`.
+/// Returns the level that comes so many passes after `level`.
 fn lowered(level: u32, passes: u32, top: u32) -> u32 {
     match level.checked_sub(passes) {
         Some(lower) if lower > 0 || top == 0 => lower,
@@ -103,7 +103,8 @@ impl WeightedRoundRobin {
         }
     }
 
-    /// The next server in the round, and the level of the pass it is in.
+    /// Returns the next server in the round, and the level of the pass it is
+    /// in.
     fn find(
         &self,
         place: Place,

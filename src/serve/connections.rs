@@ -70,7 +70,8 @@ impl Connections {
 }
 
 impl Open {
-    /// The connection that ends when one of `peer` comes, if one has to.
+    /// Returns the connection that ends when one of `peer` comes, if one has
+    /// to.
     fn to_evict(&self, peer: IpAddr) -> Option<u64> {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for (peer, _) in self.places.values() {
@@ -104,8 +105,8 @@ impl Drop for Place {
     }
 }
 
-/// Who a client is: its IPv4 address, or the IPv6 network of which any host has
-/// as many addresses as it likes (RFC 4291 section 2.5.1).
+/// Returns the identity of a client: its IPv4 address, or the IPv6 network of
+/// which any host has as many addresses as it likes (RFC 4291 section 2.5.1).
 fn peer(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),

@@ -117,7 +117,7 @@ fn sample(line: &str) -> Result<Sample, String> {
     })
 }
 
-/// The text up to the closing quote, and what follows it.
+/// Returns the text up to the closing quote, and what follows it.
 fn quoted(text: &str) -> Result<(String, &str), String> {
     let mut value = String::new();
     let mut chars = text.char_indices();

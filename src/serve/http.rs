@@ -84,12 +84,12 @@ impl Answer {
         Answer::text("404 page not found\n").with_status(StatusCode::NOT_FOUND)
     }
 
-    /// The same with another status.
+    /// Returns the same with another status.
     pub(super) fn with_status(self, status: StatusCode) -> Answer {
         Answer { status, ..self }
     }
 
-    /// The same with one more header, the only one that it may have.
+    /// Returns the same with one more header, the only one that it may have.
     pub(super) fn with_header(self, name: HeaderName, value: HeaderValue) -> Answer {
         Answer {
             more: Some((name, value)),

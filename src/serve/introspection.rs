@@ -148,7 +148,8 @@ impl Introspection {
         }
     }
 
-    /// Nothing until there was a check, as for kube-proxy.
+    /// Returns the metrics of health checks; like kube-proxy's, they are empty
+    /// until there was one.
     fn slis(&self) -> Answer {
         let text = match self.checks.load(Ordering::Relaxed) {
             0 => String::new(),

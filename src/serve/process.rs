@@ -156,8 +156,8 @@ fn start_ticks(stat: &str) -> Option<f64> {
     after_name.split_whitespace().nth(22 - 3)?.parse().ok()
 }
 
-/// A value of the `IpExt` table of `/proc/net/netstat`: a line of names, a line
-/// of values.
+/// Returns a value of the `IpExt` table of `/proc/net/netstat`: a line of
+/// names, a line of values.
 fn ip_octets(netstat: &str, name: &str) -> Option<f64> {
     let mut lines = netstat.lines().filter(|line| line.starts_with("IpExt:"));
     let (names, values) = (lines.next()?, lines.next()?);

@@ -107,8 +107,8 @@ fn object(form: Form, kind: &str, mut fields: Value) -> Answer {
     Answer::json(fields.to_string())
 }
 
-/// The first form in an `Accept` header (RFC 9110, section 12.5.1) that the
-/// page of `kind` comes in. Weights are left out of account.
+/// Returns the first form in an `Accept` header (RFC 9110, section 12.5.1) that
+/// the page of `kind` comes in. Weights are left out of account.
 fn wanted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);

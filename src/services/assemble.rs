@@ -12,8 +12,8 @@ use super::{
 };
 use crate::net::Family;
 
-/// The ServicePorts of `service`: one for each port and family, with the
-/// addresses that are theirs.
+/// Returns the ServicePorts of `service`: one for each port and family, with
+/// the addresses that are theirs.
 pub(super) fn service_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
@@ -140,7 +140,8 @@ fn candidates<'a>(
     found
 }
 
-/// What the slice says of its endpoints goes before what their node says.
+/// Returns the endpoint's weight: that of its slice, else that of its node,
+/// else the default.
 fn weight(slice: &EndpointSlice, endpoint: &SliceEndpoint, weights: &NodeWeights) -> u16 {
     let of_node = || weights.get(endpoint.node_name.as_ref()?).copied();
     slice.weight.or_else(of_node).unwrap_or(DEFAULT_WEIGHT)

@@ -102,7 +102,7 @@ impl Changes {
         self.stale_udp.bound(map);
     }
 
-    /// Nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty() && !self.full && !self.retry && self.stale_udp == StaleUdp::default()
     }
@@ -206,7 +206,7 @@ fn serves(endpoints: &[Endpoint], address: SocketAddr) -> bool {
         .is_ok_and(|at| endpoints[at].serving)
 }
 
-/// Where `one` is served and `other` is not.
+/// Returns where `one` is served and `other` is not.
 fn missing(one: &ServicePort, other: Option<&ServicePort>) -> LostAddresses {
     let addresses = |port: &ServicePort| -> Vec<SocketAddr> {
         let addresses = port.addresses();

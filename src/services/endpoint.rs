@@ -41,7 +41,7 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Whether some that take new connections weigh more than others.
+    /// Returns whether some that take new connections weigh more than others.
     pub fn weigh_differently(&self) -> bool {
         let reachable = self.all_reachable.iter();
         let mut weights = reachable

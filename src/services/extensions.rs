@@ -93,7 +93,7 @@ impl Forwarding {
         Forwarding::FullNat,
     ];
 
-    /// Its name in the annotation.
+    /// Returns its name in the annotation.
     pub fn as_str(self) -> &'static str {
         match self {
             Forwarding::Nat => "nat",
@@ -141,7 +141,7 @@ pub enum Retry {
 impl Retry {
     const ALL: [Retry; 3] = [Retry::FirstFlight, Retry::Connect, Retry::Off];
 
-    /// Its name in the annotation.
+    /// Returns its name in the annotation.
     pub fn as_str(self) -> &'static str {
         match self {
             Retry::FirstFlight => "first-flight",
@@ -157,7 +157,7 @@ struct Said<'a> {
     value: &'a str,
 }
 
-/// What `metadata` says under `key`; an annotation wins over a label.
+/// Returns what `metadata` says under `key`; an annotation wins over a label.
 fn said<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Said<'a>> {
     let sets = [
         ("annotations", &metadata.annotations),
@@ -172,7 +172,7 @@ fn said<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Said<'a>> {
     })
 }
 
-/// The weight that an EndpointSlice or a Node gives to its endpoints.
+/// Returns the weight that an EndpointSlice or a Node gives to its endpoints.
 pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Option<u16> {
     let Said { field, value } = said(metadata, WEIGHT)?;
     let weight = value.parse().ok();
@@ -183,8 +183,8 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
     weight
 }
 
-/// What a Service asks for, if anything. What is malformed is part of it: it
-/// concerns this Service alone, and whoever runs it says so in an Event.
+/// Returns what a Service asks for, if anything. What is malformed is part of
+/// it: it concerns this Service alone, and whoever runs it says so in an Event.
 pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Arc<Preferences>> {
     let mut malformed = Vec::new();
     let mut read = Reader {

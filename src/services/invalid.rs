@@ -56,7 +56,7 @@ impl Inspection {
         }
     }
 
-    /// An error that refuses the object.
+    /// Returns an error that refuses the object.
     pub(super) fn refuse(
         &self,
         field: impl Into<String>,
@@ -88,7 +88,7 @@ impl Inspection {
         self.warnings.push(warning);
     }
 
-    /// A port number that must be there.
+    /// Returns a port number that must be there.
     pub(super) fn port(&self, field: impl Into<String>, value: i32) -> Result<u16, Invalid> {
         u16::try_from(value)
             .ok()
@@ -96,7 +96,7 @@ impl Inspection {
             .ok_or_else(|| self.refuse(field, value, "a port is a number from 1 to 65535"))
     }
 
-    /// A port number where nothing and 0 mean that there is none.
+    /// Returns a port number where nothing and 0 mean that there is none.
     pub(super) fn optional_port(
         &self,
         field: impl Into<String>,
@@ -108,7 +108,8 @@ impl Inspection {
         }
     }
 
-    /// A protocol; TCP where none is named, as the API server defaults it.
+    /// Returns a protocol; TCP where none is named, as the API server defaults
+    /// it.
     pub(super) fn protocol(
         &self,
         field: impl Into<String>,

@@ -48,22 +48,22 @@ pub struct ServiceMap {
 }
 
 impl ServiceMap {
-    /// The ServicePort of that name, if the node should serve it.
+    /// Returns the ServicePort of that name, if the node should serve it.
     pub fn get(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
         self.ports.get(name)
     }
 
-    /// The object of this node, once it is known.
+    /// Returns the object of this node, once it is known.
     pub fn this_node(&self) -> Option<&Arc<Node>> {
         self.node.as_ref()
     }
 
-    /// All ServicePorts, in no particular order.
+    /// Returns all ServicePorts, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<ServicePort>> {
         self.ports.values()
     }
 
-    /// How many ServicePorts there are.
+    /// Returns how many ServicePorts there are.
     pub fn len(&self) -> usize {
         self.ports.len()
     }
@@ -75,7 +75,8 @@ impl ServiceMap {
 }
 
 impl FromIterator<ServicePort> for ServiceMap {
-    /// A map of ServicePorts made by hand, as tests of modes need it.
+    /// Returns a map of ServicePorts built by the caller, as tests of modes
+    /// need it.
     fn from_iter<I: IntoIterator<Item = ServicePort>>(ports: I) -> ServiceMap {
         let named = ports
             .into_iter()

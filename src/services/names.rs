@@ -13,7 +13,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// The one copy of `name`.
+    /// Returns the shared copy of `name`.
     pub fn share(&mut self, name: &str) -> Arc<str> {
         if let Some(seen) = self.seen.get(name) {
             return Arc::clone(seen);

@@ -132,7 +132,7 @@ impl Claim {
         key(self).cmp(&key(other))
     }
 
-    /// The ServicePort that it is of.
+    /// Returns the ServicePort that it is of.
     fn name(&self, ip: &IpAddr) -> Option<ServicePortName> {
         let serving = self.service.serving.as_ref().ok()?;
         let port = serving.ports.get(usize::from(self.port))?;
@@ -145,7 +145,8 @@ impl Claim {
     }
 }
 
-/// Everything that `service` claims.
+/// Returns every address that `service` names, in an entry for each of its
+/// ports.
 fn claims(service: &Arc<Service>) -> Vec<(Address, Claim)> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
@@ -310,7 +311,7 @@ impl Owners {
         }
     }
 
-    /// The node's addresses that serve node ports.
+    /// Returns the node's addresses that serve node ports.
     #[cfg(test)]
     pub(super) fn node(&self) -> &BTreeSet<IpAddr> {
         &self.node
@@ -368,8 +369,8 @@ impl Owners {
         port.conflicts = conflicts.into();
     }
 
-    /// Whose `address` is. What names an address of the node and what has the
-    /// port on all of them are compared.
+    /// Returns the owner of `address`: ServicePorts that name an address of the
+    /// node and those that have the port on all of them are compared.
     fn owner(&self, address: &Address) -> Option<&Claim> {
         let first = |address: &Address| self.claims.get(address).and_then(Claims::first);
         let named = first(address);
@@ -399,7 +400,7 @@ impl Owners {
     }
 }
 
-/// The node port that `address` would be if its IP were the node's.
+/// Returns the node port that `address` would be if its IP were the node's.
 fn node_port(address: &Address) -> Address {
     Address::node_port(Family::of(&address.ip), address.port, address.protocol)
 }

@@ -113,22 +113,22 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
-    /// All addresses on which its port is served: cluster, external and
+    /// Returns all addresses on which its port is served: cluster, external and
     /// load-balancer IPs. One may be among them twice.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let named = self.external_ips.iter().chain(&self.load_balancer_ips);
         self.cluster_ip.into_iter().chain(named.copied())
     }
 
-    /// The addresses of the node at which its node port is another Service's,
-    /// who names that address as, say, its external IP.
+    /// Returns the addresses of the node at which its node port belongs to
+    /// another Service, which names that address as, say, its external IP.
     pub fn node_port_excluded(&self) -> impl Iterator<Item = IpAddr> {
         let conflicts = self.conflicts.iter();
         let lost = conflicts.filter(|lost| lost.kind == AddressKind::NodePort);
         lost.filter_map(|lost| lost.ip)
     }
 
-    /// What the Service asks of Tripod alone.
+    /// Returns what the Service asks of Tripod alone.
     pub fn preferences(&self) -> &Preferences {
         static NONE: Preferences = Preferences::NONE;
         self.preferences.as_deref().unwrap_or(&NONE)

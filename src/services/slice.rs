@@ -155,13 +155,13 @@ impl EndpointSlice {
         }))
     }
 
-    /// Whether its endpoints' weights depend on one of `nodes`.
+    /// Returns whether its endpoints' weights depend on one of `nodes`.
     pub(super) fn weighs_by(&self, nodes: &HashSet<Arc<str>>) -> bool {
         let mut names = self.endpoints.iter().filter_map(|e| e.node_name.as_ref());
         self.weight.is_none() && names.any(|name| nodes.contains(name))
     }
 
-    /// Whether its meaning depends on the zone of this node.
+    /// Returns whether its meaning depends on the zone of this node.
     pub(super) fn has_zone_hints(&self) -> bool {
         self.endpoints.iter().any(|endpoint| {
             let hints = endpoint.hints.as_ref();

@@ -42,8 +42,8 @@ struct Entry {
 }
 
 impl Tracker {
-    /// An empty map for the node of that name: the name in the API, which
-    /// decides which endpoints are local.
+    /// Returns an empty map for the node of that name: the name in the API,
+    /// which decides which endpoints are local.
     pub fn new(node_name: &str) -> Tracker {
         Tracker {
             this: ThisNode {
@@ -58,22 +58,22 @@ impl Tracker {
         }
     }
 
-    /// The ServicePorts that this node should serve.
+    /// Returns the ServicePorts that this node should serve.
     pub fn map(&self) -> &ServiceMap {
         &self.map
     }
 
-    /// The object of this node, once it is known.
+    /// Returns the object of this node, once it is known.
     pub fn node(&self) -> Option<&Arc<Node>> {
         self.map.this_node()
     }
 
-    /// The object of a Service.
+    /// Returns the object of a Service.
     pub fn service(&self, name: &ServiceName) -> Option<&Arc<Service>> {
         self.services.get(name)?.service.as_ref()
     }
 
-    /// The slices of a Service, sorted by name.
+    /// Returns the slices of a Service, sorted by name.
     pub fn slices(&self, name: &ServiceName) -> impl Iterator<Item = &Arc<EndpointSlice>> {
         let entry = self.services.get(name);
         entry.into_iter().flat_map(|entry| &entry.slices)
@@ -90,9 +90,9 @@ impl Tracker {
         changes
     }
 
-    /// The node has these addresses that serve node ports. Answers what that
-    /// changes: who owns a node port there, where other Services name the same
-    /// address.
+    /// Sets the addresses of the node that serve node ports. Returns what that
+    /// changes: which ServicePort owns a node port there, where other Services
+    /// name the same address.
     pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Changes {
         let mut dirty = HashSet::new();
         self.owners.set_node(addresses, &mut dirty);
@@ -220,7 +220,8 @@ impl Tracker {
         }
     }
 
-    /// Whether the node's own addresses or those of its pods are others now.
+    /// Returns whether the node's own addresses or those of its pods are others
+    /// now.
     fn set_node(&mut self, node: Arc<Node>) -> bool {
         self.this.zone = node.zone.clone();
         let before = self.map.node.replace(Arc::clone(&node));
@@ -291,7 +292,7 @@ impl Reweighed {
         }
     }
 
-    /// Those that weigh something else now.
+    /// Returns the nodes whose weight differs from the one before the batch.
     fn nodes(self, weights: &NodeWeights) -> HashSet<Arc<str>> {
         let touched = self.0.into_iter();
         let differ = touched.filter(|(node, before)| weights.get(node) != before.as_ref());
@@ -300,7 +301,7 @@ impl Reweighed {
 }
 
 impl Entry {
-    /// True if it brings anything new.
+    /// Returns whether it brings anything new.
     fn put_slice(&mut self, slice: &Arc<EndpointSlice>) -> bool {
         let place = self
             .slices

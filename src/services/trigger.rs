@@ -22,7 +22,7 @@ impl Trigger {
         Trigger(noted.and_then(|text| Some(text.parse::<Timestamp>().ok()?.into())))
     }
 
-    /// When it happened.
+    /// Returns when it happened.
     pub fn time(self) -> Option<SystemTime> {
         self.0
     }

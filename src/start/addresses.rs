@@ -43,8 +43,9 @@ impl NodeAddresses for Addresses {
     }
 }
 
-/// The node's own addresses that are `served`: neither those of Services, nor
-/// those of a single link, which other hosts cannot call without naming it.
+/// Returns the node's own addresses that are `served`: neither those of
+/// Services, nor those of a single link, which other hosts cannot call without
+/// naming it.
 ///
 /// # Errors
 /// When the kernel cannot list them.

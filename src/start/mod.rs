@@ -40,7 +40,7 @@ pub async fn run(settings: Settings) -> Done {
     }
 }
 
-/// What takes full privileges, for a process that will run without them.
+/// Does what needs full privileges, for a process that will run without them.
 async fn init(settings: &Settings) -> Done {
     node::prepare(&settings.configuration, &Recorder::nowhere());
     let choice = probe::choose(settings).await?;

@@ -21,8 +21,8 @@ pub(super) enum Running {
 }
 
 impl Running {
-    /// What lets another process take over, in a mode that carries connections
-    /// itself.
+    /// Returns the hand-over for a mode that carries connections itself; `None`
+    /// for others.
     pub(super) fn handover(&self) -> Option<Handover> {
         match self {
             Running::Userspace(mode) => Some(mode.handover()),

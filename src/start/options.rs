@@ -19,7 +19,7 @@ use crate::{
     runner::metrics::Metrics,
 };
 
-/// How userspace mode tells pods from others.
+/// Returns how userspace mode distinguishes pods from other clients.
 fn detect_local(configured: &net::DetectLocal) -> userspace::DetectLocal {
     match configured {
         net::DetectLocal::ClusterCidr(cidrs) => userspace::DetectLocal::Within(cidrs.clone()),
@@ -43,7 +43,7 @@ pub(super) struct Site<'a> {
 }
 
 impl Site<'_> {
-    /// The mode of that name. Nothing is changed yet.
+    /// Returns the mode of that name; nothing of the node changes yet.
     ///
     /// # Errors
     /// When it cannot run here after all.

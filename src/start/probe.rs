@@ -28,8 +28,8 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
     Ok(())
 }
 
-/// The kernel as far as the operator's wishes concern it, also what is to be left
-/// out.
+/// Returns the kernel as the operator's requirements see it, without what is to
+/// be left out.
 fn examine(wishes: &Wishes, settles: bool) -> Kernel {
     let findings = match Findings::read(Path::new(findings::PATH)) {
         Ok(findings) => findings,
@@ -72,7 +72,7 @@ pub(super) fn keep_findings(kernel: &Kernel) {
     }
 }
 
-/// A kernel that lacks nothing but what is to be left out.
+/// Returns a kernel that has everything but what is to be left out.
 pub(super) fn imagine(settings: &Settings, wishes: &Wishes) -> Kernel {
     Kernel::with_everything(&schedulers(wishes)).leaving_out(&settings.own.without)
 }
@@ -83,7 +83,7 @@ fn schedulers(wishes: &Wishes) -> Vec<String> {
     schedulers
 }
 
-/// What the settings ask of a kernel.
+/// Returns what the settings require of a kernel.
 pub(super) fn wishes(settings: &Settings) -> Wishes {
     let configured = &settings.configuration.ipvs.scheduler;
     Wishes {
@@ -121,9 +121,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// So many times what is not known is asked for that the mode could do without.
 const PATIENCE: u32 = 6;
 
-/// The mode to run: the one asked for, or the next that can. For as long as that
-/// is not known, because the kernel did not answer for a reason that passes, it
-/// is asked again, and nothing on this node is changed.
+/// Returns the mode to run: the one asked for, or the next that can. For as
+/// long as that is not known, because the kernel did not answer for a reason
+/// that passes, it is asked again, and nothing on this node is changed.
 ///
 /// # Errors
 /// When none can, or when the one asked for cannot and no other will do: with

@@ -203,7 +203,7 @@ async fn drained(handover: &Handover, until: Until, patience: Duration) {
     }
 }
 
-/// Where objects come from, as the settings say.
+/// Returns the source of objects that the settings name.
 async fn source(settings: &Settings) -> Result<Source, Box<dyn std::error::Error>> {
     let client = &settings.configuration.client_connection;
     let cluster = api_client::Connection {
@@ -228,7 +228,7 @@ async fn config_changed(file: Option<&ConfigFile>) -> String {
     }
 }
 
-/// Where health-check node ports listen now.
+/// Returns the addresses at which health-check node ports listen now.
 fn health_check_addresses(node_ports: &NodePorts) -> Vec<IpAddr> {
     let served = node_ports.served();
     if *served == Served::All {

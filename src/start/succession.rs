@@ -57,7 +57,7 @@ const FIRST_SYNC: Duration = Duration::from_secs(30);
 /// Sent when a predecessor has given way, and when a successor serves.
 const DONE: u8 = 1;
 
-/// The first batch of a process waits until those before it have given way.
+/// Delays the first batch of a process until those before it have given way.
 pub(super) fn announced(
     mut batches: Receiver<Batch>,
     sockets: usize,
@@ -148,7 +148,8 @@ async fn stay(mut read: OwnedReadHalf, mut write: OwnedWriteHalf, _follows: Opti
     }
 }
 
-/// The names of sockets that processes in this network namespace listen on.
+/// Returns the names of sockets that processes in this network namespace listen
+/// on.
 fn present() -> io::Result<Vec<String>> {
     let table = std::fs::read_to_string("/proc/net/unix")?;
     let names = table.lines().filter_map(|line| {
@@ -182,8 +183,8 @@ async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, Ow
     }
 }
 
-/// Whether the same user is at the other end. Anyone on the node can have a
-/// socket of such a name.
+/// Returns whether the same user is at the other end. Anyone on the node can
+/// have a socket of such a name.
 fn is_ours(stream: &UnixStream) -> bool {
     let own = nix::unistd::geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == own)

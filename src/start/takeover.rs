@@ -87,8 +87,9 @@ impl<M: Mode> TakeOver<M> {
         }
     }
 
-    /// All that is wanted is carried by this mode now, or never will be. What was
-    /// left carries the traffic of a family that was never synced.
+    /// Returns whether all that is desired is carried by this mode now, or
+    /// never will be. What was left carries the traffic of a family that was
+    /// never synced.
     fn is_in_force(&mut self, outcomes: &Outcomes) -> bool {
         for (family, outcome) in outcomes.iter() {
             let Some(Ok(report)) = outcome else {

@@ -23,7 +23,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The folder if one is given, else the API server.
+    /// Returns the folder if one is given, else the API server.
     ///
     /// # Errors
     /// When there is no folder, and no way to an API server either.

@@ -21,7 +21,7 @@ pub(super) const GROUPS: [(&str, &[Flag]); 9] = [
     ("Running", running::RUNNING),
 ];
 
-/// Every flag.
+/// Returns every flag.
 pub(super) fn all() -> impl Iterator<Item = &'static Flag> {
     GROUPS.iter().flat_map(|(_, flags)| flags.iter())
 }

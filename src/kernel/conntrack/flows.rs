@@ -204,7 +204,7 @@ pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<
     Ok(deleted)
 }
 
-/// How many flows of `family` nat changes an address or port of.
+/// Returns how many flows of `family` nat changes an address or port of.
 ///
 /// # Errors
 /// As [`list`].
@@ -254,7 +254,8 @@ impl<'a> Index<'a> {
     }
 }
 
-/// An address and port, and with either or both left open.
+/// Returns the patterns that match an address and port: both, and with either
+/// or both left open.
 fn or_any(at: SocketAddr) -> [(Option<IpAddr>, Option<u16>); 4] {
     let (address, port) = (Some(at.ip()), Some(at.port()));
     [(address, port), (None, port), (address, None), (None, None)]
@@ -264,10 +265,10 @@ fn message(kind: u16, family: Family, operation: &'static str, object: String) -
     Request::new(kind, 0, operation, object).header(&[family.number(), 0, 0, 0])
 }
 
-/// The dump, filtered by the protocol and port that all matches have in common.
-/// Not by address: `ctnetlink_filter_match_tuple` of Linux 6.18 takes an IPv6
-/// address the wrong way round. Linux before 5.8 ignores the filter; what comes
-/// is filtered here anyway.
+/// Returns the dump, filtered by the protocol and port that all matches have in
+/// common. Not by address: `ctnetlink_filter_match_tuple` of Linux 6.18 takes
+/// an IPv6 address the wrong way round. Linux before 5.8 ignores the filter;
+/// what comes is filtered here anyway.
 fn dump(family: Family, matches: &[Match]) -> Request {
     let object = format!("{family} flows of connection tracking");
     let request = message(CT_GET, family, "list", object);

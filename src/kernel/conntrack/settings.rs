@@ -92,7 +92,7 @@ impl fmt::Display for Unset {
 /// a table for more takes too much memory (kubernetes #137002).
 const MOST_SCALED: u64 = 1 << 20;
 
-/// What `options` mean on a node with so many CPUs.
+/// Returns what `options` mean on a node with so many CPUs.
 pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     let mut settings = Vec::new();
     let mut set = |name, value, at_least| {
@@ -139,7 +139,7 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
 
 /// Where settings are read and written.
 pub trait Settings {
-    /// The present value.
+    /// Returns the present value.
     ///
     /// # Errors
     /// When there is no such setting, or it cannot be read as a number.

@@ -58,8 +58,8 @@ pub enum Error {
     },
 }
 
-/// The system's words and the hint; for a number that the system has no words
-/// for, the hint alone.
+/// Returns the system's description and the hint; for a number that the system
+/// has no words for, the hint alone.
 fn reason(errno: Errno, hint: Option<&str>) -> String {
     match (errno, hint) {
         (Errno::UnknownErrno, Some(hint)) => hint.to_owned(),
@@ -75,7 +75,7 @@ impl Error {
         matches!(self, Error::Unstable { .. }) || self.errno().is_some_and(passing::is_passing)
     }
 
-    /// The kernel's reason, where it was the kernel that refused.
+    /// Returns the kernel's reason, where it was the kernel that refused.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Error::Refused { errno, .. } => Some(*errno),

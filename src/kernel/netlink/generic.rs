@@ -21,7 +21,7 @@ pub fn header(command: u8, version: u8) -> [u8; HEADER] {
 }
 
 impl Socket {
-    /// The number of the generic family `name` on a socket of
+    /// Returns the id of the generic netlink family `name` on a socket of
     /// [`Protocol::Generic`](super::Protocol::Generic). The kernel tries to
     /// load a module for a name that it does not know.
     ///

@@ -49,7 +49,7 @@ pub(super) struct Verdict {
 }
 
 impl<'a> Message<'a> {
-    /// The fixed header of `N` bytes that the subsystem puts first.
+    /// Returns the fixed header of `N` bytes that the subsystem puts first.
     ///
     /// # Errors
     /// When the message is shorter.
@@ -57,7 +57,7 @@ impl<'a> Message<'a> {
         array(self.body, 0).ok_or(Malformed("shorter than its fixed header"))
     }
 
-    /// The attributes after a fixed header of `header` bytes.
+    /// Returns the attributes after a fixed header of `header` bytes.
     pub fn attributes(&self, header: usize) -> Attributes<'a> {
         Attributes::after(self.body, header)
     }
@@ -235,7 +235,7 @@ impl<'a> Attribute<'a> {
         }
     }
 
-    /// The attributes within it.
+    /// Returns the attributes within it.
     pub fn nested(&self) -> Attributes<'a> {
         Attributes { rest: self.payload }
     }

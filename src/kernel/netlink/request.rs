@@ -19,9 +19,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request of message type `kind` with `flags` (`NLM_F_*`; REQUEST and
-    /// ACK or DUMP are added when it is sent). `operation` is a verb and
-    /// `object` what it acts on: an error reads "cannot *add* *route …*".
+    /// Returns a request of message type `kind` with `flags` (`NLM_F_*`;
+    /// REQUEST and ACK or DUMP are added when it is sent). `operation` is a
+    /// verb and `object` what it acts on: an error reads "cannot *add* *route
+    /// …*".
     pub fn new(
         kind: u16,
         flags: u16,
@@ -102,7 +103,7 @@ impl Request {
         &self.body
     }
 
-    /// Bytes on the wire.
+    /// Returns the message as bytes in netlink's format.
     pub(super) fn len(&self) -> usize {
         HEADER + self.body.len()
     }

@@ -48,7 +48,7 @@ pub fn delete(name: &str) -> Result<(), Error> {
     socket.batch_all(&[request(DEL, 0, "delete", name)], &[Errno::ENOENT])
 }
 
-/// How many packets a counter has counted.
+/// Returns how many packets a counter has counted.
 ///
 /// # Errors
 /// When there is no such counter (ENOENT).

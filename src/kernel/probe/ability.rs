@@ -62,7 +62,7 @@ impl Extension {
         Extension::Sctp,
     ];
 
-    /// Its place among the features of rules.
+    /// Returns its place among the features of rules.
     pub(super) fn of(self, features: &mut Features) -> &mut bool {
         match self {
             Extension::Comment => &mut features.comment,
@@ -84,7 +84,7 @@ impl Extension {
         }
     }
 
-    /// Whether it is among `features`.
+    /// Returns whether it is among `features`.
     pub(super) fn is_in(self, features: &Features) -> bool {
         let mut features = *features;
         *self.of(&mut features)
@@ -95,7 +95,7 @@ impl Extension {
         self.facts(Family::V4).0
     }
 
-    /// One word for it.
+    /// Returns the feature in one word.
     pub(super) fn word(self) -> &'static str {
         match self {
             Extension::Comment => "comment",
@@ -188,7 +188,7 @@ impl Setting {
     /// All of them.
     pub(super) const ALL: [Setting; 2] = [Setting::VsConntrack, Setting::RouteLocalnet];
 
-    /// Its name as `sysctl` spells it.
+    /// Returns its name as `sysctl` spells it.
     pub const fn name(self) -> &'static str {
         match self {
             Setting::VsConntrack => "net.ipv4.vs.conntrack",
@@ -196,7 +196,7 @@ impl Setting {
         }
     }
 
-    /// A word for it, and what the kernel has to have for it
+    /// Returns a word for it, and what the kernel has to have for it
     /// (`net/netfilter/ipvs/Kconfig`).
     pub(super) fn facts(self) -> (&'static str, &'static str) {
         match self {
@@ -243,8 +243,8 @@ pub enum Ability {
 }
 
 impl Ability {
-    /// One word for it, the same for both families: what `--without` calls it,
-    /// and the metric of fallen-back modes.
+    /// Returns the ability in one word, the same for both families: its name
+    /// for `--without` and in the metric of modes that were fallen back from.
     pub fn word(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Ability::NetAdmin => "net-admin",
@@ -269,7 +269,8 @@ impl Ability {
         })
     }
 
-    /// Where it comes from: a module and a kernel option, or what else to do.
+    /// Returns where the ability comes from: a module and a kernel option, or
+    /// what else to do.
     pub fn remedy(&self) -> String {
         let module =
             |name: &str, option: &str| format!("modprobe {name}, or a kernel with {option}");

@@ -99,8 +99,9 @@ fn engine_name(engine: Engine) -> &'static str {
     }
 }
 
-/// What cannot be tried without changing something of the network namespace; all
-/// else a process tries itself, because it may be allowed less than another.
+/// Returns what cannot be tried without changing something of the network
+/// namespace; all else a process tries itself, because it may be allowed less
+/// than another.
 fn is_kept(ability: &Ability) -> bool {
     matches!(
         ability,
@@ -113,8 +114,9 @@ fn is_kept(ability: &Ability) -> bool {
 }
 
 impl Findings {
-    /// Those of `kernel`; `None` if they are not worth keeping, because nothing
-    /// was tried in a namespace of its own. What is not known is left out.
+    /// Returns the findings of `kernel`; `None` if they are not worth keeping,
+    /// because nothing was tried in a namespace of its own. What is not known
+    /// is left out.
     ///
     /// # Errors
     /// When boot and kernel cannot be told.
@@ -217,7 +219,7 @@ impl Findings {
         same("kernel", &self.kernel, kernel()?)
     }
 
-    /// What is known of `ability`, if anything.
+    /// Returns what is known of `ability`, if anything.
     pub(super) fn tried(&self, ability: &Ability) -> Option<Result<(), Unable>> {
         if !is_kept(ability) {
             return None;
@@ -229,7 +231,7 @@ impl Findings {
         })
     }
 
-    /// What rules of `family` may use in `engine`, if that is known.
+    /// Returns what rules of `family` may use in `engine`, if that is known.
     pub(super) fn features(&self, family: Family, engine: Engine) -> Option<Features> {
         let (family, engine) = (family.to_string(), engine_name(engine));
         let mut all = self.rules.iter();

@@ -15,8 +15,8 @@ const SCHEDULERS: [&str; 15] = [
     "wlc", "wrr",
 ];
 
-/// What `--without` can name: all that somebody asks a [`Kernel`] for before
-/// using it.
+/// Returns everything that `--without` can name: what modes ask a [`Kernel`]
+/// for before they use it.
 fn abilities() -> Vec<Ability> {
     let mut all = vec![Ability::Ipvs, Ability::DummyLink];
     all.extend(IP_SETS.map(Ability::IpSet));
@@ -58,12 +58,12 @@ impl LeaveOut {
         Ok(())
     }
 
-    /// Nothing is left out.
+    /// Returns whether nothing is left out.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// One word for each thing.
+    /// Returns each of them in one word.
     pub fn words(&self) -> BTreeSet<String> {
         let words = self.0.iter().map(|ability| ability.word().into_owned());
         words.collect()
@@ -71,7 +71,7 @@ impl LeaveOut {
 }
 
 impl Kernel {
-    /// The same kernel without those abilities.
+    /// Returns the same kernel without those abilities.
     #[must_use]
     pub fn leaving_out(mut self, left_out: &LeaveOut) -> Kernel {
         let left_out_why = || Unable::Lacks(WHY.to_owned());

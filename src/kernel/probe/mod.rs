@@ -146,13 +146,13 @@ impl Kernel {
         }
     }
 
-    /// This can be done.
+    /// Returns whether this kernel is known to have the ability.
     pub fn can(&self, ability: &Ability) -> bool {
         self.lack(ability).is_none()
     }
 
-    /// A kernel that can do everything, with these schedulers of IPVS, for
-    /// asking [what would be](Kernel::without) if it could not.
+    /// Returns a kernel that can do everything, with these schedulers of IPVS,
+    /// for asking [what would be](Kernel::without) if it could not.
     pub fn with_everything(schedulers: &[String]) -> Kernel {
         let mut kernel = Kernel::default();
         let mut can = |ability| kernel.record(ability, Ok(()));
@@ -189,7 +189,8 @@ impl Kernel {
         kernel
     }
 
-    /// The same kernel without one of its abilities, to see what would be.
+    /// Returns the same kernel without one of its abilities, to see what would
+    /// be.
     #[must_use]
     pub fn without(mut self, ability: &Ability) -> Kernel {
         let why = "taken away".to_owned();
@@ -197,7 +198,8 @@ impl Kernel {
         self
     }
 
-    /// The same kernel, of which it is not known whether it can do this.
+    /// Returns the same kernel, of which it is not known whether it can do
+    /// this.
     #[cfg(test)]
     pub(crate) fn not_knowing(mut self, ability: &Ability) -> Kernel {
         let why = "Cannot allocate memory".to_owned();
@@ -205,7 +207,7 @@ impl Kernel {
         self
     }
 
-    /// What iptables' rules of that family may use.
+    /// Returns what iptables' rules of that family may use.
     pub fn features(&self, family: Family) -> Features {
         let mut features = Features::NONE;
         for extension in Extension::ALL {
@@ -238,7 +240,7 @@ impl Kernel {
         })
     }
 
-    /// The program whose rules mark packets for sockets of ours.
+    /// Returns the program whose rules mark packets for sockets of ours.
     ///
     /// # Errors
     /// Why there is none.
@@ -281,7 +283,7 @@ impl Kernel {
     }
 }
 
-/// An error number in words, for reasons.
+/// Returns an error number in words, for reasons.
 fn words(errno: Errno) -> String {
     errno.desc().to_owned()
 }

@@ -22,7 +22,7 @@ fn domain(family: Family) -> Domain {
     }
 }
 
-/// A socket of that family, bound to its loopback address.
+/// Returns a socket of that family, bound to its loopback address.
 pub(super) fn sockets(family: Family) -> Tried {
     let address = match family {
         Family::V4 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -31,7 +31,7 @@ pub(super) fn sockets(family: Family) -> Tried {
     Ok(TcpListener::bind(address).map(drop)?)
 }
 
-/// A socket bound to an address that is nobody's (RFC 5737, RFC 3849).
+/// Returns a socket bound to an address that no host has (RFC 5737, RFC 3849).
 pub(super) fn transparent(family: Family) -> Tried {
     let attempt = || {
         let socket = Socket::new(domain(family), Type::STREAM, Some(Protocol::TCP))?;
@@ -63,7 +63,8 @@ pub(super) fn reuse_port() -> Tried {
     Ok(attempt()?)
 }
 
-/// Bytes from a socket into a pipe without a copy.
+/// Returns whether splice(2) moves bytes from a socket into a pipe without a
+/// copy.
 pub(super) fn splicing() -> Tried {
     let attempt = || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

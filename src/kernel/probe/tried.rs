@@ -5,7 +5,8 @@ use super::{Ability, Findings, Unable};
 /// What came of one try.
 pub(super) type Tried = Result<(), Unable>;
 
-/// What `findings` say of `ability`, else what comes of trying it.
+/// Returns the answer of `findings` for `ability`, else the outcome of trying
+/// it.
 pub(super) fn kept_or(
     findings: Option<&Findings>,
     ability: &Ability,

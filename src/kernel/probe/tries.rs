@@ -24,7 +24,7 @@ use crate::{
 /// A table of routes that nobody is likely to use.
 const TABLE: u32 = 0x5472_6970;
 
-/// Whether this network namespace lets itself be changed: taking away what is
+/// Returns whether this network namespace can be changed: taking away what is
 /// not there is refused for lack of privilege before it is looked for
 /// (`rtnetlink_rcv_msg`).
 pub(super) fn net_admin() -> Tried {
@@ -43,13 +43,13 @@ pub(super) fn net_admin() -> Tried {
     }
 }
 
-/// Whether the setting is 1 or could be; nothing is written.
+/// Returns whether the setting is 1 or could be; nothing is written.
 pub(super) fn setting(setting: Setting) -> Tried {
     Ok(sysctl::settable(setting.name(), "1")?)
 }
 
-/// Everything that is tried with objects in a network namespace, but for what is
-/// among the `findings`.
+/// Returns everything that is tried with objects in a network namespace, but
+/// for what is among the `findings`.
 pub(super) fn objects(schedulers: &[String], findings: Option<&Findings>) -> Kernel {
     let mut kernel = Kernel::default();
     for family in Family::ALL {
@@ -71,7 +71,7 @@ pub(super) fn objects(schedulers: &[String], findings: Option<&Findings>) -> Ker
     kernel
 }
 
-/// What [`objects`] would try, where nothing could be tried for now.
+/// Returns what [`objects`] would try, where nothing could be tried for now.
 pub(super) fn nothing_known(schedulers: &[String], why: &str) -> Kernel {
     let all = Kernel::with_everything(schedulers).tried.into_keys();
     let mut kernel = Kernel::default();
@@ -88,7 +88,7 @@ pub(super) fn test_address(family: Family) -> IpAddr {
     }
 }
 
-/// The route that is tried.
+/// Returns the route that is tried.
 pub(super) fn test_route(family: Family) -> Result<Route, Error> {
     Ok(Route {
         table: TABLE,
@@ -126,7 +126,7 @@ fn conntrack() -> Tried {
     Ok(())
 }
 
-/// What is known of iptables where nothing could be tried for now.
+/// Returns what is known of iptables where nothing could be tried for now.
 pub(super) fn no_rules_known(why: &str) -> Kernel {
     let mut kernel = Kernel::default();
     for family in Family::ALL {
@@ -137,8 +137,8 @@ pub(super) fn no_rules_known(why: &str) -> Kernel {
     kernel
 }
 
-/// Which programs work here and what rules may use, per family. Where the node
-/// chose its programs counts, so that this is looked at in its own namespace;
+/// Returns which programs work here and what rules may use, per family. Which
+/// programs the node chose counts, so that this is read in its own namespace;
 /// the rest is tried in a scratch one by `features::probe`, or is among the
 /// `findings`.
 pub(super) fn xtables(findings: Option<&Findings>, settles: bool) -> Kernel {

@@ -88,7 +88,7 @@ impl ServiceHealth {
         concerned
     }
 
-    /// True if it has, or had, a health-check port.
+    /// Returns whether it has, or had, a health-check port.
     fn look_at(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
         let service = &name.service;
         if let Some(part) = port.and_then(part) {

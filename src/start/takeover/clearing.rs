@@ -55,7 +55,7 @@ impl Clearing {
         Clearing(tokio::spawn(clear_up(work, back, pass)))
     }
 
-    /// Nothing is under way any more.
+    /// Returns whether the clearing has ended.
     pub(super) fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
@@ -100,8 +100,8 @@ async fn clear_up(mut work: Work, back: Vec<Leftover>, pass: Pass) -> Vec<Leftov
     failed
 }
 
-/// The real pass: has what is left take no new connections, and removes what no
-/// connection needs, or all of it after [`PATIENCE`].
+/// Makes the real pass: has what is left take no new connections, and removes
+/// what no connection needs, or all of it after [`PATIENCE`].
 pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     let mut passed = Passed::default();
     blocking(async {
@@ -126,8 +126,9 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     Some(passed)
 }
 
-/// Those of `leftovers` that are there. Listing rules may take seconds, so that
-/// it is done on another thread; where there is none to be had, all of them.
+/// Returns those of `leftovers` that are there. Listing rules may take seconds,
+/// so that it is done on another thread; where there is none to be had, all of
+/// them.
 pub(super) async fn these(leftovers: Vec<Leftover>, running: Running) -> Vec<Leftover> {
     let all = leftovers.clone();
     let find = move || {

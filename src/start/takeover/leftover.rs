@@ -68,7 +68,8 @@ impl Leftover {
         Ok(open)
     }
 
-    /// Whether it is there, but for what `running` uses too. Cheap.
+    /// Returns whether the mode's stale state is there, apart from what
+    /// `running` uses too. Cheap.
     pub(super) async fn is_there(self, running: &Running) -> bool {
         match self {
             Leftover::Of(mode) => {
@@ -129,8 +130,8 @@ impl Running {
         self.mode == mode
     }
 
-    /// Families in which it has no rules: what was left may be the last there
-    /// that asks for connection tracking.
+    /// Returns the families in which it has no rules: stale state may be the
+    /// last there that asks for connection tracking.
     fn without_rules(&self) -> Vec<Family> {
         let without = |family: &Family| !self.has_rules(*family);
         Family::ALL.into_iter().filter(without).collect()
@@ -145,7 +146,7 @@ impl Running {
         self.engines.iter().any(|(of, _)| *of == family)
     }
 
-    /// Which of the rules that `mode` installs are its own, too.
+    /// Returns which of the rules that `mode` installs are its own, too.
     fn preserved(&self, mode: ModeName) -> Preserved {
         let engines = self.engines.clone();
         match (mode, self.mode) {

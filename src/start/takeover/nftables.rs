@@ -10,8 +10,8 @@ use crate::{
 /// What kube-proxy calls its tables, one of each family.
 const TABLE: &str = "kube-proxy";
 
-/// The families whose table is there. A kernel that does not know nf_tables, or
-/// not for a family, holds none.
+/// Returns the families whose table is there. A kernel that does not know
+/// nf_tables, or not for a family, holds none.
 fn find() -> Result<Option<(Rules, Vec<Family>)>, Error> {
     let Some(mut rules) = known(Rules::open())? else {
         return Ok(None);
@@ -26,12 +26,13 @@ fn find() -> Result<Option<(Rules, Vec<Family>)>, Error> {
     Ok(Some((rules, found)))
 }
 
-/// Whether there are any.
+/// Returns whether there are any.
 pub(super) fn is_there() -> bool {
     matches!(find(), Ok(Some((_, families))) if !families.is_empty())
 }
 
-/// What is refused is not unknown.
+/// Separates what the kernel answered from what is unknown: a refusal for lack
+/// of privilege stays an error, every other one means that there is nothing.
 fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Err(error) if error.errno() == Some(Errno::EPERM) => Err(error),

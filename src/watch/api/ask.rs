@@ -100,7 +100,7 @@ async fn beginning(mut body: Body) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What an ERROR event says.
+/// Returns the status that an ERROR event carries.
 pub(super) fn of_status(status: &Status) -> Failure {
     meaning(status, None)
 }
@@ -150,8 +150,8 @@ fn unsent(error: &kube::Error) -> String {
     }
 }
 
-/// An error with its causes; each only says its own part, without where a
-/// library explains itself to programmers.
+/// Returns an error with its causes, each without the parts in which a library
+/// addresses programmers.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = own(error);
     let mut next = error.source();

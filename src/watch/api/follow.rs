@@ -289,7 +289,7 @@ impl<'a, K: Kind> Follower<'a, K> {
     }
 }
 
-/// The whole body of an answer.
+/// Returns the whole body of an answer.
 async fn whole(response: Response<Body>) -> Result<BytesMut, Failure> {
     let mut body = response.into_body();
     let mut bytes = BytesMut::new();

@@ -46,12 +46,14 @@ impl<'a, K: Kind> Intake<'a, K> {
         }
     }
 
-    /// Where a watch goes on; `None`: everything is to be listed.
+    /// Returns the version at which a watch resumes; `None`: everything is to
+    /// be listed.
     pub(super) fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// What comes is part of a list that is not complete.
+    /// Returns whether the objects that come are part of a list that is not
+    /// complete.
     pub(super) fn is_listing(&self) -> bool {
         self.listing
     }
@@ -212,8 +214,9 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    /// A watch goes on from `version`. False if what has it is older than what
-    /// we know: versions of one resource can be compared as numbers (KEP-5504).
+    /// Resumes a watch at `version`. Returns false if that is older than what
+    /// is known: versions of one resource can be compared as numbers
+    /// (KEP-5504).
     fn advance(&mut self, version: Option<&str>) -> Result<bool, Failure> {
         let Some(version) = version.filter(|version| !version.is_empty()) else {
             let text = "an event without a resourceVersion";

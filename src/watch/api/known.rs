@@ -100,12 +100,12 @@ impl<K: Kind> Known<K> {
         self.settled = true;
     }
 
-    /// A first list was complete, or is not to be had.
+    /// Returns whether a first list was complete, or cannot be had.
     pub(super) fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// Something is to be told.
+    /// Returns whether there are changes to send on.
     pub(super) fn has_news(&self) -> bool {
         !self.listing && !self.untold.is_empty()
     }

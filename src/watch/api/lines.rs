@@ -42,8 +42,8 @@ impl Lines {
         }
     }
 
-    /// The next line that is not blank; what comes in pieces takes at most
-    /// `patience` from piece to piece.
+    /// Returns the next line that is not blank. Waits at most `patience` from
+    /// one piece of it to the next.
     pub(super) async fn next(&mut self, patience: Duration) -> Result<&[u8], End> {
         // Only now, since the caller had it borrowed.
         let _ = self.buffer.split_to(self.taken);

@@ -39,12 +39,12 @@ impl<T> Claims<T> {
         }
     }
 
-    /// The version that counts: that of the last file.
+    /// Returns the version that counts, which is that of the last file.
     pub(super) fn winner(&self) -> Option<(&OsStr, &T)> {
         self.0.last().map(|(file, version)| (&**file, version))
     }
 
-    /// The other files, each with whether `before` had it too.
+    /// Returns the other files, each with whether `before` had it too.
     pub(super) fn losers(&self, before: &Claims<T>) -> impl Iterator<Item = (OsString, bool)> {
         let others = self.0.split_last().map_or(&[][..], |(_, others)| others);
         let others = others.iter();
@@ -56,7 +56,7 @@ impl<T> Claims<T> {
         self.0.len() > 1
     }
 
-    /// No file has one.
+    /// Returns whether no file has an object of that name.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -53,8 +53,8 @@ pub(super) struct Focus {
     pub(super) busy: BTreeSet<OsString>,
 }
 
-/// Whether a file of that name is a manifest. Hidden files are not: editors
-/// and ConfigMap volumes keep their own things in them.
+/// Returns whether a file of that name is a manifest. Hidden files are not:
+/// editors and ConfigMap volumes keep their own things in them.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let extension = Path::new(name).extension().and_then(OsStr::to_str);
     matches!(extension, Some("yaml" | "yml" | "json")) && !name.as_encoded_bytes().starts_with(b".")

@@ -303,7 +303,8 @@ impl Ears {
         };
     }
 
-    /// What a look is to deal with; from here on what is heard is newer.
+    /// Takes the changes that a scan is to deal with; later notifications are
+    /// newer than it.
     fn begin_look(&mut self) -> Asked {
         let heard = &mut self.heard;
         heard.busy.retain(|_, at| at.elapsed() < WRITER_STALLS);

@@ -248,7 +248,8 @@ fn yaml_error(error: &serde_saphyr::Error) -> Broken {
     }
 }
 
-/// The parser's commonest words name Rust's types and YAML's grammar.
+/// Replaces the parser's commonest words, which name Rust's types and YAML's
+/// grammar.
 fn in_words(reason: String) -> String {
     match reason.as_str() {
         "invalid i32" | "invalid i64" => "a whole number belongs here".to_owned(),
@@ -268,7 +269,8 @@ fn json_error(error: &serde_json::Error) -> Broken {
     }
 }
 
-/// The position is said by its own; within a document it would mislead.
+/// Removes the position from the parser's words: within a document it would
+/// mislead, and the caller gives it.
 fn without_position(text: &str) -> &str {
     match text.find(" at line ") {
         Some(at) => &text[..at],
