@@ -24,11 +24,14 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static test conformance reliability check bench acceptance demo-tools test-tools
+.PHONY: help demo static unit lab guest test conformance reliability check bench acceptance demo-tools test-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (a minute, no root needed)'
 	@echo 'make static      a release binary without dependencies, for images: target/static/tripod'
+	@echo 'make unit        the tests that need no privileges (under two minutes)'
+	@echo 'make lab         the tests in network namespaces; one or some: make lab T=userspace::retry'
+	@echo 'make guest       the tests in other kernels; one or some: make guest T=modes::guest_bare'
 	@echo 'make test        all tests'
 	@echo 'make conformance what each mode does on each kernel, into docs/conformance.md'
 	@echo 'make reliability what stops and what goes on when something fails, into docs/reliability.md'
@@ -43,6 +46,20 @@ demo: demo-tools
 static:
 	$(call static-build,build --bin tripod --release)
 	cp $(STATIC)/$(HOST)/release/tripod $(STATIC)/tripod
+
+# For any user: what takes root and does not run says SKIP.
+UNIT := api:: architecture:: conformance::table deploy::command deploy::configuration \
+    deploy::objects deploy::rights faults::table iptables::vectors ipvs::vectors lab:: \
+    userspace::command_line
+unit:
+	$(CARGO) test --lib
+	$(CARGO) test --test suite -- $(UNIT)
+
+lab: test-tools
+	$(CARGO) test --test suite -- $(T) --skip guest_
+
+guest: test-tools
+	$(CARGO) test --test suite -- $(or $(T),guest_)
 
 # One test runs a static binary: built in the way that takes least time, which is
 # a third of what dependencies that run faster would take.

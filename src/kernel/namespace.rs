@@ -1,23 +1,39 @@
-//! Network namespaces for tests against the real kernel.
+//! What tests against the real kernel need: network namespaces, and a word when
+//! they cannot be had.
 
 use nix::sched::{CloneFlags, unshare};
 
+#[path = "../../tests/lab/skip.rs"]
+#[allow(dead_code, reason = "the suite of tests uses the rest of the file")]
+mod skip;
+
+pub(crate) use self::skip::skip;
+
+/// Returns whether the user is root; if not, the test is skipped, because
+/// `what` is for root alone.
+pub(crate) fn is_root(what: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        skip(format!("{what} (run as root)"));
+    }
+    root
+}
+
 /// Runs `test` in a thread with a network namespace of its own, in which the
-/// loopback interface is up. A namespace needs root; `make test` has it, so
-/// that under CI it is an error to be without.
+/// loopback interface is up. That takes root: without, the test is skipped.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(|| match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) => {
-            ip("link set lo up");
-            test();
-        }
-        Err(error) => assert!(
-            std::env::var_os("CI").is_none(),
-            "no network namespace: {error}"
-        ),
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        ip("link set lo up");
+        test();
+        nix::Result::Ok(())
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
+    match thread.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => skip(format!(
+            "network namespaces cannot be made here (run as root): {error}"
+        )),
+        Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 

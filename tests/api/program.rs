@@ -32,8 +32,8 @@ fn tripod(site: &Site, variables: &[(&str, &str)]) -> Tripod {
     Tripod::spawn(command)
 }
 
-fn room(test: &str, body: impl AsyncFnOnce()) {
-    run(test, Share::Beside, || {
+fn room(body: impl AsyncFnOnce()) {
+    run(Share::Beside, || {
         for line in [
             "link set lo up",
             "addr add 192.0.2.1/32 dev lo",
@@ -60,11 +60,7 @@ fn watches_of_services(server: &Server) -> usize {
 /// keep-alive of TCP is content.
 #[test]
 fn the_environments_proxy_is_used_and_noticed_when_it_stalls() {
-    let test = concat!(
-        module_path!(),
-        "::the_environments_proxy_is_used_and_noticed_when_it_stalls"
-    );
-    room(test, async || {
+    room(async || {
         let authority = Authority::new();
         let site = Site::open_at(SERVER, shop(), "program", &authority, false).await;
         site.configure(
@@ -121,11 +117,7 @@ fn the_environments_proxy_is_used_and_noticed_when_it_stalls() {
 
 #[test]
 fn a_certificate_that_is_not_verified_is_logged_once() {
-    let test = concat!(
-        module_path!(),
-        "::a_certificate_that_is_not_verified_is_logged_once"
-    );
-    room(test, async || {
+    room(async || {
         let authority = Authority::new();
         let site = Site::open(shop(), "insecure", &authority, false).await;
         site.configure(

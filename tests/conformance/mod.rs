@@ -39,7 +39,7 @@ macro_rules! columns {
         $(
             #[test]
             fn $test() {
-                on_column(concat!(module_path!(), "::", stringify!($test)), $name);
+                on_column($name);
             }
         )+
         /// The columns that have a test.
@@ -59,14 +59,14 @@ columns! {
     guest_bare_userspace_local: "bare userspace-local",
 }
 
-fn on_column(test: &str, name: &str) {
+fn on_column(name: &str) {
     let column = columns::column(name);
     if !column.on {
         return;
     }
     let profile = match column.kernel {
         Kernel::Host => {
-            return lab::run(test, Share::Beside, || {
+            return lab::run(Share::Beside, || {
                 let start = Instant::now();
                 conclude(column, run_here(column));
                 figure(
@@ -79,9 +79,9 @@ fn on_column(test: &str, name: &str) {
         Kernel::Bare => uml::Profile::Bare,
     };
     if let Some(reason) = uml::unavailable() {
-        return skip(test, &reason);
+        return skip(&reason);
     }
-    lab::run(test, Share::Beside, || {
+    lab::run(Share::Beside, || {
         let arguments = ["--exact", INSIDE, "--include-ignored", "--nocapture"];
         let only = std::env::var("TRIPOD_CONFORMANCE_CASE").unwrap_or_default();
         let environment = [(COLUMN, name), ("TRIPOD_CONFORMANCE_CASE", &*only)];
@@ -170,7 +170,7 @@ macro_rules! without {
         $(
             #[test]
             fn $test() {
-                without_on(concat!(module_path!(), "::", stringify!($test)), $name);
+                without_on($name);
             }
         )+
         /// The columns that have such a test.
@@ -185,7 +185,7 @@ without! {
 }
 
 /// One Tripod after another on a column's kernel, each without something.
-fn without_on(test: &str, name: &str) {
+fn without_on(name: &str) {
     let column = columns::column(name);
     let conclude = |seen: Vec<(String, String)>| {
         without::keep_results(column, &seen);
@@ -195,7 +195,7 @@ fn without_on(test: &str, name: &str) {
         assert!(!seen.is_empty(), "nothing was run");
     };
     if column.kernel == Kernel::Host {
-        return lab::run(test, Share::Beside, || {
+        return lab::run(Share::Beside, || {
             let start = Instant::now();
             conclude(without::run_here(column));
             let took = format!("{:?}", start.elapsed());
@@ -203,9 +203,9 @@ fn without_on(test: &str, name: &str) {
         });
     }
     if let Some(reason) = uml::unavailable() {
-        return skip(test, &reason);
+        return skip(&reason);
     }
-    lab::run(test, Share::Beside, || {
+    lab::run(Share::Beside, || {
         let arguments = [
             "--exact",
             INSIDE_WITHOUT,

@@ -11,14 +11,12 @@ const STATIC: &str = "TRIPOD_STATIC";
 
 #[test]
 fn the_static_binary_serves_alone() {
-    let name = concat!(module_path!(), "::the_static_binary_serves_alone");
     let Some(binary) = std::env::var_os(STATIC).map(PathBuf::from) else {
-        return skip(
-            name,
-            &format!("{STATIC} names no static binary; make test builds one"),
-        );
+        return skip(format!(
+            "{STATIC} names no static binary; make test builds one"
+        ));
     };
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Local);
         lab.add_backends(&["a"]);
         let service = Service::new("hello", 7).with_node_port();

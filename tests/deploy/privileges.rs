@@ -71,8 +71,8 @@ fn in_the_best_mode(lab: &Lab) -> Tripod {
     Tripod::start_on(&lab.node, command)
 }
 
-fn with_a_service(test: &str, body: fn(&Lab, &Service)) {
-    lab::run(test, Share::Beside, || {
+fn with_a_service(body: fn(&Lab, &Service)) {
+    lab::run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let service = Service::new("hello", 7).with_node_port();
@@ -86,8 +86,7 @@ const ROUTE_LOCALNET: &str = "cat /proc/sys/net/ipv4/conf/all/route_localnet";
 /// ipvs mode where the kernel can, else iptables mode.
 #[test]
 fn the_best_mode_serves() {
-    let test = concat!(module_path!(), "::the_best_mode_serves");
-    with_a_service(test, |lab, service| {
+    with_a_service(|lab, service| {
         let ipvs = kernel() == "full";
         prepare(lab, "--v=2");
         if !ipvs {
@@ -155,11 +154,7 @@ impl Monitor {
 /// out.
 #[test]
 fn what_the_init_container_found_is_not_tried_again() {
-    let test = concat!(
-        module_path!(),
-        "::what_the_init_container_found_is_not_tried_again"
-    );
-    with_a_service(test, |lab, service| {
+    with_a_service(|lab, service| {
         let serves = |tripod: &Tripod| {
             assert_eq!(tripod.said(&["starting", "mode=iptables"]), 1);
             assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
@@ -193,11 +188,7 @@ fn what_the_init_container_found_is_not_tried_again() {
 
 #[test]
 fn without_the_init_container_it_serves_what_it_can() {
-    let test = concat!(
-        module_path!(),
-        "::without_the_init_container_it_serves_what_it_can"
-    );
-    with_a_service(test, |lab, service| {
+    with_a_service(|lab, service| {
         let tripod = in_the_best_mode(lab);
         assert_eq!(tripod.said(&["starting", "mode=iptables"]), 1);
         if kernel() == "full" {
@@ -215,10 +206,9 @@ fn without_the_init_container_it_serves_what_it_can() {
 
 #[test]
 fn guest_full_privileges() {
-    let name = concat!(module_path!(), "::guest_full_privileges");
     let tests = [
         "deploy::privileges::the_best_mode_serves",
         "deploy::privileges::without_the_init_container_it_serves_what_it_can",
     ];
-    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }

@@ -21,25 +21,22 @@ use crate::lab::{
 
 #[test]
 fn host_iptables() {
-    on_host(concat!(module_path!(), "::host_iptables"), Mode::Iptables);
+    on_host(Mode::Iptables);
 }
 
 #[test]
 fn host_userspace_redirect() {
-    let name = concat!(module_path!(), "::host_userspace_redirect");
-    on_host(name, Mode::Redirect);
+    on_host(Mode::Redirect);
 }
 
 #[test]
 fn host_userspace_local() {
-    let name = concat!(module_path!(), "::host_userspace_local");
-    on_host(name, Mode::Local);
+    on_host(Mode::Local);
 }
 
 #[test]
 fn guest_full_ipvs() {
-    let name = concat!(module_path!(), "::guest_full_ipvs");
-    in_guest(name, Profile::Full, &["faults::inside::"], &[]);
+    in_guest(Profile::Full, &["faults::inside::"], &[]);
 }
 
 mod inside {
@@ -48,12 +45,12 @@ mod inside {
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn ipvs() {
-        on_host(concat!(module_path!(), "::ipvs"), Mode::Ipvs);
+        on_host(Mode::Ipvs);
     }
 }
 
-fn on_host(test: &str, mode: Mode) {
-    lab::run(test, Share::Beside, || {
+fn on_host(mode: Mode) {
+    lab::run(Share::Beside, || {
         let mut wrong = Vec::new();
         for seen in run::all(mode) {
             println!("SEEN {seen:?}");

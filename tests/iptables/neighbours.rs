@@ -16,14 +16,12 @@ const PAUSE: Duration = Duration::from_millis(25);
 
 #[test]
 fn nothing_foreign_is_lost_with_nft() {
-    let test = concat!(module_path!(), "::nothing_foreign_is_lost_with_nft");
-    lab::run(test, Share::Beside, || race("nft"));
+    lab::run(Share::Beside, || race("nft"));
 }
 
 #[test]
 fn nothing_foreign_is_lost_with_legacy() {
-    let test = concat!(module_path!(), "::nothing_foreign_is_lost_with_legacy");
-    lab::run(test, Share::Beside, || race("legacy"));
+    lab::run(Share::Beside, || race("legacy"));
 }
 
 /// Services `from..to`, each with as many endpoints as its number says.

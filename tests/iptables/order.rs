@@ -33,8 +33,7 @@ fn balanced(number: u16, allowed: &str) -> ServicePort {
 
 #[test]
 fn a_forbidden_client_never_gets_through() {
-    let test = concat!(module_path!(), "::a_forbidden_client_never_gets_through");
-    lab::run(test, Share::Beside, || {
+    lab::run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         // All but the last keep out the host outside.
@@ -92,11 +91,7 @@ fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
 
 #[test]
 fn a_refused_service_is_named_and_harms_no_other() {
-    let test = concat!(
-        module_path!(),
-        "::a_refused_service_is_named_and_harms_no_other"
-    );
-    lab::run(test, Share::Beside, || {
+    lab::run(Share::Beside, || {
         for engine in super::rig::ENGINES {
             // The program refuses a number of seconds above 32 bits.
             let good = |number: u8| {

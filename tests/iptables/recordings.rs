@@ -10,17 +10,12 @@ use crate::lab::{
 
 #[test]
 fn the_kernel_holds_the_recordings_with_nft() {
-    let test = concat!(module_path!(), "::the_kernel_holds_the_recordings_with_nft");
-    lab::run(test, Share::Beside, || in_kernel(ENGINES[0]));
+    lab::run(Share::Beside, || in_kernel(ENGINES[0]));
 }
 
 #[test]
 fn the_kernel_holds_the_recordings_with_legacy() {
-    let test = concat!(
-        module_path!(),
-        "::the_kernel_holds_the_recordings_with_legacy"
-    );
-    lab::run(test, Share::Beside, || in_kernel(ENGINES[1]));
+    lab::run(Share::Beside, || in_kernel(ENGINES[1]));
 }
 
 /// Goes through all cases in one namespace, so that each begins with what the

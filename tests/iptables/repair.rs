@@ -7,28 +7,20 @@ use crate::lab::{self, Capture, Lab, Service, Share, ask, eventually, say, tcp, 
 
 const SOON: Duration = Duration::from_secs(5);
 
-fn with_lab(test: &str, body: fn(&mut Lab)) {
-    lab::run(test, Share::Beside, || {
+fn with_lab(body: fn(&mut Lab)) {
+    lab::run(Share::Beside, || {
         body(Lab::new(Capture::Redirect).three_backends());
     });
 }
 
 #[test]
 fn flushed_tables_come_back_and_connections_live_on() {
-    let test = concat!(
-        module_path!(),
-        "::flushed_tables_come_back_and_connections_live_on"
-    );
-    with_lab(test, |lab| broken(lab, "nft"));
+    with_lab(|lab| broken(lab, "nft"));
 }
 
 #[test]
 fn flushed_legacy_tables_come_back_and_connections_live_on() {
-    let test = concat!(
-        module_path!(),
-        "::flushed_legacy_tables_come_back_and_connections_live_on"
-    );
-    with_lab(test, |lab| broken(lab, "legacy"));
+    with_lab(|lab| broken(lab, "legacy"));
 }
 
 fn broken(lab: &mut Lab, engine: &str) {
@@ -73,11 +65,7 @@ fn broken(lab: &mut Lab, engine: &str) {
 /// are dropped, when rules are written and later.
 #[test]
 fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
-    let test = concat!(
-        module_path!(),
-        "::invalid_packets_are_dropped_unless_the_kernel_is_liberal"
-    );
-    with_lab(test, |lab| {
+    with_lab(|lab| {
         lab.node.enter(|| hint("nft"));
         let set = |lab: &Lab, value: u8| {
             let setting = "net.netfilter.nf_conntrack_tcp_be_liberal";
@@ -121,11 +109,7 @@ fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
 
 #[test]
 fn a_udp_client_follows_its_service_to_another_endpoint() {
-    let test = concat!(
-        module_path!(),
-        "::a_udp_client_follows_its_service_to_another_endpoint"
-    );
-    with_lab(test, |lab| {
+    with_lab(|lab| {
         let service = Service::new("dns", 2).with_node_port();
         lab.publish(&service, &["a"]);
         let flags = ["--cluster-cidr=10.244.0.0/16,fd00:244::/64"];
@@ -171,11 +155,7 @@ fn a_udp_client_follows_its_service_to_another_endpoint() {
 
 #[test]
 fn a_udp_port_that_is_renamed_keeps_its_flows() {
-    let test = concat!(
-        module_path!(),
-        "::a_udp_port_that_is_renamed_keeps_its_flows"
-    );
-    with_lab(test, |lab| {
+    with_lab(|lab| {
         let service = Service::new("dns", 2);
         lab.publish(&service, &["a", "b"]);
         let _proxy = Proxy::start(&lab.node, lab.manifests(), &[]);

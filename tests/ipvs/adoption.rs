@@ -24,11 +24,7 @@ const KEPT: usize = 25;
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn restarts_and_rolling_replacements_fail_no_request() {
-    let name = concat!(
-        module_path!(),
-        "::restarts_and_rolling_replacements_fail_no_request"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let service = Service::new("web", 1).with_external_ip();
@@ -88,11 +84,7 @@ fn restarts_and_rolling_replacements_fail_no_request() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
-    let name = concat!(
-        module_path!(),
-        "::addresses_of_kube_proxy_are_taken_over_without_a_failed_request"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let service = Service::new("web", 1).with_external_ip();

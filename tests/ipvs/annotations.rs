@@ -12,11 +12,7 @@ const TOO_LONG: &str = "sixteen-bytes-xx";
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_malformed_annotation_concerns_its_service_alone() {
-    let name = concat!(
-        module_path!(),
-        "::a_malformed_annotation_concerns_its_service_alone"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let scheduler = "tripod.proxy/scheduler";

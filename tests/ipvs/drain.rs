@@ -8,11 +8,7 @@ use crate::lab::{Capture, EndpointChoice, Lab, Service, Share, ask, eventually, 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn an_endpoint_that_leaves_keeps_its_connections() {
-    let name = concat!(
-        module_path!(),
-        "::an_endpoint_that_leaves_keeps_its_connections"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let service = Service::new("web", 1).with_external_ip();
@@ -59,11 +55,7 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_drain_timeout_of_zero_moves_clients_at_once() {
-    let name = concat!(
-        module_path!(),
-        "::a_drain_timeout_of_zero_moves_clients_at_once"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let service = Service::new("nfs", 1)
@@ -89,11 +81,7 @@ fn a_drain_timeout_of_zero_moves_clients_at_once() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so() {
-    let name = concat!(
-        module_path!(),
-        "::a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let service = Service::new("web", 1).with_external_ip();

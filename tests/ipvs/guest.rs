@@ -7,51 +7,44 @@ use crate::lab::{
 
 #[test]
 fn guest_full_ipvs_recordings() {
-    let name = concat!(module_path!(), "::guest_full_ipvs_recordings");
-    in_guest(name, Profile::Full, &["ipvs::vectors::in_guest::"], &[]);
+    in_guest(Profile::Full, &["ipvs::vectors::in_guest::"], &[]);
 }
 
 #[test]
 fn guest_full_ipvs_behaviour() {
-    let name = concat!(module_path!(), "::guest_full_ipvs_behaviour");
-    in_guest(name, Profile::Full, &["ipvs::repair::"], &[]);
+    in_guest(Profile::Full, &["ipvs::repair::"], &[]);
 }
 
 #[test]
 fn guest_full_ipvs_faults() {
-    let name = concat!(module_path!(), "::guest_full_ipvs_faults");
     let names = [
         "ipvs::annotations::",
         "ipvs::drain::",
         "ipvs::sets::",
         "ipvs::stale::",
     ];
-    in_guest(name, Profile::Full, &names, &[]);
+    in_guest(Profile::Full, &names, &[]);
 }
 
 #[test]
 fn guest_full_ipvs_held() {
-    let name = concat!(module_path!(), "::guest_full_ipvs_held");
-    in_guest(name, Profile::Full, &["ipvs::held::"], &[]);
+    in_guest(Profile::Full, &["ipvs::held::"], &[]);
 }
 
 #[test]
 fn guest_full_ipvs_order() {
-    let name = concat!(module_path!(), "::guest_full_ipvs_order");
-    in_guest(name, Profile::Full, &["ipvs::order::"], &[]);
+    in_guest(Profile::Full, &["ipvs::order::"], &[]);
 }
 
 #[test]
 fn guest_full_ipvs_traffic() {
-    let name = concat!(module_path!(), "::guest_full_ipvs_traffic");
     let names = ["ipvs::adoption::", "ipvs::traffic::"];
     let sizes = acceptance().then_some(("TRIPOD_ACCEPTANCE", "1"));
-    in_guest(name, Profile::Full, &names, sizes.as_slice());
+    in_guest(Profile::Full, &names, sizes.as_slice());
 }
 
 #[test]
 fn guest_full_ipvs_scale() {
-    let name = concat!(module_path!(), "::guest_full_ipvs_scale");
     let sizes = acceptance().then_some(("TRIPOD_ACCEPTANCE", "1"));
-    in_guest(name, Profile::Full, &["ipvs::scale::"], sizes.as_slice());
+    in_guest(Profile::Full, &["ipvs::scale::"], sizes.as_slice());
 }

@@ -71,11 +71,7 @@ fn guarded(number: u8) -> Service {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_needs_no_rule_goes_on_when_programs_fail() {
-    let name = concat!(
-        module_path!(),
-        "::what_needs_no_rule_goes_on_when_programs_fail"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let web = Service::new("web", 1).with_load_balancer();
@@ -178,11 +174,7 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_was_open_before_the_start_follows_when_programs_fail() {
-    let name = concat!(
-        module_path!(),
-        "::what_was_open_before_the_start_follows_when_programs_fail"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         let web = Service::new("web", 1);

@@ -23,8 +23,7 @@ const KILLS: u32 = 6;
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_forbidden_client_never_gets_through() {
-    let name = concat!(module_path!(), "::a_forbidden_client_never_gets_through");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         lab.outside.ip(&["addr add 198.18.0.5/32 dev eth0"]);
@@ -85,11 +84,7 @@ fn a_forbidden_client_never_gets_through() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
-    let name = concat!(
-        module_path!(),
-        "::killed_in_mid_sync_it_converges_and_doubles_nothing"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         lab.write("all.json", &services(0..SERVICES));

@@ -8,8 +8,7 @@ use crate::lab::{Capture, Lab, Service, Share, eventually, run, tripod_binary};
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_others_change_is_repaired_and_named() {
-    let name = concat!(module_path!(), "::what_others_change_is_repaired_and_named");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let service = Service::new("web", 1).with_node_port();
@@ -73,8 +72,7 @@ fn what_others_change_is_repaired_and_named() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_link_of_another_kind_gets_no_addresses() {
-    let name = concat!(module_path!(), "::a_link_of_another_kind_gets_no_addresses");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let service = Service::new("web", 1);
@@ -118,8 +116,7 @@ fn a_link_of_another_kind_gets_no_addresses() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn cleanup_leaves_what_is_not_ours() {
-    let name = concat!(module_path!(), "::cleanup_leaves_what_is_not_ours");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let node = &lab.node;

@@ -25,11 +25,7 @@ const RESIDENT: f64 = 45.0;
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn many_services_are_synced_in_time_and_memory() {
-    let name = concat!(
-        module_path!(),
-        "::many_services_are_synced_in_time_and_memory"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let number = size();
@@ -108,8 +104,7 @@ const MORE: u64 = 3 * 1024;
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn rules_of_others_cost_no_memory() {
-    let name = concat!(module_path!(), "::rules_of_others_cost_no_memory");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let lab = Lab::new(Capture::Redirect);
         lab.write("one.json", &list(&one(11)));
         let peak = || {

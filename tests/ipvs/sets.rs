@@ -18,8 +18,7 @@ const TEMPORARY: &str = "TRIPOD-TEMPORARY";
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_set_grows_with_what_it_must_hold() {
-    let name = concat!(module_path!(), "::a_set_grows_with_what_it_must_hold");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         // As another proxy left it, and too small.
@@ -60,8 +59,7 @@ fn a_set_grows_with_what_it_must_hold() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_does_not_fit_costs_only_its_address() {
-    let name = concat!(module_path!(), "::what_does_not_fit_costs_only_its_address");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let node = &lab.node;

@@ -8,8 +8,7 @@ use crate::lab::{Capture, Lab, Service, Share, ask, eventually, run};
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_a_killed_trial_left_goes() {
-    let name = concat!(module_path!(), "::what_a_killed_trial_left_goes");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         lab.publish_all(&Service::new("web", 1).annotated("tripod.proxy/scheduler", "wrr"));
@@ -30,11 +29,7 @@ fn what_a_killed_trial_left_goes() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn a_module_that_is_loaded_anew_gets_all_back() {
-    let name = concat!(
-        module_path!(),
-        "::a_module_that_is_loaded_anew_gets_all_back"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
         let service = Service::new("web", 1);

@@ -110,11 +110,7 @@ const SCHEDULERS: [(&str, Calls, Spread); 12] = [
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn schedulers_spread_connections_as_they_say() {
-    let name = concat!(
-        module_path!(),
-        "::schedulers_spread_connections_as_they_say"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         for number in 100..108 {
@@ -209,8 +205,7 @@ fn judge(lab: &Lab, at: SocketAddr, calls: &Calls, spread: &Spread) -> Result<()
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn least_connection_prefers_the_idle_one() {
-    let name = concat!(module_path!(), "::least_connection_prefers_the_idle_one");
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a", "b"]);
         let service = |backends| Web {
@@ -261,11 +256,7 @@ fn adopt(pod: &Host, link: &str, address: SocketAddr) {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn every_way_of_forwarding_carries_connections() {
-    let name = concat!(
-        module_path!(),
-        "::every_way_of_forwarding_carries_connections"
-    );
-    run(name, Share::Alone, || {
+    run(Share::Alone, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.three_backends();
         lab.node.show("modprobe ipip");

@@ -20,8 +20,7 @@ mod in_guest {
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn synced_state_equals_the_recordings() {
-        let name = concat!(module_path!(), "::synced_state_equals_the_recordings");
-        run(name, Share::Alone, || {
+        run(Share::Alone, || {
             let mut by_flags: BTreeMap<Vec<String>, Vec<Case>> = BTreeMap::new();
             for case in recorded::cases() {
                 by_flags.entry(case.args.clone()).or_default().push(case);

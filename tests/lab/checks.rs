@@ -5,31 +5,27 @@ use std::time::Duration;
 
 use super::*;
 
-fn in_a_room(test: &str, body: impl FnOnce(&mut Lab)) {
-    run(test, Share::Beside, || body(&mut Lab::new(Capture::Local)));
+fn in_a_room(body: impl FnOnce(&mut Lab)) {
+    run(Share::Beside, || body(&mut Lab::new(Capture::Local)));
 }
 
 #[test]
 fn backends_answer_the_client_directly() {
-    in_a_room(
-        concat!(module_path!(), "::backends_answer_the_client_directly"),
-        |lab| {
-            lab.three_backends();
-            for backend in &lab.backends {
-                for ip in backend.host().addresses {
-                    let to = (ip, backend.direct().port()).into();
-                    assert_eq!(ask(&lab.client, to).expect("TCP"), backend.name());
-                    assert_eq!(udp_ask(&lab.client, to).expect("UDP"), backend.name());
-                }
+    in_a_room(|lab| {
+        lab.three_backends();
+        for backend in &lab.backends {
+            for ip in backend.host().addresses {
+                let to = (ip, backend.direct().port()).into();
+                assert_eq!(ask(&lab.client, to).expect("TCP"), backend.name());
+                assert_eq!(udp_ask(&lab.client, to).expect("UDP"), backend.name());
             }
-        },
-    );
+        }
+    });
 }
 
 #[test]
 fn a_killed_backend_refuses_and_a_blackholed_one_is_silent() {
-    let name = "::a_killed_backend_refuses_and_a_blackholed_one_is_silent";
-    in_a_room(&format!("{}{name}", module_path!()), |lab| {
+    in_a_room(|lab| {
         lab.add_backends(&["a"]);
         let backend = &mut lab.backends[0];
         let to = backend.direct();

@@ -21,6 +21,7 @@ mod process;
 mod programs;
 pub mod recorded;
 mod room;
+mod skip;
 mod topology;
 mod tripod;
 pub mod uml;
@@ -33,7 +34,8 @@ pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use process::Group;
 pub use programs::{ProgramFault, Programs};
-pub use room::{Share, acceptance, figure, run, skip};
+pub use room::{Share, acceptance, figure, run};
+pub use skip::skip;
 pub use topology::{Capture, Lab};
 pub use tripod::{Tripod, get, tripod_binary};
 pub use wait::eventually;
@@ -65,10 +67,8 @@ macro_rules! on_local_capture {
 
 macro_rules! on_one_capture {
     ($share:ident, $capture:ident, $test:ident, $body:path) => {
-        $crate::lab::run(
-            concat!(module_path!(), "::", stringify!($test)),
-            $crate::lab::Share::$share,
-            || $body(&mut $crate::lab::Lab::new($crate::lab::Capture::$capture)),
-        )
+        $crate::lab::run($crate::lab::Share::$share, || {
+            $body(&mut $crate::lab::Lab::new($crate::lab::Capture::$capture))
+        })
     };
 }

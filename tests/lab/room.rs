@@ -3,12 +3,13 @@
 //! an empty `/run`. Whatever a test leaves behind, also when it is killed,
 //! goes with the room; and no root is needed where user namespaces are allowed.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use super::process::{Group, die_with_parent};
+use super::skip::{print_uncaptured, skip, test_name};
 
 /// Tells the binary inside that it is in a room.
 const INSIDE: &str = "TRIPOD_LAB_ROOM";
@@ -31,9 +32,8 @@ pub enum Share {
 
 static MACHINE: RwLock<()> = RwLock::new(());
 
-/// Runs `body` in a room. `test` is the test's path as `module_path!` and the
-/// function's name give it.
-pub fn run(test: &str, share: Share, body: impl FnOnce()) {
+/// Runs `body`, which is all of a test, in a room.
+pub fn run(share: Share, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
@@ -43,19 +43,18 @@ pub fn run(test: &str, share: Share, body: impl FnOnce()) {
         Share::Alone => _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner),
     }
     if let Some(reason) = no_room() {
-        return skip(test, reason);
+        return skip(reason);
     }
-    // libtest knows its tests without the name of the crate.
-    let name = test.split_once("::").map_or(test, |(_crate, rest)| rest);
+    let name = test_name();
     let mut command = enter();
     command
         .arg(std::env::current_exe().expect("the path of the test binary"))
-        .args(["--exact", name, "--include-ignored", "--nocapture"])
+        .args(["--exact", &name, "--include-ignored", "--nocapture"])
         .env("RUST_BACKTRACE", "0")
         .env(INSIDE, "1");
     let (passed, output) = finish(command);
     for line in output.lines().filter(|line| line.starts_with(FIGURE)) {
-        aloud(line);
+        print_uncaptured(line);
     }
     // Zero tests run would be a pass, too.
     assert!(
@@ -75,19 +74,6 @@ pub fn figure(name: &str, value: impl std::fmt::Display) {
 /// that fit an everyday run.
 pub fn acceptance() -> bool {
     std::env::var_os("TRIPOD_ACCEPTANCE").is_some()
-}
-
-/// Says that `test` did not run; a failure where nothing may be skipped.
-pub fn skip(test: &str, reason: &str) {
-    let strict = std::env::var("CI").is_ok_and(|v| v == "true")
-        || std::env::var_os("TRIPOD_NO_SKIP").is_some();
-    assert!(!strict, "{test} may not be skipped here, but: {reason}");
-    aloud(&format!("SKIP {test}: {reason}"));
-}
-
-fn aloud(line: &str) {
-    // The handle itself, because the harness captures what eprintln! writes.
-    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn enter() -> Command {

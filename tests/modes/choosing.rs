@@ -18,11 +18,7 @@ fn start(node: &Host, manifests: &std::path::Path) -> Tripod {
 
 #[test]
 fn the_default_is_the_best_that_the_kernel_can_and_why_is_said() {
-    let name = concat!(
-        module_path!(),
-        "::the_default_is_the_best_that_the_kernel_can_and_why_is_said"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let lab = Lab::new(Capture::Local);
         let begun = Instant::now();
         let tripod = start(&lab.node, lab.manifests());
@@ -76,8 +72,7 @@ fn ended(mut command: Command) -> (Option<i32>, String) {
 
 #[test]
 fn a_strict_choice_ends_with_the_table() {
-    let name = concat!(module_path!(), "::a_strict_choice_ends_with_the_table");
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         if kernel() == "full" {
             return;
         }
@@ -102,11 +97,7 @@ fn a_strict_choice_ends_with_the_table() {
 
 #[test]
 fn without_privileges_each_mode_says_what_it_lacks() {
-    let name = concat!(
-        module_path!(),
-        "::without_privileges_each_mode_says_what_it_lacks"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let node = node();
         let before = state(&node);
         let mut command = node.command("setpriv");

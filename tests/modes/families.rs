@@ -178,22 +178,14 @@ fn ipv4_goes_on(mode: &str, fault: &str) {
 
 #[test]
 fn iptables_mode_carries_ipv4_while_ipv6_fails() {
-    let name = concat!(
-        module_path!(),
-        "::iptables_mode_carries_ipv4_while_ipv6_fails"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         ipv4_goes_on("iptables", "sync of IPv6 failed")
     });
 }
 
 #[test]
 fn userspace_mode_carries_ipv4_while_ipv6_fails() {
-    let name = concat!(
-        module_path!(),
-        "::userspace_mode_carries_ipv4_while_ipv6_fails"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         ipv4_goes_on("userspace", "sync of IPv6 failed")
     });
 }
@@ -208,19 +200,14 @@ mod in_guest {
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn ipvs_mode_carries_ipv4_while_ipv6_fails() {
-        let name = concat!(module_path!(), "::ipvs_mode_carries_ipv4_while_ipv6_fails");
-        run(name, Share::Alone, || ipv4_goes_on("ipvs", "IPv6 rules"));
+        run(Share::Alone, || ipv4_goes_on("ipvs", "IPv6 rules"));
     }
 
     /// What has the name of one of its sets is of another kind.
     #[test]
     #[ignore = "for a guest kernel with IPVS"]
     fn ipvs_mode_carries_ipv4_while_ipv6_lacks_a_set() {
-        let name = concat!(
-            module_path!(),
-            "::ipvs_mode_carries_ipv4_while_ipv6_lacks_a_set"
-        );
-        run(name, Share::Alone, || {
+        run(Share::Alone, || {
             let mut lab = Lab::new(Capture::Redirect);
             lab.three_backends();
             let set = "KUBE-6-CLUSTER-IP";

@@ -5,48 +5,42 @@ use crate::lab::uml;
 
 #[test]
 fn guest_full_modes() {
-    let name = concat!(module_path!(), "::guest_full_modes");
     let tests = [
         "modes::probe::",
         "modes::choosing::",
         "modes::links::",
         "modes::switching::modes::",
     ];
-    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_leftovers() {
-    let name = concat!(module_path!(), "::guest_full_leftovers");
     let tests = ["modes::leftovers::"];
-    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_takes_over() {
-    let name = concat!(module_path!(), "::guest_full_takes_over");
     let tests = ["modes::switching::from_kube_proxy::"];
-    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_full_families() {
-    let name = concat!(module_path!(), "::guest_full_families");
     let tests = ["modes::families::in_guest::"];
-    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 
 #[test]
 fn guest_bare_modes() {
-    let name = concat!(module_path!(), "::guest_bare_modes");
     let tests = ["modes::probe::", "modes::choosing::"];
-    uml::in_guest(name, uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
+    uml::in_guest(uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
 }
 
 /// Apart from the others, as it takes a module away.
 #[test]
 fn guest_full_without_sctp_match() {
-    let name = concat!(module_path!(), "::guest_full_without_sctp_match");
     let tests = ["modes::sctp::"];
-    uml::in_guest(name, uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }

@@ -11,11 +11,7 @@ const FULL_SYNCS: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds_count
 
 #[test]
 fn the_link_of_a_pod_causes_no_full_sync_and_an_address_of_the_node_does() {
-    let name = concat!(
-        module_path!(),
-        "::the_link_of_a_pod_causes_no_full_sync_and_an_address_of_the_node_does"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         // Each mode of this kernel.
         let modes: &[&str] = match default_mode() {
             "ipvs" => &["ipvs", "iptables", "userspace"],

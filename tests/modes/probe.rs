@@ -33,8 +33,7 @@ pub fn state(node: &Host) -> String {
 /// `UPDATE_GOLDEN=1` writes what is seen.
 #[test]
 fn the_table_is_right_for_this_kernel() {
-    let name = concat!(module_path!(), "::the_table_is_right_for_this_kernel");
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let node = node();
         let program = tripod_binary();
         let before = state(&node);
@@ -93,11 +92,7 @@ fn said(node: &Host, arguments: &[&str]) -> (String, String, Option<i32>) {
 
 #[test]
 fn what_is_left_out_is_missing_in_every_view() {
-    let name = concat!(
-        module_path!(),
-        "::what_is_left_out_is_missing_in_every_view"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let node = node();
         let (probed, ..) = said(&node, &["probe", "--without=local-routes", "-o", "json"]);
         let probed: serde_json::Value = serde_json::from_str(&probed).expect("JSON");

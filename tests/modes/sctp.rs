@@ -44,11 +44,7 @@ impl Drop for Hidden {
 
 #[test]
 fn one_sctp_service_is_named_and_the_others_are_served() {
-    let name = concat!(
-        module_path!(),
-        "::one_sctp_service_is_named_and_the_others_are_served"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         // Only there is it a module.
         if kernel() != "full" {
             return;

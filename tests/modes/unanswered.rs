@@ -50,11 +50,7 @@ fn command(node: &Host, arguments: &[&str]) -> std::process::Command {
 
 #[test]
 fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
-    let name = concat!(
-        module_path!(),
-        "::no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let node = node();
         programs();
         fs::write(SHORTAGE, "").expect("a file");

@@ -27,19 +27,17 @@ const ON_A_KERNEL_WITH_MODULES: [&str; 5] = [
 
 #[test]
 fn guest_bare_userspace() {
-    let name = concat!(module_path!(), "::guest_bare_userspace");
-    in_guest(name, uml::Profile::Bare, &ON_A_BARE_KERNEL);
+    in_guest(uml::Profile::Bare, &ON_A_BARE_KERNEL);
 }
 
 #[test]
 fn guest_full_userspace() {
-    let name = concat!(module_path!(), "::guest_full_userspace");
-    in_guest(name, uml::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
+    in_guest(uml::Profile::Full, &ON_A_KERNEL_WITH_MODULES);
 }
 
 /// Tripod has to find out by itself which capture works there.
-fn in_guest(test: &str, profile: uml::Profile, names: &[&str]) {
-    uml::in_guest(test, profile, names, &[("TRIPOD_LAB_CAPTURE", "auto")]);
+fn in_guest(profile: uml::Profile, names: &[&str]) {
+    uml::in_guest(profile, names, &[("TRIPOD_LAB_CAPTURE", "auto")]);
 }
 
 #[test]
@@ -57,11 +55,7 @@ fn no_netfilter_here() {
 #[test]
 #[ignore = "for a guest kernel without netfilter"]
 fn transparent_says_what_is_missing_and_serves() {
-    let name = concat!(
-        module_path!(),
-        "::transparent_says_what_is_missing_and_serves"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Local);
         let web = Service::new("web", 10).with_external_ip();
         lab.three_backends().publish_all(&web);

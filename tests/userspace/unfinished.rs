@@ -33,11 +33,7 @@ fn says_more(tripod: &Tripod, words: &[&str], before: usize) {
 
 #[test]
 fn a_service_without_a_port_is_tried_again_after_capture_has_failed() {
-    let name = concat!(
-        module_path!(),
-        "::a_service_without_a_port_is_tried_again_after_capture_has_failed"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
         let [web, late] = [Service::new("web", 1), Service::new("late", 2)];
         lab.add_backends(&["a"]).publish_all(&web);

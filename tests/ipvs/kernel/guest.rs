@@ -4,10 +4,9 @@ use crate::lab::{skip, uml};
 
 #[test]
 fn guest_full_ipvs_kernel() {
-    let test = concat!(module_path!(), "::guest_full_ipvs_kernel");
     for tool in ["ipvsadm", "ipset"] {
         if !installed(tool) {
-            return skip(test, &format!("no {tool}: apt-get install ipvsadm ipset"));
+            return skip(format!("no {tool}: apt-get install ipvsadm ipset"));
         }
     }
     let tests = [
@@ -16,7 +15,7 @@ fn guest_full_ipvs_kernel() {
         "ipvs::kernel::reload::",
         "ipvs::kernel::servers::",
     ];
-    uml::in_guest(test, uml::Profile::Full, &tests, &[]);
+    uml::in_guest(uml::Profile::Full, &tests, &[]);
 }
 
 fn installed(tool: &str) -> bool {

@@ -31,11 +31,7 @@ fn timed<T>(what: &str, act: impl FnOnce() -> T) -> T {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn five_thousand_services_are_in_and_listed_soon() {
-    let test = concat!(
-        module_path!(),
-        "::five_thousand_services_are_in_and_listed_soon"
-    );
-    run(test, Share::Alone, || {
+    run(Share::Alone, || {
         let mut ipvs = ipvs();
         let ids: Vec<ServerId> = (0..SERVICES)
             .map(|number| ServerId {
@@ -85,11 +81,7 @@ fn five_thousand_services_are_in_and_listed_soon() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn twenty_five_thousand_members_are_in_and_listed_soon() {
-    let test = concat!(
-        module_path!(),
-        "::twenty_five_thousand_members_are_in_and_listed_soon"
-    );
-    run(test, Share::Alone, || {
+    run(Share::Alone, || {
         let mut sets = IpSets::open().expect("ipset");
         let set = Set::new("KUBE-LOOP-BACK", Kind::IpPortIp, Family::V4);
         sets.create(&set).expect("creating it");

@@ -8,11 +8,7 @@ use crate::lab::{Share, run};
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn ipvs_is_found_again_when_its_module_was_loaded_anew() {
-    let test = concat!(
-        module_path!(),
-        "::ipvs_is_found_again_when_its_module_was_loaded_anew"
-    );
-    run(test, Share::Alone, || {
+    run(Share::Alone, || {
         let mut ipvs = ipvs();
         let id = tcp("10.96.0.1:80");
         let server = VirtualServer::new(id, "wrr");

@@ -13,11 +13,7 @@ use crate::lab::{Share, run};
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn virtual_servers_are_what_ipvsadm_says_they_are() {
-    let test = concat!(
-        module_path!(),
-        "::virtual_servers_are_what_ipvsadm_says_they_are"
-    );
-    run(test, Share::Beside, || {
+    run(Share::Beside, || {
         let mut ipvs = ipvs();
         let udp = ServerId {
             protocol: Protocol::Udp,
@@ -87,11 +83,7 @@ fn virtual_servers_are_what_ipvsadm_says_they_are() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn real_servers_are_what_ipvsadm_says_they_are() {
-    let test = concat!(
-        module_path!(),
-        "::real_servers_are_what_ipvsadm_says_they_are"
-    );
-    run(test, Share::Beside, || {
+    run(Share::Beside, || {
         let mut ipvs = ipvs();
         let (four, six) = (tcp("10.96.0.1:80"), tcp("[fd00::a]:80"));
         for id in [four, six] {
@@ -163,11 +155,7 @@ fn real_servers_are_what_ipvsadm_says_they_are() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn each_change_of_a_batch_has_its_own_outcome() {
-    let test = concat!(
-        module_path!(),
-        "::each_change_of_a_batch_has_its_own_outcome"
-    );
-    run(test, Share::Beside, || {
+    run(Share::Beside, || {
         let mut ipvs = ipvs();
         let (web, none) = (tcp("10.96.0.1:80"), tcp("10.96.0.9:80"));
         let real = masqueraded("10.244.0.1:80", 1);
@@ -224,8 +212,7 @@ fn each_change_of_a_batch_has_its_own_outcome() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_others_made_stays_apart() {
-    let test = concat!(module_path!(), "::what_others_made_stays_apart");
-    run(test, Share::Beside, || {
+    run(Share::Beside, || {
         show("ipvsadm -A -f 7 -s rr");
         show("ipvsadm -A -t 10.96.0.1:80 -s rr");
         let mut ipvs = ipvs();
@@ -243,11 +230,7 @@ fn what_others_made_stays_apart() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn timeouts_schedulers_and_the_version_are_told() {
-    let test = concat!(
-        module_path!(),
-        "::timeouts_schedulers_and_the_version_are_told"
-    );
-    run(test, Share::Beside, || {
+    run(Share::Beside, || {
         let mut ipvs = ipvs();
         let info = ipvs.info().expect("information");
         assert_eq!(info.version.0, 1, "{info:?}");
@@ -278,11 +261,7 @@ fn timeouts_schedulers_and_the_version_are_told() {
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_a_killed_trial_left_is_no_obstacle_to_the_next() {
-    let test = concat!(
-        module_path!(),
-        "::what_a_killed_trial_left_is_no_obstacle_to_the_next"
-    );
-    run(test, Share::Beside, || {
+    run(Share::Beside, || {
         let mut ipvs = ipvs();
         show("ipvsadm -A -t 192.0.2.1:1 -s wlc");
         let missing = ipvs.missing_schedulers(["wrr", "foo"]).expect("schedulers");

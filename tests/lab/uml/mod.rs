@@ -155,11 +155,11 @@ pub fn run(
 
 /// As a test: runs the tests whose names begin with `names` in a guest, one
 /// after the other, and fails if one fails or is missing.
-pub fn in_guest(test: &str, profile: Profile, names: &[&str], environment: &[(&str, &str)]) {
+pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) {
     if let Some(reason) = unavailable() {
-        return skip(test, &reason);
+        return skip(&reason);
     }
-    super::run(test, Share::Alone, || {
+    super::run(Share::Alone, || {
         let flags = ["--include-ignored", "--test-threads=1", "--color=never"];
         let arguments = [names, &flags].concat();
         let mut environment = [environment, &[("CI", "true")]].concat();

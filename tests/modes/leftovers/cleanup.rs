@@ -22,8 +22,7 @@ pub fn clean_up(node: &Host) {
 
 #[test]
 fn cleanup_leaves_exactly_what_is_others() {
-    let name = concat!(module_path!(), "::cleanup_leaves_exactly_what_is_others");
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let kubelet = engines()[0];
         let node = node();
         foreign(&node, kubelet);

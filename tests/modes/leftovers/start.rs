@@ -105,8 +105,7 @@ macro_rules! over_everything {
     ($($name:ident: $flags:expr, $kernels:expr, $engine:expr;)+) => { $(
         #[test]
         fn $name() {
-            let name = concat!(module_path!(), "::", stringify!($name));
-            run(name, Share::Beside, || {
+            run(Share::Beside, || {
                 if $kernels.contains(&kernel().as_str()) {
                     over_everything(&$flags, $engine);
                 }
@@ -127,8 +126,7 @@ over_everything! {
 
 #[test]
 fn an_engine_that_nobody_uses_stays_unused() {
-    let name = concat!(module_path!(), "::an_engine_that_nobody_uses_stays_unused");
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         if kernel() != "host" {
             return;
         }
@@ -155,11 +153,7 @@ fn an_engine_that_nobody_uses_stays_unused() {
 
 #[test]
 fn nothing_goes_before_there_is_something_to_serve() {
-    let name = concat!(
-        module_path!(),
-        "::nothing_goes_before_there_is_something_to_serve"
-    );
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let engine = engines()[0];
         let node = node();
         foreign(&node, engine);

@@ -202,8 +202,7 @@ macro_rules! take_over {
     ($($name:ident: $kernel:literal, $old:expr, $flags:expr, $engine:literal;)+) => { $(
         #[test]
         fn $name() {
-            let name = concat!(module_path!(), "::", stringify!($name));
-            run(name, Share::Beside, || {
+            run(Share::Beside, || {
                 if kernel() == $kernel {
                     take_over($old, &$flags, $engine);
                 }

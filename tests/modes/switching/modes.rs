@@ -48,8 +48,7 @@ fn traces(lab: &Lab) -> [(&'static str, bool); 3] {
 
 #[test]
 fn clients_notice_nothing() {
-    let name = concat!(module_path!(), "::clients_notice_nothing");
-    run(name, Share::Beside, || {
+    run(Share::Beside, || {
         let full = kernel() == "full";
         let order: &[&str] = match full {
             true => &["userspace", "iptables", "ipvs", "userspace"],
