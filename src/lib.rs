@@ -4,12 +4,14 @@
 //! `ARCHITECTURE.md` has the map and the flow of one Service through the code.
 
 pub mod api_client;
+pub mod backoff;
 pub mod cli;
 pub mod config;
 pub mod duration;
 pub mod events;
 pub mod kernel;
 pub mod log;
+pub mod log_once;
 pub mod modes;
 pub mod net;
 pub mod node;

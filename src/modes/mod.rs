@@ -1,24 +1,28 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
-pub mod apart;
 mod detect_local;
 pub mod iptables;
 pub mod ipvs;
 mod metrics;
+pub mod offloaded;
+pub mod references;
 pub mod render;
 mod stale;
+pub mod state;
+mod unsupported;
 pub mod userspace;
 pub mod verdict;
 
 pub use metrics::Metrics;
+pub use unsupported::{Reason, Unsupported};
 
 use std::{sync::Arc, time::Duration};
 
 use crate::{
     kernel::xtables::Engine,
     net::{Family, ModeName, PerFamily},
-    services::{Changes, Preferences, Retry, ServiceMap, ServicePortName},
+    services::{Changes, ServiceMap, ServicePortName},
 };
 
 /// What a sync is asked for: the changes of each family; `None`: that family is
@@ -57,35 +61,7 @@ pub struct SyncReport {
     /// the ServicePorts that this sync had to bring in force: those of
     /// `changes.ports`, or all if `changes.full`. The rest of each is in
     /// force, and nothing is tried again.
-    pub unhonoured: Vec<Unhonoured>,
-}
-
-/// A preference that the running mode cannot honour. Said once, in the log and
-/// in an Event on the Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unhonoured {
-    /// Whose it is; other ports of the Service may have the same.
-    pub port: ServicePortName,
-    /// The annotation, such as [`Preferences::SCHEDULER`], or another part of
-    /// the Service.
-    ///
-    /// [`Preferences::SCHEDULER`]: crate::services::Preferences::SCHEDULER
-    pub what: &'static str,
-    /// Why not, what is done instead, and what would help.
-    pub why: String,
-}
-
-/// What of `tripod.proxy/retry` cannot be done where the kernel sends a connection
-/// to one endpoint: the annotation, and why.
-fn unsupported_retry(preferences: &Preferences) -> Option<(&'static str, String)> {
-    let why = match preferences.retry? {
-        Retry::FirstFlight | Retry::Connect => {
-            "each connection goes to one endpoint, no other one is tried when it does not \
-             answer, and nothing is sent twice; userspace mode tries others"
-        }
-        Retry::Off => return None,
-    };
-    Some((Preferences::RETRY, why.to_owned()))
+    pub unsupported: Vec<Unsupported>,
 }
 
 /// Why the sync of a family as a whole did not take effect. The next one tries
@@ -129,32 +105,9 @@ pub trait Mode: Send {
     -> impl Future<Output = Outcomes> + Send;
     /// Waits until somebody disturbs what this mode installed, where it can
     /// notice: then a full sync is due. May be dropped while it waits.
-    fn disturbed(&mut self) -> impl Future<Output = ()> + Send {
+    fn externally_modified(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
     /// Where it has rules: in which engine of each family. Does not change.
     fn engines(&self) -> Vec<(Family, Engine)>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernel_tries_one_endpoint_which_is_all_that_off_asks_for() {
-        for (retry, supported) in [
-            (None, true),
-            (Some(Retry::Off), true),
-            (Some(Retry::Connect), false),
-            (Some(Retry::FirstFlight), false),
-        ] {
-            let preferences = Preferences {
-                retry,
-                ..Preferences::NONE
-            };
-            let said = unsupported_retry(&preferences).map(|(what, _)| what);
-            let expected = (!supported).then_some(Preferences::RETRY);
-            assert_eq!(said, expected, "{retry:?}");
-        }
-    }
 }

@@ -5,7 +5,6 @@
 //! [`metrics`]. Each IP family has its own pending changes, retries and health:
 //! one that fails keeps nothing of the other back.
 
-pub mod backoff;
 mod conflicts;
 pub mod health;
 mod latency;
@@ -14,7 +13,7 @@ mod no_local;
 pub mod pace;
 mod told;
 mod trim;
-mod unhonoured;
+mod unsupported;
 
 use std::{
     collections::BTreeSet,
@@ -37,7 +36,7 @@ use self::{
     no_local::NoLocalEndpoints,
     pace::{Outcome, Pace, Turn},
     told::{Fails, Told},
-    unhonoured::Said,
+    unsupported::Said,
 };
 use crate::{
     events::Recorder,
@@ -188,7 +187,7 @@ impl<M: Mode> Runner<M> {
                     None => return,
                 },
                 () = changed(addresses.as_mut(), &mut watched) => self.ask_all(&mut pace),
-                () = self.mode.disturbed() => self.ask_all(&mut pace),
+                () = self.mode.externally_modified() => self.ask_all(&mut pace),
                 () = sleep_until(due) => {}
             }
         }
@@ -350,7 +349,7 @@ impl<M: Mode> Runner<M> {
         }
         let mode = self.mode.name();
         self.said
-            .tell(mode, family, report.unhonoured, &changes, map);
+            .tell(mode, family, report.unsupported, &changes, map);
         let fails = self.told.tell(family, report.failed, report.unfinished);
         let failed = self.told.service_ports();
         self.metrics.service_ports_failed.set(failed as i64);

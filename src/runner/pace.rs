@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::backoff::Backoff;
-use crate::net::{Family, PerFamily};
+use crate::{
+    backoff::Backoff,
+    net::{Family, PerFamily},
+};
 
 /// How often syncs may, and must, happen.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use crate::{
     kernel::xtables::Engine,
     modes::{
         Asked, Mode, Outcomes, SyncError,
-        apart::Apart,
         iptables::Iptables,
         ipvs::Ipvs,
+        offloaded::Offloaded,
         userspace::{Handover, Userspace},
     },
     net::{Family, ModeName},
@@ -15,7 +15,7 @@ use crate::{
 
 /// One of the modes.
 pub(super) enum Running {
-    Ipvs(Apart<Ipvs>),
+    Ipvs(Offloaded<Ipvs>),
     Iptables(Box<Iptables>),
     Userspace(Box<Userspace>),
 }
@@ -56,11 +56,11 @@ impl Mode for Running {
         }
     }
 
-    async fn disturbed(&mut self) {
+    async fn externally_modified(&mut self) {
         match self {
-            Running::Ipvs(mode) => mode.disturbed().await,
-            Running::Iptables(mode) => mode.disturbed().await,
-            Running::Userspace(mode) => mode.disturbed().await,
+            Running::Ipvs(mode) => mode.externally_modified().await,
+            Running::Iptables(mode) => mode.externally_modified().await,
+            Running::Userspace(mode) => mode.externally_modified().await,
         }
     }
 

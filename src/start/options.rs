@@ -9,9 +9,9 @@ use crate::{
     cli::Settings,
     kernel::probe::Kernel,
     modes::{
-        apart::Apart,
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
+        offloaded::Offloaded,
         userspace::{self, Capture, Counters, Userspace, capture},
     },
     net::{self, ModeName},
@@ -63,7 +63,7 @@ impl Site<'_> {
                 let node_ports = Arc::clone(self.node_ports);
                 let metrics = self.metrics.clone();
                 let mode = Ipvs::new(options, self.kernel, node_ports, Arc::new(metrics))?;
-                Running::Ipvs(Apart::new(mode))
+                Running::Ipvs(Offloaded::new(mode))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {

@@ -8,18 +8,18 @@ use super::Done;
 use crate::{
     cli::Settings,
     kernel::probe::{Examination, Findings, Kernel, findings},
-    modes::verdict::{self, Choice, Wishes},
+    modes::verdict::{self, Choice, ModeRequirements},
     net::{Family, ModeName},
 };
 
 /// Prints what each mode would miss here.
 pub(super) fn print(settings: &Settings, json: bool) -> Done {
-    let wishes = Wishes {
+    let requirements = ModeRequirements {
         transparent: true,
-        ..wishes(settings)
+        ..requirements(settings)
     };
-    let kernel = examine(&wishes, true).leaving_out(&settings.own.without);
-    let verdicts = verdict::verdicts(&kernel, &wishes);
+    let kernel = examine(&requirements, true).leaving_out(&settings.own.without);
+    let verdicts = verdict::verdicts(&kernel, &requirements);
     let text = match json {
         true => format!("{:#}\n", verdict::json(&verdicts)),
         false => verdict::table(&verdicts),
@@ -30,7 +30,7 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
 
 /// Returns the kernel as the operator's requirements see it, without what is to
 /// be left out.
-fn examine(wishes: &Wishes, settles: bool) -> Kernel {
+fn examine(requirements: &ModeRequirements, settles: bool) -> Kernel {
     let findings = match Findings::read(Path::new(findings::PATH)) {
         Ok(findings) => findings,
         Err(error) => {
@@ -39,17 +39,17 @@ fn examine(wishes: &Wishes, settles: bool) -> Kernel {
         }
     };
     Kernel::examine_as(&Examination {
-        schedulers: &schedulers(wishes),
+        schedulers: &schedulers(requirements),
         findings: findings.as_ref(),
         settles,
     })
 }
 
 /// As [`examine`], on a thread of its own: a program may hang.
-async fn examined(wishes: &Wishes, settles: bool) -> Result<Kernel, String> {
+async fn examined(requirements: &ModeRequirements, settles: bool) -> Result<Kernel, String> {
     let (sender, receiver) = oneshot::channel();
-    let wishes = wishes.clone();
-    let work = move || sender.send(examine(&wishes, settles));
+    let requirements = requirements.clone();
+    let work = move || sender.send(examine(&requirements, settles));
     let spawned = thread::Builder::new().spawn(work);
     spawned.map_err(|error| format!("no thread to examine it: {error}"))?;
     let ended = |_| "its examination came to no end".to_owned();
@@ -73,20 +73,20 @@ pub(super) fn keep_findings(kernel: &Kernel) {
 }
 
 /// Returns a kernel that has everything but what is to be left out.
-pub(super) fn imagine(settings: &Settings, wishes: &Wishes) -> Kernel {
-    Kernel::with_everything(&schedulers(wishes)).leaving_out(&settings.own.without)
+pub(super) fn imagine(settings: &Settings, requirements: &ModeRequirements) -> Kernel {
+    Kernel::with_everything(&schedulers(requirements)).leaving_out(&settings.own.without)
 }
 
-fn schedulers(wishes: &Wishes) -> Vec<String> {
-    let mut schedulers = vec!["rr".to_owned(), wishes.scheduler.clone()];
+fn schedulers(requirements: &ModeRequirements) -> Vec<String> {
+    let mut schedulers = vec!["rr".to_owned(), requirements.scheduler.clone()];
     schedulers.dedup();
     schedulers
 }
 
 /// Returns what the settings require of a kernel.
-pub(super) fn wishes(settings: &Settings) -> Wishes {
+pub(super) fn requirements(settings: &Settings) -> ModeRequirements {
     let configured = &settings.configuration.ipvs.scheduler;
-    Wishes {
+    ModeRequirements {
         primary: match settings.effective.prefers_ipv6 {
             true => Family::V6,
             false => Family::V4,
@@ -129,19 +129,19 @@ const PATIENCE: u32 = 6;
 /// When none can, or when the one asked for cannot and no other will do: with
 /// the table of `tripod probe`.
 pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
-    let wishes = wishes(settings);
+    let requirements = requirements(settings);
     let wanted = settings.effective.mode;
     let (mut attempts, mut pause, mut logged) = (0, PAUSE, false);
     loop {
         attempts += 1;
         let settles = attempts > PATIENCE;
-        let unknown = match examined(&wishes, settles).await {
+        let unknown = match examined(&requirements, settles).await {
             Ok(found) => {
                 let kernel = found.clone().leaving_out(&settings.own.without);
-                let choice = verdict::choose(wanted, &kernel, &wishes);
+                let choice = verdict::choose(wanted, &kernel, &requirements);
                 match choice.open() {
                     None if settles || choice.unknown().is_empty() => {
-                        return decide(settings, &wishes, choice, kernel, found);
+                        return decide(settings, &requirements, choice, kernel, found);
                     }
                     None => format!(
                         "not known whether this kernel has {}",
@@ -164,14 +164,19 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
 
 fn decide(
     settings: &Settings,
-    wishes: &Wishes,
+    requirements: &ModeRequirements,
     choice: Choice,
     kernel: Kernel,
     found: Kernel,
 ) -> Result<Chosen, String> {
     let wanted = settings.effective.mode;
     // For people, in lines of its own; the log's line says what it is about.
-    let explain = || eprint!("{}", verdict::table(&verdict::verdicts(&kernel, wishes)));
+    let explain = || {
+        eprint!(
+            "{}",
+            verdict::table(&verdict::verdicts(&kernel, requirements))
+        )
+    };
     match choice.mode {
         None => {
             explain();

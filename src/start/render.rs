@@ -14,10 +14,10 @@ use crate::{
 pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     std::fs::read_dir(folder)
         .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
-    let wishes = probe::wishes(settings);
-    let kernel = probe::imagine(settings, &wishes);
+    let requirements = probe::requirements(settings);
+    let kernel = probe::imagine(settings, &requirements);
     let effective = &settings.effective;
-    let verdict = verdict::verdict(effective.mode, &kernel, &wishes);
+    let verdict = verdict::verdict(effective.mode, &kernel, &requirements);
     if !verdict.can_run() {
         return Err(verdict.to_string().into());
     }

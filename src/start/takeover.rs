@@ -176,7 +176,7 @@ impl<M: Mode> Mode for TakeOver<M> {
         outcomes
     }
 
-    async fn disturbed(&mut self) {
+    async fn externally_modified(&mut self) {
         let (running, ends) = (self.running(), self.overlap_ends());
         let TakeOver {
             mode,
@@ -205,7 +205,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             std::future::pending().await
         };
         tokio::select! {
-            () = mode.disturbed() => {}
+            () = mode.externally_modified() => {}
             () = back => {}
         }
     }

@@ -117,7 +117,7 @@ impl Rig {
             all.examined += report.examined;
             all.failed.extend(report.failed);
             all.unfinished.extend(report.unfinished);
-            all.unhonoured.extend(report.unhonoured);
+            all.unsupported.extend(report.unsupported);
         }
         all
     }

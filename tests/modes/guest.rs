@@ -38,7 +38,7 @@ fn guest_bare_modes() {
     uml::in_guest(uml::Profile::Bare, &tests, &[(KERNEL, "bare")]);
 }
 
-/// Apart from the others, as it takes a module away.
+/// Offloaded from the others, as it takes a module away.
 #[test]
 fn guest_full_without_sctp_match() {
     let tests = ["modes::sctp::"];

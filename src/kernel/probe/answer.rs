@@ -16,7 +16,7 @@ pub(super) enum Answer {
     /// It works.
     Works,
     /// It does not, for this reason.
-    Lacks(String),
+    Missing(String),
     /// It failed for a passing reason, which says nothing about it.
     Unknown(String),
 }
@@ -25,7 +25,7 @@ pub(super) enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unable {
     /// It is not to be had here.
-    Lacks(String),
+    Missing(String),
     /// It failed for a passing reason.
     Unknown(String),
 }
@@ -34,7 +34,7 @@ impl From<Result<(), Unable>> for Answer {
     fn from(tried: Result<(), Unable>) -> Answer {
         match tried {
             Ok(()) => Answer::Works,
-            Err(Unable::Lacks(why)) => Answer::Lacks(why),
+            Err(Unable::Missing(why)) => Answer::Missing(why),
             Err(Unable::Unknown(why)) => Answer::Unknown(why),
         }
     }
@@ -44,7 +44,7 @@ impl Unable {
     fn new(passing: bool, why: String) -> Unable {
         match passing {
             true => Unable::Unknown(why),
-            false => Unable::Lacks(why),
+            false => Unable::Missing(why),
         }
     }
 }
@@ -65,11 +65,11 @@ impl From<&netlink::Error> for Unable {
                 errno: Errno::UnknownErrno,
                 hint: Some(hint),
                 ..
-            } => Unable::Lacks(hint.clone()),
+            } => Unable::Missing(hint.clone()),
             netlink::Error::Refused { errno, .. } => Unable::from(*errno),
             netlink::Error::Socket { source, .. } => Unable::from(source),
             netlink::Error::Unstable { .. } => Unable::Unknown(error.to_string()),
-            netlink::Error::Answer { .. } => Unable::Lacks(error.to_string()),
+            netlink::Error::Answer { .. } => Unable::Missing(error.to_string()),
         }
     }
 }
@@ -104,7 +104,7 @@ impl From<sysctl::Error> for Unable {
 impl From<xtables::Error> for Unable {
     fn from(error: xtables::Error) -> Unable {
         match error {
-            xtables::Error::Unusable { reason, .. } => Unable::Lacks(reason),
+            xtables::Error::Unusable { reason, .. } => Unable::Missing(reason),
             xtables::Error::Unknown { reason, .. } => Unable::Unknown(reason),
             error => Unable::new(error.is_unanswered(), error.to_string()),
         }
@@ -130,7 +130,7 @@ mod tests {
         let unknown = |unable: &Unable| matches!(unable, Unable::Unknown(_));
         assert_eq!(
             refused(Errno::ENOENT),
-            Unable::Lacks("No such file or directory".to_owned())
+            Unable::Missing("No such file or directory".to_owned())
         );
         assert_eq!(
             refused(Errno::ENOMEM),

@@ -128,7 +128,7 @@ impl Findings {
         let abilities = kept.filter_map(|(ability, answer)| {
             let lack = match answer {
                 Answer::Works => None,
-                Answer::Lacks(why) => Some(why.clone()),
+                Answer::Missing(why) => Some(why.clone()),
                 Answer::Unknown(_) => return None,
             };
             Some((ability.to_string(), lack))
@@ -138,7 +138,7 @@ impl Findings {
             for extension in Extension::ALL {
                 match kernel.tried.get(&Ability::Extension(*family, extension))? {
                     Answer::Works => {}
-                    Answer::Lacks(_) => lacks.push(extension.word().to_owned()),
+                    Answer::Missing(_) => lacks.push(extension.word().to_owned()),
                     Answer::Unknown(_) => return None,
                 }
             }
@@ -227,7 +227,7 @@ impl Findings {
         let lack = self.abilities.get(&ability.to_string())?;
         Some(match lack {
             None => Ok(()),
-            Some(why) => Err(Unable::Lacks(why.clone())),
+            Some(why) => Err(Unable::Missing(why.clone())),
         })
     }
 
@@ -281,7 +281,7 @@ mod tests {
         let rr = Ability::Scheduler("rr".to_owned());
         assert_eq!(read.tried(&rr), Some(Ok(())));
         let dummy = read.tried(&Ability::DummyLink);
-        assert!(matches!(dummy, Some(Err(Unable::Lacks(_)))), "{dummy:?}");
+        assert!(matches!(dummy, Some(Err(Unable::Missing(_)))), "{dummy:?}");
         assert_eq!(read.tried(&Ability::Splice), None, "it may differ");
         let other = Ability::Scheduler("mh".to_owned());
         assert_eq!(read.tried(&other), None, "it was not tried");

@@ -38,7 +38,7 @@ pub(super) fn sets(kernel: &mut Kernel, findings: Option<&Findings>) {
 
 fn set(sets: &mut IpSets, kind: &str) -> Tried {
     let Some(kind) = Kind::of(kind) else {
-        return Err(Unable::Lacks("unknown".to_owned()));
+        return Err(Unable::Missing("unknown".to_owned()));
     };
     // One that was left by a process that was killed would be in the way.
     sets.destroy(SET)?;
@@ -66,7 +66,7 @@ pub(super) fn virtual_servers(
         let outcome = match (&mut opened, &works) {
             (Ok(ipvs), Ok(())) => kept_or(findings, &ability, || scheduler(ipvs, name)),
             (_, Err(unknown @ Unable::Unknown(_))) => Err(unknown.clone()),
-            _ => Err(Unable::Lacks("there is no IPVS to use it in".to_owned())),
+            _ => Err(Unable::Missing("there is no IPVS to use it in".to_owned())),
         };
         kernel.record(ability, outcome);
     }
@@ -75,6 +75,6 @@ pub(super) fn virtual_servers(
 fn scheduler(ipvs: &mut Ipvs, name: &str) -> Tried {
     match ipvs.missing_schedulers([name])?.is_empty() {
         true => Ok(()),
-        false => Err(Unable::Lacks("there is none of that name".to_owned())),
+        false => Err(Unable::Missing("there is none of that name".to_owned())),
     }
 }

@@ -74,7 +74,7 @@ impl Kernel {
     /// Returns the same kernel without those abilities.
     #[must_use]
     pub fn leaving_out(mut self, left_out: &LeaveOut) -> Kernel {
-        let left_out_why = || Unable::Lacks(WHY.to_owned());
+        let left_out_why = || Unable::Missing(WHY.to_owned());
         for ability in &left_out.0 {
             self.record(ability.clone(), Err(left_out_why()));
             if let Ability::Extension(family, Extension::Masquerade) = ability {
@@ -89,7 +89,7 @@ impl Kernel {
     pub fn left_out_schedulers(&self) -> BTreeSet<Arc<str>> {
         let lacks = self.tried.iter();
         let left_out =
-            lacks.filter(|(_, answer)| matches!(answer, Answer::Lacks(why) if why == WHY));
+            lacks.filter(|(_, answer)| matches!(answer, Answer::Missing(why) if why == WHY));
         left_out
             .filter_map(|(ability, _)| match ability {
                 Ability::Scheduler(name) => Some(name.as_str().into()),

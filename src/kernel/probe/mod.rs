@@ -133,7 +133,7 @@ impl Kernel {
     pub fn lack(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
             Some(Answer::Works) => None,
-            Some(Answer::Lacks(why) | Answer::Unknown(why)) => Some(why),
+            Some(Answer::Missing(why) | Answer::Unknown(why)) => Some(why),
             None => Some("was not tried"),
         }
     }
@@ -194,7 +194,7 @@ impl Kernel {
     #[must_use]
     pub fn without(mut self, ability: &Ability) -> Kernel {
         let why = "taken away".to_owned();
-        self.tried.insert(ability.clone(), Answer::Lacks(why));
+        self.tried.insert(ability.clone(), Answer::Missing(why));
         self
     }
 
@@ -271,10 +271,10 @@ impl Kernel {
                 Ok(probed) if extension.is_in(&probed.unknown) => {
                     Err(Unable::Unknown(probed.why.unwrap_or_default()))
                 }
-                Ok(_) => Err(Unable::Lacks("a rule with it was refused".to_owned())),
-                Err(Unable::Lacks(_)) => {
+                Ok(_) => Err(Unable::Missing("a rule with it was refused".to_owned())),
+                Err(Unable::Missing(_)) => {
                     let why = "there is no nat table to use it in";
-                    Err(Unable::Lacks(why.to_owned()))
+                    Err(Unable::Missing(why.to_owned()))
                 }
                 Err(unknown) => Err(unknown),
             };

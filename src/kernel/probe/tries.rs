@@ -37,7 +37,7 @@ pub(super) fn net_admin() -> Tried {
         Err(Error::Refused {
             errno: Errno::EPERM | Errno::EACCES,
             ..
-        }) => Err(Unable::Lacks(words(Errno::EPERM))),
+        }) => Err(Unable::Missing(words(Errno::EPERM))),
         Err(error) if error.is_passing() => Err(error.into()),
         _ => Ok(()),
     }
@@ -180,9 +180,9 @@ pub(super) fn xtables(findings: Option<&Findings>, settles: bool) -> Kernel {
         let found = match (why, kernel.markers.contains_key(&family)) {
             (_, true) => Ok(()),
             (unknown @ Unable::Unknown(_), false) => Err(unknown),
-            (Unable::Lacks(_), false) => {
+            (Unable::Missing(_), false) => {
                 let why = "a rule with it in table mangle was refused";
-                Err(Unable::Lacks(why.to_owned()))
+                Err(Unable::Missing(why.to_owned()))
             }
         };
         kernel.record(Ability::Extension(family, Extension::Socket), found);

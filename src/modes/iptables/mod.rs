@@ -20,7 +20,7 @@ pub mod render;
 mod tally;
 #[cfg(test)]
 mod tests;
-mod unhonoured;
+mod unsupported;
 mod watch;
 
 use std::{sync::Arc, time::Duration};
@@ -35,7 +35,7 @@ use self::{
     plan::{DispatchChoice, Options, is_large_cluster},
     tally::Done,
 };
-use super::{Asked, Mode, Outcomes, SyncError, SyncReport, Unhonoured, stale::StaleFlows};
+use super::{Asked, Mode, Outcomes, SyncError, SyncReport, Unsupported, stale::StaleFlows};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::{
@@ -170,13 +170,13 @@ impl Iptables {
 }
 
 impl FamilyState {
-    fn unhonoured(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unhonoured> {
+    fn unsupported(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unsupported> {
         let all = map.iter().filter(|_| changes.full);
         let named = changes.ports.iter().filter(|_| !changes.full);
         let ports = all.chain(named.filter_map(|name| map.get(name)));
         let served = ports.filter(|port| port.name.family == self.family);
         served
-            .flat_map(|port| unhonoured::of(port, self.rules.features))
+            .flat_map(|port| unsupported::of(port, self.rules.features))
             .collect()
     }
 
@@ -190,7 +190,7 @@ impl FamilyState {
                 .map(|(name, why)| (name.clone(), why.clone()))
                 .collect(),
             unfinished: unfinished.chain(self.flows.unfinished()).collect(),
-            unhonoured: self.unhonoured(map, changes),
+            unsupported: self.unsupported(map, changes),
             ..SyncReport::default()
         }
     }
@@ -333,7 +333,7 @@ impl Mode for Iptables {
         outcomes
     }
 
-    async fn disturbed(&mut self) {
+    async fn externally_modified(&mut self) {
         loop {
             sleep_until(self.look).await;
             self.look = Instant::now() + LOOK;

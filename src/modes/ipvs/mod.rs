@@ -44,9 +44,7 @@ use self::{
     rule_writer::RuleWriter,
     wanted::{Touched, Wanted},
 };
-use super::{
-    Asked, Mode, Outcomes, SyncError, SyncReport, Unhonoured, both_failed, stale::StaleFlows,
-};
+use super::{Asked, Mode, Outcomes, SyncError, SyncReport, both_failed, stale::StaleFlows};
 use crate::{
     kernel::{
         netlink,
@@ -200,14 +198,10 @@ impl Ipvs {
                 Some(new) => self.ports.insert(name.clone(), Arc::clone(new)),
                 None => self.ports.remove(&name),
             };
-            let unhonoured = new_plan.unhonoured.into_iter();
+            let unsupported = new_plan.unsupported.into_iter();
             report
-                .unhonoured
-                .extend(unhonoured.map(|(what, why)| Unhonoured {
-                    port: name.clone(),
-                    what,
-                    why,
-                }));
+                .unsupported
+                .extend(unsupported.map(|reason| reason.at(&name)));
         }
     }
 

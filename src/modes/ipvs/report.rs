@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{plan::Set, wanted::Touched};
 use crate::{
-    modes::{SyncReport, Unhonoured},
+    modes::{SyncReport, Unsupported},
     net::Family,
     services::ServicePortName,
 };
@@ -21,7 +21,7 @@ pub struct Report {
     /// What else failed and is to be tried again.
     pub unfinished: Vec<String>,
     /// Preferences that cannot be done.
-    pub unhonoured: Vec<Unhonoured>,
+    pub unsupported: Vec<Unsupported>,
     /// What is to be tried again.
     pub unsettled: Touched,
     /// Sets that cannot hold what they are to, each with the reason.
@@ -43,7 +43,7 @@ impl Report {
             failed: self.failed,
             unfinished: self.unfinished,
             look_again,
-            unhonoured: self.unhonoured,
+            unsupported: self.unsupported,
             ..SyncReport::default()
         }
     }

@@ -212,7 +212,7 @@ mod tests {
                 element: Element::Ip(ip),
             }],
             addresses: vec![ip],
-            unhonoured: Vec::new(),
+            unsupported: Vec::new(),
         }
     }
 

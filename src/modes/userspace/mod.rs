@@ -421,8 +421,8 @@ impl Userspace {
             let report = reports.get_mut(name.family);
             report.examined += 1;
             if let Some(port) = port {
-                let unhonoured = preferences::unhonoured(port, self.options.scheduler);
-                report.unhonoured.extend(unhonoured);
+                let unsupported = preferences::unsupported(port, self.options.scheduler);
+                report.unsupported.extend(unsupported);
             }
             self.failed.remove(&name);
             self.update(&name, port, &mut failures);
@@ -615,7 +615,7 @@ impl Mode for Userspace {
         })
     }
 
-    async fn disturbed(&mut self) {
+    async fn externally_modified(&mut self) {
         self.noticed = self.handover.changed(self.noticed).await;
     }
 

@@ -1,7 +1,7 @@
 //! What a Service asks for beyond the API, as far as this mode can do it.
 
 use crate::{
-    modes::Unhonoured,
+    modes::{Reason, Unsupported},
     net::Protocol,
     sched::{SchedulerName, SchedulerNameError},
     services::{Forwarding, Preferences, ServicePort},
@@ -32,14 +32,14 @@ pub fn scheduler(
 }
 
 /// What `port` asks for in vain.
-pub fn unhonoured(port: &ServicePort, default: SchedulerName) -> Vec<Unhonoured> {
+pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Unsupported> {
     let Some(preferences) = &port.preferences else {
         return Vec::new();
     };
     let scheduler = scheduler(port, default).err();
-    let scheduler = scheduler.map(|(_, why)| (Preferences::SCHEDULER, why));
+    let scheduler = scheduler.map(|(_, why)| Reason::new(Preferences::SCHEDULER, why));
     let forwarding = match preferences.forwarding {
-        Some(way @ (Forwarding::Dr | Forwarding::Tunnel)) => Some((
+        Some(way @ (Forwarding::Dr | Forwarding::Tunnel)) => Some(Reason::new(
             Preferences::FORWARDING,
             format!(
                 "{way} leaves packets as they are, but here connections end at the node and go \
@@ -51,7 +51,7 @@ pub fn unhonoured(port: &ServicePort, default: SchedulerName) -> Vec<Unhonoured>
     let drain_timeout = preferences.drain_timeout.map(|_| {
         let why = "connections to an endpoint that left go on until one side ends them; ipvs \
                    mode can end them sooner";
-        (Preferences::DRAIN_TIMEOUT, why.to_owned())
+        Reason::new(Preferences::DRAIN_TIMEOUT, why)
     });
     let udp = port.name.protocol == Protocol::Udp;
     let proxy_protocol = preferences.proxy_protocol.filter(|_| udp).map(|version| {
@@ -59,15 +59,11 @@ pub fn unhonoured(port: &ServicePort, default: SchedulerName) -> Vec<Unhonoured>
             "{version} is sent on TCP connections, not on UDP datagrams: after nat rules nobody \
              knows which address a datagram was sent to"
         );
-        (Preferences::PROXY_PROTOCOL, why)
+        Reason::new(Preferences::PROXY_PROTOCOL, why)
     });
     [scheduler, forwarding, drain_timeout, proxy_protocol]
         .into_iter()
         .flatten()
-        .map(|(what, why)| Unhonoured {
-            port: port.name.clone(),
-            what,
-            why,
-        })
+        .map(|reason| reason.at(&port.name))
         .collect()
 }

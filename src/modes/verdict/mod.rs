@@ -1,6 +1,6 @@
 //! Which modes can run on a kernel, and what each would miss.
 //!
-//! Pure: from what [`Kernel`] found out, for what the operator wishes.
+//! Pure: from what [`Kernel`] found out, for what the operator requires.
 
 mod needs;
 mod table;
@@ -20,7 +20,7 @@ use crate::{
 
 /// What the operator's settings ask of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct ModeRequirements {
     /// The family without which the node is of no use; the other one may be
     /// missing.
     pub primary: Family,
@@ -34,7 +34,7 @@ pub struct Wishes {
 
 /// Something that a kernel lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Lack {
+pub struct MissingCapability {
     /// One word for it, see [`Ability::word`].
     pub name: String,
     /// What it is.
@@ -54,11 +54,11 @@ pub struct Verdict {
     /// Which mode.
     pub mode: ModeName,
     /// What keeps it from running.
-    pub missing: Vec<Lack>,
+    pub missing: Vec<MissingCapability>,
     /// What does not work as well as it could.
-    pub lost: Vec<Lack>,
+    pub lost: Vec<MissingCapability>,
     /// What is not known: trying it failed for a reason that passes.
-    pub unknown: Vec<Lack>,
+    pub unknown: Vec<MissingCapability>,
     /// Some of that decides whether the mode can run, or what it does with what
     /// is there; it is to be tried again.
     pub undecided: bool,
@@ -77,15 +77,15 @@ impl Verdict {
 }
 
 /// The verdict on each mode, best first.
-pub fn verdicts(kernel: &Kernel, wishes: &Wishes) -> Vec<Verdict> {
+pub fn verdicts(kernel: &Kernel, requirements: &ModeRequirements) -> Vec<Verdict> {
     ModeName::ALL
         .into_iter()
-        .map(|mode| verdict(mode, kernel, wishes))
+        .map(|mode| verdict(mode, kernel, requirements))
         .collect()
 }
 
 /// Whether `mode` can run on `kernel`.
-pub fn verdict(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Verdict {
+pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Verdict {
     let mut verdict = Verdict {
         mode,
         missing: Vec::new(),
@@ -93,11 +93,11 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Verdict {
         unknown: Vec::new(),
         undecided: false,
     };
-    for need in needs::needs(mode, kernel, wishes) {
+    for need in needs::needs(mode, kernel, requirements) {
         let Some(why) = kernel.lack(&need.ability) else {
             continue;
         };
-        let lack = Lack {
+        let lack = MissingCapability {
             name: need.ability.word().into_owned(),
             what: need.ability.to_string(),
             why: why.to_owned(),
@@ -121,7 +121,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_open() {
             write!(f, "not known whether {} mode can run here: ", self.mode)?;
-            for (at, Lack { what, why, .. }) in self.unknown.iter().enumerate() {
+            for (at, MissingCapability { what, why, .. }) in self.unknown.iter().enumerate() {
                 let between = if at == 0 { "" } else { ", " };
                 write!(f, "{between}{what} ({why})")?;
             }
@@ -130,7 +130,7 @@ impl fmt::Display for Verdict {
         write!(f, "no {} mode here, for lack of ", self.mode)?;
         for (at, lack) in self.missing.iter().enumerate() {
             let between = if at == 0 { "" } else { ", " };
-            let Lack {
+            let MissingCapability {
                 what, why, remedy, ..
             } = lack;
             write!(f, "{between}{what} ({why}; {remedy})")?;
@@ -150,11 +150,11 @@ pub struct Choice {
 
 /// The mode that was asked for, or the next that can run. None is passed over
 /// because of what is not known.
-pub fn choose(wanted: ModeName, kernel: &Kernel, wishes: &Wishes) -> Choice {
+pub fn choose(wanted: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Choice {
     let mut considered = Vec::new();
     let from_wanted = ModeName::ALL.into_iter().skip_while(|mode| *mode != wanted);
     for mode in from_wanted {
-        let verdict = verdict(mode, kernel, wishes);
+        let verdict = verdict(mode, kernel, requirements);
         let (can_run, is_open) = (verdict.can_run(), verdict.is_open());
         considered.push(verdict);
         if can_run || is_open {
@@ -182,7 +182,7 @@ impl Choice {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         let unknown = chosen.flat_map(|verdict| &verdict.unknown);
         unknown
-            .map(|Lack { what, why, .. }| format!("{what} ({why})"))
+            .map(|MissingCapability { what, why, .. }| format!("{what} ({why})"))
             .collect()
     }
 
@@ -191,7 +191,7 @@ impl Choice {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         chosen.flat_map(|verdict| {
             verdict.lost.iter().chain(&verdict.unknown).map(|lack| {
-                let Lack {
+                let MissingCapability {
                     what,
                     why,
                     effect,

@@ -1,6 +1,6 @@
 //! What each mode needs, and what for.
 
-use super::{Need, Wishes};
+use super::{ModeRequirements, Need};
 use crate::{
     kernel::probe::{Ability, Extension, IP_SETS, Kernel, Setting},
     modes::{iptables, userspace::capture::Requested},
@@ -37,26 +37,29 @@ fn useful(ability: Ability, effect: &'static str) -> Need {
     }
 }
 
-pub(super) fn needs(mode: ModeName, kernel: &Kernel, wishes: &Wishes) -> Vec<Need> {
+pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Vec<Need> {
     let mut needs = vec![
         required(
             Ability::NetAdmin,
             "putting service addresses, routes or rules into the kernel",
         ),
-        required(Ability::Sockets(wishes.primary), "the node's own family"),
+        required(
+            Ability::Sockets(requirements.primary),
+            "the node's own family",
+        ),
     ];
     // Without it everything else fails too, and says nothing about the kernel.
     if !kernel.can(&Ability::NetAdmin) {
         return needs;
     }
     match mode {
-        ModeName::Ipvs => ipvs(&mut needs, kernel, wishes),
-        ModeName::Iptables => iptables(&mut needs, kernel, wishes.primary),
-        ModeName::Userspace => userspace(&mut needs, kernel, wishes),
+        ModeName::Ipvs => ipvs(&mut needs, kernel, requirements),
+        ModeName::Iptables => iptables(&mut needs, kernel, requirements.primary),
+        ModeName::Userspace => userspace(&mut needs, kernel, requirements),
     }
-    let other = other(wishes.primary);
+    let other = other(requirements.primary);
     if mode == ModeName::Userspace {
-        needs.extend(undecided_capture(kernel, wishes, other));
+        needs.extend(undecided_capture(kernel, requirements, other));
         return needs;
     }
     let sockets = Ability::Sockets(other);
@@ -93,8 +96,8 @@ fn other(family: Family) -> Family {
     }
 }
 
-fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
-    let family = wishes.primary;
+fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements) {
+    let family = requirements.primary;
     needs.push(required(Ability::Ipvs, "virtual servers"));
     needs.push(required(
         Ability::DummyLink,
@@ -114,7 +117,7 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         needs.extend(extensions(family));
     }
     if kernel.can(&Ability::Ipvs) {
-        schedulers(needs, wishes);
+        schedulers(needs, requirements);
         needs.push(required(
             Ability::Setting(Setting::VsConntrack),
             "masquerading connections through IPVS",
@@ -166,14 +169,14 @@ fn extensions(family: Family) -> Vec<Need> {
     needs
 }
 
-fn schedulers(needs: &mut Vec<Need>, wishes: &Wishes) {
+fn schedulers(needs: &mut Vec<Need>, requirements: &ModeRequirements) {
     needs.push(required(
         Ability::Scheduler(ROUND_ROBIN.to_owned()),
         "virtual servers whose own scheduler is missing",
     ));
-    if wishes.scheduler != ROUND_ROBIN {
+    if requirements.scheduler != ROUND_ROBIN {
         needs.push(useful(
-            Ability::Scheduler(wishes.scheduler.clone()),
+            Ability::Scheduler(requirements.scheduler.clone()),
             "the scheduler asked for; without it, rr",
         ));
     }
@@ -214,14 +217,14 @@ fn rules(kernel: &Kernel, family: Family) -> Vec<Need> {
     Extension::ALL.into_iter().filter_map(need).collect()
 }
 
-fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
-    let family = wishes.primary;
+fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements) {
+    let family = requirements.primary;
     let nat = Ability::Nat(family);
     let redirect = Ability::Extension(family, Extension::Redirect);
     let dnat = Ability::Extension(family, Extension::Dnat);
     let redirects = kernel.can(&nat) && kernel.can(&redirect);
-    let redirects = redirects && (wishes.capture == Requested::Redirect || kernel.can(&dnat));
-    match wishes.capture {
+    let redirects = redirects && (requirements.capture == Requested::Redirect || kernel.can(&dnat));
+    match requirements.capture {
         Requested::Redirect => {
             needs.push(required(nat, "redirect capture"));
             if kernel.can(&Ability::Nat(family)) {
@@ -239,13 +242,13 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         }
         Requested::Local => {}
     }
-    let routed = match wishes.capture {
+    let routed = match requirements.capture {
         Requested::Redirect => false,
         Requested::Auto => !redirects,
         Requested::Local => true,
     };
     if redirects && !routed {
-        redirected(needs, wishes, family);
+        redirected(needs, requirements, family);
     }
     if routed {
         needs.push(required(
@@ -269,7 +272,7 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
         Ability::Splice,
         "without it, bytes are copied through this process",
     ));
-    if !wishes.transparent {
+    if !requirements.transparent {
         return;
     }
     let families = [family, other(family)];
@@ -286,8 +289,12 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, wishes: &Wishes) {
 
 /// What decides how `family`, the other one, is captured, as far as it is not
 /// known. It is not missed where it is known to be missing.
-fn undecided_capture(kernel: &Kernel, wishes: &Wishes, family: Family) -> Vec<Need> {
-    if wishes.capture == Requested::Local {
+fn undecided_capture(
+    kernel: &Kernel,
+    requirements: &ModeRequirements,
+    family: Family,
+) -> Vec<Need> {
+    if requirements.capture == Requested::Local {
         return Vec::new();
     }
     let mut abilities = vec![
@@ -303,7 +310,7 @@ fn undecided_capture(kernel: &Kernel, wishes: &Wishes, family: Family) -> Vec<Ne
 }
 
 /// What the rules that lead to listeners use beside what they are made of.
-fn redirected(needs: &mut Vec<Need>, wishes: &Wishes, family: Family) {
+fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Family) {
     for (extension, effect) in [
         (
             Extension::Conntrack,
@@ -324,7 +331,7 @@ fn redirected(needs: &mut Vec<Need>, wishes: &Wishes, family: Family) {
     ] {
         needs.push(useful(Ability::Extension(family, extension), effect));
     }
-    if wishes.capture == Requested::Redirect {
+    if requirements.capture == Requested::Redirect {
         needs.push(useful(
             Ability::Extension(family, Extension::Dnat),
             "without it, what comes in through a link without an address is lost (redirect capture)",

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::{Lack, Verdict};
+use super::{MissingCapability, Verdict};
 
 /// Heads what may be there, for all that is known: there is nothing to get.
 const UNKNOWN: &str = "unknown";
@@ -42,13 +42,14 @@ fn default(verdicts: &[Verdict]) -> Option<&Verdict> {
 }
 
 /// Those of the same kind and cause stand together.
-fn lacks(text: &mut String, heading: &str, lacks: &[Lack]) {
-    let alike = |a: &Lack, b: &Lack| a.why == b.why && a.effect == b.effect;
+fn lacks(text: &mut String, heading: &str, lacks: &[MissingCapability]) {
+    let alike =
+        |a: &MissingCapability, b: &MissingCapability| a.why == b.why && a.effect == b.effect;
     for group in lacks.chunk_by(alike) {
-        let Some(Lack { why, effect, .. }) = group.first() else {
+        let Some(MissingCapability { why, effect, .. }) = group.first() else {
             continue;
         };
-        let join = |words: fn(&Lack) -> &str, between: &str| {
+        let join = |words: fn(&MissingCapability) -> &str, between: &str| {
             let mut words: Vec<&str> = group.iter().map(words).collect();
             words.dedup();
             words.join(between)

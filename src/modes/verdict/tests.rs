@@ -1,8 +1,8 @@
 use super::*;
 use crate::kernel::probe::Extension;
 
-fn wishes() -> Wishes {
-    Wishes {
+fn requirements() -> ModeRequirements {
+    ModeRequirements {
         primary: Family::V4,
         scheduler: "rr".to_owned(),
         capture: Requested::Auto,
@@ -44,7 +44,7 @@ fn one_thing_taken_away_after_another_leads_to_the_right_mode_with_the_right_wor
     ];
     for (gone, mode, word) in cases {
         let kernel = Kernel::with_everything(&["rr".to_owned()]).without(&gone);
-        let choice = choose(ModeName::Ipvs, &kernel, &wishes());
+        let choice = choose(ModeName::Ipvs, &kernel, &requirements());
         assert_eq!(choice.mode, Some(mode), "without {gone}");
         let said: Vec<String> = choice.passed_over().collect();
         assert!(said.join("\n").contains(word), "without {gone}: {said:?}");
@@ -55,7 +55,7 @@ fn one_thing_taken_away_after_another_leads_to_the_right_mode_with_the_right_wor
 #[test]
 fn nothing_runs_without_privileges_and_each_mode_says_why() {
     let kernel = Kernel::with_everything(&["rr".to_owned()]).without(&Ability::NetAdmin);
-    let choice = choose(ModeName::Ipvs, &kernel, &wishes());
+    let choice = choose(ModeName::Ipvs, &kernel, &requirements());
     assert_eq!(choice.mode, None);
     let said: Vec<String> = choice.passed_over().collect();
     assert_eq!(said.len(), 3);
@@ -70,7 +70,7 @@ fn nothing_runs_without_privileges_and_each_mode_says_why() {
 fn a_worse_mode_that_was_asked_for_is_given_even_where_a_better_one_could_run() {
     let kernel = Kernel::with_everything(&["rr".to_owned()]);
     for mode in ModeName::ALL {
-        assert_eq!(choose(mode, &kernel, &wishes()).mode, Some(mode));
+        assert_eq!(choose(mode, &kernel, &requirements()).mode, Some(mode));
     }
 }
 
@@ -97,13 +97,13 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
     ];
     for (mode, ability) in cases {
         let kernel = all().not_knowing(&ability);
-        let choice = choose(mode, &kernel, &wishes());
+        let choice = choose(mode, &kernel, &requirements());
         assert_eq!(choice.mode, None, "{mode}, {ability}");
         let open = choice.open().map(ToString::to_string).unwrap_or_default();
         let words = format!("not known whether {mode} mode can run here: {ability} (Cannot");
         assert!(open.starts_with(&words), "{mode}, {ability}: {open:?}");
         assert_eq!(choice.passed_over().count(), 0, "{mode}, {ability}");
-        let verdicts = verdicts(&kernel, &wishes());
+        let verdicts = verdicts(&kernel, &requirements());
         let table = table(&verdicts);
         let words = format!("{:<10} may run, or not: try again\n", mode.to_string());
         assert!(table.contains(&words), "{table}");
@@ -123,11 +123,15 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
     let kernel = all()
         .without(&Ability::Ipvs)
         .not_knowing(&Ability::DummyLink);
-    let choice = choose(ModeName::Ipvs, &kernel, &wishes());
+    let choice = choose(ModeName::Ipvs, &kernel, &requirements());
     assert_eq!(choice.mode, Some(ModeName::Iptables));
     // What only makes it better does not keep it from running.
     let comment = Ability::Extension(v4, Extension::Comment);
-    let choice = choose(ModeName::Iptables, &all().not_knowing(&comment), &wishes());
+    let choice = choose(
+        ModeName::Iptables,
+        &all().not_knowing(&comment),
+        &requirements(),
+    );
     assert_eq!(choice.mode, Some(ModeName::Iptables));
     assert_eq!(choice.unknown().len(), 1);
     let lost: Vec<String> = choice.lost().collect();

@@ -170,7 +170,8 @@ fn what_an_old_process_puts_back_goes_again() {
             sh(&format!("{program} -w -t nat -N KUBE-SVC-OLD"));
             assert_eq!(left(), kept);
             pass(PAUSE).await;
-            let seen = tokio::time::timeout(Duration::from_secs(20), bench.0.disturbed()).await;
+            let seen =
+                tokio::time::timeout(Duration::from_secs(20), bench.0.externally_modified()).await;
             assert!(seen.is_ok(), "{program}: it was not looked for");
             bench.sync(true, Outcome::Well).await;
             assert_eq!(left(), 0, "{program}");
@@ -193,7 +194,8 @@ fn nothing_is_looked_for_where_nothing_was() {
         bench.sync(true, Outcome::Well).await;
         leave();
         pass(PAUSE).await;
-        let waited = tokio::time::timeout(Duration::from_millis(50), bench.0.disturbed()).await;
+        let waited =
+            tokio::time::timeout(Duration::from_millis(50), bench.0.externally_modified()).await;
         assert!(waited.is_err());
         bench.sync(true, Outcome::Well).await;
         assert_eq!(left(), 2, "whoever comes later is not one that left");
@@ -273,7 +275,7 @@ fn clearing_up_delays_nobody() {
         begins
             .recv_timeout(DEADLINE)
             .expect("the pass is under way");
-        let disturbed = tokio::time::timeout(Duration::ZERO, bench.0.disturbed());
+        let disturbed = tokio::time::timeout(Duration::ZERO, bench.0.externally_modified());
         assert!(disturbed.await.is_err());
         go.send(()).unwrap();
         bench.cleared().await;

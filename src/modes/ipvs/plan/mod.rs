@@ -25,7 +25,7 @@ use self::{servers::Manner, sets::storable};
 pub use crate::modes::detect_local::DetectLocal;
 use crate::{
     kernel::ipset::Element,
-    modes,
+    modes::Reason,
     net::{Family, Protocol},
     services::{Forwarding, Preferences, ServicePort, TrafficPolicy},
 };
@@ -39,9 +39,8 @@ pub struct ServicePlan {
     pub members: Vec<Member>,
     /// Addresses of the dummy link, each once.
     pub addresses: Vec<IpAddr>,
-    /// What of its Service's preferences cannot be done: the annotation, and
-    /// why.
-    pub unhonoured: Vec<(&'static str, String)>,
+    /// What of its Service's preferences cannot be done.
+    pub unsupported: Vec<Reason>,
 }
 
 /// What `port` needs on this node.
@@ -49,12 +48,12 @@ pub fn plan(port: &ServicePort, site: &Site) -> ServicePlan {
     let mut plan = ServicePlan::default();
     if port.preferences().proxy_protocol.is_some() {
         let why = "IPVS cannot put a header before a connection's first byte; use userspace mode";
-        plan.unhonoured
-            .push((Preferences::PROXY_PROTOCOL, why.to_owned()));
+        plan.unsupported
+            .push(Reason::new(Preferences::PROXY_PROTOCOL, why));
     }
-    plan.unhonoured
-        .extend(modes::unsupported_retry(port.preferences()));
-    let manner = Manner::new(port, site, &mut plan.unhonoured);
+    plan.unsupported
+        .extend(Reason::of_retry(port.preferences()));
+    let manner = Manner::new(port, site, &mut plan.unsupported);
     let mut builder = Builder {
         port,
         site,
@@ -78,7 +77,7 @@ pub fn plan(port: &ServicePort, site: &Site) -> ServicePlan {
     let mut plan = builder.plan;
     plan.members.sort_unstable();
     plan.members.dedup();
-    plan.unhonoured.dedup();
+    plan.unsupported.dedup();
     plan
 }
 
@@ -239,7 +238,9 @@ impl Builder<'_> {
         let direct = match self.manner.direct(&frontend, &reach) {
             Ok(direct) => direct,
             Err(why) => {
-                self.plan.unhonoured.push((Preferences::FORWARDING, why));
+                self.plan
+                    .unsupported
+                    .push(Reason::new(Preferences::FORWARDING, why));
                 None
             }
         };

@@ -4,6 +4,7 @@ use std::{fmt, net::IpAddr, net::SocketAddr, sync::Arc};
 
 use super::options::Site;
 use crate::{
+    modes::Reason,
     net::Protocol,
     services::{Endpoint, Forwarding, Preferences, ServicePort, SessionAffinity, TrafficPolicy},
 };
@@ -78,11 +79,11 @@ pub(super) struct Manner<'a> {
 }
 
 impl<'a> Manner<'a> {
-    /// That of `port`; what cannot be honoured goes to `unhonoured`.
+    /// That of `port`; what cannot be honoured goes to `unsupported`.
     pub(super) fn new(
         port: &'a ServicePort,
         site: &Site,
-        unhonoured: &mut Vec<(&'static str, String)>,
+        unsupported: &mut Vec<Reason>,
     ) -> Manner<'a> {
         let wanted = port.preferences().scheduler.as_ref();
         let (scheduler, lacking) = site.scheduler(wanted);
@@ -92,7 +93,7 @@ impl<'a> Manner<'a> {
                 "this kernel has no IPVS scheduler {name:?} (module ip_vs_{name}), so connections \
                  are spread by {scheduler}"
             );
-            unhonoured.push((Preferences::SCHEDULER, why));
+            unsupported.push(Reason::new(Preferences::SCHEDULER, why));
         }
         Manner {
             port,

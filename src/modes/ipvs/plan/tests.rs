@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use super::*;
 use crate::{
     kernel::xtables::{features::Features, rule::Table},
+    modes::Reason,
     net::PerFamily,
     services::{Endpoint, Endpoints, ServiceName, ServicePortName, SessionAffinity},
 };
@@ -100,15 +101,15 @@ fn a_scheduler_that_the_kernel_lacks_is_said() {
     });
     let has = plan(&wanted, &site());
     assert_eq!(&*has.servers[0].scheduler, "mh");
-    assert!(has.servers[0].hashes_ports() && has.unhonoured.is_empty());
+    assert!(has.servers[0].hashes_ports() && has.unsupported.is_empty());
     let lacks = Site {
         lacking: ["mh".into()].into(),
         ..site()
     };
     let lacks = plan(&wanted, &lacks);
     assert_eq!(&*lacks.servers[0].scheduler, ROUND_ROBIN);
-    let [(what, why)] = lacks.unhonoured.as_slice() else {
-        panic!("{:?}", lacks.unhonoured);
+    let [Reason { what, why }] = lacks.unsupported.as_slice() else {
+        panic!("{:?}", lacks.unsupported);
     };
     assert_eq!(*what, Preferences::SCHEDULER);
     assert!(why.contains("ip_vs_mh"), "{why}");
@@ -125,12 +126,12 @@ fn direct_answers_only_where_they_can_be() {
     let dr = forwarding(Forwarding::Dr);
     let there = plan(&dr, &site());
     assert_eq!(methods(&there), [Method::Nat, Method::Dr]);
-    assert!(sets(&there).contains(&Set::Direct) && there.unhonoured.is_empty());
+    assert!(sets(&there).contains(&Set::Direct) && there.unsupported.is_empty());
     let elsewhere = ServicePort { port: 8080, ..dr };
     let nat = plan(&elsewhere, &site());
     assert_eq!(methods(&nat), [Method::Nat; 2]);
     assert!(!sets(&nat).contains(&Set::Direct));
-    assert_eq!(nat.unhonoured[0].0, Preferences::FORWARDING);
+    assert_eq!(nat.unsupported[0].what, Preferences::FORWARDING);
 
     let full = plan(&forwarding(Forwarding::FullNat), &site());
     assert_eq!(methods(&full), [Method::Nat; 2]);

@@ -3,7 +3,7 @@
 use super::plan;
 use crate::{
     kernel::xtables::features::Features,
-    modes::{self, Unhonoured},
+    modes::{Reason, Unsupported},
     services::{Forwarding, Preferences, ServicePort},
 };
 
@@ -11,11 +11,11 @@ use crate::{
 const RANDOM: &str = "random";
 
 /// What of the preferences of `port` is not done with these features.
-pub fn of(port: &ServicePort, features: Features) -> impl Iterator<Item = Unhonoured> {
+pub fn of(port: &ServicePort, features: Features) -> impl Iterator<Item = Unsupported> {
     let protocol = (!plan::is_possible(port, &features)).then(|| {
         let why = "the port is not served, because this node's iptables lacks -m sctp: modprobe \
                    xt_sctp, or a kernel with CONFIG_NETFILTER_XT_MATCH_SCTP; ipvs mode needs none";
-        ("protocol SCTP", why.to_owned())
+        Reason::new("protocol SCTP", why)
     });
     let asked = port.preferences();
     let scheduler = asked.scheduler.as_ref().filter(|name| ***name != *RANDOM);
@@ -24,29 +24,25 @@ pub fn of(port: &ServicePort, features: Features) -> impl Iterator<Item = Unhono
             "endpoints are chosen at random, by their weights, instead of by {name:?}; \
              ipvs and userspace mode have schedulers"
         );
-        (Preferences::SCHEDULER, why)
+        Reason::new(Preferences::SCHEDULER, why)
     });
     let other = asked.forwarding.filter(|way| *way != Forwarding::Nat);
     let forwarding = other.map(|way| {
         let why = format!("packets are forwarded by nat instead of {way}, which ipvs mode can do");
-        (Preferences::FORWARDING, why)
+        Reason::new(Preferences::FORWARDING, why)
     });
     let drain = asked.drain_timeout.map(|_| {
         let why = "connections to an endpoint that left go on for as long as it answers; \
                    ipvs and userspace mode can end them";
-        (Preferences::DRAIN_TIMEOUT, why.to_owned())
+        Reason::new(Preferences::DRAIN_TIMEOUT, why)
     });
     let header = asked.proxy_protocol.map(|_| {
         let why = "packets are passed on without a look into them, so no header can be added; \
                    userspace mode can do that";
-        (Preferences::PROXY_PROTOCOL, why.to_owned())
+        Reason::new(Preferences::PROXY_PROTOCOL, why)
     });
-    let retry = modes::unsupported_retry(asked);
+    let retry = Reason::of_retry(asked);
     let all = [protocol, scheduler, forwarding, drain, header, retry];
     let all = all.into_iter().flatten();
-    all.map(|(what, why)| Unhonoured {
-        port: port.name.clone(),
-        what,
-        why,
-    })
+    all.map(|reason| reason.at(&port.name))
 }

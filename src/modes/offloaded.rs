@@ -19,7 +19,7 @@ const FEW: usize = 50;
 /// that takes long: whoever asks whether this process lives is answered by the
 /// first.
 #[derive(Debug)]
-pub struct Apart<M> {
+pub struct Offloaded<M> {
     name: ModeName,
     engines: Vec<(Family, Engine)>,
     /// Shared with the thread of a sync. One that nobody waits for any more goes
@@ -27,10 +27,10 @@ pub struct Apart<M> {
     mode: Arc<Mutex<M>>,
 }
 
-impl<M: Mode> Apart<M> {
+impl<M: Mode> Offloaded<M> {
     /// Wraps `mode`, which may hold nothing that is bound to the runtime.
-    pub fn new(mode: M) -> Apart<M> {
-        Apart {
+    pub fn new(mode: M) -> Offloaded<M> {
+        Offloaded {
             name: mode.name(),
             engines: mode.engines(),
             mode: Arc::new(Mutex::new(mode)),
@@ -38,7 +38,7 @@ impl<M: Mode> Apart<M> {
     }
 }
 
-impl<M: Mode + 'static> Mode for Apart<M> {
+impl<M: Mode + 'static> Mode for Offloaded<M> {
     fn name(&self) -> ModeName {
         self.name
     }
@@ -77,8 +77,8 @@ impl<M: Mode + 'static> Mode for Apart<M> {
         }
     }
 
-    async fn disturbed(&mut self) {
-        self.mode.lock().await.disturbed().await;
+    async fn externally_modified(&mut self) {
+        self.mode.lock().await.externally_modified().await;
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
@@ -130,7 +130,7 @@ mod tests {
     #[tokio::test]
     async fn a_full_sync_leaves_the_thread_to_others() {
         let (sender, go) = channel();
-        let mut mode = Apart::new(Slow { go, at: Vec::new() });
+        let mut mode = Offloaded::new(Slow { go, at: Vec::new() });
         let (map, mut changes) = (ServiceMap::default(), Changes::default());
         sender.send(()).unwrap();
         mode.sync(&map, v4(&changes)).await;

@@ -10,13 +10,10 @@ use hashbrown::HashMap;
 
 use crate::{
     events::{self, Recorder},
-    modes::Unhonoured,
+    modes::{Reason, Unsupported},
     net::{Family, ModeName},
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
-
-/// What was not honoured, and why.
-type Reason = (&'static str, String);
 
 /// What was said and still holds.
 #[derive(Debug)]
@@ -34,35 +31,34 @@ impl Said {
         }
     }
 
-    /// Logs what is new in `unhonoured`, the report of a sync of `family` with
+    /// Logs what is new in `unsupported`, the report of a sync of `family` with
     /// `changes` to `map`, and in the annotations of these Services that cannot be read. The
     /// ports of a Service mostly have the same, which is logged once.
     pub(super) fn tell(
         &mut self,
         mode: ModeName,
         family: Family,
-        mut unhonoured: Vec<Unhonoured>,
+        mut unsupported: Vec<Unsupported>,
         changes: &Changes,
         map: &ServiceMap,
     ) {
         let before = self.forget(family, changes);
         if changes.full {
             let ports = map.iter().filter(|port| port.name.family == family);
-            unhonoured.extend(ports.flat_map(malformed));
+            unsupported.extend(ports.flat_map(malformed));
         } else {
             let changed = changes.ports.iter().filter_map(|name| map.get(name));
-            unhonoured.extend(changed.flat_map(malformed));
+            unsupported.extend(changed.flat_map(malformed));
         }
-        for Unhonoured { port, what, why } in unhonoured {
+        for Unsupported { port, reason } in unsupported {
             let service = port.service.clone();
             let ports = self.services.entry(service.clone()).or_default();
-            let reason = (what, why);
             let known = before
                 .get(&service)
                 .is_some_and(|reasons| reasons.contains(&reason))
                 || ports.values().any(|reasons| reasons.contains(&reason));
             if !known {
-                let (what, why) = &reason;
+                let Reason { what, why } = &reason;
                 let note = format!("{what} is not honoured in {mode} mode: {why}");
                 tracing::warn!("Service {service}: {note}");
                 self.recorder
@@ -110,13 +106,9 @@ impl Said {
 }
 
 /// Returns the annotations of `port` that cannot be read: no mode sees them.
-fn malformed(port: &Arc<ServicePort>) -> impl Iterator<Item = Unhonoured> {
+fn malformed(port: &Arc<ServicePort>) -> impl Iterator<Item = Unsupported> {
     let malformed = port.preferences().malformed.iter();
-    malformed.map(|(what, why)| Unhonoured {
-        port: port.name.clone(),
-        what,
-        why: why.clone(),
-    })
+    malformed.map(|(what, why)| Reason::new(what, why).at(&port.name))
 }
 
 #[cfg(test)]
@@ -141,12 +133,8 @@ mod tests {
         }
     }
 
-    fn unhonoured(port: &ServicePortName, why: &str) -> Unhonoured {
-        Unhonoured {
-            port: port.clone(),
-            what: Preferences::SCHEDULER,
-            why: why.to_owned(),
-        }
+    fn unsupported(port: &ServicePortName, why: &str) -> Unsupported {
+        Reason::new(Preferences::SCHEDULER, why).at(port)
     }
 
     #[test]
@@ -154,7 +142,7 @@ mod tests {
         let (http, admin, other) = (port("web", "http"), port("web", "admin"), port("b", ""));
         let (recorder, mut events) = Recorder::new(16);
         let mut said = Said::new(recorder);
-        let mut tell = |full: bool, changed: &[&ServicePortName], report: &[Unhonoured]| {
+        let mut tell = |full: bool, changed: &[&ServicePortName], report: &[Unsupported]| {
             let changes = Changes {
                 full,
                 ports: changed.iter().copied().cloned().collect(),
@@ -169,7 +157,7 @@ mod tests {
             }
             posted
         };
-        let both = [unhonoured(&http, "no lc"), unhonoured(&admin, "no lc")];
+        let both = [unsupported(&http, "no lc"), unsupported(&admin, "no lc")];
         let said = "tripod.proxy/scheduler is not honoured in iptables mode: no lc";
         assert_eq!(tell(true, &[], &both), [said]);
         assert_eq!(tell(true, &[], &both), [""; 0], "a full sync");
@@ -177,7 +165,7 @@ mod tests {
         assert_eq!(tell(false, &[&http], &both[..1]), [""; 0], "it changed");
         // Another reason, and back.
         assert_eq!(
-            tell(false, &[&http], &[unhonoured(&http, "no sed")]).len(),
+            tell(false, &[&http], &[unsupported(&http, "no sed")]).len(),
             1
         );
         assert_eq!(

@@ -1,0 +1,197 @@
+//! What a mode knows of one IP family between syncs.
+//!
+//! The same for all modes: whether what was applied can be relied on, which of
+//! it may differ from the kernel because a step failed, and which ServicePorts
+//! are not in force. When to try again is the runner's choice, with growing
+//! pauses ([`Changes::retry`]); what that concerns is known here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
+
+use super::SyncReport;
+use crate::services::{Changes, ServicePortName};
+
+/// How far the mode's record of what it applied can be relied on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheState {
+    /// There is no record: nothing was observed yet, or it was dropped.
+    #[default]
+    Unknown,
+    /// The kernel may hold something else. It is observed at the next full sync
+    /// or retry.
+    Dirty,
+    /// Nothing indicates that the kernel holds something else.
+    Clean,
+}
+
+/// What is known of one family. `P` is what a mode may have to apply once more,
+/// such as the frontends whose step failed.
+#[derive(Debug, Default)]
+pub struct FamilyState<P> {
+    cache: CacheState,
+    pending: P,
+    failed: BTreeMap<ServicePortName, String>,
+    unfinished: BTreeSet<String>,
+}
+
+impl<P> FamilyState<P> {
+    /// Returns how far the record of what was applied can be relied on.
+    pub fn cache(&self) -> CacheState {
+        self.cache
+    }
+
+    /// Returns true if a sync of `changes` has to observe the kernel: it was asked
+    /// to, there is no record, or the record is doubtful and a retry is due.
+    pub fn must_observe(&self, changes: &Changes) -> bool {
+        match self.cache {
+            CacheState::Unknown => true,
+            CacheState::Dirty => changes.full || changes.retry,
+            CacheState::Clean => changes.full,
+        }
+    }
+
+    /// Drops the record: the next sync observes the kernel.
+    pub fn forget(&mut self) {
+        self.cache = CacheState::Unknown;
+    }
+
+    /// The kernel may hold something else than the record says.
+    pub fn suspect(&mut self) {
+        if self.cache == CacheState::Clean {
+            self.cache = CacheState::Dirty;
+        }
+    }
+
+    /// The record and the kernel are the same, but for what is pending.
+    pub fn applied(&mut self) {
+        self.cache = CacheState::Clean;
+    }
+
+    /// Returns what has to be applied once more.
+    pub fn pending(&mut self) -> &mut P {
+        &mut self.pending
+    }
+
+    /// Returns the ServicePorts that are not in force as asked, each with the
+    /// reason.
+    pub fn failed(&self) -> &BTreeMap<ServicePortName, String> {
+        &self.failed
+    }
+
+    /// Returns true if `name` is not in force as asked.
+    pub fn has_failed(&self, name: &ServicePortName) -> bool {
+        self.failed.contains_key(name)
+    }
+
+    /// Returns true if everything is in force as asked, and nothing waits.
+    pub fn is_complete(&self) -> bool {
+        self.failed.is_empty() && self.unfinished.is_empty()
+    }
+
+    /// `name` is not in force as asked. Reasons add up.
+    pub fn fail(&mut self, name: ServicePortName, why: String) {
+        let reasons = self.failed.entry(name).or_default();
+        if reasons.is_empty() {
+            *reasons = why;
+        } else {
+            reasons.push_str("; ");
+            reasons.push_str(&why);
+        }
+    }
+
+    /// Something that concerns no single ServicePort was not done.
+    pub fn leave_unfinished(&mut self, what: String) {
+        self.unfinished.insert(what);
+    }
+
+    /// `name` is applied anew: why it failed before does not matter any more.
+    pub fn retry(&mut self, name: &ServicePortName) {
+        self.failed.remove(name);
+    }
+
+    /// Everything is applied anew: no failure from before matters any more.
+    pub fn retry_all(&mut self) {
+        self.failed.clear();
+        self.unfinished.clear();
+    }
+
+    /// Adds what is not in force and what is unfinished to a sync's `report`.
+    pub fn report(&self, report: &mut SyncReport) {
+        let failed = self.failed.iter();
+        let failed = failed.map(|(name, why)| (name.clone(), why.clone()));
+        report.failed.extend(failed);
+        report.unfinished.extend(self.unfinished.iter().cloned());
+    }
+}
+
+impl<P: Default> FamilyState<P> {
+    /// Takes what has to be applied once more, for a sync that does it.
+    pub fn take_pending(&mut self) -> P {
+        mem::take(&mut self.pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        net::{Family, Protocol},
+        services::ServiceName,
+    };
+
+    fn name(port: &str) -> ServicePortName {
+        ServicePortName {
+            service: ServiceName {
+                namespace: "default".into(),
+                name: "web".into(),
+            },
+            port: port.into(),
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_observed_when_asked_or_where_the_record_is_no_good() {
+        let changes = |full, retry| Changes {
+            full,
+            retry,
+            ..Changes::default()
+        };
+        let asked = [(false, false), (false, true), (true, false)];
+        let mut state = FamilyState::<()>::default();
+        let observes = |state: &FamilyState<()>| {
+            asked.map(|(full, retry)| state.must_observe(&changes(full, retry)))
+        };
+        assert_eq!(observes(&state), [true, true, true]);
+        state.suspect();
+        assert_eq!(state.cache(), CacheState::Unknown, "no better than before");
+        state.applied();
+        assert_eq!(observes(&state), [false, false, true]);
+        state.suspect();
+        assert_eq!(observes(&state), [false, true, true]);
+        state.applied();
+        state.forget();
+        assert_eq!(observes(&state), [true, true, true]);
+    }
+
+    #[test]
+    fn failures_stay_until_what_failed_is_applied_anew() {
+        let mut state = FamilyState::<()>::default();
+        assert!(state.is_complete());
+        state.fail(name("a"), "full".to_owned());
+        state.fail(name("a"), "busy".to_owned());
+        state.fail(name("b"), "busy".to_owned());
+        state.leave_unfinished("a rule".to_owned());
+        state.retry(&name("b"));
+        let mut report = SyncReport::default();
+        state.report(&mut report);
+        assert_eq!(report.failed, [(name("a"), "full; busy".to_owned())]);
+        assert_eq!(report.unfinished, ["a rule"]);
+        assert!(state.has_failed(&name("a")) && !state.has_failed(&name("b")));
+        state.retry_all();
+        assert!(state.is_complete());
+    }
+}
