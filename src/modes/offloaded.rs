@@ -22,7 +22,7 @@ const FEW: usize = 50;
 pub struct Offloaded<M> {
     name: ModeName,
     engines: Vec<(Family, Engine)>,
-    /// Shared with the thread of a sync. One that nobody waits for any more goes
+    /// Shared with the thread of a sync. One whose result is no longer awaited goes
     /// on to its end, and so leaves nothing half done.
     mode: Arc<Mutex<M>>,
 }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::{modes::SyncReport, net::PerFamily};
 
-    /// Blocks in each sync until it is told to go on.
+    /// Blocks in each sync until the test lets it go on.
     struct Slow {
         go: Receiver<()>,
         at: Vec<ThreadId>,
@@ -110,8 +110,8 @@ mod tests {
 
         async fn sync(&mut self, _: &ServiceMap, asked: Asked<'_>) -> Outcomes {
             self.at.push(thread::current().id());
-            let told = self.go.recv_timeout(Duration::from_secs(20));
-            told.expect("the other tasks run meanwhile");
+            let signal = self.go.recv_timeout(Duration::from_secs(20));
+            signal.expect("the other tasks run meanwhile");
             asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
         }
 

@@ -23,6 +23,14 @@ impl Family {
         if ip.is_ipv4() { Family::V4 } else { Family::V6 }
     }
 
+    /// Returns the family that this one is not.
+    pub fn other(self) -> Family {
+        match self {
+            Family::V4 => Family::V6,
+            Family::V6 => Family::V4,
+        }
+    }
+
     /// Length in bits of an address.
     pub fn bits(self) -> u8 {
         match self {

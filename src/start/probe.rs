@@ -193,7 +193,7 @@ fn decide(
             mode,
             passed_over: choice.passed_over().collect(),
             lost: choice.lost().collect(),
-            wanting: choice.wanting(),
+            wanting: choice.missing_words(),
             kernel,
             found,
         }),

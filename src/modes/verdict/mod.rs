@@ -37,9 +37,9 @@ pub struct ModeRequirements {
 pub struct MissingCapability {
     /// One word for it, see [`Ability::word`].
     pub name: String,
-    /// What it is.
+    /// What it is, for people.
     pub what: String,
-    /// The kernel's own words.
+    /// What the kernel answered when it was tried.
     pub why: String,
     /// What it is needed for, or what follows from its absence.
     #[serde(rename = "for")]
@@ -51,7 +51,7 @@ pub struct MissingCapability {
 /// Whether a mode can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Which mode.
+    /// The mode that is judged.
     pub mode: ModeName,
     /// What keeps it from running.
     pub missing: Vec<MissingCapability>,
@@ -65,18 +65,18 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The mode can run.
+    /// Returns true if the mode can run.
     pub fn can_run(&self) -> bool {
         self.missing.is_empty() && !self.undecided
     }
 
-    /// Whether the mode can run is not known.
+    /// Returns true if it is not known whether the mode can run.
     pub fn is_open(&self) -> bool {
         self.missing.is_empty() && self.undecided
     }
 }
 
-/// The verdict on each mode, best first.
+/// Returns the verdict on each mode, best first.
 pub fn verdicts(kernel: &Kernel, requirements: &ModeRequirements) -> Vec<Verdict> {
     ModeName::ALL
         .into_iter()
@@ -84,7 +84,7 @@ pub fn verdicts(kernel: &Kernel, requirements: &ModeRequirements) -> Vec<Verdict
         .collect()
 }
 
-/// Whether `mode` can run on `kernel`.
+/// Returns whether `mode` can run on `kernel`, and what it would do without.
 pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Verdict {
     let mut verdict = Verdict {
         mode,
@@ -97,7 +97,7 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements)
         let Some(why) = kernel.lack(&need.ability) else {
             continue;
         };
-        let lack = MissingCapability {
+        let missing = MissingCapability {
             name: need.ability.word().into_owned(),
             what: need.ability.to_string(),
             why: why.to_owned(),
@@ -106,11 +106,11 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements)
         };
         if kernel.unknown(&need.ability).is_some() {
             verdict.undecided |= need.required || need.decides;
-            verdict.unknown.push(lack);
+            verdict.unknown.push(missing);
         } else if need.required {
-            verdict.missing.push(lack);
+            verdict.missing.push(missing);
         } else {
-            verdict.lost.push(lack);
+            verdict.lost.push(missing);
         }
     }
     verdict
@@ -128,18 +128,18 @@ impl fmt::Display for Verdict {
             return Ok(());
         }
         write!(f, "no {} mode here, for lack of ", self.mode)?;
-        for (at, lack) in self.missing.iter().enumerate() {
+        for (at, missing) in self.missing.iter().enumerate() {
             let between = if at == 0 { "" } else { ", " };
             let MissingCapability {
                 what, why, remedy, ..
-            } = lack;
+            } = missing;
             write!(f, "{between}{what} ({why}; {remedy})")?;
         }
         Ok(())
     }
 }
 
-/// What came of the wish for a mode.
+/// The mode that runs instead of the requested one, or the requested one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The mode to run; `None`: none can, or it is [open](Choice::open).
@@ -148,12 +148,14 @@ pub struct Choice {
     pub verdicts: Vec<Verdict>,
 }
 
-/// The mode that was asked for, or the next that can run. None is passed over
+/// Returns the requested mode, or the next one that can run. None is passed over
 /// because of what is not known.
-pub fn choose(wanted: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Choice {
+pub fn choose(requested: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Choice {
     let mut considered = Vec::new();
-    let from_wanted = ModeName::ALL.into_iter().skip_while(|mode| *mode != wanted);
-    for mode in from_wanted {
+    let candidates = ModeName::ALL
+        .into_iter()
+        .skip_while(|mode| *mode != requested);
+    for mode in candidates {
         let verdict = verdict(mode, kernel, requirements);
         let (can_run, is_open) = (verdict.can_run(), verdict.is_open());
         considered.push(verdict);
@@ -171,13 +173,13 @@ pub fn choose(wanted: ModeName, kernel: &Kernel, requirements: &ModeRequirements
 }
 
 impl Choice {
-    /// The mode of which it is not known whether it can run, although all that
+    /// Returns the mode of which it is not known whether it can run, although all that
     /// is better cannot: to be tried again before anything is decided.
     pub fn open(&self) -> Option<&Verdict> {
         self.verdicts.iter().find(|verdict| verdict.is_open())
     }
 
-    /// What is not known of what the chosen mode would use, and could do without.
+    /// Returns what is not known of what the chosen mode would use, and could do without.
     pub fn unknown(&self) -> Vec<String> {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         let unknown = chosen.flat_map(|verdict| &verdict.unknown);
@@ -186,37 +188,37 @@ impl Choice {
             .collect()
     }
 
-    /// What the chosen mode goes without: a line for each thing.
+    /// Returns what the chosen mode goes without: a line for each thing.
     pub fn lost(&self) -> impl Iterator<Item = String> {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         chosen.flat_map(|verdict| {
-            verdict.lost.iter().chain(&verdict.unknown).map(|lack| {
+            verdict.lost.iter().chain(&verdict.unknown).map(|missing| {
                 let MissingCapability {
                     what,
                     why,
                     effect,
                     remedy,
                     ..
-                } = lack;
+                } = missing;
                 let mode = verdict.mode;
                 format!("{mode} mode goes without {what} ({why}; {remedy}): {effect}")
             })
         })
     }
 
-    /// What the modes that were passed over miss, a word for each thing: few
+    /// Returns what the modes that were passed over miss, a word for each thing: few
     /// enough for a label of a metric.
-    pub fn wanting(&self) -> Vec<String> {
+    pub fn missing_words(&self) -> Vec<String> {
         let mut words: Vec<String> = Vec::new();
-        for lack in self.verdicts.iter().flat_map(|verdict| &verdict.missing) {
-            if !words.contains(&lack.name) {
-                words.push(lack.name.clone());
+        for missing in self.verdicts.iter().flat_map(|verdict| &verdict.missing) {
+            if !words.contains(&missing.name) {
+                words.push(missing.name.clone());
             }
         }
         words
     }
 
-    /// Why each better mode was passed over: a line for each.
+    /// Returns why each better mode was passed over: a line for each.
     pub fn passed_over(&self) -> impl Iterator<Item = String> {
         let verdicts = self.verdicts.iter();
         let verdicts = verdicts.filter(|verdict| !verdict.missing.is_empty());

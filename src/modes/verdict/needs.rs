@@ -57,7 +57,7 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
         ModeName::Iptables => iptables(&mut needs, kernel, requirements.primary),
         ModeName::Userspace => userspace(&mut needs, kernel, requirements),
     }
-    let other = other(requirements.primary);
+    let other = requirements.primary.other();
     if mode == ModeName::Userspace {
         needs.extend(undecided_capture(kernel, requirements, other));
         return needs;
@@ -79,22 +79,18 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
             ModeName::Ipvs => extensions(other),
             _ => rules(kernel, other),
         };
-        needs.extend(theirs.into_iter().map(|need| match need.required {
-            true => decisive(need.ability, OF_OTHER_FAMILY),
-            false => need,
+        needs.extend(theirs.into_iter().map(|need| {
+            if need.required {
+                decisive(need.ability, OF_OTHER_FAMILY)
+            } else {
+                need
+            }
         }));
     }
     needs
 }
 
 const OF_OTHER_FAMILY: &str = "without it, Services of that family are not served";
-
-fn other(family: Family) -> Family {
-    match family {
-        Family::V4 => Family::V6,
-        Family::V6 => Family::V4,
-    }
-}
 
 fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements) {
     let family = requirements.primary;
@@ -275,7 +271,7 @@ fn userspace(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirem
     if !requirements.transparent {
         return;
     }
-    let families = [family, other(family)];
+    let families = [family, family.other()];
     let there = families
         .iter()
         .filter(|of| kernel.can(&Ability::Sockets(**of)));

@@ -9,23 +9,26 @@ use super::{MissingCapability, Verdict};
 /// Heads what may be there, for all that is known: there is nothing to get.
 const UNKNOWN: &str = "unknown";
 
-/// What `tripod probe` prints.
+/// Returns what `tripod probe` prints.
 pub fn table(verdicts: &[Verdict]) -> String {
     let mut text = String::new();
     let chosen = default(verdicts);
     for verdict in verdicts {
-        let judgement = match verdict.can_run() {
-            true if chosen == Some(verdict) => "can run, and is what the default gives",
-            true => "can run",
-            false if verdict.is_open() => "may run, or not: try again",
-            false => "cannot run",
+        let judgement = if chosen == Some(verdict) {
+            "can run, and is what the default gives"
+        } else if verdict.can_run() {
+            "can run"
+        } else if verdict.is_open() {
+            "may run, or not: try again"
+        } else {
+            "cannot run"
         };
         let _ = writeln!(text, "{:<10} {judgement}", verdict.mode.to_string());
-        lacks(&mut text, "missing", &verdict.missing);
-        // What a mode that cannot run would miss besides helps nobody.
+        section(&mut text, "missing", &verdict.missing);
+        // What a mode that cannot run would miss besides is of no use.
         if verdict.missing.is_empty() {
-            lacks(&mut text, UNKNOWN, &verdict.unknown);
-            lacks(&mut text, "lost", &verdict.lost);
+            section(&mut text, UNKNOWN, &verdict.unknown);
+            section(&mut text, "lost", &verdict.lost);
         }
     }
     if verdicts.iter().all(|verdict| !verdict.missing.is_empty()) {
@@ -34,18 +37,19 @@ pub fn table(verdicts: &[Verdict]) -> String {
     text
 }
 
-/// What the default gives: the best mode that can run, if it is known of all
+/// Returns what the default gives: the best mode that can run, if it is known of all
 /// better ones that they cannot.
 fn default(verdicts: &[Verdict]) -> Option<&Verdict> {
     let best = verdicts.iter().find(|verdict| verdict.missing.is_empty());
     best.filter(|verdict| verdict.can_run())
 }
 
-/// Those of the same kind and cause stand together.
-fn lacks(text: &mut String, heading: &str, lacks: &[MissingCapability]) {
+/// Adds a line or more for each thing; those of the same kind and cause stand
+/// together.
+fn section(text: &mut String, heading: &str, missing: &[MissingCapability]) {
     let alike =
         |a: &MissingCapability, b: &MissingCapability| a.why == b.why && a.effect == b.effect;
-    for group in lacks.chunk_by(alike) {
+    for group in missing.chunk_by(alike) {
         let Some(MissingCapability { why, effect, .. }) = group.first() else {
             continue;
         };
@@ -63,7 +67,7 @@ fn lacks(text: &mut String, heading: &str, lacks: &[MissingCapability]) {
     }
 }
 
-/// What `tripod probe --output=json` prints: an object with the mode that the
+/// Returns what `tripod probe --output=json` prints: an object with the mode that the
 /// default gives (or null), and for each mode whether it can run (null: not
 /// known), what it lacks, and of what that is not known.
 pub fn json(verdicts: &[Verdict]) -> Value {
