@@ -17,7 +17,7 @@ use crate::{
     },
     modes::Metrics,
     net::Family,
-    services::{Changes, ServiceMap, ServicePort, ServicePortName, StaleUdp},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName, StaleAddresses, StaleUdp},
 };
 
 /// Errors that will be the same the next time: no right to, no ctnetlink
@@ -60,9 +60,9 @@ fn answered<'a>(
     stale: &'a StaleUdp,
     of_family: impl Fn(&ServicePortName) -> bool,
 ) -> HashMap<Frontend, Arc<HashSet<Source>>> {
-    let before = stale.endpoints.iter().map(|(port, _)| &port.name);
+    let before = stale.endpoints.iter().map(|stale| &stale.port.name);
     let names = before
-        .chain(stale.addresses.iter().map(|(port, _)| &port.name))
+        .chain(stale.addresses.iter().map(|stale| &stale.port.name))
         .chain(&stale.revived);
     let names: HashSet<_> = names.filter(|name| of_family(name)).collect();
     let ports = names.into_iter().filter_map(|name| map.get(name));
@@ -83,16 +83,19 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     let of_family = |name: &ServicePortName| name.family == family;
     let answered = answered(map, stale, of_family);
     let mut matches = Vec::new();
-    for (port, gone) in stale.endpoints.iter().filter(|(p, _)| of_family(&p.name)) {
-        let gone = Source::from(*gone);
-        for (ip, at) in frontends(port) {
+    for stale in stale.endpoints.iter().filter(|e| of_family(&e.port.name)) {
+        let gone = Source::from(stale.address);
+        for (ip, at) in frontends(&stale.port) {
             let now = answered.get(&(ip, at));
             if !now.is_some_and(|now| now.contains(&gone)) {
                 matches.push(flow(ip, at, Reply::From([gone].into())));
             }
         }
     }
-    for (port, lost) in stale.addresses.iter().filter(|(p, _)| of_family(&p.name)) {
+    for StaleAddresses { port, lost } in &stale.addresses {
+        if !of_family(&port.name) {
+            continue;
+        }
         for at in &lost.services {
             let reply = match answered.get(&(Some(at.ip()), at.port())) {
                 Some(now) => Reply::NotFrom((**now).clone()),

@@ -1,11 +1,11 @@
-//! Makes the ServicePorts of one Service out of its objects.
+//! Builds the ServicePorts of one Service from its objects.
 
 use std::{cmp::Reverse, net::SocketAddr, sync::Arc};
 
 use super::{
     Endpoint, EndpointSlice, Service, ServicePort, ServicePortName, TrafficPolicy,
     extensions::DEFAULT_WEIGHT,
-    owners::Owners,
+    owners::AddressOwnership,
     select::{Candidate, NodeWeights, ThisNode, Uses, select},
     service::{Port, Serving},
     slice::SliceEndpoint,
@@ -13,13 +13,13 @@ use super::{
 use crate::net::Family;
 
 /// Returns the ServicePorts of `service`: one for each port and family, with
-/// the addresses that are theirs.
+/// the addresses that they own.
 pub(super) fn service_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
     node: &ThisNode,
     weights: &NodeWeights,
-    owners: &Owners,
+    ownership: &AddressOwnership,
 ) -> Vec<ServicePort> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
@@ -29,7 +29,7 @@ pub(super) fn service_ports<'a>(
         let family = Family::of(cluster_ip);
         for (number, port) in serving.ports.iter().enumerate() {
             let mut service_port = without_endpoints(service, serving, port, *cluster_ip);
-            owners.settle(&service.name, number, &mut service_port);
+            ownership.leave_owned(&service.name, number, &mut service_port);
             let candidates = candidates(port, family, slices.clone(), node, weights);
             service_port.endpoints = Arc::new(select(candidates, uses(&service_port), node));
             made.push(service_port);
@@ -152,7 +152,8 @@ mod tests {
     use super::*;
     use crate::services::{ServiceMap, Tracker};
 
-    /// Which sets a ServicePort has that could use every one of them.
+    /// Returns whether the ServicePort has the set for policy Cluster, and the
+    /// one for policy Local.
     fn sets(spec: &str, status: &str) -> (bool, bool) {
         let service = format!(
             "{{metadata: {{name: a}}, spec: {{clusterIP: 10.0.0.1, {spec}}}, status: {{{status}}}}}"
@@ -188,7 +189,7 @@ mod tests {
             (plain, "", "", (true, false)),
             (plain, ", internalTrafficPolicy: Local", "", (false, true)),
             (plain, ", externalTrafficPolicy: Local", "", (true, false)),
-            // Whoever comes in another way still gets policy Cluster.
+            // Traffic that comes in another way still has policy Cluster.
             (
                 node_port,
                 ", internalTrafficPolicy: Local",

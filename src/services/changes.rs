@@ -1,4 +1,4 @@
-//! What a batch of events made different.
+//! What a batch of events changed in the service map.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ pub struct Changes {
     pub full: bool,
     /// What failed is to be tried again, whether or not it changed.
     pub retry: bool,
-    /// UDP flows that the kernel would go on sending where nothing answers.
+    /// UDP flows that the kernel would go on sending to where no endpoint
+    /// serves.
     pub stale_udp: StaleUdp,
 }
 
@@ -28,13 +29,12 @@ pub struct Changes {
 /// makes the client's next packet follow the new rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StaleUdp {
-    /// Endpoints that no longer serve, each with the ServicePort as it was
-    /// when they did: flows from its addresses to that endpoint are stale.
-    pub endpoints: Vec<(Arc<ServicePort>, SocketAddr)>,
-    /// ServicePorts as they were before they lost an address (cluster,
-    /// external or load-balancer IP), their port or their node port: flows to
-    /// what they lost are stale.
-    pub addresses: Vec<(Arc<ServicePort>, LostAddresses)>,
+    /// Endpoints that no longer serve: flows from its addresses to that
+    /// endpoint are stale.
+    pub endpoints: Vec<StaleEndpoint>,
+    /// ServicePorts that lost an address (cluster, external or load-balancer
+    /// IP), their port or their node port: flows to what they lost are stale.
+    pub addresses: Vec<StaleAddresses>,
     /// ServicePorts that are new, or have something to reach and before had
     /// nothing or less addresses: flows to their addresses that were recorded
     /// meanwhile, or before this process began, lead elsewhere than to what
@@ -42,7 +42,25 @@ pub struct StaleUdp {
     pub revived: Vec<ServicePortName>,
 }
 
-/// Where a ServicePort no longer answers.
+/// An endpoint that no longer serves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StaleEndpoint {
+    /// The ServicePort as it was when the endpoint served.
+    pub port: Arc<ServicePort>,
+    /// Address and port of the endpoint.
+    pub address: SocketAddr,
+}
+
+/// What a ServicePort lost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StaleAddresses {
+    /// The ServicePort as it was before.
+    pub port: Arc<ServicePort>,
+    /// Addresses and ports at which it is no longer served.
+    pub lost: LostAddresses,
+}
+
+/// Addresses and ports at which a ServicePort is no longer served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LostAddresses {
     /// Addresses and ports on which it was served.
@@ -61,7 +79,7 @@ impl Changes {
         self.stale_udp.merge(later.stale_udp);
     }
 
-    /// These changes as each family has them; those of everything are both's.
+    /// Splits these changes by family. `full` and `retry` concern both.
     pub fn by_family(self) -> PerFamily<Changes> {
         let mut families = PerFamily::each(|_| Changes {
             full: self.full,
@@ -76,12 +94,12 @@ impl Changes {
             addresses,
             revived,
         } = self.stale_udp;
-        for gone in endpoints {
-            let stale = &mut families.get_mut(gone.0.name.family).stale_udp;
-            stale.endpoints.push(gone);
+        for endpoint in endpoints {
+            let stale = &mut families.get_mut(endpoint.port.name.family).stale_udp;
+            stale.endpoints.push(endpoint);
         }
         for lost in addresses {
-            let stale = &mut families.get_mut(lost.0.name.family).stale_udp;
+            let stale = &mut families.get_mut(lost.port.name.family).stale_udp;
             stale.addresses.push(lost);
         }
         for name in revived {
@@ -91,11 +109,12 @@ impl Changes {
         families
     }
 
-    /// Keeps changes that wait for a family that fails from growing without
-    /// limit, whatever happens meanwhile; `map` is what is to be in force.
+    /// Bounds the changes that wait for a family that fails, which must not
+    /// grow without limit, whatever happens meanwhile; `map` is what is to be
+    /// in force.
     pub fn bound(&mut self, map: &ServiceMap) {
         // Names of ServicePorts that came and went.
-        if self.ports.len() > map.len() + MANY {
+        if self.ports.len() > map.len() + MOST_WAITING {
             self.ports.clear();
             self.full = true;
         }
@@ -124,11 +143,11 @@ impl Changes {
 }
 
 /// Changes of one kind that may wait for a family before they are summed up.
-const MANY: usize = 10_000;
+const MOST_WAITING: usize = 10_000;
 
 /// Endpoints of one ServicePort that may wait; beyond that all its flows are
 /// compared with what serves.
-const MANY_OF_ONE: usize = 100;
+const MOST_OF_ONE_PORT: usize = 100;
 
 impl StaleUdp {
     fn merge(&mut self, later: StaleUdp) {
@@ -137,21 +156,21 @@ impl StaleUdp {
         self.revived.extend(later.revived);
     }
 
-    /// Sums up what waits, where it is much. Of a ServicePort that `map` has all
-    /// flows that do not lead to what serves are stale, so that its endpoints need
-    /// not be named. Of others the oldest are dropped: their flows end by
+    /// Sums up what waits, where it is much. Of a ServicePort in `map`, all
+    /// flows that do not lead to what serves are stale, so that its endpoints
+    /// need not be named. Of others the oldest are dropped: their flows end by
     /// themselves unless the client goes on sending to a Service that is gone.
     fn bound(&mut self, map: &ServiceMap) {
-        if self.endpoints.len() + self.addresses.len() + self.revived.len() <= MANY {
+        if self.endpoints.len() + self.addresses.len() + self.revived.len() <= MOST_WAITING {
             return;
         }
         let mut counts: HashMap<ServicePortName, usize> = HashMap::new();
-        for (port, _) in &self.endpoints {
+        for StaleEndpoint { port, .. } in &self.endpoints {
             *counts.entry(port.name.clone()).or_default() += 1;
         }
-        counts.retain(|name, count| *count > MANY_OF_ONE && map.get(name).is_some());
+        counts.retain(|name, count| *count > MOST_OF_ONE_PORT && map.get(name).is_some());
         self.endpoints
-            .retain(|(port, _)| !counts.contains_key(&port.name));
+            .retain(|stale| !counts.contains_key(&stale.port.name));
         self.revived.extend(counts.into_keys());
         self.revived.retain(|name| map.get(name).is_some());
         self.revived.sort_unstable();
@@ -160,37 +179,43 @@ impl StaleUdp {
         // The latest first: it is as the Service was last.
         self.endpoints.reverse();
         self.endpoints
-            .retain(|(port, gone)| seen.insert((port.name.clone(), *gone)));
-        self.endpoints.truncate(MANY);
+            .retain(|stale| seen.insert((stale.port.name.clone(), stale.address)));
+        self.endpoints.truncate(MOST_WAITING);
         self.endpoints.reverse();
         let mut seen = HashSet::new();
         self.addresses.reverse();
         self.addresses
-            .retain(|(port, lost)| seen.insert((port.name.clone(), lost.clone())));
-        self.addresses.truncate(MANY);
+            .retain(|stale| seen.insert((stale.port.name.clone(), stale.lost.clone())));
+        self.addresses.truncate(MOST_WAITING);
         self.addresses.reverse();
     }
 
     fn record(&mut self, old: Option<&Arc<ServicePort>>, new: Option<&Arc<ServicePort>>) {
         if let Some(old) = old {
             let all = new.map_or(&[][..], |new| &new.endpoints.all);
-            // Nothing was ever sent to an endpoint that did not serve.
+            // No traffic was ever sent to an endpoint that did not serve.
             for gone in old.endpoints.all.iter().filter(|old| old.serving) {
                 if !serves(all, gone.address) {
-                    self.endpoints.push((Arc::clone(old), gone.address));
+                    self.endpoints.push(StaleEndpoint {
+                        port: Arc::clone(old),
+                        address: gone.address,
+                    });
                 }
             }
             let lost = missing(old, new.map(|new| &**new));
             if lost != LostAddresses::default() {
-                self.addresses.push((Arc::clone(old), lost));
+                self.addresses.push(StaleAddresses {
+                    port: Arc::clone(old),
+                    lost,
+                });
             }
         }
         let reaches = |port: Option<&Arc<ServicePort>>| {
             port.is_some_and(|port| !port.endpoints.all_reachable.is_empty())
         };
         if let Some(new) = new {
-            // Who called a node port or address before it was ours was refused
-            // by others, and goes on asking them.
+            // A client that called a node port or address before it was served
+            // here was refused elsewhere, and its flow still leads there.
             let gained = || missing(new, old.map(|old| &**old)) != LostAddresses::default();
             let revived = reaches(Some(new)) && (!reaches(old) || gained());
             if old.is_none() || revived {
@@ -206,7 +231,7 @@ fn serves(endpoints: &[Endpoint], address: SocketAddr) -> bool {
         .is_ok_and(|at| endpoints[at].serving)
 }
 
-/// Returns where `one` is served and `other` is not.
+/// Returns the addresses at which `one` is served and `other` is not.
 fn missing(one: &ServicePort, other: Option<&ServicePort>) -> LostAddresses {
     let addresses = |port: &ServicePort| -> Vec<SocketAddr> {
         let addresses = port.addresses();

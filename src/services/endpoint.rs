@@ -6,15 +6,16 @@ use std::{net::SocketAddr, sync::Arc};
 /// what decides whether traffic may go there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Where it listens.
+    /// Address and port at which it listens.
     pub address: SocketAddr,
-    /// On this node.
+    /// It runs on this node.
     pub local: bool,
-    /// Ready: takes new connections (`publishNotReadyAddresses` is folded in).
+    /// It is ready: it takes new connections (`publishNotReadyAddresses` is
+    /// folded in).
     pub ready: bool,
-    /// Serving, whether it is terminating or not.
+    /// It serves, whether it is terminating or not.
     pub serving: bool,
-    /// Being shut down.
+    /// It is being shut down.
     pub terminating: bool,
     /// Share of new connections that it takes beside the others; 0: none. It
     /// does not decide which sets of [`Endpoints`] it is in.
@@ -28,7 +29,7 @@ pub struct Endpoint {
 /// `CategorizeEndpoints` defines them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoints {
-    /// All of them, usable or not.
+    /// All endpoints, usable or not.
     pub all: Box<[Endpoint]>,
     /// Indices into `all`: where traffic with policy Cluster goes.
     pub cluster: Box<[u32]>,
@@ -36,12 +37,13 @@ pub struct Endpoints {
     pub local: Box<[u32]>,
     /// Indices into `all`: union of both, each where the policies need it.
     pub all_reachable: Box<[u32]>,
-    /// Some endpoint in the cluster is usable, even if none is here.
+    /// Some endpoint in the cluster is usable, even if none on this node is.
     pub has_any: bool,
 }
 
 impl Endpoints {
-    /// Returns whether some that take new connections weigh more than others.
+    /// Returns whether endpoints that take new connections have different
+    /// weights.
     pub fn weigh_differently(&self) -> bool {
         let reachable = self.all_reachable.iter();
         let mut weights = reachable

@@ -1,4 +1,4 @@
-//! What happened to the objects of the cluster.
+//! Changes of the objects of the cluster.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ pub enum Event {
     NodeGone(Arc<str>),
 }
 
-/// Events that are to be folded together, so that nobody sees the map between
-/// two of them.
+/// Events that are folded together, so that no mode sees the map between two of
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The events in the order in which they happened.

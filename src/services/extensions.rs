@@ -1,6 +1,6 @@
-//! What an object's author asks of Tripod alone: annotations and labels under
-//! `tripod.proxy/`. Here they become values; what is malformed is named and
-//! counts as not given.
+//! Annotations and labels under `tripod.proxy/`, by which the author of an
+//! object asks for what only Tripod has. Here they become values; what is
+//! malformed is named and counts as not given.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -18,30 +18,32 @@ const LONGEST_SCHEDULER: usize = 15;
 /// 256 KiB.
 const SHOWN: usize = 40;
 
-/// Weight of an endpoint that nobody gave one.
+/// Weight of an endpoint whose slice and node give none.
 pub const DEFAULT_WEIGHT: u16 = 1;
 
-/// Where EndpointSlices and Nodes say what their endpoints weigh.
+/// Annotation or label of EndpointSlices and Nodes with the weight of their
+/// endpoints.
 pub const WEIGHT: &str = "tripod.proxy/weight";
-/// What kube-router calls it (its `svcSchedulerAnnotation`).
+/// kube-router's annotation for the scheduler (its `svcSchedulerAnnotation`).
 const KUBE_ROUTER_SCHEDULER: &str = "kube-router.io/service.scheduler";
 
-/// What a Service asks for beyond the API's fields. What is `None` was not
-/// asked for.
+/// What a Service asks for beyond the API's fields. `None` means that it does
+/// not ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
-    /// `tripod.proxy/scheduler`, else `kube-router.io/service.scheduler`: a
-    /// name as IPVS spells them; whether there is such a one is for the mode to
-    /// say.
+    /// `tripod.proxy/scheduler`, else `kube-router.io/service.scheduler`: the
+    /// name of a scheduler as IPVS spells it. The mode decides whether it has
+    /// that scheduler.
     pub scheduler: Option<Arc<str>>,
-    /// `tripod.proxy/forwarding`.
+    /// `tripod.proxy/forwarding`: how packets get to endpoints.
     pub forwarding: Option<Forwarding>,
     /// `tripod.proxy/drain-timeout`: how long connections to an endpoint that
     /// left the Service may go on; zero: they end at once.
     pub drain_timeout: Option<Duration>,
-    /// `tripod.proxy/proxy-protocol`.
+    /// `tripod.proxy/proxy-protocol`: whether endpoints get a header that names
+    /// the client.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// `tripod.proxy/retry`.
+    /// `tripod.proxy/retry`: what may be tried again on another endpoint.
     pub retry: Option<Retry>,
     /// Annotations whose values cannot be read, each with the reason. They count
     /// as not given.
@@ -49,18 +51,20 @@ pub struct Preferences {
 }
 
 impl Preferences {
-    /// Where a Service asks for a scheduler.
+    /// Annotation that names a scheduler.
     pub const SCHEDULER: &str = "tripod.proxy/scheduler";
-    /// Where it asks for a way of forwarding.
+    /// Annotation that names a way of forwarding.
     pub const FORWARDING: &str = "tripod.proxy/forwarding";
-    /// Where it says how long connections to endpoints that left may go on.
+    /// Annotation with the time that connections to endpoints that left may go
+    /// on.
     pub const DRAIN_TIMEOUT: &str = "tripod.proxy/drain-timeout";
-    /// Where it says how endpoints are told who calls.
+    /// Annotation that names the protocol in which endpoints get the client's
+    /// address.
     pub const PROXY_PROTOCOL: &str = "tripod.proxy/proxy-protocol";
-    /// Where it says what may be tried again on another endpoint.
+    /// Annotation that names what may be tried again on another endpoint.
     pub const RETRY: &str = "tripod.proxy/retry";
 
-    /// Nothing is asked for.
+    /// The preferences of a Service that asks for nothing.
     pub const NONE: Preferences = Preferences {
         scheduler: None,
         forwarding: None,
@@ -75,13 +79,16 @@ impl Preferences {
 /// `IP_VS_CONN_F_FWD_MASK`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Forwarding {
-    /// Destination rewritten, answers come back this way: the default.
+    /// The destination is rewritten, and answers come back through the node.
+    /// This is the default.
     Nat,
-    /// Sent to the endpoint's link address as they are; it answers by itself.
+    /// Direct routing: packets go to the endpoint's link address as they are,
+    /// and it answers the client directly.
     Dr,
-    /// Wrapped in IP-in-IP; the endpoint answers by itself.
+    /// Packets are wrapped in IP-in-IP, and the endpoint answers the client
+    /// directly.
     Tunnel,
-    /// As nat, with the source of every connection rewritten too.
+    /// As `Nat`, with the source of every connection rewritten too.
     FullNat,
 }
 
@@ -110,7 +117,7 @@ impl fmt::Display for Forwarding {
     }
 }
 
-/// How endpoints are told who called.
+/// How endpoints get the client's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProxyProtocol {
     /// The binary header of version 2 before the first byte.
@@ -128,11 +135,11 @@ impl fmt::Display for ProxyProtocol {
 /// What may be tried again on another endpoint when one fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Retry {
-    /// To connect, and what the client sent before the endpoint answered: it may
-    /// reach two endpoints.
+    /// Connecting, and sending what the client sent before the endpoint
+    /// answered, which may so reach two endpoints.
     #[default]
     FirstFlight,
-    /// To connect. What the client sent reaches one endpoint at most.
+    /// Connecting. What the client sent reaches one endpoint at most.
     Connect,
     /// Nothing: one endpoint is tried once.
     Off,
@@ -151,21 +158,22 @@ impl Retry {
     }
 }
 
-/// One value of an object, and where it stands there.
-struct Said<'a> {
+/// A value of an annotation or label, and its field path.
+struct Given<'a> {
     field: String,
     value: &'a str,
 }
 
-/// Returns what `metadata` says under `key`; an annotation wins over a label.
-fn said<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Said<'a>> {
+/// Returns the value that `metadata` has under `key`; an annotation wins over a
+/// label.
+fn given<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Given<'a>> {
     let sets = [
         ("annotations", &metadata.annotations),
         ("labels", &metadata.labels),
     ];
     sets.into_iter().find_map(|(set, values)| {
         let value = values.as_ref()?.get(key)?;
-        Some(Said {
+        Some(Given {
             field: format!("metadata.{set}[{key:?}]"),
             value,
         })
@@ -174,7 +182,7 @@ fn said<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<Said<'a>> {
 
 /// Returns the weight that an EndpointSlice or a Node gives to its endpoints.
 pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Option<u16> {
-    let Said { field, value } = said(metadata, WEIGHT)?;
+    let Given { field, value } = given(metadata, WEIGHT)?;
     let weight = value.parse().ok();
     if weight.is_none() {
         let reason = "a weight is a number from 0 (no new connections) to 65535; it is left out";
@@ -183,8 +191,9 @@ pub(super) fn weight(metadata: &ObjectMeta, inspection: &mut Inspection) -> Opti
     weight
 }
 
-/// Returns what a Service asks for, if anything. What is malformed is part of
-/// it: it concerns this Service alone, and whoever runs it says so in an Event.
+/// Returns what a Service asks for, if anything. Malformed values are part of
+/// it: they concern this Service alone, and the runner reports them in an
+/// Event.
 pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Arc<Preferences>> {
     let mut malformed = Vec::new();
     let mut read = Reader {
@@ -193,7 +202,7 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
     };
     let scheduler = [Preferences::SCHEDULER, KUBE_ROUTER_SCHEDULER]
         .into_iter()
-        .find(|key| said(metadata, key).is_some())
+        .find(|key| given(metadata, key).is_some())
         .and_then(|key| read.value(key, |value| scheduler_name(value).map(str::to_owned)));
     let preferences = Preferences {
         scheduler: scheduler.map(|name| names.share(&name)),
@@ -228,7 +237,7 @@ impl Reader<'_> {
         key: &'static str,
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Option<T> {
-        let Said { field, value } = said(self.metadata, key)?;
+        let Given { field, value } = given(self.metadata, key)?;
         match parse(value) {
             Ok(parsed) => Some(parsed),
             Err(reason) => {

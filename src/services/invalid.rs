@@ -1,4 +1,4 @@
-//! What is wrong with an object, in words that lead to the field.
+//! What is wrong with an object, and in which field.
 
 use std::{borrow::Cow, fmt};
 
@@ -12,7 +12,7 @@ pub struct Invalid {
     pub name: String,
     /// Path of the field, such as `spec.ports[0].port`.
     pub field: String,
-    /// What stood there.
+    /// The value of the field.
     pub value: String,
     /// Why it cannot be used.
     pub reason: Cow<'static, str>,
@@ -34,9 +34,9 @@ impl fmt::Display for Invalid {
 /// A reduced object, and what had to be left out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reduced<T> {
-    /// The object.
+    /// The object without those values.
     pub object: T,
-    /// Values that were skipped; whoever read the object logs them once.
+    /// Values that were skipped; the reader of the object logs them once.
     pub warnings: Vec<Invalid>,
 }
 
@@ -72,7 +72,7 @@ impl Inspection {
         }
     }
 
-    /// Notes a value that is left out.
+    /// Adds a warning about a value that is left out.
     pub(super) fn skip(
         &mut self,
         field: impl Into<String>,
@@ -80,15 +80,16 @@ impl Inspection {
         reason: impl Into<Cow<'static, str>>,
     ) {
         let warning = self.refuse(field, value, reason);
-        self.note(warning);
+        self.warn(warning);
     }
 
-    /// Notes what would have refused the object, where the rest of it will do.
-    pub(super) fn note(&mut self, warning: Invalid) {
+    /// Adds what would have refused the object as a warning, where the rest of
+    /// it can be used.
+    pub(super) fn warn(&mut self, warning: Invalid) {
         self.warnings.push(warning);
     }
 
-    /// Returns a port number that must be there.
+    /// Returns the port number of a field that must be set.
     pub(super) fn port(&self, field: impl Into<String>, value: i32) -> Result<u16, Invalid> {
         u16::try_from(value)
             .ok()
@@ -96,7 +97,7 @@ impl Inspection {
             .ok_or_else(|| self.refuse(field, value, "a port is a number from 1 to 65535"))
     }
 
-    /// Returns a port number where nothing and 0 mean that there is none.
+    /// Returns the port number of a field that may be unset, which 0 means too.
     pub(super) fn optional_port(
         &self,
         field: impl Into<String>,
@@ -108,8 +109,8 @@ impl Inspection {
         }
     }
 
-    /// Returns a protocol; TCP where none is named, as the API server defaults
-    /// it.
+    /// Returns the protocol; TCP where none is named, as the API server
+    /// defaults it.
     pub(super) fn protocol(
         &self,
         field: impl Into<String>,

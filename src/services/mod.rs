@@ -1,9 +1,9 @@
 //! The service map that all modes share: what the objects of the cluster mean
 //! for this node.
 //!
-//! `watch` feeds [`Event`]s; a batch of them goes through [`Tracker::apply`],
-//! which folds them into the [`ServiceMap`] and answers with the [`Changes`].
-//! This module knows nothing of modes or kernels.
+//! `watch` sends [`Event`]s; a batch of them goes through [`Tracker::apply`],
+//! which folds them into the [`ServiceMap`] and returns the [`Changes`]. This
+//! module uses nothing of modes or kernels.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ mod tracker;
 mod trigger;
 
 use crate::net::Protocol;
-pub use changes::{Changes, LostAddresses, StaleUdp};
+pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints};
 pub use event::{Batch, Event};
 pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT};
@@ -68,7 +68,7 @@ impl ServiceMap {
         self.ports.len()
     }
 
-    /// There is nothing to serve.
+    /// Returns whether there is nothing to serve.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }

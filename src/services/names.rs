@@ -8,24 +8,25 @@ use hashbrown::HashSet;
 /// but every object repeats them.
 #[derive(Debug, Default)]
 pub struct Names {
-    seen: HashSet<Arc<str>>,
-    forget_at: usize,
+    shared: HashSet<Arc<str>>,
+    /// Size at which names without users are dropped next.
+    drop_unused_at: usize,
 }
 
 impl Names {
     /// Returns the shared copy of `name`.
     pub fn share(&mut self, name: &str) -> Arc<str> {
-        if let Some(seen) = self.seen.get(name) {
-            return Arc::clone(seen);
+        if let Some(known) = self.shared.get(name) {
+            return Arc::clone(known);
         }
-        // Names come and go with pods; forgetting when the set has doubled
-        // keeps the cost of a new name constant on average.
-        if self.seen.len() >= self.forget_at.max(1024) {
-            self.seen.retain(|name| Arc::strong_count(name) > 1);
-            self.forget_at = self.seen.len() * 2;
+        // Names come and go with pods; dropping unused ones when the set has
+        // doubled keeps the cost of a new name constant on average.
+        if self.shared.len() >= self.drop_unused_at.max(1024) {
+            self.shared.retain(|name| Arc::strong_count(name) > 1);
+            self.drop_unused_at = self.shared.len() * 2;
         }
         let shared: Arc<str> = Arc::from(name);
-        self.seen.insert(Arc::clone(&shared));
+        self.shared.insert(Arc::clone(&shared));
         shared
     }
 }
@@ -42,13 +43,13 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nobody_uses_are_forgotten() {
+    fn names_without_users_are_dropped() {
         let mut names = Names::default();
-        let kept = names.share("kept");
+        let used = names.share("used");
         for i in 0..100_000 {
             names.share(&format!("pod-{i}"));
         }
-        assert!(names.seen.len() < 5_000, "{} names", names.seen.len());
-        assert!(Arc::ptr_eq(&kept, &names.share("kept")));
+        assert!(names.shared.len() < 5_000, "{} names", names.shared.len());
+        assert!(Arc::ptr_eq(&used, &names.share("used")));
     }
 }

@@ -17,14 +17,14 @@ const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// (KEP-3458: load balancers should stop sending to it).
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// A Node.
+/// A Node, as far as proxying needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Name.
+    /// Name of the Node.
     pub name: Arc<str>,
-    /// Zone, from its label.
+    /// Zone of the Node, from its label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,
-    /// Where its pods have their addresses.
+    /// Networks from which its pods have their addresses.
     pub pod_cidrs: Box<[IpNet]>,
     /// Its IP addresses: internal ones first, then external ones, each in
     /// order of the status.
@@ -33,7 +33,7 @@ pub struct Node {
     pub deleting: bool,
     /// The cluster autoscaler is about to remove it.
     pub to_be_deleted: bool,
-    /// The weight of each endpoint that runs on it, if its owner gave one.
+    /// The weight of each endpoint that runs on it, from `tripod.proxy/weight`.
     pub weight: Option<u16>,
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{ServiceName, ServicePortName, SliceName};
 
-/// Something odd about the objects, and what it means.
+/// An oddity of the objects; its text says what follows from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Oddity {
     /// A Service without cluster IP.
@@ -15,8 +15,8 @@ pub enum Oddity {
     NoEndpoints(ServiceName),
     /// One port has no endpoint while another port of its Service has.
     NoEndpointsForPort(ServicePortName),
-    /// A slice whose Service is not known: the API server withholds those that
-    /// ask for another proxy.
+    /// A slice whose Service is not known: Services for another proxy are not
+    /// listed.
     NoService(SliceName, ServiceName),
     /// A slice that names no Service.
     NoServiceLabel(SliceName),

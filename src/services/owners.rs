@@ -1,9 +1,10 @@
-//! Who owns an address that several Services name.
+//! Ownership of addresses: which Service is served where several name the same
+//! one.
 //!
 //! An address, a port and a protocol belong to one ServicePort. A cluster IP
 //! goes before everything that the author of a Service may choose freely
-//! (external and load-balancer IPs, node ports), because whoever may create a
-//! Service could otherwise take over the traffic of another one
+//! (external and load-balancer IPs, node ports), because every user who may
+//! create a Service could otherwise take over the traffic of another one
 //! (CVE-2020-8554). After that the older Service goes first. Nothing of this
 //! depends on the order in which objects arrive, so all nodes decide alike, and
 //! decide the same after a restart.
@@ -26,13 +27,13 @@ use crate::net::{Family, Protocol};
 /// the others, whose order only matters within one ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressKind {
-    /// `spec.clusterIPs`.
+    /// An address of `spec.clusterIPs`.
     ClusterIp,
-    /// `spec.externalIPs`.
+    /// An address of `spec.externalIPs`.
     ExternalIp,
-    /// `status.loadBalancer.ingress[].ip`.
+    /// An address of `status.loadBalancer.ingress[].ip`.
     LoadBalancerIp,
-    /// `spec.ports[].nodePort`, on the node's own addresses.
+    /// A port of `spec.ports[].nodePort`, on the node's own addresses.
     NodePort,
 }
 
@@ -55,9 +56,9 @@ pub struct Conflict {
     pub kind: AddressKind,
     /// The address; `None`: the node port on every address of the node.
     pub ip: Option<IpAddr>,
-    /// The port.
+    /// The port at that address.
     pub port: u16,
-    /// Who owns it.
+    /// The ServicePort that owns it.
     pub owner: ServicePortName,
     /// What it is to the owner.
     pub owner_kind: AddressKind,
@@ -85,8 +86,8 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// What one ServicePort at a time can own. A node port has the unspecified
-/// address of its family.
+/// An address that one ServicePort at a time can own. A node port has the
+/// unspecified address of its family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Address {
     ip: IpAddr,
@@ -108,31 +109,36 @@ impl Address {
     }
 }
 
-/// That one port of a Service names an address.
+/// A port of a Service that names an address, and may come to own it.
 #[derive(Clone, Debug)]
-struct Claim {
+struct Contender {
     service: Arc<Service>,
-    /// Its place in `serving.ports`.
+    /// Index of the port in `serving.ports`.
     port: u16,
     kind: AddressKind,
 }
 
-impl Claim {
-    fn is_of(&self, service: &ServiceName, port: usize) -> bool {
+impl Contender {
+    fn is_port_of(&self, service: &ServiceName, port: usize) -> bool {
         self.service.name == *service && usize::from(self.port) == port
     }
 
-    /// `Less` goes first.
-    fn rank(&self, other: &Claim) -> Ordering {
-        fn key(claim: &Claim) -> impl Ord + '_ {
-            let service = &claim.service;
-            let freely_chosen = claim.kind != AddressKind::ClusterIp;
-            (freely_chosen, service.created, &service.name, claim.port)
+    /// Orders contenders: the least of them owns the address.
+    fn rank(&self, other: &Contender) -> Ordering {
+        fn key(contender: &Contender) -> impl Ord + '_ {
+            let service = &contender.service;
+            let chosen_by_author = contender.kind != AddressKind::ClusterIp;
+            (
+                chosen_by_author,
+                service.created,
+                &service.name,
+                contender.port,
+            )
         }
         key(self).cmp(&key(other))
     }
 
-    /// Returns the ServicePort that it is of.
+    /// Returns the name of its ServicePort in the family of `ip`.
     fn name(&self, ip: &IpAddr) -> Option<ServicePortName> {
         let serving = self.service.serving.as_ref().ok()?;
         let port = serving.ports.get(usize::from(self.port))?;
@@ -147,19 +153,19 @@ impl Claim {
 
 /// Returns every address that `service` names, in an entry for each of its
 /// ports.
-fn claims(service: &Arc<Service>) -> Vec<(Address, Claim)> {
+fn named_addresses(service: &Arc<Service>) -> Vec<(Address, Contender)> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
     };
-    let mut claims = Vec::new();
+    let mut named = Vec::new();
     for (port, number) in serving.ports.iter().zip(0..) {
         let mut add = |address, kind| {
-            let claim = Claim {
+            let contender = Contender {
                 service: Arc::clone(service),
                 port: number,
                 kind,
             };
-            claims.push((address, claim));
+            named.push((address, contender));
         };
         for (ips, kind) in [
             (&serving.cluster_ips, AddressKind::ClusterIp),
@@ -182,113 +188,124 @@ fn claims(service: &Arc<Service>) -> Vec<(Address, Claim)> {
             }
         }
     }
-    claims
+    named
 }
 
-/// The claims to one address: the owner's first. Nearly all addresses have one,
-/// for which a vector would be a waste.
+/// The contenders for one address, its owner first. Nearly all addresses have
+/// one, for which a vector would take memory for nothing.
 #[derive(Debug)]
-enum Claims {
-    One(Claim),
-    More(Vec<Claim>),
+enum Contenders {
+    One(Contender),
+    More(Vec<Contender>),
 }
 
-impl Claims {
-    fn all(&self) -> &[Claim] {
+impl Contenders {
+    fn all(&self) -> &[Contender] {
         match self {
-            Claims::One(claim) => slice::from_ref(claim),
-            Claims::More(claims) => claims,
+            Contenders::One(contender) => slice::from_ref(contender),
+            Contenders::More(contenders) => contenders,
         }
     }
 
-    fn first(&self) -> Option<&Claim> {
+    fn first(&self) -> Option<&Contender> {
         self.all().first()
     }
 
-    /// Adds a claim; true if it is the first now. A ServicePort that names an
-    /// address twice has the better claim of the two.
-    fn add(&mut self, claim: Claim) -> bool {
-        let mut claims = match std::mem::replace(self, Claims::More(Vec::new())) {
-            Claims::One(one) => vec![one],
-            Claims::More(claims) => claims,
+    /// Adds a contender. Returns true if it is the owner now. Of a ServicePort
+    /// that names an address twice the better of the two counts.
+    fn add(&mut self, contender: Contender) -> bool {
+        let mut contenders = match std::mem::replace(self, Contenders::More(Vec::new())) {
+            Contenders::One(one) => vec![one],
+            Contenders::More(contenders) => contenders,
         };
-        let own = |other: &Claim| other.is_of(&claim.service.name, claim.port.into());
-        let changed = match claims.iter().position(own) {
-            Some(at) if claims.get(at).is_some_and(|own| own.kind <= claim.kind) => false,
+        let own =
+            |other: &Contender| other.is_port_of(&contender.service.name, contender.port.into());
+        let changed = match contenders.iter().position(own) {
+            Some(at)
+                if contenders
+                    .get(at)
+                    .is_some_and(|own| own.kind <= contender.kind) =>
+            {
+                false
+            }
             twice => {
                 if let Some(at) = twice {
-                    claims.remove(at);
+                    contenders.remove(at);
                 }
-                let at = claims.partition_point(|other| other.rank(&claim) == Ordering::Less);
-                claims.insert(at, claim);
+                let at =
+                    contenders.partition_point(|other| other.rank(&contender) == Ordering::Less);
+                contenders.insert(at, contender);
                 at == 0
             }
         };
-        *self = match <[Claim; 1]>::try_from(claims) {
-            Ok([one]) => Claims::One(one),
-            Err(claims) => Claims::More(claims),
+        *self = match <[Contender; 1]>::try_from(contenders) {
+            Ok([one]) => Contenders::One(one),
+            Err(contenders) => Contenders::More(contenders),
         };
         changed
     }
 
-    /// Takes a claim back; true if it was the first.
-    fn remove(&mut self, claim: &Claim) -> bool {
-        let own = |other: &Claim| other.is_of(&claim.service.name, claim.port.into());
+    /// Removes a contender. Returns true if it was the owner.
+    fn remove(&mut self, contender: &Contender) -> bool {
+        let own =
+            |other: &Contender| other.is_port_of(&contender.service.name, contender.port.into());
         let place = self.all().iter().position(own);
         match (&mut *self, place) {
-            (Claims::One(_), Some(_)) => *self = Claims::More(Vec::new()),
-            (Claims::More(claims), Some(at)) => drop(claims.remove(at)),
+            (Contenders::One(_), Some(_)) => *self = Contenders::More(Vec::new()),
+            (Contenders::More(contenders), Some(at)) => drop(contenders.remove(at)),
             (_, None) => {}
         }
         place == Some(0)
     }
 }
 
-/// Who claims which address, of all Services.
+/// Which ServicePorts name which address, of all Services, and so which of them
+/// owns it.
 #[derive(Debug, Default)]
-pub(super) struct Owners {
-    claims: HashMap<Address, Claims>,
+pub(super) struct AddressOwnership {
+    contenders: HashMap<Address, Contenders>,
     /// The node's own addresses, as far as they serve node ports.
     node: BTreeSet<IpAddr>,
 }
 
-impl Owners {
-    /// `old` became `new`, each `None` where there is no Service of that name.
-    /// Notes in `dirty` the other Services that may own more or less by that.
+impl AddressOwnership {
+    /// Replaces `old` by `new`, each `None` where there is no Service of that
+    /// name. Adds to `dirty` the other Services that may own more or less by
+    /// that.
     pub(super) fn replace(
         &mut self,
         old: Option<&Arc<Service>>,
         new: Option<&Arc<Service>>,
         dirty: &mut HashSet<ServiceName>,
     ) {
-        for (address, claim) in old.into_iter().flat_map(claims) {
-            let Entry::Occupied(mut place) = self.claims.entry(address) else {
+        for (address, contender) in old.into_iter().flat_map(named_addresses) {
+            let Entry::Occupied(mut place) = self.contenders.entry(address) else {
                 continue;
             };
-            let was_first = place.get_mut().remove(&claim);
+            let was_first = place.get_mut().remove(&contender);
             if place.get().all().is_empty() {
                 place.remove();
             }
             if was_first {
-                self.mark(address, dirty);
+                self.mark_dirty(address, dirty);
             }
         }
-        for (address, claim) in new.into_iter().flat_map(claims) {
-            let is_first = match self.claims.entry(address) {
-                Entry::Occupied(mut place) => place.get_mut().add(claim),
+        for (address, contender) in new.into_iter().flat_map(named_addresses) {
+            let is_first = match self.contenders.entry(address) {
+                Entry::Occupied(mut place) => place.get_mut().add(contender),
                 Entry::Vacant(place) => {
-                    place.insert(Claims::One(claim));
+                    place.insert(Contenders::One(contender));
                     true
                 }
             };
             if is_first {
-                self.mark(address, dirty);
+                self.mark_dirty(address, dirty);
             }
         }
     }
 
-    /// The node has these addresses that serve node ports. Notes in `dirty` the
-    /// Services that may own more or less by that.
+    /// Sets the addresses of the node that serve node ports. Adds to `dirty`
+    /// the Services that may own more or less by that.
     pub(super) fn set_node(
         &mut self,
         addresses: BTreeSet<IpAddr>,
@@ -299,14 +316,14 @@ impl Owners {
         }
         let before = std::mem::replace(&mut self.node, addresses);
         let differing: BTreeSet<&IpAddr> = before.symmetric_difference(&self.node).collect();
-        // Walks through all, for what is rare.
-        for (address, claims) in &self.claims {
+        // This walks through all addresses, because it is rare.
+        for (address, contenders) in &self.contenders {
             if !differing.contains(&address.ip) {
                 continue;
             }
-            if let Some(node_port) = self.claims.get(&node_port(address)) {
-                let both = claims.all().iter().chain(node_port.all());
-                dirty.extend(both.map(|claim| claim.service.name.clone()));
+            if let Some(node_port) = self.contenders.get(&node_port(address)) {
+                let both = contenders.all().iter().chain(node_port.all());
+                dirty.extend(both.map(|contender| contender.service.name.clone()));
             }
         }
     }
@@ -317,26 +334,30 @@ impl Owners {
         &self.node
     }
 
-    /// Takes from `port`, the ServicePort of port `number` of `service` with
-    /// all addresses that it names, those that others own.
-    pub(super) fn settle(&self, service: &ServiceName, number: usize, port: &mut ServicePort) {
+    /// Removes from `port`, the ServicePort of port `index` of `service` with
+    /// all addresses that it names, those that other ServicePorts own, and
+    /// records them as its conflicts.
+    pub(super) fn leave_owned(&self, service: &ServiceName, index: usize, port: &mut ServicePort) {
         let mut conflicts = Vec::new();
         let protocol = port.name.protocol;
-        let mut owns = |kind, ip: IpAddr, at: u16| {
+        let mut owns = |kind, ip: IpAddr, number: u16| {
             let address = Address {
                 ip,
-                port: at,
+                port: number,
                 protocol,
             };
-            match self.owner(&address).filter(|c| !c.is_of(service, number)) {
+            match self
+                .owner(&address)
+                .filter(|c| !c.is_port_of(service, index))
+            {
                 None => true,
-                Some(claim) => {
-                    conflicts.extend(claim.name(&ip).map(|owner| Conflict {
+                Some(contender) => {
+                    conflicts.extend(contender.name(&ip).map(|owner| Conflict {
                         kind,
                         ip: Some(ip).filter(|ip| !ip.is_unspecified()),
-                        port: at,
+                        port: number,
                         owner,
-                        owner_kind: claim.kind,
+                        owner_kind: contender.kind,
                     }));
                     false
                 }
@@ -371,8 +392,8 @@ impl Owners {
 
     /// Returns the owner of `address`: ServicePorts that name an address of the
     /// node and those that have the port on all of them are compared.
-    fn owner(&self, address: &Address) -> Option<&Claim> {
-        let first = |address: &Address| self.claims.get(address).and_then(Claims::first);
+    fn owner(&self, address: &Address) -> Option<&Contender> {
+        let first = |address: &Address| self.contenders.get(address).and_then(Contenders::first);
         let named = first(address);
         let node_port = first(&node_port(address)).filter(|_| self.node.contains(&address.ip));
         named
@@ -381,21 +402,21 @@ impl Owners {
             .min_by(|one, other| one.rank(other))
     }
 
-    /// Who is first in line for `address` changed: notes everyone who claims
-    /// it, also as a node port.
-    fn mark(&self, address: Address, dirty: &mut HashSet<ServiceName>) {
-        let mut mark = |address: &Address| {
-            let claims = self.claims.get(address).into_iter();
-            let claims = claims.flat_map(Claims::all);
-            dirty.extend(claims.map(|claim| claim.service.name.clone()));
+    /// Adds to `dirty` every Service that names `address`, also as a node port:
+    /// its owner changed.
+    fn mark_dirty(&self, address: Address, dirty: &mut HashSet<ServiceName>) {
+        let mut mark_all = |address: &Address| {
+            let contenders = self.contenders.get(address).into_iter();
+            let contenders = contenders.flat_map(Contenders::all);
+            dirty.extend(contenders.map(|contender| contender.service.name.clone()));
         };
-        mark(&address);
+        mark_all(&address);
         if address.ip.is_unspecified() {
             let family = Family::of(&address.ip);
             let of_family = self.node.iter().filter(|ip| Family::of(ip) == family);
-            of_family.for_each(|ip| mark(&address.at(*ip)));
+            of_family.for_each(|ip| mark_all(&address.at(*ip)));
         } else if self.node.contains(&address.ip) {
-            mark(&node_port(&address));
+            mark_all(&node_port(&address));
         }
     }
 }

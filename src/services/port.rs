@@ -32,7 +32,7 @@ impl fmt::Display for ServiceName {
 /// (`namespace/name:port`, without the colon for an unnamed port).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
-    /// The Service.
+    /// The Service that the port belongs to.
     pub service: ServiceName,
     /// Name of the port; empty for a Service's only, unnamed port.
     pub port: Arc<str>,
@@ -69,9 +69,9 @@ pub enum SessionAffinity {
 /// `internalTrafficPolicy` or `externalTrafficPolicy` of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrafficPolicy {
-    /// Any endpoint of the cluster.
+    /// Traffic goes to any endpoint of the cluster.
     Cluster,
-    /// Endpoints on this node only.
+    /// Traffic goes to endpoints on this node only.
     Local,
 }
 
@@ -79,7 +79,7 @@ pub enum TrafficPolicy {
 /// mode needs to know to carry its traffic. Immutable; a change makes a new one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Identity.
+    /// Identity of the ServicePort.
     pub name: ServicePortName,
     /// The cluster IP of this family; `None`: another ServicePort owns it.
     pub cluster_ip: Option<IpAddr>,
@@ -88,14 +88,15 @@ pub struct ServicePort {
     /// The port on the node's addresses, if there is one; not on those that
     /// are [excluded](ServicePort::node_port_excluded).
     pub node_port: Option<u16>,
-    /// `spec.externalIPs` of this family, without those that others own.
+    /// `spec.externalIPs` of this family, without those that other ServicePorts
+    /// own.
     pub external_ips: Box<[IpAddr]>,
     /// `status.loadBalancer.ingress[].ip` of this family whose `ipMode` is VIP,
-    /// without those that others own.
+    /// without those that other ServicePorts own.
     pub load_balancer_ips: Box<[IpAddr]>,
     /// `spec.loadBalancerSourceRanges` of this family; empty: everyone.
     pub load_balancer_source_ranges: Box<[IpNet]>,
-    /// Client affinity.
+    /// `spec.sessionAffinity`, with its timeout.
     pub session_affinity: SessionAffinity,
     /// Policy for traffic to the cluster IP.
     pub internal_traffic_policy: TrafficPolicy,
@@ -103,12 +104,12 @@ pub struct ServicePort {
     pub external_traffic_policy: TrafficPolicy,
     /// `spec.healthCheckNodePort`, where the external policy is Local.
     pub health_check_node_port: Option<u16>,
-    /// What the Service asks of Tripod alone; `None`: nothing. Easier to read
-    /// through [`ServicePort::preferences`].
+    /// What the Service asks for under `tripod.proxy/`; `None`: nothing.
+    /// [`ServicePort::preferences`] reads it.
     pub preferences: Option<Arc<Preferences>>,
     /// The endpoints, and which of them a packet may reach.
     pub endpoints: Arc<Endpoints>,
-    /// Addresses that its Service names and another ServicePort owns.
+    /// Addresses that its Service names and other ServicePorts own.
     pub conflicts: Box<[Conflict]>,
 }
 
@@ -128,16 +129,15 @@ impl ServicePort {
         lost.filter_map(|lost| lost.ip)
     }
 
-    /// Returns what the Service asks of Tripod alone.
+    /// Returns what the Service asks for under `tripod.proxy/`.
     pub fn preferences(&self) -> &Preferences {
         static NONE: Preferences = Preferences::NONE;
         self.preferences.as_deref().unwrap_or(&NONE)
     }
 
-    /// Name of the scheduler that the Service asks for, else `default`. Where
-    /// that is `rr`, which knows no weights, and reachable endpoints weigh
-    /// differently, it is `wrr`, which is the same otherwise: who gives weights
-    /// wants them heeded.
+    /// Returns the name of the scheduler that the Service asks for, else
+    /// `default`. Where that is `rr`, which ignores weights, and reachable
+    /// endpoints have different ones, it is `wrr`, which is the same otherwise.
     pub fn scheduler<'a>(&'a self, default: &'a str) -> &'a str {
         if let Some(asked) = &self.preferences().scheduler {
             return asked;

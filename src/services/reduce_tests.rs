@@ -1,4 +1,4 @@
-//! What of the API's objects is kept, skipped and refused.
+//! Which values of the API's objects are used, skipped and refused.
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use serde::de::DeserializeOwned;
@@ -64,7 +64,7 @@ fn services_that_are_none_of_our_business() {
     }
 }
 
-/// The label is for EndpointSlices; on a Service it says nothing to kube-proxy.
+/// The label is for EndpointSlices; kube-proxy ignores it on a Service.
 #[test]
 fn a_service_with_the_label_of_headless_slices_is_served() {
     let labelled = "{metadata: {name: a, labels: {service.kubernetes.io/headless: ''}}, \

@@ -27,7 +27,7 @@ pub(super) struct Uses {
     pub(super) local: bool,
 }
 
-/// An endpoint and for whom it is meant.
+/// An endpoint, with the zones and nodes that it is meant for.
 pub(super) struct Candidate<'a> {
     pub(super) endpoint: Endpoint,
     pub(super) hints: Option<&'a Hints>,
@@ -81,13 +81,13 @@ fn terminating(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
 }
 
-fn indices(candidates: &[Candidate<'_>], keep: impl Fn(&Candidate<'_>) -> bool) -> Vec<u32> {
+fn indices(candidates: &[Candidate<'_>], is: impl Fn(&Candidate<'_>) -> bool) -> Vec<u32> {
     let numbered = (0..).zip(candidates);
-    let kept = numbered.filter(|(_, candidate)| keep(candidate));
-    kept.map(|(index, _)| index).collect()
+    let matching = numbered.filter(|(_, candidate)| is(candidate));
+    matching.map(|(index, _)| index).collect()
 }
 
-/// Whose hints count. Hints count only if every ready endpoint has them and
+/// Which hints count. Hints count only if every ready endpoint has them and
 /// some ready endpoint is meant for here: with half of them missing the
 /// controller is still at work, and heeding the rest would overload those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,7 +24,7 @@ const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 /// The API server's maximum (`MaxClientIPServiceAffinitySeconds`): one day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
-/// A Service.
+/// A Service, as far as proxying needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Namespace and name.
@@ -34,7 +34,7 @@ pub struct Service {
     pub created: Created,
     /// What a proxy has to serve, or why there is nothing.
     pub serving: Result<Serving, NotServed>,
-    /// What its author asks of Tripod alone, if anything.
+    /// What its author asks for under `tripod.proxy/`, if anything.
     pub preferences: Option<Arc<Preferences>>,
 }
 
@@ -44,20 +44,20 @@ pub struct Service {
 pub struct Created(i64);
 
 impl Created {
-    /// So many seconds after the beginning of 1970.
+    /// Returns the time that is `seconds` after the beginning of 1970.
     #[cfg(test)]
     pub(super) fn at(seconds: i64) -> Created {
         Created(seconds)
     }
 
-    /// As `metadata` has it.
+    /// Returns the time of creation in `metadata`.
     fn of(metadata: &ObjectMeta) -> Created {
         let time = metadata.creation_timestamp.as_ref();
         Created(time.map_or(i64::MAX, |time| time.0.as_second()))
     }
 }
 
-/// Why a Service is none of a proxy's business.
+/// Why a proxy does not serve a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotServed {
     /// `clusterIP: None`: clients find the endpoints by DNS.
@@ -81,24 +81,24 @@ pub struct Serving {
     pub external_ips: Box<[IpAddr]>,
     /// Load-balancer IPs of the families above that the node itself serves.
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// Who may use the load-balancer IPs; both families.
+    /// Clients that may use the load-balancer IPs, of both families.
     pub load_balancer_source_ranges: Box<[IpNet]>,
-    /// Client affinity.
+    /// `spec.sessionAffinity`, with its timeout.
     pub session_affinity: SessionAffinity,
     /// Policy for the cluster IP.
     pub internal_traffic_policy: TrafficPolicy,
-    /// Policy for everything else.
+    /// Policy for external and load-balancer IPs and node ports.
     pub external_traffic_policy: TrafficPolicy,
-    /// Where load balancers ask whether this node has endpoints.
+    /// Port at which load balancers ask whether this node has endpoints.
     pub health_check_node_port: Option<u16>,
 }
 
 /// A port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Name; empty for an unnamed port.
+    /// Name of the port; empty for an unnamed one.
     pub name: Arc<str>,
-    /// Protocol.
+    /// Protocol of the port.
     pub protocol: Protocol,
     /// Port on the Service's addresses.
     pub port: u16,

@@ -28,9 +28,9 @@ pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 /// Namespace and name of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceName {
-    /// Namespace.
+    /// Namespace of the slice.
     pub namespace: Arc<str>,
-    /// Name.
+    /// Name of the slice.
     pub name: Arc<str>,
 }
 
@@ -47,25 +47,26 @@ pub struct EndpointSlice {
     pub name: SliceName,
     /// The Service whose endpoints these are.
     pub owner: Owner,
-    /// Labelled for another proxy. What counts is the Service's label, of which
-    /// this is a copy, but nobody wonders where that Service is.
+    /// It is labelled for another proxy. What counts is the Service's label, of
+    /// which this is a copy; but that its Service is not known is no oddity
+    /// then.
     pub for_another_proxy: bool,
     /// Ports that each endpoint has.
     pub ports: Box<[SlicePort]>,
     /// The endpoints, all of one family.
     pub endpoints: Box<[SliceEndpoint]>,
-    /// The weight of each of its endpoints, if its author gave one.
+    /// The weight of each of its endpoints, from `tripod.proxy/weight`.
     pub weight: Option<u16>,
-    /// When that happened because of which it was written.
+    /// The time of the change for which it was written.
     pub trigger: Trigger,
 }
 
-/// Whose endpoints a slice has.
+/// The Service whose endpoints a slice has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Those of this Service.
+    /// The slice has the endpoints of this Service.
     Service(ServiceName),
-    /// Those of a headless Service, by its label.
+    /// The slice has the endpoints of a headless Service, by its label.
     NotServed,
     /// It has no `kubernetes.io/service-name` label.
     Unlabelled,
@@ -76,7 +77,7 @@ pub enum Owner {
 pub struct SlicePort {
     /// Name of the Service port that it serves; empty for the unnamed one.
     pub name: Arc<str>,
-    /// Protocol.
+    /// Protocol of the port.
     pub protocol: Protocol,
     /// Port on the endpoint's address.
     pub port: u16,
@@ -89,17 +90,17 @@ pub struct SliceEndpoint {
     pub address: IpAddr,
     /// Node it runs on, if known.
     pub node_name: Option<Arc<str>>,
-    /// Takes new connections.
+    /// It takes new connections.
     pub ready: bool,
-    /// Serves, whether it is terminating or not.
+    /// It serves, whether it is terminating or not.
     pub serving: bool,
-    /// Being shut down.
+    /// It is being shut down.
     pub terminating: bool,
-    /// For whom it is meant, if the controller gave hints.
+    /// Zones and nodes that it is meant for, if the controller gave hints.
     pub hints: Option<Arc<Hints>>,
 }
 
-/// For whom an endpoint is meant.
+/// Topology hints: zones and nodes that an endpoint is meant for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// Zones whose nodes should use it.
@@ -211,8 +212,8 @@ fn contents(
                 protocol,
                 port: port_number,
             }),
-            // The others still lead somewhere.
-            Err(invalid) => inspection.note(invalid),
+            // The other ports can be used.
+            Err(invalid) => inspection.warn(invalid),
         }
     }
 

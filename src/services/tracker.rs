@@ -1,5 +1,5 @@
 //! Folds events into the service map. Work follows the change: only Services
-//! that an event concerns are made anew.
+//! that an event concerns are rebuilt.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -10,7 +10,7 @@ use super::{
     Changes, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceMap, ServiceName,
     ServicePort, SliceName,
     assemble::service_ports,
-    owners::Owners,
+    owners::AddressOwnership,
     select::{NodeWeights, ThisNode},
     slice::Owner,
 };
@@ -24,11 +24,11 @@ pub struct Tracker {
     slices: HashMap<SliceName, Option<ServiceName>>,
     /// Weights of the nodes that have one.
     weights: NodeWeights,
-    owners: Owners,
+    ownership: AddressOwnership,
     map: ServiceMap,
 }
 
-/// What is known of one Service name.
+/// The objects of one Service name, and what follows from them.
 #[derive(Debug, Default)]
 struct Entry {
     /// The object; slices may come before it and stay after it.
@@ -37,7 +37,7 @@ struct Entry {
     /// times the memory.
     slices: Vec<Arc<EndpointSlice>>,
     ports: Box<[Arc<ServicePort>]>,
-    /// What was already said about it.
+    /// Oddities that were logged once.
     oddities: Vec<Oddity>,
 }
 
@@ -53,7 +53,7 @@ impl Tracker {
             services: HashMap::new(),
             slices: HashMap::new(),
             weights: NodeWeights::new(),
-            owners: Owners::default(),
+            ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
         }
     }
@@ -79,9 +79,9 @@ impl Tracker {
         entry.into_iter().flat_map(|entry| &entry.slices)
     }
 
-    /// Folds events into the map and tells what they changed, which is nothing
+    /// Folds events into the map. Returns what they changed, which is nothing
     /// where they cancel out or concern nothing that this node serves. Objects
-    /// that are newly odd are named in the log.
+    /// that are newly odd are logged once.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Changes {
         let (changes, oddities) = self.fold(events);
         for oddity in oddities {
@@ -95,10 +95,10 @@ impl Tracker {
     /// name the same address.
     pub fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Changes {
         let mut dirty = HashSet::new();
-        self.owners.set_node(addresses, &mut dirty);
+        self.ownership.set_node(addresses, &mut dirty);
         let (mut changes, mut odd) = (Changes::default(), Vec::new());
         for name in dirty {
-            self.renew(&name, &mut changes, &mut odd);
+            self.rebuild(&name, &mut changes, &mut odd);
         }
         for oddity in odd {
             info!("{oddity}");
@@ -111,7 +111,7 @@ impl Tracker {
         let mut odd = Vec::new();
         let zone = self.this.zone.clone();
         let mut reweighed = Reweighed::default();
-        let mut moved = false;
+        let mut node_changed = false;
         for event in events {
             match event {
                 Event::Service(service) => self.put_service(service, &mut dirty),
@@ -119,16 +119,16 @@ impl Tracker {
                 Event::EndpointSlice(slice) => self.put_slice(slice, &mut dirty, &mut odd),
                 Event::EndpointSliceGone(name) => self.remove_slice(&name, &mut dirty),
                 Event::Node(node) => {
-                    reweighed.note(&mut self.weights, &node.name, node.weight);
+                    reweighed.set_weight(&mut self.weights, &node.name, node.weight);
                     if node.name == self.this.name {
-                        moved |= self.set_node(node);
+                        node_changed |= self.set_node(node);
                     }
                 }
                 // The last known state stays in force, as in kube-proxy 1.36
                 // (`NodeManager` and `NodeTopologyConfig` of its `pkg/proxy`):
-                // whoever deletes the object still runs pods here.
+                // pods go on running here when the object is deleted.
                 Event::NodeGone(name) if name == self.this.name => {}
-                Event::NodeGone(name) => reweighed.note(&mut self.weights, &name, None),
+                Event::NodeGone(name) => reweighed.set_weight(&mut self.weights, &name, None),
             }
         }
         if zone != self.this.zone {
@@ -139,19 +139,19 @@ impl Tracker {
             dirty.extend(self.services_where(|slice| slice.weighs_by(&reweighed)));
         }
         let mut changes = Changes {
-            // Who is local and where node ports are served, for all Services.
-            // kube-proxy starts anew for this.
-            full: moved,
+            // Decides which endpoints are local and where node ports are
+            // served, for all Services. kube-proxy restarts for this.
+            full: node_changed,
             ..Changes::default()
         };
         for name in dirty {
-            self.renew(&name, &mut changes, &mut odd);
+            self.rebuild(&name, &mut changes, &mut odd);
         }
         (changes, odd)
     }
 
-    /// Services that have such a slice: walks through all, for events that
-    /// are rare.
+    /// Returns the Services that have such a slice. Walks through all, for
+    /// events that are rare.
     fn services_where(
         &self,
         is: impl Fn(&EndpointSlice) -> bool,
@@ -167,7 +167,7 @@ impl Tracker {
         let entry = self.services.entry(service.name.clone()).or_default();
         if entry.service.as_ref() != Some(&service) {
             let before = entry.service.as_ref();
-            self.owners.replace(before, Some(&service), dirty);
+            self.ownership.replace(before, Some(&service), dirty);
             dirty.insert(service.name.clone());
             entry.service = Some(service);
         }
@@ -176,7 +176,7 @@ impl Tracker {
     fn remove_service(&mut self, name: ServiceName, dirty: &mut HashSet<ServiceName>) {
         if let Some(entry) = self.services.get_mut(&name) {
             let before = entry.service.take();
-            self.owners.replace(before.as_ref(), None, dirty);
+            self.ownership.replace(before.as_ref(), None, dirty);
             dirty.insert(name);
         }
     }
@@ -220,8 +220,8 @@ impl Tracker {
         }
     }
 
-    /// Returns whether the node's own addresses or those of its pods are others
-    /// now.
+    /// Sets the object of this node. Returns whether the node's own addresses
+    /// or those of its pods changed.
     fn set_node(&mut self, node: Arc<Node>) -> bool {
         self.this.zone = node.zone.clone();
         let before = self.map.node.replace(Arc::clone(&node));
@@ -230,14 +230,14 @@ impl Tracker {
         })
     }
 
-    /// Makes the ServicePorts of one Service anew and records what differs.
-    fn renew(&mut self, name: &ServiceName, changes: &mut Changes, odd: &mut Vec<Oddity>) {
+    /// Rebuilds the ServicePorts of one Service and records what differs.
+    fn rebuild(&mut self, name: &ServiceName, changes: &mut Changes, odd: &mut Vec<Oddity>) {
         let Some(entry) = self.services.get_mut(name) else {
             return;
         };
         let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
             let slices = entry.slices.iter().map(|slice| &**slice);
-            service_ports(service, slices, &self.this, &self.weights, &self.owners)
+            service_ports(service, slices, &self.this, &self.weights, &self.ownership)
         });
 
         let mut ports = Vec::with_capacity(made.len());
@@ -266,10 +266,10 @@ impl Tracker {
         entry.ports = ports.into();
 
         let oddities = entry.find_oddities(name);
-        let unsaid = oddities
+        let new = oddities
             .iter()
             .filter(|oddity| !entry.oddities.contains(oddity));
-        odd.extend(unsaid.cloned());
+        odd.extend(new.cloned());
         entry.oddities = oddities;
         if entry.service.is_none() && entry.slices.is_empty() {
             self.services.remove(name);
@@ -277,35 +277,39 @@ impl Tracker {
     }
 }
 
-/// Nodes whose weight a batch touched, each with the weight before it.
+/// Nodes whose weight was set by a batch, each with the weight before it.
 #[derive(Default)]
-struct Reweighed(HashMap<Arc<str>, Option<u16>>);
+struct Reweighed {
+    weights_before: HashMap<Arc<str>, Option<u16>>,
+}
 
 impl Reweighed {
-    fn note(&mut self, weights: &mut NodeWeights, node: &Arc<str>, weight: Option<u16>) {
+    fn set_weight(&mut self, weights: &mut NodeWeights, node: &Arc<str>, weight: Option<u16>) {
         let before = match weight {
             Some(weight) => weights.insert(Arc::clone(node), weight),
             None => weights.remove(node),
         };
         if before != weight {
-            self.0.entry(Arc::clone(node)).or_insert(before);
+            self.weights_before
+                .entry(Arc::clone(node))
+                .or_insert(before);
         }
     }
 
     /// Returns the nodes whose weight differs from the one before the batch.
     fn nodes(self, weights: &NodeWeights) -> HashSet<Arc<str>> {
-        let touched = self.0.into_iter();
-        let differ = touched.filter(|(node, before)| weights.get(node) != before.as_ref());
+        let changed = self.weights_before.into_iter();
+        let differ = changed.filter(|(node, before)| weights.get(node) != before.as_ref());
         differ.map(|(node, _)| node).collect()
     }
 }
 
 impl Entry {
-    /// Returns whether it brings anything new.
+    /// Adds or replaces a slice. Returns whether that changes anything.
     fn put_slice(&mut self, slice: &Arc<EndpointSlice>) -> bool {
         let place = self
             .slices
-            .binary_search_by(|held| held.name.cmp(&slice.name));
+            .binary_search_by(|other| other.name.cmp(&slice.name));
         match place {
             Ok(at) if self.slices[at] == *slice => return false,
             Ok(at) => self.slices[at] = Arc::clone(slice),
@@ -330,15 +334,16 @@ impl Entry {
             Ok(_) if self.ports.is_empty() => return vec![Oddity::NoPorts(name.clone())],
             Ok(_) => {}
         }
-        let bare: Vec<_> = self
+        let without_endpoints: Vec<_> = self
             .ports
             .iter()
             .filter(|port| port.endpoints.all.is_empty())
             .collect();
-        if bare.len() == self.ports.len() {
+        if without_endpoints.len() == self.ports.len() {
             return vec![Oddity::NoEndpoints(name.clone())];
         }
-        bare.iter()
+        without_endpoints
+            .iter()
             .map(|port| Oddity::NoEndpointsForPort(port.name.clone()))
             .collect()
     }

@@ -1,28 +1,28 @@
-//! Why an EndpointSlice changed, in time.
+//! When the change happened that an EndpointSlice brings.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 
-/// Where the endpoints controller notes when that happened because of which
-/// it wrote the slice (`core/v1 EndpointsLastChangeTriggerTime`).
+/// Annotation with the time of the change for which the endpoints controller
+/// wrote the slice (`core/v1 EndpointsLastChangeTriggerTime`).
 const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// The time of the change that a slice brings, if its author noted it. It says
+/// The time of the change that a slice brings, if its author gave one. It says
 /// nothing about endpoints, so all are equal: a slice on which only this
 /// differs did not change.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Trigger(Option<SystemTime>);
 
 impl Trigger {
-    /// As the annotations have it. One that is malformed is none: it is for
+    /// Reads the annotation. One that is malformed counts as none: it is for
     /// statistics only.
     pub(super) fn of(annotations: Option<&BTreeMap<String, String>>) -> Trigger {
-        let noted = annotations.and_then(|a| a.get(ANNOTATION));
-        Trigger(noted.and_then(|text| Some(text.parse::<Timestamp>().ok()?.into())))
+        let annotation = annotations.and_then(|a| a.get(ANNOTATION));
+        Trigger(annotation.and_then(|text| Some(text.parse::<Timestamp>().ok()?.into())))
     }
 
-    /// Returns when it happened.
+    /// Returns when the change happened.
     pub fn time(self) -> Option<SystemTime> {
         self.0
     }

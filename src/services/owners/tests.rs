@@ -4,8 +4,8 @@ use serde_json::json;
 
 use crate::services::{Event, Names, Service, ServiceName, Tracker};
 
-/// A Service of this name in namespace default, made in that year of the 21st
-/// century, or without a time.
+/// Returns a Service of this name in namespace default, made in that year of
+/// the 21st century, or without a time.
 fn service(name: &str, year: Option<u32>, spec: &str) -> Event {
     let created = year.map(|year| format!("20{year:02}-01-01T00:00:00Z"));
     let mut spec: serde_json::Value = serde_saphyr::from_str(spec).expect("yaml");
@@ -22,8 +22,8 @@ fn service(name: &str, year: Option<u32>, spec: &str) -> Event {
     Event::Service(Arc::new(reduced.object))
 }
 
-/// All conflicts, each after the name of the Service that does not get the
-/// address.
+/// Returns all conflicts, each after the name of the Service that does not get
+/// the address.
 fn conflicts(tracker: &Tracker) -> BTreeSet<String> {
     let ports = tracker.map().iter();
     ports
@@ -40,7 +40,7 @@ fn conflicts(tracker: &Tracker) -> BTreeSet<String> {
         .collect()
 }
 
-/// What is looked at; the Services `a` and `b`, each with its year and spec; the
+/// What is tested; the Services `a` and `b`, each with its year and spec; the
 /// conflicts.
 type Case = (
     &'static str,
@@ -48,7 +48,7 @@ type Case = (
     &'static [&'static str],
 );
 
-/// The node has 192.0.2.1.
+/// The node has the address 192.0.2.1.
 #[test]
 fn who_owns_an_address() {
     const A: &str = "{clusterIP: 10.0.0.1, ports: [{port: 80}]}";
@@ -201,8 +201,8 @@ fn who_owns_an_address() {
     }
 }
 
-/// The one that waits is served the moment the owner goes, and not before:
-/// nobody is without an answer meanwhile.
+/// The Service that waits is served the moment the owner goes, and not before:
+/// no client is without an answer meanwhile.
 #[test]
 fn a_cluster_ip_goes_over_to_the_next_service() {
     let spec = "{clusterIP: 10.0.0.1, ports: [{port: 80}]}";
@@ -229,7 +229,7 @@ fn a_cluster_ip_goes_over_to_the_next_service() {
 }
 
 #[test]
-fn a_conflict_is_told_in_full() {
+fn a_conflict_is_explained_in_full() {
     let mut tracker = Tracker::new("here");
     tracker.apply([
         service(
@@ -245,9 +245,9 @@ fn a_conflict_is_told_in_full() {
     ]);
     let ports = tracker.map().iter();
     let conflicts: Vec<_> = ports.flat_map(|port| port.conflicts.iter()).collect();
-    let told: Vec<String> = conflicts.iter().map(ToString::to_string).collect();
+    let explained: Vec<String> = conflicts.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        explained,
         [
             "external IP 10.0.0.1:80 (TCP) is not served for this Service: Service \
              default/db:http has it as its cluster IP, and cluster IPs go first"

@@ -1,0 +1,317 @@
+//! Any sequence of events leads to the map that a fresh start leads to.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::services::{
+    Created, Hints, Port, Preferences, Serving, SessionAffinity, SliceEndpoint, SlicePort,
+    TrafficPolicy, Trigger,
+};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+const ZONES: [&str; 3] = ["", "za", "zb"];
+
+fn any_service() -> impl Strategy<Value = Event> {
+    let ips = prop::sample::select(vec![
+        vec![],
+        vec!["10.0.0.1"],
+        vec!["10.0.0.1", "fd00::1"],
+        vec!["fd00::1", "10.0.0.2"],
+    ]);
+    let port = (
+        0..2_usize,
+        0..2_u8,
+        prop::sample::select(vec![1, 2, 30000]),
+        prop::option::of(30000..30002_u16),
+    );
+    let ports = prop::collection::vec(port, 0..3);
+    let outside = prop::sample::subsequence(
+        vec!["10.0.0.1", "192.0.2.1", "192.0.2.2", "2001:db8::1"],
+        0..=4,
+    );
+    let name = (0..3_usize, 0..2_i64);
+    let drain = prop::option::of(0..2_u64);
+    (name, ips, ports, outside, any::<[bool; 4]>(), drain).prop_map(
+        |(
+            (name, created),
+            ips,
+            ports,
+            outside,
+            [internal, external, affinity, headless],
+            drain,
+        )| {
+            let policy = |local| {
+                if local {
+                    TrafficPolicy::Local
+                } else {
+                    TrafficPolicy::Cluster
+                }
+            };
+            let parse = |ips: Vec<&str>| ips.iter().map(|ip| ip.parse().expect("ip")).collect();
+            let outside: Vec<&str> = outside
+                .into_iter()
+                .filter(|ip| ips.iter().any(|own| own.contains(':') == ip.contains(':')))
+                .collect();
+            let mut seen = BTreeSet::new();
+            let ports = ports
+                .into_iter()
+                .map(|(name, udp, port, node_port)| Port {
+                    name: ["", "p"][name].into(),
+                    protocol: if udp == 1 {
+                        Protocol::Udp
+                    } else {
+                        Protocol::Tcp
+                    },
+                    port,
+                    node_port,
+                })
+                .filter(|port| seen.insert((port.name.clone(), port.protocol)))
+                .collect();
+            let serving = Serving {
+                cluster_ips: parse(ips),
+                ports,
+                external_ips: parse(outside.clone()),
+                load_balancer_ips: parse(outside),
+                load_balancer_source_ranges: [].into(),
+                session_affinity: if affinity {
+                    SessionAffinity::ClientIp {
+                        timeout: std::time::Duration::from_secs(60),
+                    }
+                } else {
+                    SessionAffinity::None
+                },
+                internal_traffic_policy: policy(internal),
+                external_traffic_policy: policy(external),
+                health_check_node_port: None,
+            };
+            Event::Service(Arc::new(Service {
+                name: service_name(NAMES[name]),
+                created: Created::at(created),
+                serving: if headless {
+                    Err(NotServed::Headless)
+                } else {
+                    Ok(serving)
+                },
+                preferences: drain.map(|seconds| {
+                    Arc::new(Preferences {
+                        drain_timeout: Some(std::time::Duration::from_secs(seconds)),
+                        ..Preferences::NONE
+                    })
+                }),
+            }))
+        },
+    )
+}
+
+fn any_slice() -> impl Strategy<Value = Event> {
+    let endpoint = (
+        0..3_u8,
+        0..3_usize,
+        any::<[bool; 3]>(),
+        0..3_usize,
+        any::<bool>(),
+    );
+    let endpoints = prop::collection::vec(endpoint, 0..4);
+    let ports = prop::collection::vec((0..2_usize, 0..2_u8, 1..3_u16), 0..3);
+    let weight = prop::option::of(0..2_u16);
+    (
+        0..3_usize,
+        0..4_usize,
+        any::<bool>(),
+        ports,
+        endpoints,
+        weight,
+    )
+        .prop_map(|(name, of, v6, ports, endpoints, weight)| {
+            let ports = ports.into_iter().map(|(name, udp, port)| SlicePort {
+                name: ["", "p"][name].into(),
+                protocol: if udp == 1 {
+                    Protocol::Udp
+                } else {
+                    Protocol::Tcp
+                },
+                port,
+            });
+            let endpoints = endpoints.into_iter().map(
+                |(host, node, [ready, serving, terminating], zone, node_hint)| SliceEndpoint {
+                    address: if v6 {
+                        format!("fd00:1::{host}").parse().expect("ip")
+                    } else {
+                        [10, 1, 0, host].into()
+                    },
+                    node_name: (node > 0).then(|| ["", "here", "there"][node].into()),
+                    ready,
+                    serving,
+                    terminating,
+                    hints: (zone > 0).then(|| {
+                        Arc::new(Hints {
+                            zones: [ZONES[zone].into()].into(),
+                            nodes: node_hint.then(|| "here".into()).into_iter().collect(),
+                        })
+                    }),
+                },
+            );
+            Event::EndpointSlice(Arc::new(EndpointSlice {
+                name: SliceName {
+                    namespace: "default".into(),
+                    name: NAMES[name].into(),
+                },
+                owner: match NAMES.get(of) {
+                    Some(service) => Owner::Service(service_name(service)),
+                    None => Owner::Unlabelled,
+                },
+                for_another_proxy: false,
+                ports: ports.collect(),
+                endpoints: endpoints.collect(),
+                weight,
+                trigger: Trigger::default(),
+            }))
+        })
+}
+
+fn any_node() -> impl Strategy<Value = Event> {
+    let weight = prop::option::of(0..3_u16);
+    (0..2_usize, 0..3_usize, weight).prop_map(|(name, zone, weight)| {
+        Event::Node(Arc::new(Node {
+            name: ["here", "there"][name].into(),
+            zone: (zone > 0).then(|| ZONES[zone].into()),
+            pod_cidrs: [].into(),
+            addresses: [].into(),
+            deleting: false,
+            to_be_deleted: false,
+            weight,
+        }))
+    })
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => any_service(),
+        6 => any_slice(),
+        2 => any_node(),
+        1 => (0..3_usize).prop_map(|name| Event::ServiceGone(service_name(NAMES[name]))),
+        2 => (0..3_usize).prop_map(|name| slice_gone(NAMES[name])),
+        1 => prop::sample::select(vec!["here", "there"]).prop_map(|name| Event::NodeGone(name.into())),
+    ]
+}
+
+fn any_node_addresses() -> impl Strategy<Value = BTreeSet<IpAddr>> {
+    let own = prop::sample::subsequence(vec!["192.0.2.1", "2001:db8::1", "10.0.0.1"], 0..=3);
+    own.prop_map(|ips| ips.iter().map(|ip| ip.parse().expect("ip")).collect())
+}
+
+/// Checks that no two ServicePorts are served at one address, and that each
+/// conflict names the ServicePort that is.
+fn each_address_has_one_owner(tracker: &Tracker) -> Result<(), TestCaseError> {
+    let mut owners = HashMap::new();
+    let all = |port: &ServicePort| {
+        let services = port.addresses().map(|ip| (ip, port.port));
+        let node = tracker.ownership.node().iter().copied();
+        let node = node.filter(|ip| Family::of(ip) == port.name.family);
+        let node = node.filter(|ip| port.node_port_excluded().all(|lost| lost != *ip));
+        let everywhere: IpAddr = match port.name.family {
+            Family::V4 => [0; 4].into(),
+            Family::V6 => [0; 16].into(),
+        };
+        let node_ports = port.node_port.into_iter();
+        let node: Vec<IpAddr> = node.chain([everywhere]).collect();
+        let node_ports =
+            node_ports.flat_map(move |at| node.clone().into_iter().map(move |ip| (ip, at)));
+        let all: BTreeSet<_> = services.chain(node_ports).collect();
+        let protocol = port.name.protocol;
+        all.into_iter().map(move |at| (at, protocol))
+    };
+    for port in tracker.map().iter() {
+        for address in all(port) {
+            let other = owners.insert(address, port.name.clone());
+            prop_assert_eq!(other, None, "of {:?}", address);
+        }
+    }
+    for port in tracker.map().iter() {
+        for lost in &port.conflicts {
+            let everywhere = match port.name.family {
+                Family::V4 => [0; 4].into(),
+                Family::V6 => [0; 16].into(),
+            };
+            let at = (
+                (lost.ip.unwrap_or(everywhere), lost.port),
+                port.name.protocol,
+            );
+            prop_assert_eq!(owners.get(&at), Some(&lost.owner), "{}", lost);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the objects that remain after a sequence of events, in the worst
+/// order.
+fn remaining(events: &[Event]) -> Vec<Event> {
+    let mut remaining: Vec<Event> = Vec::new();
+    for event in events {
+        remaining.retain(|other| match (event, other) {
+            (Event::Service(new), Event::Service(old)) => new.name != old.name,
+            (Event::ServiceGone(gone), Event::Service(old)) => *gone != old.name,
+            (Event::EndpointSlice(new), Event::EndpointSlice(old)) => new.name != old.name,
+            (Event::EndpointSliceGone(gone), Event::EndpointSlice(old)) => *gone != old.name,
+            (Event::Node(new), Event::Node(old)) => new.name != old.name,
+            // The last known state of our own stays in force.
+            (Event::NodeGone(gone), Event::Node(old)) => *gone != old.name || &**gone == "here",
+            _ => true,
+        });
+        if matches!(
+            event,
+            Event::Service(_) | Event::EndpointSlice(_) | Event::Node(_)
+        ) {
+            remaining.push(event.clone());
+        }
+    }
+    remaining.reverse();
+    remaining
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
+    #[test]
+    fn changes_lead_where_a_fresh_start_leads(
+        batches in prop::collection::vec(
+            (prop::collection::vec(any_event(), 0..6), any_node_addresses()),
+            1..12,
+        ),
+    ) {
+        let mut tracker = Tracker::new("here");
+        let mut past = Vec::new();
+        let mut last_node = BTreeSet::new();
+        for (batch, node) in batches {
+            let before = tracker.map().clone();
+            past.extend(batch.iter().cloned());
+            let mut changes = tracker.apply(batch);
+            changes.merge(tracker.set_node_addresses(node.clone()));
+            let mut fresh = Tracker::new("here");
+            fresh.set_node_addresses(node.clone());
+            fresh.apply(remaining(&past));
+            prop_assert_eq!(tracker.map(), fresh.map());
+
+            let names = before.iter().chain(tracker.map().iter()).map(|port| &port.name);
+            let differ = names.filter(|name| before.get(name) != tracker.map().get(name));
+            let differ: HashSet<_> = differ.cloned().collect();
+            // What was marked twice may be as it was before.
+            prop_assert!(changes.ports.is_superset(&differ));
+            if node == last_node {
+                prop_assert_eq!(&changes.ports, &differ);
+            }
+            last_node = node;
+            each_address_has_one_owner(&tracker)?;
+            prop_assert!(changes.stale_udp.revived.iter().all(|name| changes.ports.contains(name)));
+            // Values that did not change are the same ones, not equal ones.
+            for port in tracker.map().iter().filter(|port| !changes.ports.contains(&port.name)) {
+                prop_assert!(before.get(&port.name).is_some_and(|old| Arc::ptr_eq(old, port)));
+            }
+            // Objects that are gone leave nothing behind.
+            prop_assert_eq!(tracker.services.len(), fresh.services.len());
+            prop_assert_eq!(tracker.slices.len(), fresh.slices.len());
+            prop_assert_eq!(&tracker.weights, &fresh.weights);
+        }
+    }
+}
