@@ -1,0 +1,167 @@
+//! How long files and functions may be. A file has one concept and a function one
+//! task; what grows beyond these limits has two.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::root;
+
+/// Most lines of a file.
+const FILE: usize = 500;
+/// Most lines of a function, from `fn` to its closing brace.
+const FUNCTION: usize = 80;
+
+/// Functions and files that are longer for now: a path, and with a
+/// function its name.
+const LONGER_FOR_NOW: &[&str] = &[
+    "src/kernel/addresses.rs",
+    "src/kernel/ipset/members.rs change_members",
+    "src/kernel/nftables/expression/read.rs known",
+    "src/kernel/nftables/expression/write.rs data",
+    "src/kernel/nftables/tests/example/mod.rs elements",
+    "src/kernel/nftables/tests/example/rules.rs chains",
+    "src/kernel/nftables/tests/example/rules.rs filter",
+    "src/modes/iptables/plan/tests/corners.rs policies_endpoints_and_callers",
+    "src/modes/iptables/plan/tests/node_ports.rs where_node_ports_are_served",
+    "src/modes/ipvs/apply.rs",
+    "src/modes/ipvs/apply.rs serve",
+    "src/modes/ipvs/diff/tests.rs sets_change_when_nobody_gets_through_for_it",
+    "src/modes/userspace/capture/local/plan.rs objects",
+    "src/modes/userspace/mod.rs",
+    "src/modes/userspace/plan.rs plan",
+    "src/modes/userspace/tests.rs",
+    "src/runner/metrics.rs register",
+    "src/runner/tests.rs",
+    "src/services/owners/tests.rs who_owns_an_address",
+    "src/services/reduce_tests.rs services_that_are_refused",
+    "src/services/select/tests.rs cluster_policy",
+    "src/services/tracker/tests.rs",
+    "src/services/tracker/tests.rs any_service",
+    "src/start/serve.rs serve",
+    "src/watch/manifests/tests.rs recorded_cases_mean_what_they_mean_to_kube_proxy",
+    "tests/api/server.rs answer",
+    "tests/conformance/cases/cluster_ip.rs cases",
+    "tests/conformance/cases/endpoints.rs cases",
+    "tests/conformance/cases/external_ip.rs cases",
+    "tests/conformance/cases/load_balancer.rs cases",
+    "tests/conformance/cases/node_port.rs cases",
+    "tests/conformance/cases/ownership.rs cases",
+    "tests/conformance/cases/policies.rs cases",
+    "tests/conformance/cases/source_ranges.rs cases",
+    "tests/conformance/world.rs new",
+    "tests/faults/run.rs try_fault",
+    "tests/iptables/vectors.rs flags_show_in_the_rules",
+    "tests/ipvs/held.rs what_needs_no_rule_goes_on_when_programs_fail",
+    "tests/lab/uml/mod.rs run",
+    "tests/modes/switching/from_kube_proxy.rs take_over",
+];
+
+/// Returns all files with Rust code, except what is built from them.
+fn rust_files() -> Vec<PathBuf> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        let entries = fs::read_dir(folder).expect("a folder");
+        for path in entries.map(|entry| entry.expect("an entry").path()) {
+            if path.is_dir() && !path.ends_with("target") {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for folder in ["src", "tests", "benches", "examples", "fuzz"] {
+        walk(&root().join(folder), &mut found);
+    }
+    found
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Function<'a> {
+    name: &'a str,
+    lines: usize,
+}
+
+/// Returns the functions of `text`, which rustfmt has formatted: the closing
+/// brace stands below the begin of the function's first line.
+fn functions(text: &str) -> Vec<Function<'_>> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (first, line) in lines.iter().enumerate() {
+        let Some(name) = name_of_function(line) else {
+            continue;
+        };
+        if line.ends_with(['}', ';']) {
+            continue;
+        }
+        let indentation = &line[..line.len() - line.trim_start().len()];
+        let last = lines[first + 1..].iter().position(|line| {
+            let rest = line.strip_prefix(indentation).unwrap_or_default();
+            // A declaration in a trait ends with its list of parameters.
+            rest.starts_with('}') || rest.starts_with(')') && rest.ends_with(';')
+        });
+        let last = last.unwrap_or_else(|| panic!("no end of {line}"));
+        found.push(Function {
+            name,
+            lines: last + 2,
+        });
+    }
+    found
+}
+
+/// Returns the name of the function that begins in `line`.
+fn name_of_function(line: &str) -> Option<&str> {
+    let (before, after) = line.trim_start().split_once("fn ")?;
+    let words = before.split_whitespace().all(|word| {
+        let word = word.split('(').next().unwrap_or_default();
+        ["pub", "const", "async", "unsafe", "extern", "\"C\"", "in"].contains(&word)
+    });
+    let name = after.split(['(', '<']).next()?;
+    words.then_some(name)
+}
+
+#[test]
+fn no_file_and_no_function_is_too_long() {
+    let mut over = Vec::new();
+    for path in rust_files() {
+        let text = fs::read_to_string(&path).expect("a source file");
+        let place = path.strip_prefix(root()).expect("below the root").display();
+        let mut check = |place: String, lines, most| {
+            if lines > most && !LONGER_FOR_NOW.contains(&place.as_str()) {
+                over.push(format!("{place}: {lines} lines, more than {most}"));
+            }
+        };
+        check(place.to_string(), text.lines().count(), FILE);
+        for Function { name, lines } in functions(&text) {
+            check(format!("{place} {name}"), lines, FUNCTION);
+        }
+    }
+    assert!(over.is_empty(), "{over:#?}");
+}
+
+#[test]
+fn functions_are_counted_from_first_line_to_brace() {
+    let text = "\
+impl X {
+    pub(crate) async fn long<T>(
+        &self,
+    ) -> T {
+        if x {
+        }
+    }
+
+    fn short() {}
+    fn declared(
+        &self,
+    ) -> u8;
+}
+const fn pair() -> u8 {
+    2
+}
+/// A fn in a comment {
+let text = \"fn \";
+";
+    let found = functions(text);
+    let expected = [("long", 6), ("declared", 3), ("pair", 3)];
+    let expected = expected.map(|(name, lines)| Function { name, lines });
+    assert_eq!(found, expected);
+}
