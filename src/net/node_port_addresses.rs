@@ -1,14 +1,30 @@
 //! What the configuration says of node ports.
 
-use ipnet::IpNet;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Which of the node's addresses serve node ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// All of them.
-    All,
-    /// The addresses of the Node object, one a family.
-    Primary,
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// Which of the node's addresses serve node ports: all of them where nothing is
+/// named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePortAddresses {
+    /// The addresses of the Node object, one of each family.
+    pub primary: bool,
     /// Those within one of these.
-    Within(Vec<IpNet>),
+    pub networks: Vec<IpNet>,
+}
+
+impl NodePortAddresses {
+    /// Returns the networks that the word `localhost` stands for.
+    pub fn loopback() -> [IpNet; 2] {
+        [
+            IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
+            IpNet::V6(Ipv6Addr::LOCALHOST.into()),
+        ]
+    }
+
+    /// Returns the networks that the word `all` stands for.
+    pub fn every() -> [IpNet; 2] {
+        [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
+    }
 }

@@ -3,9 +3,12 @@
 use std::{net::IpAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 
-use crate::{net::NodePortAddresses, services::Node};
+use crate::{
+    net::{Family, NodePortAddresses},
+    services::Node,
+};
 
 /// Which addresses serve node ports now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,47 +35,53 @@ pub struct NodePorts {
     /// The primary addresses are asked for; `Some` of the one that
     /// `bindAddress` names, if it does.
     primary: Option<Option<IpAddr>>,
+    /// The networks that are named.
+    networks: Vec<IpNet>,
     served: ArcSwap<Served>,
 }
 
 impl NodePorts {
     /// As configured; a family of which no network is named is served whole, as
-    /// in kube-proxy (`NewNodePortAddresses` of its `pkg/proxy/util`). `node_ip`
-    /// is `bindAddress`, where that names an address.
+    /// in kube-proxy (`NewNodePortAddresses` of its `pkg/proxy/util`), but where
+    /// the primary addresses are named, which are of both. `node_ip` is
+    /// `bindAddress`, where that names an address.
     pub fn new(configured: &NodePortAddresses, node_ip: Option<IpAddr>) -> Self {
-        let (primary, served) = match configured {
-            NodePortAddresses::All => (None, Served::All),
-            NodePortAddresses::Within(networks) => {
-                let unnamed = every_address().into_iter().filter(|every| {
-                    let named = |n: &IpNet| n.addr().is_ipv4() == every.addr().is_ipv4();
-                    !networks.iter().any(named)
-                });
-                let networks = networks.iter().copied().chain(unnamed);
-                (None, Served::Within(networks.collect()))
-            }
-            NodePortAddresses::Primary => (Some(node_ip), Served::Within(Vec::new())),
+        let NodePortAddresses { primary, networks } = configured.clone();
+        let served = if primary || !networks.is_empty() {
+            Served::Within(Vec::new())
+        } else {
+            Served::All
         };
         let ports = NodePorts {
-            primary,
+            primary: primary.then_some(node_ip),
+            networks,
             served: ArcSwap::from_pointee(served),
         };
         ports.learn(None);
         ports
     }
 
-    /// Learns this node's object; true if that changed what is served. Until
-    /// it is known nothing is: `primary` asks for less than everything.
+    /// Takes in this node's object. Returns true if that changed what is served.
+    /// Until it is known, its addresses serve none: `primary` asks for less than
+    /// everything.
     pub fn learn(&self, node: Option<&Node>) -> bool {
-        let Some(node_ip) = self.primary else {
+        if **self.served.load() == Served::All {
             return false;
-        };
+        }
         let known = node.map(|n| &*n.addresses).unwrap_or_default();
-        let first = |of: fn(&IpAddr) -> bool| {
-            let listed = known.iter().copied().find(of);
-            node_ip.filter(of).or(listed).map(IpNet::from)
-        };
-        let primary = [first(IpAddr::is_ipv4), first(IpAddr::is_ipv6)];
-        let served = Served::Within(primary.into_iter().flatten().collect());
+        let mut networks = self.networks.clone();
+        match self.primary {
+            Some(node_ip) => networks.extend(Family::ALL.into_iter().filter_map(|family| {
+                let of_family = |ip: &IpAddr| Family::of(ip) == family;
+                let listed = known.iter().copied().find(of_family);
+                node_ip.filter(of_family).or(listed).map(IpNet::from)
+            })),
+            None => networks.extend(NodePortAddresses::every().into_iter().filter(|every| {
+                let of_family = |n: &IpNet| n.addr().is_ipv4() == every.addr().is_ipv4();
+                !self.networks.iter().any(of_family)
+            })),
+        }
+        let served = Served::Within(networks);
         let changed = **self.served.load() != served;
         if changed {
             self.served.store(Arc::new(served));
@@ -86,17 +95,45 @@ impl NodePorts {
     }
 }
 
-/// Returns the unspecified address of each family.
-fn every_address() -> [IpNet; 2] {
-    [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
+    }
+
+    fn primary() -> NodePortAddresses {
+        NodePortAddresses {
+            primary: true,
+            ..NodePortAddresses::default()
+        }
+    }
+
+    fn within(networks: &str) -> NodePortAddresses {
+        let networks = networks.split(',').map(|text| text.parse().unwrap());
+        NodePortAddresses {
+            primary: false,
+            networks: networks.collect(),
+        }
+    }
+
+    #[test]
+    fn primary_addresses_are_served_beside_networks() {
+        let configured = NodePortAddresses {
+            networks: NodePortAddresses::loopback().to_vec(),
+            ..primary()
+        };
+        let ports = NodePorts::new(&configured, Some(ip("192.0.2.2")));
+        for (address, served) in [
+            ("192.0.2.2", true),
+            ("127.0.0.1", true),
+            ("::1", true),
+            ("192.0.2.1", false),
+            ("2001:db8::1", false),
+        ] {
+            assert_eq!(ports.served().contains(&ip(address)), served, "{address}");
+        }
     }
 
     #[test]
@@ -110,7 +147,7 @@ mod tests {
             to_be_deleted: false,
             weight: None,
         };
-        let ports = NodePorts::new(&NodePortAddresses::Primary, None);
+        let ports = NodePorts::new(&primary(), None);
         assert!(!ports.served().contains(&ip("192.0.2.1")), "not known yet");
         assert!(ports.learn(Some(&node)));
         assert!(!ports.learn(Some(&node)), "nothing new");
@@ -121,7 +158,7 @@ mod tests {
         ] {
             assert_eq!(ports.served().contains(&ip(address)), served, "{address}");
         }
-        let bound = NodePorts::new(&NodePortAddresses::Primary, Some(ip("192.0.2.2")));
+        let bound = NodePorts::new(&primary(), Some(ip("192.0.2.2")));
         bound.learn(Some(&node));
         assert!(bound.served().contains(&ip("192.0.2.2")));
         assert!(!bound.served().contains(&ip("192.0.2.1")));
@@ -130,9 +167,9 @@ mod tests {
 
     #[test]
     fn what_is_configured_needs_no_node() {
-        let all = NodePorts::new(&NodePortAddresses::All, None);
+        let all = NodePorts::new(&NodePortAddresses::default(), None);
         assert!(all.served().contains(&ip("192.0.2.1")));
-        let within = NodePortAddresses::Within(vec!["192.0.2.0/24".parse().unwrap()]);
+        let within = within("192.0.2.0/24");
         let within = NodePorts::new(&within, None);
         assert!(!within.learn(None));
         assert!(within.served().contains(&ip("192.0.2.1")));
@@ -152,8 +189,7 @@ mod tests {
             ("192.0.2.0/24,2001:db8::/64", "2001:db8:1::1", false),
         ];
         for (networks, address, served) in cases {
-            let networks = networks.split(',').map(|text| text.parse().unwrap());
-            let ports = NodePorts::new(&NodePortAddresses::Within(networks.collect()), None);
+            let ports = NodePorts::new(&within(networks), None);
             let found = ports.served().contains(&ip(address));
             assert_eq!(found, served, "{address}");
         }

@@ -8,7 +8,7 @@ fn all_problems_are_told_at_once() {
         "{TOP}mode: magic\nbindAddress: here\nhealthzBindAddress: 0.0.0.0:0\nmetricsBindAddress: a:b\n\
          oomScoreAdj: 1001\nclientConnection: {{burst: -1, qps: x}}\niptables: {{masqueradeBit: 32}}\n\
          conntrack: {{maxPerCore: -1, min: 1.5, udpTimeout: 5}}\nconfigSyncPeriod: -1s\n\
-         detectLocalMode: Guess\nnodePortAddresses: [10.0.0.0/8, here, primary]\n\
+         detectLocalMode: Guess\nnodePortAddresses: [10.0.0.0/8, here, Primary]\n\
          clusterCIDR: 10.0.0.0/8\nportRange: 9-8\nlogging: {{format: xml, verbosity: 4294967295}}\n\
          featureGates: {{A: 1}}\nwinkernel: 5\nhostnameOverride: 7\n"
     );

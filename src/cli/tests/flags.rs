@@ -294,7 +294,31 @@ fn modes() {
     }
     // Who asked for nftables must not find node ports open on more addresses.
     let nftables = settings(&["--proxy-mode=nftables"]).effective;
-    assert_eq!(nftables.node_ports, NodePortAddresses::Primary);
+    let primary = NodePortAddresses {
+        primary: true,
+        networks: Vec::new(),
+    };
+    assert_eq!(nftables.node_ports, primary);
+}
+
+#[test]
+fn words_stand_for_addresses_of_node_ports_beside_cidrs() {
+    let named = |flag: &str| settings(&[flag]).effective.node_ports;
+    for (words, primary, networks) in [
+        ("primary", true, &[][..]),
+        ("localhost", false, &["127.0.0.0/8", "::1/128"]),
+        ("all", false, &["0.0.0.0/0", "::/0"]),
+        (
+            "192.0.2.0/24,primary,localhost",
+            true,
+            &["192.0.2.0/24", "127.0.0.0/8", "::1/128"],
+        ),
+    ] {
+        let found = named(&format!("--nodeport-addresses={words}"));
+        let networks = networks.iter().map(|text| text.parse().expect("a network"));
+        let networks = networks.collect();
+        assert_eq!(found, NodePortAddresses { primary, networks }, "{words}");
+    }
 }
 
 #[test]

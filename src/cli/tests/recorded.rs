@@ -107,7 +107,7 @@ fn the_configuration_of_kubeadm_is_taken() {
     assert_eq!(effective.sync_period, Duration::from_secs(30));
     assert_eq!(effective.min_sync_period, None);
     assert_eq!(effective.masquerade_bit, 14);
-    assert_eq!(effective.node_ports, NodePortAddresses::All);
+    assert_eq!(effective.node_ports, NodePortAddresses::default());
     let cidr = "10.244.0.0/16".parse().expect("CIDR");
     assert_eq!(effective.detect_local, DetectLocal::ClusterCidr(vec![cidr]));
     let kubeconfig = Path::new("/var/lib/kube-proxy/kubeconfig.conf");
@@ -136,7 +136,8 @@ fn every_field_is_taken() {
         effective.detect_local,
         DetectLocal::InterfaceNamePrefix("cali".to_owned())
     );
-    assert!(matches!(effective.node_ports, NodePortAddresses::Within(cidrs) if cidrs.len() == 2));
+    assert!(!effective.node_ports.primary);
+    assert_eq!(effective.node_ports.networks.len(), 2);
     assert_eq!(effective.proxy_ports, Some(20000..=21999));
     let [warning] = settings.warnings.as_slice() else {
         panic!("{:?}", settings.warnings);

@@ -101,6 +101,8 @@ fn complete(c: &mut KubeProxyConfiguration) {
 
 const PRIMARY: &str = "primary";
 const LOCAL_MODES: &str = "ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix";
+const NODE_PORT_ADDRESS: &str =
+    "it must be a CIDR, like 192.0.2.0/24 or 2001:db8::/64, or primary, localhost or all";
 const CIDR: &str = "it must be a CIDR, like 10.244.0.0/16 or fd00:10:244::/56";
 
 struct Check {
@@ -287,27 +289,25 @@ impl Check {
     }
 
     fn node_ports(&mut self, c: &KubeProxyConfiguration) -> NodePortAddresses {
-        let texts = &c.node_port_addresses;
-        match texts.as_slice() {
-            [] => return NodePortAddresses::All,
-            [only] if only == PRIMARY => return NodePortAddresses::Primary,
-            _ => {}
+        let mut named = NodePortAddresses::default();
+        for (i, text) in c.node_port_addresses.iter().enumerate() {
+            match text.as_str() {
+                PRIMARY => named.primary = true,
+                "localhost" => named.networks.extend(NodePortAddresses::loopback()),
+                "all" => named.networks.extend(NodePortAddresses::every()),
+                _ => match parse_cidr(text) {
+                    Some(network) => named.networks.push(network),
+                    None => {
+                        let field = format!("nodePortAddresses[{i}]");
+                        self.invalid(field, "nodeport-addresses", text, NODE_PORT_ADDRESS);
+                    }
+                },
+            }
         }
-        let mut cidrs = Vec::new();
-        for (i, text) in texts.iter().enumerate() {
-            let why = match parse_cidr(text) {
-                Some(cidr) => {
-                    cidrs.push(cidr);
-                    continue;
-                }
-                None if text == PRIMARY => "primary must stand alone",
-                None => CIDR,
-            };
-            let field = format!("nodePortAddresses[{i}]");
-            self.invalid(field, "nodeport-addresses", text, why);
+        if !named.primary {
+            self.unnamed_family(c, &named.networks);
         }
-        self.unnamed_family(c, &cidrs);
-        NodePortAddresses::Within(cidrs)
+        named
     }
 
     /// A family that `nodePortAddresses` does not name is served whole, which
