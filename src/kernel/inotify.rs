@@ -9,10 +9,10 @@ use std::{
 use nix::sys::inotify::{InitFlags, Inotify};
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// An inotify instance that a runtime can wait for.
-pub struct Door(Inotify);
+/// An inotify instance for a runtime to wait for.
+pub struct Instance(Inotify);
 
-impl Deref for Door {
+impl Deref for Instance {
     type Target = Inotify;
 
     fn deref(&self) -> &Inotify {
@@ -20,7 +20,7 @@ impl Deref for Door {
     }
 }
 
-impl AsRawFd for Door {
+impl AsRawFd for Instance {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
@@ -32,9 +32,9 @@ impl AsRawFd for Door {
 /// # Errors
 /// Those of inotify_init1(2): `EMFILE` beyond the user's
 /// `fs.inotify.max_user_instances`.
-pub fn open() -> io::Result<AsyncFd<Door>> {
+pub fn open() -> io::Result<AsyncFd<Instance>> {
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-    // SAFETY: the door owns the descriptor, never closes or replaces it while
-    // it lives, and always gives the same one.
-    Ok(unsafe { AsyncFd::register_with_interest(Door(inotify), Interest::READABLE) }?)
+    // SAFETY: the instance owns the descriptor, never closes or replaces it
+    // while it lives, and always gives the same one.
+    Ok(unsafe { AsyncFd::register_with_interest(Instance(inotify), Interest::READABLE) }?)
 }

@@ -26,7 +26,8 @@ impl Source {
     /// Returns the folder if one is given, else the API server.
     ///
     /// # Errors
-    /// When there is no folder, and no way to an API server either.
+    /// When there is no folder, and no connection to an API server can be
+    /// configured.
     pub async fn open(folder: Option<PathBuf>, cluster: Connection) -> Result<Source, AccessError> {
         match folder {
             Some(folder) => Ok(Source::Folder(folder)),
@@ -34,10 +35,10 @@ impl Source {
         }
     }
 
-    /// Follows the objects that matter on the node called `node`: the first
-    /// batch is the complete state, each later one what became different.
-    /// Weights of Nodes always count in a folder, where all Nodes are read anyway;
-    /// from the API server only with `node_weights`.
+    /// Follows the objects that a proxy on the node called `node` needs: the
+    /// first batch is the complete state, each later one what changed. Weights
+    /// of Nodes always count in a folder, where all Nodes are read anyway; from
+    /// the API server only with `node_weights`.
     pub fn follow(&self, node: &str, node_weights: bool) -> Receiver<Batch> {
         match self {
             Source::Folder(folder) => manifests::spawn(folder),

@@ -1,4 +1,4 @@
-//! Looks at the folder itself: which files there are, and what is new in them.
+//! Scans the folder itself: which files there are, and what is new in them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,8 +15,8 @@ use super::folder::Found;
 /// little enough that a stray image does not take the node's memory.
 const LARGEST_FILE: u64 = 64 << 20;
 
-/// Identity and age of a file's content; equal stamps mean equal content
-/// unless someone writes twice within the clock's grain.
+/// Identity and age of a file's content; equal stamps mean equal content unless
+/// a file is written twice within the clock's resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -29,28 +29,28 @@ pub(super) struct Stamp {
 /// Stamps of the files as they were last read.
 pub(super) type Stamps = BTreeMap<OsString, Stamp>;
 
-/// What a look at the folder found.
+/// The result of a scan of the folder.
 #[derive(Debug, Default)]
-pub(super) struct Look {
-    /// Files that are new, changed or gone since the last look.
+pub(super) struct Scan {
+    /// Files that are new, changed or gone since the last scan.
     pub(super) found: BTreeMap<OsString, Found>,
     /// Stamps of all files.
     pub(super) stamps: Stamps,
-    /// Files that were left as they were.
-    pub(super) busy: BTreeSet<OsString>,
+    /// Files that are being written and were not read.
+    pub(super) being_written: BTreeSet<OsString>,
     /// Files that changed while they were read.
-    pub(super) unsettled: BTreeSet<OsString>,
+    pub(super) changed_while_read: BTreeSet<OsString>,
 }
 
-/// Which files to read.
+/// What decides which files are read.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Focus {
-    /// Files that were in the folder at the last look.
+pub(super) struct Selection {
+    /// Stamps of the files that were in the folder at the last scan.
     pub(super) stamps: Stamps,
     /// Files to read even if their stamp is the same.
-    pub(super) touched: BTreeSet<OsString>,
-    /// Files that someone is writing: they are left as they were.
-    pub(super) busy: BTreeSet<OsString>,
+    pub(super) dirty: BTreeSet<OsString>,
+    /// Files that are being written: they are not read.
+    pub(super) being_written: BTreeSet<OsString>,
 }
 
 /// Returns whether a file of that name is a manifest. Hidden files are not:
@@ -60,12 +60,12 @@ pub(super) fn is_manifest(name: &OsStr) -> bool {
     matches!(extension, Some("yaml" | "yml" | "json")) && !name.as_encoded_bytes().starts_with(b".")
 }
 
-/// Looks at the folder and reads what may have changed.
+/// Lists the folder and reads what may have changed.
 ///
 /// # Errors
-/// The folder cannot be listed; nothing is known about its files then.
-pub(super) fn look(dir: &Path, focus: Focus) -> io::Result<Look> {
-    let mut look = Look::default();
+/// When the folder cannot be listed; nothing is known about its files then.
+pub(super) fn scan(dir: &Path, selection: Selection) -> io::Result<Scan> {
+    let mut scan = Scan::default();
     let mut listed = BTreeSet::new();
     for entry in std::fs::read_dir(dir)? {
         let name = entry?.file_name();
@@ -74,10 +74,10 @@ pub(super) fn look(dir: &Path, focus: Focus) -> io::Result<Look> {
         }
     }
     for name in listed {
-        let last = focus.stamps.get(&name);
-        if focus.busy.contains(&name) {
-            look.stamps.extend(last.map(|stamp| (name.clone(), *stamp)));
-            look.busy.insert(name);
+        let last = selection.stamps.get(&name);
+        if selection.being_written.contains(&name) {
+            scan.stamps.extend(last.map(|stamp| (name.clone(), *stamp)));
+            scan.being_written.insert(name);
             continue;
         }
         let path = dir.join(&name);
@@ -88,37 +88,37 @@ pub(super) fn look(dir: &Path, focus: Focus) -> io::Result<Look> {
             Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => continue,
             Err(_) => None,
         };
-        if stamp.is_some() && stamp.as_ref() == last && !focus.touched.contains(&name) {
-            look.stamps.extend(stamp.map(|stamp| (name, stamp)));
+        if stamp.is_some() && stamp.as_ref() == last && !selection.dirty.contains(&name) {
+            scan.stamps.extend(stamp.map(|stamp| (name, stamp)));
             continue;
         }
         let found = match read(&path) {
             Ok((text, read_stamp)) => {
                 if Some(read_stamp) != stamp {
-                    look.unsettled.insert(name.clone());
+                    scan.changed_while_read.insert(name.clone());
                 }
-                look.stamps.insert(name.clone(), read_stamp);
+                scan.stamps.insert(name.clone(), read_stamp);
                 Found::Text(text)
             }
             Err(reason) => Found::Unreadable(reason),
         };
-        look.found.insert(name, found);
+        scan.found.insert(name, found);
     }
-    for name in focus.stamps.into_keys() {
-        if !look.stamps.contains_key(&name) {
-            look.found.entry(name).or_insert(Found::Gone);
+    for name in selection.stamps.into_keys() {
+        if !scan.stamps.contains_key(&name) {
+            scan.found.entry(name).or_insert(Found::Gone);
         }
     }
-    Ok(look)
+    Ok(scan)
 }
 
-/// Reads a file, with its stamp after reading.
+/// Returns a file's text, with its stamp after reading.
 fn read(path: &Path) -> Result<(String, Stamp), String> {
     let explain = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => "a link to a file that does not exist".to_owned(),
         _ => format!("cannot be read: {error}"),
     };
-    // Not to hang on a pipe that nobody writes to.
+    // Without it, opening a pipe that has no writer would block.
     let mut file = OpenOptions::new()
         .read(true)
         .custom_flags(nix::libc::O_NONBLOCK)

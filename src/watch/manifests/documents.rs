@@ -1,4 +1,4 @@
-//! Cuts a file into its documents, so that a broken one does not hide those
+//! Splits a file into its documents, so that a broken one does not hide those
 //! after it.
 
 use serde::de::IgnoredAny;
@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 /// A document of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Document<'a> {
-    /// Its place among the documents of the file, from 1.
+    /// Number among the documents of the file, from 1.
     pub(super) number: usize,
     /// The line of the file on which `text` begins, from 1.
     pub(super) first_line: usize,
@@ -14,9 +14,9 @@ pub(super) struct Document<'a> {
     pub(super) text: &'a str,
 }
 
-/// Cuts a YAML stream at its document markers. That is a matter of lines
-/// alone: YAML forbids a marker at the start of a line inside any scalar
-/// (YAML 1.2.2, production 206 `c-forbidden`).
+/// Splits a YAML stream at its document markers. That is a matter of lines
+/// alone: YAML forbids a marker at the start of a line inside any scalar (YAML
+/// 1.2.2, production 206 `c-forbidden`).
 pub(super) fn split_yaml(text: &str) -> Vec<Document<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents = Vec::new();
@@ -24,15 +24,15 @@ pub(super) fn split_yaml(text: &str) -> Vec<Document<'_>> {
     let mut offset = 0;
     for (line_number, line) in (1..).zip(text.split_inclusive('\n')) {
         if is_marker(line, "---") {
-            // What stands before the first marker is a document of its own
-            // only if it says something.
-            if open.marked || open.says_something {
+            // Text before the first marker is a document of its own only if it
+            // has content.
+            if open.marked || open.has_content {
                 open.close(&text[open.offset..offset], &mut documents);
                 open = Open::at(offset, line_number);
             }
             open.marked = true;
         } else if !is_filler(line) {
-            open.says_something = true;
+            open.has_content = true;
         }
         offset += line.len();
         if is_marker(line, "...") {
@@ -44,9 +44,9 @@ pub(super) fn split_yaml(text: &str) -> Vec<Document<'_>> {
     documents
 }
 
-/// Cuts a JSON file into its values: one after the other, or between `---`
+/// Splits a JSON file into its values: one after the other, or between `---`
 /// lines as `kubectl` takes them too. From the first syntax error on the rest
-/// is one document, since nothing tells where the next value begins.
+/// is one document, since the start of the next value is unknown.
 pub(super) fn split_json(text: &str) -> Vec<Document<'_>> {
     let mut documents: Vec<Document<'_>> = Vec::new();
     for section in split_yaml(text) {
@@ -81,7 +81,7 @@ struct Open {
     offset: usize,
     first_line: usize,
     marked: bool,
-    says_something: bool,
+    has_content: bool,
 }
 
 impl Open {
@@ -90,12 +90,12 @@ impl Open {
             offset,
             first_line,
             marked: false,
-            says_something: false,
+            has_content: false,
         }
     }
 
     fn close<'a>(&self, text: &'a str, documents: &mut Vec<Document<'a>>) {
-        if self.marked || self.says_something {
+        if self.marked || self.has_content {
             documents.push(Document {
                 number: documents.len() + 1,
                 first_line: self.first_line,
@@ -110,7 +110,8 @@ fn is_marker(line: &str, marker: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
 }
 
-/// Blank lines, comments, directives and the end marker say nothing.
+/// Returns whether a line has no content: blank lines, comments, directives and
+/// the end marker.
 fn is_filler(line: &str) -> bool {
     let trimmed = line.trim();
     trimmed.is_empty()
@@ -128,9 +129,11 @@ mod tests {
     /// A text, and number, first line and text of each of its documents.
     type Case = (&'static str, &'static [(usize, usize, &'static str)]);
 
-    fn shape(documents: Vec<Document<'_>>) -> Vec<(usize, usize, &str)> {
-        let shape = documents.into_iter();
-        shape.map(|d| (d.number, d.first_line, d.text)).collect()
+    fn parts(documents: Vec<Document<'_>>) -> Vec<(usize, usize, &str)> {
+        let documents = documents.into_iter();
+        documents
+            .map(|d| (d.number, d.first_line, d.text))
+            .collect()
     }
 
     #[test]
@@ -164,7 +167,7 @@ mod tests {
             ("\u{feff}---\na: 1\n", &[(1, 1, "---\na: 1\n")]),
         ];
         for (text, expected) in cases {
-            assert_eq!(shape(split_yaml(text)), expected, "{text:?}");
+            assert_eq!(parts(split_yaml(text)), expected, "{text:?}");
         }
     }
 
@@ -180,7 +183,7 @@ mod tests {
             ("{} {\n{}\n", &[(1, 1, "{}"), (2, 1, " {\n{}\n")]),
         ];
         for (text, expected) in cases {
-            assert_eq!(shape(split_json(text)), expected, "{text:?}");
+            assert_eq!(parts(split_json(text)), expected, "{text:?}");
         }
     }
 

@@ -1,5 +1,5 @@
 //! What a folder of files means: which version of each file is in force, and
-//! which file has the say about an object. Knows no file system.
+//! which file counts for an object that several have. This uses no file system.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,43 +10,44 @@ use std::{
 };
 
 use super::{
-    claims::Claims,
     documents::{split_json, split_yaml},
     parse::{self, ApiObject, Format},
-    report::{Kept, Report},
+    report::{Preserved, Report},
+    versions::Versions,
 };
 use crate::services::{
     EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceName, SliceName,
 };
 
-/// What was found under a file's name.
+/// What a scan found under a file's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// Its text.
+    /// The text of the file.
     Text(String),
-    /// It is there but cannot be read, and why.
+    /// The file is there but cannot be read, for this reason.
     Unreadable(String),
-    /// It is not there any more.
+    /// The file is not there any more.
     Gone,
 }
 
-/// Objects of a folder and what was said about them.
+/// The objects of a folder, and which reports about them were logged once.
 #[derive(Debug, Default)]
 pub(super) struct Folder {
     files: BTreeMap<OsString, File>,
     /// Every file's version of an object; that of the last file counts.
-    claims: HashMap<Key, Claims<Object>>,
+    versions: HashMap<Key, Versions<Object>>,
     names: Names,
 }
 
 #[derive(Debug, Default)]
 struct File {
-    /// Hash of the last text or reason seen: what it means was already said.
-    seen: Option<u64>,
+    /// Hash of the last text or reason: its reports were logged.
+    hash: Option<u64>,
     objects: BTreeMap<Key, Object>,
-    /// Once read without fault: what is in force is a good version.
+    /// The file was once read without fault, so a good version of it is in
+    /// force.
     was_good: bool,
-    /// Faulty as it now is.
+    /// The file is faulty as it is now.
     broken: bool,
     ignored: BTreeSet<String>,
 }
@@ -65,7 +66,7 @@ enum Object {
     EndpointSlice(Arc<EndpointSlice>),
 }
 
-/// What one reading of files changed.
+/// What reading files changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) events: Vec<Event>,
@@ -73,35 +74,35 @@ pub(super) struct Outcome {
 }
 
 impl Folder {
-    /// Files that have some meaning now.
+    /// Returns the names of the files that have objects, or reports, now.
     pub(super) fn files(&self) -> impl Iterator<Item = &OsString> {
         self.files.keys()
     }
 
-    /// Takes in what was found under some names; other files are as before.
+    /// Applies what was found under some names; other files are as before.
     pub(super) fn take(&mut self, found: impl IntoIterator<Item = (OsString, Found)>) -> Outcome {
         let mut reports = Vec::new();
-        // What the world was told about each object that may differ now.
-        let mut told: BTreeMap<Key, Claims<Object>> = BTreeMap::new();
+        // The versions, before this call, of each object that may differ now.
+        let mut changed: BTreeMap<Key, Versions<Object>> = BTreeMap::new();
         for (name, found) in found {
             let file: Arc<OsStr> = name.as_os_str().into();
             for (key, object) in self.read(&name, found, &mut reports) {
-                let claims = self.claims.entry(key.clone()).or_default();
-                told.entry(key).or_insert_with(|| claims.clone());
+                let versions = self.versions.entry(key.clone()).or_default();
+                changed.entry(key).or_insert_with(|| versions.clone());
                 match object {
-                    Some(object) => claims.set(&file, object),
-                    None => claims.withdraw(&name),
+                    Some(object) => versions.set(&file, object),
+                    None => versions.remove(&name),
                 };
             }
         }
         let mut events = Vec::new();
-        for (key, before) in told {
-            let now = self.claims.get(&key);
-            let empty = Claims::default();
+        for (key, before) in changed {
+            let now = self.versions.get(&key);
+            let empty = Versions::default();
             let now = now.unwrap_or(&empty);
-            report_rivals(&key, &before, now, &mut reports);
+            report_duplicates(&key, &before, now, &mut reports);
             let winning =
-                |claims: &Claims<Object>| claims.winner().map(|(_, object)| object.clone());
+                |versions: &Versions<Object>| versions.winner().map(|(_, object)| object.clone());
             let (old, new) = (winning(&before), winning(now));
             if old != new {
                 events.push(match new {
@@ -110,14 +111,14 @@ impl Folder {
                 });
             }
             if now.is_empty() {
-                self.claims.remove(&key);
+                self.versions.remove(&key);
             }
         }
         Outcome { events, reports }
     }
 
-    /// Makes a file's new version the one in force, if it may be, and gives
-    /// the objects in which it differs from the version before.
+    /// Makes a file's new version the one in force, if it may be. Returns the
+    /// objects in which it differs from the version before.
     fn read(
         &mut self,
         name: &OsStr,
@@ -138,13 +139,13 @@ impl Folder {
             hasher.finish()
         };
         let file = self.files.entry(name.to_owned()).or_default();
-        if file.seen.replace(hash) == Some(hash) {
+        if file.hash.replace(hash) == Some(hash) {
             return Vec::new();
         }
-        let kept = if file.was_good {
-            Kept::LastGood
+        let preserved = if file.was_good {
+            Preserved::LastGood
         } else {
-            Kept::GoodDocuments
+            Preserved::GoodDocuments
         };
         let text = match found {
             Found::Text(text) => text,
@@ -153,21 +154,21 @@ impl Folder {
                 reports.push(Report::Unreadable {
                     file: name.to_owned(),
                     reason,
-                    kept,
+                    preserved,
                 });
                 return Vec::new();
             }
             Found::Gone => return Vec::new(),
         };
 
-        let version = Version::of(name, &text, kept, &mut self.names);
+        let version = Version::of(name, &text, preserved, &mut self.names);
         let faults = version.reports.into_iter().filter(|report| match report {
             Report::IgnoredKind { kind, .. } => file.ignored.insert(kind.clone()),
             _ => true,
         });
         reports.extend(faults);
         if file.broken && !version.broken {
-            reports.push(Report::Mended {
+            reports.push(Report::GoodAgain {
                 file: name.to_owned(),
             });
         }
@@ -187,17 +188,17 @@ impl Folder {
     }
 }
 
-/// Says which file counts where that is news.
-fn report_rivals(
+/// Reports which file counts, where that is new.
+fn report_duplicates(
     key: &Key,
-    before: &Claims<Object>,
-    now: &Claims<Object>,
+    before: &Versions<Object>,
+    now: &Versions<Object>,
     reports: &mut Vec<Report>,
 ) {
     let Some((winner, _)) = now.winner() else {
         return;
     };
-    let same_winner = before.are_rivals() && before.winner().is_some_and(|(w, _)| w == winner);
+    let same_winner = before.are_several() && before.winner().is_some_and(|(w, _)| w == winner);
     for (loser, was_there) in now.losers(before) {
         if !(same_winner && was_there) {
             reports.push(Report::Duplicate {
@@ -209,7 +210,7 @@ fn report_rivals(
     }
 }
 
-/// What a file's text says.
+/// What a file's text means.
 struct Version {
     objects: BTreeMap<Key, Object>,
     broken: bool,
@@ -217,7 +218,7 @@ struct Version {
 }
 
 impl Version {
-    fn of(file: &OsStr, text: &str, kept: Kept, names: &mut Names) -> Version {
+    fn of(file: &OsStr, text: &str, preserved: Preserved, names: &mut Names) -> Version {
         let json = Path::new(file).extension() == Some(OsStr::new("json"));
         let (format, documents) = if json {
             (Format::Json, split_json(text))
@@ -237,7 +238,7 @@ impl Version {
                     document: document.number,
                     line: line.map(|line| line + document.first_line - 1),
                     reason,
-                    kept,
+                    preserved,
                 });
             };
             let each = |object| Object::reduce(&object, names);
@@ -272,7 +273,7 @@ impl Version {
                             document: document.number,
                             line: None,
                             reason: fault.to_string(),
-                            kept,
+                            preserved,
                         });
                     }
                 }

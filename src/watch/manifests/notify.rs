@@ -1,5 +1,5 @@
-//! Hears from the kernel when something in the folder may have changed
-//! (inotify(7)).
+//! Receives the kernel's notifications that something in the folder may have
+//! changed (inotify(7)).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,32 +13,33 @@ use nix::sys::inotify::{AddWatchFlags, InotifyEvent, WatchDescriptor};
 use tokio::io::unix::AsyncFd;
 
 use super::disk::is_manifest;
-use crate::kernel::inotify::{self, Door};
+use crate::kernel::inotify::{self, Instance};
 
-/// Follows a folder, also while it does not exist or is replaced.
+/// Watches a folder, also while it does not exist or is replaced.
 pub(super) struct Notify {
-    inotify: AsyncFd<Door>,
+    inotify: AsyncFd<Instance>,
     dir: PathBuf,
     dir_watch: Option<WatchDescriptor>,
     /// The nearest existing folder above, where `dir` would appear.
     above_watch: Option<WatchDescriptor>,
 }
 
-/// What was heard and is not yet dealt with.
+/// Notifications that no scan has dealt with yet.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
-    /// The folder is to be looked at.
-    pub(super) look: bool,
-    /// Events were lost: no stamp can be trusted.
-    pub(super) lost: bool,
+pub(super) struct Notifications {
+    /// The folder is to be scanned.
+    pub(super) scan_due: bool,
+    /// inotify events were lost: no stamp can be trusted.
+    pub(super) events_lost: bool,
     /// Files that may have changed even if their stamp has not.
-    pub(super) touched: BTreeSet<OsString>,
-    /// Files that are being written, and when that was last heard.
-    pub(super) busy: BTreeMap<OsString, Instant>,
-    /// Files that were written to since the latest look began.
+    pub(super) dirty: BTreeSet<OsString>,
+    /// Files that are being written, and when the last notification of that
+    /// came.
+    pub(super) being_written: BTreeMap<OsString, Instant>,
+    /// Files that were written to since the latest scan began.
     pub(super) written: BTreeSet<OsString>,
-    /// More than single files changed since the latest look began.
-    pub(super) upheaval: bool,
+    /// More than single files changed since the latest scan began.
+    pub(super) folder_changed: bool,
 }
 
 impl Notify {
@@ -53,8 +54,8 @@ impl Notify {
         Ok(notify)
     }
 
-    /// Watches the folder as it is now. Says whether it is another one than
-    /// before. Watching what is already watched costs a system call.
+    /// Watches the folder that has the name now. Returns whether it is another
+    /// one than before. Watching what is already watched costs one system call.
     pub(super) fn arm(&mut self) -> bool {
         let inotify = self.inotify.get_ref();
         let place = AddWatchFlags::IN_CREATE
@@ -68,7 +69,7 @@ impl Notify {
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF;
         let above = self.dir.ancestors().skip(1).find_map(|above| {
-            // The parent of a bare relative name is written as nothing.
+            // The parent of a bare relative name is the empty path.
             let above = if above.as_os_str().is_empty() {
                 Path::new(".")
             } else {
@@ -77,7 +78,7 @@ impl Notify {
             inotify.add_watch(above, place).ok()
         });
         // The folder comes last: adding a watch replaces that of the same
-        // folder under another name, and this one asks for more.
+        // folder under another name, and this one has more flags.
         let dir = inotify.add_watch(&self.dir, content).ok();
         let moved = self.dir_watch != dir;
         for (old, new) in [(self.dir_watch, dir), (self.above_watch, above)] {
@@ -95,38 +96,38 @@ impl Notify {
         moved
     }
 
-    /// Waits until something can be heard and takes it into `heard`.
-    pub(super) async fn listen(&self, heard: &mut Heard) -> io::Result<()> {
+    /// Waits for inotify events and records them in `notifications`.
+    pub(super) async fn listen(&self, notifications: &mut Notifications) -> io::Result<()> {
         loop {
             let mut guard = self.inotify.readable().await?;
-            if let Ok(events) = guard.try_io(|door| Ok(door.get_ref().read_events()?)) {
+            if let Ok(events) = guard.try_io(|inotify| Ok(inotify.get_ref().read_events()?)) {
                 for event in events? {
-                    self.sort(event, heard);
+                    self.record(event, notifications);
                 }
                 return Ok(());
             }
         }
     }
 
-    fn sort(&self, event: InotifyEvent, heard: &mut Heard) {
+    fn record(&self, event: InotifyEvent, notifications: &mut Notifications) {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-            heard.lost = true;
-            heard.look = true;
-            heard.upheaval = true;
-            heard.busy.clear();
+            notifications.events_lost = true;
+            notifications.scan_due = true;
+            notifications.folder_changed = true;
+            notifications.being_written.clear();
             return;
         }
         let from_dir = Some(event.wd) == self.dir_watch;
         let from_above = Some(event.wd) == self.above_watch;
         let Some(name) = event.name else {
-            // The folder itself went, moved or changed its rights.
-            heard.look |= from_dir;
-            heard.upheaval |= from_dir;
+            // The folder itself was removed, moved or changed its permissions.
+            notifications.scan_due |= from_dir;
+            notifications.folder_changed |= from_dir;
             return;
         };
         if from_above && self.dir.iter().any(|part| part == name) {
-            heard.look = true;
-            heard.upheaval = true;
+            notifications.scan_due = true;
+            notifications.folder_changed = true;
         }
         if !from_dir {
             return;
@@ -134,24 +135,24 @@ impl Notify {
         if !is_manifest(&name) {
             // ConfigMap volumes change all files at once by renaming `..data`.
             let swapped = name.as_encoded_bytes().starts_with(b"..");
-            heard.look |= swapped;
-            heard.upheaval |= swapped;
+            notifications.scan_due |= swapped;
+            notifications.folder_changed |= swapped;
             return;
         }
         if event
             .mask
             .intersects(AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE)
         {
-            heard.written.insert(name.clone());
+            notifications.written.insert(name.clone());
         }
         if event.mask.contains(AddWatchFlags::IN_MODIFY) {
-            heard.busy.insert(name, Instant::now());
+            notifications.being_written.insert(name, Instant::now());
         } else {
             if !event.mask.contains(AddWatchFlags::IN_ATTRIB) {
-                heard.busy.remove(&name);
+                notifications.being_written.remove(&name);
             }
-            heard.touched.insert(name);
-            heard.look = true;
+            notifications.dirty.insert(name);
+            notifications.scan_due = true;
         }
     }
 }

@@ -14,7 +14,7 @@ use serde::{
     de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-/// How a file is written.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     Yaml,
@@ -29,7 +29,7 @@ pub(super) enum ApiObject {
     Node(Box<Node>),
 }
 
-/// What one document holds; `T` is made of each object.
+/// The objects of one document; a `T` is made of each.
 #[derive(Debug)]
 pub(super) struct Contents<T> {
     pub(super) objects: Vec<T>,
@@ -64,11 +64,11 @@ impl Kind {
     }
 }
 
-/// Reads a document, and makes of each object what `each` makes of it, before
-/// the next is read: an object as the API has it takes several times what is
-/// kept of it, and what is kept would lie scattered over all that room, which
-/// the allocator could not give back. A document of nothing but comments holds
-/// nothing.
+/// Reads a document. `each` is called with every object before the next is
+/// read: an object in the API's form takes several times the memory of its
+/// reduced form, and reduced objects would lie scattered over all that memory,
+/// which the allocator could not give back. A document of nothing but comments
+/// has no objects.
 pub(super) fn read<T>(
     text: &str,
     format: Format,
@@ -170,8 +170,8 @@ impl Broken {
         }
     }
 
-    /// Adds the faulty line, which is only to be done where it belongs to an
-    /// object of ours: any other document may be a Secret.
+    /// Adds the faulty line, which may only be done for kinds that a service
+    /// proxy reads: any other document may be a Secret.
     fn quoting(self, text: &str) -> Broken {
         let line = self
             .line
@@ -313,7 +313,8 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed {
     }
 }
 
-/// The objects of a list whose items have these kinds; `None`: not for us.
+/// Reads the objects of a list whose items have these kinds; `None` is a kind
+/// that a service proxy does not use.
 struct ListSeed<'a, F> {
     kinds: &'a [Option<Kind>],
     each: F,

@@ -1,4 +1,4 @@
-//! What the folder's author should know.
+//! Reports for the author of the folder, each logged once.
 
 use std::{ffi::OsString, fmt, path::Path};
 
@@ -6,7 +6,7 @@ use tracing::{info, warn};
 
 use crate::services::Invalid;
 
-/// Something to say about a file, once.
+/// A report about a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Report {
     /// A document cannot be read or used.
@@ -15,25 +15,25 @@ pub(super) enum Report {
         document: usize,
         line: Option<usize>,
         reason: String,
-        kept: Kept,
+        preserved: Preserved,
     },
     /// The whole file cannot be read.
     Unreadable {
         file: OsString,
         reason: String,
-        kept: Kept,
+        preserved: Preserved,
     },
     /// A file that was broken is good again.
-    Mended { file: OsString },
+    GoodAgain { file: OsString },
     /// A value of an otherwise good object is left out.
     Skipped {
         file: OsString,
         document: usize,
         warning: Invalid,
     },
-    /// Objects of a kind that is not for us.
+    /// Objects of a kind that a service proxy does not use.
     IgnoredKind { file: OsString, kind: String },
-    /// The same object twice.
+    /// The same object is there twice.
     Duplicate {
         object: String,
         loser: OsString,
@@ -43,27 +43,27 @@ pub(super) enum Report {
 
 /// What stays in force of a broken file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// Its last good version.
+pub(super) enum Preserved {
+    /// The last good version of the file stays in force.
     LastGood,
-    /// Its good documents.
+    /// The good documents of the file are used.
     GoodDocuments,
 }
 
-impl fmt::Display for Kept {
+impl fmt::Display for Preserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kept::LastGood => "the file's last good version stays in force",
-            Kept::GoodDocuments => "the rest of the file is used",
+            Preserved::LastGood => "the file's last good version stays in force",
+            Preserved::GoodDocuments => "the rest of the file is used",
         })
     }
 }
 
 impl Report {
-    /// Writes it to the log.
+    /// Writes the report to the log.
     pub(super) fn log(&self) {
         match self {
-            Report::Mended { .. } | Report::IgnoredKind { .. } => info!("{self}"),
+            Report::GoodAgain { .. } | Report::IgnoredKind { .. } => info!("{self}"),
             _ => warn!("{self}"),
         }
     }
@@ -77,22 +77,26 @@ impl fmt::Display for Report {
                 document,
                 line,
                 reason,
-                kept,
+                preserved,
             } => {
                 write!(f, "{}: document {document}", show(file))?;
                 if let Some(line) = line {
                     write!(f, ", line {line}")?;
                 }
-                write!(f, ": {reason}; {kept}")
+                write!(f, ": {reason}; {preserved}")
             }
-            Report::Unreadable { file, reason, kept } => {
+            Report::Unreadable {
+                file,
+                reason,
+                preserved,
+            } => {
                 write!(f, "{}: {reason}", show(file))?;
-                match kept {
-                    Kept::LastGood => write!(f, "; {kept}"),
-                    Kept::GoodDocuments => write!(f, "; nothing of it is used"),
+                match preserved {
+                    Preserved::LastGood => write!(f, "; {preserved}"),
+                    Preserved::GoodDocuments => write!(f, "; nothing of it is used"),
                 }
             }
-            Report::Mended { file } => write!(f, "{}: good again", show(file)),
+            Report::GoodAgain { file } => write!(f, "{}: good again", show(file)),
             Report::Skipped {
                 file,
                 document,

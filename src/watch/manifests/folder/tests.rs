@@ -13,7 +13,7 @@ fn text(text: &str) -> Found {
     Found::Text(text.to_owned())
 }
 
-/// Takes files in and shows events (`+name`, `-name`) and reports.
+/// Applies files and returns events (`+name`, `-name`) and reports.
 fn take(folder: &mut Folder, files: &[(&str, Found)]) -> (Vec<String>, Vec<String>) {
     let files = files.iter();
     let outcome = folder.take(files.map(|(name, found)| (OsString::from(name), found.clone())));
@@ -34,16 +34,16 @@ fn no_words() -> Vec<String> {
 }
 
 #[test]
-fn only_differences_are_told() {
+fn only_differences_are_sent() {
     let mut folder = Folder::default();
     let two = format!(
         "{}---\n{}",
         service("a", "10.0.0.1"),
         service("b", "10.0.0.2")
     );
-    let told = take(&mut folder, &[("x.yaml", text(&two))]);
+    let changed = take(&mut folder, &[("x.yaml", text(&two))]);
     assert_eq!(
-        told,
+        changed,
         (vec!["+default/a".into(), "+default/b".into()], no_words())
     );
 
@@ -59,15 +59,15 @@ fn only_differences_are_told() {
         service("a", "10.0.0.1"),
         service("b", "10.0.0.3")
     );
-    let told = take(&mut folder, &[("x.yaml", text(&one_other))]);
-    assert_eq!(told, (vec!["+default/b".into()], no_words()));
+    let changed = take(&mut folder, &[("x.yaml", text(&one_other))]);
+    assert_eq!(changed, (vec!["+default/b".into()], no_words()));
 
     let one_less = service("b", "10.0.0.3");
-    let told = take(&mut folder, &[("x.yaml", text(&one_less))]);
-    assert_eq!(told, (vec!["-default/a".into()], no_words()));
+    let changed = take(&mut folder, &[("x.yaml", text(&one_less))]);
+    assert_eq!(changed, (vec!["-default/a".into()], no_words()));
 
-    let told = take(&mut folder, &[("x.yaml", Found::Gone)]);
-    assert_eq!(told, (vec!["-default/b".into()], no_words()));
+    let changed = take(&mut folder, &[("x.yaml", Found::Gone)]);
+    assert_eq!(changed, (vec!["-default/b".into()], no_words()));
     assert_eq!(folder.files().count(), 0);
 }
 
@@ -107,7 +107,7 @@ fn a_broken_document_does_not_hide_the_others() {
         "x.yaml: document 3: Service default/b: spec.ports[0].port is \"0\": a port is a number \
          from 1 to 65535; the rest of the file is used"
     );
-    // Said once.
+    // It is reported once.
     assert_eq!(
         take(&mut folder, &[("x.yaml", text(&partly))]),
         Default::default()
@@ -148,19 +148,20 @@ fn the_last_good_version_stays_until_the_file_is_good_again() {
 }
 
 #[test]
-fn the_last_file_by_name_has_the_say() {
+fn the_last_file_by_name_counts() {
     let mut folder = Folder::default();
     let files = [
         ("1.yaml", text(&service("a", "10.0.0.1"))),
         ("2.yaml", text(&service("a", "10.0.0.2"))),
     ];
-    let said =
+    let report =
         "Service default/a is in 1.yaml and in 2.yaml: the latter counts, being last by name";
     assert_eq!(
         take(&mut folder, &files),
-        (vec!["+default/a".into()], vec![said.into()])
+        (vec!["+default/a".into()], vec![report.into()])
     );
-    // The loser's changes change nothing, and nothing is said again.
+    // Changes in the file that does not count change nothing, and nothing is
+    // reported again.
     let loser = [("1.yaml", text(&service("a", "10.0.0.3")))];
     assert_eq!(take(&mut folder, &loser), Default::default());
     let winner = [("2.yaml", text(&service("a", "10.0.0.4")))];
@@ -174,7 +175,7 @@ fn the_last_file_by_name_has_the_say() {
         take(&mut folder, &gone),
         (vec!["+default/a".into()], no_words())
     );
-    let events = folder.claims.values().filter_map(Claims::winner);
+    let events = folder.versions.values().filter_map(Versions::winner);
     let ips: Vec<_> = events
         .map(|(_, object)| match object {
             Object::Service(service) => service.serving.as_ref().map(|s| s.cluster_ips[0]),
@@ -210,8 +211,8 @@ fn oddities_are_named() {
 }
 
 proptest! {
-    /// Whatever happens to the files, the events told so far add up to what a
-    /// fresh look at the same files would tell.
+    /// Whatever happens to the files, the events sent so far add up to those of
+    /// a first scan of the same files.
     #[test]
     fn events_add_up(steps in prop::collection::vec(
         (0..3_u8, prop::option::of(prop::collection::btree_map(0..4_u8, 1..4_u8, 0..4))),
@@ -235,7 +236,7 @@ proptest! {
                 match event {
                     Event::Service(service) => {
                         let old = known.insert(service.name.clone(), Arc::clone(&service));
-                        prop_assert_ne!(old, Some(service), "told for nothing");
+                        prop_assert_ne!(old, Some(service), "sent without a change");
                     }
                     Event::ServiceGone(name) => prop_assert!(known.remove(&name).is_some()),
                     _ => prop_assert!(false, "only Services here"),

@@ -174,7 +174,8 @@ fn a_large_list_is_read() {
     assert_eq!(contents.objects.len(), 5_000);
 }
 
-/// Words of manifests in any order: nearer to real mistakes than any text.
+/// Returns words of manifests in any order, which are nearer to real mistakes
+/// than any text.
 fn scrambled() -> impl Strategy<Value = String> {
     let words = vec![
         "apiVersion: v1\n",

@@ -1,27 +1,27 @@
-//! Which files have a version of an object.
+//! The versions of an object in several files.
 
 use std::{
     ffi::{OsStr, OsString},
     sync::Arc,
 };
 
-/// The versions of one object, sorted by their files' names. Nearly always one:
-/// a map of maps took 450 bytes for each.
+/// The versions of one object, sorted by their files' names. There is nearly
+/// always one: a map of maps took 450 bytes for each.
 #[derive(Clone, Debug)]
-pub(super) struct Claims<T>(Vec<(Arc<OsStr>, T)>);
+pub(super) struct Versions<T>(Vec<(Arc<OsStr>, T)>);
 
-impl<T> Default for Claims<T> {
-    fn default() -> Claims<T> {
-        Claims(Vec::new())
+impl<T> Default for Versions<T> {
+    fn default() -> Versions<T> {
+        Versions(Vec::new())
     }
 }
 
-impl<T> Claims<T> {
+impl<T> Versions<T> {
     fn find(&self, file: &OsStr) -> Result<usize, usize> {
         self.0.binary_search_by(|(name, _)| (**name).cmp(file))
     }
 
-    /// `version` is now what `file` has.
+    /// Sets the version that `file` has.
     pub(super) fn set(&mut self, file: &Arc<OsStr>, version: T) {
         match self.find(file) {
             Ok(at) => self.0[at].1 = version,
@@ -32,8 +32,8 @@ impl<T> Claims<T> {
         }
     }
 
-    /// `file` has none any more.
-    pub(super) fn withdraw(&mut self, file: &OsStr) {
+    /// Removes the version of `file`.
+    pub(super) fn remove(&mut self, file: &OsStr) {
         if let Ok(at) = self.find(file) {
             self.0.remove(at);
         }
@@ -45,18 +45,18 @@ impl<T> Claims<T> {
     }
 
     /// Returns the other files, each with whether `before` had it too.
-    pub(super) fn losers(&self, before: &Claims<T>) -> impl Iterator<Item = (OsString, bool)> {
+    pub(super) fn losers(&self, before: &Versions<T>) -> impl Iterator<Item = (OsString, bool)> {
         let others = self.0.split_last().map_or(&[][..], |(_, others)| others);
         let others = others.iter();
         others.map(|(file, _)| (file.to_os_string(), before.find(file).is_ok()))
     }
 
-    /// More than one file has a version.
-    pub(super) fn are_rivals(&self) -> bool {
+    /// Returns whether more than one file has a version.
+    pub(super) fn are_several(&self) -> bool {
         self.0.len() > 1
     }
 
-    /// Returns whether no file has an object of that name.
+    /// Returns whether no file has a version.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,0 +1,158 @@
+//! Scans the folder when the watcher says so, and has what changed parsed.
+
+use std::{collections::BTreeMap, ffi::OsString, io, path::PathBuf};
+
+use tracing::{info, warn};
+
+use super::{
+    disk::{self, Scan, Selection, Stamps},
+    folder::{Folder, Found, Outcome},
+    watcher::{FolderWatcher, QUIET, ScanRequest},
+};
+use crate::services::Batch;
+
+/// Scans of one folder that keeps being replaced before it is left for later.
+const MOST_SCANS: usize = 10;
+
+/// The folder's files as they were scanned last.
+pub(super) struct FolderScanner {
+    dir: PathBuf,
+    folder: Folder,
+    stamps: Stamps,
+    /// Why the folder could not be scanned, as it was logged last.
+    scan_error: Option<String>,
+}
+
+impl FolderScanner {
+    pub(super) fn new(dir: PathBuf) -> FolderScanner {
+        FolderScanner {
+            dir,
+            folder: Folder::default(),
+            stamps: Stamps::new(),
+            scan_error: None,
+        }
+    }
+
+    /// Scans the folder and returns what changed in the files that are not
+    /// being written.
+    pub(super) async fn scan(&mut self, watcher: &mut FolderWatcher) -> Batch {
+        for left in (0..MOST_SCANS).rev() {
+            watcher.arm();
+            let request = watcher.begin_scan();
+            let scan = match self.scan_once(&request).await {
+                Ok(scan) => scan,
+                Err(error) => {
+                    self.log_scan_error(&error);
+                    watcher.put_back(request);
+                    return Batch::default();
+                }
+            };
+            // The kernel makes a write visible before it notifies of it, so
+            // what was read counts only if no notification comes for a while.
+            if !scan.found.is_empty() {
+                watcher.listen_for(QUIET).await;
+            }
+            if watcher.notifications.folder_changed && left > 0 {
+                watcher.put_back(request);
+                watcher.settle().await;
+                continue;
+            }
+            return self.take(scan, watcher).await;
+        }
+        Batch::default()
+    }
+
+    async fn scan_once(&self, request: &ScanRequest) -> io::Result<Scan> {
+        let dir = self.dir.clone();
+        let selection = Selection {
+            stamps: if request.events_lost {
+                Stamps::new()
+            } else {
+                self.stamps.clone()
+            },
+            dirty: request.dirty.clone(),
+            being_written: request.being_written.clone(),
+        };
+        tokio::task::spawn_blocking(move || disk::scan(&dir, selection))
+            .await
+            .unwrap_or_else(|stopped| Err(io::Error::other(stopped)))
+    }
+
+    async fn take(&mut self, mut scan: Scan, watcher: &mut FolderWatcher) -> Batch {
+        if self.scan_error.take().is_some() {
+            info!("{}: can be read now", self.dir.display());
+        }
+        // What is being written stays as it was until it is at rest.
+        let changed_while_read = std::mem::take(&mut scan.changed_while_read);
+        for name in changed_while_read
+            .iter()
+            .chain(&watcher.notifications.written)
+        {
+            if scan.found.remove(name).is_none() {
+                continue;
+            }
+            match self.stamps.get(name) {
+                Some(stamp) => scan.stamps.insert(name.clone(), *stamp),
+                None => scan.stamps.remove(name),
+            };
+            scan.being_written.insert(name.clone());
+            if !watcher.notifications.being_written.contains_key(name) {
+                watcher.notifications.dirty.insert(name.clone());
+                watcher.notifications.scan_due = true;
+            }
+        }
+        let mut found = scan.found;
+        for name in self.folder.files() {
+            let unchanged = scan.stamps.contains_key(name) || scan.being_written.contains(name);
+            if !unchanged && !found.contains_key(name) {
+                found.insert(name.clone(), Found::Gone);
+            }
+        }
+        self.stamps = scan.stamps;
+        let outcome = self.parse(found).await;
+        for report in outcome.reports {
+            report.log();
+        }
+        Batch {
+            events: outcome.events,
+        }
+    }
+
+    /// Parses what was found, on a thread of its own:: thousands of objects
+    /// take a while, and probes are answered on this one.
+    async fn parse(&mut self, found: BTreeMap<OsString, Found>) -> Outcome {
+        if found.is_empty() {
+            return Outcome::default();
+        }
+        let mut folder = std::mem::take(&mut self.folder);
+        let parsing = tokio::task::spawn_blocking(move || {
+            let outcome = folder.take(found);
+            (folder, outcome)
+        });
+        match parsing.await {
+            Ok((folder, outcome)) => {
+                self.folder = folder;
+                outcome
+            }
+            Err(stopped) => match stopped.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The program ends.
+                Err(_) => Outcome::default(),
+            },
+        }
+    }
+
+    fn log_scan_error(&mut self, error: &io::Error) {
+        let reason = error.to_string();
+        if self.scan_error.as_ref() == Some(&reason) {
+            return;
+        }
+        let dir = self.dir.display();
+        if error.kind() == io::ErrorKind::NotFound {
+            warn!("{dir} does not exist: waiting for it; its last content stays in force");
+        } else {
+            warn!("{dir} cannot be read: {reason}; its last content stays in force");
+        }
+        self.scan_error = Some(reason);
+    }
+}

@@ -1,0 +1,148 @@
+//! Waits until the folder is to be scanned.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    io,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::notify::{Notifications, Notify};
+
+/// A burst is over when no notification came for this long.
+pub(super) const QUIET: Duration = Duration::from_millis(20);
+/// A burst is not waited out for longer than this.
+const LONGEST_BURST: Duration = Duration::from_millis(200);
+/// A file whose writer neither writes on nor closes it is read after this.
+const WRITER_STALLS: Duration = Duration::from_secs(2);
+/// Time between two scans where the kernel has no inotify instance to spare.
+const SCAN_PERIOD_WITHOUT_INOTIFY: Duration = Duration::from_secs(1);
+
+/// The kernel's notifications about the folder, where inotify works.
+pub(super) struct FolderWatcher {
+    notify: Option<Notify>,
+    pub(super) notifications: Notifications,
+    scan_period: Duration,
+}
+
+impl FolderWatcher {
+    pub(super) fn open(dir: &Path, scan_period: Duration) -> FolderWatcher {
+        let notify = Notify::open(dir).inspect_err(|error| {
+            warn!(
+                "{}: changes cannot be followed by inotify ({error}); scanning every {} s instead",
+                dir.display(),
+                SCAN_PERIOD_WITHOUT_INOTIFY.as_secs()
+            );
+        });
+        FolderWatcher {
+            notify: notify.ok(),
+            notifications: Notifications::default(),
+            scan_period,
+        }
+    }
+
+    pub(super) fn arm(&mut self) {
+        if let Some(notify) = &mut self.notify
+            && notify.arm()
+        {
+            // Another folder has the name now: nothing known of the files of
+            // the old one holds for those of the new one.
+            self.notifications.being_written.clear();
+        }
+    }
+
+    /// Waits until a scan is due and the current burst of changes is over.
+    pub(super) async fn wait(&mut self) {
+        let started = Instant::now();
+        let pause = match self.notify {
+            Some(_) => self.scan_period,
+            None => SCAN_PERIOD_WITHOUT_INOTIFY,
+        };
+        while !self.notifications.scan_due {
+            let stalled = self
+                .notifications
+                .being_written
+                .values()
+                .min()
+                .map(|at| *at + WRITER_STALLS);
+            let until = stalled.map_or(started + pause, |at| at.min(started + pause));
+            let left = until.saturating_duration_since(Instant::now());
+            if timeout(left, self.listen()).await.is_err() {
+                return;
+            }
+        }
+        self.settle().await;
+    }
+
+    /// Waits until a burst of changes is over.
+    pub(super) async fn settle(&mut self) {
+        let started = Instant::now();
+        while started.elapsed() < LONGEST_BURST {
+            if timeout(QUIET, self.listen()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Receives notifications for this long.
+    pub(super) async fn listen_for(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        let left = || until.saturating_duration_since(Instant::now());
+        while timeout(left(), self.listen()).await.is_ok() && !left().is_zero() {}
+    }
+
+    /// Waits for the next notification.
+    async fn listen(&mut self) {
+        let Some(notify) = &self.notify else {
+            return std::future::pending().await;
+        };
+        if let Err(error) = notify.listen(&mut self.notifications).await {
+            self.watch_failed(&error);
+        }
+    }
+
+    fn watch_failed(&mut self, error: &io::Error) {
+        warn!("inotify fails ({error}); scanning the folder regularly instead");
+        self.notify = None;
+        self.notifications = Notifications {
+            scan_due: true,
+            ..Notifications::default()
+        };
+    }
+
+    /// Takes the changes that a scan is to deal with; later notifications are
+    /// newer than it.
+    pub(super) fn begin_scan(&mut self) -> ScanRequest {
+        let notifications = &mut self.notifications;
+        notifications
+            .being_written
+            .retain(|_, at| at.elapsed() < WRITER_STALLS);
+        notifications.written.clear();
+        notifications.folder_changed = false;
+        notifications.scan_due = false;
+        ScanRequest {
+            events_lost: std::mem::take(&mut notifications.events_lost),
+            dirty: std::mem::take(&mut notifications.dirty),
+            being_written: notifications.being_written.keys().cloned().collect(),
+        }
+    }
+
+    /// Undoes [`FolderWatcher::begin_scan`] after a scan that failed: the next
+    /// one has the same to deal with.
+    pub(super) fn put_back(&mut self, request: ScanRequest) {
+        self.notifications.events_lost |= request.events_lost;
+        self.notifications.dirty.extend(request.dirty);
+    }
+}
+
+/// What a scan of the folder is to deal with.
+pub(super) struct ScanRequest {
+    pub(super) events_lost: bool,
+    pub(super) dirty: BTreeSet<OsString>,
+    /// Files whose writers are still at work.
+    pub(super) being_written: BTreeSet<OsString>,
+}
