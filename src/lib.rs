@@ -3,6 +3,10 @@
 //! Data flows one way: [`watch`] → [`services`] → [`modes`] → [`kernel`].
 //! `ARCHITECTURE.md` has the map and the flow of one Service through the code.
 
+// What the library's tests share with those of `tests/` names it as they do.
+#[cfg(test)]
+extern crate self as tripod;
+
 pub mod api_client;
 pub mod backoff;
 pub mod cli;

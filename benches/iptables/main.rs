@@ -5,6 +5,8 @@
 //!
 //! `cargo bench --bench iptables [-- SERVICES]`
 
+#[path = "../../tests/lab/service_ports.rs"]
+mod service_ports;
 mod services;
 
 use std::{

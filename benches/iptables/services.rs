@@ -1,17 +1,10 @@
 //! Services by number.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
-use tripod::{
-    net::{Family, Protocol},
-    services::{
-        Endpoint, Endpoints, ServiceName, ServicePort, ServicePortName, SessionAffinity,
-        TrafficPolicy,
-    },
-};
+use tripod::services::ServicePort;
+
+use super::service_ports::{endpoint, endpoints, service_port};
 
 pub const ENDPOINTS: u32 = 5;
 pub const PORT: u16 = 80;
@@ -41,49 +34,10 @@ pub fn single(number: u32, endpoint: SocketAddr) -> ServicePort {
     with(number, vec![endpoint])
 }
 
-fn with(number: u32, mut endpoints: Vec<SocketAddr>) -> ServicePort {
-    endpoints.sort_unstable();
-    let all: Vec<Endpoint> = endpoints
-        .into_iter()
-        .map(|address| Endpoint {
-            address,
-            local: false,
-            ready: true,
-            serving: true,
-            terminating: false,
-            node_name: None,
-            weight: 1,
-        })
-        .collect();
-    let cluster: Box<[u32]> = (0..).zip(&all).map(|(at, _)| at).collect();
+fn with(number: u32, all: Vec<SocketAddr>) -> ServicePort {
     ServicePort {
-        name: ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: format!("service-{number}").into(),
-            },
-            port: "".into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        },
-        cluster_ip: Some(address(number).into()),
         port: PORT,
-        node_port: None,
-        external_ips: Box::default(),
-        load_balancer_ips: Box::default(),
-        load_balancer_source_ranges: Box::default(),
-        session_affinity: SessionAffinity::None,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        external_traffic_policy: TrafficPolicy::Cluster,
-        health_check_node_port: None,
-        preferences: None,
-        conflicts: Box::default(),
-        endpoints: Arc::new(Endpoints {
-            local: Box::default(),
-            all_reachable: cluster.clone(),
-            has_any: !all.is_empty(),
-            cluster,
-            all: all.into(),
-        }),
+        endpoints: endpoints(all.into_iter().map(endpoint)),
+        ..service_port(&format!("service-{number}"), address(number))
     }
 }

@@ -128,13 +128,10 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::services::ServiceName;
+    use crate::services::service_ports::service_name;
 
     fn event(service: usize, note: &str) -> Event {
-        let service = ServiceName {
-            namespace: "default".into(),
-            name: format!("web-{service}").into(),
-        };
+        let service = service_name(&format!("web-{service}"));
         Event::not_honoured(service, note.to_owned())
     }
 

@@ -80,24 +80,18 @@ impl Triggers {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::UNIX_EPOCH};
+    use std::time::UNIX_EPOCH;
 
     use super::*;
-    use crate::{net::Protocol, services::ServicePortName};
-
-    fn service(name: &str) -> ServiceName {
-        ServiceName {
-            namespace: Arc::from("ns"),
-            name: Arc::from(name),
-        }
-    }
+    use crate::services::{
+        ServicePortName,
+        service_ports::{port_name, service_name as service},
+    };
 
     fn changed(ports: &[(&str, Family)]) -> Changes {
-        let name = |(name, family): &(&str, Family)| ServicePortName {
-            service: service(name),
-            port: Arc::from("http"),
-            protocol: Protocol::Tcp,
+        let name = |(service, family): &(&str, Family)| ServicePortName {
             family: *family,
+            ..port_name(service)
         };
         Changes {
             ports: ports.iter().map(name).collect(),

@@ -79,38 +79,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{
-        net::Protocol,
-        services::{Endpoints, ServiceName, SessionAffinity},
-    };
+    use crate::services::{Endpoints, service_ports::service_port};
 
     fn port() -> ServicePort {
         ServicePort {
-            name: ServicePortName {
-                service: ServiceName {
-                    namespace: Arc::from("ns"),
-                    name: Arc::from("web"),
-                },
-                port: Arc::from(""),
-                protocol: Protocol::Tcp,
-                family: Family::V4,
-            },
-            cluster_ip: Some([10, 0, 0, 1].into()),
-            port: 80,
             node_port: Some(30_000),
-            external_ips: Box::default(),
-            load_balancer_ips: Box::default(),
-            load_balancer_source_ranges: Box::default(),
-            session_affinity: SessionAffinity::None,
             internal_traffic_policy: TrafficPolicy::Local,
             external_traffic_policy: TrafficPolicy::Local,
-            health_check_node_port: None,
-            preferences: None,
-            conflicts: Box::default(),
             endpoints: Arc::new(Endpoints {
                 has_any: true,
                 ..Endpoints::default()
             }),
+            ..service_port("web", [10, 0, 0, 1])
         }
     }
 

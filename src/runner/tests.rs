@@ -15,8 +15,11 @@ use super::*;
 use crate::{
     kernel::xtables::Engine,
     modes::{Asked, Outcomes, userspace::capture},
-    net::{Family, ModeName, Protocol},
-    services::{EndpointSlice, Names, Service, ServiceName, ServicePortName},
+    net::{Family, ModeName},
+    services::{
+        EndpointSlice, Names, Service, ServicePortName,
+        service_ports::{port_name, service_name},
+    },
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -399,16 +402,7 @@ async fn changes_are_kept_until_a_sync_succeeds() {
 async fn what_failed_for_single_ports_is_tried_again() {
     let mut bench = Bench::new();
     let web = bench.service("web", "10.0.0.1");
-    let port = ServicePortName {
-        service: ServiceName {
-            namespace: Arc::from("ns"),
-            name: Arc::from("web"),
-        },
-        port: Arc::from(""),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
-    };
-    bench.behaviour.lock().unwrap().fails_for = vec![port];
+    bench.behaviour.lock().unwrap().fails_for = vec![port_name("ns/web")];
     bench.send(vec![web]).await;
     assert_eq!(bench.value("tripod_service_ports_failed", &[]), Some(1.0));
     assert!(bench.health.snapshot().healthy, "one port is not the node");
@@ -509,10 +503,7 @@ async fn syncs_are_counted_by_family_and_kind() {
     let none = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
     let internal = [("ip_family", "IPv4"), ("traffic_policy", "internal")];
     assert_eq!(bench.value(none, &internal), Some(1.0));
-    let gone = Event::ServiceGone(ServiceName {
-        namespace: Arc::from("ns"),
-        name: Arc::from("web"),
-    });
+    let gone = Event::ServiceGone(service_name("ns/web"));
     bench.send(vec![gone]).await;
     pass(10 * MS).await;
     assert_eq!(bench.value(none, &internal), Some(0.0));

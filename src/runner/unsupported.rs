@@ -116,22 +116,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{
-        net::Protocol,
-        services::{Event, Names, Preferences, Service, Tracker},
-    };
-
-    fn port(service: &str, port: &str) -> ServicePortName {
-        ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: service.into(),
-            },
-            port: port.into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        }
-    }
+    use crate::services::{Event, Names, Preferences, Service, Tracker, service_ports::port_name};
 
     fn unsupported(port: &ServicePortName, why: &str) -> Unsupported {
         Reason::new(Preferences::SCHEDULER, why).at(port)
@@ -139,7 +124,7 @@ mod tests {
 
     #[test]
     fn each_is_said_once_until_it_changes() {
-        let (http, admin, other) = (port("web", "http"), port("web", "admin"), port("b", ""));
+        let [http, admin, other] = ["web:http", "web:admin", "b"].map(port_name);
         let (recorder, mut events) = Recorder::new(16);
         let mut said = Said::new(recorder);
         let mut tell = |full: bool, changed: &[&ServicePortName], report: &[Unsupported]| {

@@ -24,6 +24,11 @@ mod slice;
 mod tracker;
 mod trigger;
 
+/// ServicePorts for the tests of every module.
+#[cfg(test)]
+#[path = "../../tests/lab/service_ports.rs"]
+pub(crate) mod service_ports;
+
 use crate::net::Protocol;
 pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints};

@@ -3,7 +3,7 @@
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use serde::de::DeserializeOwned;
 
-use super::*;
+use super::{service_ports::service_name, *};
 
 fn yaml<T: DeserializeOwned>(text: &str) -> T {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{text}\n{error}"))
@@ -321,10 +321,7 @@ fn slices() {
         // That label counts on the Service.
         (
             "{kubernetes.io/service-name: a, service.kubernetes.io/service-proxy-name: b}",
-            Owner::Service(ServiceName {
-                namespace: "default".into(),
-                name: "a".into(),
-            }),
+            Owner::Service(service_name("a")),
         ),
     ];
     for (labels, owner) in owners {

@@ -20,17 +20,14 @@ use tripod::{
         Mode, SyncReport,
         iptables::{Iptables, Setup},
     },
-    net::{Family, PerFamily, Protocol},
+    net::PerFamily,
     node::NodePorts,
     runner::{NodeAddresses, Runner, health::Health, metrics::Metrics, pace},
-    services::{
-        Changes, Endpoint, Endpoints, Node, ServiceMap, ServiceName, ServicePort, ServicePortName,
-        SessionAffinity, Tracker, TrafficPolicy,
-    },
+    services::{Changes, Node, ServiceMap, ServicePort, Tracker},
     watch,
 };
 
-use crate::lab::Host;
+use crate::lab::{self, Host, endpoint, service_port};
 
 /// The kernel's engines, by what their programs' names have in them.
 pub const ENGINES: [&str; 2] = ["nft", "legacy"];
@@ -145,48 +142,11 @@ pub fn map_of(folder: &Path, node: &str) -> ServiceMap {
 
 /// A Service of a cluster IP with these endpoints, TCP.
 pub fn service(name: &str, at: [u8; 4], port: u16, endpoints: &[([u8; 4], u16)]) -> ServicePort {
-    let all: Vec<Endpoint> = endpoints
-        .iter()
-        .map(|(ip, port)| Endpoint {
-            address: (IpAddr::from(*ip), *port).into(),
-            local: false,
-            ready: true,
-            serving: true,
-            terminating: false,
-            node_name: None,
-            weight: 1,
-        })
-        .collect();
-    let cluster: Box<[u32]> = (0..).zip(&all).map(|(at, _)| at).collect();
+    let all = endpoints.iter().map(|address| endpoint(*address));
     ServicePort {
-        name: ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: name.into(),
-            },
-            port: "".into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        },
-        cluster_ip: Some(at.into()),
         port,
-        node_port: None,
-        external_ips: Box::default(),
-        load_balancer_ips: Box::default(),
-        load_balancer_source_ranges: Box::default(),
-        session_affinity: SessionAffinity::None,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        external_traffic_policy: TrafficPolicy::Cluster,
-        health_check_node_port: None,
-        preferences: None,
-        conflicts: Box::default(),
-        endpoints: Arc::new(Endpoints {
-            local: Box::default(),
-            all_reachable: cluster.clone(),
-            has_any: !all.is_empty(),
-            cluster,
-            all: all.into(),
-        }),
+        endpoints: lab::endpoints(all),
+        ..service_port(name, at)
     }
 }
 

@@ -12,60 +12,47 @@ use tokio::{
 use super::*;
 use crate::{
     events::Event,
-    net::{Family, Protocol},
+    net::Family,
     runner::health::Health,
-    services::{Endpoint, Endpoints, SessionAffinity, TrafficPolicy},
+    services::{
+        Endpoint, Endpoints, TrafficPolicy,
+        service_ports::{self, port_name, service_port},
+    },
 };
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn name(service: &str, port: &str, family: Family) -> ServicePortName {
     ServicePortName {
-        service: ServiceName {
-            namespace: Arc::from("hc"),
-            name: Arc::from(service),
-        },
-        port: Arc::from(port),
-        protocol: Protocol::Tcp,
         family,
+        ..port_name(&format!("hc/{service}:{port}"))
     }
 }
 
 /// An endpoint as `address`, and words about it.
 fn endpoint(address: &str, words: &str) -> Endpoint {
     Endpoint {
-        address: address.parse().unwrap(),
         local: words.contains("local"),
         ready: words.contains("ready"),
-        serving: true,
         terminating: !words.contains("ready"),
-        weight: 1,
-        node_name: None,
+        ..service_ports::endpoint(address.parse::<SocketAddr>().unwrap())
     }
 }
 
 fn port(name: ServicePortName, check: Option<u16>, endpoints: &[Endpoint]) -> ServicePort {
+    let cluster_ip: IpAddr = match name.family {
+        Family::V4 => "10.0.0.1".parse().unwrap(),
+        Family::V6 => "fd00::1".parse().unwrap(),
+    };
     ServicePort {
-        cluster_ip: Some(match name.family {
-            Family::V4 => "10.0.0.1".parse().unwrap(),
-            Family::V6 => "fd00::1".parse().unwrap(),
-        }),
         name,
-        port: 80,
-        node_port: None,
-        external_ips: Box::default(),
-        load_balancer_ips: Box::default(),
-        load_balancer_source_ranges: Box::default(),
-        session_affinity: SessionAffinity::None,
-        internal_traffic_policy: TrafficPolicy::Cluster,
         external_traffic_policy: TrafficPolicy::Local,
         health_check_node_port: check,
-        preferences: None,
-        conflicts: Box::default(),
         endpoints: Arc::new(Endpoints {
             all: endpoints.into(),
             ..Endpoints::default()
         }),
+        ..service_port("", cluster_ip)
     }
 }
 

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::json;
 
-use crate::services::{Event, Names, Service, ServiceName, Tracker};
+use crate::services::{Event, Names, Service, Tracker, service_ports::service_name};
 
 /// Returns a Service of this name in namespace default, made in that year of
 /// the 21st century, or without a time.
@@ -219,10 +219,7 @@ fn a_cluster_ip_goes_over_to_the_next_service() {
     tracker.apply([service("old", Some(20), spec)]);
     tracker.apply([service("new", Some(24), spec)]);
     assert_eq!(owners(&tracker), BTreeSet::from(["old".to_owned()]));
-    let changes = tracker.apply([Event::ServiceGone(ServiceName {
-        namespace: "default".into(),
-        name: "old".into(),
-    })]);
+    let changes = tracker.apply([Event::ServiceGone(service_name("old"))]);
     assert_eq!(changes.ports.len(), 2, "{changes:?}");
     assert_eq!(owners(&tracker), BTreeSet::from(["new".to_owned()]));
     assert_eq!(conflicts(&tracker), BTreeSet::new());

@@ -10,8 +10,8 @@ use super::{clearing::Passed, *};
 use crate::{
     kernel::namespace::in_namespace,
     modes::{SyncError, SyncReport, both_failed, userspace::capture},
-    net::{Family, Protocol},
-    services::{Changes, ServiceName, ServicePortName},
+    net::Family,
+    services::{Changes, service_ports::port_name},
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -40,7 +40,9 @@ impl Mode for Told {
         match self.0 {
             Outcome::Well => {}
             Outcome::Removes => remove(),
-            Outcome::Partly => report.failed.push((port(), "it is taken".to_owned())),
+            Outcome::Partly => report
+                .failed
+                .push((port_name("web"), "it is taken".to_owned())),
             Outcome::Fails => {
                 return both_failed(asked, broken());
             }
@@ -64,18 +66,6 @@ fn broken() -> SyncError {
         method: capture::Method::Redirect,
         reason: "it is broken".to_owned(),
     })
-}
-
-fn port() -> ServicePortName {
-    ServicePortName {
-        service: ServiceName {
-            namespace: "default".into(),
-            name: "web".into(),
-        },
-        port: "".into(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
-    }
 }
 
 fn sh(script: &str) -> String {

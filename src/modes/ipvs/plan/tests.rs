@@ -1,13 +1,13 @@
 //! What single ServicePorts lead to, beside what the recordings have.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use super::*;
 use crate::{
     kernel::xtables::{features::Features, rule::Table},
     modes::Reason,
     net::PerFamily,
-    services::{Endpoint, Endpoints, ServiceName, ServicePortName, SessionAffinity},
+    services::{Endpoint, service_ports},
 };
 
 const REMOTE: u8 = 7;
@@ -16,43 +16,13 @@ const HERE: u8 = 6;
 /// `default/web` on 10.0.0.1:80, with one endpoint here and one elsewhere.
 fn port() -> ServicePort {
     let endpoint = |number: u8| Endpoint {
-        address: SocketAddr::from(([10, 244, 0, number], 80)),
         local: number == HERE,
-        ready: true,
-        serving: true,
-        terminating: false,
         weight: number.into(),
-        node_name: None,
+        ..service_ports::endpoint(([10, 244, 0, number], 80))
     };
     ServicePort {
-        name: ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: "web".into(),
-            },
-            port: "".into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        },
-        cluster_ip: Some([10, 0, 0, 1].into()),
-        port: 80,
-        node_port: None,
-        external_ips: Box::default(),
-        load_balancer_ips: Box::default(),
-        load_balancer_source_ranges: Box::default(),
-        session_affinity: SessionAffinity::None,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        external_traffic_policy: TrafficPolicy::Cluster,
-        health_check_node_port: None,
-        preferences: None,
-        conflicts: Box::default(),
-        endpoints: Arc::new(Endpoints {
-            all: [endpoint(HERE), endpoint(REMOTE)].into(),
-            cluster: [0, 1].into(),
-            local: [0].into(),
-            all_reachable: [0, 1].into(),
-            has_any: true,
-        }),
+        endpoints: service_ports::endpoints([HERE, REMOTE].map(endpoint)),
+        ..service_ports::service_port("web", [10, 0, 0, 1])
     }
 }
 

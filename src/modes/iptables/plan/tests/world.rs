@@ -10,12 +10,9 @@ use ipnet::IpNet;
 use crate::{
     kernel::xtables::features::Features,
     modes::iptables::plan::{DetectLocal, Dispatch, Options},
-    net::{Family, Protocol},
+    net::Family,
     node::Served,
-    services::{
-        Endpoint, Endpoints, ServiceName, ServicePort, ServicePortName, SessionAffinity,
-        TrafficPolicy,
-    },
+    services::{Endpoint, Endpoints, ServicePort, service_ports},
 };
 
 pub(super) fn ip(text: &str) -> IpAddr {
@@ -48,57 +45,17 @@ pub(super) fn options() -> Options {
 
 /// Address, whether it is on this node, weight. All are ready.
 pub(super) fn endpoints(of: &[(&str, bool, u16)]) -> Arc<Endpoints> {
-    let mut all: Vec<Endpoint> = of
-        .iter()
-        .map(|(address, local, weight)| Endpoint {
-            address: address.parse::<SocketAddr>().expect("an endpoint"),
-            local: *local,
-            ready: true,
-            serving: true,
-            terminating: false,
-            node_name: None,
-            weight: *weight,
-        })
-        .collect();
-    all.sort_by_key(|endpoint| endpoint.address);
-    all.dedup_by_key(|endpoint| endpoint.address);
-    let cluster: Box<[u32]> = (0..).zip(&all).map(|(index, _)| index).collect();
-    let local = (0..).zip(&all).filter(|(_, endpoint)| endpoint.local);
-    Arc::new(Endpoints {
-        cluster: cluster.clone(),
-        local: local.map(|(index, _)| index).collect(),
-        all_reachable: cluster,
-        has_any: !all.is_empty(),
-        all: all.into(),
-    })
+    let all = of.iter().map(|(address, local, weight)| Endpoint {
+        local: *local,
+        weight: *weight,
+        ..service_ports::endpoint(address.parse::<SocketAddr>().expect("an endpoint"))
+    });
+    service_ports::endpoints(all)
 }
 
 /// A Service of a cluster IP alone, TCP port 80, on 10.96.0.1.
 pub(super) fn service(name: &str) -> ServicePort {
-    ServicePort {
-        name: ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: name.into(),
-            },
-            port: "".into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        },
-        cluster_ip: Some(ip("10.96.0.1")),
-        port: 80,
-        node_port: None,
-        external_ips: Box::default(),
-        load_balancer_ips: Box::default(),
-        load_balancer_source_ranges: Box::default(),
-        session_affinity: SessionAffinity::None,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        external_traffic_policy: TrafficPolicy::Cluster,
-        health_check_node_port: None,
-        preferences: None,
-        conflicts: Box::default(),
-        endpoints: endpoints(&[]),
-    }
+    service_ports::service_port(name, [10, 96, 0, 1])
 }
 
 /// As `service`, with everything that can be called from outside: external IP

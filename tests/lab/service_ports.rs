@@ -1,0 +1,92 @@
+//! ServicePorts made by hand, for the tests of planning: those of the library,
+//! which includes this file in `services`, of the suite, and of the benches.
+//!
+//! What a test is about, it changes:
+//! `ServicePort { node_port: Some(30_000), ..service_port("web", [10, 0, 0, 1]) }`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use tripod::net::{Family, Protocol};
+use tripod::services::{
+    Endpoint, Endpoints, ServiceName, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy,
+};
+
+/// Returns the name that prints as `text`: `namespace/name`, or the name of a
+/// Service in `default`.
+pub fn service_name(text: &str) -> ServiceName {
+    let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
+    ServiceName {
+        namespace: namespace.into(),
+        name: name.into(),
+    }
+}
+
+/// Returns the name of a TCP port over IPv4 that prints as `text`:
+/// `namespace/name:port`, where namespace and port may be left out.
+pub fn port_name(text: &str) -> ServicePortName {
+    let (service, port) = text.split_once(':').unwrap_or((text, ""));
+    ServicePortName {
+        service: service_name(service),
+        port: port.into(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+    }
+}
+
+/// Returns a ServicePort named by `text` as in [`port_name`], with port 80 on
+/// `cluster_ip` and its family, open to all, and without endpoints.
+pub fn service_port(text: &str, cluster_ip: impl Into<IpAddr>) -> ServicePort {
+    let cluster_ip = cluster_ip.into();
+    ServicePort {
+        name: ServicePortName {
+            family: Family::of(&cluster_ip),
+            ..port_name(text)
+        },
+        cluster_ip: Some(cluster_ip),
+        port: 80,
+        node_port: None,
+        external_ips: Box::default(),
+        load_balancer_ips: Box::default(),
+        load_balancer_source_ranges: Box::default(),
+        session_affinity: SessionAffinity::None,
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        health_check_node_port: None,
+        preferences: None,
+        endpoints: Arc::default(),
+        conflicts: Box::default(),
+    }
+}
+
+/// Returns an endpoint on another node that is ready and has the usual weight.
+pub fn endpoint(address: impl Into<SocketAddr>) -> Endpoint {
+    Endpoint {
+        address: address.into(),
+        local: false,
+        ready: true,
+        serving: true,
+        terminating: false,
+        weight: 1,
+        node_name: None,
+    }
+}
+
+/// Returns `all` as the endpoints of a ServicePort: each takes traffic with
+/// policy Cluster, and those of this node traffic with policy Local.
+pub fn endpoints(all: impl IntoIterator<Item = Endpoint>) -> Arc<Endpoints> {
+    let mut all: Vec<Endpoint> = all.into_iter().collect();
+    all.sort_by_key(|endpoint| endpoint.address);
+    all.dedup_by_key(|endpoint| endpoint.address);
+    let indices = |takes: fn(&Endpoint) -> bool| -> Box<[u32]> {
+        let taking = (0..).zip(&all).filter(|(_, endpoint)| takes(endpoint));
+        taking.map(|(index, _)| index).collect()
+    };
+    Arc::new(Endpoints {
+        cluster: indices(|_| true),
+        local: indices(|endpoint| endpoint.local),
+        all_reachable: indices(|_| true),
+        has_any: !all.is_empty(),
+        all: all.into(),
+    })
+}
