@@ -9,16 +9,16 @@ use tokio::time::timeout;
 
 use crate::api_client::Access;
 
-/// How long the server may take until it begins to answer: it may have to
-/// wait for its own cache (client-go has no limit, and hangs where we try
-/// again).
+/// How long the server may take until it begins to answer: it may have to wait
+/// for its own cache. client-go has no limit, and waits for ever where this
+/// tries again.
 const ANSWER: Duration = Duration::from_secs(60);
 /// How long a page of a list may stand still.
 pub(super) const STALLED: Duration = Duration::from_secs(30);
 /// Longest part of an error's body that is read.
 const LONGEST_ERROR: usize = 64 << 10;
 
-/// Why something was not to be had.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Failure {
     /// The version from which to go on is too old for the server (410), or
@@ -26,13 +26,14 @@ pub(super) enum Failure {
     Expired,
     /// The server does not do what was asked (400, 406, 422).
     Unsupported(String),
-    /// We are not who we say (401).
+    /// The credentials are not accepted (401).
     Unauthorized(String),
-    /// It is not there, or not for us (403, 404).
+    /// The objects do not exist or are forbidden (403, 404).
     Withheld(String),
     /// The server asks for a pause (429, or any answer with `Retry-After`).
     Busy(Duration, String),
-    /// All else: no connection, a broken stream, an error of the server.
+    /// All other failures: no connection, a broken stream, an error of the
+    /// server.
     Broken(String),
 }
 
@@ -51,7 +52,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Makes a request; what is answered is a success.
+/// Makes a request and returns its answer, which is a success.
 pub(super) async fn ask(
     access: &Access,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
@@ -79,8 +80,8 @@ async fn refused(response: Response<Body>) -> Failure {
     let text = timeout(STALLED, beginning(response.into_body())).await;
     let text = text.unwrap_or_default();
     let mut status = serde_json::from_str::<Status>(&text).unwrap_or_else(|_| {
-        // The server's own filters, and what may stand before it, answer with
-        // plain text.
+        // The server's own filters, and proxies before it, answer with plain
+        // text.
         let line = text.lines().next().unwrap_or_default();
         Status::failure(line.trim(), "")
     });
@@ -105,11 +106,12 @@ pub(super) fn of_status(status: &Status) -> Failure {
     meaning(status, None)
 }
 
-/// `retry_after`: seconds from the header of that name.
+/// Returns what a status means; `retry_after` is the header of that name, in
+/// seconds.
 fn meaning(status: &Status, retry_after: Option<u32>) -> Failure {
     let code = StatusCode::from_u16(status.code).ok();
     let causes = status.details.iter().flat_map(|details| &details.causes);
-    // A server that lags behind the one that we asked before: what client-go
+    // The server is older than the one that was asked before: what client-go
     // calls `IsTooLargeResourceVersionError`.
     let mut unknown_yet = causes.map(|cause| cause.reason == "ResourceVersionTooLarge");
     if code == Some(StatusCode::GONE)
@@ -142,7 +144,7 @@ fn meaning(status: &Status, retry_after: Option<u32>) -> Failure {
     }
 }
 
-/// Why a request got no answer; the client's wrapping of it says nothing.
+/// Returns why a request got no answer, without the client's own wrapping.
 fn unsent(error: &kube::Error) -> String {
     match error {
         kube::Error::Service(error) => chain(&**error),
@@ -156,9 +158,9 @@ pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = own(error);
     let mut next = error.source();
     while let Some(cause) = next {
-        let said = own(cause);
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
+        let words = own(cause);
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
         }
         next = cause.source();
     }
@@ -166,10 +168,11 @@ pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
 }
 
 fn own(error: &(dyn Error + 'static)) -> String {
-    let said = error.to_string();
-    said.split(": https://docs.rs/")
+    let words = error.to_string();
+    words
+        .split(": https://docs.rs/")
         .next()
-        .unwrap_or(&said)
+        .unwrap_or(&words)
         .to_owned()
 }
 
@@ -177,7 +180,7 @@ fn own(error: &(dyn Error + 'static)) -> String {
 mod tests {
     use super::*;
 
-    /// What rustls says of a server that was killed.
+    /// What rustls reports of a server that was killed.
     #[test]
     fn a_failure_is_for_who_runs_the_cluster() {
         let cut = std::io::Error::other("cut off: https://docs.rs/rustls/latest/manual#eof");

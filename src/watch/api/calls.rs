@@ -1,4 +1,4 @@
-//! What is asked of the API server, for whoever has to allow it.
+//! The calls to the API server that RBAC has to allow.
 
 /// Calls to one kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub const CALLS: [Call; 4] = [
 ];
 
 impl Call {
-    /// Path of the collection in all namespaces.
+    /// Returns the path of the collection in all namespaces.
     pub fn path(&self) -> String {
         match self.group {
             "" => format!("/api/{}/{}", self.version, self.resource),

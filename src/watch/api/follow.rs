@@ -31,14 +31,14 @@ use crate::api_client::Access;
 
 /// Objects on a page of a list, as client-go has it.
 const PAGE: u32 = 500;
-/// A watch is ended by the server after this many seconds, up to twice as many
-/// by chance (client-go has the same), and by us when it should have been.
+/// The server ends a watch after this many seconds, up to twice as many by
+/// chance, as for client-go.
 const WATCH: u32 = 300;
 const OVERDUE: Duration = Duration::from_secs(30);
-/// A watch that told something or lasted this long shows that the server is
+/// A watch that brought an event or lasted this long shows that the server is
 /// well.
 const PROVEN: Duration = Duration::from_secs(5);
-/// A watch that ends sooner, having told nothing, is a failure.
+/// A watch that ends sooner, without an event, is a failure.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Follows one kind of objects.
@@ -46,11 +46,11 @@ pub(super) struct Follower<'a, K: Kind> {
     access: &'a Access,
     fields: Option<String>,
     intake: Intake<'a, K>,
-    news: &'a Notify,
+    changes: &'a Notify,
     pauses: Pauses,
-    /// A watch that should have listed everything broke off before it had:
-    /// the next list comes in pages, in case something between the server and
-    /// us holds streams back.
+    /// A watch that should have listed everything broke off before it had: the
+    /// next list comes in pages, in case a proxy before the server buffers
+    /// streams.
     unfinished: bool,
     /// Listing anew was tried since the server was last well.
     expired: bool,
@@ -60,8 +60,8 @@ pub(super) struct Follower<'a, K: Kind> {
 struct Outage {
     since: Instant,
     failures: u32,
-    /// What was last said of it.
-    said: Option<String>,
+    /// The failure that was logged last.
+    logged: Option<String>,
 }
 
 impl<'a, K: Kind> Follower<'a, K> {
@@ -69,14 +69,14 @@ impl<'a, K: Kind> Follower<'a, K> {
         access: &'a Access,
         fields: Option<String>,
         intake: Intake<'a, K>,
-        news: &'a Notify,
+        changes: &'a Notify,
         pauses: Pauses,
     ) -> Self {
         Follower {
             access,
             fields,
             intake,
-            news,
+            changes,
             pauses,
             unfinished: false,
             expired: false,
@@ -84,7 +84,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         }
     }
 
-    /// Never ends.
+    /// Follows the objects for ever.
     pub(super) async fn run(mut self) {
         loop {
             self.access.turn().await;
@@ -99,46 +99,47 @@ impl<'a, K: Kind> Follower<'a, K> {
         }
     }
 
-    /// Says what happened and answers how long to wait.
+    /// Logs a failure once, and returns how long to wait.
     fn failed(&mut self, failure: &Failure) -> Duration {
         if *failure == Failure::Expired {
             debug!("{}: {failure}; listing them anew", K::PLURAL);
             self.intake.expire();
-            // It happens to whoever was away for long, and waiting does not
-            // make it better; but not again and again.
+            // It happens after a long outage, and waiting does not make it
+            // better; but it must not repeat.
             if !std::mem::replace(&mut self.expired, true) {
                 return Duration::ZERO;
             }
         }
         let pause = match failure {
-            Failure::Busy(at_least, _) => self.pauses.told(*at_least),
+            Failure::Busy(at_least, _) => self.pauses.at_least(*at_least),
             _ => self.pauses.next(),
         };
         if K::DISPENSABLE && matches!(failure, Failure::Withheld(_) | Failure::Unsupported(_)) {
             self.intake.settle();
-            self.news.notify_one();
+            self.changes.notify_one();
         }
         let outage = self.outage.get_or_insert_with(|| Outage {
             since: Instant::now(),
             failures: 0,
-            said: None,
+            logged: None,
         });
         outage.failures += 1;
         let text = failure.to_string();
         debug!("{}: {text}; trying again in {pause:?}", K::PLURAL);
         // A stream that breaks once is an API server being restarted.
         let by_chance = outage.failures == 1 && matches!(failure, Failure::Broken(_));
-        if !by_chance && outage.said.as_ref() != Some(&text) {
+        if !by_chance && outage.logged.as_ref() != Some(&text) {
             warn!(
                 "{} cannot be followed: {text}; the last known state stays in force",
                 K::PLURAL
             );
-            outage.said = Some(text);
+            outage.logged = Some(text);
         }
         pause
     }
 
-    /// The next failure is the first of a new outage.
+    /// Records that the server is well: the next failure has the shortest
+    /// pause.
     fn is_well(&mut self) {
         self.pauses.reset();
         self.expired = false;
@@ -146,7 +147,7 @@ impl<'a, K: Kind> Follower<'a, K> {
 
     fn works(&mut self) {
         if let Some(outage) = self.outage.take()
-            && outage.said.is_some()
+            && outage.logged.is_some()
         {
             let seconds = outage.since.elapsed().as_secs_f32();
             info!("{} are followed again after {seconds:.1} s", K::PLURAL);
@@ -193,9 +194,10 @@ impl<'a, K: Kind> Follower<'a, K> {
         params: &WatchParams,
         version: &str,
     ) -> Result<http::Request<Vec<u8>>, kube::core::request::Error> {
-        match K::METADATA_ALONE {
-            true => Request::new(K::PATH).watch_metadata(params, version),
-            false => Request::new(K::PATH).watch(params, version),
+        if K::METADATA_ONLY {
+            Request::new(K::PATH).watch_metadata(params, version)
+        } else {
+            Request::new(K::PATH).watch(params, version)
         }
     }
 
@@ -219,12 +221,13 @@ impl<'a, K: Kind> Follower<'a, K> {
         let begun = Instant::now();
         let lasts = Duration::from_secs(params.timeout.unwrap_or(WATCH).into());
         let mut lines = Lines::of(response.into_body());
-        let mut told = false;
+        let mut any_event = false;
         loop {
             let listing = self.intake.is_listing();
-            let patience = match listing {
-                true => STALLED,
-                false => (lasts + OVERDUE).saturating_sub(begun.elapsed()),
+            let patience = if listing {
+                STALLED
+            } else {
+                (lasts + OVERDUE).saturating_sub(begun.elapsed())
             };
             let next = lines.next(patience).await;
             if next.is_err() && !listing && begun.elapsed() >= PROVEN {
@@ -237,11 +240,11 @@ impl<'a, K: Kind> Follower<'a, K> {
                         self.listed();
                     }
                     if !listing {
-                        told = true;
+                        any_event = true;
                         self.is_well();
                     }
-                    if self.intake.has_news() {
-                        self.news.notify_one();
+                    if self.intake.has_changes() {
+                        self.changes.notify_one();
                     }
                 }
                 Err(End::Broken(text)) => return Err(Failure::Broken(text)),
@@ -249,7 +252,7 @@ impl<'a, K: Kind> Follower<'a, K> {
                     let text = "the server did not finish the list";
                     return Err(Failure::Broken(text.to_owned()));
                 }
-                Err(End::Clean) if !told && begun.elapsed() < SHORT => {
+                Err(End::Clean) if !any_event && begun.elapsed() < SHORT => {
                     let text = "the server ended the watch at once";
                     return Err(Failure::Broken(text.to_owned()));
                 }
@@ -267,9 +270,10 @@ impl<'a, K: Kind> Follower<'a, K> {
         };
         self.intake.begin_list();
         loop {
-            let request = match K::METADATA_ALONE {
-                true => Request::new(K::PATH).list_metadata(&params),
-                false => Request::new(K::PATH).list(&params),
+            let request = if K::METADATA_ONLY {
+                Request::new(K::PATH).list_metadata(&params)
+            } else {
+                Request::new(K::PATH).list(&params)
             };
             let body = whole(ask(self.access, request).await?).await?;
             params.continue_token = self.intake.page(&body)?;
@@ -280,12 +284,12 @@ impl<'a, K: Kind> Follower<'a, K> {
         }
     }
 
-    /// A list is complete.
+    /// Records that a list is complete.
     fn listed(&mut self) {
         self.unfinished = false;
         self.works();
-        // Even if there is nothing: now that is known.
-        self.news.notify_one();
+        // Also of an empty list: that there are no objects is known now.
+        self.changes.notify_one();
     }
 }
 

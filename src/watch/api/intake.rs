@@ -1,5 +1,5 @@
-//! Takes in what the server says of objects: decodes and reduces them one by
-//! one, and keeps count of how far we are.
+//! Decodes and reduces the objects of lists and watches one by one, and
+//! remembers the version at which a watch resumes.
 
 use std::{
     collections::BTreeMap,
@@ -23,16 +23,17 @@ use crate::services::Names;
 /// Marks the bookmark after the initial events of a watch (KEP-3157).
 const INITIAL_END: &str = "k8s.io/initial-events-end";
 
-/// Takes in objects of one kind.
+/// Decodes objects of one kind into [`Known`].
 pub(super) struct Intake<'a, K: Kind> {
     names: &'a Mutex<Names>,
     known: &'a Mutex<Known<K>>,
-    /// Where a watch goes on; `None`: everything is to be listed.
+    /// The version at which a watch resumes; `None`: everything is to be
+    /// listed.
     version: Option<String>,
-    /// What comes is part of a list.
+    /// The objects that come are part of a list.
     listing: bool,
-    /// Hashes of what was last said about objects that are odd.
-    complaints: HashMap<K::Name, u64>,
+    /// Hash of the warning that was logged last, for each object that has one.
+    warnings: HashMap<K::Name, u64>,
 }
 
 impl<'a, K: Kind> Intake<'a, K> {
@@ -42,7 +43,7 @@ impl<'a, K: Kind> Intake<'a, K> {
             known,
             version: None,
             listing: false,
-            complaints: HashMap::new(),
+            warnings: HashMap::new(),
         }
     }
 
@@ -58,29 +59,30 @@ impl<'a, K: Kind> Intake<'a, K> {
         self.listing
     }
 
-    /// Something is to be told.
-    pub(super) fn has_news(&self) -> bool {
-        self.known.lock().has_news()
+    /// Returns whether there are changes to send on.
+    pub(super) fn has_changes(&self) -> bool {
+        self.known.lock().has_changes()
     }
 
-    /// There is no waiting for these objects.
+    /// Ends the wait for a first list.
     pub(super) fn settle(&self) {
         self.known.lock().settle();
     }
 
-    /// No watch can go on: everything is to be listed.
+    /// Forgets the version: everything is to be listed.
     pub(super) fn expire(&mut self) {
         self.version = None;
     }
 
-    /// A list begins.
+    /// Begins a list.
     pub(super) fn begin_list(&mut self) {
         self.version = None;
         self.listing = true;
         self.known.lock().begin_list();
     }
 
-    /// Takes a page and answers with the token of the next, if there is one.
+    /// Decodes a page of a list. Returns the token of the next page, if there
+    /// is one.
     pub(super) fn page(&mut self, body: &[u8]) -> Result<Option<String>, Failure> {
         let page: Page<'_> = serde_json::from_slice(body)
             .map_err(|error| Failure::Broken(format!("a list cannot be read: {error}")))?;
@@ -94,7 +96,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(next)
     }
 
-    /// Takes a line of a watch.
+    /// Decodes a line of a watch.
     pub(super) fn line(&mut self, line: &[u8]) -> Result<(), Failure> {
         let line: WatchLine<'_> = serde_json::from_slice(line)
             .map_err(|error| Failure::Broken(format!("an event cannot be read: {error}")))?;
@@ -125,7 +127,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         }
     }
 
-    /// The list is complete.
+    /// Ends a complete list, of this version.
     fn end_list(&mut self, version: Option<String>) -> Result<(), Failure> {
         let version = version.filter(|version| !version.is_empty());
         let Some(version) = version else {
@@ -138,7 +140,7 @@ impl<'a, K: Kind> Intake<'a, K> {
         Ok(())
     }
 
-    /// An object came or changed, or is on the list.
+    /// Decodes an object that came or changed, or is on the list.
     fn came(&mut self, object: &RawValue) -> Result<(), Failure> {
         let wire: K::Wire = match serde_json::from_str(object.get()) {
             Ok(wire) => wire,
@@ -162,14 +164,14 @@ impl<'a, K: Kind> Intake<'a, K> {
         match (name, reduced) {
             (Some(name), Ok(reduced)) => {
                 if reduced.warnings.is_empty() {
-                    self.complaints.remove(&name);
+                    self.warnings.remove(&name);
                 } else {
                     let texts = reduced.warnings.iter().map(ToString::to_string);
                     let text = texts.collect::<Vec<_>>().join("; ");
-                    self.complain(&name, &format!("{text}; this is left out"));
+                    self.warn_once(&name, &format!("{text}; this is left out"));
                 }
                 let mut known = self.known.lock();
-                if reduced.object.matters() {
+                if reduced.object.is_used() {
                     known.put(name, reduced.object);
                 } else {
                     known.remove(name);
@@ -184,31 +186,32 @@ impl<'a, K: Kind> Intake<'a, K> {
     fn unusable(&mut self, name: Option<K::Name>, text: &str) {
         match name {
             Some(name) => {
-                self.known.lock().keep(&name);
-                self.complain(&name, &format!("{text}; it stays as it was"));
+                self.known.lock().preserve(&name);
+                self.warn_once(&name, &format!("{text}; it stays as it was"));
             }
             None => warn!("one of the {} is left out: {text}", K::PLURAL),
         }
     }
 
-    /// Says it unless it was the last thing said about that object.
-    fn complain(&mut self, name: &K::Name, text: &str) {
+    /// Logs a warning about an object unless it is the one that was logged
+    /// last.
+    fn warn_once(&mut self, name: &K::Name, text: &str) {
         let mut hasher = DefaultHasher::new();
         text.hash(&mut hasher);
         let hash = hasher.finish();
-        if self.complaints.insert(name.clone(), hash) != Some(hash) {
+        if self.warnings.insert(name.clone(), hash) != Some(hash) {
             warn!("{} {name}: {text}", K::PLURAL);
         }
     }
 
-    /// An object went.
+    /// Removes an object that was deleted.
     fn went(&mut self, object: &RawValue) -> Result<(), Failure> {
         let Bare { metadata } = bare(object)?;
         if !self.listing && !self.advance(metadata.resource_version.as_deref())? {
             return Ok(());
         }
         if let Some(name) = K::name(&metadata, &mut self.names.lock()) {
-            self.complaints.remove(&name);
+            self.warnings.remove(&name);
             self.known.lock().remove(name);
         }
         Ok(())
@@ -222,15 +225,15 @@ impl<'a, K: Kind> Intake<'a, K> {
             let text = "an event without a resourceVersion";
             return Err(Failure::Broken(text.to_owned()));
         };
-        let held = self.version.get_or_insert_default();
+        let last = self.version.get_or_insert_default();
         let number = |text: &str| text.parse::<u64>().ok();
-        if let (Some(new), Some(old)) = (number(version), number(held))
+        if let (Some(new), Some(old)) = (number(version), number(last))
             && new < old
         {
             debug!("{}: an event from before {old} at {new}", K::PLURAL);
             return Ok(false);
         }
-        version.clone_into(held);
+        version.clone_into(last);
         Ok(true)
     }
 }

@@ -15,43 +15,44 @@ use crate::services::{
 
 /// A kind of objects.
 pub(super) trait Kind: Sized + PartialEq + Send + Sync + 'static {
-    /// What one object is called.
+    /// The name of an object.
     type Name: Clone + Eq + Hash + fmt::Debug + Display + Send + Sync;
-    /// The object as it is decoded.
+    /// The object in the form in which it is decoded.
     type Wire: DeserializeOwned;
-    /// In the plural, for the log.
+    /// Name of the kind in the plural, for the log.
     const PLURAL: &str;
-    /// Of the collection in all namespaces.
+    /// Path of the collection in all namespaces.
     const PATH: &str;
-    /// Labels by which the server leaves out what is not for us, as in
-    /// kube-proxy since 1.36 (`cmd/kube-proxy/app/server.go`, kubernetes
+    /// Labels by which the server leaves out what this proxy does not serve, as
+    /// in kube-proxy since 1.36 (`cmd/kube-proxy/app/server.go`, kubernetes
     /// #134623): each label counts on the kind that it is defined for.
     ///
     /// kube-proxy also selects `spec.clusterIP!=None` of Services, which
-    /// servers before 1.31 refuse as an unknown field; headless Services
-    /// reduce to next to nothing here, so we do without.
+    /// servers before 1.31 refuse as an unknown field; headless Services reduce
+    /// to next to nothing here, so that this does without.
     const LABELS: Option<&str>;
 
-    /// The server is asked for metadata alone.
-    const METADATA_ALONE: bool = false;
-    /// Where the server withholds them, we go on without: otherwise their
-    /// absence would be taken for an empty cluster.
+    /// Whether the server is asked for metadata alone.
+    const METADATA_ONLY: bool = false;
+    /// Whether the program goes on without these objects where the server
+    /// withholds them. For others it waits, as their absence would be taken for
+    /// an empty cluster.
     const DISPENSABLE: bool = false;
 
-    /// Worth keeping; what is not is as good as gone.
-    fn matters(&self) -> bool {
+    /// Returns whether the object is used; one that is not counts as gone.
+    fn is_used(&self) -> bool {
         true
     }
 
     fn meta(wire: &Self::Wire) -> &wire::Meta;
-    /// `None` if it has no name.
+    /// Returns the object's name; `None` if it has none.
     fn name(meta: &wire::Meta, names: &mut Names) -> Option<Self::Name>;
     fn reduce(wire: Self::Wire, names: &mut Names) -> Result<Reduced<Self>, Invalid>;
     fn came(object: Arc<Self>) -> Event;
     fn gone(name: Self::Name) -> Event;
 }
 
-/// Namespace and name, both filled.
+/// Returns namespace and name; `None` without a name.
 fn namespaced(meta: &wire::Meta) -> Option<(&str, &str)> {
     let name = meta.name.as_deref().filter(|name| !name.is_empty())?;
     Some((meta.namespace.as_deref().unwrap_or("default"), name))
@@ -151,8 +152,8 @@ impl Kind for Node {
     }
 }
 
-/// Another Node, of which only the weight matters: most have none, and are not
-/// kept.
+/// Another Node, of which only the weight is used: most have none, and are not
+/// stored.
 #[derive(PartialEq)]
 pub(super) struct Elsewhere(Arc<Node>);
 
@@ -162,10 +163,10 @@ impl Kind for Elsewhere {
     const PLURAL: &str = "weights of other Nodes";
     const PATH: &str = Node::PATH;
     const LABELS: Option<&str> = None;
-    const METADATA_ALONE: bool = true;
+    const METADATA_ONLY: bool = true;
     const DISPENSABLE: bool = true;
 
-    fn matters(&self) -> bool {
+    fn is_used(&self) -> bool {
         self.0.weight.is_some()
     }
 

@@ -1,5 +1,5 @@
-//! The objects of one kind as the server has them, as far as we know, and
-//! which of them the receiver has yet to hear of.
+//! The objects of one kind as last received from the server, and which changes
+//! of them were not sent on yet.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use crate::services::Event;
 
 /// The objects of one kind.
 ///
-/// What changed is kept as a set of names and told as the objects then are:
-/// however slow the receiver, what waits for it is no more than there are
-/// objects, and a storm of changes to one object is a single event.
+/// What changed is remembered as a set of names, and sent as the objects then
+/// are: however slow the receiver, no more waits for it than there are objects,
+/// and a storm of changes to one object is a single event.
 pub(super) struct Known<K: Kind> {
     objects: HashMap<K::Name, Entry<K>>,
-    untold: HashSet<K::Name>,
-    /// Counts the lists that were begun.
+    unsent: HashSet<K::Name>,
+    /// Number of lists that were begun.
     list: u32,
-    /// Between the beginning of a list and the end of a complete one nothing
-    /// is told: half a list may have an endpoint gone from one slice and not
-    /// yet arrived in the other.
+    /// Between the beginning of a list and the end of a complete one nothing is
+    /// sent: half a list may have an endpoint gone from one slice and not yet
+    /// arrived in the other.
     listing: bool,
     settled: bool,
 }
 
 struct Entry<K> {
     object: Arc<K>,
-    /// The last list that it was in.
+    /// Number of the last list that the object was in.
     list: u32,
 }
 
@@ -35,36 +35,36 @@ impl<K: Kind> Known<K> {
     pub(super) fn new() -> Known<K> {
         Known {
             objects: HashMap::new(),
-            untold: HashSet::new(),
+            unsent: HashSet::new(),
             list: 0,
             listing: true,
             settled: false,
         }
     }
 
-    /// A list begins; one that was not finished is forgotten, what it told of
-    /// single objects is not.
+    /// Begins a list. One that was not finished no longer counts, but the
+    /// objects that it brought do.
     pub(super) fn begin_list(&mut self) {
         self.list = self.list.wrapping_add(1);
         self.listing = true;
     }
 
-    /// The list was complete: what was not in it is gone.
+    /// Ends a complete list: what was not in it is gone.
     pub(super) fn end_list(&mut self) {
-        let (list, untold) = (self.list, &mut self.untold);
+        let (list, unsent) = (self.list, &mut self.unsent);
         self.objects.retain(|name, entry| {
-            let stays = entry.list == list;
-            if !stays {
-                untold.insert(name.clone());
+            let is_listed = entry.list == list;
+            if !is_listed {
+                unsent.insert(name.clone());
             }
-            stays
+            is_listed
         });
         self.objects.shrink_to_fit();
         self.listing = false;
         self.settled = true;
     }
 
-    /// An object as it now is.
+    /// Adds or replaces an object.
     pub(super) fn put(&mut self, name: K::Name, object: K) {
         let list = self.list;
         if let Some(entry) = self.objects.get_mut(&name) {
@@ -77,25 +77,25 @@ impl<K: Kind> Known<K> {
             let object = Arc::new(object);
             self.objects.insert(name.clone(), Entry { object, list });
         }
-        self.untold.insert(name);
+        self.unsent.insert(name);
     }
 
-    /// An object is there, but cannot be used as it now is; as it was before,
-    /// it stays in force.
-    pub(super) fn keep(&mut self, name: &K::Name) {
+    /// Counts an object as listed that cannot be used as it now is: as it was
+    /// before, it stays in force.
+    pub(super) fn preserve(&mut self, name: &K::Name) {
         if let Some(entry) = self.objects.get_mut(name) {
             entry.list = self.list;
         }
     }
 
-    /// An object went.
+    /// Removes an object that is gone.
     pub(super) fn remove(&mut self, name: K::Name) {
         if self.objects.remove(&name).is_some() {
-            self.untold.insert(name);
+            self.unsent.insert(name);
         }
     }
 
-    /// There is no waiting for these objects: they are withheld from us.
+    /// Ends the wait for a first list: the server withholds these objects.
     pub(super) fn settle(&mut self) {
         self.settled = true;
     }
@@ -106,17 +106,17 @@ impl<K: Kind> Known<K> {
     }
 
     /// Returns whether there are changes to send on.
-    pub(super) fn has_news(&self) -> bool {
-        !self.listing && !self.untold.is_empty()
+    pub(super) fn has_changes(&self) -> bool {
+        !self.listing && !self.unsent.is_empty()
     }
 
-    /// Tells what changed.
-    pub(super) fn tell(&mut self, events: &mut Vec<Event>) {
+    /// Appends what changed to `events`, unless a list is under way.
+    pub(super) fn send_changes(&mut self, events: &mut Vec<Event>) {
         if self.listing {
             return;
         }
-        // Its memory is given back with it: that of the first list is large.
-        for name in std::mem::take(&mut self.untold) {
+        // The set itself is dropped: after the first list it is large.
+        for name in std::mem::take(&mut self.unsent) {
             events.push(match self.objects.get(&name) {
                 Some(entry) => K::came(Arc::clone(&entry.object)),
                 None => K::gone(name),
@@ -148,11 +148,11 @@ mod tests {
         known.put(name, node);
     }
 
-    /// What was told, as `name=zone` or `-name`, sorted.
-    fn told(known: &mut Known<Node>) -> Vec<String> {
+    /// Returns what is sent, as `name=zone` or `-name`, sorted.
+    fn sent(known: &mut Known<Node>) -> Vec<String> {
         let mut events = Vec::new();
-        known.tell(&mut events);
-        let mut told: Vec<String> = events
+        known.send_changes(&mut events);
+        let mut sent: Vec<String> = events
             .into_iter()
             .map(|event| match event {
                 Event::Node(node) => {
@@ -162,8 +162,8 @@ mod tests {
                 other => format!("{other:?}"),
             })
             .collect();
-        told.sort();
-        told
+        sent.sort();
+        sent
     }
 
     fn listed() -> Known<Node> {
@@ -173,42 +173,42 @@ mod tests {
             put(&mut known, name, "1");
         }
         assert!(!known.is_settled());
-        assert_eq!(told(&mut known), [""; 0], "half a list");
+        assert_eq!(sent(&mut known), [""; 0], "half a list");
         known.end_list();
-        assert_eq!(told(&mut known), ["a=1", "b=1", "c=1"]);
+        assert_eq!(sent(&mut known), ["a=1", "b=1", "c=1"]);
         known
     }
 
     #[test]
-    fn a_list_is_told_whole_and_then_only_its_differences() {
+    fn a_list_is_sent_whole_and_then_only_its_differences() {
         let mut known = listed();
         known.begin_list();
         put(&mut known, "a", "1");
         put(&mut known, "b", "2");
-        assert_eq!(told(&mut known), [""; 0], "half a list");
+        assert_eq!(sent(&mut known), [""; 0], "half a list");
         // It broke; the next one is complete, and c is not in it.
         known.begin_list();
         put(&mut known, "b", "2");
         put(&mut known, "d", "1");
-        known.keep(&"a".into());
-        assert!(!known.has_news());
+        known.preserve(&"a".into());
+        assert!(!known.has_changes());
         known.end_list();
-        assert!(known.has_news());
-        assert_eq!(told(&mut known), ["-c", "b=2", "d=1"]);
-        assert_eq!(told(&mut known), [""; 0]);
+        assert!(known.has_changes());
+        assert_eq!(sent(&mut known), ["-c", "b=2", "d=1"]);
+        assert_eq!(sent(&mut known), [""; 0]);
     }
 
     #[test]
-    fn a_storm_is_told_once_and_no_change_not_at_all() {
+    fn a_storm_is_sent_once_and_no_change_not_at_all() {
         let mut known = listed();
         put(&mut known, "a", "1");
-        assert!(!known.has_news());
+        assert!(!known.has_changes());
         for zone in ["2", "3", "4"] {
             put(&mut known, "b", zone);
         }
         known.remove("c".into());
         known.remove("c".into());
-        known.remove("unheard of".into());
-        assert_eq!(told(&mut known), ["-c", "b=4"]);
+        known.remove("unknown".into());
+        assert_eq!(sent(&mut known), ["-c", "b=4"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Cuts the body of a watch into its lines, one event each.
+//! Splits the body of a watch into its lines, one event each.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use http_body_util::BodyExt;
 use kube::client::Body;
 use tokio::time::timeout;
 
-/// Longest line that is taken. An object in etcd has at most some MiB, so a
-/// longer one is a server, or something in between, that never ends it.
+/// Longest line that is read, in bytes. An object in etcd has at most some MiB,
+/// so that a longer line comes from a server or proxy that never ends it.
 const LONGEST: usize = 32 << 20;
 
 /// A body that comes line by line.
@@ -17,18 +17,18 @@ pub(super) struct Lines {
     buffer: BytesMut,
     /// No line ends before this place of the buffer.
     searched: usize,
-    /// Length of the line that was handed out last.
+    /// Length of the line that was returned last.
     taken: usize,
 }
 
 /// How a body ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// As it should, between two lines.
+    /// It ended between two lines, as it should.
     Clean,
-    /// In the midst of a line, or with a fault of the connection.
+    /// It ended within a line, or with a fault of the connection.
     Broken(String),
-    /// Nothing came for the time given.
+    /// No data came for the time given.
     Silent,
 }
 

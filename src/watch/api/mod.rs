@@ -1,25 +1,27 @@
 //! Objects from the API server.
 //!
-//! `access` says where it is and who we are, `ask` makes one request.
-//! `follow` lists and watches one kind of objects and comes back after every
-//! failure; `intake` decodes and reduces what it gets, one object at a time,
-//! as `wire` and `kind` say. `known` holds them and knows what the receiver has not heard of; this
-//! file brings the kinds together and tells.
+//! `ask` makes one request, with the connection and credentials of
+//! `api_client`. `follow` lists and watches one kind of objects and comes back
+//! after every failure; `intake` decodes and reduces what it gets, one object
+//! at a time, with the types of `wire` and `kind`. `known` has the objects and
+//! the changes that were not sent on yet; this file brings the kinds together
+//! and sends batches.
 //!
 //! # Calls
 //! [`CALLS`] has all calls that are made; RBAC has to allow these and no
-//! others. Services and EndpointSlices are asked for in all namespaces, with a
-//! label selector; our own Node with the field selector `metadata.name`, never
-//! by `get`. Other Nodes change every few seconds in a large cluster: only if
-//! their weights are to count are they asked for, and then for the metadata alone.
+//! others. Services and EndpointSlices are requested in all namespaces, with a
+//! label selector; this node's own Node with the field selector
+//! `metadata.name`, never by `get`. Other Nodes change every few seconds in a
+//! large cluster: they are requested only if their weights are to count, and
+//! then for the metadata alone.
 //!
 //! A streaming list (KEP-3157) is a watch with `sendInitialEvents`; the server
 //! asks for the verb `watch` then.
 //!
-//! Events are created through [`Access::client`] by who has something to say.
+//! Events are created by `crate::events`, through [`Access::client`].
 //!
 //! ServiceCIDRs are not watched: kube-proxy uses them in nftables mode alone,
-//! to refuse cluster IPs that no Service has, and we have no such mode.
+//! to refuse cluster IPs that no Service has.
 
 use std::{
     sync::{
@@ -54,14 +56,14 @@ mod wire;
 
 pub use calls::{CALLS, Call};
 
-/// What is near in time becomes one batch: the changes of a roll-out come in
-/// pairs, a Service with its slice or one slice with the next.
+/// Changes that are near in time become one batch: the changes of a roll-out
+/// come in pairs, a Service with its slice or one slice with the next.
 const GATHER: Duration = Duration::from_millis(2);
 
-/// What to follow, and how patiently.
+/// Which objects to follow, and the pauses after failures.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Name of our Node in the API.
+    /// Name of this node in the API.
     pub node_name: String,
     /// Weights of Nodes count: all Nodes are followed.
     pub node_weights: bool,
@@ -73,8 +75,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// For that node, with client-go's pauses (its reflector has 800 ms to
-    /// 30 s).
+    /// Returns the settings for that node, with client-go's pauses (its
+    /// reflector has 800 ms to 30 s).
     pub fn for_node(name: impl Into<String>) -> Settings {
         Settings {
             node_name: name.into(),
@@ -85,15 +87,14 @@ impl Settings {
     }
 }
 
-/// Follows Services, EndpointSlices, our Node, and if asked the weights of others,
-/// in a task of its own on the Tokio runtime that this is called in.
+/// Follows Services, EndpointSlices, this Node, and on request the weights of
+/// others, in a task of its own on the Tokio runtime that this is called in.
 ///
-/// The first batch is everything that there is, when Services and
-/// EndpointSlices are complete and our Node and the weights of others are
-/// known, or known not to be there or not to be for us to see. Each later one is
-/// what became different in reduced form, each object at most once. Whatever
-/// happens to the server, the last known state stays in force. The task ends
-/// when the receiver is dropped.
+/// The first batch has all objects, once Services and EndpointSlices are
+/// complete, and this Node and the weights of others are known, or known to be
+/// absent or forbidden. Each later one has what changed in reduced form, each
+/// object at most once. Whatever happens to the server, the last known state
+/// stays in force. The task ends when the receiver is dropped.
 pub fn spawn(access: Access, settings: Settings) -> mpsc::Receiver<Batch> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -109,21 +110,21 @@ struct Objects {
     services: Mutex<Known<Service>>,
     slices: Mutex<Known<EndpointSlice>>,
     node: Mutex<Known<Node>>,
-    /// `None`: weights of Nodes do not count, not even that of ours, as it would
-    /// be compared with none.
+    /// `None`: weights of Nodes do not count, not even that of this node, as
+    /// there would be none to compare it with.
     elsewhere: Option<Mutex<Known<Elsewhere>>>,
-    weight_noted: AtomicBool,
+    weight_logged: AtomicBool,
 }
 
 async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<Batch>) {
     let names = &Mutex::new(Names::default());
-    let news = &Notify::new();
+    let changes = &Notify::new();
     let objects = Objects {
         services: Mutex::new(Known::new()),
         slices: Mutex::new(Known::new()),
         node: Mutex::new(Known::new()),
         elsewhere: settings.node_weights.then(|| Mutex::new(Known::new())),
-        weight_noted: AtomicBool::new(false),
+        weight_logged: AtomicBool::new(false),
     };
     let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
     let own = format!("metadata.name={}", settings.node_name);
@@ -132,27 +133,27 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         access,
         None,
         Intake::new(names, &objects.services),
-        news,
+        changes,
         pauses(),
     );
     let slices = Follower::new(
         access,
         None,
         Intake::new(names, &objects.slices),
-        news,
+        changes,
         pauses(),
     );
     let node = Follower::new(
         access,
         Some(own),
         Intake::new(names, &objects.node),
-        news,
+        changes,
         pauses(),
     );
     let elsewhere = async {
         if let Some(elsewhere) = &objects.elsewhere {
             let intake = Intake::new(names, elsewhere);
-            let follower = Follower::new(access, Some(others), intake, news, pauses());
+            let follower = Follower::new(access, Some(others), intake, changes, pauses());
             follower.run().await;
         }
     };
@@ -160,16 +161,16 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         () = async {
             tokio::join!(services.run(), slices.run(), node.run(), elsewhere);
          } => {}
-        () = objects.tell(news, sender) => {}
+        () = objects.send(changes, sender) => {}
     }
 }
 
 impl Objects {
-    /// Tells what changed, until nobody listens.
-    async fn tell(&self, news: &Notify, sender: &mpsc::Sender<Batch>) {
+    /// Sends what changed, until the receiver is dropped.
+    async fn send(&self, changes: &Notify, sender: &mpsc::Sender<Batch>) {
         let mut first = true;
         loop {
-            news.notified().await;
+            changes.notified().await;
             if !self.are_settled() {
                 continue;
             }
@@ -198,13 +199,13 @@ impl Objects {
 
     fn batch(&self) -> Batch {
         let mut events = Vec::new();
-        self.node.lock().tell(&mut events);
+        self.node.lock().send_changes(&mut events);
         match &self.elsewhere {
-            Some(elsewhere) => elsewhere.lock().tell(&mut events),
+            Some(elsewhere) => elsewhere.lock().send_changes(&mut events),
             None => self.leave_out_weights(&mut events),
         }
-        self.services.lock().tell(&mut events);
-        self.slices.lock().tell(&mut events);
+        self.services.lock().send_changes(&mut events);
+        self.slices.lock().send_changes(&mut events);
         Batch { events }
     }
 
@@ -215,7 +216,7 @@ impl Objects {
             };
             if node.weight.is_some() {
                 Arc::make_mut(node).weight = None;
-                if !self.weight_noted.swap(true, Relaxed) {
+                if !self.weight_logged.swap(true, Relaxed) {
                     warn!(
                         "Node {} has a weight: it counts with --node-weights only",
                         node.name

@@ -25,20 +25,21 @@ impl Pauses {
         }
     }
 
-    /// There was a failure: how long to wait.
+    /// Returns how long to wait after one more failure.
     pub(super) fn next(&mut self) -> Duration {
         let doubled = self.first.saturating_mul(1 << self.failures.min(20));
         self.failures = self.failures.saturating_add(1);
         self.scatter(doubled.min(self.longest))
     }
 
-    /// There was a failure, and the server said how long to wait: not less
-    /// than that, and not all at once when it is over.
-    pub(super) fn told(&mut self, at_least: Duration) -> Duration {
-        at_least + self.next()
+    /// Returns how long to wait after a failure for which the server demands a
+    /// pause of at least `minimum`: longer by chance, so that not all nodes
+    /// come back at once.
+    pub(super) fn at_least(&mut self, minimum: Duration) -> Duration {
+        minimum + self.next()
     }
 
-    /// It works again.
+    /// Resets the pause to the first one, after a success.
     pub(super) fn reset(&mut self) {
         self.failures = 0;
     }
@@ -85,8 +86,8 @@ mod tests {
     #[test]
     fn what_the_server_says_is_a_minimum() {
         let mut pauses = Pauses::new(FIRST, LONGEST);
-        let told = Duration::from_secs(7);
-        let pause = pauses.told(told);
-        assert!(pause > told && pause <= told + FIRST, "{pause:?}");
+        let minimum = Duration::from_secs(7);
+        let pause = pauses.at_least(minimum);
+        assert!(pause > minimum && pause <= minimum + FIRST, "{pause:?}");
     }
 }

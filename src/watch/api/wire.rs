@@ -1,6 +1,5 @@
-//! Objects as they come over the wire, without what no proxy reads: decoding
-//! skips `managedFields`, a Node's images and the like before they take
-//! memory.
+//! Objects as the server sends them, without what no proxy reads: decoding
+//! skips `managedFields`, a Node's images and the like before they take memory.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +38,7 @@ pub(super) struct WatchLine<'a> {
     pub(super) object: &'a RawValue,
 }
 
-/// What is read of any object.
+/// The part of an object that is read of any kind.
 #[derive(Deserialize)]
 pub(super) struct Bare {
     pub(super) metadata: Meta,
