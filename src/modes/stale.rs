@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use crate::{
     kernel::{
         conntrack::flows::{self, Match, Reply, Source, UDP},
-        netlink::{Protocol, Socket},
+        netlink::{self, Socket},
     },
     modes::Metrics,
     net::Family,
@@ -165,35 +165,64 @@ impl StaleFlows {
     }
 }
 
-/// Deletes what `matches` means; answers with what is to be tried again.
+/// Why flows were not deleted.
+#[derive(Debug)]
+pub struct Failure {
+    /// What the kernel said.
+    pub error: netlink::Error,
+    /// It will be the same the next time.
+    pub is_lasting: bool,
+    /// What was to be deleted.
+    pub matches: Vec<Match>,
+}
+
+/// Deletes what `matches` means, and returns how many flows that were.
+///
+/// # Errors
+/// When the kernel could not be asked, or did not delete them.
+pub async fn delete(family: Family, matches: Vec<Match>) -> Result<usize, Failure> {
+    if matches.is_empty() {
+        return Ok(0);
+    }
+    // The socket belongs to the network namespace of the thread that opens it;
+    // the table may hold a million entries, which takes a while.
+    let socket = Socket::open(netlink::Protocol::Netfilter);
+    let work = move || {
+        let deleted = socket.and_then(|mut socket| flows::delete(&mut socket, family, &matches));
+        deleted.map_err(|error| Failure {
+            is_lasting: error.errno().is_some_and(|errno| LASTING.contains(&errno)),
+            error,
+            matches,
+        })
+    };
+    // It fails only while the runtime is shutting down.
+    tokio::task::spawn_blocking(work).await.unwrap_or(Ok(0))
+}
+
+/// Deletes what `matches` means; returns what is to be tried again.
 async fn forget(family: Family, matches: Vec<Match>, metrics: &dyn Metrics) -> Vec<Match> {
     if matches.is_empty() {
         return matches;
     }
     let begun = Instant::now();
-    // The socket belongs to the network namespace of the thread that opens it;
-    // the table may hold a million entries, which takes a while.
-    let socket = Socket::open(Protocol::Netfilter);
-    let work = move || {
-        let deleted = socket.and_then(|mut socket| flows::delete(&mut socket, family, &matches));
-        (deleted, matches)
-    };
-    match tokio::task::spawn_blocking(work).await {
-        Ok((Ok(count), _)) => {
+    match delete(family, matches).await {
+        Ok(count) => {
             metrics.conntrack_cleared(family, begun.elapsed(), count as u64);
             Vec::new()
         }
-        Ok((Err(error), matches)) => {
+        Err(failure) => {
+            let error = failure.error;
             tracing::warn!(
                 "{family}: a UDP client that keeps its socket may go on sending to an endpoint \
                  that is gone, because we {error}; the kernel needs nf_conntrack_netlink, and \
                  Tripod CAP_NET_ADMIN"
             );
-            let lasting = error.errno().is_some_and(|errno| LASTING.contains(&errno));
-            if lasting { Vec::new() } else { matches }
+            if failure.is_lasting {
+                Vec::new()
+            } else {
+                failure.matches
+            }
         }
-        // The runtime is shutting down.
-        Err(_) => Vec::new(),
     }
 }
 

@@ -189,12 +189,14 @@ enum Until {
 async fn drained(handover: &Handover, until: Until, patience: Duration) {
     let deadline = Instant::now() + patience;
     tracing::info!(
-        connections = handover.carried(),
+        connections = handover.active_connections(),
         "ending when connections have, or in {patience:?}"
     );
     let mut quiet = Instant::now();
     while Instant::now() < deadline {
-        if handover.carried() > 0 || until == Until::Succeeded && !handover.is_succeeded() {
+        if handover.active_connections() > 0
+            || until == Until::Succeeded && !handover.is_succeeded()
+        {
             quiet = Instant::now();
         } else if until == Until::Idle || quiet.elapsed() >= QUIET {
             return;

@@ -1,77 +1,60 @@
 //! Userspace mode: accept a connection, pick an endpoint, splice the bytes;
 //! when a backend does not answer, retry on another.
 //!
-//! A plan says which portals a ServicePort needs; a gate holds a portal's
-//! listening sockets; [`capture`] brings the packets to them. What runs on the
-//! workers (`tcp`, `udp`) sees portals only, and reads them without locks.
+//! [`plan`] says which service groups a ServicePort needs, [`diff`] what to do about
+//! them, and [`execute`] does it: a group has a set of [`listeners`], and [`capture`]
+//! brings the packets to them. What carries the bytes ([`proxy`]) runs on the
+//! workers, sees service groups only, and reads them without locks.
 
-mod admission;
-mod affinity;
-mod backends;
 pub mod capture;
-mod capturing;
-mod counters;
-mod descriptors;
-mod failing;
-mod gate;
+mod cleanup;
+mod diff;
+mod execute;
 mod handover;
-mod insiders;
-mod listen;
-mod open;
+mod listeners;
+mod observe;
 mod plan;
-mod portal;
-mod ports;
-mod preferences;
-mod proxy_protocol;
-mod steer;
-mod tcp;
+mod proxy;
+mod return_path;
 #[cfg(test)]
 mod tests;
-mod transparent;
-mod udp;
-mod watch;
-mod workers;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
-    net::{IpAddr, SocketAddr},
+    io, mem,
     ops::RangeInclusive,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::Duration,
 };
 
-use hashbrown::HashMap;
-
-use self::{
-    affinity::Affinity,
-    capture::{Frontend, Method, Scope, Scopes, Target, Want},
-    gate::{Gate, InUse},
-    handover::Standing,
-    insiders::Insiders,
-    plan::{Kind, PortalName, PortalPlan},
-    ports::Ports,
-    transparent::{Steering, Transparent},
-    workers::Workers,
-};
 pub use self::{
-    capturing::{Capture, cleanup, cleanup_except, is_there},
-    counters::Counters,
-    descriptors::Descriptors,
+    capture::Capture,
+    cleanup::{cleanup, cleanup_except, is_present},
     handover::{Handover, Predecessor, Successor},
-    insiders::{DetectLocal, Links},
-    tcp::Limits as DialLimits,
+    proxy::{
+        cluster_local::{DetectLocal, Links},
+        counters::Counters,
+        descriptors::Descriptors,
+        tcp::Limits as DialLimits,
+    },
 };
-use super::{Asked, Mode, Outcomes, SyncReport, both_failed};
+use self::{
+    capture::{Extent, Frontend, Method, Scope, Scopes},
+    execute::Executor,
+    handover::OtherProcesses,
+    listeners::redirect_ports::RedirectPorts,
+    observe::Observer,
+    plan::listen::NodeContext,
+    proxy::{Shared, cluster_local::ClusterLocal, transparent::Transparent, udp, workers::Workers},
+    return_path::ReturnPath,
+};
+use super::{Asked, Mode, Outcomes, SyncReport, both_failed, state::FamilyState};
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
     net::{Family, ModeName, PerFamily},
     node::NodePorts,
     sched::SchedulerName,
-    services::{ServiceMap, ServicePort, ServicePortName},
+    services::{Node, ServiceMap},
 };
 
 /// How the mode is to run.
@@ -87,7 +70,7 @@ pub struct Options {
     pub scheduler: SchedulerName,
     /// `--nodeport-addresses`: where node ports are served.
     pub node_ports: Arc<NodePorts>,
-    /// How pods are told from others.
+    /// How pods are distinguished from other clients.
     pub detect_local: DetectLocal,
     /// Threads of the data path.
     pub workers: usize,
@@ -104,7 +87,7 @@ pub struct Options {
 /// multiply listening sockets for little.
 const MOST_WORKERS: usize = 8;
 
-/// How many threads `--userspace-workers=asked` stands for.
+/// Returns how many threads `--userspace-workers=asked` stands for.
 pub fn workers(asked: usize) -> usize {
     match asked {
         0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_WORKERS)),
@@ -112,71 +95,35 @@ pub fn workers(asked: usize) -> usize {
     }
 }
 
-/// What all connections and associations share.
-#[derive(Debug)]
-pub struct Shared {
-    node: Arc<str>,
-    descriptors: Descriptors,
-    counters: Counters,
-    udp: udp::Resources,
-    udp_timeout: Duration,
-    dial: DialLimits,
-    tcp_user_timeout: Duration,
-    insiders: Arc<Insiders>,
-    transparent: Arc<Transparent>,
-    next_worker: AtomicUsize,
-    /// It was said that local ports run out.
-    told_of_ports: AtomicBool,
-}
-
-impl Shared {
-    /// The worker where the next listener's `sockets` begin.
-    fn next_worker(&self, sockets: usize) -> usize {
-        self.next_worker.fetch_add(sockets, Relaxed)
-    }
+/// What of a family is not captured as it should be.
+#[derive(Debug, Default)]
+struct Pending {
+    /// Frontends that changed since capture was last in force.
+    changed: BTreeSet<Frontend>,
+    /// Frontends that are not captured, with the reason.
+    uncaptured: BTreeMap<Frontend, String>,
 }
 
 /// Userspace mode.
 pub struct Userspace {
     options: Options,
-    shared: Arc<Shared>,
-    workers: Workers,
+    cluster_local: Arc<ClusterLocal>,
+    descriptors: Descriptors,
+    observer: Observer,
+    executor: Executor,
     capture: Capture,
-    steering: Steering,
-    ports: Ports,
-    /// The portal of each frontend.
-    owners: HashMap<Frontend, PortalName>,
-    gates: HashMap<PortalName, Box<Gate>>,
-    affinities: HashMap<ServicePortName, Weak<Affinity>>,
-    /// What capture should bring to us, each with its local port.
-    want: Want,
-    /// Changes of `want` that capture has not confirmed yet.
-    unconfirmed: BTreeSet<Frontend>,
-    /// Listeners to close.
-    closing: BTreeSet<(PortalName, SocketAddr)>,
-    /// Portals to drop once their listeners are closed.
-    gone: BTreeSet<PortalName>,
-    /// ServicePorts whose gates could not be made as asked, with the reason.
-    failed: BTreeMap<ServicePortName, String>,
-    /// Frontends that are not captured, with the reason.
-    uncaptured: BTreeMap<Frontend, String>,
-    /// Families of which everything is due, because node ports are served
-    /// elsewhere.
-    full: PerFamily<bool>,
-    /// Gone frontends that stay captured while connections use them.
-    retiring: BTreeMap<Frontend, Vec<InUse>>,
-    node_addresses: Vec<IpAddr>,
-    /// Of this and other processes, what the current sync acts on.
-    standing: Standing,
-    /// What a sync was asked for about.
-    noticed: Standing,
-    /// It was logged that a filter does not fit.
-    filter_logged: bool,
+    return_path: ReturnPath,
+    families: PerFamily<FamilyState<Pending>>,
+    node: NodeContext,
+    /// The other processes that the current sync acts on.
+    others: OtherProcesses,
+    /// Those that a sync was asked for about.
+    reported: OtherProcesses,
     handover: Handover,
 }
 
 impl Userspace {
-    /// The mode on a `kernel` that was examined, not serving anything yet.
+    /// Returns the mode on a `kernel` that was examined, not serving anything yet.
     ///
     /// # Errors
     /// When its threads cannot be started.
@@ -186,351 +133,248 @@ impl Userspace {
         capture: Capture,
         counters: Counters,
     ) -> io::Result<Self> {
-        let insiders = Arc::new(Insiders::new(options.detect_local.clone()));
-        let transparent = Arc::new(Transparent::new(Arc::clone(&insiders)));
+        let cluster_local = Arc::new(ClusterLocal::new(options.detect_local.clone()));
+        let transparent = Arc::new(Transparent::new(Arc::clone(&cluster_local)));
         let descriptors = Descriptors::of_this_process();
-        let ports = udp::LocalPorts::of_this_node();
+        let local_ports = udp::LocalPorts::of_this_node();
         let shared = Arc::new(Shared {
             node: Arc::clone(&options.node),
-            udp: udp::Resources::new(&descriptors, ports, options.udp_timeout),
-            descriptors,
+            udp: udp::Resources::new(&descriptors, local_ports, options.udp_timeout),
+            descriptors: descriptors.clone(),
             counters,
             udp_timeout: options.udp_timeout,
             dial: options.dial,
             tcp_user_timeout: options.tcp_user_timeout,
-            insiders,
+            cluster_local: Arc::clone(&cluster_local),
             transparent: Arc::clone(&transparent),
-            next_worker: AtomicUsize::new(0),
-            told_of_ports: AtomicBool::new(false),
+            next_worker: Default::default(),
+            ports_logged: Default::default(),
         });
         let handover = Handover::new(shared.counters.connections.clone());
         let workers = Workers::start(options.workers, &shared)?;
-        shared.descriptors.count(true);
+        descriptors.count(true);
+        let ports = RedirectPorts::new(options.port_range.clone(), descriptors.clone());
         Ok(Userspace {
-            workers,
-            ports: Ports::new(options.port_range.clone(), shared.descriptors.clone()),
-            steering: Steering::new(options.transparent, transparent, kernel),
+            node: NodeContext {
+                methods: PerFamily::each(|family| capture.method(family)),
+                addresses: Vec::new(),
+                node_ports: options.node_ports.served(),
+                opens_listeners: true,
+            },
+            return_path: ReturnPath::new(options.transparent, transparent, kernel),
+            executor: Executor::new(shared, workers, ports),
+            observer: Observer::default(),
             options,
-            shared,
+            cluster_local,
+            descriptors,
             capture,
-            owners: HashMap::new(),
-            gates: HashMap::new(),
-            affinities: HashMap::new(),
-            want: Want::new(),
-            unconfirmed: BTreeSet::new(),
-            closing: BTreeSet::new(),
-            gone: BTreeSet::new(),
-            failed: BTreeMap::new(),
-            uncaptured: BTreeMap::new(),
-            full: PerFamily::default(),
-            retiring: BTreeMap::new(),
-            node_addresses: Vec::new(),
-            standing: Standing::default(),
-            noticed: Standing::default(),
-            filter_logged: false,
+            families: PerFamily::default(),
+            others: OtherProcesses::default(),
+            reported: OtherProcesses::default(),
             handover,
         })
     }
 
-    /// For who talks to processes that take over, or from which this one does.
+    /// Returns what talks to processes that take over, or from which this one does.
     pub fn handover(&self) -> Handover {
         self.handover.clone()
     }
 
-    /// The portals of `name` that exist now.
-    fn portals_of(&self, name: &ServicePortName) -> Vec<PortalName> {
-        [Kind::Internal, Kind::External, Kind::LoadBalancer]
-            .into_iter()
-            .map(|kind| PortalName {
-                port: name.clone(),
-                kind,
-            })
-            .filter(|portal| self.gates.contains_key(portal))
-            .collect()
-    }
-
-    /// The pins of a ServicePort's clients, one table for all its portals.
-    fn affinity(&mut self, plan: &PortalPlan) -> Option<Arc<Affinity>> {
-        let timeout = plan.affinity?;
-        let known = self.affinities.get(&plan.name.port).and_then(Weak::upgrade);
-        Some(known.filter(|a| a.timeout() == timeout).unwrap_or_else(|| {
-            let fresh = Arc::new(Affinity::new(timeout));
-            self.affinities
-                .insert(plan.name.port.clone(), Arc::downgrade(&fresh));
-            fresh
-        }))
-    }
-
-    /// Whether another process captures the service addresses.
+    /// Returns whether another process captures the service addresses.
     fn yields(&self) -> bool {
-        self.standing.yields_to().is_some()
+        self.others.yields_to().is_some()
     }
 
-    /// Has new connections of addresses that other processes share go where
-    /// they should.
-    fn steer(&self) {
-        // Those of a predecessor are its own to steer.
-        if !self.yields() && self.standing.has_predecessor() {
-            return;
-        }
-        // A successor is as short of descriptors as this process is: where some
-        // addresses have one socket, it has no second one to be named.
-        let short = self
-            .gates
-            .values()
-            .any(|g| g.is_short(self.workers.count()));
-        let theirs = self.standing.yields_to();
-        let theirs = theirs.map(|sockets| if short { 1 } else { sockets });
-        let steered = self.gates.values().map(|gate| gate.steer(theirs));
-        if let Err(error) = steered.fold(Ok(()), Result::and) {
-            tracing::warn!(
-                "new connections are shared with the process that takes over, for as long as both \
-                 run: {error}"
-            );
-        }
+    /// Returns how much of each family a sync is to compare.
+    fn extents(&self, asked: Asked<'_>) -> PerFamily<Option<Extent>> {
+        asked.map(|family, changes| {
+            let changes = changes?;
+            let state = self.families.get(family);
+            Some(match (state.must_observe(changes), changes.retry) {
+                (true, _) => Extent::Full,
+                (false, true) => Extent::Retry,
+                (false, false) => Extent::Changed,
+            })
+        })
     }
 
-    /// Brings one ServicePort's gates to what `port` needs.
-    fn update(
-        &mut self,
-        name: &ServicePortName,
-        port: Option<&ServicePort>,
-        failed: &mut Failures,
-    ) {
-        let plans = port.map_or_else(Vec::new, |port| plan::plan(port, self.options.scheduler));
-        let wanted: BTreeSet<&Frontend> = plans.iter().flat_map(|p| &p.frontends).collect();
-        let mut given_up = Vec::new();
-        for portal in self.portals_of(name) {
-            let still = plans.iter().find(|p| p.name == portal);
-            for frontend in &self.gates[&portal].frontends {
-                if still.is_some_and(|p| p.frontends.contains(frontend)) {
-                    continue;
-                }
-                // Another ServicePort may have it already.
-                if self.owners.get(frontend) != Some(&portal) {
-                    continue;
-                }
-                self.owners.remove(frontend);
-                if !wanted.contains(frontend) {
-                    given_up.push(*frontend);
-                }
-            }
-            if still.is_none() {
-                let listens = self.gates[&portal].listens_on();
-                self.closing.extend(listens.map(|a| (portal.clone(), a)));
-                self.gone.insert(portal);
-            }
+    /// Reads what of the node decides about listeners, if it is due or not known.
+    fn observe(&mut self, extents: PerFamily<Option<Extent>>) -> Result<(), capture::Error> {
+        let full = |extent: &Option<Extent>| *extent == Some(Extent::Full);
+        let full = full(&extents.v4) || full(&extents.v6);
+        self.descriptors.count(full);
+        self.node.node_ports = self.options.node_ports.served();
+        self.node.opens_listeners = !self.yields();
+        if full || self.node.addresses.is_empty() {
+            self.node.addresses = self.observer.node_addresses()?;
+            self.capture.serve_node_ports(&self.node.node_ports);
         }
-        for plan in plans {
-            self.open(plan, failed);
-        }
-        for frontend in given_up {
-            match self.capture.method(frontend.family) {
-                Method::Redirect => self.capture_as(&frontend, None),
-                // Established connections need the route; see `retire`.
-                Method::Local => {
-                    if self.want.contains_key(&frontend) {
-                        self.retiring.entry(frontend).or_default();
-                    }
-                }
-            }
-        }
-        if port.is_none() {
-            self.affinities.remove(name);
-        }
+        Ok(())
     }
 
-    /// Closes listeners that are no longer wanted, of those `families` whose
-    /// capture goes `way`.
-    fn close_listeners(&mut self, way: Method, families: PerFamily<bool>) {
-        let choice = PerFamily::each(|f| *families.get(f) && self.capture.method(f) == way);
-        let concerned = |portal: &PortalName| *choice.get(portal.port.family);
-        let closing = std::mem::take(&mut self.closing);
-        for (portal, address) in closing {
-            if !concerned(&portal) {
-                self.closing.insert((portal, address));
-                continue;
-            }
-            let Some(in_use) = self.gates.get_mut(&portal).and_then(|g| g.close(address)) else {
-                continue;
-            };
-            let frontend = Frontend {
-                protocol: portal.port.protocol,
-                family: portal.port.family,
-                address: Some(address.ip()),
-                port: address.port(),
-            };
-            if let Some(uses) = self.retiring.get_mut(&frontend) {
-                uses.push(in_use);
-            }
-        }
-        let gates = &mut self.gates;
-        let ports = &mut self.ports;
-        self.gone.retain(|portal| {
-            if !concerned(portal) {
-                return true;
-            }
-            if let Some(held) = gates.remove(portal).and_then(|mut gate| gate.held.take()) {
-                ports.release(&held);
-            }
-            false
+    /// Keeps the way of answers to shown clients in force, where it is due.
+    async fn sync_return_path(&mut self, extents: PerFamily<Option<Extent>>) {
+        let due = extents.map(|family, extent| match extent {
+            Some(Extent::Full) => true,
+            Some(Extent::Retry) => self.return_path.unfinished(family).is_some(),
+            Some(Extent::Changed) | None => false,
         });
-    }
-
-    /// Gives up the routes of gone frontends of `families` that no connection uses
-    /// any more.
-    fn retire(&mut self, families: PerFamily<bool>) {
-        let unused: Vec<Frontend> = self
-            .retiring
-            .iter()
-            .filter(|(frontend, _)| *families.get(frontend.family))
-            .filter(|(_, uses)| uses.iter().all(|u| u.strong_count() == 0))
-            .map(|(frontend, _)| *frontend)
-            .collect();
-        for frontend in unused {
-            self.retiring.remove(&frontend);
-            self.capture_as(&frontend, None);
+        for message in self.return_path.sync(due).await {
+            match message {
+                Ok(message) => tracing::info!("{message}"),
+                Err(message) => tracing::warn!("{message}"),
+            }
         }
     }
 
-    /// Brings the gates of the ServicePorts that are due to what `map` has.
-    fn update_all(
+    /// Brings the service groups of the ServicePorts that are due to what `map`
+    /// has, and closes what local capture need not keep.
+    fn sync_groups(
         &mut self,
         map: &ServiceMap,
         asked: Asked<'_>,
-        full: PerFamily<bool>,
-        retry: PerFamily<bool>,
+        extents: PerFamily<Option<Extent>>,
         reports: &mut PerFamily<SyncReport>,
     ) {
         let mut names = BTreeSet::new();
-        for (_, changes) in asked {
-            names.extend(changes.iter().flat_map(|changes| &changes.ports).cloned());
+        for (family, changes) in asked {
+            let Some(changes) = changes else { continue };
+            names.extend(changes.ports.iter().cloned());
+            let extent = *extents.get(family);
+            if extent >= Some(Extent::Retry) {
+                names.extend(self.families.get(family).failed().keys().cloned());
+            }
+            if extent == Some(Extent::Full) {
+                let all = map.iter().map(|port| &port.name);
+                let all = all.chain(self.executor.ports());
+                names.extend(all.filter(|name| name.family == family).cloned());
+            }
         }
-        let again = self.failed.keys();
-        names.extend(again.filter(|name| *retry.get(name.family)).cloned());
-        let all = map.iter().map(|port| &port.name);
-        let all = all.chain(self.gates.keys().map(|portal| &portal.port));
-        names.extend(all.filter(|name| *full.get(name.family)).cloned());
-
-        let mut failures = Failures::default();
         // Removals first: another Service may have what one gives up.
-        let (there, gone): (Vec<_>, Vec<_>) =
+        let (present, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());
-        for name in gone.into_iter().chain(there) {
+        for name in gone.into_iter().chain(present) {
             let port = map.get(&name).map(|port| &**port);
             let report = reports.get_mut(name.family);
             report.examined += 1;
-            if let Some(port) = port {
-                let unsupported = preferences::unsupported(port, self.options.scheduler);
-                report.unsupported.extend(unsupported);
+            let plans = match port {
+                Some(port) => {
+                    let unsupported = plan::unsupported(port, self.options.scheduler);
+                    report.unsupported.extend(unsupported);
+                    plan::plan(port, self.options.scheduler)
+                }
+                None => {
+                    self.executor.forget_clients(&name);
+                    Vec::new()
+                }
+            };
+            let applied = self.executor.applied(&name);
+            let difference = diff::diff(plans, &applied, &self.node);
+            let opened = self.executor.open(&name, difference);
+            let state = self.families.get_mut(name.family);
+            state.retry(&name);
+            if let Err(why) = opened {
+                state.fail(name, why);
             }
-            self.failed.remove(&name);
-            self.update(&name, port, &mut failures);
         }
-        for (name, why) in failures.0 {
-            self.failed
-                .entry(name)
-                .and_modify(|all| *all = format!("{all}; {why}"))
-                .or_insert(why);
-        }
+        let due = extents.map(|_, extent| extent.is_some());
+        self.close(Method::Local, due);
+        self.executor.retire(due);
     }
 
-    /// What capture is to look at.
-    fn scopes(&mut self, full: PerFamily<bool>, retry: PerFamily<bool>) -> Scopes {
-        let again = self.uncaptured.keys();
-        let again = again.filter(|frontend| *retry.get(frontend.family));
-        self.unconfirmed.extend(again);
-        PerFamily::each(|family| {
-            let changed = self.unconfirmed.iter();
-            let changed = changed.filter(|frontend| frontend.family == family);
+    /// Closes what is due of those `families` that are captured by `method`.
+    fn close(&mut self, method: Method, families: PerFamily<bool>) {
+        let methods = &self.node.methods;
+        let due = families.map(|family, due| due && *methods.get(family) == method);
+        self.executor.close(due);
+    }
+
+    /// Returns what capture is to compare.
+    fn scopes(&mut self, extents: PerFamily<Option<Extent>>) -> Scopes {
+        for frontend in self.executor.take_changed() {
+            let state = self.families.get_mut(frontend.family);
+            state.pending().changed.insert(frontend);
+        }
+        extents.map(|family, extent| {
+            let pending = self.families.get_mut(family).pending();
+            let again = pending.uncaptured.keys();
+            pending
+                .changed
+                .extend(again.filter(|_| extent >= Some(Extent::Retry)));
+            let extent = extent.unwrap_or(Extent::Changed);
             let scope = Scope {
-                full: *full.get(family),
-                retry: *retry.get(family),
-                changed: changed.copied().collect(),
+                extent,
+                changed: pending.changed.iter().copied().collect(),
             };
-            let needed = scope.full || scope.retry || !scope.changed.is_empty();
+            let needed = extent > Extent::Changed || !scope.changed.is_empty();
             needed.then_some(scope)
         })
     }
 
-    /// Takes in what capture of `family` did, if it was `captured`, and completes
+    /// Records what capture of `family` did, if it was `captured`, and completes
     /// the report of its sync.
-    fn settle(
+    fn finish(
         &mut self,
         family: Family,
         captured: Option<capture::Report>,
         mut report: SyncReport,
     ) -> SyncReport {
-        *self.full.get_mut(family) = false;
+        let state = self.families.get_mut(family);
+        state.applied();
         if let Some(captured) = captured {
-            let unconfirmed = std::mem::take(&mut self.unconfirmed);
-            for frontend in unconfirmed {
-                if frontend.family == family {
-                    self.uncaptured.remove(&frontend);
-                } else {
-                    self.unconfirmed.insert(frontend);
-                }
+            let pending = state.pending();
+            for frontend in mem::take(&mut pending.changed) {
+                pending.uncaptured.remove(&frontend);
             }
-            self.uncaptured.extend(captured.failed);
+            pending.uncaptured.extend(captured.failed);
             report.unfinished.extend(captured.unfinished);
-            for note in captured.notes {
-                tracing::warn!("{note}");
+            for message in captured.messages {
+                tracing::warn!("{message}");
             }
         }
-        let families = PerFamily::each(|one| one == family);
-        self.close_listeners(Method::Redirect, families);
+        self.close(Method::Redirect, PerFamily::each(|one| one == family));
 
-        let of_family = |name: &ServicePortName| name.family == family;
-        let failed = self.failed.iter().filter(|(name, _)| of_family(name));
-        report
-            .failed
-            .extend(failed.map(|(name, why)| (name.clone(), why.clone())));
-        for (frontend, why) in &self.uncaptured {
-            if frontend.family != family {
-                continue;
-            }
+        let state = self.families.get_mut(family);
+        state.report(&mut report);
+        for (frontend, why) in &state.pending().uncaptured {
             let why = format!("{frontend} is not captured: {why}");
-            match self.owners.get(frontend) {
-                Some(owner) => report.failed.push((owner.port.clone(), why)),
+            match self.executor.owner(frontend) {
+                Some(owner) => report.failed.push((owner.clone(), why)),
                 None => report.unfinished.push(why),
             }
         }
-        let unsteered = self.steering.unfinished(family);
-        report.unfinished.extend(unsteered.cloned());
-        let lingering = self.retiring.keys();
-        report.lingering = lingering.filter(|f| f.family == family).count();
+        report
+            .unfinished
+            .extend(self.return_path.unfinished(family).cloned());
+        let retiring = self.executor.retiring();
+        report.lingering = retiring.filter(|f| f.family == family).count();
         report
     }
 
-    fn capture_as(&mut self, frontend: &Frontend, target: Option<Target>) {
-        if self.want.get(frontend) == target.as_ref() {
-            return;
+    /// Has new connections of addresses that other processes share go where
+    /// they should.
+    fn hand_over(&self) {
+        // Those of a predecessor are its own to hand over.
+        if self.yields() || !self.others.has_predecessor() {
+            self.executor.hand_over(self.others.yields_to());
         }
-        match target {
-            Some(target) => self.want.insert(*frontend, target),
-            None => self.want.remove(frontend),
-        };
-        self.unconfirmed.insert(*frontend);
+    }
+
+    /// Has the clients counted as cluster-local that `node` and its addresses say.
+    fn update_cluster_local(&mut self, node: Option<&Node>) {
+        if self.cluster_local.update(node, &self.node.addresses) {
+            self.executor.filter_all();
+        }
     }
 }
 
 impl Drop for Userspace {
     /// While sockets close one after the other, those of a successor change their
-    /// numbers, by which connections are steered.
+    /// numbers, by which connections are handed over.
     fn drop(&mut self) {
         if self.yields() {
-            self.gates.values().for_each(|gate| gate.fall_silent());
+            self.executor.fall_silent();
         }
-    }
-}
-
-/// What could not be done for single portals.
-#[derive(Debug, Default)]
-struct Failures(Vec<(ServicePortName, String)>);
-
-impl Failures {
-    fn add(&mut self, portal: &PortalName, why: String) {
-        self.0.push((portal.port.clone(), why));
     }
 }
 
@@ -541,82 +385,52 @@ impl Mode for Userspace {
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let node = map.this_node().map(|node| &**node);
-        let standing = self.handover.standing();
-        let handed_over = self.handover.differs(&standing);
-        self.standing = standing;
+        let others = self.handover.other_processes();
+        let handed_over = self.handover.differs(&others);
+        self.others = others;
         if self.options.node_ports.learn(node) || handed_over {
-            self.full = PerFamily::each(|_| true);
-        }
-        let due = asked.map(|_, changes| changes.is_some());
-        let full = asked.map(|family, changes| {
-            changes.is_some_and(|changes| changes.full || *self.full.get(family))
-        });
-        let retry = asked.map(|family, changes| {
-            *full.get(family) || changes.is_some_and(|changes| changes.retry)
-        });
-        let any_full = full.v4 || full.v6;
-        self.shared.descriptors.count(any_full);
-        if any_full || self.node_addresses.is_empty() {
-            match self.capture.node_addresses() {
-                Ok(addresses) => self.node_addresses = addresses,
-                Err(error) => return both_failed(asked, error),
-            }
-            self.capture
-                .serve_node_ports(&self.options.node_ports.served());
-        }
-        let steered = PerFamily::each(|family| {
-            let failed = self.steering.unfinished(family).is_some();
-            *full.get(family) || failed && *retry.get(family)
-        });
-        for note in self.steering.sync(steered).await {
-            match note {
-                Ok(note) => tracing::info!("{note}"),
-                Err(note) => tracing::warn!("{note}"),
+            for (_, state) in self.families.iter_mut() {
+                state.forget();
             }
         }
-        if self.shared.insiders.update(node, &self.node_addresses) {
-            let gates = std::mem::take(&mut self.gates);
-            for (name, mut gate) in gates {
-                let filtered = gate.filter(name.port.family, &self.shared.insiders);
-                self.log_filter(filtered, gate.label());
-                self.gates.insert(name, gate);
-            }
+        let extents = self.extents(asked);
+        if let Err(error) = self.observe(extents) {
+            return both_failed(asked, error);
         }
+        self.sync_return_path(extents).await;
+        self.update_cluster_local(node);
 
-        let mut reports = due.map(|_, _| SyncReport::default());
-        self.update_all(map, asked, full, retry, &mut reports);
-        self.close_listeners(Method::Local, due);
-        self.retire(due);
-        let scopes = self.scopes(full, retry);
+        let mut reports = PerFamily::default();
+        self.sync_groups(map, asked, extents, &mut reports);
+        let scopes = self.scopes(extents);
         if handed_over {
-            self.steer();
+            self.hand_over();
         }
         let capturing = self.handover.capturing().await;
         let mut captured = if capturing.is_some() && !self.yields() {
-            self.capture.sync(&self.want, &scopes).await
+            self.capture.sync(self.executor.desired(), &scopes).await
         } else {
             capture::Outcomes::default()
         };
         drop(capturing);
         // A family that was not asked for has its turn later.
-        if due.v4 && due.v6 {
-            self.handover.acted_on(standing);
-            self.noticed = standing;
+        if extents.v4.is_some() && extents.v6.is_some() {
+            self.handover.acted_on(others);
+            self.reported = others;
         }
 
-        due.map(|family, due| {
-            due.then(|| {
-                let report = std::mem::take(reports.get_mut(family));
-                match captured.get_mut(family).take() {
-                    Some(Err(error)) => Err(error.into()),
-                    done => Ok(self.settle(family, done.and_then(Result::ok), report)),
-                }
+        extents.map(|family, extent| {
+            extent?;
+            let report = mem::take(reports.get_mut(family));
+            Some(match captured.get_mut(family).take() {
+                Some(Err(error)) => Err(error.into()),
+                done => Ok(self.finish(family, done.and_then(Result::ok), report)),
             })
         })
     }
 
     async fn externally_modified(&mut self) {
-        self.noticed = self.handover.changed(self.noticed).await;
+        self.reported = self.handover.changed(self.reported).await;
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {

@@ -82,7 +82,7 @@ impl Leftover {
                             true => running.with_rules(),
                             false => vec![Family::V4, Family::V6],
                         };
-                        userspace::is_there(&preserved, &routed).await
+                        userspace::is_present(&preserved, &routed).await
                     }
                 }
             }

@@ -8,7 +8,7 @@ use crate::{
         probe::{Ability, Extension, Kernel},
         xtables::{self, Toolkit},
     },
-    net::Family,
+    net::{Family, PerFamily},
 };
 
 /// What the operator asked for with `--userspace-capture`.
@@ -44,29 +44,22 @@ impl fmt::Display for Method {
 /// How each family is captured, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// For IPv4.
-    pub v4: Method,
-    /// For IPv6.
-    pub v6: Method,
+    /// How.
+    pub methods: PerFamily<Method>,
     /// Why, one sentence for each family, for the log.
     pub reasons: Vec<String>,
 }
 
 impl Choice {
-    /// The method for `family`.
+    /// Returns the method for `family`.
     pub fn method(&self, family: Family) -> Method {
-        match family {
-            Family::V4 => self.v4,
-            Family::V6 => self.v6,
-        }
+        *self.methods.get(family)
     }
 
-    /// The families that use `method`.
+    /// Returns the families that use `method`.
     pub fn families(&self, method: Method) -> Vec<Family> {
-        [Family::V4, Family::V6]
-            .into_iter()
-            .filter(|f| self.method(*f) == method)
-            .collect()
+        let families = Family::ALL.into_iter();
+        families.filter(|f| self.method(*f) == method).collect()
     }
 }
 
@@ -78,14 +71,13 @@ impl Choice {
 pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
     if requested == Requested::Local {
         return Ok(Choice {
-            v4: Method::Local,
-            v6: Method::Local,
+            methods: PerFamily::each(|_| Method::Local),
             reasons: vec!["local capture, as asked".to_owned()],
         });
     }
     let mut reasons = Vec::new();
-    let mut methods = [Method::Local; 2];
-    for (method, family) in methods.iter_mut().zip(Family::ALL) {
+    let mut methods = PerFamily::each(|_| Method::Local);
+    for (family, method) in methods.iter_mut() {
         let usable = redirecting(kernel, family).and_then(|tools| match requested {
             Requested::Redirect => Ok(tools),
             // REDIRECT alone drops what comes in through a link without an
@@ -113,11 +105,10 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
             }
         }
     }
-    let [v4, v6] = methods;
-    Ok(Choice { v4, v6, reasons })
+    Ok(Choice { methods, reasons })
 }
 
-/// The tools for redirect capture.
+/// Returns the tools for redirect capture.
 pub(super) fn redirecting(kernel: &Kernel, family: Family) -> Result<Toolkit, xtables::Error> {
     let tools = kernel.toolkit(family)?;
     has(kernel, family, Extension::Redirect).map(|()| tools)

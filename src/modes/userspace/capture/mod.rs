@@ -8,11 +8,12 @@
 //!   (`IPV6_…`), because the kernel does not count these addresses among its
 //!   local ones. Node ports bind the node's addresses.
 //!
-//! Both take the same map of what is wanted and leave alone what is of a
+//! Both take the same map of what is desired and leave alone what is of a
 //! family that is not theirs.
 
 mod choose;
 mod local;
+mod per_family;
 mod redirect;
 
 use std::{
@@ -24,7 +25,8 @@ use std::{
 
 pub use choose::{Choice, Method, Requested, choose};
 pub use local::Local;
-pub use redirect::{NodePortAddresses, Redirect};
+pub use per_family::Capture;
+pub use redirect::Redirect;
 
 use crate::{
     kernel::{netlink, xtables},
@@ -61,7 +63,7 @@ impl fmt::Display for Frontend {
 /// of [`Local`] only; nat rules name single ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherPorts {
-    /// Refused at once: the address is a cluster IP, nobody else has it.
+    /// Refused at once: the address is a cluster IP, which no other machine has.
     Refuse,
     /// Routed as if Tripod were not there: an external or load-balancer IP may
     /// belong to another machine, whose other ports must stay reachable.
@@ -72,7 +74,7 @@ pub enum OtherPorts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The local port that our listener is bound to on the wildcard address of
-    /// the family. [`Local`] does not look at it.
+    /// the family. [`Local`] has no use for it.
     pub port: u16,
     /// The ServicePort, for comments on rules.
     pub name: Arc<str>,
@@ -81,17 +83,26 @@ pub struct Target {
 }
 
 /// Everything that is to be captured.
-pub type Want = BTreeMap<Frontend, Target>;
+pub type Desired = BTreeMap<Frontend, Target>;
 
-/// What a sync of a family is to look at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// How much a sync compares, from the least to the most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Extent {
+    /// What changed.
+    Changed,
+    /// What failed, too.
+    Retry,
+    /// Everything, with the kernel, which adopts or removes what an earlier
+    /// process left; also due when the node's own addresses changed. A sync of
+    /// capture after a failure does so by itself.
+    Full,
+}
+
+/// What a sync of a family is to compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// Everything is compared with the kernel, which adopts or removes what an
-    /// earlier process left; also due when the node's own addresses changed. A
-    /// sync after a failure does so by itself.
-    pub full: bool,
-    /// What failed is tried again.
-    pub retry: bool,
+    /// How much.
+    pub extent: Extent,
     /// The frontends that came, changed or went since the last sync.
     pub changed: Vec<Frontend>,
 }
@@ -111,9 +122,9 @@ pub struct Report {
     pub failed: Vec<(Frontend, String)>,
     /// What else failed for now, with the reason.
     pub unfinished: Vec<String>,
-    /// What this kernel cannot do and an operator should know. Each is told
+    /// What this kernel cannot do and an operator should know. Each is logged
     /// once in the life of a [`Redirect`] or [`Local`].
-    pub notes: Vec<String>,
+    pub messages: Vec<String>,
 }
 
 #[cfg(test)]
@@ -122,15 +133,17 @@ impl Scope {
     fn of_both(changed: Option<&[Frontend]>) -> Scopes {
         PerFamily::each(|_| {
             Some(Scope {
-                full: changed.is_none(),
-                retry: false,
+                extent: match changed {
+                    Some(_) => Extent::Changed,
+                    None => Extent::Full,
+                },
                 changed: changed.unwrap_or_default().to_vec(),
             })
         })
     }
 }
 
-/// What became of all families together.
+/// Returns what became of all families together.
 #[cfg(test)]
 fn joined(outcomes: Outcomes) -> Result<Report, Error> {
     let mut all = Report::default();
@@ -138,7 +151,7 @@ fn joined(outcomes: Outcomes) -> Result<Report, Error> {
         let report = outcome.unwrap_or_else(|| Ok(Report::default()))?;
         all.failed.extend(report.failed);
         all.unfinished.extend(report.unfinished);
-        all.notes.extend(report.notes);
+        all.messages.extend(report.messages);
     }
     Ok(all)
 }

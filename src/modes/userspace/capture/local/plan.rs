@@ -1,4 +1,4 @@
-//! Which objects in the kernel carry a frontend. Pure.
+//! Which objects in the kernel deliver packets for a frontend. Pure.
 //!
 //! Policy routing asks, in this order (N: one number for each protocol and
 //! port, so that all addresses with that port share one rule):
@@ -17,15 +17,18 @@
 //!   node answer ARP for it. With a rule for each port they do neither: ARP
 //!   asks without a port.
 //! - Fragments have no ports, also the first (`__skb_flow_dissect` stops at
-//!   it), and without netfilter nobody joins them before they are routed.
+//!   it), and without netfilter nothing joins them before they are routed.
 //!   Hence 78 and 79, or UDP datagrams larger than the path would be lost. Only
 //!   a fragmented datagram can so reach another UDP port of the node.
 //! - ICMP is let in because path MTU discovery needs it; echo requests are
 //!   answered.
 //! - `prohibit`, not `unreachable`: what the latter sends is a soft error that
-//!   a UDP client is never told, what the former sends is a hard one.
+//!   a UDP client never gets, what the former sends is a hard one.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 use nix::libc;
@@ -80,7 +83,7 @@ impl Object {
         }
     }
 
-    /// Whether an object with our mark is of a shape that this mode makes.
+    /// Returns whether an object with our mark is one that this mode makes.
     pub fn is_ours(&self) -> bool {
         match self {
             Object::Address(_) => true,
@@ -97,7 +100,7 @@ impl Object {
     }
 }
 
-/// A rule that finds nothing: its table belongs to port 0. Whatever becomes of
+/// Returns a rule that finds nothing: its table belongs to port 0. Whatever becomes of
 /// it, [`Object::is_ours`] knows it.
 pub fn scratch(family: Family) -> Rule {
     Rule {
@@ -110,20 +113,20 @@ pub fn scratch(family: Family) -> Rule {
     }
 }
 
-/// How one frontend is carried.
+/// How packets for one frontend are delivered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// Nothing to do: a node port, or an address that is the node's own.
-    Nothing,
+pub enum Delivery {
+    /// They are anyway: it is a node port, or an address of the node's own.
+    Already,
     /// By rules for its port.
-    Port(OtherPorts),
+    PerPort(OtherPorts),
     /// By a plain local route: all ports of its address lead here.
-    Plain,
+    WholeAddress,
 }
 
 /// What this kernel and node offer a family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ground {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
     /// The family.
     pub family: Family,
     /// Rules can match ports.
@@ -133,23 +136,24 @@ pub struct Ground {
     /// The loopback address is there to be the source of what programs here
     /// send to service addresses; otherwise the service address itself is.
     pub has_loopback_address: bool,
+    /// The node's own addresses, of any family.
+    pub own: HashSet<IpAddr>,
 }
 
-/// How `frontend` is to be carried.
+/// Returns how packets for `frontend` are to be delivered.
 ///
 /// # Errors
 /// Why it cannot be.
-pub fn shape(
+pub fn delivery(
     frontend: &Frontend,
     target: &Target,
-    ground: &Ground,
-    is_own: impl Fn(&IpAddr) -> bool,
-) -> Result<Shape, String> {
+    environment: &Environment,
+) -> Result<Delivery, String> {
     let Some(address) = frontend.address else {
-        return Ok(Shape::Nothing);
+        return Ok(Delivery::Already);
     };
-    if Family::of(&address) != ground.family {
-        return Err(format!("{address} is no {} address", ground.family));
+    if Family::of(&address) != environment.family {
+        return Err(format!("{address} is no {} address", environment.family));
     }
     if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
         return Err(format!("{address} cannot be a service address"));
@@ -157,36 +161,82 @@ pub fn shape(
     if frontend.port == 0 {
         return Err("port 0 cannot be called".to_owned());
     }
-    Ok(if is_own(&address) {
-        Shape::Nothing
-    } else if ground.ports && frontend.port <= HIGHEST_PORT {
-        Shape::Port(target.other_ports)
+    Ok(if environment.own.contains(&address) {
+        Delivery::Already
+    } else if environment.ports && frontend.port <= HIGHEST_PORT {
+        Delivery::PerPort(target.other_ports)
     } else {
-        Shape::Plain
+        Delivery::WholeAddress
     })
 }
 
-/// The objects that carry `frontend`. Frontends share most of them.
-pub fn objects(frontend: &Frontend, shape: Shape, ground: &Ground) -> Vec<Object> {
+/// Returns the objects that deliver packets for `frontend`. Frontends share most of
+/// them.
+pub fn objects(frontend: &Frontend, delivery: Delivery, environment: &Environment) -> Vec<Object> {
     let Some(address) = frontend.address else {
         return Vec::new();
     };
-    let family = ground.family;
+    let family = environment.family;
     let route = |table, kind| {
-        let source = match kind {
-            Kind::Local(_) if ground.has_loopback_address => Some(match family {
-                Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            }),
-            _ => None,
-        };
+        let loopback = matches!(kind, Kind::Local(_)) && environment.has_loopback_address;
         Object::Route(Route {
             table,
             destination: IpNet::from(address),
             kind,
-            source,
+            source: loopback.then_some(match family {
+                Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+                Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
+            }),
         })
     };
+    let here = Kind::Local(environment.loopback);
+    let other_ports = match delivery {
+        Delivery::Already => return Vec::new(),
+        Delivery::WholeAddress => return vec![route(TABLE_LOCAL, here)],
+        Delivery::PerPort(other_ports) => other_ports,
+    };
+    let ip_protocol = IpProtocol::of(frontend.protocol);
+    let table = ip_protocol.any_port + u32::from(frontend.port);
+    let mut objects = rules(frontend, family, &ip_protocol);
+    objects.extend([route(table, here), route(TABLE_ICMP, here)]);
+    if family == Family::V4 {
+        // IPv6 does not check source addresses against its own.
+        objects.push(Object::Address(address));
+    }
+    if other_ports == OtherPorts::Refuse {
+        objects.push(route(TABLE_REFUSED, Kind::Prohibit));
+    }
+    if frontend.protocol == Protocol::Udp {
+        objects.push(route(ip_protocol.any_port, here));
+    }
+    objects
+}
+
+/// A protocol in rules and tables.
+struct IpProtocol {
+    /// Its number (`IPPROTO_…`).
+    number: u8,
+    /// The table of its packets without ports; that of a port follows at the
+    /// port's number.
+    any_port: u32,
+}
+
+impl IpProtocol {
+    fn of(protocol: Protocol) -> IpProtocol {
+        let (number, slot) = match protocol {
+            Protocol::Tcp => (libc::IPPROTO_TCP, 0),
+            Protocol::Udp => (libc::IPPROTO_UDP, 1),
+            Protocol::Sctp => (libc::IPPROTO_SCTP, 2),
+        };
+        IpProtocol {
+            number: number as u8,
+            any_port: TABLES + (slot << 16),
+        }
+    }
+}
+
+/// Returns the rules that lead packets for `frontend` to the tables with its routes.
+fn rules(frontend: &Frontend, family: Family, ip_protocol: &IpProtocol) -> Vec<Object> {
     let rule = |priority, ip_protocol, ports, action| {
         Object::Rule(Rule {
             family,
@@ -197,57 +247,28 @@ pub fn objects(frontend: &Frontend, shape: Shape, ground: &Ground) -> Vec<Object
             action,
         })
     };
-    let here = Kind::Local(ground.loopback);
-    let other_ports = match shape {
-        Shape::Nothing => return Vec::new(),
-        Shape::Plain => return vec![route(TABLE_LOCAL, here)],
-        Shape::Port(other_ports) => other_ports,
-    };
-    let (ip_protocol, slot) = match frontend.protocol {
-        Protocol::Tcp => (libc::IPPROTO_TCP as u8, 0),
-        Protocol::Udp => (libc::IPPROTO_UDP as u8, 1),
-        Protocol::Sctp => (libc::IPPROTO_SCTP as u8, 2),
-    };
     let icmp = match family {
         Family::V4 => libc::IPPROTO_ICMP as u8,
         Family::V6 => libc::IPPROTO_ICMPV6 as u8,
     };
-    let any_port = TABLES + (slot << 16);
-    let table = any_port + u32::from(frontend.port);
+    let IpProtocol { number, any_port } = *ip_protocol;
+    let number = Some(number);
     let port = Some((frontend.port, frontend.port));
-    let mut objects = vec![
-        route(table, here),
-        rule(
-            PRIORITY_PORT,
-            Some(ip_protocol),
-            port,
-            Action::Lookup(table),
-        ),
-        route(TABLE_ICMP, here),
-        rule(
-            PRIORITY_PORTLESS,
-            Some(icmp),
-            None,
-            Action::Lookup(TABLE_ICMP),
-        ),
+    let of_port = Action::Lookup(any_port + u32::from(frontend.port));
+    let to_icmp = Action::Lookup(TABLE_ICMP);
+    let mut rules = vec![
+        rule(PRIORITY_PORT, number, port, of_port),
+        rule(PRIORITY_PORTLESS, Some(icmp), None, to_icmp),
         rule(PRIORITY_REFUSE, None, None, Action::Lookup(TABLE_REFUSED)),
     ];
-    if family == Family::V4 {
-        // IPv6 does not check source addresses against its own.
-        objects.push(Object::Address(address));
-    }
-    if other_ports == OtherPorts::Refuse {
-        objects.push(route(TABLE_REFUSED, Kind::Prohibit));
-    }
     if frontend.protocol == Protocol::Udp {
         let all = Some((1, HIGHEST_PORT));
         let goto = Action::Goto(PRIORITY_REFUSE);
         let lookup = Action::Lookup(any_port);
-        objects.push(route(any_port, here));
-        objects.push(rule(PRIORITY_SKIP, Some(ip_protocol), all, goto));
-        objects.push(rule(PRIORITY_PORTLESS, Some(ip_protocol), None, lookup));
+        rules.push(rule(PRIORITY_SKIP, number, all, goto));
+        rules.push(rule(PRIORITY_PORTLESS, number, None, lookup));
     }
-    objects
+    rules
 }
 
 #[cfg(test)]
@@ -257,12 +278,15 @@ mod tests {
     use super::*;
     use crate::net::Family;
 
-    const V4: Ground = Ground {
-        family: Family::V4,
-        ports: true,
-        loopback: 1,
-        has_loopback_address: true,
-    };
+    fn v4() -> Environment {
+        Environment {
+            family: Family::V4,
+            ports: true,
+            loopback: 1,
+            has_loopback_address: true,
+            own: HashSet::from(["192.0.2.1".parse().unwrap()]),
+        }
+    }
 
     fn frontend(protocol: Protocol, address: Option<&str>, port: u16) -> Frontend {
         Frontend {
@@ -281,8 +305,8 @@ mod tests {
         }
     }
 
-    fn text(frontend: &Frontend, shape: Shape, ground: &Ground) -> Vec<String> {
-        let mut all = objects(frontend, shape, ground);
+    fn text(frontend: &Frontend, delivery: Delivery, environment: &Environment) -> Vec<String> {
+        let mut all = objects(frontend, delivery, environment);
         all.sort_by_key(|o| (o.phase(), o.clone()));
         all.iter()
             .map(|object| match object {
@@ -297,7 +321,7 @@ mod tests {
     fn a_tcp_cluster_ip_refuses_first_and_opens_last() {
         let web = frontend(Protocol::Tcp, Some("10.96.0.1"), 80);
         assert_eq!(
-            text(&web, Shape::Port(OtherPorts::Refuse), &V4),
+            text(&web, Delivery::PerPort(OtherPorts::Refuse), &v4()),
             [
                 "address 10.96.0.1".to_owned(),
                 format!("route prohibit 10.96.0.1/32 table {TABLE_REFUSED}"),
@@ -313,7 +337,7 @@ mod tests {
     #[test]
     fn udp_fragments_have_a_table_behind_the_ports() {
         let dns = frontend(Protocol::Udp, Some("10.96.0.10"), 53);
-        let text = text(&dns, Shape::Port(OtherPorts::PassOn), &V4);
+        let text = text(&dns, Delivery::PerPort(OtherPorts::PassOn), &v4());
         let fragments = TABLES + 0x1_0000;
         let skip = "IPv4 rule 78: ipproto 17 dport 1-65534 goto 80".to_owned();
         let lookup = format!("IPv4 rule 79: ipproto 17 lookup {fragments}");
@@ -323,28 +347,35 @@ mod tests {
     }
 
     #[test]
-    fn shapes() {
-        let own: IpAddr = "192.0.2.1".parse().unwrap();
-        let blind = Ground { ports: false, ..V4 };
-        let refuse = Shape::Port(OtherPorts::Refuse);
+    fn how_packets_are_delivered() {
+        let without_ports = || Environment {
+            ports: false,
+            ..v4()
+        };
+        let refuse = Delivery::PerPort(OtherPorts::Refuse);
         let cases = [
-            (Some("10.96.0.1"), 80, V4, Some(refuse)),
-            (Some("10.96.0.1"), 80, blind, Some(Shape::Plain)),
-            (Some("10.96.0.1"), 65534, V4, Some(refuse)),
-            (Some("10.96.0.1"), 65535, V4, Some(Shape::Plain)),
-            (Some("192.0.2.1"), 80, V4, Some(Shape::Nothing)),
-            (None, 30080, V4, Some(Shape::Nothing)),
-            (Some("10.96.0.1"), 0, V4, None),
-            (Some("127.0.0.1"), 80, V4, None),
-            (Some("0.0.0.0"), 80, V4, None),
-            (Some("224.0.0.1"), 80, V4, None),
-            (Some("fd00::1"), 80, V4, None),
+            (Some("10.96.0.1"), 80, v4(), Some(refuse)),
+            (
+                Some("10.96.0.1"),
+                80,
+                without_ports(),
+                Some(Delivery::WholeAddress),
+            ),
+            (Some("10.96.0.1"), 65534, v4(), Some(refuse)),
+            (Some("10.96.0.1"), 65535, v4(), Some(Delivery::WholeAddress)),
+            (Some("192.0.2.1"), 80, v4(), Some(Delivery::Already)),
+            (None, 30080, v4(), Some(Delivery::Already)),
+            (Some("10.96.0.1"), 0, v4(), None),
+            (Some("127.0.0.1"), 80, v4(), None),
+            (Some("0.0.0.0"), 80, v4(), None),
+            (Some("224.0.0.1"), 80, v4(), None),
+            (Some("fd00::1"), 80, v4(), None),
         ];
-        for (address, port, ground, expected) in cases {
+        for (address, port, environment, expected) in cases {
             let frontend = frontend(Protocol::Tcp, address, port);
             let target = target(OtherPorts::Refuse);
-            let shape = shape(&frontend, &target, &ground, |a| *a == own);
-            assert_eq!(shape.ok(), expected, "{frontend}");
+            let delivery = delivery(&frontend, &target, &environment);
+            assert_eq!(delivery.ok(), expected, "{frontend}");
         }
     }
 
@@ -354,8 +385,11 @@ mod tests {
         for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
             for port in [1, 2, 80, HIGHEST_PORT] {
                 let frontend = frontend(protocol, Some("10.96.0.1"), port);
-                for shape in [Shape::Port(OtherPorts::Refuse), Shape::Plain] {
-                    for object in objects(&frontend, shape, &V4) {
+                for delivery in [
+                    Delivery::PerPort(OtherPorts::Refuse),
+                    Delivery::WholeAddress,
+                ] {
+                    for object in objects(&frontend, delivery, &v4()) {
                         assert!(object.is_ours(), "{object:?}");
                         if let Object::Rule(Rule {
                             priority: PRIORITY_PORT,

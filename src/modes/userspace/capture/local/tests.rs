@@ -1,20 +1,22 @@
 //! Against the real kernel, in a network namespace of the test's own thread.
 
 use std::{
-    collections::BTreeSet,
-    net::{SocketAddr, UdpSocket},
+    collections::{BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr, UdpSocket},
     sync::Arc,
     time::Duration,
 };
 
 use proptest::{prelude::*, test_runner::TestRunner};
+use socket2::{Domain, Type};
 
 use super::{
-    plan::{Ground, Object},
+    plan::{Environment, Object},
     *,
 };
 use crate::{
     kernel::{
+        addresses,
         namespace::{in_namespace, ip},
         probe::Kernel,
         routes, rules,
@@ -43,31 +45,37 @@ fn frontend(protocol: net::Protocol, address: &str, port: u16) -> Frontend {
 
 fn present(family: Family) -> BTreeSet<Object> {
     let mut socket = Socket::open(Protocol::Route).unwrap();
-    installed(&mut socket, family)
+    observe::installed(&mut socket, family)
         .unwrap()
         .into_iter()
         .collect()
 }
 
-/// What ought to be in the kernel for `want`.
-fn expected(want: &Want, family: Family) -> BTreeSet<Object> {
-    let ground = Ground {
+/// Returns what ought to be in the kernel for `desired`.
+fn expected(desired: &Desired, family: Family) -> BTreeSet<Object> {
+    let environment = Environment {
         family,
         ports: true,
         loopback: 1,
         has_loopback_address: true,
+        own: HashSet::new(),
     };
-    want.iter()
+    desired
+        .iter()
         .filter(|(f, _)| f.family == family)
         .flat_map(|(f, t)| {
-            let shape = plan::shape(f, t, &ground, |_| false).unwrap();
-            plan::objects(f, shape, &ground)
+            let delivery = plan::delivery(f, t, &environment).unwrap();
+            plan::objects(f, delivery, &environment)
         })
         .collect()
 }
 
-fn sync(mode: &mut Local, want: &Want, changed: Option<&[Frontend]>) -> Result<Report, Error> {
-    capture::joined(mode.sync(want, &capture::Scope::of_both(changed)))
+fn sync(
+    mode: &mut Local,
+    desired: &Desired,
+    changed: Option<&[Frontend]>,
+) -> Result<Report, Error> {
+    capture::joined(mode.sync(desired, &Scope::of_both(changed)))
 }
 
 #[test]
@@ -105,22 +113,22 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
             .run(&steps, |steps| {
                 let both = [Family::V4, Family::V6];
                 let mut local = Local::new(&both, &Kernel::examine(&[])).unwrap();
-                let mut want = Want::new();
+                let mut desired = Desired::new();
                 for (step, restart) in steps {
                     let changed: Vec<_> = step.iter().map(|(f, _)| *f).collect();
                     for (frontend, target) in step {
                         match target {
-                            Some(target) => want.insert(frontend, target),
-                            None => want.remove(&frontend),
+                            Some(target) => desired.insert(frontend, target),
+                            None => desired.remove(&frontend),
                         };
                     }
                     if restart {
                         local = Local::new(&both, &Kernel::examine(&[])).unwrap();
                     }
-                    let report = sync(&mut local, &want, Some(&changed)).unwrap();
+                    let report = sync(&mut local, &desired, Some(&changed)).unwrap();
                     prop_assert_eq!(report.failed, vec![]);
                     for family in Family::ALL {
-                        prop_assert_eq!(present(family), expected(&want, family));
+                        prop_assert_eq!(present(family), expected(&desired, family));
                     }
                 }
                 Ok(())
@@ -136,15 +144,15 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
 fn a_full_sync_repairs_what_others_broke() {
     in_namespace(|| {
         let web = frontend(net::Protocol::Tcp, "10.96.0.1", 80);
-        let want = Want::from([(web, target(OtherPorts::Refuse))]);
+        let desired = Desired::from([(web, target(OtherPorts::Refuse))]);
         let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
-        sync(&mut local, &want, None).unwrap();
+        sync(&mut local, &desired, None).unwrap();
         let right = present(Family::V4);
         let mut socket = Socket::open(Protocol::Route).unwrap();
         for object in &right {
-            remove(&mut socket, 1, vec![object.clone()]).unwrap();
+            execute::remove(&mut socket, 1, vec![object.clone()]).unwrap();
             assert_eq!(present(Family::V4).len(), right.len() - 1);
-            sync(&mut local, &want, None).unwrap();
+            sync(&mut local, &desired, None).unwrap();
             assert_eq!(present(Family::V4), right, "after {object:?} went");
         }
         // A route in the place of ours that differs in its source only.
@@ -159,7 +167,7 @@ fn a_full_sync_repairs_what_others_broke() {
                     .unwrap()
                     .remove(0)
                     .unwrap();
-                sync(&mut local, &want, None).unwrap();
+                sync(&mut local, &desired, None).unwrap();
                 assert_eq!(
                     present(Family::V4),
                     right,
@@ -176,8 +184,8 @@ fn an_address_of_the_node_is_left_alone() {
         ip("addr add 192.0.2.1/32 dev lo");
         let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
         let own = frontend(net::Protocol::Tcp, "192.0.2.1", 80);
-        let want = Want::from([(own, target(OtherPorts::Refuse))]);
-        let report = sync(&mut local, &want, None).unwrap();
+        let desired = Desired::from([(own, target(OtherPorts::Refuse))]);
+        let report = sync(&mut local, &desired, None).unwrap();
         assert_eq!(report, Report::default());
         assert!(present(Family::V4).is_empty());
         Local::cleanup(&[Family::V4]).unwrap();
@@ -192,9 +200,9 @@ fn what_cannot_be_captured_is_named_and_the_rest_works() {
     in_namespace(|| {
         let good = frontend(net::Protocol::Tcp, "10.96.0.1", 80);
         let bad = frontend(net::Protocol::Tcp, "127.0.0.1", 80);
-        let want = Want::from([good, bad].map(|f| (f, target(OtherPorts::Refuse))));
+        let desired = Desired::from([good, bad].map(|f| (f, target(OtherPorts::Refuse))));
         let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
-        let report = sync(&mut local, &want, None).unwrap();
+        let report = sync(&mut local, &desired, None).unwrap();
         assert_eq!(report.failed.len(), 1);
         assert_eq!(report.failed[0].0, bad);
         assert!(!present(Family::V4).is_empty());
@@ -217,9 +225,9 @@ fn a_connected_socket_takes_a_route_that_came_later() {
         for (first, second) in [("10.96.0.1", "10.96.0.2"), ("fd96::1", "fd96::2")] {
             let [first, second] = [first, second].map(|a| frontend(net::Protocol::Udp, a, 5353));
             let refuse = target(OtherPorts::Refuse);
-            let mut want = Want::from([(first, refuse.clone())]);
+            let mut desired = Desired::from([(first, refuse.clone())]);
             let mut local = Local::new(&[first.family], &Kernel::examine(&[])).unwrap();
-            sync(&mut local, &want, None).unwrap();
+            sync(&mut local, &desired, None).unwrap();
 
             let to = SocketAddr::new(second.address.unwrap(), second.port);
             let listener = socket2::Socket::new(Domain::for_address(to), Type::DGRAM, None);
@@ -237,9 +245,9 @@ fn a_connected_socket_takes_a_route_that_came_later() {
             client.connect(to).unwrap();
             client.send(b"early").unwrap();
 
-            want.insert(second, refuse);
+            desired.insert(second, refuse);
             let rules = rules::list(&mut local.socket, second.family).unwrap();
-            sync(&mut local, &want, Some(&[second])).unwrap();
+            sync(&mut local, &desired, Some(&[second])).unwrap();
             let after = rules::list(&mut local.socket, second.family).unwrap();
             assert_eq!(rules, after, "no rule came or stayed");
             client.send(b"late").unwrap();

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::plan::{self, Delta, Features, Ground, Jumps, Listener};
+use super::plan::{self, Delta, Environment, Features, Jumps, Listener};
 use crate::{
-    modes::userspace::capture::{Frontend, Report, Target, Want},
+    modes::userspace::capture::{Desired, Frontend, Report, Target},
     net::Family,
 };
 
@@ -20,7 +20,7 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// Nothing yet.
+    /// Returns a record of nothing.
     pub fn new(family: Family) -> Applied {
         Applied {
             family,
@@ -29,13 +29,13 @@ impl Applied {
         }
     }
 
-    /// The nat rules of `frontend` and its listener; none, and a word in the
+    /// Returns the nat rules of `frontend` and its listener; none, and a word in the
     /// report, if it cannot be captured.
     fn rules(
         &self,
         frontend: &Frontend,
         target: &Target,
-        ground: &Ground,
+        environment: &Environment,
         report: &mut Report,
     ) -> Option<(Vec<String>, Listener)> {
         let reason = match frontend.address {
@@ -45,7 +45,7 @@ impl Applied {
             _ if frontend.port == 0 || target.port == 0 => "port 0 cannot be called".to_owned(),
             _ => {
                 let listener = (frontend.protocol, target.port);
-                return Some((plan::nat(frontend, target, ground), listener));
+                return Some((plan::nat(frontend, target, environment), listener));
             }
         };
         report.failed.push((*frontend, reason));
@@ -56,7 +56,7 @@ impl Applied {
         self.listeners.get(listener).copied().unwrap_or(0)
     }
 
-    /// Where the rules of `frontend` lead; `None` if it has none.
+    /// Returns where the rules of `frontend` lead; `None` if it has none.
     pub fn listener(&self, frontend: &Frontend) -> Option<Listener> {
         self.frontends.get(frontend).map(|(_, listener)| *listener)
     }
@@ -64,14 +64,14 @@ impl Applied {
     /// Becomes what is wanted. Answers with the frontends whose rules differ.
     pub fn replace(
         &mut self,
-        want: &Want,
-        ground: &Ground,
+        desired: &Desired,
+        environment: &Environment,
         report: &mut Report,
     ) -> BTreeSet<Frontend> {
         let before = std::mem::take(&mut self.frontends);
         self.listeners.clear();
-        for (frontend, target) in want.iter().filter(|(f, _)| f.family == self.family) {
-            if let Some((rules, listener)) = self.rules(frontend, target, ground, report) {
+        for (frontend, target) in desired.iter().filter(|(f, _)| f.family == self.family) {
+            if let Some((rules, listener)) = self.rules(frontend, target, environment, report) {
                 self.frontends.insert(*frontend, (rules, listener));
                 *self.listeners.entry(listener).or_default() += 1;
             }
@@ -102,17 +102,17 @@ impl Applied {
     /// Becomes what is wanted of `changed`, and says what differs.
     pub fn update(
         &mut self,
-        want: &Want,
+        desired: &Desired,
         changed: &[Frontend],
-        ground: &Ground,
+        environment: &Environment,
         report: &mut Report,
     ) -> Delta {
         let mut delta = Delta::default();
         let mut touched = BTreeMap::new();
         let changed: BTreeSet<_> = changed.iter().filter(|f| f.family == self.family).collect();
         for frontend in changed {
-            let target = want.get(frontend);
-            let after = target.and_then(|t| self.rules(frontend, t, ground, report));
+            let target = desired.get(frontend);
+            let after = target.and_then(|t| self.rules(frontend, t, environment, report));
             let before = self.frontends.remove(frontend);
             for (_, listener) in before.iter().chain(&after) {
                 touched.entry(*listener).or_insert(self.users(listener));
@@ -160,8 +160,8 @@ mod tests {
     use super::*;
     use crate::{modes::userspace::capture::OtherPorts, net::Protocol};
 
-    fn ground() -> Ground {
-        Ground {
+    fn environment() -> Environment {
+        Environment {
             features: Features {
                 comment: true,
                 addrtype: true,
@@ -235,24 +235,24 @@ mod tests {
         fn differences_add_up(
             steps in prop::collection::vec(prop::collection::vec((frontend(), target()), 1..6), 1..8),
         ) {
-            let (ground, mut want, mut report) = (ground(), Want::new(), Report::default());
+            let (environment, mut desired, mut report) = (environment(), Desired::new(), Report::default());
             let mut applied = Applied::new(Family::V4);
             let mut chains = Chains::default();
-            chains.restore(&applied.batch(&ground.features, &Jumps::default()));
+            chains.restore(&applied.batch(&environment.features, &Jumps::default()));
             for step in steps {
                 let changed: Vec<_> = step.iter().map(|(frontend, _)| *frontend).collect();
                 for (frontend, target) in step {
                     match target {
-                        Some(target) => want.insert(frontend, target),
-                        None => want.remove(&frontend),
+                        Some(target) => desired.insert(frontend, target),
+                        None => desired.remove(&frontend),
                     };
                 }
-                let delta = applied.update(&want, &changed, &ground, &mut report);
-                chains.restore(&delta.batch(&ground.features));
+                let delta = applied.update(&desired, &changed, &environment, &mut report);
+                chains.restore(&delta.batch(&environment.features));
                 let mut whole = Applied::new(Family::V4);
-                whole.replace(&want, &ground, &mut report);
+                whole.replace(&desired, &environment, &mut report);
                 let mut expected = Chains::default();
-                expected.restore(&whole.batch(&ground.features, &Jumps::default()));
+                expected.restore(&whole.batch(&environment.features, &Jumps::default()));
                 let node_port = |rule: &String| rule.contains("addrtype");
                 prop_assert!(chains.nat.is_sorted_by_key(node_port), "{:#?}", chains.nat);
                 prop_assert!(chains.filter[0].contains("--ctstate DNAT"));

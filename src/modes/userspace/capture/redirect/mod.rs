@@ -23,18 +23,18 @@ mod stale;
 mod tests;
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::BTreeSet,
     hash::{DefaultHasher, Hash, Hasher},
     net::IpAddr,
+    sync::Arc,
 };
 
-pub use self::plan::NodePortAddresses;
 use self::{
     applied::Applied,
-    plan::{Features, Ground, Jumps},
+    plan::{Environment, Features, Jumps},
     stale::Stale,
 };
-use super::{Error, Frontend, Outcomes, Report, Scopes, Want, choose::redirecting};
+use super::{Desired, Error, Extent, Frontend, Outcomes, Report, Scopes, choose::redirecting};
 use crate::{
     kernel::{
         addresses,
@@ -46,7 +46,9 @@ use crate::{
             rule::Table,
         },
     },
+    log_once::LogOnce,
     net::Family,
+    node::Served,
 };
 
 /// The chains of this capture. What leads to the listeners goes before what guards
@@ -60,8 +62,8 @@ const OWNED: Owned = Owned {
 /// Captures by nat rules. Owns its chains and the jumps to them.
 pub struct Redirect {
     families: Vec<FamilyState>,
-    node_ports: NodePortAddresses,
-    noted: HashSet<String>,
+    node_ports: Arc<Served>,
+    logged: LogOnce,
 }
 
 /// What one family has in the kernel.
@@ -72,15 +74,15 @@ struct FamilyState {
     features: Features,
     /// What is in force.
     applied: Applied,
-    /// The ground at the last full sync; `None`: the next sync must be full.
-    ground: Option<Ground>,
+    /// That of the last full sync; `None`: the next sync must be full.
+    environment: Option<Environment>,
     /// Where nat rules led at the last full sync.
     destination: Option<IpAddr>,
     settled: Option<Settled>,
     stale: Stale,
 }
 
-/// What was wanted and what the kernel then had, as hashes: while neither
+/// What was desired and what the kernel then had, as hashes: while neither
 /// differs, a full sync has nothing to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Settled {
@@ -89,16 +91,12 @@ struct Settled {
 }
 
 impl Redirect {
-    /// For these families of `kernel`. Node ports answer on `node_ports` of the node's
-    /// addresses.
+    /// Returns capture of these families of `kernel`. Node ports answer on all of the
+    /// node's addresses.
     ///
     /// # Errors
     /// When nat does not work in one of them: see [`super::choose()`].
-    pub fn new(
-        families: &[Family],
-        kernel: &Kernel,
-        node_ports: NodePortAddresses,
-    ) -> Result<Redirect, Error> {
+    pub fn new(families: &[Family], kernel: &Kernel) -> Result<Redirect, Error> {
         let mut states = Vec::new();
         for family in families {
             let tools = redirecting(kernel, *family)?;
@@ -108,7 +106,7 @@ impl Redirect {
                 features: tools.features.into(),
                 xtables: tools.xtables,
                 applied: Applied::new(*family),
-                ground: None,
+                environment: None,
                 destination: None,
                 settled: None,
                 stale: Stale::default(),
@@ -116,40 +114,42 @@ impl Redirect {
         }
         Ok(Redirect {
             families: states,
-            node_ports,
-            noted: HashSet::new(),
+            node_ports: Arc::new(Served::All),
+            logged: LogOnce::default(),
         })
     }
 
-    /// The engine of each family that its rules are in.
+    /// Returns the engine of each family that its rules are in.
     pub fn engines(&self) -> Vec<(Family, Engine)> {
         let families = self.families.iter();
         families.map(|state| (state.family, state.engine)).collect()
     }
 
     /// Serves node ports on these addresses from the next full sync on.
-    pub fn serve_node_ports(&mut self, node_ports: NodePortAddresses) {
+    pub fn serve_node_ports(&mut self, node_ports: Arc<Served>) {
         self.node_ports = node_ports;
     }
 
-    /// Makes the kernel capture what is wanted; frontends of other families are
+    /// Makes the kernel capture what is desired; frontends of other families are
     /// left out. A full sync writes everything anew in one step, and repairs jumps.
     ///
     /// A frontend's target must be another port than its own: conntrack sees
     /// no translation where nothing changes, and the guard would refuse it.
-    pub async fn sync(&mut self, want: &Want, scopes: &Scopes) -> Outcomes {
+    pub async fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
         let node_ports = &self.node_ports;
         let mut families = self.families.iter_mut();
         let sync = async |state: Option<&mut FamilyState>| {
             let state = state?;
             let scope = scopes.get(state.family).as_ref()?;
             let mut report = Report::default();
-            let synced = match state.ground.take() {
-                Some(ground) if !scope.full => {
+            let synced = match state.environment.take() {
+                Some(environment) if scope.extent < Extent::Full => {
                     let changed = &scope.changed;
-                    state.update(want, changed, ground, &mut report).await
+                    state
+                        .update(desired, changed, environment, &mut report)
+                        .await
                 }
-                _ => state.rewrite(want, node_ports, &mut report).await,
+                _ => state.rewrite(desired, node_ports, &mut report).await,
             };
             Some((state.family, synced.map(|()| report)))
         };
@@ -157,7 +157,9 @@ impl Redirect {
         let mut outcomes = Outcomes::default();
         for (family, mut outcome) in [one, other].into_iter().flatten() {
             if let Ok(report) = &mut outcome {
-                report.notes.retain(|note| self.noted.insert(note.clone()));
+                report
+                    .messages
+                    .retain(|message| self.logged.is_new(message));
             }
             *outcomes.get_mut(family) = Some(outcome);
         }
@@ -179,8 +181,8 @@ impl Redirect {
         Ok(outcome?)
     }
 
-    /// Whether rules are in `family`, other than what is `preserved`.
-    pub async fn is_there(family: Family, preserved: &Preserved) -> bool {
+    /// Returns whether rules are in `family`, other than what is `preserved`.
+    pub async fn is_present(family: Family, preserved: &Preserved) -> bool {
         OWNED.is_there(family, preserved).await
     }
 }
@@ -189,22 +191,22 @@ impl FamilyState {
     /// Writes everything anew.
     async fn rewrite(
         &mut self,
-        want: &Want,
-        node_ports: &NodePortAddresses,
+        desired: &Desired,
+        node_ports: &Served,
         report: &mut Report,
     ) -> Result<(), Error> {
         let family = self.family;
         let own = addresses::list(&mut Socket::open(Protocol::Route)?)?;
-        let services: BTreeSet<_> = want.keys().filter_map(|f| f.address).collect();
-        let ground = Ground {
+        let services: BTreeSet<_> = desired.keys().filter_map(|f| f.address).collect();
+        let environment = Environment {
             features: self.features,
             destination: plan::destination(&own, family, self.destination, &services)
                 .filter(|_| self.features.dnat),
             node: plan::node(&self.features, node_ports, &own, family),
         };
-        self.destination = ground.destination;
+        self.destination = environment.destination;
         self.note(report);
-        let changed = self.applied.replace(want, &ground, report);
+        let changed = self.applied.replace(desired, &environment, report);
         self.stale.extend(changed);
         let (nat, filter) = self.saved().await?;
         let wanted = hash(&self.applied.batch(&self.features, &Jumps::default()));
@@ -222,7 +224,7 @@ impl FamilyState {
                 kernel: hash(&plan::ours(&nat, &filter)),
             });
         }
-        self.ground = Some(ground);
+        self.environment = Some(environment);
         self.forget_stale(report).await;
         Ok(())
     }
@@ -235,13 +237,13 @@ impl FamilyState {
             .forget(family, &self.applied, self.destination)
             .await;
         let failed = match self.stale.is_empty() {
-            true => &mut report.notes,
+            true => &mut report.messages,
             false => &mut report.unfinished,
         };
         failed.extend(forgotten.err());
     }
 
-    /// What concerns our chains in tables nat and filter, filter only if we use
+    /// Returns what concerns our chains in tables nat and filter, filter only if we use
     /// it.
     async fn saved(&self) -> Result<(String, String), Error> {
         let nat = self.xtables.lines_with("nat", plan::CHAIN).await?;
@@ -255,13 +257,13 @@ impl FamilyState {
     fn note(&self, report: &mut Report) {
         let family = self.family;
         if !self.features.guard {
-            report.notes.push(format!(
+            report.messages.push(format!(
                 "{family}: the local ports of our listeners can be called from outside, because \
                  table filter with the conntrack match is missing here"
             ));
         }
         if !self.features.addrtype {
-            report.notes.push(format!(
+            report.messages.push(format!(
                 "{family}: node ports answer on the addresses that the node has at each full \
                  sync, because the addrtype match is missing here"
             ));
@@ -271,21 +273,21 @@ impl FamilyState {
     /// Applies what differs in `changed`.
     async fn update(
         &mut self,
-        want: &Want,
+        desired: &Desired,
         changed: &[Frontend],
-        ground: Ground,
+        environment: Environment,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let delta = self.applied.update(want, changed, &ground, report);
+        let delta = self.applied.update(desired, changed, &environment, report);
         let batch = delta.batch(&self.features);
         self.stale.extend(delta.frontends);
         if !batch.is_empty() {
-            // While this fails or is cancelled the ground is unset: what we
+            // While this fails or is cancelled the environment is unset: what we
             // hold is then not what the kernel has.
             self.settled = None;
             self.xtables.restore(&batch).await?;
         }
-        self.ground = Some(ground);
+        self.environment = Some(environment);
         self.forget_stale(report).await;
         Ok(())
     }

@@ -24,6 +24,7 @@ use crate::{
     kernel::{addresses::Address, xtables::features as xtables},
     modes::userspace::capture::{Frontend, Target},
     net::{Family, Protocol},
+    node::Served,
 };
 
 /// The chain that Tripod owns, in table nat and in table filter.
@@ -59,19 +60,9 @@ impl From<xtables::Features> for Features {
     }
 }
 
-/// On which of the node's addresses node ports answer.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub enum NodePortAddresses {
-    /// All of them.
-    #[default]
-    All,
-    /// Those within one of these networks.
-    Within(Vec<IpNet>),
-}
-
 /// What rules for a family are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ground {
+pub struct Environment {
     /// What is possible.
     pub features: Features,
     /// Where nat rules lead; `None`: REDIRECT.
@@ -80,7 +71,7 @@ pub struct Ground {
     pub node: Vec<String>,
 }
 
-/// The address that nat rules lead to. `before` stays if it can.
+/// Returns the address that nat rules lead to. `before` stays if it can.
 ///
 /// REDIRECT would lead packets from elsewhere to the address of the interface
 /// they came in through, and *drops* them where that has none
@@ -115,13 +106,13 @@ pub fn destination(
 /// Matches for the node's own addresses.
 pub fn node(
     features: &Features,
-    wanted: &NodePortAddresses,
+    served: &Served,
     addresses: &[Address],
     family: Family,
 ) -> Vec<String> {
-    let named = match wanted {
-        NodePortAddresses::All => None,
-        NodePortAddresses::Within(nets) => Some(nets.iter()),
+    let named = match served {
+        Served::All => None,
+        Served::Within(nets) => Some(nets.iter()),
     };
     let named = named.map(|nets| {
         let of_family = nets.filter(|net| Family::of(&net.addr()) == family);
@@ -161,7 +152,7 @@ fn lower(protocol: Protocol) -> &'static str {
     }
 }
 
-/// A comment's text: what cannot end its quotes or its line, and not too long.
+/// Returns a comment's text: what cannot end its quotes or its line, and not too long.
 fn plain(name: &str) -> String {
     let fit = |c: char| c.is_ascii_alphanumeric() || "./:_-".contains(c);
     name.chars()
@@ -170,15 +161,15 @@ fn plain(name: &str) -> String {
         .collect()
 }
 
-/// The nat rules of a frontend, without the chain.
-pub fn nat(frontend: &Frontend, target: &Target, ground: &Ground) -> Vec<String> {
+/// Returns the nat rules of a frontend, without the chain.
+pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> Vec<String> {
     let protocol = lower(frontend.protocol);
-    let comment = if ground.features.comment {
+    let comment = if environment.features.comment {
         format!("-m comment --comment \"{}\" ", plain(&target.name))
     } else {
         String::new()
     };
-    let action = match ground.destination {
+    let action = match environment.destination {
         Some(ip) => format!("DNAT --to-destination {}", SocketAddr::new(ip, target.port)),
         None => format!("REDIRECT --to-ports {}", target.port),
     };
@@ -188,11 +179,11 @@ pub fn nat(frontend: &Frontend, target: &Target, ground: &Ground) -> Vec<String>
     };
     match frontend.address {
         Some(ip) => vec![rule(&format!("-d {} ", IpNet::from(ip)))],
-        None => ground.node.iter().map(|to| rule(to)).collect(),
+        None => environment.node.iter().map(|to| rule(to)).collect(),
     }
 }
 
-/// The filter rule that keeps direct callers from a listener.
+/// Returns the filter rule that keeps direct callers from a listener.
 fn guard((protocol, port): (Protocol, u16), features: &Features) -> String {
     let action = match (features.reject, protocol) {
         (false, _) => "DROP",
@@ -303,7 +294,7 @@ impl Jumps {
     }
 }
 
-/// The rules of a saved table that jump to our chain, without their "-A ".
+/// Returns the rules of a saved table that jump to our chain, without their "-A ".
 fn jumping(saved: &str) -> impl Iterator<Item = &str> {
     saved.lines().filter_map(|line| {
         let rule = line.strip_prefix("-A ")?;
@@ -312,7 +303,7 @@ fn jumping(saved: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Each wanted jump exactly once and no other.
+/// Returns each wanted jump exactly once and no other.
 fn repair(saved: &str, wanted: &[String]) -> Vec<String> {
     let present: Vec<_> = jumping(saved).collect();
     let mut commands = Vec::new();
@@ -330,7 +321,7 @@ fn repair(saved: &str, wanted: &[String]) -> Vec<String> {
     commands
 }
 
-/// The lines of tables as `iptables-save` prints them that make up or lead to
+/// Returns the lines of tables as `iptables-save` prints them that make up or lead to
 /// our chains, without counters.
 pub fn ours<'a>(nat: &'a str, filter: &'a str) -> Vec<&'a str> {
     nat.lines()

@@ -8,26 +8,12 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use nix::errno::Errno;
-
 use super::applied::Applied;
 use crate::{
-    kernel::{
-        conntrack::flows::{self, Match, Reply, Source, UDP},
-        netlink::{self, Socket},
-    },
-    modes::userspace::capture::Frontend,
+    kernel::conntrack::flows::{Match, Reply, Source, UDP},
+    modes::{stale, userspace::capture::Frontend},
     net::{Family, Protocol},
 };
-
-/// Errors that will be the same the next time: no right to, no ctnetlink
-/// (EINVAL), no netfilter at all.
-const LASTING: [Errno; 4] = [
-    Errno::EPERM,
-    Errno::EINVAL,
-    Errno::EOPNOTSUPP,
-    Errno::EPROTONOSUPPORT,
-];
 
 /// Frontends whose rules changed and whose flows were not yet looked through.
 #[derive(Debug, Default)]
@@ -47,7 +33,7 @@ impl Stale {
         self.frontends.is_empty()
     }
 
-    /// What to delete, now that what is `applied` is in the kernel and leads to
+    /// Returns what to delete, now that what is `applied` is in the kernel and leads to
     /// `destination` (REDIRECT: to some address of the node): of a frontend that
     /// is there, what leads elsewhere than its listener; of one that is gone,
     /// everything. Node ports are meant on any address, as only the kernel can
@@ -75,7 +61,7 @@ impl Stale {
     /// the next time.
     ///
     /// # Errors
-    /// In words, what is amiss meanwhile and why.
+    /// With what is amiss meanwhile, and why.
     pub async fn forget(
         &mut self,
         family: Family,
@@ -83,23 +69,7 @@ impl Stale {
         destination: Option<IpAddr>,
     ) -> Result<(), String> {
         let matches = self.matches(applied, destination);
-        if matches.is_empty() {
-            return Ok(());
-        }
-        // The socket belongs to the network namespace of the thread that opens
-        // it; the table may hold a million entries, which takes a while.
-        let deleted = match Socket::open(netlink::Protocol::Netfilter) {
-            Ok(mut socket) => {
-                let work = move || flows::delete(&mut socket, family, &matches);
-                match tokio::task::spawn_blocking(work).await {
-                    Ok(deleted) => deleted,
-                    // The runtime is shutting down.
-                    Err(_) => return Ok(()),
-                }
-            }
-            Err(error) => Err(error),
-        };
-        match deleted {
+        match stale::delete(family, matches).await {
             Ok(count) => {
                 self.frontends.clear();
                 if count > 0 {
@@ -107,10 +77,11 @@ impl Stale {
                 }
                 Ok(())
             }
-            Err(error) => {
-                if error.errno().is_some_and(|errno| LASTING.contains(&errno)) {
+            Err(failure) => {
+                if failure.is_lasting {
                     self.frontends.clear();
                 }
+                let error = failure.error;
                 Err(format!(
                     "{family}: a UDP client that keeps its socket may not reach a Service that \
                      came or changed while it was sending, because we {error}; the kernel needs \

@@ -27,12 +27,12 @@ fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -
         other_ports: OtherPorts::Refuse,
     };
     let own = [own("192.0.2.1", 2, 0, 0), own("10.0.0.1", 3, 0, 0)];
-    let ground = Ground {
+    let environment = Environment {
         features,
         destination: destination.map(|a| a.parse().unwrap()),
-        node: node(&features, &NodePortAddresses::All, &own, Family::V4),
+        node: node(&features, &Served::All, &own, Family::V4),
     };
-    nat(&frontend, &target, &ground)
+    nat(&frontend, &target, &environment)
 }
 
 fn own(address: &str, index: u32, scope: u8, flags: u32) -> Address {
@@ -90,7 +90,7 @@ fn nat_rules() {
 #[test]
 fn node_ports_stay_on_the_nodes_own_addresses() {
     let own = [own("192.0.2.1", 2, 0, 0), own("10.0.0.1", 3, 0, 0)];
-    let within = NodePortAddresses::Within(vec![
+    let within = Served::Within(vec![
         "10.0.0.0/8".parse().unwrap(),
         "fd00::/8".parse().unwrap(),
     ]);
@@ -105,7 +105,7 @@ fn node_ports_stay_on_the_nodes_own_addresses() {
     );
     assert!(matches(Features::default(), Family::V6).is_empty());
     let everywhere = ["192.0.2.0/24", "0.0.0.0/0"].map(|net| net.parse().unwrap());
-    let everywhere = NodePortAddresses::Within(everywhere.into());
+    let everywhere = Served::Within(everywhere.into());
     assert_eq!(
         node(&ALL, &everywhere, &own, Family::V4),
         ["-m addrtype --dst-type LOCAL "]

@@ -1,0 +1,176 @@
+//! What one family has in the kernel, and the difference to what is desired. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    hash::{BuildHasher, RandomState},
+};
+
+use super::plan::{self, Delivery, Environment, Object};
+use crate::modes::{
+    references::References,
+    userspace::capture::{Desired, Frontend, Report},
+};
+
+/// What is in the kernel, and for which frontends.
+#[derive(Default)]
+pub struct Applied {
+    /// How packets for each frontend are delivered.
+    deliveries: BTreeMap<Frontend, Delivery>,
+    users: Users,
+}
+
+/// How many frontends use each object. Keeps hashes instead of objects: there are
+/// several objects for each frontend, which together would be the largest thing
+/// about it. That two among a million have the same hash of 64 bits is as likely as
+/// one in 37 million, with a key of our own no client can bring it about, and it
+/// would keep one object too long.
+#[derive(Default)]
+struct Users {
+    references: References<u64>,
+    key: RandomState,
+}
+
+impl Users {
+    fn count(&self, object: &Object) -> u32 {
+        self.references.count(&self.key.hash_one(object))
+    }
+
+    fn add(&mut self, object: &Object) {
+        self.references.add(self.key.hash_one(object));
+    }
+
+    fn release(&mut self, object: &Object) {
+        self.references.release(&self.key.hash_one(object));
+    }
+}
+
+/// What to do, in this order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// To be removed first, because it is in the way of what is added.
+    pub blocking: Vec<Object>,
+    /// To be added.
+    pub add: Vec<Object>,
+    /// To be removed.
+    pub remove: Vec<Object>,
+}
+
+impl Applied {
+    /// Returns what is to be in the kernel for all that is desired of a family. What
+    /// cannot be is in the `report`.
+    pub fn of(desired: &Desired, environment: &Environment, report: &mut Report) -> Applied {
+        let mut applied = Applied::default();
+        let ours = desired.keys().filter(|f| f.family == environment.family);
+        for frontend in ours {
+            if let Some(delivery) = delivery(frontend, desired, environment, report) {
+                applied.deliveries.insert(*frontend, delivery);
+                for object in plan::objects(frontend, delivery, environment) {
+                    applied.users.add(&object);
+                }
+            }
+        }
+        applied
+    }
+
+    /// Returns the frontends that packets are delivered for.
+    pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+        self.deliveries.keys()
+    }
+
+    /// Returns the objects that deliver packets for `frontend`.
+    pub fn objects(&self, frontend: &Frontend, environment: &Environment) -> Vec<Object> {
+        let delivery = self.deliveries.get(frontend);
+        delivery.map_or_else(Vec::new, |d| plan::objects(frontend, *d, environment))
+    }
+
+    /// Becomes what is desired of `changed`, and returns the difference.
+    pub fn update(
+        &mut self,
+        desired: &Desired,
+        changed: &BTreeSet<Frontend>,
+        environment: &Environment,
+        report: &mut Report,
+    ) -> Difference {
+        // The users of each object before.
+        let mut before = BTreeMap::<Object, u32>::new();
+        for frontend in changed {
+            let delivery = delivery(frontend, desired, environment, report);
+            let released = self.objects(frontend, environment);
+            self.deliveries.remove(frontend);
+            if let Some(delivery) = delivery {
+                self.deliveries.insert(*frontend, delivery);
+                for object in plan::objects(frontend, delivery, environment) {
+                    let users = self.users.count(&object);
+                    self.users.add(&object);
+                    before.entry(object).or_insert(users);
+                }
+            }
+            for object in released {
+                let users = self.users.count(&object);
+                self.users.release(&object);
+                before.entry(object).or_insert(users);
+            }
+        }
+        let mut difference = Difference::default();
+        for (object, before) in before {
+            match (before, self.users.count(&object)) {
+                (0, 1..) => difference.add.push(object),
+                (1.., 0) => difference.remove.push(object),
+                _ => {}
+            }
+        }
+        difference
+    }
+
+    /// Returns the difference between what was `observed` and all of this.
+    pub fn reconcile(&self, observed: Vec<Object>, environment: &Environment) -> Difference {
+        let (present, surplus): (Vec<_>, Vec<_>) = observed
+            .into_iter()
+            .partition(|object| self.users.count(object) > 0);
+        let present: HashSet<_> = present.into_iter().collect();
+        let desired = self.frontends().flat_map(|f| self.objects(f, environment));
+        // Addresses are assigned again: the kernel may have made anew the
+        // route that was withdrawn.
+        let missing: HashSet<_> = desired
+            .filter(|o| matches!(o, Object::Address(_)) || !present.contains(o))
+            .collect();
+        // A route that differs in its source only is in the way of the right one.
+        let place = |object: &Object| match object {
+            Object::Route(route) => Some((route.table, route.destination)),
+            _ => None,
+        };
+        let places: HashSet<_> = missing.iter().filter_map(place).collect();
+        let (blocking, remove): (Vec<_>, Vec<_>) = surplus
+            .into_iter()
+            .partition(|o| place(o).is_some_and(|p| places.contains(&p)));
+        Difference {
+            blocking,
+            add: missing.into_iter().collect(),
+            remove,
+        }
+    }
+}
+
+fn delivery(
+    frontend: &Frontend,
+    desired: &Desired,
+    environment: &Environment,
+    report: &mut Report,
+) -> Option<Delivery> {
+    let target = desired.get(frontend)?;
+    match plan::delivery(frontend, target, environment) {
+        Ok(delivery) => {
+            if delivery == Delivery::WholeAddress && environment.ports {
+                report.messages.push(format!(
+                    "{frontend}: all ports of the address reach what listens on all \
+                     addresses of this node, because routing rules cannot match port 65535"
+                ));
+            }
+            Some(delivery)
+        }
+        Err(reason) => {
+            report.failed.push((*frontend, reason));
+            None
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Adds and removes objects in the kernel.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use super::{
+    diff::Difference,
+    plan::{self, Object},
+};
+use crate::{
+    kernel::{
+        addresses,
+        netlink::{self, Socket},
+        routes, rules,
+    },
+    modes::userspace::capture::Error,
+    net::Family,
+};
+
+/// Carries out a difference; returns what the kernel refused to add.
+///
+/// # Errors
+/// When the kernel could not be asked, or something could not be removed.
+pub fn run(
+    socket: &mut Socket,
+    loopback: u32,
+    difference: Difference,
+) -> Result<HashMap<Object, netlink::Error>, Error> {
+    remove(socket, loopback, difference.blocking)?;
+    let refused = insert(socket, loopback, difference.add)?;
+    remove(socket, loopback, difference.remove)?;
+    Ok(refused)
+}
+
+/// Objects of the same phase and kind, for one batch.
+#[derive(Default)]
+struct Batch {
+    addresses: Vec<IpAddr>,
+    routes: Vec<routes::Route>,
+    rules: Vec<rules::Rule>,
+}
+
+impl Batch {
+    fn new(objects: &[Object]) -> Batch {
+        let mut batch = Batch::default();
+        for object in objects {
+            match object {
+                Object::Address(address) => batch.addresses.push(*address),
+                Object::Route(route) => batch.routes.push(route.clone()),
+                Object::Rule(rule) => batch.rules.push(rule.clone()),
+            }
+        }
+        batch
+    }
+}
+
+/// Adds `objects`, what refuses packets before what lets them in; returns those
+/// that the kernel refused. Sockets that are connected already follow it too.
+fn insert(
+    socket: &mut Socket,
+    loopback: u32,
+    mut objects: Vec<Object>,
+) -> Result<HashMap<Object, netlink::Error>, Error> {
+    let mut refused = HashMap::new();
+    objects.sort_by_cached_key(|o| (o.phase(), o.clone()));
+    for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
+        // A phase holds one kind of object, so the outcomes are in its order.
+        let batch = Batch::new(phase);
+        let mut outcomes = addresses::assign(socket, loopback, &batch.addresses)?;
+        outcomes.extend(routes::add(socket, &batch.routes)?);
+        outcomes.extend(rules::add(socket, &batch.rules)?);
+        for (object, outcome) in phase.iter().zip(outcomes) {
+            if let Err(error) = outcome {
+                refused.insert(object.clone(), error);
+            }
+        }
+    }
+    let is_new = |o: &Object| matches!(o, Object::Route(r) if Family::of(&r.destination.addr()) == Family::V6);
+    if objects.iter().any(is_new) {
+        outdate_cached_routes(socket)?;
+    }
+    Ok(refused)
+}
+
+/// Makes connected IPv6 sockets ask for their route again.
+///
+/// They keep it for as long as the node of the tree where it was found is
+/// unchanged (`rt6_check`), and a route in another table leaves that alone; the
+/// IPv4 code outdates all of them by itself (`rt_cache_flush`). Adding a rule
+/// does it for IPv6 (`fib6_rule_flush_cache` calls `rt_genid_bump_ipv6`, since
+/// Linux 6.9 and the stable releases of that time), but often there is none to
+/// add, because another Service has the same port. On an older kernel such a
+/// socket waits until its route changes for another reason.
+fn outdate_cached_routes(socket: &mut Socket) -> Result<(), Error> {
+    let scratch = [plan::scratch(Family::V6)];
+    // A kernel that refuses it has refused the rules that matter.
+    let _ = rules::add(socket, &scratch)?;
+    Ok(rules::delete(socket, &scratch)?)
+}
+
+/// Removes `objects`, the other way round.
+///
+/// # Errors
+/// With the first thing that could not be removed.
+pub fn remove(socket: &mut Socket, loopback: u32, mut objects: Vec<Object>) -> Result<(), Error> {
+    objects.sort_by_cached_key(|o| (u8::MAX - o.phase(), o.clone()));
+    let mut outcome = Ok(());
+    for phase in objects.chunk_by(|a, b| a.phase() == b.phase()) {
+        let batch = Batch::new(phase);
+        outcome = outcome
+            .and(rules::delete(socket, &batch.rules))
+            .and(routes::delete(socket, &batch.routes))
+            .and(addresses::unassign(socket, loopback, &batch.addresses));
+    }
+    Ok(outcome?)
+}

@@ -1,0 +1,61 @@
+//! What the kernel has, and what it offers.
+
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+use socket2::{Domain, Type};
+
+use super::plan::{Environment, Object};
+use crate::{
+    kernel::{addresses, links, netlink::Socket, routes, rules},
+    modes::userspace::capture::Error,
+    net::Family,
+};
+
+/// Returns what the kernel has of ours.
+///
+/// # Errors
+/// When the kernel cannot list it.
+pub fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Error> {
+    let mut objects: Vec<Object> = Vec::new();
+    objects.extend(rules::list(socket, family)?.into_iter().map(Object::Rule));
+    objects.extend(routes::list(socket, family)?.into_iter().map(Object::Route));
+    let own = addresses::list_own(socket)?.into_iter();
+    let own = own.filter(|a| Family::of(&a.address) == family);
+    objects.extend(own.map(|a| Object::Address(a.address)));
+    objects.retain(Object::is_ours);
+    Ok(objects)
+}
+
+/// Returns what the kernel and the node offer, where routing rules match ports if
+/// `ports`; `None` if the kernel does not have the family. Sets up the loopback
+/// interface.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub fn environment(
+    socket: &mut Socket,
+    family: Family,
+    ports: bool,
+) -> Result<Option<Environment>, Error> {
+    let domain = match family {
+        Family::V4 => Domain::IPV4,
+        Family::V6 => Domain::IPV6,
+    };
+    if let Err(error) = socket2::Socket::new(domain, Type::DGRAM, None)
+        && error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32)
+    {
+        return Ok(None);
+    }
+    let loopback = links::index("lo")?;
+    links::set_up(socket, loopback)?;
+    let own = addresses::list(socket)?;
+    let is_loopback = |ip: &IpAddr| ip.is_loopback() && Family::of(ip) == family;
+    Ok(Some(Environment {
+        family,
+        ports,
+        loopback,
+        has_loopback_address: own.iter().any(|a| is_loopback(&a.address)),
+        own: own.iter().map(|a| a.address).collect(),
+    }))
+}

@@ -1,0 +1,423 @@
+//! From what exists of a ServicePort to what is planned: steps in a safe order.
+//! Pure.
+//!
+//! Sockets are opened before what depends on them is captured, and closed only when
+//! nothing leads to them any more: under redirect capture once the kernel stopped
+//! sending packets there, under local capture once all of a sync's sockets are
+//! open, while the route stays until the last connection has ended.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{
+    capture::{Frontend, Method, OtherPorts},
+    plan::{
+        GroupKind, GroupPlan,
+        listen::{Bind, NodeContext, binds},
+    },
+};
+
+/// What exists of one service group.
+#[derive(Clone, Debug)]
+pub struct AppliedGroup {
+    /// Which of the ServicePort's groups it is.
+    pub kind: GroupKind,
+    /// The frontends that it owns: another ServicePort may have taken some.
+    pub frontends: Vec<Frontend>,
+    /// Where its listeners are.
+    pub listens_on: Vec<SocketAddr>,
+    /// Addresses that are bound and silent.
+    pub reserved: Vec<SocketAddr>,
+    /// Its local port, under redirect capture.
+    pub local_port: Option<SocketAddr>,
+}
+
+/// Where a service group listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// On its local port, which nat rules lead to.
+    LocalPort,
+    /// On an address that clients call.
+    Address(Bind),
+}
+
+/// When a frontend stops being captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// With the next capture: connection tracking remembers open connections.
+    Now,
+    /// When no connection uses it any more: routes carry each packet.
+    Unused,
+}
+
+/// One thing to do for a ServicePort.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The group exists, owns its frontends, and sends new traffic as planned.
+    Route(Box<GroupPlan>),
+    /// The group gets a local port that its clients do not call: a rule would
+    /// have nothing to translate then. One that it has is given back.
+    TakeLocalPort(GroupKind),
+    /// The group listens there.
+    Listen(GroupKind, Place),
+    /// The group is bound there, so that the kernel refuses who calls.
+    Reserve(GroupKind, Bind),
+    /// The group is not bound there any more.
+    Unreserve(GroupKind, SocketAddr),
+    /// A frontend is captured for the group, if the place is bound: otherwise it
+    /// would reach what listens on that port of the node.
+    Capture {
+        kind: GroupKind,
+        frontend: Frontend,
+        place: Place,
+        other_ports: OtherPorts,
+    },
+    /// A frontend has no group any more.
+    Release(Frontend, Release),
+}
+
+/// What is closed, at its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// The listeners of an address of the group; open connections live on.
+    Listeners(GroupKind, SocketAddr),
+    /// The group itself.
+    Group(GroupKind),
+}
+
+/// The steps that bring a ServicePort from what exists to what is planned.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// To be done at once, in this order.
+    pub open: Vec<Step>,
+    /// To be done, in this order, under local capture when the sync has opened
+    /// all that it opens, under redirect capture when capture is in force.
+    pub close: Vec<Closing>,
+}
+
+/// Returns the difference between the `applied` groups of a ServicePort and their
+/// `plans`.
+pub fn diff(plans: Vec<GroupPlan>, applied: &[AppliedGroup], node: &NodeContext) -> Difference {
+    let mut difference = Difference::default();
+    let mut released = Vec::new();
+    for group in applied {
+        let planned = |frontend: &Frontend| plans.iter().any(|p| p.frontends.contains(frontend));
+        let given_up = group.frontends.iter().filter(|f| !planned(f));
+        released.extend(given_up.map(|frontend| {
+            let release = match node.methods.get(frontend.family) {
+                Method::Redirect => Release::Now,
+                Method::Local => Release::Unused,
+            };
+            Step::Release(*frontend, release)
+        }));
+        if !plans.iter().any(|plan| plan.name.kind == group.kind) {
+            let listeners = group.listens_on.iter();
+            let listeners = listeners.map(|address| Closing::Listeners(group.kind, *address));
+            difference.close.extend(listeners);
+            difference.close.push(Closing::Group(group.kind));
+        }
+    }
+    for plan in plans {
+        let kind = plan.name.kind;
+        let applied = applied.iter().find(|group| group.kind == kind);
+        let method = *node.methods.get(plan.name.port.family);
+        let mut steps = Vec::new();
+        let listens = match method {
+            Method::Redirect => redirected(&plan, applied, node, &mut steps),
+            Method::Local => routed(&plan, applied, node, &mut steps),
+        };
+        let open = applied.map_or(&[][..], |group| &group.listens_on);
+        let unwanted = open.iter().filter(|address| !listens.contains(address));
+        let unwanted = unwanted.map(|address| Closing::Listeners(kind, *address));
+        difference.close.extend(unwanted);
+        difference.open.push(Step::Route(Box::new(plan)));
+        difference.open.extend(steps);
+    }
+    difference.open.extend(released);
+    difference
+}
+
+/// Adds the steps of a group that listens on a local port. Returns those of its
+/// listeners' addresses that stay.
+fn redirected(
+    plan: &GroupPlan,
+    applied: Option<&AppliedGroup>,
+    node: &NodeContext,
+    steps: &mut Vec<Step>,
+) -> Vec<SocketAddr> {
+    let kind = plan.name.kind;
+    let called = |port| plan.frontends.iter().any(|frontend| frontend.port == port);
+    let local_port = applied.and_then(|group| group.local_port);
+    let local_port = local_port.filter(|address| !called(address.port()));
+    if local_port.is_none() {
+        steps.push(Step::TakeLocalPort(kind));
+    }
+    let listens = !plan.has_no_endpoints();
+    let open = applied.map_or(&[][..], |group| &group.listens_on);
+    let is_open = local_port.is_some_and(|address| open.contains(&address));
+    if listens && !is_open && node.opens_listeners {
+        steps.push(Step::Listen(kind, Place::LocalPort));
+    }
+    let captured = plan.frontends.iter();
+    steps.extend(captured.map(|frontend| capture(plan, *frontend, Place::LocalPort)));
+    local_port.filter(|_| listens).into_iter().collect()
+}
+
+/// Adds the steps of a group that listens on the service addresses themselves.
+/// Returns the addresses where it does.
+fn routed(
+    plan: &GroupPlan,
+    applied: Option<&AppliedGroup>,
+    node: &NodeContext,
+    steps: &mut Vec<Step>,
+) -> Vec<SocketAddr> {
+    let kind = plan.name.kind;
+    let listens = !plan.has_no_endpoints();
+    let open = applied.map_or(&[][..], |group| &group.listens_on);
+    let mut addresses = Vec::new();
+    let mut captured = Vec::new();
+    for frontend in &plan.frontends {
+        for bind in binds(frontend, plan, node) {
+            addresses.push(bind.address);
+            let place = Place::Address(bind);
+            if frontend.address.is_some() {
+                captured.push(capture(plan, *frontend, place));
+            }
+            match listens {
+                _ if !node.opens_listeners => {}
+                true if open.contains(&bind.address) => {}
+                true => steps.push(Step::Listen(kind, place)),
+                false => steps.push(Step::Reserve(kind, bind)),
+            }
+        }
+    }
+    let reserved = applied.map_or(&[][..], |group| &group.reserved);
+    let surplus = reserved.iter().filter(|a| !addresses.contains(a));
+    steps.extend(surplus.map(|address| Step::Unreserve(kind, *address)));
+    steps.extend(captured);
+    if listens { addresses } else { Vec::new() }
+}
+
+fn capture(plan: &GroupPlan, frontend: Frontend, place: Place) -> Step {
+    let is_cluster_ip = |ip: IpAddr| plan.cluster_ip == Some(ip);
+    Step::Capture {
+        kind: plan.name.kind,
+        frontend,
+        place,
+        other_ports: match frontend.address.is_some_and(is_cluster_ip) {
+            true => OtherPorts::Refuse,
+            false => OtherPorts::PassOn,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        modes::userspace::plan::{GroupName, Target, listen::Owner},
+        net::{Family, PerFamily, Protocol},
+        node::Served,
+        sched::SchedulerName,
+        services::{Retry, ServiceName, ServicePortName},
+    };
+
+    const KIND: GroupKind = GroupKind::Internal;
+
+    fn node(method: Method) -> NodeContext {
+        NodeContext {
+            methods: PerFamily::each(|_| method),
+            addresses: vec![[192, 0, 2, 1].into()],
+            node_ports: Arc::new(Served::All),
+            opens_listeners: true,
+        }
+    }
+
+    fn frontend(address: Option<[u8; 4]>, port: u16) -> Frontend {
+        Frontend {
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+            address: address.map(IpAddr::from),
+            port,
+        }
+    }
+
+    /// The cluster IP's port 80.
+    fn cluster_ip() -> Frontend {
+        frontend(Some([10, 96, 0, 1]), 80)
+    }
+
+    fn plan(frontends: &[Frontend], endpoints: usize) -> GroupPlan {
+        let target = Target {
+            address: ([10, 1, 0, 1], 80).into(),
+            weight: 1,
+        };
+        let service = ServiceName {
+            namespace: "default".into(),
+            name: "web".into(),
+        };
+        GroupPlan {
+            name: GroupName {
+                port: ServicePortName {
+                    service,
+                    port: "http".into(),
+                    protocol: Protocol::Tcp,
+                    family: Family::V4,
+                },
+                kind: KIND,
+            },
+            cluster_ip: Some([10, 96, 0, 1].into()),
+            frontends: frontends.to_vec(),
+            not_at: [].into(),
+            targets: vec![target; endpoints],
+            cluster_local: None,
+            allowed: [].into(),
+            scheduler: SchedulerName::Rr,
+            affinity: None,
+            proxy_protocol: None,
+            retry: Retry::default(),
+        }
+    }
+
+    fn applied(listens_on: Option<SocketAddr>, local_port: Option<SocketAddr>) -> AppliedGroup {
+        AppliedGroup {
+            kind: KIND,
+            frontends: vec![cluster_ip()],
+            listens_on: listens_on.into_iter().collect(),
+            reserved: Vec::new(),
+            local_port,
+        }
+    }
+
+    fn address(ip: [u8; 4], port: u16) -> SocketAddr {
+        (ip, port).into()
+    }
+
+    fn route(plan: &GroupPlan) -> Step {
+        Step::Route(Box::new(plan.clone()))
+    }
+
+    fn captured(place: Place) -> Step {
+        Step::Capture {
+            kind: KIND,
+            frontend: cluster_ip(),
+            place,
+            other_ports: OtherPorts::Refuse,
+        }
+    }
+
+    #[test]
+    fn sockets_are_open_before_anything_is_captured_for_them() {
+        let plan = plan(&[cluster_ip(), frontend(None, 30_080)], 1);
+        let service = Bind {
+            address: address([10, 96, 0, 1], 80),
+            owner: Owner::Service,
+        };
+        let node_port = Bind::of_node(address([192, 0, 2, 1], 30_080));
+        let routed = diff(vec![plan.clone()], &[], &node(Method::Local));
+        let steps = [
+            route(&plan),
+            Step::Listen(KIND, Place::Address(service)),
+            Step::Listen(KIND, Place::Address(node_port)),
+            captured(Place::Address(service)),
+        ];
+        assert_eq!(routed.open, steps);
+        let redirected = diff(vec![plan.clone()], &[], &node(Method::Redirect));
+        let steps = [
+            route(&plan),
+            Step::TakeLocalPort(KIND),
+            Step::Listen(KIND, Place::LocalPort),
+            captured(Place::LocalPort),
+            Step::Capture {
+                kind: KIND,
+                frontend: frontend(None, 30_080),
+                place: Place::LocalPort,
+                other_ports: OtherPorts::PassOn,
+            },
+        ];
+        assert_eq!(redirected.open, steps);
+        assert_eq!([routed.close, redirected.close], [vec![], vec![]]);
+
+        let mut node = node(Method::Redirect);
+        node.opens_listeners = false;
+        let yielding = diff(vec![plan], &[], &node);
+        let listens = |step: &Step| matches!(step, Step::Listen(..) | Step::Reserve(..));
+        assert!(!yielding.open.iter().any(listens), "{yielding:?}");
+    }
+
+    #[test]
+    fn what_has_no_endpoint_stays_bound_and_refuses() {
+        let plan = plan(&[cluster_ip()], 0);
+        let service = Bind {
+            address: address([10, 96, 0, 1], 80),
+            owner: Owner::Service,
+        };
+        let there = applied(Some(service.address), None);
+        let routed = diff(vec![plan.clone()], &[there], &node(Method::Local));
+        let steps = [
+            route(&plan),
+            Step::Reserve(KIND, service),
+            captured(Place::Address(service)),
+        ];
+        assert_eq!(routed.open, steps);
+        assert_eq!(routed.close, [Closing::Listeners(KIND, service.address)]);
+
+        let local = address([0; 4], 40_000);
+        let there = applied(Some(local), Some(local));
+        let redirected = diff(vec![plan.clone()], &[there], &node(Method::Redirect));
+        assert_eq!(redirected.open, [route(&plan), captured(Place::LocalPort)]);
+        assert_eq!(redirected.close, [Closing::Listeners(KIND, local)]);
+    }
+
+    #[test]
+    fn a_local_port_that_clients_call_is_replaced() {
+        let plan = plan(&[cluster_ip()], 1);
+        for (port, taken) in [(40_000, false), (80, true)] {
+            let local = address([0; 4], port);
+            let there = applied(Some(local), Some(local));
+            let difference = diff(vec![plan.clone()], &[there], &node(Method::Redirect));
+            let takes = difference.open.contains(&Step::TakeLocalPort(KIND));
+            let listens = Step::Listen(KIND, Place::LocalPort);
+            let listens = difference.open.contains(&listens);
+            assert_eq!([takes, listens], [taken; 2], "{port}");
+            let closes = difference.close.contains(&Closing::Listeners(KIND, local));
+            assert_eq!(closes, taken, "{port}");
+        }
+    }
+
+    #[test]
+    fn what_is_gone_is_released_and_then_closed() {
+        let local = address([10, 96, 0, 1], 80);
+        let there = applied(Some(local), None);
+        for (method, release) in [
+            (Method::Redirect, Release::Now),
+            (Method::Local, Release::Unused),
+        ] {
+            let difference = diff(Vec::new(), std::slice::from_ref(&there), &node(method));
+            assert_eq!(difference.open, [Step::Release(cluster_ip(), release)]);
+            let closing = [Closing::Listeners(KIND, local), Closing::Group(KIND)];
+            assert_eq!(difference.close, closing);
+        }
+        // Another ServicePort has its frontend.
+        let lost = AppliedGroup {
+            frontends: Vec::new(),
+            ..there
+        };
+        let difference = diff(Vec::new(), &[lost], &node(Method::Local));
+        assert_eq!(difference.open, []);
+    }
+
+    #[test]
+    fn surplus_reservations_go() {
+        let mut there = applied(None, None);
+        there.reserved = vec![address([10, 96, 0, 1], 80), address([10, 96, 0, 9], 80)];
+        let plan = plan(&[cluster_ip()], 0);
+        let difference = diff(vec![plan], &[there], &node(Method::Local));
+        let given_up = difference.open.iter().filter_map(|step| match step {
+            Step::Unreserve(_, address) => Some(*address),
+            _ => None,
+        });
+        assert_eq!(given_up.collect::<Vec<_>>(), [address([10, 96, 0, 9], 80)]);
+    }
+}

@@ -1,0 +1,429 @@
+//! Runs the steps of a difference: opens and closes listeners, swaps routing, and
+//! keeps what capture is to bring to them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io, mem,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+};
+
+use hashbrown::{HashMap, hash_map::Entry};
+
+use super::{
+    capture::{Desired, Frontend, Target},
+    diff::{AppliedGroup, Closing, Difference, Place, Release, Step},
+    listeners::{
+        InUse, ListenerSet,
+        redirect_ports::{RedirectPort, RedirectPorts},
+    },
+    plan::{
+        GroupKind, GroupName, GroupPlan,
+        listen::{Bind, Owner},
+    },
+    proxy::{Shared, affinity::Affinity, workers::Workers},
+};
+use crate::{net::PerFamily, services::ServicePortName};
+
+/// The service groups that exist, and what is captured for them.
+pub struct Executor {
+    shared: Arc<Shared>,
+    workers: Workers,
+    ports: RedirectPorts,
+    groups: HashMap<GroupName, Box<ListenerSet>>,
+    /// The group of each frontend.
+    owners: HashMap<Frontend, GroupName>,
+    affinities: HashMap<ServicePortName, Weak<Affinity>>,
+    /// What capture should bring to us, each with its local port.
+    desired: Desired,
+    /// Changes of `desired` that capture has not seen.
+    changed: BTreeSet<Frontend>,
+    /// What is closed at the end of a sync.
+    closing: BTreeMap<ServicePortName, Vec<Closing>>,
+    /// Released frontends that stay captured while connections use them.
+    retiring: BTreeMap<Frontend, Vec<InUse>>,
+    /// That a filter does not fit was logged.
+    filter_logged: bool,
+}
+
+/// Places of a ServicePort that could not be bound, each with the reason.
+type Failed = BTreeMap<(GroupKind, Place), String>;
+
+impl Executor {
+    /// Returns an executor with no groups yet, whose listeners are on `workers`.
+    pub fn new(shared: Arc<Shared>, workers: Workers, ports: RedirectPorts) -> Self {
+        Executor {
+            shared,
+            workers,
+            ports,
+            groups: HashMap::new(),
+            owners: HashMap::new(),
+            affinities: HashMap::new(),
+            desired: Desired::new(),
+            changed: BTreeSet::new(),
+            closing: BTreeMap::new(),
+            retiring: BTreeMap::new(),
+            filter_logged: false,
+        }
+    }
+
+    /// Returns what exists of `port`.
+    pub fn applied(&self, port: &ServicePortName) -> Vec<AppliedGroup> {
+        let names = GroupKind::ALL.map(|kind| GroupName {
+            port: port.clone(),
+            kind,
+        });
+        let groups = names
+            .into_iter()
+            .filter_map(|name| Some((self.groups.get(&name)?, name)));
+        groups
+            .map(|(group, name)| {
+                let owned = group.frontends.iter();
+                let owned = owned.filter(|frontend| self.owners.get(*frontend) == Some(&name));
+                AppliedGroup {
+                    kind: name.kind,
+                    frontends: owned.copied().collect(),
+                    listens_on: group.listens_on().collect(),
+                    reserved: group.reserved().collect(),
+                    local_port: group.local_port.as_ref().map(|port| port.address),
+                }
+            })
+            .collect()
+    }
+
+    /// Returns the ServicePorts that have groups.
+    pub fn ports(&self) -> impl Iterator<Item = &ServicePortName> {
+        self.groups.keys().map(|name| &name.port)
+    }
+
+    /// Returns the ServicePort that `frontend` belongs to.
+    pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
+        self.owners.get(frontend).map(|name| &name.port)
+    }
+
+    /// Returns what is to be captured.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// Returns what of it changed since the last call.
+    pub fn take_changed(&mut self) -> BTreeSet<Frontend> {
+        mem::take(&mut self.changed)
+    }
+
+    /// Returns the frontends that stay captured until their last connection ends.
+    pub fn retiring(&self) -> impl Iterator<Item = &Frontend> {
+        self.retiring.keys()
+    }
+
+    /// Runs the steps of a difference that are due at once, and keeps the others
+    /// for [`Executor::close`].
+    ///
+    /// # Errors
+    /// Why what is not in force is not.
+    pub fn open(&mut self, port: &ServicePortName, difference: Difference) -> Result<(), String> {
+        let mut failed = Failed::new();
+        for step in difference.open {
+            self.run(port, step, &mut failed);
+        }
+        match difference.close.is_empty() {
+            true => self.closing.remove(port),
+            false => self.closing.insert(port.clone(), difference.close),
+        };
+        if failed.is_empty() {
+            return Ok(());
+        }
+        let reasons: Vec<_> = failed.into_values().collect();
+        Err(reasons.join("; "))
+    }
+
+    /// Forgets which clients of a ServicePort that is gone are pinned to which
+    /// endpoints.
+    pub fn forget_clients(&mut self, port: &ServicePortName) {
+        self.affinities.remove(port);
+    }
+
+    fn run(&mut self, port: &ServicePortName, step: Step, failed: &mut Failed) {
+        let name = |kind| GroupName {
+            port: port.clone(),
+            kind,
+        };
+        match step {
+            Step::Route(plan) => self.route(&plan),
+            Step::TakeLocalPort(kind) => {
+                if let Err(error) = self.take_local_port(&name(kind)) {
+                    let why = format!("no local port for it: {error}");
+                    failed.insert((kind, Place::LocalPort), why);
+                }
+            }
+            Step::Listen(kind, place) => {
+                if failed.contains_key(&(kind, place)) {
+                    return;
+                }
+                let listening = match place {
+                    Place::LocalPort => self.listen_on_local_port(&name(kind)),
+                    Place::Address(bind) => {
+                        let listening = self.listen(&name(kind), bind);
+                        listening.map_err(|error| cannot_bind(bind.address, &error))
+                    }
+                };
+                if let Err(why) = listening {
+                    failed.insert((kind, place), why);
+                }
+            }
+            Step::Reserve(kind, bind) => {
+                let group = self.groups.get_mut(&name(kind));
+                let reserved = group.map(|group| group.reserve(&self.shared, bind));
+                if let Some(Err(error)) = reserved {
+                    let why = cannot_bind(bind.address, &error);
+                    failed.insert((kind, Place::Address(bind)), why);
+                }
+            }
+            Step::Unreserve(kind, address) => {
+                if let Some(group) = self.groups.get_mut(&name(kind)) {
+                    group.unreserve(address);
+                }
+            }
+            Step::Capture {
+                kind,
+                frontend,
+                place,
+                other_ports,
+            } => {
+                let bound = !failed.contains_key(&(kind, place));
+                let group = self.groups.get(&name(kind)).filter(|_| bound);
+                let target = group.map(|group| Target {
+                    port: match (place, &group.local_port) {
+                        (Place::LocalPort, Some(port)) => port.address.port(),
+                        _ => 0,
+                    },
+                    name: Arc::clone(group.label()),
+                    other_ports,
+                });
+                self.capture(&frontend, target);
+            }
+            Step::Release(frontend, release) => {
+                self.owners.remove(&frontend);
+                match release {
+                    Release::Now => self.capture(&frontend, None),
+                    Release::Unused if self.desired.contains_key(&frontend) => {
+                        self.retiring.entry(frontend).or_default();
+                    }
+                    Release::Unused => {}
+                }
+            }
+        }
+    }
+
+    /// Makes the group of `plan` exist and send its traffic as planned.
+    fn route(&mut self, plan: &GroupPlan) {
+        let affinity = self.affinity(plan);
+        for frontend in &plan.frontends {
+            self.owners.insert(*frontend, plan.name.clone());
+            self.retiring.remove(frontend);
+        }
+        let shared = &self.shared;
+        let group = match self.groups.entry(plan.name.clone()) {
+            Entry::Occupied(entry) => {
+                let group = entry.into_mut();
+                group.reroute(plan, affinity);
+                group
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Box::new(ListenerSet::new(shared, plan, affinity)))
+            }
+        };
+        let filtered = group.filter(plan.name.port.family, &shared.cluster_local);
+        log_filter(filtered, group.label(), &mut self.filter_logged);
+    }
+
+    /// Returns the pins of a ServicePort's clients, one table for all its groups.
+    fn affinity(&mut self, plan: &GroupPlan) -> Option<Arc<Affinity>> {
+        let timeout = plan.affinity?;
+        let known = self.affinities.get(&plan.name.port).and_then(Weak::upgrade);
+        Some(known.filter(|a| a.timeout() == timeout).unwrap_or_else(|| {
+            let fresh = Arc::new(Affinity::new(timeout));
+            self.affinities
+                .insert(plan.name.port.clone(), Arc::downgrade(&fresh));
+            fresh
+        }))
+    }
+
+    fn take_local_port(&mut self, name: &GroupName) -> io::Result<()> {
+        let Some(group) = self.groups.get_mut(name) else {
+            return Ok(());
+        };
+        let called = |port: &RedirectPort| {
+            let number = port.address.port();
+            group.frontends.iter().any(|f| f.port == number)
+        };
+        let mut unfit: Vec<_> = group.local_port.take().into_iter().collect();
+        let taken = loop {
+            match self.ports.take(name.port.protocol, name.port.family) {
+                Ok(port) if called(&port) => unfit.push(port),
+                taken => break taken,
+            }
+        };
+        for port in &unfit {
+            self.ports.release(port);
+        }
+        group.local_port = Some(taken?);
+        Ok(())
+    }
+
+    /// Listens on the local port of a group. Another program may have taken it
+    /// while nothing listened there: another port serves as well.
+    fn listen_on_local_port(&mut self, name: &GroupName) -> Result<(), String> {
+        loop {
+            let port = self.groups.get(name).and_then(|g| g.local_port.as_ref());
+            let Some(address) = port.map(|port| port.address) else {
+                return Ok(());
+            };
+            let owner = Owner::Node;
+            match self.listen(name, Bind { address, owner }) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    let taken = self.take_local_port(name);
+                    taken.map_err(|error| format!("no local port for it: {error}"))?;
+                }
+                done => {
+                    return done.map_err(|error| format!("cannot listen on {address}: {error}"));
+                }
+            }
+        }
+    }
+
+    fn listen(&mut self, name: &GroupName, bind: Bind) -> io::Result<()> {
+        let group = self.groups.get_mut(name);
+        group.map_or(Ok(()), |group| {
+            group.open(&self.shared, &self.workers, bind)
+        })
+    }
+
+    fn capture(&mut self, frontend: &Frontend, target: Option<Target>) {
+        if self.desired.get(frontend) == target.as_ref() {
+            return;
+        }
+        match target {
+            Some(target) => self.desired.insert(*frontend, target),
+            None => self.desired.remove(frontend),
+        };
+        self.changed.insert(*frontend);
+    }
+
+    /// Closes what is due of the `families`.
+    pub fn close(&mut self, families: PerFamily<bool>) {
+        let closing = mem::take(&mut self.closing);
+        for (port, due) in closing {
+            if !*families.get(port.family) {
+                self.closing.insert(port, due);
+                continue;
+            }
+            for closing in due {
+                self.close_one(&port, closing);
+            }
+        }
+    }
+
+    fn close_one(&mut self, port: &ServicePortName, closing: Closing) {
+        let name = |kind| GroupName {
+            port: port.clone(),
+            kind,
+        };
+        match closing {
+            Closing::Listeners(kind, address) => {
+                let group = self.groups.get_mut(&name(kind));
+                let Some(in_use) = group.and_then(|group| group.close(address)) else {
+                    return;
+                };
+                let frontend = Frontend {
+                    protocol: port.protocol,
+                    family: port.family,
+                    address: Some(address.ip()),
+                    port: address.port(),
+                };
+                if let Some(uses) = self.retiring.get_mut(&frontend) {
+                    uses.push(in_use);
+                }
+            }
+            Closing::Group(kind) => {
+                let group = self.groups.remove(&name(kind));
+                if let Some(port) = group.and_then(|mut group| group.local_port.take()) {
+                    self.ports.release(&port);
+                }
+            }
+        }
+    }
+
+    /// Stops capturing released frontends of `families` that no connection uses any
+    /// more.
+    pub fn retire(&mut self, families: PerFamily<bool>) {
+        let unused: Vec<Frontend> = self
+            .retiring
+            .iter()
+            .filter(|(frontend, _)| *families.get(frontend.family))
+            .filter(|(_, uses)| uses.iter().all(|u| u.strong_count() == 0))
+            .map(|(frontend, _)| *frontend)
+            .collect();
+        for frontend in unused {
+            self.retiring.remove(&frontend);
+            self.capture(&frontend, None);
+        }
+    }
+
+    /// Puts the filters of all listeners anew, because other clients are
+    /// cluster-local now.
+    pub fn filter_all(&mut self) {
+        for (name, group) in &mut self.groups {
+            let filtered = group.filter(name.port.family, &self.shared.cluster_local);
+            log_filter(filtered, group.label(), &mut self.filter_logged);
+        }
+    }
+
+    /// Has new connections of all addresses go to the sockets of a successor,
+    /// which opens `theirs` for an address; `None`: to any.
+    pub fn hand_over(&self, theirs: Option<u32>) {
+        // A successor is as short of descriptors as this process is: where some
+        // addresses have one socket, it has no second one to be named.
+        let workers = self.workers.count();
+        let short = self.groups.values().any(|group| group.is_short(workers));
+        let theirs = theirs.map(|sockets| if short { 1 } else { sockets });
+        let steered = self.groups.values().map(|group| group.hand_over(theirs));
+        if let Err(error) = steered.fold(Ok(()), Result::and) {
+            tracing::warn!(
+                "new connections are shared with the process that takes over, for as long as both \
+                 run: {error}"
+            );
+        }
+    }
+
+    /// Has all TCP listeners drop what still comes.
+    pub fn fall_silent(&self) {
+        self.groups.values().for_each(|group| group.fall_silent());
+    }
+}
+
+/// Logs once that who may not call is reset instead of hearing nothing.
+fn log_filter(filtered: io::Result<()>, service: &str, logged: &mut bool) {
+    if let Err(error) = filtered
+        && !mem::replace(logged, true)
+    {
+        tracing::warn!(
+            service,
+            "who may not call is reset instead of hearing nothing, as their filter does not fit \
+             on the listener: {error}; give fewer loadBalancerSourceRanges, or raise \
+             net.core.optmem_max"
+        );
+    }
+}
+
+fn cannot_bind(address: SocketAddr, error: &io::Error) -> String {
+    if error.kind() == io::ErrorKind::AddrInUse {
+        format!(
+            "cannot listen on {address}: another program on this node has that port on this \
+             address or on all addresses; bind it to one address, or use \
+             --userspace-capture=redirect"
+        )
+    } else {
+        format!("cannot listen on {address}: {error}")
+    }
+}

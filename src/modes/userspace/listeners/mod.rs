@@ -1,0 +1,360 @@
+//! The listening sockets of one service group: opened on every worker, closed
+//! without losing a connection that the kernel has already completed.
+
+mod admission;
+pub mod redirect_ports;
+mod reuseport;
+pub mod sockets;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+};
+
+use socket2::Socket;
+use tokio::sync::OwnedSemaphorePermit;
+
+use self::{admission::Filter, redirect_ports::RedirectPort};
+use super::{
+    capture::Frontend,
+    plan::{GroupPlan, listen::Bind},
+    proxy::{
+        Shared,
+        affinity::Affinity,
+        cluster_local::ClusterLocal,
+        group::{Routing, ServiceGroup},
+        poller::Token,
+        tcp, udp,
+        workers::{Worker, Workers},
+    },
+};
+use crate::{
+    net::{Family, Protocol},
+    sched::Seed,
+};
+
+/// Alive as long as a connection that came in by an address is open.
+pub type InUse = Weak<tcp::ListenerAddress>;
+
+/// The listeners of one address. Dropping them closes them.
+#[derive(Debug)]
+struct Listeners {
+    address: SocketAddr,
+    protocol: Protocol,
+    on: Vec<WorkerListener>,
+    in_use: InUse,
+    shared: Arc<Shared>,
+    descriptors: Option<OwnedSemaphorePermit>,
+}
+
+/// A listener on one worker.
+#[derive(Debug)]
+struct WorkerListener {
+    worker: Arc<Worker>,
+    /// Which of the worker's sockets it is.
+    token: Token,
+}
+
+impl Drop for Listeners {
+    /// Connections that the kernel has already completed are still served.
+    fn drop(&mut self) {
+        let descriptors = self.descriptors.take().map(Arc::new);
+        for WorkerListener { worker, token } in &self.on {
+            if self.protocol == Protocol::Udp {
+                if let Some(listener) = worker.udp.remove(*token) {
+                    listener.close();
+                }
+                continue;
+            }
+            let Some(listener) = worker.tcp.remove(*token) else {
+                continue;
+            };
+            let (shared, descriptors) = (Arc::clone(&self.shared), descriptors.clone());
+            worker.spawn(|| async move {
+                tcp::serve_rest(&shared, &listener);
+                drop((listener, descriptors));
+            });
+        }
+    }
+}
+
+impl Listeners {
+    /// Puts `filter` on all of its TCP listeners.
+    fn filter(&self, filter: &Filter) -> io::Result<()> {
+        let mut outcome = Ok(());
+        if self.protocol != Protocol::Tcp {
+            return outcome;
+        }
+        for listener in self.on.iter().filter_map(|l| l.worker.tcp.get(l.token)) {
+            listener.address.filtered.store(true, Relaxed);
+            outcome = outcome.and(filter.attach(&listener.socket));
+        }
+        outcome
+    }
+
+    /// Has new connections go to `theirs` sockets of another process, which has
+    /// opened them later; `None`: to any.
+    fn hand_over(&self, theirs: Option<u32>) -> io::Result<()> {
+        // One socket stands for all that share the address.
+        let Some(WorkerListener { worker, token }) = self.on.first() else {
+            return Ok(());
+        };
+        let ours = u32::try_from(self.on.len()).unwrap_or(u32::MAX);
+        let set = |socket: BorrowedFd<'_>| match theirs {
+            Some(theirs) => reuseport::hand_over(&socket, ours, theirs),
+            None => reuseport::reset(&socket),
+        };
+        match self.protocol {
+            Protocol::Tcp => worker.tcp.get(*token).map_or(Ok(()), |l| set(l.as_fd())),
+            Protocol::Udp => worker.udp.get(*token).map_or(Ok(()), |l| set(l.as_fd())),
+            Protocol::Sctp => Ok(()),
+        }
+    }
+}
+
+/// An address that is bound and silent.
+struct Reserved {
+    address: SocketAddr,
+    _socket: Socket,
+    _descriptor: OwnedSemaphorePermit,
+}
+
+/// A service group with its sockets.
+pub struct ListenerSet {
+    /// The addresses that clients call.
+    pub frontends: Box<[Frontend]>,
+    /// Its local port, under redirect capture.
+    pub local_port: Option<RedirectPort>,
+    protocol: Protocol,
+    group: Arc<ServiceGroup>,
+    /// Where its schedulers begin.
+    seed: Seed,
+    associations: Option<Arc<udp::Associations>>,
+    /// Who may call its TCP listeners.
+    filter: Filter,
+    open: Vec<Listeners>,
+    /// Bound and silent while there is no endpoint: connections are refused,
+    /// and no wildcard listener of another program gets them.
+    reserved: Vec<Reserved>,
+}
+
+impl ListenerSet {
+    /// Returns a set for `plan` that listens nowhere yet.
+    pub fn new(shared: &Arc<Shared>, plan: &GroupPlan, affinity: Option<Arc<Affinity>>) -> Self {
+        let label: Arc<str> = plan.name.port.to_string().into();
+        let seed = Seed::of(&shared.node, &label);
+        let routing = Routing::new(plan, seed, affinity, None);
+        let cluster_local = Arc::clone(&shared.cluster_local);
+        let group = Arc::new(ServiceGroup::new(label, cluster_local, routing));
+        let protocol = plan.name.port.protocol;
+        let associations = (protocol == Protocol::Udp)
+            .then(|| udp::Associations::new(Arc::clone(shared), Arc::clone(&group)));
+        ListenerSet {
+            frontends: plan.frontends.as_slice().into(),
+            local_port: None,
+            protocol,
+            group,
+            seed,
+            associations,
+            filter: Filter::default(),
+            open: Vec::new(),
+            reserved: Vec::new(),
+        }
+    }
+
+    /// Sends new traffic as `plan` says. Open TCP connections run on; UDP
+    /// associations with endpoints that are no longer there end.
+    pub fn reroute(&mut self, plan: &GroupPlan, affinity: Option<Arc<Affinity>>) {
+        if *self.frontends != *plan.frontends {
+            self.frontends = plan.frontends.as_slice().into();
+        }
+        let before = self.group.routing();
+        if before.is_of(plan, affinity.as_ref()) {
+            return;
+        }
+        let routing = Routing::new(plan, self.seed, affinity, Some(&before));
+        self.group.reroute(routing);
+        if let Some(associations) = &self.associations {
+            associations.end_gone();
+        }
+    }
+
+    /// Returns the ServicePort's name, for logs and comments.
+    pub fn label(&self) -> &Arc<str> {
+        &self.group.label
+    }
+
+    /// Has its TCP listeners let in who may call now; no filter that fits lets in
+    /// everyone.
+    ///
+    /// # Errors
+    /// When a filter does not fit.
+    pub fn filter(&mut self, family: Family, cluster_local: &ClusterLocal) -> io::Result<()> {
+        let filter = Filter::of(family, &self.group.routing(), cluster_local);
+        if filter == self.filter {
+            return Ok(());
+        }
+        self.filter = filter;
+        let open = self.open.iter();
+        let filtered = open.map(|listeners| listeners.filter(&self.filter));
+        filtered.fold(Ok(()), Result::and)
+    }
+
+    /// Has its TCP listeners drop what still comes. A client that hears nothing
+    /// tries again a second later, and meets the process that took over.
+    pub fn fall_silent(&self) {
+        for listeners in &self.open {
+            // Without it a few may be reset.
+            let _ = listeners.filter(&Filter::deny_all());
+        }
+    }
+
+    /// Returns whether an address has fewer sockets than there are `workers`.
+    pub fn is_short(&self, workers: usize) -> bool {
+        self.open
+            .iter()
+            .any(|listeners| listeners.on.len() < workers)
+    }
+
+    /// Has what is new at its addresses go to `theirs` sockets of another
+    /// process, which has opened them later; `None`: to any.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2), the first.
+    pub fn hand_over(&self, theirs: Option<u32>) -> io::Result<()> {
+        let open = self.open.iter();
+        let handed = open.map(|listeners| listeners.hand_over(theirs));
+        handed.fold(Ok(()), Result::and)
+    }
+
+    /// Returns the addresses it listens on.
+    pub fn listens_on(&self) -> impl Iterator<Item = SocketAddr> {
+        self.open.iter().map(|listeners| listeners.address)
+    }
+
+    /// Returns the addresses that are bound and silent.
+    pub fn reserved(&self) -> impl Iterator<Item = SocketAddr> {
+        self.reserved.iter().map(|reserved| reserved.address)
+    }
+
+    /// Listens on an address, on every worker if descriptors allow.
+    ///
+    /// # Errors
+    /// When the address cannot be bound; `AddrInUse` when another program has it.
+    pub fn open(&mut self, shared: &Arc<Shared>, workers: &Workers, bind: Bind) -> io::Result<()> {
+        // One socket a worker, unless listeners would leave too little for
+        // connections.
+        let most = shared.descriptors.total() / 2;
+        let spread = if shared.descriptors.free() > most {
+            workers.count()
+        } else {
+            1
+        };
+        let descriptors = shared.descriptors.take_now(spread)?;
+        let address = Arc::new(tcp::ListenerAddress {
+            group: Arc::clone(&self.group),
+            called: self.called(bind.address),
+            filtered: (!self.filter.is_empty()).into(),
+        });
+        // Should anything fail, its drop closes what is open by then.
+        let mut listeners = Listeners {
+            address: bind.address,
+            protocol: self.protocol,
+            on: Vec::with_capacity(spread),
+            in_use: Arc::downgrade(&address),
+            shared: Arc::clone(shared),
+            descriptors: Some(descriptors),
+        };
+        let some = || workers.some(shared.next_worker(spread), spread);
+        match (self.protocol, &self.associations) {
+            (Protocol::Tcp, _) => {
+                // All are bound before the first one listens, so that an
+                // address that is taken leaves nothing behind.
+                let bound = several(spread, || sockets::tcp(bind))?;
+                for (worker, socket) in some().zip(bound) {
+                    if !self.filter.is_empty() {
+                        // It was logged when it was made; who gets in is reset.
+                        let _ = self.filter.attach(&socket);
+                    }
+                    let listener = tcp::Listener {
+                        socket: sockets::start(socket)?,
+                        address: Arc::clone(&address),
+                    };
+                    let token = worker.tcp.add(Arc::new(listener))?;
+                    let worker = Arc::clone(worker);
+                    listeners.on.push(WorkerListener { worker, token });
+                }
+            }
+            (Protocol::Udp, Some(associations)) => {
+                let bound = several(spread, || sockets::udp(bind))?;
+                for (worker, socket) in some().zip(bound) {
+                    let listener = udp::Listener::new(socket, Arc::clone(associations));
+                    let token = worker.udp.add(Arc::new(listener))?;
+                    let worker = Arc::clone(worker);
+                    listeners.on.push(WorkerListener { worker, token });
+                }
+            }
+            (Protocol::Udp | Protocol::Sctp, _) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "userspace mode carries TCP and UDP, not SCTP; use iptables or ipvs mode for it",
+                ));
+            }
+        }
+        self.open.push(listeners);
+        self.unreserve(bind.address);
+        Ok(())
+    }
+
+    /// Makes sure that connections to an address are refused by the kernel.
+    ///
+    /// # Errors
+    /// When another program would get them (`AddrInUse`), or the address
+    /// cannot be bound.
+    pub fn reserve(&mut self, shared: &Shared, bind: Bind) -> io::Result<()> {
+        if self.reserved().any(|address| address == bind.address) {
+            return Ok(());
+        }
+        match self.protocol {
+            Protocol::Tcp => self.reserved.push(Reserved {
+                address: bind.address,
+                _descriptor: shared.descriptors.take_now(1)?,
+                _socket: sockets::tcp(bind)?,
+            }),
+            // A bound UDP socket would swallow what is to be refused.
+            Protocol::Udp | Protocol::Sctp => drop(sockets::udp(bind)?),
+        }
+        Ok(())
+    }
+
+    /// Gives up the reservation of `address`.
+    pub fn unreserve(&mut self, address: SocketAddr) {
+        self.reserved.retain(|reserved| reserved.address != address);
+    }
+
+    /// Stops listening on `address`; connections that came in by it live on.
+    /// Returns what is alive as long as one of them is.
+    pub fn close(&mut self, address: SocketAddr) -> Option<InUse> {
+        let at = self
+            .open
+            .iter()
+            .position(|listeners| listeners.address == address)?;
+        Some(self.open.swap_remove(at).in_use.clone())
+    }
+
+    /// Returns the address that clients call to reach `bound`: the cluster IP for a
+    /// redirected group, whose own sockets are bound to the wildcard.
+    fn called(&self, bound: SocketAddr) -> IpAddr {
+        match self.frontends.iter().find_map(|f| f.address) {
+            Some(address) if bound.ip().is_unspecified() => address,
+            _ => bound.ip(),
+        }
+    }
+}
+
+/// `count` sockets, or none.
+fn several<T>(count: usize, bind: impl Fn() -> io::Result<T>) -> io::Result<Vec<T>> {
+    (0..count).map(|_| bind()).collect()
+}

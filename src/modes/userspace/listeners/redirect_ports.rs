@@ -1,0 +1,321 @@
+//! The local ports that redirect capture sends service addresses to.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
+};
+
+use hashbrown::HashSet;
+use socket2::{Domain, Socket, Type};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{
+    super::{plan::listen::Bind, proxy::descriptors::Descriptors},
+    sockets,
+};
+use crate::net::{Family, Protocol};
+
+/// How often the kernel is asked for a port before there is none.
+const PICKS: u32 = 1000;
+
+/// Hands out local ports, each to one service group at a time.
+#[derive(Debug)]
+pub struct RedirectPorts {
+    range: Option<RangeInclusive<u16>>,
+    next: u16,
+    used: HashSet<Key>,
+    descriptors: Descriptors,
+}
+
+/// A port of one protocol and family, which share none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    protocol: Protocol,
+    family: Family,
+    port: u16,
+}
+
+/// A port that is reserved for a service group.
+#[derive(Debug)]
+pub struct RedirectPort {
+    /// The wildcard address with the port.
+    pub address: SocketAddr,
+    key: Key,
+    /// Keeps the port ours while nothing listens on it; who calls it is refused
+    /// then.
+    _reservation: Option<Socket>,
+    _descriptor: OwnedSemaphorePermit,
+}
+
+impl RedirectPorts {
+    /// Returns a supply of the ports of `range` (`--proxy-port-range`), or those that the kernel picks,
+    /// each reserved by one of `descriptors`.
+    pub fn new(range: Option<RangeInclusive<u16>>, descriptors: Descriptors) -> Self {
+        RedirectPorts {
+            next: range.as_ref().map_or(0, |r| *r.start()),
+            range,
+            used: HashSet::new(),
+            descriptors,
+        }
+    }
+
+    /// Returns a port that no program of this node listens on.
+    ///
+    /// # Errors
+    /// When there is none, or the socket to reserve it cannot be made.
+    pub fn take(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
+        let Some(range) = self.range.clone() else {
+            return self.picked(protocol, family);
+        };
+        for _ in 0..range.len() {
+            let port = self.next;
+            let is_last = port == *range.end();
+            self.next = if is_last { *range.start() } else { port + 1 };
+            let key = Key {
+                protocol,
+                family,
+                port,
+            };
+            if self.used.contains(&key) {
+                continue;
+            }
+            match self.try_take(protocol, family, port) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+                other => return other,
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            format!(
+                "every port of --proxy-port-range {}-{} is taken; give a wider range",
+                range.start(),
+                range.end()
+            ),
+        ))
+    }
+
+    /// Returns a port that the kernel picks. It knows only of ports that are bound, and a
+    /// reserved one need not be (see [`reserve_udp`]): what it picks may be taken
+    /// already.
+    fn picked(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
+        for _ in 0..PICKS {
+            let held = self.bind(protocol, family, 0)?;
+            if self.used.insert(held.key) {
+                return Ok(held);
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "no local port is free; give --proxy-port-range",
+        ))
+    }
+
+    fn try_take(
+        &mut self,
+        protocol: Protocol,
+        family: Family,
+        port: u16,
+    ) -> io::Result<RedirectPort> {
+        let held = self.bind(protocol, family, port)?;
+        self.used.insert(held.key);
+        Ok(held)
+    }
+
+    fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
+        let wildcard: IpAddr = match family {
+            Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // Asked for without SO_REUSEPORT first, which would share the port
+        // with another of our processes; the kernel's own pick is free anyway.
+        if port != 0 {
+            drop(bind_alone(protocol, (wildcard, port).into())?);
+        }
+        let descriptor = self.descriptors.take_now(1)?;
+        let (bound, reservation) = match protocol {
+            Protocol::Tcp => {
+                let socket = sockets::tcp(Bind::of_node((wildcard, port).into()))?;
+                (socket.local_addr()?.as_socket(), Some(socket))
+            }
+            Protocol::Udp | Protocol::Sctp => {
+                let socket = sockets::udp(Bind::of_node((wildcard, port).into()))?;
+                let address = socket.local_addr()?;
+                (Some(address), reserve_udp(socket, address))
+            }
+        };
+        let address = bound.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let key = Key {
+            protocol,
+            family,
+            port: address.port(),
+        };
+        Ok(RedirectPort {
+            address,
+            key,
+            _reservation: reservation,
+            _descriptor: descriptor,
+        })
+    }
+
+    /// Takes the port back.
+    pub fn release(&mut self, held: &RedirectPort) {
+        self.used.remove(&held.key);
+    }
+}
+
+/// Returns a socket at an address that no other one is at. The other family may have the
+/// same port.
+fn bind_alone(protocol: Protocol, address: SocketAddr) -> io::Result<Socket> {
+    let kind = match protocol {
+        Protocol::Tcp => Type::STREAM,
+        Protocol::Udp | Protocol::Sctp => Type::DGRAM,
+    };
+    let socket = Socket::new(Domain::for_address(address), kind.cloexec(), None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    let stream = protocol == Protocol::Tcp;
+    if stream {
+        // Connections that have ended are in no one's way.
+        socket.set_reuse_address(true)?;
+    }
+    socket.bind(&address.into())?;
+    if stream {
+        socket.listen(1)?;
+    }
+    Ok(socket)
+}
+
+/// Makes a bound UDP socket keep its port without taking any datagram: connected
+/// to itself it gets only what it sends itself (`udp(7)`), and the kernel refuses
+/// the rest. `None` where even loopback is down, which leaves the port to whom the
+/// kernel gives it.
+fn reserve_udp(socket: std::net::UdpSocket, address: SocketAddr) -> Option<Socket> {
+    let myself: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    socket.connect((myself, address.port())).ok()?;
+    Some(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_range_is_used_up_and_says_so() {
+        // Three neighbouring ports that are free now; taken ones are skipped.
+        let probe = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+        let first = probe.local_addr().unwrap().port().clamp(1024, 65_000);
+        let mut ports = RedirectPorts::new(Some(first..=first + 2), Descriptors::of_this_process());
+        let mut held = Vec::new();
+        let error = loop {
+            match ports.take(Protocol::Tcp, Family::V4) {
+                Ok(port) => held.push(port),
+                Err(error) => break error,
+            }
+        };
+        assert!(held.len() <= 2, "the first is taken by another");
+        assert!(held.iter().all(|h| h.address.port() > first));
+        assert!(error.to_string().contains("--proxy-port-range"), "{error}");
+
+        if let Some(one) = held.pop() {
+            ports.release(&one);
+            let port = one.address.port();
+            drop(one);
+            let again = ports.take(Protocol::Tcp, Family::V4).unwrap();
+            assert_eq!(again.address.port(), port);
+        }
+    }
+
+    #[test]
+    fn families_take_no_ports_from_each_other() {
+        // What the kernel picks for both families is free in both.
+        let both = std::net::TcpListener::bind("[::]:0").unwrap();
+        let port = both.local_addr().unwrap().port();
+        drop(both);
+        for families in [[Family::V4, Family::V6], [Family::V6, Family::V4]] {
+            let mut ports = RedirectPorts::new(Some(port..=port), Descriptors::of_this_process());
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                let held = families.map(|family| ports.take(protocol, family).unwrap());
+                assert!(held.iter().all(|held| held.address.port() == port));
+                held.iter().for_each(|held| ports.release(held));
+            }
+        }
+    }
+
+    #[test]
+    fn no_port_is_held_twice() {
+        // As many as make it likely that the kernel picks one again: of 28,000
+        // ports, the same is among 1,000 more often than not.
+        let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
+        let mut seen = HashSet::new();
+        for _ in 0..2_000 {
+            let held = ports.take(Protocol::Udp, Family::V4).unwrap();
+            assert!(seen.insert(held.address.port()), "{held:?}");
+        }
+    }
+
+    #[test]
+    fn a_held_udp_port_refuses_and_no_other_program_gets_it() {
+        for family in [Family::V4, Family::V6] {
+            let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
+            let held = ports.take(Protocol::Udp, family).unwrap();
+            let taken = std::net::UdpSocket::bind(held.address).unwrap_err();
+            assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+
+            let call = || {
+                let (local, to) = match family {
+                    Family::V4 => ("127.0.0.1:0", "127.0.0.1"),
+                    Family::V6 => ("[::1]:0", "::1"),
+                };
+                let client = std::net::UdpSocket::bind(local).unwrap();
+                client.connect((to, held.address.port())).unwrap();
+                client.send(b"?").unwrap();
+                client
+            };
+            let refused = call().recv(&mut [0; 1]).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+
+            let listeners: Vec<_> = (0..2)
+                .map(|_| sockets::udp(Bind::of_node(held.address)).unwrap())
+                .collect();
+            let mut heard = 0;
+            for _ in 0..64 {
+                let _client = call();
+                heard += listeners
+                    .iter()
+                    .filter(|listener| listener.recv(&mut [0; 1]).is_ok())
+                    .count();
+            }
+            assert_eq!(heard, 64, "what loopback delivers is there at once");
+        }
+    }
+
+    #[test]
+    fn a_held_port_refuses_until_there_is_a_listener() {
+        let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
+        let held = ports.take(Protocol::Tcp, Family::V4).unwrap();
+        let target = ("127.0.0.1", held.address.port());
+        let refused = std::net::TcpStream::connect(target).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let listener = sockets::start(sockets::tcp(Bind::of_node(held.address)).unwrap()).unwrap();
+        std::net::TcpStream::connect(target).unwrap();
+        drop(listener);
+        // A program that another test starts has a copy of the listener for a
+        // moment, between fork and exec.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let refused = loop {
+            match std::net::TcpStream::connect(target) {
+                Err(refused) => break refused,
+                Ok(_) if Instant::now() < deadline => std::thread::yield_now(),
+                Ok(_) => panic!("the port still answers"),
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

@@ -1,0 +1,118 @@
+//! Which of the sockets that share an address gets a new connection or
+//! datagram, while another process takes over.
+//!
+//! The kernel keeps sockets of one address (SO_REUSEPORT) in the order in which
+//! they began to listen, so those of a successor come behind ours. A classic BPF
+//! program of the group names one by its number. A number without a socket
+//! stands for the kernel's own choice among all (`reuseport_select_sock` in
+//! net/core/sock_reuseport.c): before the successor listens, and should it end
+//! early, we are asked, without a gap.
+
+use std::{io, os::fd::AsFd};
+
+use nix::{
+    libc,
+    sys::socket::{setsockopt, sockopt},
+};
+
+/// linux/filter.h: offsets from here are ancillary data, of which this is a
+/// random number.
+const RANDOM: u32 = (libc::SKF_AD_OFF + 56).cast_unsigned();
+
+const fn statement(code: u32, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    }
+}
+
+/// Hands what is new to one of `theirs` sockets behind the first `ours` of the
+/// group that `socket` is in.
+///
+/// # Errors
+/// Those of setsockopt(2): before Linux 4.5 there is no such option.
+pub fn hand_over(socket: &impl AsFd, ours: u32, theirs: u32) -> io::Result<()> {
+    attach(
+        socket,
+        &mut [
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, RANDOM),
+            statement(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, theirs.max(1)),
+            statement(libc::BPF_ALU | libc::BPF_ADD | libc::BPF_K, ours),
+            statement(libc::BPF_RET | libc::BPF_A, 0),
+        ],
+    )
+}
+
+/// Leaves the choice to the kernel.
+///
+/// # Errors
+/// As [`hand_over`].
+pub fn reset(socket: &impl AsFd) -> io::Result<()> {
+    attach(
+        socket,
+        &mut [statement(libc::BPF_RET | libc::BPF_K, u32::MAX)],
+    )
+}
+
+fn attach(socket: &impl AsFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).unwrap_or(u16::MAX),
+        filter: program.as_mut_ptr(),
+    };
+    Ok(setsockopt(socket, sockopt::AttachReusePortCbpf, &program)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::{SocketAddr, TcpListener, TcpStream},
+        os::fd::AsRawFd,
+    };
+
+    use nix::sys::socket::{Shutdown, shutdown};
+
+    use super::*;
+    use crate::modes::userspace::{listeners::sockets, plan::listen::Bind};
+
+    fn open(address: SocketAddr) -> TcpListener {
+        sockets::start(sockets::tcp(Bind::of_node(address)).unwrap()).unwrap()
+    }
+
+    /// Returns how many of 32 connections come in at each of `listeners`.
+    fn accepted(listeners: &[&TcpListener]) -> Vec<usize> {
+        let address = listeners[0].local_addr().unwrap();
+        let _clients: Vec<_> = (0..32)
+            .map(|_| TcpStream::connect(address).unwrap())
+            .collect();
+        let count = |l: &&TcpListener| std::iter::from_fn(|| l.accept().ok()).count();
+        listeners.iter().map(count).collect()
+    }
+
+    #[test]
+    fn connections_go_to_the_successor_while_it_listens() {
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let first = open(any.parse().unwrap());
+            let address = first.local_addr().unwrap();
+            let second = open(address);
+            hand_over(&first, 2, 2).unwrap();
+            let ours = [&first, &second];
+            assert_eq!(accepted(&ours).iter().sum::<usize>(), 32);
+
+            let (third, fourth) = (open(address), open(address));
+            let all = [&first, &second, &third, &fourth];
+            let count = accepted(&all);
+            assert_eq!(&count[..2], [0, 0], "{count:?}");
+            assert_eq!(count[2] + count[3], 32);
+
+            // Other tests' children may have copies, so closing is not enough.
+            for listener in [third, fourth] {
+                shutdown(listener.as_raw_fd(), Shutdown::Both).unwrap();
+            }
+            assert_eq!(accepted(&ours).iter().sum::<usize>(), 32);
+            reset(&first).unwrap();
+            assert_eq!(accepted(&ours).iter().sum::<usize>(), 32);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! From a ServicePort to the service groups that carry it: pure.
+
+pub mod listen;
+mod preferences;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+
+pub use self::preferences::unsupported;
+use super::capture::Frontend;
+use crate::{
+    net::Protocol,
+    sched::SchedulerName,
+    services::{
+        Endpoints, ProxyProtocol, Retry, ServicePort, ServicePortName, SessionAffinity,
+        TrafficPolicy,
+    },
+};
+
+/// Which of a ServicePort's addresses a service group stands for. Addresses that
+/// are treated alike share the group of the first kind that has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum GroupKind {
+    /// The cluster IP: internal traffic policy.
+    Internal,
+    /// External IPs and the node port: external traffic policy.
+    External,
+    /// Load-balancer IPs: external traffic policy and source ranges.
+    LoadBalancer,
+}
+
+impl GroupKind {
+    /// All kinds.
+    pub const ALL: [GroupKind; 3] = [
+        GroupKind::Internal,
+        GroupKind::External,
+        GroupKind::LoadBalancer,
+    ];
+}
+
+/// Identity of a service group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupName {
+    /// The ServicePort.
+    pub port: ServicePortName,
+    /// Its addresses of this kind, and those treated alike.
+    pub kind: GroupKind,
+}
+
+/// An endpoint that new flows of a service group may reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its weight; 0 takes no new connections.
+    pub weight: u32,
+}
+
+/// What a service group should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPlan {
+    /// Identity.
+    pub name: GroupName,
+    /// The ServicePort's cluster IP.
+    pub cluster_ip: Option<IpAddr>,
+    /// The addresses that clients call.
+    pub frontends: Vec<Frontend>,
+    /// The node's addresses on which the node port is not served, because a
+    /// frontend of this or another ServicePort has the same port there.
+    pub not_at: Arc<[IpAddr]>,
+    /// The endpoints that new flows may reach.
+    pub targets: Vec<Target>,
+    /// Those that cluster-local clients may reach, if others.
+    pub cluster_local: Option<Vec<Target>>,
+    /// Peers that may call; empty: everyone.
+    pub allowed: Box<[IpNet]>,
+    /// Who picks among them.
+    pub scheduler: SchedulerName,
+    /// Timeout of ClientIP affinity.
+    pub affinity: Option<Duration>,
+    /// The header that names the client to endpoints.
+    pub proxy_protocol: Option<ProxyProtocol>,
+    /// What may be tried again on another endpoint.
+    pub retry: Retry,
+}
+
+impl GroupPlan {
+    /// Returns whether no client can be served: connections are refused. UDP
+    /// clients have no connection but their listener, so it stays open while an
+    /// endpoint drains.
+    pub fn has_no_endpoints(&self) -> bool {
+        let drains = self.name.port.protocol == Protocol::Udp;
+        let none = |targets: &[Target]| targets.iter().all(|t| t.weight == 0 && !drains);
+        none(&self.targets) && self.cluster_local.as_deref().is_none_or(none)
+    }
+}
+
+/// Addresses that may become a service group.
+struct Candidate<'a> {
+    kind: GroupKind,
+    frontends: Vec<Frontend>,
+    policy: TrafficPolicy,
+    allowed: &'a [IpNet],
+}
+
+/// Returns the service groups of `port`, where Services that name no scheduler
+/// have `default`.
+pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
+    let scheduler = preferences::scheduler(port, default).unwrap_or_else(|used| used.instead);
+    let affinity = match port.session_affinity {
+        SessionAffinity::None => None,
+        SessionAffinity::ClientIp { timeout } => Some(timeout),
+    };
+    let own = port
+        .addresses()
+        .filter(|_| port.node_port == Some(port.port));
+    let not_at: Arc<[IpAddr]> = own.chain(port.node_port_excluded()).collect();
+
+    let mut groups: Vec<GroupPlan> = Vec::new();
+    for mut candidate in candidates(port) {
+        // An external IP may be a load-balancer IP, too; in rules the former
+        // come first.
+        let known = |frontend: &Frontend| groups.iter().any(|g| g.frontends.contains(frontend));
+        candidate.frontends.retain(|frontend| !known(frontend));
+        if candidate.frontends.is_empty() {
+            continue;
+        }
+        let targets = targets(&port.endpoints, candidate.policy);
+        let cluster_local = cluster_local(port, &candidate, &targets);
+        let alike = groups.iter_mut().find(|group| {
+            group.targets == targets
+                && group.cluster_local == cluster_local
+                && *group.allowed == *candidate.allowed
+        });
+        match alike {
+            Some(alike) => alike.frontends.extend(candidate.frontends),
+            None => groups.push(GroupPlan {
+                name: GroupName {
+                    port: port.name.clone(),
+                    kind: candidate.kind,
+                },
+                cluster_ip: port.cluster_ip,
+                not_at: Arc::clone(&not_at),
+                frontends: candidate.frontends,
+                targets,
+                cluster_local,
+                allowed: candidate.allowed.into(),
+                scheduler,
+                affinity,
+                proxy_protocol: port.preferences().proxy_protocol,
+                retry: port.preferences().retry.unwrap_or_default(),
+            }),
+        }
+    }
+    groups
+}
+
+/// Returns the addresses of `port` by kind, in the order in which they claim what
+/// more than one kind has.
+fn candidates(port: &ServicePort) -> [Candidate<'_>; 3] {
+    let frontend = |address, number| Frontend {
+        protocol: port.name.protocol,
+        family: port.name.family,
+        address,
+        port: number,
+    };
+    let service = |ip: &IpAddr| frontend(Some(*ip), port.port);
+    let node_port = port.node_port.map(|number| frontend(None, number));
+    let external = port.external_ips.iter().map(service).chain(node_port);
+    [
+        Candidate {
+            kind: GroupKind::Internal,
+            frontends: port.cluster_ip.iter().map(service).collect(),
+            policy: port.internal_traffic_policy,
+            allowed: &[],
+        },
+        Candidate {
+            kind: GroupKind::External,
+            frontends: external.collect(),
+            policy: port.external_traffic_policy,
+            allowed: &[],
+        },
+        Candidate {
+            kind: GroupKind::LoadBalancer,
+            frontends: port.load_balancer_ips.iter().map(service).collect(),
+            policy: port.external_traffic_policy,
+            allowed: &port.load_balancer_source_ranges,
+        },
+    ]
+}
+
+/// Returns the endpoints that cluster-local clients of `candidate` may reach, where
+/// they are others than `targets`: they take the short way to every endpoint,
+/// whatever `externalTrafficPolicy` says.
+fn cluster_local(
+    port: &ServicePort,
+    candidate: &Candidate<'_>,
+    targets: &[Target],
+) -> Option<Vec<Target>> {
+    match (candidate.kind, candidate.policy) {
+        (GroupKind::External | GroupKind::LoadBalancer, TrafficPolicy::Local) => {
+            let all = self::targets(&port.endpoints, TrafficPolicy::Cluster);
+            Some(all).filter(|all| *all != targets)
+        }
+        _ => None,
+    }
+}
+
+fn targets(endpoints: &Endpoints, policy: TrafficPolicy) -> Vec<Target> {
+    let reachable = match policy {
+        TrafficPolicy::Cluster => &endpoints.cluster,
+        TrafficPolicy::Local => &endpoints.local,
+    };
+    reachable
+        .iter()
+        .filter_map(|&i| endpoints.all.get(i as usize))
+        .map(|e| Target {
+            address: e.address,
+            weight: e.weight.into(),
+        })
+        .collect()
+}

@@ -1,0 +1,78 @@
+//! What a Service asks for beyond the API, as far as this mode can do it.
+
+use crate::{
+    modes::{Reason, Unsupported},
+    net::Protocol,
+    sched::{SchedulerName, SchedulerNameError},
+    services::{Forwarding, Preferences, ServicePort},
+};
+
+/// A scheduler that is used in place of the one that a Service names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// What is used.
+    pub instead: SchedulerName,
+    /// Why.
+    pub why: String,
+}
+
+/// Returns the scheduler of `port`, where Services that name none have `default`.
+///
+/// # Errors
+/// With what is used instead, and why.
+pub fn scheduler(port: &ServicePort, default: SchedulerName) -> Result<SchedulerName, Replaced> {
+    let error = match port.scheduler(default.as_str()).parse() {
+        Ok(name) => return Ok(name),
+        Err(error) => error,
+    };
+    let instead = match &error {
+        SchedulerNameError::KernelOnly { name } => match name.as_str() {
+            // All three compare connections by weight; what they add to it is
+            // for caches and very many servers.
+            "lblc" | "lblcr" | "twos" => SchedulerName::Wlc,
+            _ => SchedulerName::Rr,
+        },
+        SchedulerNameError::Unknown { .. } => default,
+    };
+    Err(Replaced {
+        instead,
+        why: format!("{error}; {instead} is used"),
+    })
+}
+
+/// Returns what `port` asks for and this mode does not support.
+pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Unsupported> {
+    let Some(preferences) = &port.preferences else {
+        return Vec::new();
+    };
+    let scheduler = scheduler(port, default).err();
+    let scheduler = scheduler.map(|used| Reason::new(Preferences::SCHEDULER, used.why));
+    let forwarding = match preferences.forwarding {
+        Some(way @ (Forwarding::Dr | Forwarding::Tunnel)) => Some(Reason::new(
+            Preferences::FORWARDING,
+            format!(
+                "{way} leaves packets as they are, but here connections end at the node and go \
+                 on from it, as with fullnat; ipvs mode has {way}"
+            ),
+        )),
+        Some(Forwarding::Nat | Forwarding::FullNat) | None => None,
+    };
+    let drain_timeout = preferences.drain_timeout.map(|_| {
+        let why = "connections to an endpoint that left go on until one side ends them; ipvs \
+                   mode can end them sooner";
+        Reason::new(Preferences::DRAIN_TIMEOUT, why)
+    });
+    let udp = port.name.protocol == Protocol::Udp;
+    let proxy_protocol = preferences.proxy_protocol.filter(|_| udp).map(|version| {
+        let why = format!(
+            "{version} is sent on TCP connections, not on UDP datagrams: after nat rules nobody \
+             knows which address a datagram was sent to"
+        );
+        Reason::new(Preferences::PROXY_PROTOCOL, why)
+    });
+    [scheduler, forwarding, drain_timeout, proxy_protocol]
+        .into_iter()
+        .flatten()
+        .map(|reason| reason.at(&port.name))
+        .collect()
+}

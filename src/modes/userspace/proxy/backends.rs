@@ -1,0 +1,181 @@
+//! The endpoints behind a service group, as the data path sees them: a scheduler, and
+//! load counts that outlive a change of the set.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use hashbrown::{HashMap, HashSet};
+
+use super::{super::plan::Target, failing::Failing};
+use crate::sched::{self, Flow, Load, RealServer, Scheduler, SchedulerName, Seed};
+
+/// An endpoint that was picked.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Where it listens.
+    pub address: SocketAddr,
+    load: Arc<Load>,
+}
+
+impl Endpoint {
+    /// Counts a connection to it until the lease is dropped.
+    pub fn lease(&self) -> Lease {
+        self.load.active.fetch_add(1, Relaxed);
+        Lease {
+            endpoint: self.clone(),
+            half_closed: false,
+        }
+    }
+}
+
+/// One connection's share in an endpoint's load counts.
+#[derive(Debug)]
+pub struct Lease {
+    endpoint: Endpoint,
+    half_closed: bool,
+}
+
+impl Lease {
+    /// Returns the connection's endpoint.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// One direction ended: like ip_vs, which counts connections past
+    /// ESTABLISHED as inactive.
+    pub fn half_close(&mut self) {
+        if !self.half_closed {
+            self.half_closed = true;
+            self.endpoint.load.inactive.fetch_add(1, Relaxed);
+            self.endpoint.load.active.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let load = &self.endpoint.load;
+        let count = if self.half_closed {
+            &load.inactive
+        } else {
+            &load.active
+        };
+        count.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The endpoints that were tried for one flow.
+#[derive(Clone, Debug, Default)]
+pub struct Tried {
+    endpoints: HashSet<SocketAddr>,
+    /// All others are ejected: they are picked as if they were not. Saves
+    /// looking through them with each pick, as there may be thousands.
+    ignore_failing: bool,
+}
+
+impl Tried {
+    /// Adds one.
+    pub fn add(&mut self, endpoint: SocketAddr) {
+        self.endpoints.insert(endpoint);
+    }
+
+    /// Returns whether `endpoint` is among them.
+    pub fn has(&self, endpoint: &SocketAddr) -> bool {
+        !self.endpoints.is_empty() && self.endpoints.contains(endpoint)
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+
+    /// All may be tried again.
+    pub fn clear(&mut self) {
+        self.endpoints.clear();
+    }
+}
+
+/// One immutable set of endpoints with its scheduler.
+#[derive(Debug)]
+pub struct Backends {
+    servers: Box<[RealServer]>,
+    scheduler: Box<dyn Scheduler>,
+    name: SchedulerName,
+}
+
+impl Backends {
+    /// Returns the set of `targets`, scheduled on from where `previous` was, or as
+    /// `seed` says; the loads of servers that are `known` are kept.
+    pub fn new<'a>(
+        (name, seed): (SchedulerName, Seed),
+        targets: &[Target],
+        previous: Option<&Backends>,
+        known: impl Iterator<Item = &'a RealServer>,
+    ) -> Self {
+        let known: HashMap<SocketAddr, &Arc<Load>> = known.map(|s| (s.address, &s.load)).collect();
+        let load = |address| known.get(address).map(|load| Arc::clone(load));
+        let servers: Box<[_]> = targets
+            .iter()
+            .map(|t| RealServer {
+                address: t.address,
+                weight: t.weight,
+                load: load(&t.address).unwrap_or_default(),
+            })
+            .collect();
+        let heir_of = previous.filter(|p| p.name == name);
+        let heir_of = heir_of.map(|p| (&*p.scheduler, &*p.servers));
+        Backends {
+            scheduler: sched::build(name, &servers, heir_of, seed),
+            servers,
+            name,
+        }
+    }
+
+    /// Returns whether it is what [`Backends::new`] would make of these.
+    pub fn is_of(&self, name: SchedulerName, targets: &[Target]) -> bool {
+        let servers = self.servers.iter().map(|s| (s.address, s.weight));
+        self.name == name && servers.eq(targets.iter().map(|t| (t.address, t.weight)))
+    }
+
+    /// Returns the endpoints.
+    pub fn servers(&self) -> &[RealServer] {
+        &self.servers
+    }
+
+    /// Returns the endpoint at `address` if it may take a connection.
+    pub fn usable(&self, address: SocketAddr) -> Option<Endpoint> {
+        let i = self.servers.iter().position(|s| s.address == address)?;
+        (self.servers[i].weight > 0).then(|| self.endpoint(i))
+    }
+
+    /// Returns the endpoint for a new flow: none of `tried`, and one that is not
+    /// ejected as `failing` if there is such a one.
+    pub fn pick(&self, flow: &Flow, tried: &mut Tried, failing: &Failing) -> Option<Endpoint> {
+        let address = |i: usize| &self.servers[i].address;
+        let ejected = failing.ejected().filter(|_| !tried.ignore_failing);
+        if let Some(mut ejected) = ejected {
+            let skip = |i| ejected.has(address(i)) || tried.has(address(i));
+            match self.scheduler.pick(&self.servers, flow, &skip) {
+                Some(i) => {
+                    ejected.picked(*address(i));
+                    return Some(self.endpoint(i));
+                }
+                None => tried.ignore_failing = true,
+            }
+        }
+        let picked = self
+            .scheduler
+            .pick(&self.servers, flow, &|i| tried.has(address(i)));
+        picked.map(|i| self.endpoint(i))
+    }
+
+    fn endpoint(&self, i: usize) -> Endpoint {
+        let server = &self.servers[i];
+        Endpoint {
+            address: server.address,
+            load: Arc::clone(&server.load),
+        }
+    }
+}

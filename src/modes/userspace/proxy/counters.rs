@@ -1,0 +1,43 @@
+//! What the data path counts, for `/metrics`.
+
+use prometheus::{IntCounter, IntGauge, Registry};
+
+macro_rules! counters {
+    ($($field:ident: $kind:ident = $name:literal, $help:literal;)*) => {
+        /// Metrics of the userspace data path, named `tripod_userspace_…`.
+        #[derive(Clone, Debug)]
+        pub struct Counters {
+            $(#[doc = $help] pub $field: $kind,)*
+        }
+
+        impl Counters {
+            /// Returns counters that are all zero, and shown by `registry`.
+            ///
+            /// # Errors
+            /// When `registry` has metrics of these names already.
+            pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+                Ok(Counters {
+                    $($field: {
+                        let metric = $kind::new(concat!("tripod_userspace_", $name), $help)?;
+                        registry.register(Box::new(metric.clone()))?;
+                        metric
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+counters! {
+    connections: IntGauge = "connections", "TCP connections that are open now.";
+    connections_total: IntCounter = "connections_total", "TCP connections accepted.";
+    connections_failed: IntCounter = "connections_failed_total", "TCP connections reset because no endpoint answered.";
+    connections_refused: IntCounter = "connections_refused_total", "TCP connections reset because source ranges exclude the peer.";
+    dial_failures: IntCounter = "dial_failures_total", "Attempts to reach an endpoint that failed.";
+    dial_retries: IntCounter = "dial_retries_total", "Attempts on another endpoint after a failure.";
+    accept_paused: IntCounter = "accept_paused_total", "Times that accepting paused because file descriptors ran out.";
+    udp_associations: IntGauge = "udp_associations", "UDP clients that have a backend now.";
+    udp_exhausted: IntCounter = "udp_exhausted_total", "UDP clients that got no backend because local ports or file descriptors ran out.";
+    udp_ended_early: IntCounter = "udp_ended_early_total", "UDP clients that lost their backend while idle, to make room for others.";
+    datagrams_dropped: IntCounter = "datagrams_dropped_total", "UDP datagrams that could not be passed on.";
+}

@@ -1,0 +1,171 @@
+//! A service group: the addresses of a ServicePort that are treated alike, and where
+//! their traffic goes. Workers read it without locks; a sync swaps what it
+//! points to.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+use ipnet::IpNet;
+
+use super::{
+    super::plan::GroupPlan,
+    affinity::Affinity,
+    backends::{Backends, Endpoint, Tried},
+    cluster_local::ClusterLocal,
+    failing::Failing,
+};
+use crate::{
+    sched::{Flow, RealServer, Seed},
+    services::{ProxyProtocol, Retry},
+};
+
+/// Where a service group's traffic goes. Immutable; a change swaps in a new one.
+#[derive(Debug)]
+pub struct Routing {
+    /// The endpoints.
+    pub backends: Backends,
+    /// The endpoints for cluster-local clients, where they differ.
+    pub cluster_local: Option<Backends>,
+    /// The clients' pins, for a Service with ClientIP affinity.
+    pub affinity: Option<Arc<Affinity>>,
+    /// Peers that may call; empty: everyone.
+    pub allowed: Box<[IpNet]>,
+    /// The header that TCP connections to endpoints begin with.
+    pub proxy_protocol: Option<ProxyProtocol>,
+    /// What may be tried again on another endpoint.
+    pub retry: Retry,
+}
+
+impl Routing {
+    /// Returns the routing that `plan` asks for; what `before` knows of endpoints is
+    /// kept.
+    pub fn new(
+        plan: &GroupPlan,
+        seed: Seed,
+        affinity: Option<Arc<Affinity>>,
+        before: Option<&Routing>,
+    ) -> Routing {
+        let known = || before.into_iter().flat_map(Routing::servers);
+        let previous = before.map(|b| &b.backends);
+        let scheduler = (plan.scheduler, seed);
+        let backends = Backends::new(scheduler, &plan.targets, previous, known());
+        let cluster_local = plan.cluster_local.as_ref().map(|targets| {
+            let previous = before.and_then(|b| b.cluster_local.as_ref());
+            // One endpoint has one state, whichever clients reach it.
+            let known = known().chain(backends.servers());
+            Backends::new(scheduler, targets, previous, known)
+        });
+        Routing {
+            backends,
+            cluster_local,
+            affinity,
+            allowed: plan.allowed.clone(),
+            proxy_protocol: plan.proxy_protocol,
+            retry: plan.retry,
+        }
+    }
+
+    /// Returns whether it is what `plan` asks for.
+    pub fn is_of(&self, plan: &GroupPlan, affinity: Option<&Arc<Affinity>>) -> bool {
+        let cluster_local = match (&self.cluster_local, &plan.cluster_local) {
+            (Some(backends), Some(targets)) => backends.is_of(plan.scheduler, targets),
+            (None, None) => true,
+            _ => false,
+        };
+        let affine = match (&self.affinity, affinity) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (None, None) => true,
+            _ => false,
+        };
+        cluster_local
+            && affine
+            && self.allowed == plan.allowed
+            && self.proxy_protocol == plan.proxy_protocol
+            && self.retry == plan.retry
+            && self.backends.is_of(plan.scheduler, &plan.targets)
+    }
+
+    fn backends_for(&self, flow: &Flow, clients: &ClusterLocal) -> &Backends {
+        match &self.cluster_local {
+            Some(backends) if clients.contains(flow) => backends,
+            _ => &self.backends,
+        }
+    }
+
+    /// Returns all endpoints, of all clients.
+    pub fn servers(&self) -> impl Iterator<Item = &RealServer> {
+        std::iter::once(&self.backends)
+            .chain(&self.cluster_local)
+            .flat_map(Backends::servers)
+    }
+}
+
+/// The data path's view of one group of addresses of a ServicePort.
+#[derive(Debug)]
+pub struct ServiceGroup {
+    /// The ServicePort, for logs.
+    pub label: Arc<str>,
+    cluster_local: Arc<ClusterLocal>,
+    failing: Failing,
+    routing: ArcSwap<Routing>,
+}
+
+impl ServiceGroup {
+    /// Returns a service group that sends its traffic along `routing`.
+    pub fn new(label: Arc<str>, cluster_local: Arc<ClusterLocal>, routing: Routing) -> Self {
+        ServiceGroup {
+            label,
+            cluster_local,
+            failing: Failing::default(),
+            routing: ArcSwap::from_pointee(routing),
+        }
+    }
+
+    /// Returns where traffic goes now.
+    pub fn routing(&self) -> Arc<Routing> {
+        self.routing.load_full()
+    }
+
+    /// Sends new traffic along `next`.
+    pub fn reroute(&self, next: Routing) {
+        self.routing.store(Arc::new(next));
+    }
+
+    /// Records that an endpoint refused a connection or did not answer in time.
+    pub fn failed(&self, endpoint: SocketAddr) {
+        self.failing.failed(endpoint);
+    }
+
+    /// Records that an endpoint answered.
+    pub fn answered(&self, endpoint: SocketAddr) {
+        self.failing.answered(endpoint);
+    }
+
+    /// Returns whether source ranges let the client of `flow` call.
+    pub fn admits(&self, flow: &Flow) -> bool {
+        let routing = self.routing.load();
+        let allowed = |peer: &IpAddr| routing.allowed.iter().any(|range| range.contains(peer));
+        routing.allowed.is_empty() || self.cluster_local.any_address(flow, allowed)
+    }
+
+    /// Returns the endpoint for a new flow, beside those it `tried`. A client with
+    /// affinity stays on the endpoint it is pinned to, or is pinned to the one
+    /// picked.
+    pub fn pick(&self, flow: &Flow, tried: &mut Tried) -> Option<Endpoint> {
+        let routing = self.routing.load();
+        let backends = routing.backends_for(flow, &self.cluster_local);
+        let Some(affinity) = &routing.affinity else {
+            return backends.pick(flow, tried, &self.failing);
+        };
+        affinity.pin(flow.client.ip(), |current| {
+            let endpoint = current
+                .filter(|address| !tried.has(address))
+                .and_then(|address| backends.usable(address))
+                .or_else(|| backends.pick(flow, tried, &self.failing))?;
+            Some((endpoint.address, endpoint))
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! One task of a worker that watches the listening sockets of all service groups. A
+//! task for each socket would cost a kilobyte, which is much for a Service that
+//! is seldom called.
+
+use std::{io, os::fd::AsFd, sync::Arc};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Sockets that are served in one turn of the task.
+const TURN: usize = 64;
+
+/// Names a socket that is watched.
+pub type Token = u32;
+
+/// Watches sockets; others add and remove them at any time.
+pub struct Poller<S> {
+    epoll: Epoll,
+    sockets: Mutex<Sockets<S>>,
+}
+
+struct Sockets<S> {
+    places: Vec<Option<Arc<S>>>,
+    free: Vec<Token>,
+}
+
+impl<S: AsFd> Poller<S> {
+    /// Watches nothing yet.
+    ///
+    /// # Errors
+    /// Those of epoll_create1(2).
+    pub fn new() -> io::Result<Self> {
+        Ok(Poller {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            sockets: Mutex::new(Sockets {
+                places: Vec::new(),
+                free: Vec::new(),
+            }),
+        })
+    }
+
+    /// Watches `socket` too.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn add(&self, socket: Arc<S>) -> io::Result<Token> {
+        let mut sockets = self.lock();
+        let token = match sockets.free.pop() {
+            Some(token) => token,
+            None => {
+                sockets.places.push(None);
+                // There are fewer descriptors than numbers.
+                (sockets.places.len() - 1) as Token
+            }
+        };
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, token.into());
+        if let Err(error) = self.epoll.add(socket.as_fd(), event) {
+            sockets.free.push(token);
+            return Err(error.into());
+        }
+        sockets.places[token as usize] = Some(socket);
+        Ok(token)
+    }
+
+    /// Returns a socket that is watched.
+    pub fn get(&self, token: Token) -> Option<Arc<S>> {
+        self.lock().places.get(token as usize).cloned().flatten()
+    }
+
+    /// Leaves a socket alone, and hands it back.
+    pub fn remove(&self, token: Token) -> Option<Arc<S>> {
+        let mut sockets = self.lock();
+        let socket = sockets.places.get_mut(token as usize)?.take()?;
+        sockets.free.push(token);
+        drop(sockets);
+        // Fails only for a descriptor that is not watched.
+        let _ = self.epoll.delete(socket.as_fd());
+        Some(socket)
+    }
+
+    /// Hands each socket that has something to `serve`, for ever. Runs inside a
+    /// worker's `LocalSet`. A socket that still has something is handed over
+    /// again after the others, and after the worker's other tasks.
+    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>)) {
+        // A second descriptor of the same epoll(7).
+        let epoll = self.epoll.0.try_clone();
+        let epoll = epoll.and_then(|fd| {
+            // SAFETY: the `AsyncFd` owns the descriptor, always answers with the
+            // same one, and nothing else can close it.
+            let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+            registered.map_err(|error| error.into_parts().1)
+        });
+        let epoll = match epoll {
+            Ok(epoll) => epoll,
+            Err(error) => {
+                tracing::error!("a worker cannot watch its listeners: {error}");
+                return;
+            }
+        };
+        let mut events = [EpollEvent::empty(); TURN];
+        loop {
+            let Ok(mut ready) = epoll.readable().await else {
+                return;
+            };
+            let count = self
+                .epoll
+                .wait(&mut events, EpollTimeout::ZERO)
+                .unwrap_or(0);
+            if count == 0 {
+                ready.clear_ready();
+                continue;
+            }
+            for event in events.iter().take(count) {
+                // Removed meanwhile, perhaps, and its place taken by another,
+                // which has nothing then.
+                let place = usize::try_from(event.data()).unwrap_or(usize::MAX);
+                let socket = self.lock().places.get(place).cloned().flatten();
+                if let Some(socket) = socket {
+                    serve(&socket).await;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sockets<S>> {
+        self.sockets.lock()
+    }
+}
+
+impl<S> std::fmt::Debug for Poller<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Poller").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::UdpSocket, time::Duration};
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn sockets_are_served_while_they_are_watched() {
+        tokio::task::LocalSet::new()
+            .run_until(async {
+                let poller = Arc::new(Poller::new().unwrap());
+                let (send, mut served) = mpsc::unbounded_channel();
+                tokio::task::spawn_local(Arc::clone(&poller).run(
+                    async move |s: &Arc<UdpSocket>| {
+                        let mut bytes = [0; 8];
+                        let n = s.recv(&mut bytes).unwrap();
+                        send.send(String::from_utf8_lossy(&bytes[..n]).into_owned())
+                            .unwrap();
+                    },
+                ));
+                let socket = || {
+                    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+                    socket.set_nonblocking(true).unwrap();
+                    Arc::new(socket)
+                };
+                let (a, b) = (socket(), socket());
+                let say = |to: &UdpSocket, text: &str| {
+                    a.send_to(text.as_bytes(), to.local_addr().unwrap())
+                        .unwrap();
+                };
+                let of_a = poller.add(Arc::clone(&a)).unwrap();
+                poller.add(Arc::clone(&b)).unwrap();
+                // Two in one socket: served again until it has nothing left.
+                for text in ["1", "2"] {
+                    say(&a, text);
+                }
+                let mut got = vec![served.recv().await, served.recv().await];
+                say(&b, "3");
+                got.push(served.recv().await);
+                assert_eq!(got, ["1", "2", "3"].map(|text| Some(text.to_owned())));
+
+                assert!(poller.remove(of_a).is_some_and(|s| Arc::ptr_eq(&s, &a)));
+                assert!(poller.remove(of_a).is_none());
+                say(&a, "4");
+                say(&b, "5");
+                assert_eq!(served.recv().await.as_deref(), Some("5"));
+                // Its place is taken, and what waited in it is not the other's.
+                let c = socket();
+                assert_eq!(poller.add(Arc::clone(&c)).unwrap(), of_a);
+                say(&c, "6");
+                assert_eq!(served.recv().await.as_deref(), Some("6"));
+                let more = tokio::time::timeout(Duration::ZERO, served.recv()).await;
+                assert!(more.is_err(), "{more:?}");
+            })
+            .await;
+    }
+}

@@ -1,0 +1,185 @@
+//! The header that names the client to endpoints: version 2 of the PROXY
+//! protocol (`proxy-protocol.txt` of HAProxy, section 2.2).
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6},
+};
+
+use nix::sys::socket::{
+    getsockopt,
+    sockopt::{Ip6tOriginalDst, OriginalDst},
+};
+use tokio::net::TcpStream;
+
+/// What no other protocol begins with.
+const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+/// Version 2, command PROXY: on behalf of another.
+const VERSION_AND_COMMAND: u8 = 0x21;
+const TCP_OVER_IPV4: u8 = 0x11;
+const TCP_OVER_IPV6: u8 = 0x21;
+
+/// Returns the header of a TCP connection that `client` opened to `called`. When only
+/// one of them is of IPv4, both are written as IPv6, that one mapped (RFC 4291
+/// section 2.5.5.2).
+pub fn header(client: SocketAddr, called: SocketAddr) -> Vec<u8> {
+    let (kind, addresses) = match (client.ip().to_canonical(), called.ip().to_canonical()) {
+        (IpAddr::V4(client), IpAddr::V4(called)) => (
+            TCP_OVER_IPV4,
+            [client.octets().as_slice(), &called.octets()].concat(),
+        ),
+        (client, called) => (
+            TCP_OVER_IPV6,
+            [sixteen(client).as_slice(), &sixteen(called)].concat(),
+        ),
+    };
+    let ports = [client.port(), called.port()]
+        .map(u16::to_be_bytes)
+        .concat();
+    // 12 or 36.
+    let length = (addresses.len() + ports.len()) as u16;
+    let mut header = SIGNATURE.to_vec();
+    header.extend([VERSION_AND_COMMAND, kind]);
+    header.extend(length.to_be_bytes());
+    header.extend(addresses);
+    header.extend(ports);
+    header
+}
+
+fn sixteen(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// Returns the address that the client of an accepted connection called: before nat
+/// rules, where there are some (`SO_ORIGINAL_DST`), else the socket's own.
+///
+/// # Errors
+/// When the socket has no address any more.
+pub fn called(accepted: &TcpStream) -> io::Result<SocketAddr> {
+    let own = accepted.local_addr()?;
+    let original = match own {
+        SocketAddr::V4(_) => getsockopt(accepted, OriginalDst).map(|a| {
+            let ip = u32::from_be(a.sin_addr.s_addr);
+            SocketAddrV4::new(ip.into(), u16::from_be(a.sin_port)).into()
+        }),
+        SocketAddr::V6(_) => getsockopt(accepted, Ip6tOriginalDst).map(|a| {
+            let ip = a.sin6_addr.s6_addr;
+            SocketAddrV6::new(ip.into(), u16::from_be(a.sin6_port), 0, 0).into()
+        }),
+    };
+    // Without connection tracking, or without its entry for this connection.
+    Ok(original.unwrap_or(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Reads a header as a backend does; what follows it is the client's.
+    fn decode(bytes: &[u8]) -> Option<(SocketAddr, SocketAddr, &[u8])> {
+        let (fixed, rest) = bytes.split_at_checked(16)?;
+        if fixed[..12] != SIGNATURE || fixed[12] != 0x21 {
+            return None;
+        }
+        let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
+        let (body, rest) = rest.split_at_checked(length)?;
+        let size = match fixed[13] {
+            0x11 => 4,
+            0x21 => 16,
+            _ => return None,
+        };
+        let ip = |bytes: &[u8]| match bytes.len() {
+            4 => <[u8; 4]>::try_from(bytes).map(IpAddr::from).ok(),
+            _ => <[u8; 16]>::try_from(bytes).map(IpAddr::from).ok(),
+        };
+        let address = |n: usize| {
+            let ports = 2 * size + 2 * n;
+            let port = u16::from_be_bytes([*body.get(ports)?, *body.get(ports + 1)?]);
+            let ip = ip(body.get(n * size..(n + 1) * size)?)?;
+            Some(SocketAddr::new(ip, port))
+        };
+        Some((address(0)?, address(1)?, rest))
+    }
+
+    #[test]
+    fn headers_byte_by_byte() {
+        let v4 = "0d0a0d0a000d0a515549540a 21 11 000c";
+        let v6 = "0d0a0d0a000d0a515549540a 21 21 0024";
+        let zeros = |n: usize| "00".repeat(n);
+        let cases = [
+            (
+                "192.0.2.1:256",
+                "10.96.0.1:80",
+                format!("{v4} c0000201 0a600001 0100 0050"),
+            ),
+            (
+                "[2001:db8::1]:65535",
+                "[fd00::2]:443",
+                format!("{v6} 20010db8{}01 fd00{}02 ffff 01bb", zeros(11), zeros(13)),
+            ),
+            // Mixed, whichever way round.
+            (
+                "192.0.2.1:1",
+                "[fd00::2]:2",
+                format!(
+                    "{v6} {}ffffc0000201 fd00{}02 0001 0002",
+                    zeros(10),
+                    zeros(13)
+                ),
+            ),
+            (
+                "[fd00::2]:2",
+                "192.0.2.1:1",
+                format!(
+                    "{v6} fd00{}02 {}ffffc0000201 0002 0001",
+                    zeros(13),
+                    zeros(10)
+                ),
+            ),
+            // A dual-stack socket's way to say IPv4.
+            (
+                "[::ffff:192.0.2.1]:256",
+                "10.96.0.1:80",
+                format!("{v4} c0000201 0a600001 0100 0050"),
+            ),
+        ];
+        for (client, called, expected) in cases {
+            let header = header(client.parse().unwrap(), called.parse().unwrap());
+            let hex: String = header.iter().map(|b| format!("{b:02x}")).collect();
+            assert_eq!(hex, expected.replace(' ', ""), "{client} to {called}");
+        }
+    }
+
+    fn address() -> impl Strategy<Value = SocketAddr> {
+        let ip = prop_oneof![
+            any::<u32>().prop_map(|bits| IpAddr::V4(Ipv4Addr::from(bits))),
+            any::<u128>().prop_map(|bits| IpAddr::V6(Ipv6Addr::from(bits))),
+        ];
+        (ip, any::<u16>()).prop_map(SocketAddr::from)
+    }
+
+    proptest! {
+        #[test]
+        fn a_backend_reads_what_was_written(
+            client in address(),
+            called in address(),
+            sent in prop::collection::vec(any::<u8>(), 0..64),
+        ) {
+            let mut bytes = header(client, called);
+            bytes.extend(&sent);
+            let (source, destination, rest) = decode(&bytes).unwrap();
+            let canonical = |a: SocketAddr| (a.ip().to_canonical(), a.port());
+            prop_assert_eq!(canonical(source), canonical(client));
+            prop_assert_eq!(canonical(destination), canonical(called));
+            prop_assert_eq!(source.is_ipv4(), destination.is_ipv4());
+            prop_assert_eq!(rest, sent);
+        }
+    }
+}

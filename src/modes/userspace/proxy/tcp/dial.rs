@@ -1,0 +1,253 @@
+//! From an accepted client to a connected backend: which endpoints are tried,
+//! in which order and for how long.
+
+use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed, time::Duration};
+
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    time::{Instant, timeout},
+};
+
+use super::super::{
+    Shared,
+    backends::{Lease, Tried},
+    descriptors,
+    group::ServiceGroup,
+    transparent,
+};
+use super::options::set_options;
+use crate::{sched::Flow, services::Retry};
+
+/// How long the first, second, ... attempt of a connection waits for its
+/// endpoint, as the userspace mode of kube-proxy before 1.26 did.
+const TIMEOUTS: [Duration; 4] = [
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+];
+
+/// How far a client's search for a backend may go.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Attempts to connect.
+    pub attempts: usize,
+    /// Time for all of them together.
+    pub time: Duration,
+}
+
+/// A connected backend.
+#[derive(Debug)]
+pub struct Dialed {
+    /// The connection.
+    pub stream: TcpStream,
+    /// Its share in the endpoint's load.
+    pub lease: Lease,
+}
+
+/// One client's search for a backend that answers.
+#[derive(Debug)]
+pub struct Search<'a> {
+    shared: &'a Shared,
+    group: &'a ServiceGroup,
+    flow: Flow,
+    /// Endpoints tried in this round; none is tried twice before all were.
+    tried: Tried,
+    attempts: usize,
+    /// The time is what is left of it.
+    limits: Limits,
+    /// An endpoint got what the client sent: no endpoint is tried twice from then on.
+    sent: bool,
+    timed_out: usize,
+    /// Endpoints see the node from now on: one that saw the client was silent.
+    plain: bool,
+}
+
+impl<'a> Search<'a> {
+    /// Returns a search for `flow` among the service group's endpoints, with what `retry` allows.
+    pub fn new(shared: &'a Shared, group: &'a ServiceGroup, flow: Flow, retry: Retry) -> Self {
+        Search {
+            shared,
+            group,
+            flow,
+            tried: Tried::default(),
+            sent: false,
+            attempts: 0,
+            limits: match retry {
+                Retry::FirstFlight | Retry::Connect => shared.dial,
+                Retry::Off => Limits {
+                    attempts: 1,
+                    ..shared.dial
+                },
+            },
+            timed_out: 0,
+            plain: false,
+        }
+    }
+
+    /// Returns the next endpoint that answers, or `None` when the limits of a search
+    /// are reached, or there is no more to try: every endpoint was tried, and at
+    /// least as many attempts were made as there are timeouts.
+    pub async fn next(&mut self) -> Option<Dialed> {
+        while self.attempts < self.limits.attempts && !self.limits.time.is_zero() {
+            let endpoint = match self.group.pick(&self.flow, &mut self.tried) {
+                Some(endpoint) => endpoint,
+                None if self.tried.is_empty() || self.sent => return None,
+                None if self.attempts >= TIMEOUTS.len() => return None,
+                None => {
+                    self.tried.clear();
+                    continue;
+                }
+            };
+            let lease = endpoint.lease();
+            if self.attempts > 0 {
+                self.shared.counters.dial_retries.inc();
+            }
+            self.attempts += 1;
+            let patience = TIMEOUTS[self.timed_out.min(TIMEOUTS.len() - 1)];
+            let patience = patience.min(self.limits.time);
+            let begun = Instant::now();
+            let dialed = self.dial(endpoint.address, patience).await;
+            self.limits.time = self.limits.time.saturating_sub(begun.elapsed());
+            match dialed {
+                Ok(stream) => {
+                    self.group.answered(endpoint.address);
+                    return Some(Dialed { stream, lease });
+                }
+                Err(error) => {
+                    if error.kind() == io::ErrorKind::TimedOut {
+                        self.timed_out += 1;
+                    }
+                    if error.kind() == io::ErrorKind::AddrNotAvailable {
+                        self.log_exhausted_ports(endpoint.address);
+                    }
+                    self.failed(endpoint.address, &error);
+                }
+            }
+        }
+        None
+    }
+
+    /// Records that an endpoint got what the client sent, and reset the
+    /// connection; returns false if another one got it before. One dies by itself: a
+    /// second one that resets, too, may well do it because of what it read.
+    pub fn may_be_sent_again(&mut self) -> bool {
+        !std::mem::replace(&mut self.sent, true)
+    }
+
+    /// Records that `endpoint` did not answer, so that another one is next.
+    pub fn failed(&mut self, endpoint: SocketAddr, why: &dyn std::fmt::Display) {
+        self.group.failed(endpoint);
+        self.tried.add(endpoint);
+        self.shared.counters.dial_failures.inc();
+        tracing::trace!(
+            service = %self.group.label,
+            %endpoint,
+            client = %self.flow.client,
+            "endpoint did not answer: {why}"
+        );
+    }
+
+    /// Once: callers that end their connections first leave ours to a busy
+    /// endpoint in TIME_WAIT, a minute each with a local port (RFC 9293 section
+    /// 3.6.1).
+    fn log_exhausted_ports(&self, endpoint: SocketAddr) {
+        if !self.shared.ports_logged.swap(true, Relaxed) {
+            tracing::warn!(
+                service = %self.group.label,
+                %endpoint,
+                "this node has no local port left for connections to the endpoint; set \
+                 net.ipv4.tcp_tw_reuse=1, or widen net.ipv4.ip_local_port_range (both are for \
+                 IPv6 too)"
+            );
+        }
+    }
+
+    async fn dial(&mut self, endpoint: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+        let transparent = &self.shared.transparent;
+        if !self.plain && transparent.shows(&self.flow, endpoint) {
+            let dialed = self.dial_as(Some(self.flow.client), endpoint, patience);
+            match dialed.await.map_err(|e| (e.kind(), e)) {
+                Ok(stream) => return Ok(stream),
+                // It was the endpoint that refused.
+                Err((io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset, e)) => {
+                    return Err(e);
+                }
+                Err((io::ErrorKind::TimedOut, e)) => {
+                    transparent.unanswered(&self.flow, endpoint);
+                    self.plain = true;
+                    return Err(e);
+                }
+                // The client's address cannot be bound here, or its port not
+                // again for this endpoint.
+                Err((_, e)) => tracing::trace!(
+                    service = %self.group.label,
+                    %endpoint,
+                    client = %self.flow.client,
+                    "endpoint sees the node's address: {e}"
+                ),
+            }
+        }
+        let stream = self.dial_as(None, endpoint, patience).await?;
+        transparent.answered_the_node(&self.flow, endpoint);
+        Ok(stream)
+    }
+
+    /// Connects, from the address of the client `shown` if there is one.
+    async fn dial_as(
+        &self,
+        shown: Option<SocketAddr>,
+        endpoint: SocketAddr,
+        patience: Duration,
+    ) -> io::Result<TcpStream> {
+        let socket = loop {
+            match new_socket(endpoint, shown) {
+                Err(e) if descriptors::exhausted(&e) => {
+                    self.shared.counters.accept_paused.inc();
+                    tokio::time::sleep(super::EXHAUSTED_PAUSE).await;
+                }
+                other => break other?,
+            }
+        };
+        match timeout(patience, socket.connect(endpoint)).await {
+            Ok(connected) => connected,
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no answer within {} ms", patience.as_millis()),
+            )),
+        }
+    }
+}
+
+fn new_socket(address: SocketAddr, shown: Option<SocketAddr>) -> io::Result<TcpSocket> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking().cloexec(),
+        Some(Protocol::TCP),
+    )?;
+    set_options(SockRef::from(&socket))?;
+    if let Some(client) = shown {
+        transparent::bind(&socket, client)?;
+    }
+    Ok(TcpSocket::from_std_stream(socket.into()))
+}
+
+/// Connections of a search that are still open count as long as it lives.
+#[derive(Debug)]
+pub struct Open<'a>(&'a Shared);
+
+impl<'a> Open<'a> {
+    /// Counts one connection.
+    pub fn count(shared: &'a Shared) -> Self {
+        shared.counters.connections_total.inc();
+        shared.counters.connections.inc();
+        Open(shared)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.counters.connections.dec();
+    }
+}

@@ -1,0 +1,39 @@
+//! What a client sent before its backend answered, kept so that it can be
+//! sent again to another backend.
+
+/// More than this is not kept: who sends so much unasked has a backend that
+/// takes it.
+const KEPT: usize = 4 * 1024;
+
+/// The client's first bytes, and whether it closed its direction after them.
+#[derive(Debug, Default)]
+pub struct FirstFlight {
+    bytes: Vec<u8>,
+    ended: bool,
+}
+
+impl FirstFlight {
+    /// Adds what the client sent; returns false if it is too much to be kept.
+    pub fn push(&mut self, bytes: &[u8]) -> bool {
+        if self.bytes.len() + bytes.len() > KEPT {
+            return false;
+        }
+        self.bytes.extend_from_slice(bytes);
+        true
+    }
+
+    /// Records that the client closed its direction.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Returns what it sent.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Returns whether it closed its direction.
+    pub fn ended(&self) -> bool {
+        self.ended
+    }
+}

@@ -1,0 +1,261 @@
+//! The TCP data path: accept, pick, connect, relay.
+
+mod dial;
+mod first_flight;
+mod options;
+mod pipe;
+mod relay;
+mod socket;
+mod user_timeout;
+
+use std::{
+    future::poll_fn,
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use socket2::SockRef;
+use tokio::{io::Interest, net::TcpStream, sync::OwnedSemaphorePermit, time::Instant};
+
+pub use self::{dial::Limits, options::set_options};
+use self::{
+    dial::{Dialed, Open, Search},
+    first_flight::FirstFlight,
+    relay::{End, Progress, Relay, Side},
+};
+use super::{Shared, descriptors, group::ServiceGroup, proxy_protocol};
+use crate::{
+    sched::Flow,
+    services::{ProxyProtocol, Retry},
+};
+
+/// Descriptors of one connection: the client's and the backend's socket.
+const PER_CONNECTION: u32 = 2;
+
+/// Connections that one listener may hand over before others get a turn.
+const TURN: usize = 16;
+
+/// How long a worker waits before it asks again for a descriptor that the
+/// system refused although the budget had one.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(50);
+
+/// An address that a service group listens on. Every connection that came in by it
+/// holds it, so that what the address needs (a route, say) stays as long as one
+/// is open.
+#[derive(Debug)]
+pub struct ListenerAddress {
+    /// Where its traffic goes.
+    pub group: Arc<ServiceGroup>,
+    /// The address that clients call to come in here.
+    pub called: IpAddr,
+    /// Its listeners have a filter, or had one, which connections inherit.
+    pub filtered: AtomicBool,
+}
+
+/// A listener of an address on one worker.
+#[derive(Debug)]
+pub struct Listener {
+    /// Listens, and does not block.
+    pub socket: std::net::TcpListener,
+    /// The address that it is for.
+    pub address: Arc<ListenerAddress>,
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Accepts connections of a `listener` that has some, though not so many that
+/// others would wait for long. Runs inside a worker's `LocalSet`.
+pub async fn accept(shared: &Arc<Shared>, listener: &Arc<Listener>) {
+    for _ in 0..TURN {
+        match accepted(listener) {
+            Ok((client, peer)) => {
+                let permit = match shared.descriptors.try_take(PER_CONNECTION) {
+                    Some(permit) => permit,
+                    None => {
+                        shared.counters.accept_paused.inc();
+                        shared.descriptors.take(PER_CONNECTION).await
+                    }
+                };
+                serve(shared, listener, client, peer, permit);
+            }
+            Err(e) if descriptors::exhausted(&e) => {
+                shared.counters.accept_paused.inc();
+                tokio::time::sleep(EXHAUSTED_PAUSE).await;
+                return;
+            }
+            // Most often there is none left; or the client gave up before it
+            // was accepted (accept(2)).
+            Err(_) => return,
+        }
+    }
+}
+
+/// Serves the connections that the kernel had completed before the `listener`
+/// went out of use. Runs inside a worker's `LocalSet`.
+pub fn serve_rest(shared: &Arc<Shared>, listener: &Arc<Listener>) {
+    while let Some(permit) = shared.descriptors.try_take(PER_CONNECTION) {
+        match accepted(listener) {
+            Ok((client, peer)) => serve(shared, listener, client, peer, permit),
+            Err(_) => return,
+        }
+    }
+}
+
+fn accepted(listener: &Listener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (client, peer) = listener.socket.accept()?;
+    client.set_nonblocking(true)?;
+    if listener.address.filtered.load(Relaxed) {
+        // Nothing more is to be filtered. Fails only if there is none.
+        let _ = SockRef::from(&client).detach_filter();
+    }
+    Ok((TcpStream::from_std(client)?, peer))
+}
+
+fn serve(
+    shared: &Arc<Shared>,
+    listener: &Listener,
+    client: TcpStream,
+    peer: SocketAddr,
+    permit: OwnedSemaphorePermit,
+) {
+    let address = Arc::clone(&listener.address);
+    let flow = Flow {
+        client: peer,
+        destination: address.called,
+    };
+    let shared = Arc::clone(shared);
+    tokio::task::spawn_local(connection(shared, address, client, flow, permit));
+}
+
+/// Serves one client to its end.
+async fn connection(
+    shared: Arc<Shared>,
+    address: Arc<ListenerAddress>,
+    client: TcpStream,
+    flow: Flow,
+    _held: OwnedSemaphorePermit,
+) {
+    let group = &address.group;
+    let _open = Open::count(&shared);
+    if !group.admits(&flow) {
+        shared.counters.connections_refused.inc();
+        reset(&client);
+        return;
+    }
+    let routing = group.routing();
+    let retry = routing.retry;
+    let header = match routing.proxy_protocol {
+        None => Vec::new(),
+        Some(ProxyProtocol::V2) => match proxy_protocol::called(&client) {
+            Ok(called) => proxy_protocol::header(flow.client, called),
+            // The client is gone already.
+            Err(_) => return,
+        },
+    };
+    drop(routing);
+    let mut first = FirstFlight::default();
+    let mut search = Search::new(&shared, group, flow, retry);
+    loop {
+        let found = tokio::select! {
+            biased;
+            found = search.next() => found,
+            // The client has reset the connection; what it sent before goes
+            // nowhere. One that only ended its direction may still wait for an
+            // answer, and a closed socket looks the same (RFC 9293
+            // section 3.6).
+            _ = client.ready(Interest::ERROR) => return,
+        };
+        let Some(mut dialed) = found else {
+            shared.counters.connections_failed.inc();
+            tracing::trace!(service = %group.label, client = %flow.client, "no endpoint answered");
+            reset(&client);
+            return;
+        };
+        let mut relay = Relay::new(&header, first);
+        let end = carry(&shared, &mut relay, &client, &mut dialed).await;
+        match end {
+            End::Closed => return,
+            End::Reset => {
+                reset(&client);
+                reset(&dialed.stream);
+                return;
+            }
+            End::Unanswered(kept) => {
+                search.failed(
+                    dialed.lease.endpoint().address,
+                    &"it reset the connection before it sent anything",
+                );
+                let again = retry == Retry::FirstFlight
+                    && (kept.bytes().is_empty() || search.may_be_sent_again());
+                if !again {
+                    shared.counters.connections_failed.inc();
+                    reset(&client);
+                    return;
+                }
+                first = kept;
+            }
+        }
+    }
+}
+
+/// Moves bytes until the connection ends.
+async fn carry(shared: &Shared, relay: &mut Relay, client: &TcpStream, dialed: &mut Dialed) -> End {
+    let backend = &dialed.stream;
+    // A side that is not read, because it has closed its direction or because
+    // the other takes nothing, has its reset seen only by asking for it.
+    let mut closed = None;
+    let mut stalled = false;
+    let limit = shared.tcp_user_timeout;
+    let mut check = pin!(tokio::time::sleep(limit / 4));
+    loop {
+        let step = poll_fn(|cx| relay.poll(cx, client, backend, &shared.descriptors));
+        let watched = match closed {
+            Some(Side::Backend) => backend,
+            Some(Side::Client) | None => client,
+        };
+        let progress = tokio::select! {
+            biased;
+            progress = step => progress,
+            _ = watched.ready(Interest::ERROR), if closed.is_some() => return End::Reset,
+            _ = client.ready(Interest::ERROR), if stalled => {
+                relay.client_gone();
+                stalled = false;
+                continue;
+            }
+            () = &mut check, if !limit.is_zero() => {
+                let passed = |side| user_timeout::has_passed(side, limit);
+                if passed(client) || passed(backend) {
+                    return End::Reset;
+                }
+                check.as_mut().reset(Instant::now() + limit / 4);
+                continue;
+            }
+        };
+        match progress {
+            Progress::Ended(end) => return end,
+            Progress::Stalled => stalled = true,
+            Progress::HalfClosed(side) => {
+                dialed.lease.half_close();
+                closed = Some(side);
+            }
+        }
+    }
+}
+
+/// Makes the socket send a reset when it is closed, instead of an orderly end
+/// that would mean to its peer that all is well.
+fn reset(stream: &impl AsFd) {
+    // Fails only for a socket that is gone already.
+    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}

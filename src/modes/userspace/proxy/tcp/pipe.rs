@@ -1,0 +1,116 @@
+//! Pipes for splice(2), pooled per worker: a flow holds one only while bytes
+//! are under way in it.
+
+use std::{
+    cell::RefCell,
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use nix::{
+    fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice},
+    unistd::pipe2,
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::super::descriptors::Descriptors;
+
+/// Asked of F_SETPIPE_SZ, in bytes. Larger ones move a bulk flow with fewer
+/// calls, but what lies in a pipe has left the caches by the time it is read.
+const CAPACITY: i32 = 256 * 1024;
+
+/// What Linux gives a pipe that was not resized (`pipe(7)`), in bytes.
+const DEFAULT_CAPACITY: usize = 64 * 1024;
+
+/// Empty pipes that a worker keeps for its next bulk flow.
+const POOLED: usize = 32;
+
+thread_local! {
+    static POOL: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A pipe and how many bytes are in it.
+#[derive(Debug)]
+pub struct Pipe {
+    read: OwnedFd,
+    write: OwnedFd,
+    capacity: usize,
+    filled: usize,
+    _descriptors: OwnedSemaphorePermit,
+}
+
+impl Pipe {
+    /// Returns an empty pipe, from the worker's pool if it has one. `None` when
+    /// descriptors are short: the flow then goes on copying.
+    pub fn take(descriptors: &Descriptors) -> Option<Pipe> {
+        if let Some(pipe) = POOL.with_borrow_mut(Vec::pop) {
+            return Some(pipe);
+        }
+        let permit = descriptors.try_take(2)?;
+        let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
+        // Fails beyond the user's share of pipe memory (pipe(7),
+        // pipe-user-pages-soft); the pipe then keeps its default size.
+        let capacity = fcntl(&write, FcntlArg::F_SETPIPE_SZ(CAPACITY))
+            .ok()
+            .and_then(|size| usize::try_from(size).ok())
+            .unwrap_or(DEFAULT_CAPACITY);
+        Some(Pipe {
+            read,
+            write,
+            capacity,
+            filled: 0,
+            _descriptors: permit,
+        })
+    }
+
+    /// Gives the pipe back to the worker's pool. One with bytes in it is
+    /// closed instead: no other flow may read them.
+    pub fn put_back(self) {
+        if self.filled == 0 {
+            POOL.with_borrow_mut(|pool| {
+                if pool.len() < POOLED {
+                    pool.push(self);
+                }
+            });
+        }
+    }
+
+    /// Bytes in it.
+    pub fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Moves bytes from a socket into this empty pipe; 0 at the stream's end.
+    ///
+    /// # Errors
+    /// Those of splice(2); `WouldBlock` while the socket has nothing.
+    pub fn fill_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
+        let n = splice(
+            socket,
+            None,
+            &self.write,
+            None,
+            self.capacity,
+            SpliceFFlags::SPLICE_F_MOVE | SpliceFFlags::SPLICE_F_NONBLOCK,
+        )?;
+        self.filled += n;
+        Ok(n)
+    }
+
+    /// Moves what is in the pipe into a socket.
+    ///
+    /// # Errors
+    /// Those of splice(2); `WouldBlock` while the socket takes nothing.
+    pub fn drain_to(&mut self, socket: impl AsFd) -> io::Result<usize> {
+        let n = splice(
+            &self.read,
+            None,
+            socket,
+            None,
+            self.filled,
+            SpliceFFlags::SPLICE_F_MOVE | SpliceFFlags::SPLICE_F_NONBLOCK,
+        )?;
+        self.filled -= n;
+        Ok(n)
+    }
+}

@@ -1,0 +1,432 @@
+//! Bytes between a client and its backend: both directions, half-close,
+//! back-pressure and resets.
+//!
+//! Short messages pass through a buffer that all connections of a worker
+//! share; a direction that proves to be bulk is spliced through a pipe. What
+//! a slow receiver does not take is the only thing that a connection keeps.
+
+use std::{
+    cell::RefCell,
+    io,
+    net::Shutdown,
+    os::fd::AsFd,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use socket2::SockRef;
+use tokio::{io::Interest, net::TcpStream, time::Instant};
+
+use super::{
+    super::descriptors::Descriptors,
+    first_flight::FirstFlight,
+    pipe::Pipe,
+    socket::{Read, read_some, write_some},
+};
+
+/// Size of the buffer that a worker's connections share, in bytes.
+const SCRATCH: usize = 64 * 1024;
+
+/// A read of at least this many bytes speaks for a bulk flow.
+const BULK_READ: usize = 16 * 1024;
+
+/// A splice of less than this speaks against one: the pipe then costs more
+/// calls than the copy that it saves.
+const SHORT_SPLICE: usize = 4 * 1024;
+
+/// So many reads (or splices) in a row change a direction's way of moving bytes.
+const STREAK: u8 = 4;
+
+/// Bytes that one connection moves before the worker's others get a turn.
+const TURN: usize = 1024 * 1024;
+
+/// How long after the connection to it a backend's reset still counts as
+/// "did not answer", so that another one is tried. Long enough for a backend
+/// that hangs before it dies; too short for a machine that read the bytes, was
+/// restarted, and now resets what it no longer knows.
+const ANSWER_WINDOW: Duration = Duration::from_secs(5);
+
+thread_local! {
+    static SHARED: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
+}
+
+/// How a relay ended.
+#[derive(Debug)]
+pub enum End {
+    /// Both directions were closed in order.
+    Closed,
+    /// One side reset the connection, or could no longer be reached.
+    Reset,
+    /// The backend reset the connection before it sent anything; this is what
+    /// the client had sent. Another backend may be tried.
+    Unanswered(FirstFlight),
+}
+
+/// What a relay reports to its owner before the end.
+#[derive(Debug)]
+pub enum Progress {
+    /// One direction was closed, the other is open.
+    HalfClosed(Side),
+    /// For the first time, the backend does not take what the client sent. Who
+    /// waits for the backend reads nothing from the client, and does not see
+    /// its reset: say so by [`Relay::client_gone`].
+    Stalled,
+    /// It is over.
+    Ended(End),
+}
+
+/// A side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The client.
+    Client,
+    /// The backend.
+    Backend,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// The sender has closed; what is under way is still to be delivered.
+    Ended,
+    Closed,
+    /// The receiver no longer takes anything.
+    Broken,
+}
+
+/// What went wrong, and with which end of the direction.
+enum Fault {
+    Sender,
+    Receiver(io::ErrorKind),
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Direction {
+    phase: Phase,
+    bulk: bool,
+    streak: u8,
+    pipe: Option<Pipe>,
+    /// Copied bytes that the receiver did not take yet, from `written` on.
+    pending: Vec<u8>,
+    written: usize,
+    /// The error of a send that was made right after a read. The kernel gives it
+    /// once, and EPIPE ever after.
+    refused: Option<io::ErrorKind>,
+}
+
+impl Direction {
+    fn new() -> Self {
+        Direction {
+            phase: Phase::Open,
+            bulk: false,
+            streak: 0,
+            pipe: None,
+            pending: Vec::new(),
+            written: 0,
+            refused: None,
+        }
+    }
+
+    /// Returns whether the receiver did not take yet what was read.
+    fn is_stalled(&self) -> bool {
+        !self.pending.is_empty() || self.pipe.as_ref().is_some_and(|p| p.filled() > 0)
+    }
+
+    /// Delivers what was read before.
+    fn poll_flush(&mut self, cx: &mut Context<'_>, to: &TcpStream) -> Poll<io::Result<()>> {
+        if let Some(why) = self.refused.take() {
+            return Poll::Ready(Err(why.into()));
+        }
+        while self.written < self.pending.len() {
+            let left = &self.pending[self.written..];
+            match write_some(to, left) {
+                Ok(n) => self.written += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(to.poll_write_ready(cx))?;
+                }
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+        if self.written > 0 {
+            self.pending = Vec::new();
+            self.written = 0;
+        }
+        while let Some(pipe) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
+            match to.try_io(Interest::WRITABLE, || pipe.drain_to(to.as_fd())) {
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(to.poll_write_ready(cx))?;
+                }
+                // A splice(2) that moved something keeps back the error behind
+                // it (`splice_to_socket` in fs/splice.c): the next one then
+                // returns EPIPE, whatever it was.
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
+                    return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+                }
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads once and passes on at once what the receiver takes. Answers how
+    /// many bytes were read, 0 at the stream's end.
+    fn poll_move(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &TcpStream,
+        to: &TcpStream,
+        descriptors: &Descriptors,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Poll<Result<usize, Fault>> {
+        loop {
+            if self.bulk && self.pipe.is_none() {
+                self.pipe = Pipe::take(descriptors);
+                self.bulk = self.pipe.is_some();
+            }
+            let read: io::Result<usize> = SHARED.with_borrow_mut(|buffer| {
+                let read = read_some(from, self.pipe.as_mut(), buffer)?;
+                let n = match read {
+                    Read::Spliced(n) => return Ok(n),
+                    Read::Copied(n) => n,
+                };
+                seen(&buffer[..n]);
+                let mut sent = 0;
+                while sent < n {
+                    match write_some(to, &buffer[sent..n]) {
+                        Ok(m) => sent += m,
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                        Err(e) => {
+                            self.refused = Some(e.kind());
+                            break;
+                        }
+                    }
+                }
+                if sent < n {
+                    self.pending = buffer[sent..n].to_vec();
+                }
+                Ok(n)
+            });
+            match read {
+                Ok(n) => {
+                    self.judge(n);
+                    return Poll::Ready(Ok(n));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    if let Some(pipe) = self.pipe.take() {
+                        pipe.put_back();
+                    }
+                    ready!(from.poll_read_ready(cx)).map_err(|_| Fault::Sender)?;
+                }
+                Err(_) => return Poll::Ready(Err(Fault::Sender)),
+            }
+        }
+    }
+
+    /// Decides from the size of a read whether this is a bulk flow.
+    fn judge(&mut self, n: usize) {
+        let against = match self.bulk {
+            true => n < SHORT_SPLICE,
+            false => n >= BULK_READ,
+        };
+        self.streak = if against { self.streak + 1 } else { 0 };
+        if self.streak >= STREAK {
+            self.bulk = !self.bulk;
+            self.streak = 0;
+        }
+    }
+
+    /// Moves bytes until one side has to wait or the direction is closed. Where
+    /// the sender's connection is known to be `dead`, the end of the stream is
+    /// not the sender's own.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        (from, dead): (&TcpStream, bool),
+        to: &TcpStream,
+        descriptors: &Descriptors,
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Poll<Result<(), Fault>> {
+        let mut moved = 0;
+        loop {
+            match self.phase {
+                Phase::Closed | Phase::Broken => return Poll::Ready(Ok(())),
+                Phase::Open | Phase::Ended => {
+                    ready!(self.poll_flush(cx, to)).map_err(|e| Fault::Receiver(e.kind()))?;
+                }
+            }
+            if !self.bulk
+                && let Some(pipe) = self.pipe.take()
+            {
+                pipe.put_back();
+            }
+            if self.phase == Phase::Ended {
+                SockRef::from(to)
+                    .shutdown(Shutdown::Write)
+                    .map_err(|e| Fault::Receiver(e.kind()))?;
+                self.phase = Phase::Closed;
+                continue;
+            }
+            if moved >= TURN {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            match ready!(self.poll_move(cx, from, to, descriptors, seen))? {
+                0 if dead => return Poll::Ready(Err(Fault::Sender)),
+                0 => {
+                    self.phase = Phase::Ended;
+                    if let Some(pipe) = self.pipe.take() {
+                        pipe.put_back();
+                    }
+                }
+                n => moved += n,
+            }
+        }
+    }
+}
+
+/// Both directions of one connection.
+#[derive(Debug)]
+pub struct Relay {
+    out: Direction,
+    back: Direction,
+    half_closed_reported: bool,
+    stalled_reported: bool,
+    client_gone: bool,
+    /// A send to the backend failed because its connection was reset or timed
+    /// out. The kernel reports that once: a read then only returns 0, as at an
+    /// orderly end (`sock_error` in include/net/sock.h).
+    backend_dead: bool,
+    since: Instant,
+    first_flight: Option<FirstFlight>,
+}
+
+impl Relay {
+    /// Returns a relay to a backend that was just connected. It begins by sending
+    /// `header`, which is ours, and `first`, what the client had sent to a
+    /// backend that did not answer.
+    pub fn new(header: &[u8], first: FirstFlight) -> Self {
+        let mut out = Direction::new();
+        out.pending = [header, first.bytes()].concat();
+        if first.ended() {
+            out.phase = Phase::Ended;
+        }
+        Relay {
+            out,
+            back: Direction::new(),
+            half_closed_reported: false,
+            stalled_reported: false,
+            client_gone: false,
+            backend_dead: false,
+            since: Instant::now(),
+            first_flight: Some(first),
+        }
+    }
+
+    /// Moves what can be moved.
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: &TcpStream,
+        backend: &TcpStream,
+        descriptors: &Descriptors,
+    ) -> Poll<Progress> {
+        let first = &mut self.first_flight;
+        let out = self
+            .out
+            .poll(cx, (client, false), backend, descriptors, &mut |bytes| {
+                if first.as_mut().is_some_and(|f| !f.push(bytes)) {
+                    *first = None;
+                }
+            });
+        match out {
+            Poll::Ready(Err(Fault::Sender)) => return Poll::Ready(Progress::Ended(End::Reset)),
+            // The backend takes no more, but what it sent before may still be
+            // there to be read.
+            Poll::Ready(Err(Fault::Receiver(why))) => {
+                self.out.phase = Phase::Broken;
+                match why {
+                    // It had ended its direction before the reset, which is an
+                    // answer (`tcp_reset` in net/ipv4/tcp_input.c).
+                    io::ErrorKind::BrokenPipe => self.first_flight = None,
+                    // From shutdown(2), which leaves the reason to the read.
+                    io::ErrorKind::NotConnected => {}
+                    _ => self.backend_dead = true,
+                }
+            }
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+        if self.out.bulk {
+            self.first_flight = None;
+        }
+
+        let first = &mut self.first_flight;
+        let dead = self.backend_dead;
+        let back = self
+            .back
+            .poll(cx, (backend, dead), client, descriptors, &mut |bytes| {
+                // An end is an answer, too, if it is the backend's own.
+                if !bytes.is_empty() || !dead {
+                    *first = None;
+                }
+            });
+        match back {
+            Poll::Ready(Err(Fault::Sender)) => return self.backend_gone(),
+            Poll::Ready(Err(Fault::Receiver(_))) => {
+                return Poll::Ready(Progress::Ended(End::Reset));
+            }
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+
+        if self.out.is_stalled() && self.out.phase != Phase::Broken {
+            if self.client_gone {
+                return Poll::Ready(Progress::Ended(End::Reset));
+            }
+            if !self.stalled_reported {
+                self.stalled_reported = true;
+                return Poll::Ready(Progress::Stalled);
+            }
+        }
+        match (self.out.phase, self.back.phase) {
+            (Phase::Closed, Phase::Closed) => Poll::Ready(Progress::Ended(End::Closed)),
+            (Phase::Broken, Phase::Closed) => self.backend_gone(),
+            (Phase::Closed, _) => self.half_closed(Side::Client),
+            (_, Phase::Closed) => self.half_closed(Side::Backend),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// The client reset the connection. What the backend takes at once of what
+    /// it had sent is still delivered.
+    pub fn client_gone(&mut self) {
+        self.client_gone = true;
+    }
+
+    fn half_closed(&mut self, side: Side) -> Poll<Progress> {
+        if self.half_closed_reported {
+            return Poll::Pending;
+        }
+        self.half_closed_reported = true;
+        Poll::Ready(Progress::HalfClosed(side))
+    }
+
+    /// A backend that resets mostly closed its socket with our bytes unread (RFC
+    /// 2525 section 2.17) or never accepted it: what the client sent can be sent
+    /// to another one, as long as nothing came back.
+    fn backend_gone(&mut self) -> Poll<Progress> {
+        let end = match self.first_flight.take() {
+            Some(mut first) if self.since.elapsed() < ANSWER_WINDOW => {
+                if self.out.phase == Phase::Ended || self.out.phase == Phase::Closed {
+                    first.end();
+                }
+                End::Unanswered(first)
+            }
+            _ => End::Reset,
+        };
+        Poll::Ready(Progress::Ended(end))
+    }
+}
+
+#[cfg(test)]
+mod tests;

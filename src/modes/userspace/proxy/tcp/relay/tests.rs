@@ -1,0 +1,150 @@
+//! What becomes of a reset, with real sockets.
+
+use std::time::Duration;
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    time::timeout,
+};
+
+use super::*;
+
+/// Longer than anything here takes unless it hangs.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Returns both ends of a connection over loopback.
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (near, far) = tokio::join!(TcpStream::connect(address), listener.accept());
+    (near.unwrap(), far.unwrap().0)
+}
+
+/// Resets the connection and waits until `seen_by` knows, without taking the
+/// error from it.
+async fn reset(stream: TcpStream, seen_by: &TcpStream) {
+    stream.set_zero_linger().unwrap();
+    drop(stream);
+    timeout(DEADLINE, seen_by.ready(Interest::ERROR))
+        .await
+        .expect("the reset arrives")
+        .unwrap();
+}
+
+async fn run(relay: &mut Relay, client: &TcpStream, backend: &TcpStream) -> End {
+    let descriptors = Descriptors::of_this_process();
+    loop {
+        let step = std::future::poll_fn(|cx| relay.poll(cx, client, backend, &descriptors));
+        match timeout(DEADLINE, step).await.expect("it ends") {
+            Progress::Ended(end) => return end,
+            Progress::HalfClosed(_) | Progress::Stalled => {}
+        }
+    }
+}
+
+/// What a client that sent something finds after the backend reset its
+/// connection, wherever the kernel reports that first.
+#[tokio::test]
+async fn a_reset_by_the_backend_is_no_end() {
+    struct Case {
+        /// What the client sends, and whether it then ends its direction.
+        says: Vec<u8>,
+        ends: bool,
+        bulk: bool,
+        again: bool,
+    }
+    let case = |size, ends, bulk, again| Case {
+        says: vec![b'x'; size],
+        ends,
+        bulk,
+        again,
+    };
+    for Case {
+        says,
+        ends,
+        bulk,
+        again,
+    } in [
+        case(5, false, false, true),
+        case(5, true, false, true),
+        // The first error is that of shutdown(2).
+        case(0, true, false, true),
+        case(0, false, false, true),
+        case(10_000, false, false, false),
+        case(10_000, true, false, false),
+        case(100_000, false, true, false),
+    ] {
+        let what = format!("{} bytes, ended {ends}, spliced {bulk}", says.len());
+        let (mut far_client, client) = pair().await;
+        let (backend, far_backend) = pair().await;
+        far_client.write_all(&says).await.unwrap();
+        if ends {
+            far_client.shutdown().await.unwrap();
+        }
+        reset(far_backend, &backend).await;
+        let mut relay = Relay::new(&[], FirstFlight::default());
+        relay.out.bulk = bulk;
+        match (run(&mut relay, &client, &backend).await, again) {
+            (End::Unanswered(first), true) => assert_eq!(first.bytes(), says, "{what}"),
+            (End::Reset, false) => {}
+            (other, _) => panic!("{what}: {other:?}"),
+        }
+        let seen = far_client.try_read(&mut [0]).map_err(|e| e.kind());
+        assert_eq!(seen, Err(io::ErrorKind::WouldBlock), "{what}");
+    }
+}
+
+/// Its answer and its end were on the way before the reset.
+#[tokio::test]
+async fn what_the_backend_said_before_its_reset_is_delivered() {
+    for ends in [true, false] {
+        let (mut far_client, client) = pair().await;
+        let (backend, mut far_backend) = pair().await;
+        far_backend.write_all(b"no").await.unwrap();
+        if ends {
+            far_backend.shutdown().await.unwrap();
+        }
+        reset(far_backend, &backend).await;
+        far_client.write_all(b"more").await.unwrap();
+        client.readable().await.unwrap();
+        let mut relay = Relay::new(&[], FirstFlight::default());
+        let end = run(&mut relay, &client, &backend).await;
+        assert!(matches!(end, End::Reset), "{end:?}");
+        let mut answer = [0; 2];
+        far_client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"no");
+        let after = far_client.try_read(&mut [0]).map_err(|e| e.kind());
+        match ends {
+            true => assert_eq!(after, Ok(0)),
+            false => assert_eq!(after, Err(io::ErrorKind::WouldBlock)),
+        }
+    }
+}
+
+/// A client's reset ends the connection, whichever direction meets it.
+#[tokio::test]
+async fn a_reset_by_the_client_is_no_end() {
+    for (asked, answered) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (mut far_client, client) = pair().await;
+        let (backend, mut far_backend) = pair().await;
+        if asked {
+            far_client.write_all(b"question").await.unwrap();
+        }
+        if answered {
+            far_backend.write_all(b"answer").await.unwrap();
+            backend.readable().await.unwrap();
+        }
+        reset(far_client, &client).await;
+        let mut relay = Relay::new(&[], FirstFlight::default());
+        let end = run(&mut relay, &client, &backend).await;
+        assert!(matches!(end, End::Reset), "{end:?}");
+        let mut buffer = [0; 64];
+        let mut seen = far_backend.try_read(&mut buffer);
+        if asked && matches!(seen, Ok(n) if n > 0) {
+            seen = far_backend.try_read(&mut buffer);
+        }
+        let seen = seen.map_err(|e| e.kind());
+        assert_eq!(seen, Err(io::ErrorKind::WouldBlock));
+    }
+}

@@ -1,0 +1,213 @@
+//! Endpoints see the client (`--userspace-transparent`): connections to them
+//! are bound to the client's own address and port (`IP_TRANSPARENT`, `ip(7)`).
+//!
+//! What an endpoint answers is then addressed to the client and would pass by:
+//! `return_path` leads it to our socket, if it comes through this node at all,
+//! which [`paths`] judges beforehand. Every other endpoint, and one whose
+//! client's address cannot be bound, sees the node's address as without the flag.
+//!
+//! Verified with namespaces on Linux 6.18, both families, TCP and UDP, redirect
+//! and local capture.
+
+mod paths;
+mod unanswered;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use hashbrown::HashSet;
+use parking_lot::Mutex;
+use socket2::Socket;
+
+use self::{paths::Paths, unanswered::Unanswered};
+use super::cluster_local::ClusterLocal;
+use crate::{
+    kernel::netlink,
+    net::{Family, PerFamily},
+    sched::Flow,
+};
+
+/// What the data path asks.
+#[derive(Debug)]
+pub struct Transparent {
+    /// Endpoints may see clients: their answers are led here.
+    shown: PerFamily<AtomicBool>,
+    cluster_local: Arc<ClusterLocal>,
+    paths: Mutex<Option<Paths>>,
+    unanswered: Mutex<Unanswered>,
+    /// UDP sockets that are bound to a client: the kernel would let two have
+    /// the same ends, and give each some of the answers.
+    bound: Mutex<HashSet<Ends>>,
+}
+
+impl Transparent {
+    /// Shows no client until a return path leads answers here.
+    pub fn new(cluster_local: Arc<ClusterLocal>) -> Self {
+        Transparent {
+            shown: PerFamily::default(),
+            cluster_local,
+            paths: Mutex::default(),
+            unanswered: Mutex::default(),
+            bound: Mutex::default(),
+        }
+    }
+
+    /// Returns whether `endpoint` may see the client of `flow`, because what it answers
+    /// comes through this node.
+    pub fn shows(&self, flow: &Flow, endpoint: SocketAddr) -> bool {
+        let client = flow.client.ip();
+        let family = Family::of(&client);
+        if !self.is_shown(family)
+            || Family::of(&endpoint.ip()) != family
+            || is_of_one_link(&client)
+            || self.cluster_local.is_node(flow)
+            || self.unanswered.lock().contains(client, endpoint.ip())
+        {
+            return false;
+        }
+        let pod = self.cluster_local.has_pod(&endpoint.ip());
+        let mut paths = self.paths.lock();
+        let paths = match &mut *paths {
+            Some(paths) => paths,
+            none => match netlink::Socket::open(netlink::Protocol::Route) {
+                Ok(socket) => none.insert(Paths::new(socket)),
+                Err(_) => return false,
+            },
+        };
+        paths.come_back(client, endpoint.ip(), pod)
+    }
+
+    /// Remembers that `endpoint` did not answer when it saw the client of `flow`.
+    pub fn unanswered(&self, flow: &Flow, endpoint: SocketAddr) {
+        self.unanswered.lock().add(flow.client.ip(), endpoint.ip());
+    }
+
+    /// Remembers that `endpoint` answered when it saw the node instead.
+    pub fn answered_the_node(&self, flow: &Flow, endpoint: SocketAddr) {
+        let client = flow.client.ip();
+        if self.is_shown(Family::of(&client)) {
+            self.unanswered.lock().confirm(client, endpoint.ip());
+        }
+    }
+
+    /// Binds the UDP `socket` to `client`, for `endpoint` alone.
+    ///
+    /// # Errors
+    /// Those of setsockopt(2) and bind(2); `AddrInUse` when there is such a
+    /// socket already.
+    pub fn bind_udp(
+        self: &Arc<Self>,
+        socket: &Socket,
+        client: SocketAddr,
+        endpoint: SocketAddr,
+    ) -> io::Result<Bound> {
+        let ends = Ends { client, endpoint };
+        if !self.bound.lock().insert(ends) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        let bound = Bound {
+            all: Arc::clone(self),
+            ends,
+        };
+        bind(socket, client)?;
+        Ok(bound)
+    }
+
+    /// Returns whether clients of `family` may be shown.
+    pub fn is_shown(&self, family: Family) -> bool {
+        self.shown.get(family).load(Relaxed)
+    }
+
+    /// Has clients of `family` shown from now on, or not.
+    pub fn show(&self, family: Family, shown: bool) {
+        self.shown.get(family).store(shown, Relaxed);
+    }
+
+    /// Forgets what was known of routes and links.
+    pub fn forget_paths(&self) {
+        *self.paths.lock() = None;
+    }
+}
+
+/// What a socket that is bound to a client is between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Ends {
+    client: SocketAddr,
+    endpoint: SocketAddr,
+}
+
+/// A UDP socket that is bound to a client. To be dropped after the socket.
+#[derive(Debug)]
+pub struct Bound {
+    all: Arc<Transparent>,
+    ends: Ends,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        self.all.bound.lock().remove(&self.ends);
+    }
+}
+
+/// Binds `socket` to the address of a client. Others may be bound to it too:
+/// one client port may talk to many endpoints.
+///
+/// # Errors
+/// Those of setsockopt(2) and bind(2).
+pub fn bind(socket: &Socket, client: SocketAddr) -> io::Result<()> {
+    match client {
+        SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
+        SocketAddr::V6(_) => socket.set_ip_transparent_v6(true)?,
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&client.into())
+}
+
+/// Returns whether an address means nothing on other links.
+fn is_of_one_link(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::namespace::{in_namespace, ip},
+        modes::userspace::DetectLocal,
+    };
+
+    #[test]
+    fn two_sockets_never_share_client_and_endpoint() {
+        in_namespace(|| {
+            ip("link add pods type bridge");
+            ip("link set pods up");
+            ip("addr add 10.1.0.1/24 dev pods");
+            let [client, a, b] = ["192.0.2.9:53", "10.1.0.2:53", "10.1.0.3:53"];
+            let [client, a, b] = [client, a, b].map(|text| text.parse::<SocketAddr>().unwrap());
+            let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::PodCidrs));
+            let transparent = Arc::new(Transparent::new(cluster_local));
+            let bind = |endpoint| {
+                let socket =
+                    Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+                let bound = transparent.bind_udp(&socket, client, endpoint)?;
+                socket.connect(&endpoint.into()).unwrap();
+                io::Result::Ok((socket, bound))
+            };
+            let first = bind(a).unwrap();
+            let _other_endpoint = bind(b).unwrap();
+            let again = bind(a).map(drop).unwrap_err();
+            assert_eq!(again.kind(), io::ErrorKind::AddrInUse);
+            drop(first);
+            bind(a).unwrap();
+        });
+    }
+}

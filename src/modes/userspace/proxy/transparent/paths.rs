@@ -1,0 +1,189 @@
+//! Whether what an endpoint answers to a client comes through this node.
+//!
+//! ```text
+//!   client ── somewhere ── node ── link of pods ── endpoint     yes: the node is the endpoint's way out
+//!   pod ── link of pods ── node ── cluster ── pod elsewhere     yes: the node is the way to its pods
+//!   pod ── bridge ── endpoint                                   no: neighbours, they answer each other
+//!   client ── somewhere ── node ── cluster ── pod elsewhere     no: its own node answers the client
+//!   client ── node, which the endpoint shares                   no: what is sent here is not routed in
+//! ```
+
+use std::{
+    fmt,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use hashbrown::HashMap;
+
+use crate::{
+    kernel::{
+        links,
+        netlink::Socket,
+        next_hop::{self, NextHop},
+    },
+    net::Family,
+};
+
+/// How long an answer of the kernel holds.
+const FRESH: Duration = Duration::from_secs(1);
+/// Addresses whose way is kept in mind, at most.
+const MOST: usize = 4096;
+
+/// Kinds of links that lead to pods of this node.
+const OF_PODS: [&str; 3] = ["veth", "bridge", "netkit"];
+
+/// The way to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// The first step.
+    pub hop: NextHop,
+    /// It leads over a link whose far end has no other way than through this
+    /// node.
+    pub pods: bool,
+}
+
+/// Returns whether what comes from `endpoint` and is for `client` comes through this
+/// node. `pod`: the endpoint is known to be in the pods' networks, so that it
+/// knows the way to pods elsewhere.
+pub fn comes_back(client: Path, endpoint: Path, pod: bool) -> bool {
+    let behind = |path: Path| path.pods && matches!(path.hop, NextHop::Neighbour(_));
+    match (client.hop.link(), endpoint.hop.link()) {
+        (Some(c), Some(e)) => c != e && (behind(endpoint) || behind(client) && pod),
+        _ => false,
+    }
+}
+
+/// What the kernel said of the way to an address.
+#[derive(Debug)]
+struct Known {
+    path: Option<Path>,
+    at: Instant,
+}
+
+/// Paths, as the kernel reports them.
+pub struct Paths {
+    socket: Socket,
+    known: HashMap<IpAddr, Known>,
+    /// Links by index, until routes are read anew.
+    of_pods: HashMap<(Family, u32), bool>,
+}
+
+impl fmt::Debug for Paths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut paths = f.debug_struct("Paths");
+        paths.field("known", &self.known).finish_non_exhaustive()
+    }
+}
+
+impl Paths {
+    /// Asks by `socket`.
+    pub fn new(socket: Socket) -> Self {
+        Paths {
+            socket,
+            known: HashMap::new(),
+            of_pods: HashMap::new(),
+        }
+    }
+
+    /// [`comes_back`] of these addresses; false when the kernel does not say.
+    pub fn come_back(&mut self, client: IpAddr, endpoint: IpAddr, pod: bool) -> bool {
+        match (self.path(client), self.path(endpoint)) {
+            (Some(client), Some(endpoint)) => comes_back(client, endpoint, pod),
+            _ => false,
+        }
+    }
+
+    fn path(&mut self, address: IpAddr) -> Option<Path> {
+        if let Some(known) = self.known.get(&address)
+            && known.at.elapsed() < FRESH
+        {
+            return known.path;
+        }
+        let path = self.ask(address);
+        if self.known.len() >= MOST {
+            self.known.retain(|_, known| known.at.elapsed() < FRESH);
+        }
+        if self.known.len() < MOST {
+            let at = Instant::now();
+            self.known.insert(address, Known { path, at });
+        }
+        path
+    }
+
+    fn ask(&mut self, address: IpAddr) -> Option<Path> {
+        let hop = next_hop::to(&mut self.socket, &address).ok()??;
+        let pods = match hop.link() {
+            Some(link) => self.is_of_pods(Family::of(&address), link)?,
+            None => false,
+        };
+        Some(Path { hop, pods })
+    }
+
+    fn is_of_pods(&mut self, family: Family, link: u32) -> Option<bool> {
+        if let Some(known) = self.of_pods.get(&(family, link)) {
+            return Some(*known);
+        }
+        let kind = links::kind(&mut self.socket, link).ok()?;
+        let fits = kind.is_some_and(|kind| OF_PODS.contains(&kind.as_str()));
+        let fits = fits && {
+            let out = next_hop::with_gateways(&mut self.socket, family).ok()?;
+            !out.contains(&link)
+        };
+        self.of_pods.insert((family, link), fits);
+        Some(fits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_answers_come_through_this_node() {
+        let path = |hop, pods| Path { hop, pods };
+        let here = path(NextHop::Here, false);
+        let pod = |link| path(NextHop::Neighbour(link), true);
+        let neighbour = path(NextHop::Neighbour(1), false);
+        let far = path(NextHop::Gateway(1), false);
+        let overlay = path(NextHop::Gateway(2), false);
+        let behind_a_pod = path(NextHop::Gateway(8), true);
+        let cases = [
+            ("outside to a pod here", far, pod(7), true, true),
+            ("... whose network is unknown", far, pod(7), false, true),
+            ("the LAN to a pod here", neighbour, pod(7), true, true),
+            ("pod to pod, each with a link", pod(8), pod(7), true, true),
+            (
+                "pod to pod on one bridge, or to itself",
+                pod(7),
+                pod(7),
+                true,
+                false,
+            ),
+            ("pod to a pod elsewhere", pod(7), far, true, true),
+            ("... by an overlay", pod(7), overlay, true, true),
+            ("pod to what may not know pods", pod(7), far, false, false),
+            ("outside to a pod elsewhere", far, overlay, true, false),
+            (
+                "the LAN to a pod elsewhere",
+                neighbour,
+                overlay,
+                true,
+                false,
+            ),
+            (
+                "pod to what is behind a pod",
+                pod(7),
+                behind_a_pod,
+                false,
+                false,
+            ),
+            ("the node to a pod", here, pod(7), true, false),
+            ("outside to the node", far, here, true, false),
+            ("pod to the node", pod(7), here, true, false),
+        ];
+        for (what, client, endpoint, pod, expected) in cases {
+            assert_eq!(comes_back(client, endpoint, pod), expected, "{what}");
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Which backend a UDP client talks to, and for how long.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::{net::UdpSocket, sync::OwnedSemaphorePermit, time::Instant};
+
+use super::super::{
+    Shared,
+    backends::{Endpoint, Lease, Tried},
+    descriptors,
+    group::ServiceGroup,
+};
+use super::{
+    ANSWER_OR_REFUSAL, Listener, Local, connected,
+    flows::{Full, Place},
+    local_ports::Failure,
+    receive_answer, socket,
+};
+use crate::{sched::Flow, services::Retry};
+
+/// A client, and the address of ours that it sends to.
+type Key = (SocketAddr, IpAddr);
+
+/// Bytes of the first datagram that are kept until the backend answers, so
+/// that a refusal costs the client nothing; longer ones are not kept.
+const KEPT: usize = 2048;
+
+/// Datagrams of a client that may be all that it has to ask: a name server is
+/// asked for the addresses of both families at once.
+const FEW: u32 = 2;
+
+/// Idle time after which an association ends whose client asked no more than
+/// that, and got as many answers. It would seldom come back; the kernel's
+/// connection tracking distinguishes such flows from streams, too (`udp_timeout` and
+/// `udp_timeout_stream`, nf_conntrack-sysctl.rst).
+const ANSWERED: Duration = Duration::from_secs(3);
+
+/// How often an association checks whether it is idle, at least.
+const IDLE_CHECK: Duration = Duration::from_secs(2);
+
+/// Idle time that is enough for an association to end while descriptors are
+/// short.
+const SHORT_OF_DESCRIPTORS: Duration = Duration::from_secs(1);
+
+/// One client's conversation with one backend.
+struct Association {
+    key: Key,
+    backend: UdpSocket,
+    /// What `backend` is bound to.
+    _local: Local,
+    lease: Lease,
+    /// Where the client's datagrams come in and answers go out.
+    listener: Arc<Listener>,
+    place: Place,
+    /// Datagrams of the client, and answers.
+    sent: AtomicU32,
+    received: AtomicU32,
+    answered: AtomicBool,
+    /// The first datagram, until the backend answers.
+    unanswered: Mutex<Vec<u8>>,
+    /// Endpoints that refused this client before, for the next association.
+    tried: Mutex<Tried>,
+    _descriptor: OwnedSemaphorePermit,
+}
+
+/// The associations of one service group, shared by all workers: whichever worker the
+/// kernel hands a datagram to finds the client's association.
+pub struct Associations {
+    shared: Arc<Shared>,
+    group: Arc<ServiceGroup>,
+    table: Mutex<HashMap<Key, Arc<Association>>>,
+}
+
+impl Associations {
+    /// Returns no associations yet.
+    pub fn new(shared: Arc<Shared>, group: Arc<ServiceGroup>) -> Arc<Self> {
+        Arc::new(Associations {
+            shared,
+            group,
+            table: Mutex::default(),
+        })
+    }
+
+    /// Returns the ServicePort, for logs.
+    pub fn label(&self) -> &str {
+        &self.group.label
+    }
+
+    /// Passes a client's datagram on to its backend, which is picked now if
+    /// the client has none.
+    pub fn from_client(
+        self: &Arc<Self>,
+        listener: &Arc<Listener>,
+        from: SocketAddr,
+        to: IpAddr,
+        bytes: &[u8],
+    ) {
+        let key = (from, to);
+        let known = self.lock().get(&key).cloned();
+        let association = match known {
+            Some(association) => association,
+            None if !self.group.admits(&flow(key)) => {
+                self.shared.counters.datagrams_dropped.inc();
+                return;
+            }
+            None => match self.begin(key, listener, Tried::default()) {
+                Some(association) => association,
+                None => {
+                    self.shared.counters.datagrams_dropped.inc();
+                    return;
+                }
+            },
+        };
+        self.send(&association, bytes);
+    }
+
+    fn send(self: &Arc<Self>, association: &Arc<Association>, bytes: &[u8]) {
+        association.place.used();
+        association.sent.fetch_add(1, Relaxed);
+        match socket::send_connected(&association.backend, bytes) {
+            Ok(()) => association.keep(bytes),
+            // The error belongs to an earlier datagram (udp(7)): this one was
+            // not sent.
+            Err(e) if refused(&e) => {
+                association.keep(bytes);
+                self.move_on(association);
+            }
+            Err(_) => self.shared.counters.datagrams_dropped.inc(),
+        }
+    }
+
+    /// Begins an association with an endpoint that is not among `tried`.
+    fn begin(
+        self: &Arc<Self>,
+        key: Key,
+        listener: &Arc<Listener>,
+        mut tried: Tried,
+    ) -> Option<Arc<Association>> {
+        let Some(descriptor) = self.shared.descriptors.try_take(1) else {
+            return self.exhausted("file descriptors");
+        };
+        let (endpoint, backend, local, place) = loop {
+            let endpoint = self.group.pick(&flow(key), &mut tried)?;
+            let (place, ended) = self.shared.udp.flows.begin(endpoint.address);
+            self.count_ended(ended);
+            let place = match place {
+                Ok(place) => place,
+                Err(Full::All) => return self.exhausted("file descriptors"),
+                Err(Full::Endpoint) => return self.exhausted("local ports"),
+            };
+            match connected(&self.shared, &flow(key), endpoint.address) {
+                Ok((backend, local)) => break (endpoint, backend, local, place),
+                Err(Failure::NoPort) => {
+                    self.count_ended(self.shared.udp.flows.make_room(endpoint.address));
+                    return self.exhausted("local ports");
+                }
+                Err(Failure::Other(e)) if descriptors::exhausted(&e) => {
+                    return self.exhausted("file descriptors");
+                }
+                // No route leads there, most often.
+                Err(Failure::Other(e)) => self.unreachable(&endpoint, &mut tried, &e),
+            }
+        };
+        let association = Arc::new(Association {
+            key,
+            backend,
+            _local: local,
+            lease: endpoint.lease(),
+            listener: Arc::clone(listener),
+            place,
+            sent: AtomicU32::new(0),
+            received: AtomicU32::new(0),
+            answered: AtomicBool::new(false),
+            unanswered: Mutex::default(),
+            tried: Mutex::new(tried),
+            _descriptor: descriptor,
+        });
+        let before = self.lock().insert(key, Arc::clone(&association));
+        if let Some(before) = before {
+            before.end();
+        }
+        self.shared.counters.udp_associations.inc();
+        tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
+        // What ended others at these moments did not see this one.
+        if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
+            association.end();
+        }
+        Some(association)
+    }
+
+    /// The endpoint cannot be reached from here: another one may be.
+    fn unreachable(&self, endpoint: &Endpoint, tried: &mut Tried, error: &io::Error) {
+        tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{error}");
+        self.group.failed(endpoint.address);
+        self.shared.counters.dial_failures.inc();
+        tried.add(endpoint.address);
+    }
+
+    /// There is not enough of `what` for another client, which no endpoint can
+    /// help.
+    fn exhausted<T>(&self, what: &str) -> Option<T> {
+        self.shared.counters.udp_exhausted.inc();
+        if !self.shared.udp.exhaustion_logged.swap(true, Relaxed) {
+            tracing::warn!(
+                service = %self.label(),
+                "no {what} are left for new UDP clients, whose datagrams are dropped; UDP may take \
+                 half of net.ipv4.ip_local_port_range for each endpoint, and half of the open \
+                 files (ulimit -n); tripod_userspace_udp_exhausted_total counts them"
+            );
+        }
+        None
+    }
+
+    fn count_ended(&self, ended: usize) {
+        let ended = u64::try_from(ended).unwrap_or(u64::MAX);
+        self.shared.counters.udp_ended_early.inc_by(ended);
+    }
+
+    /// The endpoint refused the client: begins an association with the next
+    /// one and sends it what was not answered. When all refused, or nothing is
+    /// to be sent twice, the client's next datagram starts over.
+    fn move_on(self: &Arc<Self>, old: &Arc<Association>) {
+        let endpoint = old.lease.endpoint().address;
+        self.group.failed(endpoint);
+        self.shared.counters.dial_failures.inc();
+        let again = self.group.routing().retry == Retry::FirstFlight;
+        if !self.forget(old) || !again {
+            return;
+        }
+        let mut tried = std::mem::take(&mut *old.tried.lock());
+        tried.add(endpoint);
+        let Some(next) = self.begin(old.key, &old.listener, tried) else {
+            return;
+        };
+        self.shared.counters.dial_retries.inc();
+        let unanswered = std::mem::take(&mut *old.unanswered.lock());
+        if !unanswered.is_empty() {
+            self.send(&next, &unanswered);
+        }
+    }
+
+    /// Takes the association out of the table; false if another has its place.
+    fn forget(&self, association: &Arc<Association>) -> bool {
+        let mut table = self.lock();
+        let current = table
+            .get(&association.key)
+            .is_some_and(|a| Arc::ptr_eq(a, association));
+        if current {
+            table.remove(&association.key);
+            association.end();
+        }
+        current
+    }
+
+    /// Carries the backend's answers to the client until the association ends.
+    async fn answers(self: Arc<Self>, association: Arc<Association>) {
+        let (client, called) = association.key;
+        let mut check = Box::pin(tokio::time::sleep(
+            self.idle_limit(&association).min(IDLE_CHECK),
+        ));
+        loop {
+            tokio::select! {
+                ready = association.backend.ready(ANSWER_OR_REFUSAL) => {
+                    let Ok(ready) = ready else { break };
+                    let received = receive_answer(&association.backend, ready, |bytes| {
+                        self.answered(&association);
+                        association.place.used();
+                        let sent = socket::send_from(&association.listener.socket, bytes, called, client);
+                        if sent.is_err() {
+                            self.shared.counters.datagrams_dropped.inc();
+                        }
+                    });
+                    match received {
+                        Err(e) if refused(&e) => {
+                            self.move_on(&association);
+                            break;
+                        }
+                        // Any other error is about one datagram only.
+                        _ => {}
+                    }
+                }
+                () = association.place.activity().ended() => break,
+                () = &mut check => {
+                    let limit = self.idle_limit(&association);
+                    let left = limit.saturating_sub(association.place.idle());
+                    if left.is_zero() { break }
+                    check.as_mut().reset(Instant::now() + left.min(IDLE_CHECK));
+                }
+            }
+        }
+        self.forget(&association);
+        self.shared.counters.udp_associations.dec();
+    }
+
+    /// Ends the associations with endpoints that have left the Service.
+    pub fn end_gone(&self) {
+        self.end_where(|association| !self.serves(association.lease.endpoint().address));
+    }
+
+    /// Ends the associations of clients that came in by `listener`.
+    pub(super) fn end_at(&self, listener: &Arc<Listener>) {
+        self.end_where(|association| Arc::ptr_eq(&association.listener, listener));
+    }
+
+    fn end_where(&self, ends: impl Fn(&Association) -> bool) {
+        let table = self.lock();
+        let ending = table.values().filter(|association| ends(association));
+        ending.for_each(|association| association.end());
+    }
+
+    fn serves(&self, endpoint: SocketAddr) -> bool {
+        let routing = self.group.routing();
+        routing.servers().any(|server| server.address == endpoint)
+    }
+
+    /// The backend answered.
+    fn answered(&self, association: &Association) {
+        association.received.fetch_add(1, Relaxed);
+        if !association.answered.swap(true, Relaxed) {
+            self.group.answered(association.lease.endpoint().address);
+            *association.unanswered.lock() = Vec::new();
+        }
+    }
+
+    /// Returns how long the association may be idle.
+    fn idle_limit(&self, association: &Association) -> Duration {
+        let timeout = self.shared.udp_timeout;
+        if self.shared.descriptors.short() {
+            return timeout.min(SHORT_OF_DESCRIPTORS);
+        }
+        match association.has_all_answers() {
+            true => timeout.min(ANSWERED),
+            false => timeout,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Association>>> {
+        self.table.lock()
+    }
+}
+
+impl Association {
+    fn end(&self) {
+        self.place.activity().end();
+    }
+
+    /// Returns whether the client asked little and got as many answers.
+    fn has_all_answers(&self) -> bool {
+        let sent = self.sent.load(Relaxed);
+        sent <= FEW && self.received.load(Relaxed) == sent
+    }
+
+    /// Keeps the first datagram while the backend has not answered.
+    fn keep(&self, bytes: &[u8]) {
+        if !self.answered.load(Relaxed) && bytes.len() <= KEPT {
+            let mut unanswered = self.unanswered.lock();
+            if unanswered.is_empty() {
+                unanswered.extend_from_slice(bytes);
+            }
+        }
+    }
+}
+
+fn flow((client, destination): Key) -> Flow {
+    Flow {
+        client,
+        destination,
+    }
+}
+
+fn refused(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
+}

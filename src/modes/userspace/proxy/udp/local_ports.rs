@@ -1,0 +1,358 @@
+//! Local ports of flows to endpoints. There are some 28,000 for everything that
+//! runs on the node (`net.ipv4.ip_local_port_range`), and connect(2) takes a whole
+//! one for each UDP socket. But answers find their socket by both ends, so flows
+//! to different endpoints can share a port (`udp(7)`, SO_REUSEADDR).
+//!
+//! Verified on Linux 6.18: of several sockets that are bound to one port, a
+//! connected one gets what comes from its peer, answers and refusals alike, and no
+//! other does; a port that is bound without SO_REUSEADDR at first is ours alone,
+//! and stays so to programs that do not set the option themselves; the kernel
+//! never picks a port for them that one of ours has.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsRawFd,
+    sync::Arc,
+    time::Duration,
+};
+
+use hashbrown::{HashMap, HashSet};
+use nix::sys::socket::{MsgFlags, recv};
+use parking_lot::{Mutex, MutexGuard};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::time::Instant;
+
+use crate::kernel::sysctl;
+
+/// The kernel's default, where the setting cannot be read.
+const USUAL_RANGE: usize = 28_232;
+
+/// How long no port is asked for after the kernel had none: looking for one
+/// takes it long where almost all are in use.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// The local ports of UDP flows, of both families.
+#[derive(Debug)]
+pub struct LocalPorts {
+    /// Ports that flows may have, of each family; the rest is for others.
+    most: usize,
+    v4: Mutex<Table>,
+    v6: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Flows of each port that is ours.
+    ours: BTreeMap<u16, u32>,
+    /// Those of flows to each endpoint.
+    remotes: HashMap<SocketAddr, HashSet<u16>>,
+    /// Where the search begins for the next one to share: what was used last is used again
+    /// last, so that a late answer seldom meets another client's flow.
+    next: u16,
+    /// When the kernel had no port left.
+    refused: Option<Instant>,
+}
+
+/// Where the port of a flow comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// One that is ours, and that no flow to the same endpoint has.
+    Shared(u16),
+    /// Any that is free.
+    Kernel,
+}
+
+/// Why there is no socket.
+#[derive(Debug)]
+pub enum Failure {
+    /// No local port is left for it.
+    NoPort,
+    /// The endpoint cannot be reached, or something else is wrong.
+    Other(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Failure::Other(error)
+    }
+}
+
+/// The local port of one flow. To be dropped after its socket.
+#[derive(Debug)]
+pub struct PortLease {
+    all: Arc<LocalPorts>,
+    port: u16,
+    remote: SocketAddr,
+}
+
+impl Drop for PortLease {
+    fn drop(&mut self) {
+        self.all.table(&self.remote).release(self.port, self.remote);
+    }
+}
+
+impl LocalPorts {
+    /// Returns half of the ports that this network namespace has.
+    pub fn of_this_node() -> Arc<Self> {
+        let range = sysctl::read("net.ipv4.ip_local_port_range").ok();
+        let size = range.as_deref().and_then(size).unwrap_or(USUAL_RANGE);
+        LocalPorts::with_most(size / 2)
+    }
+
+    /// Returns up to `most` ports.
+    pub fn with_most(most: usize) -> Arc<Self> {
+        Arc::new(LocalPorts {
+            most: most.max(1),
+            v4: Mutex::default(),
+            v6: Mutex::default(),
+        })
+    }
+
+    /// Flows that one endpoint can have at once.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Returns a socket that is connected to `remote`.
+    ///
+    /// # Errors
+    /// When no local port is left, or the endpoint cannot be reached.
+    pub fn connect(self: &Arc<Self>, remote: SocketAddr) -> Result<(Socket, PortLease), Failure> {
+        let socket = Socket::new(
+            Domain::for_address(remote),
+            Type::DGRAM.nonblocking().cloexec(),
+            Some(Protocol::UDP),
+        )?;
+        if remote.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        let port = self.bind(&socket, remote)?;
+        let lease = PortLease {
+            all: Arc::clone(self),
+            port,
+            remote,
+        };
+        match socket.connect(&remote.into()) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(Failure::NoPort),
+            Err(e) => return Err(Failure::Other(e)),
+        }
+        drain(&socket);
+        Ok((socket, lease))
+    }
+
+    /// Binds `socket` to a local port, which it answers with.
+    fn bind(&self, socket: &Socket, remote: SocketAddr) -> Result<u16, Failure> {
+        let mut table = self.table(&remote);
+        let mut source = table.source(remote, self.most);
+        if source == Some(Source::Kernel) {
+            match bind_new(socket, remote) {
+                Ok(port) => {
+                    table.take(port, remote);
+                    return Ok(port);
+                }
+                Err(e) if is_exhaustion(&e) => {
+                    table.refused = Some(Instant::now());
+                    source = table.source(remote, self.most);
+                }
+                Err(e) => return Err(Failure::Other(e)),
+            }
+        }
+        let Some(Source::Shared(port)) = source else {
+            return Err(Failure::NoPort);
+        };
+        socket.set_reuse_address(true)?;
+        match socket.bind(&wildcard(remote, port).into()) {
+            Ok(()) => {
+                table.take(port, remote);
+                Ok(port)
+            }
+            // Its last flow has just ended, and another program took it.
+            Err(e) if is_exhaustion(&e) => Err(Failure::NoPort),
+            Err(e) => Err(Failure::Other(e)),
+        }
+    }
+
+    fn table(&self, remote: &SocketAddr) -> MutexGuard<'_, Table> {
+        let table = match remote {
+            SocketAddr::V4(_) => &self.v4,
+            SocketAddr::V6(_) => &self.v6,
+        };
+        table.lock()
+    }
+}
+
+impl Table {
+    /// Returns where the port of a new flow to `remote` comes from, if from anywhere.
+    /// While few are in use each flow has a port of its own.
+    fn source(&self, remote: SocketAddr, most: usize) -> Option<Source> {
+        let kernel_has = self.refused.is_none_or(|at| at.elapsed() >= ASK_AGAIN);
+        let kernel = || (kernel_has && self.ours.len() < most).then_some(Source::Kernel);
+        match self.ours.len() < most / 2 {
+            true => kernel().or_else(|| self.shared(remote)),
+            false => self.shared(remote).or_else(kernel),
+        }
+    }
+
+    fn shared(&self, remote: SocketAddr) -> Option<Source> {
+        let used = self.remotes.get(&remote);
+        if used.is_some_and(|used| used.len() >= self.ours.len()) {
+            return None;
+        }
+        let (before, after) = (self.ours.range(..self.next), self.ours.range(self.next..));
+        let mut ports = after.chain(before).map(|(port, _)| *port);
+        let free = ports.find(|port| used.is_none_or(|used| !used.contains(port)));
+        free.map(Source::Shared)
+    }
+
+    fn take(&mut self, port: u16, remote: SocketAddr) {
+        *self.ours.entry(port).or_default() += 1;
+        self.remotes.entry(remote).or_default().insert(port);
+        self.next = port.wrapping_add(1);
+    }
+
+    fn release(&mut self, port: u16, remote: SocketAddr) {
+        if let Some(flows) = self.ours.get_mut(&port) {
+            *flows -= 1;
+            if *flows == 0 {
+                self.ours.remove(&port);
+            }
+        }
+        if let Some(used) = self.remotes.get_mut(&remote) {
+            used.remove(&port);
+            if used.is_empty() {
+                self.remotes.remove(&remote);
+            }
+        }
+    }
+}
+
+/// Binds to a port that the kernel picks, and lets others of ours share it.
+fn bind_new(socket: &Socket, remote: SocketAddr) -> io::Result<u16> {
+    socket.bind(&wildcard(remote, 0).into())?;
+    socket.set_reuse_address(true)?;
+    let local = socket.local_addr()?.as_socket();
+    Ok(local.ok_or(io::ErrorKind::AddrNotAvailable)?.port())
+}
+
+/// What came before the socket was connected was for others.
+fn drain(socket: &Socket) {
+    let mut buffer = [0];
+    while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}
+}
+
+fn wildcard(remote: SocketAddr, port: u16) -> SocketAddr {
+    match remote {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
+    }
+}
+
+/// Returns whether `error` is what bind(2) and connect(2) return when no port is
+/// left.
+fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable | io::ErrorKind::WouldBlock
+    )
+}
+
+/// Returns how many ports a range has, `first last` as the kernel writes it.
+fn size(range: &str) -> Option<usize> {
+    let mut ends = range.split_whitespace().map(|end| end.parse().ok());
+    let (first, last): (usize, usize) = (ends.next()??, ends.next()??);
+    last.checked_sub(first).map(|difference| difference + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    fn endpoints(any: &str, count: usize) -> Vec<(UdpSocket, SocketAddr)> {
+        let endpoints = (0..count).map(|_| {
+            let socket = UdpSocket::bind(any).unwrap();
+            socket
+                .set_read_timeout(Some(Duration::from_secs(5)))
+                .unwrap();
+            let address = socket.local_addr().unwrap();
+            (socket, address)
+        });
+        endpoints.collect()
+    }
+
+    fn port(socket: &Socket) -> u16 {
+        socket.local_addr().unwrap().as_socket().unwrap().port()
+    }
+
+    #[test]
+    fn flows_to_different_endpoints_share_ports_and_get_their_own_answers() {
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let ports = LocalPorts::with_most(4);
+            let endpoints = endpoints(any, 3);
+            let mut flows = Vec::new();
+            for (_, address) in &endpoints {
+                for _ in 0..ports.most() {
+                    flows.push((ports.connect(*address).unwrap(), *address));
+                }
+                let more = ports.connect(*address);
+                assert!(matches!(more, Err(Failure::NoPort)), "{more:?}");
+            }
+            let used: HashSet<u16> = flows.iter().map(|((s, _), _)| port(s)).collect();
+            assert!(used.len() <= 4, "{used:?}");
+            // No other program gets one of them, and there are others.
+            let own = UdpSocket::bind(any).unwrap();
+            assert!(!used.contains(&own.local_addr().unwrap().port()));
+            let taken = SocketAddr::new(own.local_addr().unwrap().ip(), port(&flows[0].0.0));
+            assert!(UdpSocket::bind(taken).is_err());
+
+            for (n, ((socket, _), _)) in flows.iter().enumerate() {
+                socket.send(&[n as u8]).unwrap();
+            }
+            for (endpoint, _) in &endpoints {
+                for _ in 0..ports.most() {
+                    let mut question = [0];
+                    let (_, from) = endpoint.recv_from(&mut question).unwrap();
+                    endpoint.send_to(&question, from).unwrap();
+                }
+            }
+            for (n, ((socket, _), _)) in flows.into_iter().enumerate() {
+                let socket = UdpSocket::from(socket);
+                let mut answer = [0; 2];
+                // What loopback delivers is there at once.
+                assert_eq!(socket.recv(&mut answer).unwrap(), 1);
+                assert_eq!(usize::from(answer[0]), n);
+                let more = socket.recv(&mut answer).unwrap_err();
+                assert_eq!(more.kind(), io::ErrorKind::WouldBlock);
+            }
+            assert!(ports.v4.lock().ours.is_empty());
+            assert!(ports.v6.lock().remotes.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_port_that_was_given_back_is_the_last_to_be_used_again() {
+        let ports = LocalPorts::with_most(8);
+        let endpoints = endpoints("127.0.0.1:0", 2);
+        let [a, b] = [endpoints[0].1, endpoints[1].1];
+        let _all: Vec<_> = (0..8).map(|_| ports.connect(a).unwrap()).collect();
+        let mut seen = HashSet::new();
+        for n in 1..=8 {
+            let (socket, _lease) = ports.connect(b).unwrap();
+            seen.insert(port(&socket));
+            assert_eq!(seen.len(), n);
+        }
+    }
+
+    #[test]
+    fn ranges_have_sizes() {
+        assert_eq!(size("32768\t60999\n"), Some(28_232));
+        assert_eq!(size("5 5"), Some(1));
+        for wrong in ["", "5", "6 5", "a b"] {
+            assert_eq!(size(wrong), None, "{wrong}");
+        }
+    }
+}

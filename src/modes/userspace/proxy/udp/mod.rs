@@ -1,0 +1,184 @@
+//! The UDP data path: one association per client address, each with its own
+//! connected socket to a backend.
+
+mod association;
+mod flows;
+mod local_ports;
+mod socket;
+
+use std::{
+    cell::RefCell,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use nix::sys::socket::{MsgFlags, recv};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::{
+    io::{Interest, Ready},
+    net::UdpSocket,
+};
+
+use self::local_ports::{Failure, PortLease};
+pub use self::{association::Associations, flows::Flows, local_ports::LocalPorts};
+use super::{Shared, descriptors::Descriptors, transparent::Bound};
+use crate::sched::Flow;
+
+/// What all UDP flows of this process share.
+#[derive(Debug)]
+pub struct Resources {
+    flows: Arc<Flows>,
+    ports: Arc<LocalPorts>,
+    /// That they run out was logged.
+    exhaustion_logged: AtomicBool,
+}
+
+impl Resources {
+    /// Returns half of the descriptors and of the node's local `ports` at most: TCP and
+    /// other programs on the node need the rest. Idle flows end after `timeout`.
+    pub fn new(descriptors: &Descriptors, ports: Arc<LocalPorts>, timeout: Duration) -> Self {
+        Resources {
+            flows: Flows::new(descriptors.total() / 2, ports.most(), timeout),
+            ports,
+            exhaustion_logged: AtomicBool::new(false),
+        }
+    }
+}
+
+/// The largest datagram there is (RFC 768: a 16-bit length), in bytes.
+const DATAGRAM: usize = 65_535;
+
+/// Datagrams that one socket may hand over before the worker's other tasks
+/// get a turn.
+const TURN: usize = 64;
+
+struct Buffers {
+    datagram: Box<[u8]>,
+    control: Vec<u8>,
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
+        datagram: vec![0; DATAGRAM].into_boxed_slice(),
+        control: socket::control_buffer(),
+    });
+}
+
+/// An address that a service group listens on, on one worker.
+pub struct Listener {
+    socket: std::net::UdpSocket,
+    associations: Arc<Associations>,
+    closed: AtomicBool,
+}
+
+impl Listener {
+    /// Returns a listener for clients of `associations`; `socket` does not block.
+    pub fn new(socket: std::net::UdpSocket, associations: Arc<Associations>) -> Self {
+        Listener {
+            socket,
+            associations,
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Ends the associations of clients that came in here.
+    pub fn close(self: &Arc<Self>) {
+        self.closed.store(true, Relaxed);
+        self.associations.end_at(self);
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Takes what clients sent to a `listener` that has some, though not so much
+/// that others would wait for long. Runs inside a worker's `LocalSet`.
+pub fn receive(listener: &Arc<Listener>) {
+    for _ in 0..TURN {
+        let step = BUFFERS.with_borrow_mut(|b| {
+            let got = socket::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
+            let bytes = &b.datagram[..got.len];
+            let clients = &listener.associations;
+            clients.from_client(listener, got.from, got.to, bytes);
+            io::Result::Ok(())
+        });
+        if step.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+            return;
+        }
+    }
+}
+
+/// What wakes who waits for answers: a refusal comes as an error without
+/// anything to read (`udp(7)`).
+const ANSWER_OR_REFUSAL: Interest = Interest::READABLE.add(Interest::ERROR);
+
+/// Receives from a backend that is `ready` into the worker's buffer and hands
+/// the datagram to `deliver`.
+fn receive_answer(
+    backend: &UdpSocket,
+    ready: Ready,
+    deliver: impl FnOnce(&[u8]),
+) -> io::Result<()> {
+    // `try_io` takes one interest only.
+    let interest = match ready.is_readable() {
+        true => Interest::READABLE,
+        false => Interest::ERROR,
+    };
+    BUFFERS.with_borrow_mut(|b| {
+        let n = backend.try_io(interest, || {
+            let flags = MsgFlags::MSG_DONTWAIT;
+            Ok(recv(backend.as_raw_fd(), &mut b.datagram, flags)?)
+        })?;
+        deliver(&b.datagram[..n]);
+        Ok(())
+    })
+}
+
+/// What a backend's socket is bound to, and gives back after the socket is closed.
+#[derive(Debug)]
+enum Local {
+    /// The client's own address and port.
+    Client { _bound: Bound },
+    /// A local port.
+    Port { _lease: PortLease },
+}
+
+/// Returns a socket that is connected to `to`, from the client's own address if `to`
+/// may see it; otherwise, or if that is not possible, from the node's.
+fn connected(shared: &Shared, flow: &Flow, to: SocketAddr) -> Result<(UdpSocket, Local), Failure> {
+    let transparent = &shared.transparent;
+    if transparent.shows(flow, to) {
+        let shown = open(to).and_then(|socket| {
+            let bound = transparent.bind_udp(&socket, flow.client, to)?;
+            socket.connect(&to.into())?;
+            // Until then it took what anyone sent to the client's port.
+            let mut buffer = [0];
+            while recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT).is_ok() {}
+            let local = Local::Client { _bound: bound };
+            Ok((UdpSocket::from_std(socket.into())?, local))
+        });
+        if let Ok(shown) = shown {
+            return Ok(shown);
+        }
+    }
+    let (socket, lease) = shared.udp.ports.connect(to)?;
+    let local = Local::Port { _lease: lease };
+    Ok((UdpSocket::from_std(socket.into())?, local))
+}
+
+fn open(to: SocketAddr) -> io::Result<Socket> {
+    Socket::new(
+        Domain::for_address(to),
+        Type::DGRAM.nonblocking().cloexec(),
+        Some(Protocol::UDP),
+    )
+}

@@ -1,0 +1,93 @@
+//! The threads of the data path. Each has a runtime of its own, so that a
+//! connection lives and dies on one core; the kernel spreads new connections
+//! over them (SO_REUSEPORT).
+
+use std::{io, sync::Arc, thread};
+
+use tokio::{
+    runtime::Builder,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::{LocalSet, spawn_local},
+};
+
+use super::{Shared, poller::Poller, tcp, udp};
+
+/// Something to start on a worker; runs inside its `LocalSet`.
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The workers. They end when this and all that listens on them is dropped,
+/// and what they carry with them.
+#[derive(Debug)]
+pub struct Workers(Vec<Arc<Worker>>);
+
+/// One of them.
+#[derive(Debug)]
+pub struct Worker {
+    jobs: UnboundedSender<Job>,
+    /// Its TCP listeners.
+    pub tcp: Arc<Poller<tcp::Listener>>,
+    /// Its UDP listeners.
+    pub udp: Arc<Poller<udp::Listener>>,
+}
+
+impl Workers {
+    /// Starts `count` workers, at least one.
+    ///
+    /// # Errors
+    /// When a thread or its runtime cannot be made.
+    pub fn start(count: usize, shared: &Arc<Shared>) -> io::Result<Self> {
+        let workers = (0..count.max(1)).map(|i| {
+            let (send, receive) = unbounded_channel();
+            let worker = Worker {
+                jobs: send,
+                tcp: Arc::new(Poller::new()?),
+                udp: Arc::new(Poller::new()?),
+            };
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            thread::Builder::new()
+                .name(format!("worker-{i}"))
+                .spawn(move || LocalSet::new().block_on(&runtime, work(receive)))?;
+            let (poller, shared) = (Arc::clone(&worker.tcp), Arc::clone(shared));
+            worker.spawn(async move || {
+                let accept = async |listener: &Arc<_>| tcp::accept(&shared, listener).await;
+                poller.run(accept).await;
+            });
+            let poller = Arc::clone(&worker.udp);
+            worker.spawn(|| poller.run(async |listener| udp::receive(listener)));
+            Ok(Arc::new(worker))
+        });
+        Ok(Workers(workers.collect::<io::Result<_>>()?))
+    }
+
+    /// Returns how many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// `count` workers, the first of which is number `first` (modulo their
+    /// number).
+    pub fn some(&self, first: usize, count: usize) -> impl Iterator<Item = &Arc<Worker>> {
+        let all = self.0.len();
+        self.0.iter().cycle().skip(first % all).take(count)
+    }
+}
+
+impl Worker {
+    /// Runs what `start` makes on it.
+    pub fn spawn<F>(&self, start: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let job = move || {
+            spawn_local(start());
+        };
+        // A worker takes jobs until `self` is dropped.
+        let _ = self.jobs.send(Box::new(job));
+    }
+}
+
+async fn work(mut jobs: UnboundedReceiver<Job>) {
+    while let Some(job) = jobs.recv().await {
+        job();
+    }
+}

@@ -1,0 +1,310 @@
+//! The way back for answers to clients that endpoints see
+//! (`--userspace-transparent`): leads them to our sockets.
+//!
+//! ```text
+//! mangle PREROUTING → TRIPOD-TRANSPARENT
+//!     -m socket --transparent        MARK      for a socket of ours, errors about it (ICMP) too
+//! rule 76: fwmark MARK lookup TABLE  local default
+//! ```
+//!
+//! The mark is a whole one, so that no bit of it is another program's: such a
+//! packet goes no further than to our socket. One rule serves all connections,
+//! whatever Services there are.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+
+use super::{capture::Error, proxy::transparent::Transparent};
+use crate::{
+    kernel::{
+        links,
+        netlink::{self, Protocol, Socket},
+        probe::Kernel,
+        routes::{self, Kind, Route},
+        rules::{self, Action, Rule},
+        sysctl,
+        xtables::{
+            self, Xtables,
+            remove::{Owned, Preserved},
+            rule::Table,
+        },
+    },
+    log_once::LogOnce,
+    net::{Family, PerFamily},
+};
+
+/// The chain that Tripod owns in table mangle.
+const CHAIN: &str = "TRIPOD-TRANSPARENT";
+const OWNED: Owned = Owned {
+    tables: &[Table::Mangle],
+    is_ours: |table, chain| table == Table::Mangle && chain == CHAIN,
+    shared: None,
+};
+/// What is for a socket of ours.
+const MARK: u32 = 0x5450_5448;
+/// Before the rules of local capture, and outside of its tables.
+const PRIORITY: u32 = 76;
+const TABLE: u32 = 0x5454_0000;
+
+/// Settings that make the kernel route the way back of a marked packet by
+/// its mark, find this node, and drop the packet (`fib_validate_source`).
+const MARKS_COUNT: &str = "net/ipv4/conf/all/src_valid_mark";
+
+/// Returns the jump and the rule as `iptables-save` prints them.
+fn jump() -> String {
+    format!("-A PREROUTING -j {CHAIN}")
+}
+
+fn marking() -> String {
+    format!("-m socket --transparent -j MARK --set-xmark {MARK:#x}/0xffffffff")
+}
+
+fn rule(family: Family) -> Rule {
+    Rule {
+        family,
+        priority: PRIORITY,
+        ip_protocol: None,
+        ports: None,
+        mark: Some(MARK),
+        action: Action::Lookup(TABLE),
+    }
+}
+
+fn route(family: Family, loopback: u32) -> Route {
+    let any: IpAddr = match family {
+        Family::V4 => [0; 4].into(),
+        Family::V6 => [0; 16].into(),
+    };
+    Route {
+        table: TABLE,
+        destination: IpNet::new_assert(any, 0),
+        kind: Kind::Local(loopback),
+        source: None,
+    }
+}
+
+/// Batch text that makes a table, as `iptables-save` printed it, lead answers
+/// here; `None`: it does.
+fn repair(saved: &str) -> Option<String> {
+    let (jump, own) = (jump(), format!("-A {CHAIN} {}", marking()));
+    let lines = |keep: &dyn Fn(&str) -> bool| -> Vec<&str> {
+        saved
+            .lines()
+            .map(str::trim_end)
+            .filter(|line| keep(line))
+            .collect()
+    };
+    let jumps = lines(&|line| is_jump(line));
+    let rules = lines(&|line| line.starts_with(&format!("-A {CHAIN} ")));
+    if jumps == [jump.as_str()] && rules == [own.as_str()] {
+        return None;
+    }
+    let mut batch = format!("*mangle\n:{CHAIN} - [0:0]\n{own}\n");
+    match jumps.split_first() {
+        Some((_, more)) if jumps.iter().all(|j| *j == jump) => {
+            batch.extend(more.iter().map(|j| deletion(j)));
+        }
+        _ => {
+            batch.extend(jumps.iter().map(|j| deletion(j)));
+            batch += &format!("{jump}\n");
+        }
+    }
+    batch += "COMMIT\n";
+    Some(batch)
+}
+
+fn is_jump(line: &str) -> bool {
+    line.starts_with("-A ") && line.ends_with(&format!(" -j {CHAIN}"))
+}
+
+fn deletion(line: &str) -> String {
+    format!("-D {}\n", line.strip_prefix("-A ").unwrap_or(line))
+}
+
+/// Keeps the way of answers in force, or away.
+#[derive(Debug)]
+pub struct ReturnPath {
+    purpose: Purpose,
+    transparent: Arc<Transparent>,
+    /// What works for each family, or why nothing does.
+    xtables: PerFamily<Result<Xtables, String>>,
+    logged: PerFamily<LogOnce>,
+    /// What failed for now, and is to be tried again soon.
+    unfinished: PerFamily<Option<String>>,
+}
+
+/// What this process has the way of answers for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// Endpoints are to see clients.
+    ShowClients,
+    /// Endpoints are not to see clients: what an earlier process installed goes.
+    RemoveStale,
+    /// Endpoints are not to see clients, and nothing is installed.
+    Nothing,
+}
+
+/// What an operator should know of a family: that it works, or why not.
+pub type Message = Result<String, String>;
+
+impl ReturnPath {
+    /// Returns the way of answers for the data path's `transparent`, on a `kernel`
+    /// that was examined; what an earlier run installed goes unless endpoints are to
+    /// see clients.
+    pub fn new(shows_clients: bool, transparent: Arc<Transparent>, kernel: &Kernel) -> Self {
+        ReturnPath {
+            purpose: match shows_clients {
+                true => Purpose::ShowClients,
+                false => Purpose::RemoveStale,
+            },
+            transparent,
+            xtables: PerFamily::each(|family| kernel.marker(family)),
+            logged: PerFamily::default(),
+            unfinished: PerFamily::default(),
+        }
+    }
+
+    /// Compares the kernel with what it should have and repairs what is wrong, for
+    /// the `families` that are due. Returns what was not logged yet.
+    pub async fn sync(&mut self, families: PerFamily<bool>) -> Vec<Message> {
+        if !families.v4 && !families.v6 {
+            return Vec::new();
+        }
+        self.transparent.forget_paths();
+        match self.purpose {
+            Purpose::ShowClients => {}
+            Purpose::Nothing => return Vec::new(),
+            Purpose::RemoveStale => {
+                if is_present().is_ok_and(|present| !present) || cleanup().await.is_ok() {
+                    self.purpose = Purpose::Nothing;
+                }
+                return Vec::new();
+            }
+        }
+        let install = async |family| match families.get(family) {
+            true => Some(self.install(family).await),
+            false => None,
+        };
+        let (v4, v6) = tokio::join!(install(Family::V4), install(Family::V6));
+        let outcomes = PerFamily { v4, v6 }.into_iter();
+        let messages = outcomes.filter_map(|(family, outcome)| self.record(family, outcome?));
+        messages.collect()
+    }
+
+    /// Records what became of `family`. Returns what was not logged yet.
+    fn record(&mut self, family: Family, outcome: Result<(), Failure>) -> Option<Message> {
+        self.transparent.show(family, outcome.is_ok());
+        let without_effect = |why: &str| {
+            format!(
+                "--userspace-transparent does nothing for {family}, endpoints see the node's \
+                 address: {why}"
+            )
+        };
+        *self.unfinished.get_mut(family) = None;
+        let message = match outcome {
+            Ok(()) => Ok(format!(
+                "{family}: endpoints see clients, where their answers come back this way"
+            )),
+            Err(Failure::Passing(why)) => {
+                *self.unfinished.get_mut(family) = Some(without_effect(&why));
+                return None;
+            }
+            Err(Failure::Lasting(why)) => Err(without_effect(&why)),
+        };
+        let (Ok(text) | Err(text)) = &message;
+        let new = self.logged.get_mut(family).replace([text.clone()]);
+        (!new.is_empty()).then_some(message)
+    }
+
+    /// Returns what of `family` failed for now, with the reason.
+    pub fn unfinished(&self, family: Family) -> Option<&String> {
+        self.unfinished.get(family).as_ref()
+    }
+
+    async fn install(&self, family: Family) -> Result<(), Failure> {
+        if family == Family::V4 && sysctl::read(MARKS_COUNT).is_ok_and(|v| v.trim() == "1") {
+            return Err(Failure::Lasting(format!(
+                "{MARKS_COUNT} is 1 (wg-quick sets it), with which the kernel drops what is led \
+                 to a socket by its mark; set it to 0"
+            )));
+        }
+        let xtables = self.xtables.get(family).as_ref();
+        let xtables = xtables.map_err(|why| Failure::Lasting(why.clone()))?;
+        route_marked(family).map_err(|e| Failure::Lasting(e.to_string()))?;
+        match mark_answers(xtables).await {
+            // What is in force stays so while another program has the lock.
+            Err(e) if e.is_passing() && self.transparent.is_shown(family) => Ok(()),
+            Err(e) if e.is_passing() => Err(Failure::Passing(e.to_string())),
+            other => other.map_err(|e| Failure::Lasting(e.to_string())),
+        }
+    }
+}
+
+/// Why answers of a family are not led here.
+enum Failure {
+    /// It will be the same the next time.
+    Lasting(String),
+    /// It may be over soon.
+    Passing(String),
+}
+
+/// Has packets with our mark delivered here.
+fn route_marked(family: Family) -> Result<(), netlink::Error> {
+    let mut socket = Socket::open(Protocol::Route)?;
+    let loopback = links::index("lo")?;
+    links::set_up(&mut socket, loopback)?;
+    for outcome in routes::add(&mut socket, &[route(family, loopback)])? {
+        outcome?;
+    }
+    for outcome in rules::add(&mut socket, &[rule(family)])? {
+        outcome?;
+    }
+    Ok(())
+}
+
+/// Has packets for our sockets marked.
+async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
+    match repair(&xtables.lines_with("mangle", CHAIN).await?) {
+        Some(batch) => xtables.restore(&batch).await,
+        None => Ok(()),
+    }
+}
+
+/// Returns whether a process installed something. The routing rule comes first and
+/// goes last.
+fn is_present() -> Result<bool, Error> {
+    let mut socket = Socket::open(Protocol::Route)?;
+    for family in Family::ALL {
+        if rules::list(&mut socket, family)?.contains(&rule(family)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Removes everything that is ever installed here, also what an earlier
+/// process left. Twice is harmless.
+///
+/// # Errors
+/// With the first thing that could not be removed; the others are removed all
+/// the same.
+pub async fn cleanup() -> Result<(), Error> {
+    let mut outcome = Ok(());
+    for family in Family::ALL {
+        let removed = OWNED.remove(family, &Preserved::nothing()).await;
+        outcome = outcome.and(removed.map_err(Error::from));
+        outcome = outcome.and(unroute(family));
+    }
+    outcome
+}
+
+fn unroute(family: Family) -> Result<(), Error> {
+    let mut socket = Socket::open(Protocol::Route)?;
+    let loopback = links::index("lo")?;
+    routes::delete(&mut socket, &[route(family, loopback)])?;
+    Ok(rules::delete(&mut socket, &[rule(family)])?)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! Against the real kernel, in a network namespace of the test's own thread.
+
+use std::process::Command;
+
+use super::*;
+use crate::{
+    kernel::{namespace::in_namespace, probe::Kernel},
+    modes::userspace::{DetectLocal, proxy::cluster_local::ClusterLocal},
+    net::PerFamily,
+};
+
+const BOTH: PerFamily<bool> = PerFamily { v4: true, v6: true };
+
+/// Returns what a command prints.
+fn shown(command: &str) -> String {
+    let mut words = command.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    let output = command.args(words).output().expect("it is installed");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Returns all that is ours in the namespace's kernel, and the foreign rule.
+fn traces() -> String {
+    let commands = [
+        "iptables-save -t mangle",
+        "ip6tables-save -t mangle",
+        "ip rule",
+        "ip -6 rule",
+        "ip route show table 1414791168",
+        "ip -6 route show table 1414791168",
+    ];
+    let lines = commands.map(shown).concat();
+    let noise = |line: &&str| line.starts_with(['#', ':', '*']) || *line == "COMMIT";
+    let lines: Vec<_> = lines.lines().filter(|line| !noise(line)).collect();
+    lines.join("\n")
+}
+
+fn transparent() -> Arc<Transparent> {
+    let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::PodCidrs));
+    Arc::new(Transparent::new(cluster_local))
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(future)
+}
+
+#[test]
+fn the_way_of_answers_comes_is_repaired_and_goes() {
+    in_namespace(|| {
+        let foreign = "iptables -t mangle -A PREROUTING -i eth9 -j MARK --set-mark 1";
+        let mut words = foreign.split(' ');
+        let status = Command::new(words.next().unwrap()).args(words).status();
+        assert!(status.unwrap().success());
+        let before = traces();
+
+        let transparent = transparent();
+        let mut return_path =
+            ReturnPath::new(true, Arc::clone(&transparent), &Kernel::examine(&[]));
+        let messages = run(return_path.sync(BOTH));
+        assert_eq!(messages.len(), 2, "{messages:?}");
+        let sees = |message: &Message| message.as_ref().is_ok_and(|n| n.contains("see clients"));
+        assert!(messages.iter().all(sees), "{messages:?}");
+        assert!(Family::ALL.iter().all(|f| transparent.is_shown(*f)));
+        let there = traces();
+        assert_eq!(
+            there.matches("-m socket --transparent").count(),
+            2,
+            "{there}"
+        );
+        assert_eq!(there.matches("fwmark 0x54505448").count(), 2, "{there}");
+        assert_eq!(
+            there.matches("local ").count() - before.matches("local ").count(),
+            2,
+            "{there}"
+        );
+
+        assert_eq!(run(return_path.sync(BOTH)), []);
+        assert_eq!(traces(), there, "nothing was wrong");
+        for damage in ["iptables -t mangle -F", "ip -6 rule del pref 76"] {
+            let mut words = damage.split(' ');
+            let status = Command::new(words.next().unwrap()).args(words).status();
+            assert!(status.unwrap().success());
+        }
+        assert_eq!(run(return_path.sync(BOTH)), []);
+        let repaired = traces();
+        assert_eq!(
+            repaired.matches("-m socket --transparent").count(),
+            2,
+            "{repaired}"
+        );
+        assert_eq!(
+            repaired.matches("fwmark 0x54505448").count(),
+            2,
+            "{repaired}"
+        );
+
+        // A process without the flag removes what one with it left.
+        let mut other = ReturnPath::new(false, transparent, &Kernel::default());
+        assert_eq!(run(other.sync(BOTH)), []);
+        let foreign = before.lines().filter(|line| !line.contains("eth9"));
+        assert_eq!(traces(), foreign.collect::<Vec<_>>().join("\n"));
+        run(cleanup()).expect("nothing to do");
+    });
+}
+
+#[test]
+fn a_kernel_that_would_drop_the_answers_is_named() {
+    in_namespace(|| {
+        std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1").unwrap();
+        let transparent = transparent();
+        let messages =
+            run(ReturnPath::new(true, Arc::clone(&transparent), &Kernel::examine(&[])).sync(BOTH));
+        let why = messages
+            .iter()
+            .find_map(|message| message.as_ref().err())
+            .unwrap();
+        assert!(
+            why.contains("IPv4") && why.contains("src_valid_mark is 1"),
+            "{why}"
+        );
+        assert!(!transparent.is_shown(Family::V4));
+        assert!(transparent.is_shown(Family::V6));
+    });
+}
+
+#[test]
+fn what_is_wrong_is_repaired_and_what_is_right_left_alone() {
+    let (jump, own) = (jump(), format!("-A {CHAIN} {}", marking()));
+    let foreign = "-A PREROUTING -i eth1 -j MARK --set-xmark 0x1/0xffffffff";
+    let declared = format!(":{CHAIN} - [0:0]");
+    let right = [&declared, foreign, &jump, &own].join("\n");
+    assert_eq!(repair(&right), None);
+    let odd = format!("-A PREROUTING -p tcp -j {CHAIN}");
+    let cases: [(&[&str], Vec<String>); 5] = [
+        (&[foreign], vec![own.clone(), jump.clone()]),
+        (&[&declared, &jump], vec![own.clone()]),
+        (&[&declared, &own], vec![own.clone(), jump.clone()]),
+        (
+            &[&declared, &jump, &own, &jump],
+            vec![own.clone(), format!("-D PREROUTING -j {CHAIN}")],
+        ),
+        (
+            &[&declared, &odd, &own, &own],
+            vec![
+                own.clone(),
+                format!("-D PREROUTING -p tcp -j {CHAIN}"),
+                jump.clone(),
+            ],
+        ),
+    ];
+    for (saved, expected) in cases {
+        let batch = repair(&saved.join("\n")).unwrap();
+        let lines: Vec<_> = batch.lines().collect();
+        let (head, tail) = (format!(":{CHAIN} - [0:0]"), "COMMIT");
+        assert_eq!(lines[..2], ["*mangle", &head], "{saved:?}");
+        assert_eq!(lines[2..lines.len() - 1], expected, "{saved:?}");
+        assert_eq!(lines.last(), Some(&tail));
+    }
+}

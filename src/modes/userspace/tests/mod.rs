@@ -1,0 +1,200 @@
+//! The data path on loopback: real sockets, no capture.
+
+mod tcp;
+mod udp;
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use socket2::SockRef;
+
+use super::{
+    Counters, Descriptors, DetectLocal, DialLimits,
+    capture::Frontend,
+    listeners::{ListenerSet, redirect_ports::RedirectPorts},
+    plan::{GroupKind, GroupName, GroupPlan, Target, listen::Bind},
+    proxy::{
+        Shared,
+        cluster_local::ClusterLocal,
+        transparent::Transparent,
+        udp::{LocalPorts, Resources},
+        workers::Workers,
+    },
+};
+use crate::{
+    net::{Family, Protocol},
+    sched::SchedulerName,
+    services::{Retry, ServiceName, ServicePortName},
+};
+
+/// Longer than anything here takes unless it hangs.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// For UDP flows that are idle.
+const UDP_TIMEOUT: Duration = Duration::from_millis(300);
+/// Local ports for UDP flows.
+const UDP_PORTS: usize = 64;
+
+/// A service group on loopback in front of `targets`.
+struct Proxy {
+    shared: Arc<Shared>,
+    _workers: Workers,
+    listeners: ListenerSet,
+    address: SocketAddr,
+}
+
+impl Proxy {
+    fn new(protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
+        Proxy::with_udp_timeout(UDP_TIMEOUT, protocol, targets)
+    }
+
+    fn with_udp_timeout(
+        udp_timeout: Duration,
+        protocol: Protocol,
+        targets: &[SocketAddr],
+    ) -> Proxy {
+        Proxy::on("here", udp_timeout, protocol, targets)
+    }
+
+    fn on(node: &str, udp_timeout: Duration, protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
+        let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::PodCidrs));
+        let descriptors = Descriptors::of_this_process();
+        let ports = LocalPorts::with_most(UDP_PORTS);
+        let shared = Arc::new(Shared {
+            node: node.into(),
+            udp: Resources::new(&descriptors, ports, udp_timeout),
+            descriptors,
+            counters: Counters::register(&prometheus::Registry::new()).unwrap(),
+            udp_timeout,
+            dial: DialLimits {
+                attempts: 8,
+                time: Duration::from_secs(5),
+            },
+            tcp_user_timeout: Duration::from_secs(120),
+            transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
+            cluster_local,
+            next_worker: Default::default(),
+            ports_logged: false.into(),
+        });
+        let workers = Workers::start(2, &shared).unwrap();
+        let mut listeners = ListenerSet::new(&shared, &plan(protocol, targets), None);
+        let port = RedirectPorts::new(None, shared.descriptors.clone())
+            .take(protocol, Family::V4)
+            .unwrap();
+        let bind = Bind::of_node(port.address);
+        listeners.open(&shared, &workers, bind).unwrap();
+        let address = ([127, 0, 0, 1], port.address.port()).into();
+        listeners.local_port = Some(port);
+        Proxy {
+            shared,
+            _workers: workers,
+            listeners,
+            address,
+        }
+    }
+
+    fn retarget(&mut self, protocol: Protocol, targets: &[SocketAddr]) {
+        self.listeners.reroute(&plan(protocol, targets), None);
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.set_write_timeout(Some(DEADLINE)).unwrap();
+        stream
+    }
+
+    fn udp_client(&self) -> UdpSocket {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(self.address).unwrap();
+        socket.set_read_timeout(Some(DEADLINE)).unwrap();
+        socket
+    }
+}
+
+fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {
+    let name = ServicePortName {
+        service: ServiceName {
+            namespace: "default".into(),
+            name: "test".into(),
+        },
+        port: "".into(),
+        protocol,
+        family: Family::V4,
+    };
+    GroupPlan {
+        cluster_ip: Some([10, 96, 0, 1].into()),
+        frontends: vec![Frontend {
+            protocol,
+            family: Family::V4,
+            address: Some([10, 96, 0, 1].into()),
+            port: 80,
+        }],
+        targets: targets
+            .iter()
+            .map(|&address| Target { address, weight: 1 })
+            .collect(),
+        cluster_local: None,
+        allowed: Box::default(),
+        scheduler: SchedulerName::Rr,
+        affinity: None,
+        proxy_protocol: None,
+        retry: Retry::FirstFlight,
+        not_at: [].into(),
+        name: GroupName {
+            port: name,
+            kind: GroupKind::Internal,
+        },
+    }
+}
+
+/// Returns a backend that handles each connection in a thread of its own.
+fn backend(handle: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let handle = handle.clone();
+            thread::spawn(move || handle(stream));
+        }
+    });
+    address
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut from = stream.try_clone().unwrap();
+    let _ = io::copy(&mut from, &mut stream);
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+/// Returns an address that refuses connections.
+fn refusing() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn reset(stream: &TcpStream) {
+    SockRef::from(stream)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < DEADLINE, "{what} did not happen");
+        thread::yield_now();
+    }
+}
+
+/// Bytes that repeat with no power of two, so that a chunk in the wrong place shows.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i % 251) as u8 ^ (i / 65_521) as u8)
+        .collect()
+}

@@ -1,0 +1,329 @@
+//! TCP: bytes, ends and resets, and which endpoint has a connection.
+
+use super::*;
+
+#[test]
+fn short_messages_go_back_and_forth() {
+    let proxy = Proxy::new(Protocol::Tcp, &[backend(echo)]);
+    let mut client = proxy.connect();
+    for i in 0..1000u32 {
+        client.write_all(&i.to_be_bytes()).unwrap();
+        let mut answer = [0; 4];
+        client.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, i.to_be_bytes());
+    }
+}
+
+#[test]
+fn bulk_arrives_whole_in_both_directions_at_once() {
+    let proxy = Proxy::new(Protocol::Tcp, &[backend(echo)]);
+    let mut client = proxy.connect();
+    let data = pattern(48 << 20);
+    let mut writer = client.try_clone().unwrap();
+    let expected = data.clone();
+    let sender = thread::spawn(move || {
+        writer.write_all(&data).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut got = Vec::with_capacity(expected.len());
+    client.read_to_end(&mut got).unwrap();
+    sender.join().unwrap();
+    assert!(got == expected, "{} of {} bytes", got.len(), expected.len());
+}
+
+#[test]
+fn a_slow_reader_holds_the_sender_back_and_loses_nothing() {
+    let size = 64 << 20;
+    let proxy = Proxy::new(
+        Protocol::Tcp,
+        &[backend(move |mut s| {
+            let _ = s.write_all(&pattern(size));
+        })],
+    );
+    let mut client = proxy.connect();
+    let (mut got, mut chunk) = (Vec::with_capacity(size), vec![0; 7919]);
+    loop {
+        match client.read(&mut chunk).unwrap() {
+            0 => break,
+            n => got.extend_from_slice(&chunk[..n]),
+        }
+    }
+    assert!(got == pattern(size), "{} bytes", got.len());
+}
+
+#[test]
+fn either_side_may_close_its_direction_first() {
+    // The backend speaks only after the client has ended, and the other way.
+    let after = backend(|mut s| {
+        let mut all = Vec::new();
+        s.read_to_end(&mut all).unwrap();
+        s.write_all(&all).unwrap();
+    });
+    let proxy = Proxy::new(Protocol::Tcp, &[after]);
+    let mut client = proxy.connect();
+    client.write_all(&pattern(300_000)).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).unwrap();
+    assert!(got == pattern(300_000));
+
+    let (send, receive) = std::sync::mpsc::channel();
+    let first = backend(move |mut s| {
+        s.write_all(b"goodbye").unwrap();
+        s.shutdown(Shutdown::Write).unwrap();
+        let mut all = Vec::new();
+        s.read_to_end(&mut all).unwrap();
+        send.send(all).unwrap();
+    });
+    let proxy = Proxy::new(Protocol::Tcp, &[first]);
+    let mut client = proxy.connect();
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"goodbye");
+    client.write_all(&pattern(300_000)).unwrap();
+    drop(client);
+    assert!(receive.recv_timeout(DEADLINE).unwrap() == pattern(300_000));
+    until("the end of both", || {
+        proxy.shared.counters.connections.get() == 0
+    });
+}
+
+#[test]
+fn a_reset_reaches_the_other_side() {
+    let (send, receive) = std::sync::mpsc::channel();
+    let proxy = Proxy::new(
+        Protocol::Tcp,
+        &[backend(move |mut s| {
+            s.write_all(b"x").unwrap();
+            send.send(s.read(&mut [0; 8]).map_err(|e| e.kind()))
+                .unwrap();
+        })],
+    );
+    let mut client = proxy.connect();
+    client.read_exact(&mut [0]).unwrap();
+    reset(&client);
+    drop(client);
+    let seen = receive.recv_timeout(DEADLINE).unwrap();
+    assert_eq!(seen, Err(io::ErrorKind::ConnectionReset));
+
+    let proxy = Proxy::new(
+        Protocol::Tcp,
+        &[backend(|mut s| {
+            s.write_all(b"x").unwrap();
+            s.read_exact(&mut [0]).unwrap();
+            reset(&s);
+        })],
+    );
+    let mut client = proxy.connect();
+    client.read_exact(&mut [0]).unwrap();
+    client.write_all(b"y").unwrap();
+    let error = client.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_reset_after_half_close_is_seen_while_the_backend_is_silent() {
+    let proxy = Proxy::new(
+        Protocol::Tcp,
+        &[backend(|mut s| {
+            s.write_all(b"x").unwrap();
+            let mut all = Vec::new();
+            s.read_to_end(&mut all).unwrap();
+            thread::park(); // never answers, never closes
+        })],
+    );
+    let mut client = proxy.connect();
+    client.read_exact(&mut [0]).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    reset(&client);
+    drop(client);
+    until("the end", || proxy.shared.counters.connections.get() == 0);
+}
+
+#[test]
+fn an_endpoint_that_refuses_costs_the_client_nothing() {
+    let proxy = Proxy::new(Protocol::Tcp, &[refusing(), backend(echo), refusing()]);
+    for _ in 0..50 {
+        let mut client = proxy.connect();
+        client.write_all(b"hello").unwrap();
+        client.read_exact(&mut [0; 5]).unwrap();
+    }
+    assert_eq!(proxy.shared.counters.connections_failed.get(), 0);
+    assert!(proxy.shared.counters.dial_failures.get() >= 1);
+}
+
+#[test]
+fn when_every_endpoint_refuses_the_client_is_reset() {
+    let proxy = Proxy::new(Protocol::Tcp, &[refusing(), refusing()]);
+    let error = proxy.connect().read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    assert_eq!(proxy.shared.counters.dial_failures.get(), 4);
+}
+
+#[test]
+fn a_search_for_a_backend_ends_after_so_many_attempts() {
+    let refusing: Vec<_> = std::iter::repeat_with(refusing).take(20).collect();
+    let proxy = Proxy::new(Protocol::Tcp, &refusing);
+    let error = proxy.connect().read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    assert_eq!(proxy.shared.counters.dial_failures.get(), 8);
+}
+
+/// Each endpoint is the first one of some node's first client, and the same one
+/// after a restart.
+#[test]
+fn nodes_begin_with_different_endpoints() {
+    let name = |n: u8| {
+        backend(move |mut s| {
+            let _ = s.write_all(&[n]);
+        })
+    };
+    let targets = [name(0), name(1), name(2)];
+    let first = |node: &str| {
+        let proxy = Proxy::on(node, UDP_TIMEOUT, Protocol::Tcp, &targets);
+        let mut answer = [0];
+        proxy.connect().read_exact(&mut answer).unwrap();
+        usize::from(answer[0])
+    };
+    let mut counts = [0; 3];
+    for node in 0..16 {
+        let node = format!("node-{node}");
+        let endpoint = first(&node);
+        assert_eq!(first(&node), endpoint, "{node}");
+        counts[endpoint] += 1;
+    }
+    assert!(!counts.contains(&0), "{counts:?}");
+}
+
+/// Nothing is won by passing over the only endpoint there is.
+#[test]
+fn the_last_endpoint_is_tried_however_often_it_failed() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let proxy = Proxy::new(Protocol::Tcp, &[address, refusing()]);
+    for _ in 0..5 {
+        let error = proxy.connect().read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+    let listener = TcpListener::bind(address).unwrap();
+    thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(echo));
+    let mut client = proxy.connect();
+    client.write_all(b"hello").unwrap();
+    client.read_exact(&mut [0; 5]).unwrap();
+}
+
+#[test]
+fn what_a_dying_backend_did_not_read_goes_to_another() {
+    // Closing with unread bytes makes the kernel send a reset, as it does for
+    // a process that was killed.
+    let dying = backend(|s| {
+        s.peek(&mut [0]).unwrap();
+        drop(s);
+    });
+    let proxy = Proxy::new(Protocol::Tcp, &[dying, backend(echo)]);
+    for end_first in [false, true, false, true] {
+        let mut client = proxy.connect();
+        client.write_all(b"only once").unwrap();
+        if end_first {
+            client.shutdown(Shutdown::Write).unwrap();
+        }
+        let mut answer = [0; 9];
+        client.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"only once");
+    }
+}
+
+#[test]
+fn the_service_decides_what_is_tried_again() {
+    let dying = || {
+        backend(|s| {
+            s.peek(&mut [0]).unwrap();
+            drop(s);
+        })
+    };
+    for (retry, refused_first, answered) in [
+        (Retry::FirstFlight, true, true),
+        (Retry::FirstFlight, false, true),
+        (Retry::Connect, true, true),
+        (Retry::Connect, false, false),
+        (Retry::Off, true, false),
+        (Retry::Off, false, false),
+    ] {
+        let first = if refused_first { refusing() } else { dying() };
+        let mut proxy = Proxy::new(Protocol::Tcp, &[]);
+        // The first one has all connections until it fails.
+        let mut plan = plan(Protocol::Tcp, &[first, backend(echo)]);
+        plan.targets[0].weight = 1_000;
+        plan.scheduler = SchedulerName::Sed;
+        plan.retry = retry;
+        proxy.listeners.reroute(&plan, None);
+        let mut client = proxy.connect();
+        let sent = client.write_all(b"once");
+        let answer = sent.and_then(|()| client.read_exact(&mut [0; 4]));
+        let answer = answer.map_err(|e| e.kind());
+        let expected = match answered {
+            true => Ok(()),
+            false => Err(io::ErrorKind::ConnectionReset),
+        };
+        assert_eq!(answer, expected, "{retry:?}, refused: {refused_first}");
+        // By then the first one is passed over.
+        let mut client = proxy.connect();
+        client.write_all(b"next").unwrap();
+        client.read_exact(&mut [0; 4]).unwrap();
+    }
+}
+
+#[test]
+fn what_a_backend_has_answered_is_not_sent_again() {
+    let rude = backend(|mut s| {
+        s.read_exact(&mut [0; 2]).unwrap();
+        s.write_all(b"no").unwrap();
+        reset(&s);
+    });
+    let proxy = Proxy::new(Protocol::Tcp, &[rude, rude]);
+    let mut client = proxy.connect();
+    client.write_all(b"hi").unwrap();
+    let mut got = Vec::new();
+    let _ = client.read_to_end(&mut got);
+    assert!(got.is_empty() || got == b"no");
+    assert_eq!(proxy.shared.counters.dial_retries.get(), 0);
+}
+
+#[test]
+fn a_removed_endpoint_keeps_its_connections_and_gets_no_new_ones() {
+    let name = |n: &'static [u8]| {
+        backend(move |mut s| {
+            let mut question = [0];
+            while s.read_exact(&mut question).is_ok() {
+                s.write_all(n).unwrap();
+            }
+        })
+    };
+    let (a, b) = (name(b"a"), name(b"b"));
+    let ask = |client: &mut TcpStream| {
+        let mut answer = [0];
+        client.write_all(b"?").unwrap();
+        client.read_exact(&mut answer).unwrap();
+        answer[0]
+    };
+    let mut proxy = Proxy::new(Protocol::Tcp, &[a]);
+    let mut old = proxy.connect();
+    assert_eq!(ask(&mut old), b'a');
+    proxy.retarget(Protocol::Tcp, &[b]);
+    for _ in 0..8 {
+        assert_eq!(ask(&mut proxy.connect()), b'b');
+    }
+    assert_eq!(ask(&mut old), b'a');
+
+    // A service group that goes closes its listener only.
+    let address = proxy.address;
+    let ends: Vec<SocketAddr> = proxy.listeners.listens_on().collect();
+    for end in ends {
+        proxy.listeners.close(end);
+    }
+    until("the refusal", || {
+        TcpStream::connect(address).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+    });
+    assert_eq!(ask(&mut old), b'a');
+}

@@ -1,0 +1,152 @@
+//! UDP: which endpoint has a client, and for how long.
+
+use super::*;
+
+fn udp_backend(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 65_535];
+        while let Ok((n, from)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(&answer(&buffer[..n]), from);
+        }
+    });
+    address
+}
+
+fn ask(client: &UdpSocket, question: &[u8]) -> Vec<u8> {
+    let mut answer = vec![0; 65_535];
+    client.send(question).unwrap();
+    let n = client.recv(&mut answer).unwrap();
+    answer.truncate(n);
+    answer
+}
+
+#[test]
+fn udp_clients_keep_their_backend_until_they_are_idle() {
+    let name = |n: u8| udp_backend(move |q| [&[n], q].concat());
+    let proxy = Proxy::new(Protocol::Udp, &[name(1), name(2)]);
+    let clients: Vec<UdpSocket> = (0..40).map(|_| proxy.udp_client()).collect();
+    let first: Vec<u8> = clients
+        .iter()
+        .enumerate()
+        .map(|(i, c)| {
+            let answer = ask(c, &[i as u8]);
+            assert_eq!(answer[1], i as u8, "the answer is this client's");
+            answer[0]
+        })
+        .collect();
+    assert!(first.contains(&1) && first.contains(&2));
+    for (client, backend) in clients.iter().zip(&first) {
+        assert_eq!(ask(client, b"!")[0], *backend);
+    }
+    let largest = pattern(60_000);
+    assert_eq!(ask(&clients[0], &largest)[1..], largest);
+    let associations = &proxy.shared.counters.udp_associations;
+    assert_eq!(associations.get(), 40);
+    until("the idle timeout", || associations.get() == 0);
+    assert_eq!(ask(&clients[0], b"?")[1..], *b"?");
+}
+
+#[test]
+fn a_udp_client_of_a_refusing_endpoint_moves_on_with_its_datagram() {
+    let closed = UdpSocket::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let proxy = Proxy::new(Protocol::Udp, &[closed, udp_backend(<[u8]>::to_vec)]);
+    for _ in 0..10 {
+        assert_eq!(ask(&proxy.udp_client(), b"question"), b"question");
+    }
+    assert!(proxy.shared.counters.dial_retries.get() >= 1);
+}
+
+#[test]
+fn a_datagram_is_not_sent_twice_against_the_services_will() {
+    let closed = || {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.local_addr().unwrap()
+    };
+    let mut proxy = Proxy::new(Protocol::Udp, &[]);
+    let mut plan = plan(Protocol::Udp, &[closed(), udp_backend(<[u8]>::to_vec)]);
+    plan.targets[0].weight = 1_000;
+    plan.scheduler = SchedulerName::Sed;
+    plan.retry = Retry::Connect;
+    proxy.listeners.reroute(&plan, None);
+    let client = proxy.udp_client();
+    client.send(b"lost").unwrap();
+    until("the refusal", || {
+        proxy.shared.counters.dial_failures.get() == 1
+    });
+    assert_eq!(ask(&client, b"again"), b"again");
+    assert_eq!(proxy.shared.counters.dial_retries.get(), 0);
+}
+
+#[test]
+fn associations_to_a_removed_endpoint_end_at_once() {
+    let (a, b) = (
+        udp_backend(|_| b"a".to_vec()),
+        udp_backend(|_| b"b".to_vec()),
+    );
+    let mut proxy = Proxy::new(Protocol::Udp, &[a]);
+    let client = proxy.udp_client();
+    assert_eq!(ask(&client, b"?"), b"a");
+    proxy.retarget(Protocol::Udp, &[b]);
+    until("the end", || {
+        proxy.shared.counters.udp_associations.get() == 0
+    });
+    assert_eq!(ask(&client, b"?"), b"b");
+}
+
+#[test]
+fn udp_clients_that_got_all_answers_are_forgotten_sooner() {
+    let backend = udp_backend(<[u8]>::to_vec);
+    let proxy = Proxy::with_udp_timeout(DEADLINE * 2, Protocol::Udp, &[backend]);
+    let (once, twice, thrice) = (proxy.udp_client(), proxy.udp_client(), proxy.udp_client());
+    for (client, questions) in [(&once, 1), (&twice, 2), (&thrice, 3)] {
+        for _ in 0..questions {
+            assert_eq!(ask(client, b"?"), b"?");
+        }
+    }
+    let associations = &proxy.shared.counters.udp_associations;
+    assert_eq!(associations.get(), 3);
+    until("two of three have ended", || associations.get() == 1);
+    assert_eq!(ask(&thrice, b"?"), b"?");
+    assert_eq!(associations.get(), 1, "the third one goes on");
+}
+
+/// Asks again until there is an answer: what is dropped where ports are short is
+/// sent once more.
+fn insist(client: &UdpSocket, question: &[u8]) -> Vec<u8> {
+    let begun = Instant::now();
+    let mut answer = vec![0; 100];
+    client
+        .set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    loop {
+        client.send(question).unwrap();
+        if let Ok(n) = client.recv(&mut answer) {
+            answer.truncate(n);
+            return answer;
+        }
+        assert!(begun.elapsed() < DEADLINE, "no answer");
+    }
+}
+
+#[test]
+fn many_udp_clients_are_served_through_few_ports() {
+    let name = |n: u8| udp_backend(move |q| [&[n], q].concat());
+    let targets = [name(1), name(2), name(3)];
+    let proxy = Proxy::with_udp_timeout(DEADLINE * 2, Protocol::Udp, &targets);
+    for n in 0..UDP_PORTS * 8 {
+        let question = n.to_string();
+        let answer = insist(&proxy.udp_client(), question.as_bytes());
+        assert_eq!(&answer[1..], question.as_bytes());
+    }
+    let counters = &proxy.shared.counters;
+    let associations = usize::try_from(counters.udp_associations.get()).unwrap();
+    assert!(associations <= UDP_PORTS * targets.len(), "{associations}");
+    assert!(counters.udp_ended_early.get() > 0);
+    // Short of ports is not short of endpoints.
+    assert_eq!(counters.dial_failures.get(), 0);
+}
