@@ -112,7 +112,6 @@ fn probes(family: Family) -> Vec<Probe> {
     let with = |one| Rule::new().with(one).target(Target::Return);
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
     let mark = Target::Mark { value: mask, mask };
-    let other = |name: &str| Rule::new().protocol(Transport::Tcp).jump(name);
     let marked = Match::Mark(Negatable::is((mask, mask)));
     let mut probes: Vec<Probe> = vec![
         (Table::Nat, Rule::new().comment("probe"), |f| &mut f.comment),
@@ -143,7 +142,13 @@ fn probes(family: Family) -> Vec<Probe> {
         }),
         (Table::Nat, masquerade(false), |f| &mut f.masquerade),
         (Table::Nat, masquerade(true), |f| &mut f.random_fully),
-        (Table::Nat, other("REDIRECT"), |f| &mut f.redirect),
+        (
+            Table::Nat,
+            Rule::new()
+                .protocol(Transport::Tcp)
+                .target(Target::Redirect(1)),
+            |f| &mut f.redirect,
+        ),
         (Table::Mangle, with(Match::TransparentSocket), |f| {
             &mut f.socket
         }),

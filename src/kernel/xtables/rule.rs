@@ -173,6 +173,8 @@ pub enum Target {
     Return,
     /// `REJECT`, with an answer that says that the port is unreachable.
     Reject,
+    /// `REJECT --reject-with tcp-reset`.
+    Reset,
     /// `MARK --set-xmark`: clears the bits of the mask, then flips those of the
     /// value.
     Mark {
@@ -183,6 +185,8 @@ pub enum Target {
     },
     /// `DNAT --to-destination`.
     Dnat(SocketAddr),
+    /// `REDIRECT --to-ports`.
+    Redirect(u16),
     /// `MASQUERADE`.
     Masquerade {
         /// `--random-fully`: source ports that cannot be guessed, and so seldom

@@ -8,20 +8,25 @@ use std::{
 use hashbrown::{HashMap, HashSet};
 
 use super::{
-    Error, ROUTE_LOCALNET,
-    adopt::{self, Adoption},
-    apply::{Refused, Writer},
-    change::{self, Group, Op},
+    Error, ROUTE_LOCALNET, chains,
     full::Full,
     held::{ByName, Held, Steps, step_ops},
-    plan::{self, Fixed, Options, ServiceRules, Step},
+    plan::{self, Options},
     tally::{Done, add, count, fixed_rules, written},
     watch::{Before, Watch},
 };
 use crate::{
     kernel::{
         nfacct, sysctl,
-        xtables::{Engine, Toolkit, features::Features, rule::Table, saved::Saved},
+        xtables::{
+            Engine, Toolkit,
+            desired::{OwnerRules, RuleSet, Step},
+            difference::{Comparison, between},
+            features::Features,
+            rule::Table,
+            run::{Refused, Writer},
+            transaction::{Group, Op, Transaction},
+        },
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
@@ -66,11 +71,7 @@ impl FamilyRules {
             family,
             features,
             watch: Watch::new(family, engine),
-            writer: Writer {
-                xtables,
-                engine,
-                family,
-            },
+            writer: Writer { xtables, engine },
             held: None,
             refused: BTreeMap::new(),
             unfinished: BTreeSet::new(),
@@ -176,7 +177,7 @@ impl FamilyRules {
         changed: &HashSet<ServicePortName>,
         full: bool,
     ) -> Result<Done, Error> {
-        let family = self.writer.family;
+        let family = self.family;
         let Some(mut held) = self.held.take() else {
             return Ok(Done::default());
         };
@@ -188,7 +189,7 @@ impl FamilyRules {
             names.sort_unstable();
             names.dedup();
         }
-        let (mut groups, mut moves) = (vec![Group::default()], Vec::new());
+        let (mut groups, mut moves) = (vec![Group::common(Vec::new())], Vec::new());
         let mut steps = HashMap::<(Table, String), (Step, isize)>::new();
         let mut done = Done::default();
         for name in names {
@@ -204,7 +205,7 @@ impl FamilyRules {
             done.examined += 1;
             let rules = |port: &Option<Arc<ServicePort>>| {
                 let rules = port.as_ref();
-                rules.map_or_else(ServiceRules::default, |port| {
+                rules.map_or_else(OwnerRules::default, |port| {
                     plan::service_port(port, &held.options)
                 })
             };
@@ -216,21 +217,18 @@ impl FamilyRules {
                     steps.entry(key).or_insert_with(|| (step.clone(), 0)).1 += sign;
                 }
             }
-            let ops = change::between(&before, &after, family);
+            let ops = between(&before, &after, family);
             add(&mut done.written, written(&ops), 1);
-            let owner = Some(name.clone());
-            groups.push(Group { owner, ops });
+            groups.push(Group::of(name.clone(), ops));
             moves.push((old, new));
         }
         let (first, last) = step_ops(&mut held.steps, steps, family);
         if let Some(group) = groups.first_mut() {
             group.ops = first;
         }
-        groups.push(Group {
-            owner: None,
-            ops: last,
-        });
-        done.transactions = self.writer.at_once(&groups).await?;
+        groups.push(Group::common(last));
+        let transaction = Transaction { family, groups };
+        done.transactions = self.writer.run(&transaction).await?;
         for (old, new) in moves {
             if let Some(old) = old {
                 held.endpoints = held.endpoints.saturating_sub(old.endpoints.all.len());
@@ -254,8 +252,11 @@ impl FamilyRules {
         }
         let guard = plan::loopback_guard(options);
         let (_, ops) = self.read(&guard).await?;
-        let groups = [Group { owner: None, ops }];
-        self.writer.at_once(&groups).await?;
+        let transaction: Transaction<ServicePortName> = Transaction {
+            family: self.family,
+            groups: vec![Group::common(ops)],
+        };
+        self.writer.run(&transaction).await?;
         Ok(sysctl::write(ROUTE_LOCALNET, "1")?)
     }
 
@@ -271,16 +272,16 @@ impl FamilyRules {
             nfacct::create(&fixed.accounts)?;
         }
         let serves_localhost = options.serves_localhost();
-        let (adoption, ops) = self.read(&fixed).await?;
+        let (comparison, ops) = self.read(&fixed.rules).await?;
         let mut full = Full {
             writer: &self.writer,
             map,
             family: self.family,
-            adoption,
+            comparison,
             options,
             steps: Steps::new(),
             endpoints: 0,
-            rules: fixed_rules(&fixed),
+            rules: fixed_rules(&fixed.rules),
             refused: Vec::new(),
             done: Done {
                 read: true,
@@ -323,34 +324,12 @@ impl FamilyRules {
         Ok(full.done)
     }
 
-    /// What the kernel holds, and the steps that make the fixed parts right.
-    async fn read(&self, fixed: &Fixed) -> Result<(Adoption, Vec<Op>), Error> {
-        let (mut adoption, mut ops) = (Adoption::new(self.writer.family), Vec::new());
-        let xtables = &self.writer.xtables;
-        let mut saved = Table::ALL.map(|_| Saved::default());
-        match self.engine() {
-            // Its program takes all tables from the kernel to print one.
-            Engine::NfTables => {
-                let mut current = None;
-                let each = |line: &str| {
-                    if let Some(name) = line.strip_prefix('*') {
-                        current = Table::ALL.iter().position(|table| table.name() == name);
-                    } else if let Some(saved) = current.and_then(|at| saved.get_mut(at)) {
-                        saved.line(line, adopt::by_rule);
-                    }
-                };
-                xtables.read_all(each).await?;
-            }
-            Engine::Legacy => {
-                for (table, saved) in Table::ALL.iter().zip(&mut saved) {
-                    let each = |line: &str| saved.line(line, adopt::by_rule);
-                    xtables.read(table.name(), each).await?;
-                }
-            }
-        }
-        for (table, saved) in Table::ALL.into_iter().zip(saved) {
-            ops.extend(adoption.table(table, saved, fixed));
-        }
-        Ok((adoption, ops))
+    /// Returns what the kernel holds, and the steps that make right what does not
+    /// depend on Services.
+    async fn read(&self, fixed: &RuleSet) -> Result<(Comparison, Vec<Op>), Error> {
+        let observed = self
+            .writer
+            .observe(chains::interest, &Table::ALL, |_, _| {});
+        Ok(Comparison::begin(observed.await?, fixed, self.family))
     }
 }

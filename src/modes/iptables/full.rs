@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use super::{
     Error,
-    adopt::Adoption,
-    apply::{Refused, Writer},
-    change::{Group, Op, Phase},
+    chains::distance,
     counters::Rules,
     held::Steps,
     plan::{self, Options},
     tally::{Done, add, count, written},
 };
 use crate::{
-    kernel::xtables::rule::Table,
+    kernel::xtables::{
+        difference::{Comparison, missing},
+        rule::Table,
+        run::{Refused, Writer},
+        transaction::{Group, Op, Phase},
+    },
     net::Family,
-    services::{ServiceMap, ServicePort},
+    services::{ServiceMap, ServicePort, ServicePortName},
 };
 
 /// How many names of what was repaired are told.
@@ -28,12 +31,12 @@ pub struct Full<'a> {
     pub writer: &'a Writer,
     pub map: &'a ServiceMap,
     pub family: Family,
-    pub adoption: Adoption,
+    pub comparison: Comparison,
     pub options: Options,
     pub steps: Steps,
     pub endpoints: usize,
     pub rules: Rules,
-    pub refused: Vec<Refused>,
+    pub refused: Vec<Refused<ServicePortName>>,
     pub done: Done,
     pub repaired: Vec<String>,
 }
@@ -57,21 +60,20 @@ impl<'a> Full<'a> {
             for step in &rules.steps {
                 let uses = self.steps.entry((step.table, step.to.clone())).or_default();
                 if *uses == 0 {
-                    fixed.extend(self.adoption.step(step));
+                    fixed.extend(self.comparison.step(step));
                 }
                 *uses += 1;
             }
-            let mut ops = self.adoption.port(Table::Filter, &rules);
-            ops.extend(self.adoption.port(Table::Mangle, &rules));
+            let tables = [Table::Filter, Table::Mangle];
+            let ops = missing(&rules, &tables, &mut self.comparison);
             if !ops.is_empty() {
-                let owner = Some(port.name.clone());
-                filter.push(Group { owner, ops });
+                filter.push(Group::of(port.name.clone(), ops));
             }
         }
         // Rules that lead to chains come last: each transaction has the kernel
         // follow all jumps from its own chains (`nft_chain_validate`).
         let (chains, leads) = fixed.into_iter().partition(|op| matches!(op, Op::Fill(_)));
-        let [chains, leads] = [chains, leads].map(|ops| Group { owner: None, ops });
+        let [chains, leads] = [chains, leads].map(Group::common);
         let fixed = [chains, leads];
         self.all_or_nothing(&fixed, Phase::Close).await?;
         for groups in self.writer.chunks(&filter) {
@@ -83,13 +85,12 @@ impl<'a> Full<'a> {
         let (mut chunk, mut weight) = (Vec::new(), 0);
         for port in self.ports() {
             let rules = plan::service_port(port, &self.options);
-            let ops = self.adoption.port(Table::Nat, &rules);
-            let barred = |refused: &Refused| refused.owner.as_ref() == Some(&port.name);
+            let ops = missing(&rules, &[Table::Nat], &mut self.comparison);
+            let barred = |refused: &Refused<_>| refused.owner.as_ref() == Some(&port.name);
             if ops.is_empty() || self.refused.iter().any(barred) {
                 continue;
             }
-            let owner = Some(port.name.clone());
-            chunk.push(Group { owner, ops });
+            chunk.push(Group::of(port.name.clone(), ops));
             weight += chunk.last().map_or(0, Group::weight);
             if weight >= self.writer.chunk() {
                 self.some(&chunk, Phase::Carry).await?;
@@ -99,8 +100,7 @@ impl<'a> Full<'a> {
         }
         chunk.push(leads);
         self.all_or_nothing(&chunk, Phase::Carry).await?;
-        let nothing = Adoption::new(self.family);
-        let rest = std::mem::replace(&mut self.adoption, nothing).rest(TOGETHER);
+        let rest = self.comparison.stale(distance, TOGETHER);
         for phase in [Phase::Carry, Phase::Open] {
             for groups in self.writer.chunks(&rest) {
                 self.some(groups, phase).await?;
@@ -109,9 +109,9 @@ impl<'a> Full<'a> {
         Ok(())
     }
 
-    async fn some(&mut self, groups: &[Group], phase: Phase) -> Result<(), Error> {
+    async fn some(&mut self, groups: &[Group<ServicePortName>], phase: Phase) -> Result<(), Error> {
         let refused = &mut self.refused;
-        self.done.transactions += self.writer.phase(groups, phase, refused).await?;
+        self.done.transactions += self.writer.run_phase(groups, phase, refused).await?;
         for group in groups {
             let due = group.ops.iter().filter(|op| op.phase() == phase);
             let due: Vec<&Op> = due.collect();
@@ -123,7 +123,11 @@ impl<'a> Full<'a> {
         Ok(())
     }
 
-    async fn all_or_nothing(&mut self, groups: &[Group], phase: Phase) -> Result<(), Error> {
+    async fn all_or_nothing(
+        &mut self,
+        groups: &[Group<ServicePortName>],
+        phase: Phase,
+    ) -> Result<(), Error> {
         self.some(groups, phase).await?;
         match self.refused.iter().position(|one| one.owner.is_none()) {
             Some(at) => Err(self.refused.swap_remove(at).error.into()),
@@ -133,13 +137,9 @@ impl<'a> Full<'a> {
 
     /// Notes by name what an operator may wonder about.
     fn note(&mut self, op: &Op) {
-        let chain = match op {
-            Op::Fill(chain) => &chain.name,
-            Op::Insert(entry) | Op::Raise(entry) | Op::Append(entry) => &entry.chain,
-            Op::Remove { chain, .. } | Op::Delete { chain, .. } => chain,
-        };
-        if self.repaired.len() < NAMED && !self.repaired.contains(chain) {
-            self.repaired.push(chain.clone());
+        let chain = op.chain().to_owned();
+        if self.repaired.len() < NAMED && !self.repaired.contains(&chain) {
+            self.repaired.push(chain);
         } else if self.repaired.len() == NAMED {
             self.repaired.push("and more".to_owned());
         }

@@ -4,14 +4,14 @@ use std::{borrow::Borrow, hash::Hash, hash::Hasher, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::{
-    adopt,
-    change::{self, Op},
-    counters::Rules,
-    plan::{self, Options, Step},
-};
+use super::{counters::Rules, plan::Options};
 use crate::{
-    kernel::xtables::rule::Table,
+    kernel::xtables::{
+        desired::{OwnerRules, Step},
+        difference::between,
+        rule::Table,
+        transaction::Op,
+    },
     net::Family,
     services::{ServicePort, ServicePortName},
 };
@@ -66,18 +66,9 @@ pub fn step_ops(
         let before = counts.get(&key).copied().unwrap_or(0);
         let after = before.saturating_add_signed(difference);
         if before == 0 && after > 0 {
-            first.push(Op::Fill(plan::Chain {
-                table: step.table,
-                name: step.to.clone(),
-                rules: Vec::new(),
-            }));
-            first.push(Op::Insert(adopt::entry(&step)));
+            first.extend(between(&OwnerRules::default(), &step.rules(), family));
         } else if before > 0 && after == 0 {
-            last.push(change::remove(&adopt::entry(&step), family));
-            last.push(Op::Delete {
-                table: step.table,
-                chain: step.to.clone(),
-            });
+            last.extend(between(&step.rules(), &OwnerRules::default(), family));
         }
         if after == 0 {
             counts.remove(&key);

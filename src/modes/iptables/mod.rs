@@ -7,9 +7,7 @@
 //! way a table changes as a whole, and what keeps out comes before what lets
 //! through.
 
-mod adopt;
-mod apply;
-mod change;
+mod chains;
 mod cleanup;
 mod counters;
 mod family;

@@ -5,9 +5,12 @@ use std::{
     fmt::{self, Write},
 };
 
-use super::plan::{self, Chain, Fixed, Options, ServiceRules};
+use super::plan::{self, Options};
 use crate::{
-    kernel::xtables::rule::{Rule, Table},
+    kernel::xtables::{
+        desired::{Chain, Contents, OwnerRules, RuleSet},
+        rule::{Rule, Table},
+    },
     net::Family,
     services::ServiceMap,
 };
@@ -27,26 +30,29 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
         family,
         tables: Default::default(),
     };
-    let Fixed {
-        chains,
-        jumps,
-        tails,
-        ..
-    } = plan::fixed(options);
-    text.chains(chains);
+    let RuleSet { chains, jumps } = plan::fixed(options).rules;
+    for chain in &chains {
+        text.declare(chain.table, &chain.name);
+        if !matches!(chain.contents, Contents::Shared { .. }) {
+            text.rules(chain.table, &chain.name, chain.contents.rules());
+        }
+    }
     for jump in jumps {
         text.rule(jump.table, jump.from, &jump.rule);
     }
     let mut reached = HashSet::new();
     for port in ports {
-        let ServiceRules {
+        let OwnerRules {
             chains,
             entries,
             steps,
         } = plan::service_port(port, options);
-        text.chains(chains);
+        for Chain { table, name, rules } in &chains {
+            text.declare(*table, name);
+            text.rules(*table, name, rules);
+        }
         for step in steps {
-            text.tables.entry(step.table).or_default().declare(&step.to);
+            text.declare(step.table, &step.to);
             if reached.insert((step.table, step.to)) {
                 text.rule(step.table, &step.chain, &step.rule);
             }
@@ -55,8 +61,10 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
             text.rule(entry.table, &entry.chain, &entry.rule);
         }
     }
-    for tail in tails {
-        text.rule(tail.table, &tail.chain, &tail.rule);
+    for chain in &chains {
+        if let Contents::Shared { closing } = &chain.contents {
+            text.rules(chain.table, &chain.name, closing);
+        }
     }
     text.write(out)
 }
@@ -74,15 +82,14 @@ struct Lines {
 }
 
 impl Text {
-    fn chains(&mut self, chains: Vec<Chain>) {
-        for chain in chains {
-            self.tables
-                .entry(chain.table)
-                .or_default()
-                .declare(&chain.name);
-            for rule in &chain.rules {
-                self.rule(chain.table, &chain.name, rule);
-            }
+    fn declare(&mut self, table: Table, chain: &str) {
+        let lines = self.tables.entry(table).or_default();
+        lines.declared.insert(chain.to_owned());
+    }
+
+    fn rules(&mut self, table: Table, chain: &str, rules: &[Rule]) {
+        for rule in rules {
+            self.rule(table, chain, rule);
         }
     }
 
@@ -104,11 +111,5 @@ impl Text {
             writeln!(out, "COMMIT")?;
         }
         Ok(())
-    }
-}
-
-impl Lines {
-    fn declare(&mut self, chain: &str) {
-        self.declared.insert(chain.to_owned());
     }
 }

@@ -1,11 +1,11 @@
 //! Counting rules by table, for the metrics.
 
-use super::{
-    change::Op,
-    counters::{COUNTED, Rules},
-    plan::{Fixed, ServiceRules},
+use super::counters::{COUNTED, Rules};
+use crate::kernel::xtables::{
+    desired::{OwnerRules, RuleSet},
+    rule::Table,
+    transaction::Op,
 };
-use crate::kernel::xtables::rule::Table;
 
 fn place(table: Table) -> Option<usize> {
     COUNTED.iter().position(|counted| *counted == table)
@@ -27,7 +27,7 @@ pub struct Done {
 }
 
 /// Those of a ServicePort.
-pub fn count(rules: &ServiceRules) -> Rules {
+pub fn count(rules: &OwnerRules) -> Rules {
     let chains = rules
         .chains
         .iter()
@@ -37,13 +37,9 @@ pub fn count(rules: &ServiceRules) -> Rules {
 }
 
 /// Those that do not depend on Services.
-pub fn fixed_rules(fixed: &Fixed) -> Rules {
-    let chains = fixed
-        .chains
-        .iter()
-        .map(|chain| (chain.table, chain.rules.len()));
-    let tails = fixed.tails.iter().map(|tail| (tail.table, 1));
-    sum(chains.chain(tails))
+pub fn fixed_rules(fixed: &RuleSet) -> Rules {
+    let chains = fixed.chains.iter();
+    sum(chains.map(|chain| (chain.table, chain.contents.rules().len())))
 }
 
 /// Those that the steps write.

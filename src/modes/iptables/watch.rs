@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::adopt::is_ours;
+use super::chains::is_ours;
 use crate::{
     kernel::{
         nftables::Rules,

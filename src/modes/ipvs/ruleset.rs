@@ -8,7 +8,7 @@ use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
 use crate::{
     kernel::xtables::{
         rule::{BASE_CHAINS, Table},
-        saved::{self, Digest},
+        words::{self, Digest},
     },
     net::Family,
 };
@@ -58,7 +58,7 @@ impl Saved {
         let Some((name, rule)) = rule.and_then(|rule| rule.split_once(' ')) else {
             return;
         };
-        let target = saved::target(rule);
+        let target = words::target(rule);
         if !self.is_ours(name) && !target.is_some_and(|target| self.is_ours(target)) {
             return;
         }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::kernel::xtables::{
     Engine, Error, Xtables,
     rule::{BASE_CHAINS, Table},
-    saved::target,
+    words::target,
 };
 
 /// Chains that iptables-nft-restore is given to remove at once. The time that it

@@ -166,8 +166,10 @@ impl fmt::Display for TargetWords<'_> {
                 Family::V4 => "REJECT --reject-with icmp-port-unreachable",
                 Family::V6 => "REJECT --reject-with icmp6-port-unreachable",
             }),
+            Target::Reset => f.write_str("REJECT --reject-with tcp-reset"),
             Target::Mark { value, mask } => write!(f, "MARK --set-xmark {value:#x}/{mask:#x}"),
             Target::Dnat(to) => write!(f, "DNAT --to-destination {to}"),
+            Target::Redirect(port) => write!(f, "REDIRECT --to-ports {port}"),
             Target::Masquerade { random_fully } => f.write_str(if *random_fully {
                 "MASQUERADE --random-fully"
             } else {

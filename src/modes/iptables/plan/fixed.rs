@@ -2,41 +2,27 @@
 
 use ipnet::IpNet;
 
-use super::{Chain, Entry, Options, names};
+use super::{Options, names};
 use crate::{
-    kernel::xtables::rule::{Match, Negatable, Rule, Table, Target},
+    kernel::xtables::{
+        desired::{Contents, FixedChain, Jump, Place, RuleSet},
+        rule::{Match, Negatable, Rule, Table, Target},
+    },
     node::Served,
 };
-
-/// A jump from a chain of the kernel's own to one of ours.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Jump {
-    /// Table of both chains.
-    pub table: Table,
-    /// The kernel's chain.
-    pub from: &'static str,
-    /// The whole rule.
-    pub rule: Rule,
-}
 
 /// What does not depend on Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fixed {
-    /// Chains with their rules, each before the chains that jump to it.
-    /// Those that ServicePorts share are among them, without rules.
-    pub chains: Vec<Chain>,
-    /// Jumps from the kernel's chains, in the order from top to bottom in
-    /// which kube-proxy leaves them. One that is missing goes to the top of
-    /// its chain; to get this order, begin with the last.
-    pub jumps: Vec<Jump>,
-    /// Closing rules of shared chains, in order, after everything else there.
-    pub tails: Vec<Entry>,
+    /// Chains, those that ServicePorts share among them, and jumps in the order in
+    /// which kube-proxy leaves them.
+    pub rules: RuleSet,
     /// Counters of nfacct that the rules of this plan and of any ServicePort
     /// use, which must exist before.
     pub accounts: Vec<&'static str>,
 }
 
-/// What does not depend on Services.
+/// Returns what does not depend on Services.
 pub fn fixed(options: &Options) -> Fixed {
     let mut accounts = Vec::new();
     if options.features.nfacct {
@@ -47,52 +33,46 @@ pub fn fixed(options: &Options) -> Fixed {
             accounts.push(names::LOCALHOST_ACCEPTED);
         }
     }
-    Fixed {
-        chains: chains(options),
-        jumps: jumps(options),
-        tails: tails(options),
-        accounts,
-    }
+    let (chains, jumps) = (chains(options), jumps(options));
+    let rules = RuleSet { chains, jumps };
+    Fixed { rules, accounts }
 }
 
-/// Of that, what keeps neighbours from this node's loopback addresses.
-pub fn loopback_guard(options: &Options) -> Fixed {
-    let mut guard = Fixed {
-        chains: chains(options),
-        jumps: jumps(options),
-        ..Fixed::default()
-    };
-    guard.chains.retain(|chain| chain.name == names::FIREWALL);
-    let to_guard = Target::Jump(names::FIREWALL.to_owned());
-    guard
-        .jumps
-        .retain(|jump| jump.rule.target.as_ref() == Some(&to_guard));
-    guard
+/// Returns, of that, what keeps neighbours from this node's loopback addresses.
+pub fn loopback_guard(options: &Options) -> RuleSet {
+    let (mut chains, mut jumps) = (chains(options), jumps(options));
+    chains.retain(|chain| chain.name == names::FIREWALL);
+    jumps.retain(|jump| jump.to() == Some(names::FIREWALL));
+    RuleSet { chains, jumps }
 }
 
-fn chains(options: &Options) -> Vec<Chain> {
+fn chains(options: &Options) -> Vec<FixedChain> {
+    let shared = |closing| Contents::Shared { closing };
     let filter = [
-        (names::EXTERNAL_SERVICES, Vec::new()),
-        (names::FIREWALL, firewall(options)),
-        (names::FORWARD, forward(options)),
-        (names::NODE_PORTS, Vec::new()),
-        (names::PROXY_FIREWALL, Vec::new()),
-        (names::SERVICES, Vec::new()),
+        (names::EXTERNAL_SERVICES, shared(Vec::new())),
+        (names::FIREWALL, Contents::AtLeast(firewall(options))),
+        (names::FORWARD, Contents::Exactly(forward(options))),
+        (names::NODE_PORTS, shared(Vec::new())),
+        (names::PROXY_FIREWALL, shared(Vec::new())),
+        (names::SERVICES, shared(Vec::new())),
     ];
     let nat = [
-        (names::MARK_MASQ, vec![mark_masq(options)]),
-        (names::POSTROUTING, postrouting(options)),
-        (names::NODE_PORTS, Vec::new()),
-        (names::SERVICES, Vec::new()),
+        (
+            names::MARK_MASQ,
+            Contents::Exactly(vec![mark_masq(options)]),
+        ),
+        (names::POSTROUTING, Contents::Exactly(postrouting(options))),
+        (names::NODE_PORTS, shared(Vec::new())),
+        (names::SERVICES, shared(to_node_ports(options))),
     ];
-    let of = |table, chains: Vec<(&'static str, Vec<Rule>)>| {
-        chains.into_iter().map(move |(name, rules)| Chain {
+    let of = |table, chains: Vec<(&'static str, Contents)>| {
+        chains.into_iter().map(move |(name, contents)| FixedChain {
             table,
-            name: name.to_owned(),
-            rules,
+            name: name.into(),
+            contents,
         })
     };
-    let canaries = Table::ALL.map(|table| of(table, vec![(names::CANARY, Vec::new())]));
+    let canaries = Table::ALL.map(|table| of(table, vec![(names::CANARY, shared(Vec::new()))]));
     let all = canaries.into_iter().flatten();
     all.chain(of(Table::Filter, filter.into()))
         .chain(of(Table::Nat, nat.into()))
@@ -198,6 +178,11 @@ fn jumps(options: &Options) -> Vec<Jump> {
             table,
             from,
             rule: rule.jump(to),
+            place: match to {
+                // The kubelet's stays where it put it.
+                names::FIREWALL => Place::Top,
+                _ => Place::InOrder,
+            },
         }
     };
     let filter = |from, only_new, text, to| jump(Table::Filter, from, only_new, text, to);
@@ -228,7 +213,7 @@ fn jumps(options: &Options) -> Vec<Jump> {
 /// port. kube-proxy looks up the node's addresses within the networks that
 /// serve node ports; here the kernel does (`addrtype`), so that an address
 /// that comes or goes needs no new rule.
-fn tails(options: &Options) -> Vec<Entry> {
+fn to_node_ports(options: &Options) -> Vec<Rule> {
     let loopback = options.loopback();
     let node_ports = |rule| {
         options.note(rule, || {
@@ -264,15 +249,11 @@ fn tails(options: &Options) -> Vec<Entry> {
             rules
         }
     };
-    let tail = |rule: Rule| Entry {
-        table: Table::Nat,
-        chain: names::SERVICES.to_owned(),
-        rule: match rule.target {
-            None => rule.jump(names::NODE_PORTS),
-            Some(_) => rule,
-        },
+    let with_target = |rule: Rule| match rule.target {
+        None => rule.jump(names::NODE_PORTS),
+        Some(_) => rule,
     };
-    rules.into_iter().map(tail).collect()
+    rules.into_iter().map(with_target).collect()
 }
 
 /// 127.0.0.0/8 (RFC 1122, section 3.2.1.3).

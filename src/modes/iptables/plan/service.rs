@@ -7,13 +7,14 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{
-    Chain, Options, ServiceRules,
+    Options,
     backends::{Backend, Backends},
     balance::Balance,
     names::{self, PortChains},
 };
 use crate::{
     kernel::xtables::{
+        desired::{Chain, OwnerRules},
         features::Features,
         rule::{Match, Negatable, Rule, Side, Table, Target, Transport, host},
     },
@@ -22,9 +23,9 @@ use crate::{
 };
 
 /// The rules of one ServicePort of the options' family.
-pub fn service_port(port: &ServicePort, options: &Options) -> ServiceRules {
+pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
     if !is_possible(port, &options.features) {
-        return ServiceRules::default();
+        return OwnerRules::default();
     }
     let shown = port.name.to_string();
     let transport = transport(port.name.protocol);
@@ -37,7 +38,7 @@ pub fn service_port(port: &ServicePort, options: &Options) -> ServiceRules {
         options,
         shown,
         transport,
-        rules: ServiceRules::default(),
+        rules: OwnerRules::default(),
     };
     for backend in backends.all() {
         plan.endpoint_chain(backend);
@@ -106,7 +107,7 @@ struct Plan<'a> {
     transport: Transport,
     chains: PortChains,
     endpoints: Endpoints<'a>,
-    rules: ServiceRules,
+    rules: OwnerRules,
 }
 
 impl Plan<'_> {

@@ -5,7 +5,10 @@ use std::net::IpAddr;
 use super::Plan;
 use crate::{
     kernel::xtables::rule::{Match, Rule, Table, Target, Transport, host},
-    modes::iptables::plan::{index::Key, names},
+    modes::iptables::plan::{
+        index::{self, Key},
+        names,
+    },
     services::TrafficPolicy,
 };
 
@@ -136,6 +139,6 @@ impl Plan<'_> {
     }
 
     fn enter(&mut self, table: Table, root: &str, key: Key, rule: Rule) {
-        self.rules.enter(self.options, table, root, key, rule);
+        index::enter(&mut self.rules, self.options, (table, root), key, rule);
     }
 }

@@ -9,7 +9,7 @@ use super::{
     world::{NODE_IP, endpoints, exposed, ip, options, service},
 };
 use crate::{
-    kernel::xtables::rule::Transport,
+    kernel::xtables::{desired::Entry, rule::Transport},
     modes::iptables::plan::{Dispatch, DispatchChoice, Options, service_port},
     net::{Family, Protocol},
     services::{ServicePort, TrafficPolicy},
@@ -110,7 +110,7 @@ proptest! {
         let indexed = service_port(&port, &indexed());
         prop_assert!(linear.steps.is_empty());
         prop_assert_eq!(&linear.chains, &indexed.chains);
-        let rules = |of: &[super::super::Entry]| -> Vec<_> {
+        let rules = |of: &[Entry]| -> Vec<_> {
             of.iter().map(|entry| (entry.table, entry.rule.clone())).collect()
         };
         prop_assert_eq!(rules(&linear.entries), rules(&indexed.entries));

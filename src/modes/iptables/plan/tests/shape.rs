@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     kernel::xtables::{
+        desired::Chain,
         features::Features,
         rule::{Match, Rule, Table, Target},
     },
@@ -147,13 +148,21 @@ fn chains_come_before_those_that_jump_to_them() {
     ] {
         let mut known: HashSet<(Table, String)> = HashSet::new();
         let own = service_port(&busy(), &super::world::options()).chains;
-        for chain in fixed(&options).chains.into_iter().chain(own) {
-            for rule in &chain.rules {
+        let fixed = fixed(&options).rules.chains.into_iter();
+        let fixed = fixed.map(|chain| {
+            let rules = chain.contents.rules().to_vec();
+            (chain.table, chain.name.into_owned(), rules)
+        });
+        let own = own
+            .into_iter()
+            .map(|Chain { table, name, rules }| (table, name, rules));
+        for (table, name, rules) in fixed.chain(own) {
+            for rule in &rules {
                 if let Some(Target::Jump(to)) = &rule.target {
-                    assert!(known.contains(&(chain.table, to.clone())), "{to}");
+                    assert!(known.contains(&(table, to.clone())), "{to}");
                 }
             }
-            known.insert((chain.table, chain.name));
+            known.insert((table, name));
         }
     }
 }

@@ -9,7 +9,10 @@ use std::{
 
 use super::world::{NODE_IP, ip, net};
 use crate::{
-    kernel::xtables::rule::{Match, Negatable, Rule, Side, Table, Target, Transport},
+    kernel::xtables::{
+        desired::{Contents, FixedChain},
+        rule::{Match, Negatable, Rule, Side, Table, Target, Transport},
+    },
     modes::iptables::plan::{self, Options},
     services::ServicePort,
 };
@@ -89,12 +92,26 @@ impl Ruleset {
             looked_at: Cell::new(0),
             mark: options.masquerade_mark,
         };
-        let fixed = plan::fixed(options);
+        let fixed = plan::fixed(options).rules;
         for jump in fixed.jumps {
             set.add(jump.table, jump.from, jump.rule);
         }
-        for chain in fixed.chains {
-            set.chains.insert((chain.table, chain.name), chain.rules);
+        let mut closing = Vec::new();
+        for FixedChain {
+            table,
+            name,
+            contents,
+        } in fixed.chains
+        {
+            let key = (table, name.into_owned());
+            let rules = match contents {
+                Contents::Exactly(rules) | Contents::AtLeast(rules) => rules,
+                Contents::Shared { closing: rules } => {
+                    closing.push((key.clone(), rules));
+                    Vec::new()
+                }
+            };
+            set.chains.insert(key, rules);
         }
         let mut reached = HashSet::new();
         for port in ports {
@@ -113,8 +130,10 @@ impl Ruleset {
                 set.add(entry.table, &entry.chain, entry.rule);
             }
         }
-        for tail in fixed.tails {
-            set.add(tail.table, &tail.chain, tail.rule);
+        for ((table, chain), rules) in closing {
+            for rule in rules {
+                set.add(table, &chain, rule);
+            }
         }
         set
     }

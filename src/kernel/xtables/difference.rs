@@ -1,0 +1,389 @@
+//! The difference between rules that are desired and those that are there, as
+//! steps. Pure.
+//!
+//! What is there is either known from what was applied ([`Applied`]) or was
+//! observed ([`Comparison`]); the steps come about in the same way.
+//!
+//! Nothing is emptied to begin with: what is right stays, so that connections and
+//! a predecessor's rules live on until ours are in. Chains and rules of others are
+//! not looked at.
+
+use std::{borrow::Borrow, hash::Hash};
+
+use hashbrown::{HashMap, HashSet};
+
+use super::{
+    desired::{Chain, Contents, Entry, FixedChain, Jump, OwnerRules, Place, RuleSet, Step},
+    observed::{Observed, ObservedTable},
+    rule::{BASE_CHAINS, Rule, Table},
+    transaction::{Group, Op, Transaction},
+    words::{Digest, Words},
+};
+use crate::net::Family;
+
+/// What is there. What was found to be right is taken out.
+pub trait Baseline {
+    /// Takes out a chain. Returns true if it was there with these rules only.
+    fn take_chain(&mut self, chain: &Chain) -> bool;
+    /// Takes out a rule of a shared chain. Returns true if it was there.
+    fn take_entry(&mut self, entry: &Entry) -> bool;
+}
+
+/// Returns the steps after which what `desired` has in `tables` is there, but for
+/// its way to shared chains.
+pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline) -> Vec<Op> {
+    let mut ops = Vec::new();
+    let chains = desired.chains.iter();
+    for chain in chains.filter(|chain| tables.contains(&chain.table)) {
+        if !there.take_chain(chain) {
+            ops.push(Op::Fill(chain.clone()));
+        }
+    }
+    let entries = desired.entries.iter();
+    let entries = entries.filter(|entry| tables.contains(&entry.table));
+    let taken: Vec<(&Entry, bool)> = entries
+        .map(|entry| (entry, there.take_entry(entry)))
+        .collect();
+    // Each goes to the top: the last first.
+    for &(entry, is_there) in taken.iter().rev() {
+        let is_missing_beside = |(other, is_there): &(&Entry, bool)| {
+            !is_there && (other.table, &other.chain) == (entry.table, &entry.chain)
+        };
+        if !is_there {
+            ops.push(Op::Insert(entry.clone()));
+        } else if entry.table == Table::Nat && taken.iter().any(is_missing_beside) {
+            // In nat the order of an owner's rules matters. Those in filter stand
+            // in any order.
+            ops.push(Op::Raise(entry.clone()));
+        }
+    }
+    ops
+}
+
+/// Returns the steps from the rules that an owner had to those that it needs, but
+/// for its way to shared chains.
+pub fn between(old: &OwnerRules, new: &OwnerRules, family: Family) -> Vec<Op> {
+    let mut applied = Applied::new(old);
+    let mut ops = missing(new, &Table::ALL, &mut applied);
+    ops.extend(applied.stale(family));
+    ops
+}
+
+/// What an owner has, as it was applied.
+struct Applied<'a> {
+    rules: &'a OwnerRules,
+    chains: HashMap<Table, HashMap<&'a str, &'a Chain>>,
+    entries: HashMap<&'a Entry, usize>,
+}
+
+impl Applied<'_> {
+    fn new(rules: &OwnerRules) -> Applied<'_> {
+        let mut chains = HashMap::<_, HashMap<_, _>>::new();
+        for chain in &rules.chains {
+            let of_table = chains.entry(chain.table).or_default();
+            of_table.insert(chain.name.as_str(), chain);
+        }
+        let entries = counted(&rules.entries);
+        Applied {
+            rules,
+            chains,
+            entries,
+        }
+    }
+
+    fn take_out(&mut self, chain: &Chain) -> Option<&Chain> {
+        self.chains
+            .get_mut(&chain.table)?
+            .remove(chain.name.as_str())
+    }
+
+    /// Returns the steps that take away what was not taken out.
+    fn stale(mut self, family: Family) -> Vec<Op> {
+        let mut ops = Vec::new();
+        for chain in &self.rules.chains {
+            if self.take_out(chain).is_some() {
+                ops.push(Op::Delete {
+                    table: chain.table,
+                    chain: chain.name.clone(),
+                });
+            }
+        }
+        for entry in &self.rules.entries {
+            if self.take_entry(entry) {
+                ops.push(Op::remove(entry, family));
+            }
+        }
+        ops
+    }
+}
+
+impl Baseline for Applied<'_> {
+    fn take_chain(&mut self, chain: &Chain) -> bool {
+        self.take_out(chain) == Some(chain)
+    }
+
+    fn take_entry(&mut self, entry: &Entry) -> bool {
+        take(&mut self.entries, entry)
+    }
+}
+
+/// Returns what makes tables hold the chains and jumps of `desired`, when they were
+/// `observed`, and takes away every other jump to our chains. For parts of Tripod
+/// whose rules have no owners.
+pub fn difference(observed: &Observed, desired: &RuleSet, family: Family) -> Transaction<()> {
+    let (mut comparison, mut ops) = Comparison::begin(observed.clone(), desired, family);
+    ops.extend(comparison.stale_jumps());
+    let groups = vec![Group::common(ops)];
+    Transaction { family, groups }
+}
+
+/// What was observed, beside what is desired.
+#[derive(Debug)]
+pub struct Comparison {
+    observed: Observed,
+    family: Family,
+    /// Chains that are compared rule by rule: how often each rule is there.
+    rules: HashMap<(Table, String), HashMap<Words, usize>>,
+    /// Of those, the ones that are needed.
+    needed: HashSet<(Table, String)>,
+}
+
+impl Comparison {
+    /// Compares what does not depend on owners. Returns the steps that it takes,
+    /// too.
+    pub fn begin(observed: Observed, desired: &RuleSet, family: Family) -> (Comparison, Vec<Op>) {
+        let mut comparison = Comparison {
+            observed,
+            family,
+            rules: HashMap::new(),
+            needed: HashSet::new(),
+        };
+        let mut ops = Vec::new();
+        for chain in &desired.chains {
+            comparison.fixed(chain, &mut ops);
+        }
+        ops.extend(comparison.jumps(&desired.jumps));
+        for (&table, observed) in &mut comparison.observed.tables {
+            for (name, rules) in observed.lists.drain() {
+                comparison.rules.insert((table, name), counted(rules));
+            }
+        }
+        (comparison, ops)
+    }
+
+    fn table(&mut self, table: Table) -> &mut ObservedTable {
+        self.observed.tables.entry(table).or_default()
+    }
+
+    /// Compares one of the chains that do not depend on owners.
+    fn fixed(&mut self, chain: &FixedChain, ops: &mut Vec<Op>) {
+        let FixedChain { table, name, .. } = chain;
+        let family = self.family;
+        let list = self.table(*table).lists.remove(&**name);
+        let fill = |rules: &[Rule]| {
+            Op::Fill(Chain {
+                table: *table,
+                name: name.to_string(),
+                rules: rules.to_vec(),
+            })
+        };
+        let append = |rule: &Rule| {
+            Op::Append(Entry {
+                table: *table,
+                chain: name.to_string(),
+                rule: rule.clone(),
+            })
+        };
+        let rules = chain.contents.rules();
+        let words = || rules.iter().map(|rule| Words::of(rule, family));
+        match (&chain.contents, list) {
+            (Contents::Exactly(_), Some(list)) => {
+                if !words().eq(list) {
+                    ops.push(fill(rules));
+                }
+            }
+            (Contents::Exactly(_), None) => {
+                let digest = self.table(*table).digests.remove(&**name);
+                if digest != Some(Digest::of(rules, family)) {
+                    ops.push(fill(rules));
+                }
+            }
+            (Contents::AtLeast(_), Some(list)) => {
+                let missing = rules.iter().zip(words());
+                let missing = missing.filter(|(_, words)| !list.contains(words));
+                ops.extend(missing.map(|(rule, _)| append(rule)));
+            }
+            (Contents::AtLeast(_), None) => ops.push(fill(rules)),
+            (Contents::Shared { .. }, list) => {
+                if list.is_none() {
+                    ops.push(fill(&[]));
+                }
+                let mut list = list.unwrap_or_default();
+                let closing: Vec<Words> = words().collect();
+                let once = |words| list.iter().filter(|rule| *rule == words).count() == 1;
+                if list.ends_with(&closing) && closing.iter().all(once) {
+                    list.truncate(list.len() - closing.len());
+                } else {
+                    ops.extend(rules.iter().map(append));
+                }
+                let key = (*table, name.to_string());
+                self.needed.insert(key.clone());
+                self.rules.insert(key, counted(list));
+            }
+        }
+    }
+
+    /// Returns the steps after which the jumps from the kernel's chains are there,
+    /// each in its place, and takes out those that are.
+    fn jumps(&mut self, desired: &[Jump]) -> Vec<Op> {
+        let mut ops = Vec::new();
+        // Where in its chain the jump stands that comes next; 0: one that is
+        // to be put there.
+        let mut next = HashMap::new();
+        // Each goes to the top: the last first.
+        for jump in desired.iter().rev() {
+            let words = Words::of(&jump.rule, self.family);
+            let there = self.table(jump.table).jumps.get(jump.from);
+            let position = there.and_then(|there| there.iter().position(|rule| *rule == words));
+            let below = next.entry((jump.table, jump.from)).or_insert(usize::MAX);
+            match (jump.place, position) {
+                (Place::Top | Place::End, Some(_)) => {}
+                (Place::InOrder, Some(position)) if position < *below => *below = position,
+                (Place::InOrder, Some(_)) => {
+                    ops.push(Op::Raise(jump.entry()));
+                    *below = 0;
+                }
+                (Place::InOrder | Place::Top, None) => {
+                    ops.push(Op::Insert(jump.entry()));
+                    *below = 0;
+                }
+                (Place::End, None) => ops.push(Op::Append(jump.entry())),
+            }
+        }
+        for jump in desired {
+            let words = Words::of(&jump.rule, self.family);
+            if let Some(there) = self.table(jump.table).jumps.get_mut(jump.from)
+                && let Some(position) = there.iter().position(|rule| *rule == words)
+            {
+                there.remove(position);
+            }
+        }
+        ops
+    }
+
+    /// Returns the steps after which a step on the way to shared chains is there.
+    pub fn step(&mut self, step: &Step) -> Vec<Op> {
+        missing(&step.rules(), &Table::ALL, self)
+    }
+
+    /// Returns the steps that take away the jumps from the kernel's chains to ours
+    /// that are not desired, or stand there twice.
+    pub fn stale_jumps(&mut self) -> Vec<Op> {
+        let mut ops = Vec::new();
+        for table in Table::ALL {
+            for from in BASE_CHAINS {
+                let jumps = self.table(table).jumps.remove(from).unwrap_or_default();
+                for words in jumps {
+                    let target = words.target();
+                    if target.is_some_and(|chain| self.observed.is_ours(table, chain)) {
+                        let chain = from.to_owned();
+                        ops.push(Op::Remove {
+                            table,
+                            chain,
+                            words,
+                        });
+                    }
+                }
+            }
+        }
+        ops
+    }
+
+    /// Returns the steps that take away what nobody needed, in an order in which
+    /// nothing leads any more to what goes. `distance` says how far a chain is from
+    /// the shared ones, by its name: chains that are nearer lead to it. What is as
+    /// near as shared chains (0) makes one group; of the others, `together` make
+    /// one.
+    pub fn stale<O>(&mut self, distance: fn(&str) -> u8, together: usize) -> Vec<Group<O>> {
+        let mut ops = self.stale_jumps();
+        for ((table, chain), rules) in &self.rules {
+            if !self.observed.is_ours(*table, chain) {
+                continue;
+            }
+            let (table, chain) = (*table, chain.clone());
+            if !self.needed.contains(&(table, chain.clone())) {
+                ops.push(Op::Delete { table, chain });
+                continue;
+            }
+            for (words, count) in rules {
+                let remove = Op::Remove {
+                    table,
+                    chain: chain.clone(),
+                    words: words.clone(),
+                };
+                ops.extend(std::iter::repeat_n(remove, *count));
+            }
+        }
+        for (table, observed) in self.observed.tables.drain() {
+            let chains = observed.digests.into_keys();
+            ops.extend(chains.map(|chain| Op::Delete { table, chain }));
+        }
+        let distance = |op: &Op| match op {
+            Op::Delete { chain, .. } => distance(chain),
+            _ => 0,
+        };
+        ops.sort_by_key(distance);
+        let (shared, own) = ops.split_at(ops.partition_point(|op| distance(op) == 0));
+        let groups = std::iter::once(shared).chain(own.chunks(together));
+        let groups = groups.filter(|ops| !ops.is_empty());
+        groups.map(|ops| Group::common(ops.to_vec())).collect()
+    }
+}
+
+impl Baseline for Comparison {
+    /// Of a chain that is compared rule by rule, it is enough that it is there.
+    fn take_chain(&mut self, chain: &Chain) -> bool {
+        if let Some(digest) = self.table(chain.table).digests.remove(&chain.name) {
+            return digest == Digest::of(&chain.rules, self.family);
+        }
+        let key = (chain.table, chain.name.clone());
+        let is_there = self.rules.contains_key(&key);
+        if is_there {
+            self.needed.insert(key);
+        }
+        is_there
+    }
+
+    fn take_entry(&mut self, entry: &Entry) -> bool {
+        let words = Words::of(&entry.rule, self.family);
+        let chain = (entry.table, entry.chain.clone());
+        let rules = self.rules.get_mut(&chain);
+        rules.is_some_and(|rules| take(rules, &words))
+    }
+}
+
+fn counted<T: Eq + Hash>(all: impl IntoIterator<Item = T>) -> HashMap<T, usize> {
+    let mut counts = HashMap::new();
+    for one in all {
+        *counts.entry(one).or_default() += 1;
+    }
+    counts
+}
+
+/// Takes one out; returns false if there was none left.
+fn take<K, Q>(counts: &mut HashMap<K, usize>, one: &Q) -> bool
+where
+    K: Eq + Hash + Borrow<Q>,
+    Q: Eq + Hash,
+{
+    match counts.get_mut(one) {
+        Some(count) if *count > 0 => {
+            *count -= 1;
+            true
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

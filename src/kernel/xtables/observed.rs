@@ -1,0 +1,148 @@
+//! What tables hold, as far as it concerns one part of Tripod: read line by line
+//! from `iptables-save`. A node may have a hundred thousand rules of others; none
+//! of them is kept.
+
+use hashbrown::HashMap;
+
+use super::{
+    rule::{BASE_CHAINS, Table},
+    words::{Digest, Words, target},
+};
+
+/// How a chain is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// It is of others, and nothing of it is kept.
+    Foreign,
+    /// It is ours, and compared by the digest of its rules.
+    Whole,
+    /// It is ours, and compared rule by rule.
+    ByRule,
+    /// It is ours and another program's: compared rule by rule, never deleted.
+    /// Nor is a jump to it, that the other program may have written.
+    Joint,
+}
+
+impl Interest {
+    /// Returns true for chains that nobody else has.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Interest::Whole | Interest::ByRule)
+    }
+}
+
+/// How chains are compared, by table and name.
+pub type InterestIn = fn(Table, &str) -> Interest;
+
+/// What tables hold of ours.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    interest: InterestIn,
+    pub(super) tables: HashMap<Table, ObservedTable>,
+}
+
+/// What one table holds of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ObservedTable {
+    /// Chains that are compared by digest.
+    pub(super) digests: HashMap<String, Digest>,
+    /// Chains that are compared rule by rule.
+    pub(super) lists: HashMap<String, Vec<Words>>,
+    /// The kernel's chains: of their rules those that lead to our chains.
+    pub(super) jumps: HashMap<String, Vec<Words>>,
+}
+
+impl Observed {
+    /// Tables of which nothing was read.
+    pub fn new(interest: InterestIn) -> Observed {
+        let tables = HashMap::new();
+        Observed { interest, tables }
+    }
+
+    /// Takes in a line of `table`.
+    pub fn line(&mut self, table: Table, line: &str) {
+        let interest = |chain: &str| (self.interest)(table, chain);
+        if let Some(declared) = line.strip_prefix(':') {
+            let name = declared.split(' ').next().unwrap_or_default();
+            let observed = self.tables.entry(table).or_default();
+            match interest(name) {
+                _ if BASE_CHAINS.contains(&name) => {
+                    observed.jumps.entry(name.to_owned()).or_default();
+                }
+                Interest::Foreign => {}
+                Interest::Whole => {
+                    observed.digests.insert(name.to_owned(), Digest::default());
+                }
+                Interest::ByRule | Interest::Joint => {
+                    observed.lists.insert(name.to_owned(), Vec::new());
+                }
+            }
+        } else if let Some(rule) = line.strip_prefix("-A ")
+            && let Some(observed) = self.tables.get_mut(&table)
+        {
+            let (chain, words) = rule.split_once(' ').unwrap_or((rule, ""));
+            if let Some(digest) = observed.digests.get_mut(chain) {
+                digest.add(words);
+            } else if let Some(rules) = observed.lists.get_mut(chain) {
+                rules.push(Words::new(words));
+            } else if let Some(jumps) = observed.jumps.get_mut(chain) {
+                let leads = |target: &str| interest(target) != Interest::Foreign;
+                if target(words).is_some_and(leads) {
+                    jumps.push(Words::new(words));
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_ours(&self, table: Table, chain: &str) -> bool {
+        (self.interest)(table, chain).is_ours()
+    }
+}
+
+impl PartialEq for Observed {
+    fn eq(&self, other: &Observed) -> bool {
+        self.tables == other.tables
+    }
+}
+
+impl Eq for Observed {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interest(_: Table, chain: &str) -> Interest {
+        match chain {
+            "OURS" => Interest::Whole,
+            "SHARED" => Interest::ByRule,
+            "JOINT" => Interest::Joint,
+            _ => Interest::Foreign,
+        }
+    }
+
+    fn observed(text: &str) -> Observed {
+        let mut observed = Observed::new(interest);
+        text.lines()
+            .for_each(|line| observed.line(Table::Nat, line));
+        observed
+    }
+
+    #[test]
+    fn of_others_rules_nothing_is_kept() {
+        let ours = ":OUTPUT ACCEPT [0:0]\n:OURS - [0:0]\n:SHARED - [0:0]\n:JOINT - [0:0]\n\
+                    -A OUTPUT -m comment --comment \"to -j THEIRS\" -j OURS\n-A OUTPUT -g JOINT\n\
+                    -A OURS -j RETURN\n-A SHARED -j OURS\n-A JOINT -j DROP\n";
+        let mut all = ours.to_owned();
+        for number in 0..10_000 {
+            all += &format!(
+                ":THEIRS-{number} - [0:0]\n-A THEIRS-{number} -j OURS\n\
+                 -A OUTPUT -m comment --comment OURS -j THEIRS-{number}\n"
+            );
+        }
+        let kept = observed(&all);
+        assert_eq!(kept, observed(ours));
+        let table = &kept.tables[&Table::Nat];
+        assert_eq!(table.jumps["OUTPUT"].len(), 2);
+        assert_eq!((table.digests.len(), table.lists.len()), (1, 2));
+        assert_ne!(kept, observed(&format!("{ours}-A OURS -j DROP\n")));
+    }
+}

@@ -1,0 +1,189 @@
+//! Putting transactions in force.
+
+use std::time::Duration;
+
+use super::{
+    Engine, Error, Xtables,
+    observed::{InterestIn, Observed},
+    rule::Table,
+    transaction::{CHAIN, Group, Phase, Transaction, text},
+};
+use crate::net::Family;
+
+/// How often a transaction that failed for a passing reason is tried.
+const ATTEMPTS: u32 = 6;
+/// The first pause between two attempts; each is twice the one before.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Reads and writes the rules of one family.
+#[derive(Clone, Debug)]
+pub struct Writer {
+    /// The programs.
+    pub xtables: Xtables,
+    /// The engine that they speak to.
+    pub engine: Engine,
+}
+
+/// A group that the kernel, or the program, does not take.
+#[derive(Debug)]
+pub struct Refused<O> {
+    /// Whose it was; `None`: everybody's.
+    pub owner: Option<O>,
+    /// Why.
+    pub error: Error,
+}
+
+impl Writer {
+    /// Returns the family of the rules.
+    pub fn family(&self) -> Family {
+        self.xtables.family()
+    }
+
+    /// Reads what `tables` hold of the chains that are of `interest`. Every line is
+    /// shown to `also`, too.
+    ///
+    /// # Errors
+    /// What the program said.
+    pub async fn observe(
+        &self,
+        interest: InterestIn,
+        tables: &[Table],
+        mut also: impl FnMut(Table, &str),
+    ) -> Result<Observed, Error> {
+        let mut observed = Observed::new(interest);
+        let mut line = |table, line: &str| {
+            also(table, line);
+            observed.line(table, line);
+        };
+        // Its program takes all tables from the kernel to print one.
+        if self.engine == Engine::NfTables && tables == Table::ALL {
+            let mut current = None;
+            let each = |text: &str| match (text.strip_prefix('*'), current) {
+                (Some(name), _) => current = Table::named(name),
+                (None, Some(table)) => line(table, text),
+                (None, None) => {}
+            };
+            self.xtables.read_all(each).await?;
+        } else {
+            for &table in tables {
+                let each = |text: &str| line(table, text);
+                self.xtables.read(table.name(), each).await?;
+            }
+        }
+        Ok(observed)
+    }
+
+    /// Returns how much [weight](Group::weight) makes a transaction. The time that
+    /// iptables-nft-restore takes grows with the square of the number of chains
+    /// in one, and each costs the kernel the time in which it lists all chains
+    /// of the table; the legacy program and kernel rewrite the whole table each
+    /// time.
+    pub fn chunk(&self) -> usize {
+        match self.engine {
+            Engine::NfTables => 700 * CHAIN,
+            Engine::Legacy => 20_000 * CHAIN,
+        }
+    }
+
+    /// Returns neighbours that go together in a transaction.
+    pub fn chunks<'a, O>(
+        &self,
+        mut groups: &'a [Group<O>],
+    ) -> impl Iterator<Item = &'a [Group<O>]> {
+        let limit = self.chunk();
+        std::iter::from_fn(move || {
+            let mut weight = 0;
+            let full = groups.iter().position(|group| {
+                weight += group.weight();
+                weight >= limit
+            });
+            let (chunk, rest) = groups.split_at(full.map_or(groups.len(), |at| at + 1));
+            groups = rest;
+            (!chunk.is_empty()).then_some(chunk)
+        })
+    }
+
+    /// Makes the whole change in the order of phases: in one run of the program,
+    /// or, after a storm of changes, in one for each [`Writer::chunk`] of them.
+    /// Returns how many transactions of the kernel's that took.
+    ///
+    /// # Errors
+    /// What the program said; a part may have taken effect.
+    pub async fn run<O>(&self, transaction: &Transaction<O>) -> Result<u32, Error> {
+        let (groups, family) = (&*transaction.groups, transaction.family);
+        let runs: Vec<String> = if self.chunks(groups).nth(1).is_none() {
+            vec![transaction.to_string()]
+        } else {
+            let phases = Phase::ALL.into_iter();
+            phases
+                .flat_map(|phase| self.chunks(groups).map(move |some| (some, phase)))
+                .map(|(some, phase)| text(some, phase, family))
+                .collect()
+        };
+        let mut made = 0;
+        for run in runs.iter().filter(|run| !run.is_empty()) {
+            self.xtables.restore(run).await?;
+            made += transactions(run);
+        }
+        Ok(made)
+    }
+
+    /// Makes one phase of `groups`. When it is refused, finds out whose fault it
+    /// is, and puts all others in force. Returns how many transactions of the
+    /// kernel's that took.
+    ///
+    /// # Errors
+    /// When the program does not run, or its lock is not to be had.
+    pub async fn run_phase<O: Clone>(
+        &self,
+        groups: &[Group<O>],
+        phase: Phase,
+        refused: &mut Vec<Refused<O>>,
+    ) -> Result<u32, Error> {
+        let batch = text(groups, phase, self.family());
+        if batch.is_empty() {
+            return Ok(0);
+        }
+        let error = match self.restore(&batch).await {
+            Ok(()) => return Ok(transactions(&batch)),
+            Err(error) => error,
+        };
+        if !matches!(error, Error::Failed { .. }) || error.is_permission() || error.is_passing() {
+            return Err(error);
+        }
+        match groups {
+            [] => Ok(0),
+            [group] => {
+                let owner = group.owner.clone();
+                refused.push(Refused { owner, error });
+                Ok(0)
+            }
+            _ => {
+                let (one, other) = groups.split_at(groups.len() / 2);
+                let one = Box::pin(self.run_phase(one, phase, refused)).await?;
+                let other = Box::pin(self.run_phase(other, phase, refused)).await?;
+                Ok(one + other)
+            }
+        }
+    }
+
+    /// Applies a batch, several times if it fails for a passing reason.
+    async fn restore(&self, batch: &str) -> Result<(), Error> {
+        let mut pause = PAUSE;
+        for _ in 1..ATTEMPTS {
+            match self.xtables.restore(batch).await {
+                Err(error) if error.is_passing() => {
+                    tracing::debug!("tried again in {pause:?}: {error}");
+                }
+                done => return done,
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        self.xtables.restore(batch).await
+    }
+}
+
+fn transactions(batch: &str) -> u32 {
+    batch.lines().filter(|line| *line == "COMMIT").count() as u32
+}

@@ -1,0 +1,182 @@
+//! Rules in the words of `iptables-save`, compared whatever the quotes.
+
+use std::{
+    borrow::Cow,
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+use super::rule::Rule;
+use crate::net::Family;
+
+/// Stands for a space within quotes.
+const QUOTED_SPACE: char = '\u{1f}';
+
+/// A rule in the words of `iptables-save`, without `-A CHAIN`. Programs differ in
+/// which words they put between quotes: what differs in nothing else is equal.
+#[derive(Clone, Debug)]
+pub struct Words(String);
+
+impl Words {
+    /// Returns the words that `line` prints.
+    pub fn new(line: &str) -> Words {
+        Words(line.to_owned())
+    }
+
+    /// Returns the words of a rule of `family`.
+    pub fn of(rule: &Rule, family: Family) -> Words {
+        Words(rule.words(family).to_string())
+    }
+
+    /// Returns them as they were printed.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the chain or target that the rule leads to, by `-j` or `-g`.
+    pub fn target(&self) -> Option<&str> {
+        target(&self.0)
+    }
+}
+
+impl PartialEq for Words {
+    fn eq(&self, other: &Words) -> bool {
+        self.0 == other.0 || unquoted(&self.0) == unquoted(&other.0)
+    }
+}
+
+impl Eq for Words {}
+
+impl Hash for Words {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        unquoted(&self.0).hash(state);
+    }
+}
+
+impl fmt::Display for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Rules in their order, as one number: equal for equal rules, and for others
+/// but once in 2⁶⁴.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Digest(u64);
+
+impl Digest {
+    /// Returns that of `rules` of `family`.
+    pub fn of(rules: &[Rule], family: Family) -> Digest {
+        let mut digest = Digest::default();
+        for rule in rules {
+            digest.add(&rule.words(family).to_string());
+        }
+        digest
+    }
+
+    /// Adds a rule in the words of `iptables-save`, without `-A CHAIN`.
+    pub fn add(&mut self, words: &str) {
+        let mut hasher = DefaultHasher::new();
+        (self.0, unquoted(words)).hash(&mut hasher);
+        self.0 = hasher.finish();
+    }
+}
+
+/// Returns the line without quotes and what escapes within them; a space that they
+/// enclosed stays apart from one between words.
+fn unquoted(line: &str) -> Cow<'_, str> {
+    if !line.contains('"') {
+        return Cow::Borrowed(line);
+    }
+    let mut out = String::with_capacity(line.len());
+    let (mut quoted, mut escaped) = (false, false);
+    for c in line.chars() {
+        match c {
+            _ if escaped => {
+                out.push(c);
+                escaped = false;
+            }
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            ' ' if quoted => out.push(QUOTED_SPACE),
+            c => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Returns the chain or target that a rule leads to, by `-j` or `-g`, in the words
+/// of `iptables-save`.
+pub fn target(words: &str) -> Option<&str> {
+    let (mut quoted, mut escaped) = (false, false);
+    let mut bare = words.split(|c| {
+        let space = c == ' ' && !quoted;
+        quoted ^= c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        space
+    });
+    let mut found = None;
+    while let Some(word) = bare.next() {
+        if matches!(word, "-j" | "-g") {
+            found = bare.next();
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_equal_whatever_the_quotes() {
+        for (one, other) in [
+            (
+                "-m comment --comment a -j B",
+                "-m comment --comment \"a\" -j B",
+            ),
+            ("--comment \"it's\"", "--comment \"it\\'s\""),
+        ] {
+            assert_eq!(Words::new(one), Words::new(other));
+        }
+        for (one, other) in [
+            ("--comment \"a b\"", "--comment a b"),
+            ("--comment \"a\\\"b\"", "--comment ab"),
+            ("-j A", "-j B"),
+        ] {
+            assert_ne!(Words::new(one), Words::new(other));
+        }
+    }
+
+    #[test]
+    fn chains_differ_in_their_rules_and_order() {
+        let digest = |rules: &[&str]| {
+            let mut digest = Digest::default();
+            rules.iter().for_each(|rule| digest.add(rule));
+            digest
+        };
+        let a = digest(&["-j RETURN", "-p tcp -j B"]);
+        assert_eq!(a, digest(&["-j RETURN", "-p tcp -j \"B\""]));
+        assert_ne!(a, digest(&["-p tcp -j B", "-j RETURN"]));
+        assert_ne!(a, digest(&["-j RETURN"]));
+    }
+
+    #[test]
+    fn the_target_is_found_beside_comments() {
+        let cases = [
+            ("-j KUBE-SERVICES", Some("KUBE-SERVICES")),
+            ("-p tcp -g A", Some("A")),
+            ("-m comment --comment \"x -j B\" -j A", Some("A")),
+            ("-m comment --comment \"x \\\" -j B\"", None),
+            (
+                "-j REJECT --reject-with icmp-port-unreachable",
+                Some("REJECT"),
+            ),
+            ("-j", None),
+            ("", None),
+        ];
+        for (words, expected) in cases {
+            assert_eq!(target(words), expected, "{words}");
+        }
+    }
+}

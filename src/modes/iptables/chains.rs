@@ -1,0 +1,51 @@
+//! Which chains belong to this mode.
+
+use super::plan::names;
+use crate::kernel::xtables::{observed::Interest, rule::Table};
+
+/// Chains of ServicePorts and endpoints, and of kube-proxy's before 1.24.
+const OWNED: [&str; 6] = [
+    "KUBE-SVC-",
+    "KUBE-SVL-",
+    "KUBE-EXT-",
+    "KUBE-FW-",
+    "KUBE-SEP-",
+    "KUBE-XLB-",
+];
+/// Of those, the ones that ServicePorts share.
+const INDEX: &str = "KUBE-SVC-IDX-";
+
+/// Returns true if a chain belongs to this mode, by its name. The kubelet's
+/// KUBE-FIREWALL does not.
+pub fn is_ours(chain: &str) -> bool {
+    interest(Table::Nat, chain).is_ours()
+}
+
+/// Returns how a chain is compared.
+pub fn interest(_: Table, chain: &str) -> Interest {
+    match chain {
+        names::SERVICES
+        | names::EXTERNAL_SERVICES
+        | names::NODE_PORTS
+        | names::PROXY_FIREWALL
+        | names::CANARY => Interest::ByRule,
+        names::POSTROUTING | names::MARK_MASQ | names::FORWARD => Interest::Whole,
+        names::FIREWALL => Interest::Joint,
+        _ if chain.starts_with(INDEX) => Interest::ByRule,
+        _ if OWNED.iter().any(|prefix| chain.starts_with(prefix)) => Interest::Whole,
+        _ => Interest::Foreign,
+    }
+}
+
+/// Returns how far a chain is from those that ServicePorts share: what is less far
+/// leads to it.
+pub fn distance(chain: &str) -> u8 {
+    let is = |prefix: &str| chain.starts_with(prefix);
+    match () {
+        () if is(INDEX) => 0,
+        () if is("KUBE-SEP-") => 4,
+        () if is("KUBE-SVC-") || is("KUBE-SVL-") => 3,
+        () if is("KUBE-EXT-") || is("KUBE-XLB-") => 2,
+        () => 1,
+    }
+}
