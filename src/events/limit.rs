@@ -1,5 +1,5 @@
-//! Which events are written, and how: an object that is the matter of one event
-//! after the other must not cost the API server more than news are worth.
+//! Which events are written, and how: an object with one event after the other
+//! must not overload the API server.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::{Event, Regarding};
 
-/// Events about one object that may be written at once, and how soon another one
-/// may (client-go's `EventSourceObjectSpamFilter`).
+/// Events about one object that may be written at once, and the time after
+/// which another one may (client-go's `EventSourceObjectSpamFilter`).
 const BURST: u32 = 25;
 const ANOTHER_AFTER: Duration = Duration::from_secs(5 * 60);
 
@@ -16,27 +16,27 @@ const ANOTHER_AFTER: Duration = Duration::from_secs(5 * 60);
 /// (`finishTime` of client-go's `tools/events`).
 const SERIES: Duration = Duration::from_secs(6 * 60);
 
-/// What is remembered of each, at most; the oldest goes first (client-go's
-/// `maxLruCacheEntries`).
+/// Most entries that are remembered of each kind; the oldest goes first
+/// (client-go's `maxLruCacheEntries`).
 const MOST: usize = 4096;
 
-/// What becomes of an event.
+/// What is to be done with an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is written as a new object.
     Create,
-    /// It is the `count`-th time that the event of that name happened.
+    /// It is the `count`-th repetition of the event of that name.
     Count {
-        /// Name of the object.
+        /// Name of the event object.
         name: String,
-        /// How often it happened so far.
+        /// Number of times that it happened so far.
         count: i32,
     },
     /// There were too many about this object.
     Drop,
 }
 
-/// Remembers what was written.
+/// Remembers which events were written.
 #[derive(Debug, Default)]
 pub(super) struct Limit {
     budgets: HashMap<Regarding, Budget>,
@@ -46,7 +46,8 @@ pub(super) struct Limit {
 /// A token bucket.
 #[derive(Debug)]
 struct Budget {
-    /// When all that was written is paid for, at a token in `ANOTHER_AFTER`.
+    /// The time at which the bucket is full again, with one token each
+    /// `ANOTHER_AFTER`.
     paid_at: Instant,
 }
 
@@ -77,7 +78,7 @@ impl Limit {
         }
     }
 
-    /// Notes that `event` was written as the object of that name.
+    /// Records that `event` was written as the object of that name.
     pub(super) fn created(&mut self, event: Event, name: String) {
         let now = Instant::now();
         make_room(&mut self.written, |written| written.last);
@@ -89,8 +90,8 @@ impl Limit {
         self.written.insert(event, written);
     }
 
-    /// Notes that the object of `event` is not there any more: the API server
-    /// keeps events for an hour, unless told otherwise.
+    /// Records that the object of `event` does not exist any more: the API
+    /// server stores events for an hour by default.
     pub(super) fn is_gone(&mut self, event: &Event) {
         self.written.remove(event);
     }
@@ -112,7 +113,7 @@ impl Limit {
     }
 }
 
-/// Forgets the older half of what is remembered where there is too much.
+/// Forgets the older half of the entries where there are too many.
 fn make_room<K: Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>, age: impl Fn(&V) -> Instant) {
     if map.len() < MOST {
         return;
@@ -156,7 +157,7 @@ mod tests {
         assert_eq!(written(1000..2000), 2);
         advance(ANOTHER_AFTER * 1000).await;
         assert_eq!(written(2000..3000), 25);
-        // Others have budgets of their own.
+        // Other objects have budgets of their own.
         assert_eq!(limit.judge(&event(2, "0")), Verdict::Create);
     }
 

@@ -1,6 +1,6 @@
-//! What Tripod has to say to the cluster: Events (`events.k8s.io/v1`). Whoever
-//! notices something posts it here; whoever can reach the API server takes the
-//! events from the channel and writes them.
+//! Events (`events.k8s.io/v1`): what Tripod reports to the cluster. The parts
+//! of the program post them to a [`Recorder`]; [`post()`] takes them from its
+//! channel and writes them to the API server.
 
 mod limit;
 mod post;
@@ -23,7 +23,7 @@ pub struct Event {
     pub reason: &'static str,
     /// What was done or failed, in one CamelCase word (`action`).
     pub action: &'static str,
-    /// What to tell people (`note`).
+    /// Text for people (`note`).
     pub note: String,
 }
 
@@ -32,16 +32,16 @@ pub struct Event {
 pub enum Regarding {
     /// The Node on which this runs.
     ThisNode,
-    /// A Service.
+    /// The Service of this name.
     Service(ServiceName),
 }
 
 /// How bad an event is (`type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// It is as it should be.
+    /// The event is information.
     Normal,
-    /// Somebody should look.
+    /// The event asks for action.
     Warning,
 }
 
@@ -67,8 +67,8 @@ impl Event {
         }
     }
 
-    /// Another mode than the one asked for runs on this node; `note` says which
-    /// and why.
+    /// Returns the Event that another mode than the configured one runs on this
+    /// node; `note` says which and why.
     pub fn worse_mode(note: String) -> Event {
         Event {
             regarding: Regarding::ThisNode,
@@ -79,7 +79,8 @@ impl Event {
         }
     }
 
-    /// `service` does not get addresses that others own; `note` says which.
+    /// Returns the Event that `service` does not get addresses that other
+    /// Services own; `note` says which.
     pub fn address_conflict(service: ServiceName, note: String) -> Event {
         Event {
             regarding: Regarding::Service(service),
@@ -90,8 +91,8 @@ impl Event {
         }
     }
 
-    /// `service` asks for something that this node cannot do; `note` says
-    /// what, and why.
+    /// Returns the Event that `service` asks for something that this node
+    /// cannot do; `note` says what, and why.
     pub fn not_honoured(service: ServiceName, note: String) -> Event {
         Event {
             regarding: Regarding::Service(service),
@@ -103,14 +104,14 @@ impl Event {
     }
 }
 
-/// Takes events. Clones post to the same place.
+/// Takes events. Clones post to the same receiver.
 #[derive(Clone, Debug)]
 pub struct Recorder(Option<Sender<Event>>);
 
 impl Recorder {
     /// Returns a recorder and the receiver of its events. Events beyond
-    /// `capacity` that nobody has taken are dropped: they are news, and an API
-    /// server that is away must not cost memory.
+    /// `capacity` that were not received are dropped: an API server that is
+    /// away must not cost memory.
     pub fn new(capacity: usize) -> (Recorder, Receiver<Event>) {
         let (sender, receiver) = channel(capacity.max(1));
         (Recorder(Some(sender)), receiver)

@@ -18,15 +18,15 @@ use super::{
 };
 use crate::api_client::Access;
 
-/// Where events about objects without a namespace live, by client-go's custom.
+/// Namespace of events about objects without one, as in client-go.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The component's name in events, which people filter for.
+/// The component's name in events, by which people filter.
 const CONTROLLER: &str = "kube-proxy";
 
-/// Writes what comes out of `events`, one after the other, as far as there are not
-/// too many about one object. One that cannot be written is dropped: it is news,
-/// and the log has it too.
+/// Writes what comes from `events`, one after the other, as far as there are
+/// not too many about one object. One that cannot be written is dropped; the
+/// log has it too.
 pub async fn post(access: Access, node: String, mut events: Receiver<Event>) {
     let mut limit = Limit::default();
     while let Some(event) = events.recv().await {
@@ -80,7 +80,7 @@ fn object(event: &Event, node: &str, now: Timestamp) -> ApiEvent {
             kind: Some("Node".to_owned()),
             name: Some(node.to_owned()),
             // The kubelet and kube-proxy put the name here, and `kubectl
-            // describe node` looks for it.
+            // describe node` searches for it.
             uid: Some(node.to_owned()),
             ..ObjectReference::default()
         },

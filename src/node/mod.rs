@@ -1,4 +1,5 @@
-//! The node: which one this is, and what is set on it before it serves.
+//! The node: its name, where it serves node ports, and what is set on it before
+//! it serves.
 
 mod ports;
 mod prepare;

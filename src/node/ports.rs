@@ -1,4 +1,4 @@
-//! On which of the node's addresses node ports are served.
+//! The addresses of the node on which node ports are served.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -13,9 +13,10 @@ use crate::{
 /// Which addresses serve node ports now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// All of the node's own.
+    /// All addresses of the node.
     All,
-    /// Those within one of these networks; none, if there is no network.
+    /// The addresses within one of these networks; none, if there is no
+    /// network.
     Within(Vec<IpNet>),
 }
 
@@ -32,19 +33,19 @@ impl Served {
 /// `nodePortAddresses`, resolved as far as this node is known.
 #[derive(Debug)]
 pub struct NodePorts {
-    /// The primary addresses are asked for; `Some` of the one that
-    /// `bindAddress` names, if it does.
+    /// `Some` if `primary` is configured, with the address that `bindAddress`
+    /// names, if it does.
     primary: Option<Option<IpAddr>>,
-    /// The networks that are named.
+    /// The networks that are configured.
     networks: Vec<IpNet>,
     served: ArcSwap<Served>,
 }
 
 impl NodePorts {
-    /// As configured; a family of which no network is named is served whole, as
-    /// in kube-proxy (`NewNodePortAddresses` of its `pkg/proxy/util`), but where
-    /// the primary addresses are named, which are of both. `node_ip` is
-    /// `bindAddress`, where that names an address.
+    /// Resolves the configuration; a family of which no network is named is
+    /// served whole, as in kube-proxy (`NewNodePortAddresses` of its
+    /// `pkg/proxy/util`), but where the primary addresses are named, which are
+    /// of both. `node_ip` is `bindAddress`, where that names an address.
     pub fn new(configured: &NodePortAddresses, node_ip: Option<IpAddr>) -> Self {
         let NodePortAddresses { primary, networks } = configured.clone();
         let served = if primary || !networks.is_empty() {
@@ -57,14 +58,14 @@ impl NodePorts {
             networks,
             served: ArcSwap::from_pointee(served),
         };
-        ports.learn(None);
+        ports.update(None);
         ports
     }
 
-    /// Takes in this node's object. Returns true if that changed what is served.
-    /// Until it is known, its addresses serve none: `primary` asks for less than
-    /// everything.
-    pub fn learn(&self, node: Option<&Node>) -> bool {
+    /// Updates what follows from this node's object. Returns true if that
+    /// changed what is served. Until the object is known, `primary` serves no
+    /// address: it asks for less than all.
+    pub fn update(&self, node: Option<&Node>) -> bool {
         if **self.served.load() == Served::All {
             return false;
         }
@@ -149,8 +150,8 @@ mod tests {
         };
         let ports = NodePorts::new(&primary(), None);
         assert!(!ports.served().contains(&ip("192.0.2.1")), "not known yet");
-        assert!(ports.learn(Some(&node)));
-        assert!(!ports.learn(Some(&node)), "nothing new");
+        assert!(ports.update(Some(&node)));
+        assert!(!ports.update(Some(&node)), "nothing new");
         for (address, served) in [
             ("192.0.2.1", true),
             ("2001:db8::1", true),
@@ -159,7 +160,7 @@ mod tests {
             assert_eq!(ports.served().contains(&ip(address)), served, "{address}");
         }
         let bound = NodePorts::new(&primary(), Some(ip("192.0.2.2")));
-        bound.learn(Some(&node));
+        bound.update(Some(&node));
         assert!(bound.served().contains(&ip("192.0.2.2")));
         assert!(!bound.served().contains(&ip("192.0.2.1")));
         assert!(bound.served().contains(&ip("2001:db8::1")));
@@ -171,7 +172,7 @@ mod tests {
         assert!(all.served().contains(&ip("192.0.2.1")));
         let within = within("192.0.2.0/24");
         let within = NodePorts::new(&within, None);
-        assert!(!within.learn(None));
+        assert!(!within.update(None));
         assert!(within.served().contains(&ip("192.0.2.1")));
         assert!(!within.served().contains(&ip("198.51.100.1")));
         assert!(within.served().contains(&ip("2001:db8::1")), "unnamed");

@@ -32,8 +32,8 @@ impl Conflicts {
         }
     }
 
-    /// Reports what is new in `map`, of which `changes` of `family` are in force
-    /// now.
+    /// Reports what is new in `map`, of which the `changes` of `family` are in
+    /// force now.
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
         let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
         if changes.full {

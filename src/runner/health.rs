@@ -1,4 +1,4 @@
-//! How syncing goes, for whoever asks: probes, load balancers, metrics.
+//! How syncing goes, for probes, load balancers and metrics.
 //!
 //! A family is unhealthy when something has waited for a sync of it longer
 //! than the timeout. Waiting for the first objects is no fault of the proxy's,
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{net::Family, services::Node};
 
-/// What the runner notes and others read.
+/// What the runner records and probes read.
 #[derive(Debug)]
 pub struct Health {
     timeout: Duration,
@@ -29,29 +29,32 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Syncs {
-    /// When a sync last succeeded.
+    /// The time at which a sync last succeeded.
     updated: Option<SystemTime>,
-    /// Since when something waits for a sync.
+    /// The time since which something waits for a sync.
     waiting: Option<Instant>,
 }
 
 /// Whether load balancers should send to this node.
 #[derive(Debug, Default)]
 enum Eligibility {
-    /// No Node object was ever seen; a folder of manifests need not have one.
+    /// No Node object was ever received; a folder of manifests need not have
+    /// one.
     #[default]
     Unknown,
     Known(bool),
 }
 
-/// Health at one moment.
+/// The health at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// No family is overdue.
+    /// Whether no family is overdue.
     pub healthy: bool,
-    /// The node neither went, nor is it being deleted, nor about to be.
+    /// Whether the Node object exists and the node is neither being deleted nor
+    /// about to be.
     pub node_eligible: bool,
-    /// When the family that was last updated was; `None`: none ever was.
+    /// The time of the last sync that succeeded, of either family; `None`:
+    /// there was none.
     pub last_updated: Option<SystemTime>,
     /// Families that were updated, or should have been.
     pub families: Vec<(Family, FamilyHealth)>,
@@ -60,9 +63,9 @@ pub struct Snapshot {
 /// Health of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FamilyHealth {
-    /// When a sync of it last succeeded; `None`: never.
+    /// The time at which a sync of it last succeeded; `None`: never.
     pub last_updated: Option<SystemTime>,
-    /// Nothing has waited for a sync longer than the timeout.
+    /// Whether nothing has waited for a sync longer than the timeout.
     pub healthy: bool,
 }
 
@@ -75,8 +78,9 @@ impl Snapshot {
 }
 
 impl Health {
-    /// Of a proxy that starts. `timeout` is how long a change may wait for a
-    /// sync that succeeds; kube-proxy takes twice its sync period.
+    /// Returns the health of a proxy that starts. `timeout` is how long a
+    /// change may wait for a sync that succeeds; kube-proxy takes twice its
+    /// sync period.
     pub fn new(timeout: Duration) -> Health {
         Health {
             timeout,
@@ -84,14 +88,14 @@ impl Health {
         }
     }
 
-    /// Something waits for a sync of `family`.
+    /// Records that something waits for a sync of `family`.
     pub fn queued(&self, family: Family) {
         let mut state = self.state();
         let waiting = &mut state.of(family).waiting;
         *waiting = Some(waiting.unwrap_or_else(Instant::now));
     }
 
-    /// A sync of `family` succeeded, and nothing waits.
+    /// Records that a sync of `family` succeeded, and nothing waits.
     pub fn updated(&self, family: Family) {
         *self.state().of(family) = Syncs {
             updated: Some(SystemTime::now()),
@@ -99,7 +103,7 @@ impl Health {
         };
     }
 
-    /// What is known of this node's object now.
+    /// Sets this node's object, or that there is none now.
     pub fn set_node(&self, node: Option<&Node>) {
         let mut state = self.state();
         match (node, &state.node) {
@@ -111,7 +115,7 @@ impl Health {
         }
     }
 
-    /// Health now.
+    /// Returns the health at this moment.
     pub fn snapshot(&self) -> Snapshot {
         let mut state = self.state();
         let node_eligible = !matches!(state.node, Eligibility::Known(false));

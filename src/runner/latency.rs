@@ -1,5 +1,5 @@
 //! Network programming latency: the time from a change of a pod or Service to
-//! its being in force here. The endpoints controller notes the time of the
+//! its being in force here. The endpoints controller writes the time of the
 //! change on the EndpointSlice (annotation
 //! `endpoints.kubernetes.io/last-change-trigger-time`).
 
@@ -16,14 +16,16 @@ use crate::{
 /// Times of changes that are not in force yet.
 #[derive(Debug)]
 pub(super) struct Triggers {
-    /// Changes before it were in force, or not, by another proxy's doing.
+    /// Changes before this time are not counted: an earlier process put them in
+    /// force, or did not.
     since: SystemTime,
     pending: PerFamily<BTreeMap<ServiceName, BTreeSet<SystemTime>>>,
 }
 
-/// Times of one Service, and Services, that may wait while a family fails; what
-/// comes after them is not counted.
-const MOST: (usize, usize) = (100, 100_000);
+/// Times of one Service that may wait while a family fails; later ones are not
+/// counted.
+const MOST_TIMES: usize = 100;
+const MOST_SERVICES: usize = 100_000;
 
 impl Triggers {
     pub(super) fn new(since: SystemTime) -> Triggers {
@@ -33,16 +35,16 @@ impl Triggers {
         }
     }
 
-    /// Endpoints of `service` changed because of something that happened at `at`.
+    /// Records that endpoints of `service` changed because of something that
+    /// happened at `at`.
     pub(super) fn add(&mut self, service: &ServiceName, at: SystemTime) {
         if at < self.since {
             return;
         }
-        let (times, services) = MOST;
         for (_, pending) in self.pending.iter_mut() {
-            if pending.len() < services {
+            if pending.len() < MOST_SERVICES {
                 let of_service = pending.entry(service.clone()).or_default();
-                if of_service.len() < times {
+                if of_service.len() < MOST_TIMES {
                     of_service.insert(at);
                 }
             }
@@ -70,7 +72,8 @@ impl Triggers {
         let mut took = Vec::new();
         for service in changed {
             for at in pending.get(service).into_iter().flatten() {
-                // Clocks of two machines: a change may seem to be yet to come.
+                // The clocks of two machines differ: a change may seem to be in
+                // the future.
                 took.push(now.duration_since(*at).unwrap_or_default());
             }
         }
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_that_made_a_difference_is_told_once() {
+    fn each_change_that_made_a_difference_is_counted_once() {
         let mut triggers = Triggers::new(at(100));
         triggers.add(&service("old"), at(99));
         triggers.add(&service("web"), at(100));

@@ -1,5 +1,5 @@
-//! What the runner counts, under kube-proxy's names (`pkg/proxy/metrics`), so
-//! that its dashboards and alerts go on working, and a few of ours.
+//! Metrics of the runner, under kube-proxy's names (`pkg/proxy/metrics`), so
+//! that its dashboards and alerts go on working, and a few under `tripod_`.
 //!
 //! A sync counts for each family that it concerned, as in kube-proxy, which syncs
 //! each by itself.
@@ -34,9 +34,9 @@ pub struct Metrics {
     no_local_endpoints: IntGaugeVec,
     conntrack_duration: HistogramVec,
     conntrack_deleted: IntCounterVec,
-    /// Services' events.
+    /// Events about Services.
     pub(super) services: Changes,
-    /// EndpointSlices' events.
+    /// Events about EndpointSlices.
     pub(super) endpoints: Changes,
     /// ServicePorts to serve.
     pub(super) service_ports: IntGauge,
@@ -53,7 +53,7 @@ pub(super) struct Changes {
     total: IntCounter,
 }
 
-/// Which policy a ServicePort has that leaves its traffic nowhere to go.
+/// The traffic policy that leaves a ServicePort without endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Policy {
     Internal,
@@ -169,12 +169,13 @@ impl Metrics {
         })
     }
 
-    /// A sync of `family` was asked for.
+    /// Records that a sync of `family` was requested.
     pub(crate) fn queued(&self, family: Family) {
         set_to_now(&self.last_queued, family);
     }
 
-    /// A sync that concerned `family` ended, well or not.
+    /// Records the duration of a sync that concerned `family`, whether it
+    /// succeeded or not.
     pub(crate) fn took(&self, family: Family, took: Duration, full: bool) {
         let kind = if full {
             &self.sync_full
@@ -187,19 +188,20 @@ impl Metrics {
         }
     }
 
-    /// A sync that concerned `family` succeeded.
+    /// Records that a sync that concerned `family` succeeded.
     pub(crate) fn synced(&self, family: Family) {
         set_to_now(&self.last_synced, family);
     }
 
-    /// A sync of `family` failed as a whole.
+    /// Records that a sync of `family` failed as a whole.
     pub(super) fn failed(&self, family: Family) {
         self.failures
             .with_label_values(&[family_label(family)])
             .inc();
     }
 
-    /// A change of an endpoint of `family` took `took` to be in force.
+    /// Records that a change of an endpoint of `family` was in force after
+    /// `took`.
     pub(super) fn programmed(&self, family: Family, took: Duration) {
         let histogram = self
             .network_programming
@@ -207,7 +209,7 @@ impl Metrics {
         histogram.observe(took.as_secs_f64());
     }
 
-    /// How many ServicePorts have nothing local to send to.
+    /// Sets the number of ServicePorts without a local endpoint.
     pub(super) fn set_no_local_endpoints(&self, family: Family, policy: Policy, count: usize) {
         let labels = [family_label(family), policy.label()];
         let count = i64::try_from(count).unwrap_or(i64::MAX);
@@ -239,12 +241,12 @@ impl Changes {
         })
     }
 
-    /// So many events came.
+    /// Counts `events` that came.
     pub(super) fn seen(&self, events: u32) {
         self.total.inc_by(events.into());
     }
 
-    /// So many of them changed something that is not in force yet.
+    /// Sets the number of events whose changes are not in force yet.
     pub(super) fn set_pending(&self, events: u32) {
         self.pending.set(events.into());
     }
@@ -271,15 +273,15 @@ fn histogram(
     registered(registry, histogram)
 }
 
-/// 1 ms to 16 s, each twice the one before.
+/// Returns buckets from 1 ms to 16 s, each twice the one before.
 fn sync_buckets() -> Vec<f64> {
     (0..15)
         .map(|power| f64::from(1 << power) / 1000.0)
         .collect()
 }
 
-/// Of the service-level objective of network programming: at most 5 minutes,
-/// in growing steps.
+/// Returns buckets for the service-level objective of network programming: at
+/// most 5 minutes, in growing steps.
 fn network_programming_buckets() -> Vec<f64> {
     let mut buckets = vec![0.0, 0.25, 0.5];
     buckets.extend((1..60).map(f64::from));

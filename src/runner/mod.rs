@@ -1,17 +1,17 @@
 //! The sync runner: folds batches of events into the service map and has the
 //! mode put the changes in force, again and again until it succeeds.
 //!
-//! *When* is decided in [`pace`]; what happened is noted in [`health`] and
-//! [`metrics`]. Each IP family has its own pending changes, retries and health:
-//! one that fails keeps nothing of the other back.
+//! *When* is decided in [`schedule`]; what happened is recorded in [`health`]
+//! and [`metrics`]. Each IP family has its own pending changes, retries and
+//! health: one that fails delays nothing of the other.
 
 mod conflicts;
+mod failures;
 pub mod health;
 mod latency;
 pub mod metrics;
 mod no_local;
-pub mod pace;
-mod told;
+pub mod schedule;
 mod trim;
 mod unsupported;
 
@@ -30,13 +30,13 @@ use tokio::{
 
 use self::{
     conflicts::Conflicts,
+    failures::{Failing, LoggedFailures},
     health::Health,
     latency::Triggers,
     metrics::Metrics,
     no_local::NoLocalEndpoints,
-    pace::{Outcome, Pace, Turn},
-    told::{Fails, Told},
-    unsupported::Said,
+    schedule::{Outcome, SyncScheduler, Turn},
+    unsupported::ReportedPreferences,
 };
 use crate::{
     events::Recorder,
@@ -45,13 +45,13 @@ use crate::{
     services::{Batch, Changes, Event, Node, Owner, ServiceMap, Tracker},
 };
 
-/// How soon to look again for addresses that linger.
-const LINGER: Duration = Duration::from_secs(1);
+/// Time to the next sync while addresses linger for their last connections.
+const LINGER_CHECK: Duration = Duration::from_secs(1);
 
-/// Whoever is told what came in force.
+/// Is called after each sync of a family that came in force.
 pub trait AfterSync: Send {
-    /// What `map` has of `family` is in force; `changes` says what of it differs
-    /// from the last time.
+    /// Is called when all that `map` has of `family` is in force; `changes` is
+    /// what of it differs from the last time.
     fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes);
 }
 
@@ -66,7 +66,7 @@ pub trait NodeAddresses: Send {
     /// Waits for the next change; is dropped while it waits.
     ///
     /// # Errors
-    /// When no further change can be told.
+    /// When no further change will be noticed.
     fn changed(&mut self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
@@ -74,34 +74,34 @@ pub trait NodeAddresses: Send {
 #[derive(Debug, Default)]
 struct Pending {
     changes: Changes,
-    /// Something was added for which no sync was asked yet.
-    fresh: bool,
-    /// Events about Services and EndpointSlices that this is due to.
+    /// Something was added for which no sync was requested yet.
+    unrequested: bool,
+    /// Events about Services and EndpointSlices from which the changes follow.
     events: Events,
 }
 
-/// How many events of each kind.
+/// Number of events of each kind.
 #[derive(Clone, Copy, Debug, Default)]
 struct Events {
     services: u32,
     slices: u32,
 }
 
-/// Brings a mode in step with what batches of events say.
+/// Has a mode put in force what batches of events change.
 pub struct Runner<M> {
     mode: M,
     tracker: Tracker,
-    pace: pace::Options,
+    options: schedule::Options,
     health: Arc<Health>,
     metrics: Metrics,
     triggers: Triggers,
     followers: Vec<Box<dyn AfterSync>>,
     /// What is not in force yet.
     pending: PerFamily<Pending>,
-    told: Told,
-    said: Said,
+    failures: LoggedFailures,
+    preferences: ReportedPreferences,
     conflicts: Conflicts,
-    /// Some sync came in force.
+    /// Whether some sync came in force.
     synced: bool,
 }
 
@@ -110,14 +110,14 @@ impl<M: Mode> Runner<M> {
     pub fn new(
         mode: M,
         tracker: Tracker,
-        pace: pace::Options,
+        options: schedule::Options,
         health: Arc<Health>,
         metrics: Metrics,
     ) -> Self {
         Runner {
             mode,
             tracker,
-            pace,
+            options,
             health,
             triggers: Triggers::new(SystemTime::now()),
             followers: vec![Box::new(NoLocalEndpoints::new(metrics.clone()))],
@@ -129,28 +129,29 @@ impl<M: Mode> Runner<M> {
                 },
                 ..Pending::default()
             }),
-            told: Told::default(),
-            said: Said::new(Recorder::nowhere()),
+            failures: LoggedFailures::default(),
+            preferences: ReportedPreferences::new(Recorder::nowhere()),
             conflicts: Conflicts::new(Recorder::nowhere()),
             synced: false,
         }
     }
 
-    /// Has Events posted to `recorder` about Services that ask for what the
-    /// mode cannot do, and for addresses of others.
+    /// Posts Events to `recorder` about Services that ask for what the mode
+    /// cannot do, or for addresses that other Services own.
     pub fn post_to(&mut self, recorder: Recorder) {
-        self.said = Said::new(recorder.clone());
+        self.preferences = ReportedPreferences::new(recorder.clone());
         self.conflicts = Conflicts::new(recorder);
     }
 
-    /// Tells `follower` what came in force, after each sync.
+    /// Calls `follower` after each sync that came in force.
     pub fn follow(&mut self, follower: impl AfterSync + 'static) {
         self.followers.push(Box::new(follower));
     }
 
     /// Runs until the source of batches ends. The first sync waits for the
     /// first batch, the complete initial state. A change of node addresses
-    /// causes a full sync, as does whoever disturbs what the mode installed.
+    /// causes a full sync, and so does another program that modifies what the
+    /// mode installed.
     pub async fn run(
         &mut self,
         mut batches: Receiver<Batch>,
@@ -160,20 +161,21 @@ impl<M: Mode> Runner<M> {
         let Some(first) = batches.recv().await else {
             return;
         };
-        let mut pace = Pace::new(self.pace.clone(), Instant::now());
+        let mut scheduler = SyncScheduler::new(self.options.clone(), Instant::now());
         self.fold(first);
-        self.ask_all(&mut pace);
+        self.ask_all(&mut scheduler);
         loop {
             let now = Instant::now();
-            let due = pace.due(now);
+            let due = scheduler.due(now);
             if due <= now {
                 while let Ok(batch) = batches.try_recv() {
                     self.fold(batch);
                 }
-                // For what came just now; the other family need not wait for it.
-                self.ask(&mut pace);
-                self.sync(&mut pace, addresses.as_mut()).await;
-                // Signals and probes have their turn, however short the sync
+                // This requests syncs for what came just now, also of the other
+                // family.
+                self.ask(&mut scheduler);
+                self.sync(&mut scheduler, addresses.as_mut()).await;
+                // Signals and probes are dealt with, however short the sync
                 // period is.
                 tokio::task::yield_now().await;
                 continue;
@@ -182,12 +184,12 @@ impl<M: Mode> Runner<M> {
                 batch = batches.recv() => match batch {
                     Some(batch) => {
                         self.fold(batch);
-                        self.ask(&mut pace);
+                        self.ask(&mut scheduler);
                     }
                     None => return,
                 },
-                () = changed(addresses.as_mut(), &mut watched) => self.ask_all(&mut pace),
-                () = self.mode.externally_modified() => self.ask_all(&mut pace),
+                () = changed(addresses.as_mut(), &mut watched) => self.ask_all(&mut scheduler),
+                () = self.mode.externally_modified() => self.ask_all(&mut scheduler),
                 () = sleep_until(due) => {}
             }
         }
@@ -225,14 +227,15 @@ impl<M: Mode> Runner<M> {
             }
             let pending = self.pending.get_mut(family);
             pending.changes.merge(changes);
-            pending.fresh = true;
+            pending.unrequested = true;
             pending.events.services += events.services;
             pending.events.slices += events.slices;
         }
         self.count_pending();
     }
 
-    /// Shows what is not in force yet; what waits for both families counts once.
+    /// Updates the metrics of what is not in force yet; what waits for both
+    /// families counts once.
     fn count_pending(&self) {
         let (v4, v6) = (&self.pending.v4.events, &self.pending.v6.events);
         let metrics = &self.metrics;
@@ -240,29 +243,33 @@ impl<M: Mode> Runner<M> {
         metrics.endpoints.set_pending(v4.slices.max(v6.slices));
     }
 
-    /// Asks for a sync of the families that something new waits for.
-    fn ask(&mut self, pace: &mut Pace) {
+    /// Requests a sync of the families for which changes were added.
+    fn ask(&mut self, scheduler: &mut SyncScheduler) {
         for (family, pending) in self.pending.iter_mut() {
-            if std::mem::take(&mut pending.fresh) {
-                pace.request(family);
+            if std::mem::take(&mut pending.unrequested) {
+                scheduler.request(family);
                 self.health.queued(family);
                 self.metrics.queued(family);
             }
         }
     }
 
-    /// Asks for a full sync.
-    fn ask_all(&mut self, pace: &mut Pace) {
+    /// Requests a full sync of both families.
+    fn ask_all(&mut self, scheduler: &mut SyncScheduler) {
         for (_, pending) in self.pending.iter_mut() {
             pending.changes.full = true;
-            pending.fresh = true;
+            pending.unrequested = true;
         }
-        self.ask(pace);
+        self.ask(scheduler);
     }
 
-    async fn sync(&mut self, pace: &mut Pace, addresses: Option<&mut impl NodeAddresses>) {
+    async fn sync(
+        &mut self,
+        scheduler: &mut SyncScheduler,
+        addresses: Option<&mut impl NodeAddresses>,
+    ) {
         let begun = Instant::now();
-        let turns = pace.begin(begun);
+        let turns = scheduler.begin(begun);
         for (family, turn) in turns {
             let changes = &mut self.pending.get_mut(family).changes;
             if let Some(Turn { full, retry }) = turn {
@@ -277,7 +284,7 @@ impl<M: Mode> Runner<M> {
         }
         let asked = PerFamily::each(|f| due(f).then_some(&self.pending.get(f).changes));
         for family in Family::ALL.into_iter().filter(|family| due(*family)) {
-            // Not asked for by anybody, perhaps; yet if this sync hangs or
+            // This counts also a sync that no change requested: if it hangs or
             // fails, it is what is overdue.
             self.health.queued(family);
         }
@@ -300,25 +307,27 @@ impl<M: Mode> Runner<M> {
                         micros = (ended - begun).as_micros() as u64,
                         "synced"
                     );
-                    let lingering = (report.lingering > 0).then_some(LINGER);
+                    let lingering = (report.lingering > 0).then_some(LINGER_CHECK);
                     for pause in [lingering, report.look_again].into_iter().flatten() {
-                        pace.look_again(family, ended + pause);
+                        scheduler.sync_by(family, ended + pause);
                     }
                     self.in_force(family, report)
                 }
                 Err(error) => self.failed(family, &error),
             };
-            pace.end(family, ended, outcome);
+            scheduler.end(family, ended, outcome);
         }
         if full.v4 && full.v6 {
-            pace.was_full(ended);
+            scheduler.was_full(ended);
         }
         self.count_pending();
-        // What the node's addresses changed, of a family whose turn it was not.
-        self.ask(pace);
+        // This requests what the node's addresses changed of a family that was
+        // not due.
+        self.ask(scheduler);
     }
 
-    /// Whose node ports are at which address depends on the node's addresses.
+    /// Observes the node's addresses: the owner of a node port at an address
+    /// depends on them.
     fn observe_addresses(&mut self, addresses: &mut impl NodeAddresses) {
         let node = self.tracker.node();
         match addresses.serving_node_ports(node.map(|node| &**node)) {
@@ -326,7 +335,7 @@ impl<M: Mode> Runner<M> {
                 let changes = self.tracker.set_node_addresses(addresses);
                 self.merge(changes, Events::default());
             }
-            // Those that were observed last stay.
+            // The addresses that were observed last stay in force.
             Err(error) => tracing::warn!("cannot list the addresses of this node: {error}"),
         }
     }
@@ -348,15 +357,19 @@ impl<M: Mode> Runner<M> {
             trim::trim();
         }
         let mode = self.mode.name();
-        self.said
-            .tell(mode, family, report.unsupported, &changes, map);
-        let fails = self.told.tell(family, report.failed, report.unfinished);
-        let failed = self.told.service_ports();
+        self.preferences
+            .report(mode, family, report.unsupported, &changes, map);
+        let failing = self
+            .failures
+            .replace(family, report.failed, report.unfinished);
+        let failed = self.failures.service_ports();
         self.metrics.service_ports_failed.set(failed as i64);
-        match fails {
-            Fails::Nothing => Outcome::Done,
-            Fails::AsBefore => Outcome::Partly { anew: false },
-            Fails::Anew => Outcome::Partly { anew: true },
+        match failing {
+            Failing::Nothing => Outcome::Done,
+            Failing::AsBefore => Outcome::Partly {
+                new_failures: false,
+            },
+            Failing::New => Outcome::Partly { new_failures: true },
         }
     }
 
@@ -374,7 +387,7 @@ async fn changed(addresses: Option<&mut impl NodeAddresses>, watched: &mut bool)
     match addresses {
         Some(changes) if *watched => {
             if let Err(error) = changes.changed().await {
-                tracing::error!("node addresses are looked at every sync period only: {error}");
+                tracing::error!("node addresses are observed every sync period only: {error}");
                 *watched = false;
             }
         }

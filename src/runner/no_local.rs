@@ -1,5 +1,5 @@
-//! Counts ServicePorts whose traffic policy leaves them nothing to send to on
-//! this node.
+//! Counts ServicePorts whose traffic policy is Local and that have no endpoint
+//! on this node.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use crate::{
     services::{Changes, ServiceMap, ServicePort, ServicePortName, TrafficPolicy},
 };
 
-/// Follows the service map by what changed, and tells [`Metrics`].
+/// Follows the changes of the service map, and sets the gauges of [`Metrics`].
 #[derive(Debug)]
 pub(super) struct NoLocalEndpoints {
     metrics: Metrics,
@@ -27,10 +27,10 @@ impl NoLocalEndpoints {
         }
     }
 
-    fn look_at(&mut self, name: &ServicePortName, port: Option<&ServicePort>) {
+    fn update(&mut self, name: &ServicePortName, port: Option<&ServicePort>) {
         for policy in Policy::ALL {
             let key = (name.clone(), policy);
-            if port.is_some_and(|port| lacks(port, policy)) {
+            if port.is_some_and(|port| has_nothing_local(port, policy)) {
                 self.without.insert(key);
             } else {
                 self.without.remove(&key);
@@ -39,8 +39,8 @@ impl NoLocalEndpoints {
     }
 }
 
-/// Endpoints exist, and the policy forbids to use them.
-fn lacks(port: &ServicePort, policy: Policy) -> bool {
+/// Returns whether endpoints exist, and the policy forbids to use them.
+fn has_nothing_local(port: &ServicePort, policy: Policy) -> bool {
     let used = match policy {
         Policy::Internal => true,
         Policy::External => {
@@ -59,11 +59,11 @@ impl AfterSync for NoLocalEndpoints {
         if changes.full {
             self.without.retain(|(name, _)| name.family != family);
             for port in map.iter().filter(|port| port.name.family == family) {
-                self.look_at(&port.name, Some(port));
+                self.update(&port.name, Some(port));
             }
         } else {
             for name in &changes.ports {
-                self.look_at(name, map.get(name).map(|port| &**port));
+                self.update(name, map.get(name).map(|port| &**port));
             }
         }
         for policy in Policy::ALL {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_lacks_endpoints_where_its_policy_is_local_and_they_are_elsewhere() {
+    fn traffic_has_no_endpoints_where_its_policy_is_local_and_they_are_elsewhere() {
         let endpoints = |change: fn(&mut Endpoints)| {
             let mut endpoints = Endpoints {
                 has_any: true,
@@ -133,8 +133,16 @@ mod tests {
             (external_cluster, true, false),
             (inside_only, true, false),
         ] {
-            assert_eq!(lacks(&port, Policy::Internal), internal, "{port:?}");
-            assert_eq!(lacks(&port, Policy::External), external, "{port:?}");
+            assert_eq!(
+                has_nothing_local(&port, Policy::Internal),
+                internal,
+                "{port:?}"
+            );
+            assert_eq!(
+                has_nothing_local(&port, Policy::External),
+                external,
+                "{port:?}"
+            );
         }
     }
 }

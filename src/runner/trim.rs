@@ -1,4 +1,4 @@
-//! Gives memory back that was needed for a moment.
+//! Returns memory to the system that was needed for a moment.
 
 /// Has the allocator return what is free to the system. glibc keeps freed
 /// memory, which is right for what comes and goes; but the first list of a

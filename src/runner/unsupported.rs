@@ -1,5 +1,5 @@
-//! Says each preference that the mode cannot honour once: in the log, and in an
-//! Event on the Service.
+//! Reports each preference that the mode does not support once: in the log, and
+//! in an Event on the Service.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,26 +15,27 @@ use crate::{
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
-/// What was said and still holds.
+/// Unsupported preferences that were reported and still hold.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct ReportedPreferences {
     recorder: Recorder,
     services: HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>,
 }
 
-impl Said {
+impl ReportedPreferences {
     /// Posts Events to `recorder`.
-    pub(super) fn new(recorder: Recorder) -> Said {
-        Said {
+    pub(super) fn new(recorder: Recorder) -> ReportedPreferences {
+        ReportedPreferences {
             recorder,
             services: HashMap::new(),
         }
     }
 
-    /// Logs what is new in `unsupported`, the report of a sync of `family` with
-    /// `changes` to `map`, and in the annotations of these Services that cannot be read. The
-    /// ports of a Service mostly have the same, which is logged once.
-    pub(super) fn tell(
+    /// Reports what is new in `unsupported`, the report of a sync of `family`
+    /// with `changes` to `map`, and in the annotations of these Services that
+    /// cannot be read. The ports of a Service mostly have the same, which is
+    /// reported once.
+    pub(super) fn report(
         &mut self,
         mode: ModeName,
         family: Family,
@@ -42,7 +43,7 @@ impl Said {
         changes: &Changes,
         map: &ServiceMap,
     ) {
-        let before = self.forget(family, changes);
+        let before = self.remove(family, changes);
         if changes.full {
             let ports = map.iter().filter(|port| port.name.family == family);
             unsupported.extend(ports.flat_map(malformed));
@@ -68,40 +69,40 @@ impl Said {
         }
     }
 
-    /// Forgets what was said about the ServicePorts of `changes`, which are of
-    /// `family`, and answers with it.
-    fn forget(
+    /// Removes and returns what was reported of the ServicePorts of `changes`,
+    /// which are of `family`.
+    fn remove(
         &mut self,
         family: Family,
         changes: &Changes,
     ) -> HashMap<ServiceName, BTreeSet<Reason>> {
-        let mut forgotten: HashMap<ServiceName, BTreeSet<Reason>> = HashMap::new();
+        let mut removed: HashMap<ServiceName, BTreeSet<Reason>> = HashMap::new();
         if changes.full {
             self.services.retain(|service, ports| {
                 let of_family = ports.extract_if(.., |port, _| port.family == family);
                 let reasons = of_family.flat_map(|(_, reasons)| reasons).collect();
-                forgotten.insert(service.clone(), reasons);
+                removed.insert(service.clone(), reasons);
                 !ports.is_empty()
             });
-            return forgotten;
+            return removed;
         }
-        // Mostly nothing was ever said.
+        // Mostly nothing was ever reported.
         if self.services.is_empty() {
-            return forgotten;
+            return removed;
         }
         for port in &changes.ports {
             let Some(ports) = self.services.get_mut(&port.service) else {
                 continue;
             };
             if let Some(reasons) = ports.remove(port) {
-                let of_service = forgotten.entry(port.service.clone()).or_default();
+                let of_service = removed.entry(port.service.clone()).or_default();
                 of_service.extend(reasons);
             }
             if ports.is_empty() {
                 self.services.remove(&port.service);
             }
         }
-        forgotten
+        removed
     }
 }
 
@@ -123,11 +124,11 @@ mod tests {
     }
 
     #[test]
-    fn each_is_said_once_until_it_changes() {
+    fn each_is_reported_once_until_it_changes() {
         let [http, admin, other] = ["web:http", "web:admin", "b"].map(port_name);
         let (recorder, mut events) = Recorder::new(16);
-        let mut said = Said::new(recorder);
-        let mut tell = |full: bool, changed: &[&ServicePortName], report: &[Unsupported]| {
+        let mut preferences = ReportedPreferences::new(recorder);
+        let mut report = |full: bool, changed: &[&ServicePortName], found: &[Unsupported]| {
             let changes = Changes {
                 full,
                 ports: changed.iter().copied().cloned().collect(),
@@ -135,7 +136,7 @@ mod tests {
             };
             let map = ServiceMap::default();
             let family = Family::V4;
-            said.tell(ModeName::Iptables, family, report.to_vec(), &changes, &map);
+            preferences.report(ModeName::Iptables, family, found.to_vec(), &changes, &map);
             let mut posted = Vec::new();
             while let Ok(event) = events.try_recv() {
                 posted.push(event.note);
@@ -143,30 +144,30 @@ mod tests {
             posted
         };
         let both = [unsupported(&http, "no lc"), unsupported(&admin, "no lc")];
-        let said = "tripod.proxy/scheduler is not honoured in iptables mode: no lc";
-        assert_eq!(tell(true, &[], &both), [said]);
-        assert_eq!(tell(true, &[], &both), [""; 0], "a full sync");
-        assert_eq!(tell(false, &[&other], &[]), [""; 0]);
-        assert_eq!(tell(false, &[&http], &both[..1]), [""; 0], "it changed");
+        let note = "tripod.proxy/scheduler is not honoured in iptables mode: no lc";
+        assert_eq!(report(true, &[], &both), [note]);
+        assert_eq!(report(true, &[], &both), [""; 0], "a full sync");
+        assert_eq!(report(false, &[&other], &[]), [""; 0]);
+        assert_eq!(report(false, &[&http], &both[..1]), [""; 0], "it changed");
         // Another reason, and back.
         assert_eq!(
-            tell(false, &[&http], &[unsupported(&http, "no sed")]).len(),
+            report(false, &[&http], &[unsupported(&http, "no sed")]).len(),
             1
         );
         assert_eq!(
-            tell(false, &[&http], &both[..1]),
+            report(false, &[&http], &both[..1]),
             [""; 0],
-            "admin says it still"
+            "admin still has it"
         );
         // Honoured for a while.
-        assert_eq!(tell(false, &[&http, &admin], &[]), [""; 0]);
-        assert_eq!(tell(false, &[&http], &both[..1]), [said]);
-        assert_eq!(tell(true, &[], &[]), [""; 0]);
-        assert_eq!(tell(true, &[], &both), [said]);
+        assert_eq!(report(false, &[&http, &admin], &[]), [""; 0]);
+        assert_eq!(report(false, &[&http], &both[..1]), [note]);
+        assert_eq!(report(true, &[], &[]), [""; 0]);
+        assert_eq!(report(true, &[], &both), [note]);
     }
 
     #[test]
-    fn an_annotation_that_cannot_be_read_is_said_in_any_mode() {
+    fn an_annotation_that_cannot_be_read_is_reported_in_any_mode() {
         let mut names = Names::default();
         let mut service = |scheduler: &str| {
             let object = json!({
@@ -178,17 +179,17 @@ mod tests {
             });
             let object = serde_json::from_value(object).unwrap();
             let service = Service::reduce(&object, &mut names).unwrap();
-            assert_eq!(service.warnings, [], "it is said once");
+            assert_eq!(service.warnings, [], "it is reported once");
             Event::Service(Arc::new(service.object))
         };
         let mut tracker = Tracker::new("node");
         let (recorder, mut events) = Recorder::new(16);
-        let mut said = Said::new(recorder);
+        let mut preferences = ReportedPreferences::new(recorder);
         let mut posted = |event: Option<Event>, full: bool| {
             let mut changes = tracker.apply(event);
             changes.full = full;
             let family = Family::V4;
-            said.tell(ModeName::Ipvs, family, Vec::new(), &changes, tracker.map());
+            preferences.report(ModeName::Ipvs, family, Vec::new(), &changes, tracker.map());
             let mut notes = Vec::new();
             while let Ok(event) = events.try_recv() {
                 notes.push(event.note);

@@ -13,7 +13,7 @@ use crate::{
     services::Node,
 };
 
-/// Which addresses serve node ports, and when they change.
+/// Observes which addresses serve node ports, and when they change.
 pub(super) struct Addresses {
     changes: AddressChanges,
     node_ports: Arc<NodePorts>,
@@ -34,7 +34,7 @@ impl Addresses {
 
 impl NodeAddresses for Addresses {
     fn serving_node_ports(&mut self, node: Option<&Node>) -> io::Result<BTreeSet<IpAddr>> {
-        self.node_ports.learn(node);
+        self.node_ports.update(node);
         serving(&self.node_ports.served()).map_err(io::Error::other)
     }
 

@@ -1,9 +1,9 @@
-//! What the settings ask for, put together from the parts: the one room that
-//! knows them all.
+//! Joins the parts of the program as the settings ask: the one module that uses
+//! them all.
 
 mod addresses;
+mod build;
 mod mode;
-mod options;
 mod probe;
 mod render;
 mod serve;
@@ -25,10 +25,10 @@ use crate::{
 /// How a job ended.
 pub type Done = Result<(), Box<dyn Error>>;
 
-/// Does what the settings ask for.
+/// Runs the job that the settings ask for.
 ///
 /// # Errors
-/// What kept it from being done, for people.
+/// Why it could not be done, in words for the operator.
 pub async fn run(settings: Settings) -> Done {
     match &settings.job {
         Job::WriteConfig(path) => write_config(&settings, path),
@@ -44,18 +44,18 @@ pub async fn run(settings: Settings) -> Done {
 async fn init(settings: &Settings) -> Done {
     node::prepare(&settings.configuration, &Recorder::nowhere());
     let choice = probe::choose(settings).await?;
-    probe::keep_findings(&choice.found);
+    probe::write_findings(&choice.found);
     let mode = choice.mode;
     let registry = Registry::new();
     let effective = &settings.effective;
-    let site = options::Site {
+    let context = build::NodeContext {
         settings,
         kernel: &choice.kernel,
         node_ports: &Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip)),
         registry: &registry,
         metrics: &Metrics::register(&registry)?,
     };
-    site.mode(mode)?.prepare().await?;
+    context.mode(mode)?.prepare().await?;
     tracing::info!(%mode, "this node is prepared");
     Ok(())
 }

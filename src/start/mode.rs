@@ -1,4 +1,4 @@
-//! The mode that runs, whichever it is.
+//! The mode that runs, as one type for all modes.
 
 use crate::{
     kernel::xtables::Engine,

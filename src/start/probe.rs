@@ -30,7 +30,7 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
 
 /// Returns the kernel as the operator's requirements see it, without what is to
 /// be left out.
-fn examine(requirements: &ModeRequirements, settles: bool) -> Kernel {
+fn examine(requirements: &ModeRequirements, last_attempt: bool) -> Kernel {
     let findings = match Findings::read(Path::new(findings::PATH)) {
         Ok(findings) => findings,
         Err(error) => {
@@ -41,32 +41,32 @@ fn examine(requirements: &ModeRequirements, settles: bool) -> Kernel {
     Kernel::examine_as(&Examination {
         schedulers: &schedulers(requirements),
         findings: findings.as_ref(),
-        settles,
+        last_attempt,
     })
 }
 
-/// As [`examine`], on a thread of its own: a program may hang.
-async fn examined(requirements: &ModeRequirements, settles: bool) -> Result<Kernel, String> {
+/// Does the same as [`examine`] on a thread of its own: a program may hang.
+async fn examined(requirements: &ModeRequirements, last_attempt: bool) -> Result<Kernel, String> {
     let (sender, receiver) = oneshot::channel();
     let requirements = requirements.clone();
-    let work = move || sender.send(examine(&requirements, settles));
+    let work = move || sender.send(examine(&requirements, last_attempt));
     let spawned = thread::Builder::new().spawn(work);
     spawned.map_err(|error| format!("no thread to examine it: {error}"))?;
     let ended = |_| "its examination came to no end".to_owned();
     receiver.await.map_err(ended)
 }
 
-/// Leaves what was found out about this kernel for a process that can make no
-/// network namespace to find it out in.
-pub(super) fn keep_findings(kernel: &Kernel) {
+/// Stores the findings about this kernel for a process that may not make the
+/// network namespace in which they are made.
+pub(super) fn write_findings(kernel: &Kernel) {
     let path = Path::new(findings::PATH);
-    let kept = Findings::of(kernel).and_then(|findings| match findings {
+    let written = Findings::of(kernel).and_then(|findings| match findings {
         Some(findings) => findings.write(path),
         None => Ok(()),
     });
-    if let Err(error) = kept {
+    if let Err(error) = written {
         tracing::info!(
-            "what was found out about this kernel is not kept in {}: {error}",
+            "what was found out about this kernel is not stored in {}: {error}",
             findings::PATH
         );
     }
@@ -103,44 +103,45 @@ pub(super) fn requirements(settings: &Settings) -> ModeRequirements {
 /// The mode to run.
 pub(super) struct Chosen {
     pub(super) mode: ModeName,
-    /// Why each better mode that was asked for is not it.
+    /// Why each better mode was passed over.
     pub(super) passed_over: Vec<String>,
-    /// What it goes without itself.
+    /// What the mode itself does without.
     pub(super) lost: Vec<String>,
-    /// What the better ones miss, in words.
+    /// What the better modes miss, in words.
     pub(super) wanting: Vec<String>,
-    /// What the mode is to be made from.
+    /// The kernel that the mode is built for.
     pub(super) kernel: Kernel,
-    /// The same with what is to be left out.
+    /// The same kernel, including what `--without` leaves out.
     pub(super) found: Kernel,
 }
 
-/// Before what was not answered is asked again: at first, and at most.
+/// First pause before an unanswered examination is repeated; it doubles.
 const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// So many times what is not known is asked for that the mode could do without.
+/// Number of attempts to find out what is unknown and the mode could do
+/// without.
 const PATIENCE: u32 = 6;
 
-/// Returns the mode to run: the one asked for, or the next that can. For as
-/// long as that is not known, because the kernel did not answer for a reason
-/// that passes, it is asked again, and nothing on this node is changed.
+/// Returns the mode to run: the configured one, or the next that can run. While
+/// that is unknown, because the kernel did not answer for a passing reason, it
+/// is examined again, and nothing on this node is changed.
 ///
 /// # Errors
 /// When none can, or when the one asked for cannot and no other will do: with
 /// the table of `tripod probe`.
 pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     let requirements = requirements(settings);
-    let wanted = settings.effective.mode;
+    let configured = settings.effective.mode;
     let (mut attempts, mut pause, mut logged) = (0, PAUSE, false);
     loop {
         attempts += 1;
-        let settles = attempts > PATIENCE;
-        let unknown = match examined(&requirements, settles).await {
+        let last_attempt = attempts > PATIENCE;
+        let unknown = match examined(&requirements, last_attempt).await {
             Ok(found) => {
                 let kernel = found.clone().leaving_out(&settings.own.without);
-                let choice = verdict::choose(wanted, &kernel, &requirements);
+                let choice = verdict::choose(configured, &kernel, &requirements);
                 match choice.open() {
-                    None if settles || choice.unknown().is_empty() => {
+                    None if last_attempt || choice.unknown().is_empty() => {
                         return decide(settings, &requirements, choice, kernel, found);
                     }
                     None => format!(
@@ -169,8 +170,8 @@ fn decide(
     kernel: Kernel,
     found: Kernel,
 ) -> Result<Chosen, String> {
-    let wanted = settings.effective.mode;
-    // For people, in lines of its own; the log's line says what it is about.
+    let configured = settings.effective.mode;
+    // The table is for people; the log line names its subject.
     let explain = || {
         eprint!(
             "{}",
@@ -182,10 +183,10 @@ fn decide(
             explain();
             Err("no mode can run here, see the table of what each one misses".to_owned())
         }
-        Some(mode) if mode != wanted && settings.own.strict_mode => {
+        Some(mode) if mode != configured && settings.own.strict_mode => {
             explain();
             Err(format!(
-                "{wanted} mode cannot run here, and --strict-proxy-mode allows no other, see the \
+                "{configured} mode cannot run here, and --strict-proxy-mode allows no other, see the \
                  table of what each one misses"
             ))
         }

@@ -26,8 +26,8 @@ pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     tracker.apply(objects.unwrap_or_default().events);
     let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
     let node = tracker.node().cloned();
-    node_ports.learn(node.as_deref());
-    // Where this is printed need not be where it is to be in force.
+    node_ports.update(node.as_deref());
+    // The machine that prints this need not be the node that it is for.
     let own = node.iter().flat_map(|node| node.addresses.iter());
     let served = node_ports.served();
     let own = own.filter(|ip| served.contains(ip));

@@ -1,5 +1,5 @@
-//! Serving: the source of objects, the runner with its mode, and what is told
-//! over HTTP and in Events.
+//! Serves: joins the source of objects, the runner with its mode, and what is
+//! reported over HTTP and in Events.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     Done,
     addresses::{self, Addresses},
-    options, probe, succession,
+    build, probe, succession,
     takeover::TakeOver,
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     events::{self, Event, Recorder},
     modes::userspace::{self, Handover},
     node::{self, NodePorts, Served},
-    runner::{Runner, health::Health, metrics::Metrics, pace},
+    runner::{Runner, health::Health, metrics::Metrics, schedule},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
     services::Tracker,
     watch::Source,
@@ -36,37 +36,38 @@ use crate::{
 /// Events that may wait for the API server; more are dropped.
 const EVENTS: usize = 64;
 
-/// How long there must be no connection before a process that was succeeded ends:
-/// those that were on their way when its successor began have come by then.
+/// How long there must be no connection before a process with a successor ends:
+/// connections that were on their way when the successor began have arrived by
+/// then.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// How often to look whether connections have ended.
-const LOOK: Duration = Duration::from_millis(50);
+/// Time from one check whether connections have ended to the next.
+const CHECK_PERIOD: Duration = Duration::from_millis(50);
 
-/// Serves until it is told to end.
+/// Serves until a signal, or an error, ends the process.
 pub(super) async fn serve(settings: Settings) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
     let registry = Registry::new();
-    let default = pace::Options::default();
-    let pace = pace::Options {
+    let default = schedule::Options::default();
+    let options = schedule::Options {
         sync_period: effective.sync_period,
         min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
         ..default
     };
-    let health = Arc::new(Health::new(2 * pace.sync_period));
+    let health = Arc::new(Health::new(2 * options.sync_period));
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
     let bind = |address| Bind {
         address,
         hard_fail: settings.configuration.bind_address_hard_fail,
     };
-    // Whoever asks is answered from here on, also while the kernel does not tell
-    // what it can do.
+    // Probes are answered from here on, also while it is not known what the
+    // kernel can do.
     if let Some(address) = effective.healthz {
         let probes = serve::health(bind(address), Arc::clone(&health), &registry)?;
         serving.spawn(probes);
     }
-    // Before anything is changed: it may end here.
+    // This comes before any change of the node: the process may end here.
     let choice = probe::choose(&settings).await?;
     let source = source(&settings).await?;
     let recorder = match &source {
@@ -97,14 +98,14 @@ pub(super) async fn serve(settings: Settings) -> Done {
 
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
     let metrics = Metrics::register(&registry)?;
-    let site = options::Site {
+    let context = build::NodeContext {
         settings: &settings,
         kernel: &choice.kernel,
         node_ports: &node_ports,
         registry: &registry,
         metrics: &metrics,
     };
-    let proxy = site.mode(mode)?;
+    let proxy = context.mode(mode)?;
     tracing::info!(%node, %mode, objects = %source, "starting");
 
     if let Some(address) = effective.metrics {
@@ -129,7 +130,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let mut runner = Runner::new(
         TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()),
         Tracker::new(&node),
-        pace,
+        options,
         Arc::clone(&health),
         metrics,
     );
@@ -155,7 +156,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         Some(Ok(Err(error))) = serving.join_next() => return Err(error.into()),
         _ = terminate.recv() => (Ok(()), Until::Succeeded),
         _ = interrupt.recv() => (Ok(()), Until::Idle),
-        // Who starts it again does so when it has ended.
+        // The process is started again by its supervisor when it has ended.
         changed = config_changed(settings.file.as_ref()) => (Err(changed.into()), Until::Idle),
     };
     let Some(handover) = handover.filter(Handover::has_served) else {
@@ -176,16 +177,16 @@ pub(super) async fn serve(settings: Settings) -> Done {
 
 const SOURCE_ENDED: &str = "the source of objects ended unexpectedly";
 
-/// What a process that is to end waits for.
+/// The condition that a process waits for before it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Until {
     /// No connection is left that would end with it.
     Idle,
-    /// Nor would new ones be refused: a successor takes them.
+    /// No new connection would be refused either: a successor takes them.
     Succeeded,
 }
 
-/// Waits as long as `until` says, at most `patience`.
+/// Waits for the condition `until`, at most for `patience`.
 async fn drained(handover: &Handover, until: Until, patience: Duration) {
     let deadline = Instant::now() + patience;
     tracing::info!(
@@ -201,7 +202,7 @@ async fn drained(handover: &Handover, until: Until, patience: Duration) {
         } else if until == Until::Idle || quiet.elapsed() >= QUIET {
             return;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_PERIOD).await;
     }
 }
 
@@ -218,7 +219,8 @@ async fn source(settings: &Settings) -> Result<Source, Box<dyn std::error::Error
     Ok(opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?)
 }
 
-/// Ends when the configuration file was changed: with what to say about it.
+/// Waits until the configuration file is changed. Returns the message to end
+/// with.
 async fn config_changed(file: Option<&ConfigFile>) -> String {
     let Some(file) = file else {
         return std::future::pending().await;

@@ -1,11 +1,11 @@
-//! What processes of Tripod on one node tell each other when one takes over
+//! Messages between processes of Tripod on one node, of which one takes over
 //! from another.
 //!
 //! A process in userspace mode whose first sync is in force listens on an
 //! abstract unix socket (`unix(7)`), which belongs to the network namespace as
 //! service addresses do, is gone with the process and needs no privileges. A
 //! process in any mode that is about to sync for the first time finds these
-//! sockets and says over each connection, which stays open for its life:
+//! sockets and sends over each connection, which stays open as long as it runs:
 //!
 //! ```text
 //! successor                              predecessor
@@ -43,15 +43,15 @@ use crate::{
     services::{Batch, Changes, ServiceMap},
 };
 
-/// What names of our sockets begin with.
+/// Prefix of the names of these sockets.
 const PREFIX: &str = "tripod-userspace-";
 
 /// How long a predecessor is waited for: it may be in the middle of a sync, or
 /// hang.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long a successor may take to serve; one that takes longer has not given
-/// up, yet what it does not capture meanwhile nobody else would.
+/// How long a successor may take to serve. One that takes longer may still
+/// succeed, but meanwhile no process would capture what it does not.
 const FIRST_SYNC: Duration = Duration::from_secs(30);
 
 /// Sent when a predecessor has given way, and when a successor serves.
@@ -81,19 +81,19 @@ pub(super) fn announced(
     (receive, Serving(Some(served)))
 }
 
-/// Says once that this process serves.
+/// Signals once that this process serves.
 pub(super) struct Serving(Option<tokio::sync::mpsc::Sender<()>>);
 
 impl AfterSync for Serving {
     fn synced(&mut self, _: Family, _: &ServiceMap, _: &Changes) {
-        // Dropping it is what is waited for.
+        // The receiver waits for the sender to be dropped.
         self.0 = None;
     }
 }
 
-/// Has all who serve this node give way to this process, and tells them later
-/// that it is `serving`. A process that carries connections itself then waits
-/// for successors in its turn.
+/// Has all processes that serve this node give way to this one, and later sends
+/// them that it is `serving`. A process that carries connections itself then
+/// waits for successors in its turn.
 async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Receiver<()>) {
     let mut connections = JoinSet::new();
     match present() {
@@ -109,7 +109,7 @@ async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Recei
         let Ok(answered) = joined else { continue };
         match answered.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(Some(connection)) => predecessors.push(connection),
-            // It ended meanwhile, or is not ours.
+            // It ended meanwhile, or belongs to another user.
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!("the process that serves now did not give way: {error}");
@@ -139,11 +139,11 @@ async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Recei
     });
 }
 
-/// Says that this process serves, and keeps the connection until the
+/// Sends that this process serves, and holds the connection until the
 /// predecessor ends.
 async fn stay(mut read: OwnedReadHalf, mut write: OwnedWriteHalf, _follows: Option<Predecessor>) {
     if write.write_all(&[DONE]).await.is_ok() {
-        // It says nothing more.
+        // The predecessor sends nothing more.
         let _ = read.read_u8().await;
     }
 }
@@ -163,8 +163,8 @@ fn present() -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Asks who listens on `name` to give way; `None`: it is gone, or somebody
-/// else's.
+/// Asks the process that listens on `name` to give way. Returns `None` if it is
+/// gone, or belongs to another user.
 async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, OwnedWriteHalf)>> {
     let address = SocketAddr::from_abstract_name(name)?;
     let Ok(stream) = StdStream::connect_addr(&address) else {
@@ -183,14 +183,14 @@ async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, Ow
     }
 }
 
-/// Returns whether the same user is at the other end. Anyone on the node can
+/// Returns whether the same user is at the other end. Any user of the node can
 /// have a socket of such a name.
 fn is_ours(stream: &UnixStream) -> bool {
     let own = nix::unistd::geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == own)
 }
 
-/// Gives way to whoever asks from now on.
+/// Accepts connections of successors from now on, and gives way to them.
 fn listen(handover: Handover) -> io::Result<()> {
     let name = format!("{PREFIX}{:016x}", RandomState::new().hash_one(()));
     let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
@@ -203,7 +203,7 @@ fn listen(handover: Handover) -> io::Result<()> {
                     tokio::spawn(give_way(stream, handover.clone()));
                 }
                 Ok(_) => {}
-                // No descriptor, most likely.
+                // Most likely there is no descriptor left.
                 Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
             }
         }

@@ -1,17 +1,18 @@
-//! From one mode to another: what the old one left goes when the new one
-//! carries traffic, and not before.
+//! From one mode to another: the stale state of the old one is removed when the
+//! new one carries traffic, and not before.
 //!
 //! The old process may still run for a while, as in an upgrade that starts the
-//! new one first, and put back what it finds missing; that goes again, so that
-//! nothing is left of it when it ends.
+//! new one first, and put back what it finds missing; that is removed again, so
+//! that nothing is left of it when it ends.
 //!
-//! Left by whom does not matter: by Tripod or kube-proxy, in the engine of the
-//! kernel that this mode has its rules in or in the other one. What the mode
-//! that runs would install itself it takes over; that is its own work.
+//! It does not matter which program left it, Tripod or kube-proxy, and whether
+//! it is in the engine of the kernel that this mode has its rules in or in the
+//! other one. What the mode that runs would install itself it takes over; that
+//! is its own work.
 
 mod clearing;
-mod leftover;
 mod nftables;
+mod stale_state;
 
 use std::sync::Arc;
 
@@ -19,8 +20,8 @@ use ipnet::IpNet;
 use tokio::time::{Duration, Instant, sleep_until};
 
 use self::{
-    clearing::{Clearing, PAUSE, Pass, Work, these},
-    leftover::{Leftover, Running},
+    clearing::{Clearing, PAUSE, Pass, Work, present},
+    stale_state::{Running, StaleState},
 };
 use super::Done;
 use crate::{
@@ -30,43 +31,45 @@ use crate::{
     services::ServiceMap,
 };
 
-/// How long ServicePorts that fail may keep what is left in force: they may
-/// need it, but it does not follow their endpoints.
+/// How long stale state stays in force because ServicePorts fail: they may need
+/// it, but it does not follow their endpoints.
 const GRACE: Duration = Duration::from_secs(5 * 60);
 /// How long an old process may go on beside this one and put back what it had.
-/// Later on, whoever comes is not one that left.
+/// A process that appears later is not the one that was replaced.
 const OVERLAP: Duration = Duration::from_secs(5 * 60);
 
 /// How the last sync of a family went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Synced {
-    /// There was none that succeeded.
+    /// No sync succeeded.
     #[default]
     Not,
-    /// Without some ServicePorts.
+    /// A sync succeeded, without some ServicePorts.
     Partly,
     Wholly,
 }
 
-/// A mode that clears up behind the others once it is in force itself.
+/// A mode that removes the stale state of other modes once it is in force
+/// itself.
 pub(super) struct TakeOver<M> {
     mode: M,
-    /// Virtual servers with addresses in these are somebody else's.
+    /// Virtual servers with addresses in these networks belong to other
+    /// programs.
     exclude: Arc<[IpNet]>,
-    /// What may still be there.
-    left: Vec<Leftover>,
-    /// What was there before this mode first synced.
-    found: Option<Vec<Leftover>>,
-    /// When to look next whether it is back. Kept here, as whoever waits for it
-    /// may stop and begin again at any time.
-    look: Instant,
+    /// Stale state that may still be there.
+    stale: Vec<StaleState>,
+    /// Stale state that was there before this mode first synced.
+    found: Option<Vec<StaleState>>,
+    /// When to check next whether it is back. It is stored here because the
+    /// future that waits for it may be dropped and made again at any time.
+    check_at: Instant,
     /// How the last sync of each family went.
     families: PerFamily<Synced>,
-    /// When this mode first synced.
+    /// The time at which this mode first synced.
     synced: Option<Instant>,
-    /// When this mode came in force.
+    /// The time at which this mode came in force.
     since: Option<Instant>,
-    /// What is being removed, beside the syncs.
+    /// The removal that is under way, beside the syncs.
     clearing: Option<Clearing>,
     pass: Pass,
 }
@@ -76,9 +79,9 @@ impl<M: Mode> TakeOver<M> {
         TakeOver {
             mode,
             exclude: exclude.into(),
-            left: Leftover::ALL.into(),
+            stale: StaleState::ALL.into(),
             found: None,
-            look: Instant::now(),
+            check_at: Instant::now(),
             families: PerFamily::default(),
             synced: None,
             since: None,
@@ -87,9 +90,9 @@ impl<M: Mode> TakeOver<M> {
         }
     }
 
-    /// Returns whether all that is desired is carried by this mode now, or
-    /// never will be. What was left carries the traffic of a family that was
-    /// never synced.
+    /// Returns whether this mode carries all that is desired now, or never
+    /// will. Until then the stale state carries the traffic of a family that
+    /// was never synced.
     fn is_in_force(&mut self, outcomes: &Outcomes) -> bool {
         for (family, outcome) in outcomes.iter() {
             let Some(Ok(report)) = outcome else {
@@ -101,9 +104,9 @@ impl<M: Mode> TakeOver<M> {
             };
         }
         let now = Instant::now();
-        let are = |wanted: &[Synced]| {
+        let are = |states: &[Synced]| {
             let mut families = self.families.iter();
-            families.all(|(_, synced)| wanted.contains(synced))
+            families.all(|(_, synced)| states.contains(synced))
         };
         if are(&[Synced::Partly, Synced::Wholly]) {
             let waited = now - *self.synced.get_or_insert(now);
@@ -121,29 +124,29 @@ impl<M: Mode> TakeOver<M> {
         }
     }
 
-    /// Until when an old process may put back what it had.
+    /// Returns until when an old process may put back what it had.
     fn overlap_ends(&self) -> Option<Instant> {
         self.since.map(|since| since + OVERLAP)
     }
 
-    /// Begins to clear up, unless that is under way.
-    fn clear_up(&mut self, since: Instant) {
+    /// Begins to remove stale state, unless that is under way.
+    fn clear_stale(&mut self, since: Instant) {
         if self.clearing.is_some() {
             return;
         }
         let overlaps = self.overlap_ends().is_some_and(|end| Instant::now() < end);
-        let back = self.found.clone().filter(|_| overlaps).unwrap_or_default();
-        if self.left.is_empty() && back.is_empty() {
+        let reappeared = self.found.clone().filter(|_| overlaps).unwrap_or_default();
+        if self.stale.is_empty() && reappeared.is_empty() {
             return;
         }
         let work = Work {
-            left: self.left.clone(),
+            stale: self.stale.clone(),
             running: self.running(),
             exclude: Arc::clone(&self.exclude),
             since,
         };
-        self.clearing = Some(Clearing::begin(work, back, self.pass));
-        self.look = Instant::now() + PAUSE;
+        self.clearing = Some(Clearing::begin(work, reappeared, self.pass));
+        self.check_at = Instant::now() + PAUSE;
     }
 }
 
@@ -155,11 +158,11 @@ impl<M: Mode> Mode for TakeOver<M> {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         if self.found.is_none() {
             // Userspace mode removes what captures in another way itself.
-            self.found = Some(these(self.left.clone(), self.running()).await);
+            self.found = Some(present(self.stale.clone(), self.running()).await);
         }
         let outcomes = self.mode.sync(map, asked).await;
         if let Some(clearing) = self.clearing.as_mut().filter(|c| c.is_finished()) {
-            clearing.end(&mut self.left).await;
+            clearing.end(&mut self.stale).await;
             self.clearing = None;
         }
         let full = |(family, outcome): (_, &Option<Result<_, _>>)| {
@@ -171,7 +174,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             && fully
             && let Some(since) = self.since
         {
-            self.clear_up(since);
+            self.clear_stale(since);
         }
         outcomes
     }
@@ -180,25 +183,25 @@ impl<M: Mode> Mode for TakeOver<M> {
         let (running, ends) = (self.running(), self.overlap_ends());
         let TakeOver {
             mode,
-            left,
+            stale,
             found,
-            look,
+            check_at,
             clearing,
             ..
         } = self;
         let back = async {
             if let Some(under_way) = clearing {
-                under_way.end(left).await;
+                under_way.end(stale).await;
                 *clearing = None;
             }
             let found = found.as_deref().unwrap_or_default();
-            let watches = left.is_empty() && !found.is_empty();
+            let watches = stale.is_empty() && !found.is_empty();
             let ends = ends.filter(|_| watches);
-            while ends.is_some_and(|end| *look < end) {
-                sleep_until(*look).await;
-                *look = Instant::now() + PAUSE;
-                if !these(found.to_vec(), running.clone()).await.is_empty() {
-                    tracing::debug!("somebody put back what another mode had");
+            while ends.is_some_and(|end| *check_at < end) {
+                sleep_until(*check_at).await;
+                *check_at = Instant::now() + PAUSE;
+                if !present(found.to_vec(), running.clone()).await.is_empty() {
+                    tracing::debug!("another process put back what another mode had");
                     return;
                 }
             }
@@ -218,12 +221,12 @@ impl<M: Mode> Mode for TakeOver<M> {
 /// Removes what any mode ever installed. All are tried, even if one fails.
 ///
 /// # Errors
-/// What could not be removed.
+/// When something could not be removed; the error names it.
 pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
     let mut failed = Vec::new();
-    for leftover in Leftover::ALL {
-        if let Err(error) = leftover.clean(None, exclude).await {
-            failed.push(format!("{leftover}: {error}"));
+    for state in StaleState::ALL {
+        if let Err(error) = state.clean(None, exclude).await {
+            failed.push(format!("{state}: {error}"));
         }
     }
     if let Err(error) = probe::cleanup().await {

@@ -38,7 +38,6 @@ const LONGER_FOR_NOW: &[&str] = &[
     "src/modes/ipvs/apply.rs",
     "src/modes/userspace/mod.rs",
     "src/modes/userspace/tests.rs",
-    "src/runner/tests.rs",
     "take_over",
     "try_fault",
     "what_needs_no_rule_goes_on_when_programs_fail",

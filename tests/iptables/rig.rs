@@ -22,7 +22,7 @@ use tripod::{
     },
     net::PerFamily,
     node::NodePorts,
-    runner::{NodeAddresses, Runner, health::Health, metrics::Metrics, pace},
+    runner::{NodeAddresses, Runner, health::Health, metrics::Metrics, schedule},
     services::{Changes, Node, ServiceMap, ServicePort, Tracker},
     watch,
 };
@@ -181,11 +181,11 @@ impl Proxy {
                 let metrics = Metrics::register(&registry).expect("metrics");
                 let setup = setup(&flags, metrics.clone());
                 let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
-                let pace = pace::Options::default();
-                let health = Arc::new(Health::new(pace.sync_period));
+                let options = schedule::Options::default();
+                let health = Arc::new(Health::new(options.sync_period));
                 let tracker = Tracker::new("node");
                 let mode = mode.expect("iptables works here");
-                let mut runner = Runner::new(mode, tracker, pace, health, metrics);
+                let mut runner = Runner::new(mode, tracker, options, health, metrics);
                 let changes = Addresses(AddressChanges::open().expect("netlink"));
                 tokio::select! {
                     () = runner.run(watch::manifests::spawn(manifests), Some(changes)) => {}

@@ -60,7 +60,7 @@ pub struct Examination<'a> {
     pub findings: Option<&'a Findings>,
     /// Of two iptables programs the one that works is taken, although the other
     /// one did not answer.
-    pub settles: bool,
+    pub last_attempt: bool,
 }
 
 /// The kinds of ipset that somebody here needs, as `ipset create` spells them.
@@ -92,7 +92,7 @@ impl Kernel {
         let findings = examination.findings.filter(|_| !isolated);
         // In a thread of its own, because it has a runtime of its own.
         let rules = thread::scope(|scope| {
-            let work = || tries::xtables(findings, examination.settles);
+            let work = || tries::xtables(findings, examination.last_attempt);
             let worker = thread::Builder::new().spawn_scoped(scope, work);
             let objects = || tries::objects(examination.schedulers, findings);
             let tried = match place.and_then(|()| in_scratch(objects)) {

@@ -141,7 +141,7 @@ pub(super) fn no_rules_known(why: &str) -> Kernel {
 /// programs the node chose counts, so that this is read in its own namespace;
 /// the rest is tried in a scratch one by `features::probe`, or is among the
 /// `findings`.
-pub(super) fn xtables(findings: Option<&Findings>, settles: bool) -> Kernel {
+pub(super) fn xtables(findings: Option<&Findings>, last_attempt: bool) -> Kernel {
     let mut kernel = Kernel::default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -155,7 +155,7 @@ pub(super) fn xtables(findings: Option<&Findings>, settles: bool) -> Kernel {
     };
     let search = |family| Search {
         family,
-        settles,
+        settles: last_attempt,
         known: Some(&known),
     };
     let searches = Family::ALL.map(search);

@@ -298,7 +298,7 @@ impl Mode for Iptables {
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         let node = map.this_node().map(|node| &**node);
-        self.setup.node_ports.learn(node);
+        self.setup.node_ports.update(node);
         let (setup, counters) = (&self.setup, &self.counters);
         let before: Vec<_> = self.families.iter_mut().map(|f| f.rules.before()).collect();
         let mut families = self.families.iter_mut();

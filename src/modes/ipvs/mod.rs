@@ -213,7 +213,7 @@ impl Ipvs {
         asked: Asked<'_>,
     ) -> Result<PerFamily<Option<Work>>, netlink::Error> {
         let node = map.this_node().map(|node| &**node);
-        if self.node_ports.learn(node) {
+        if self.node_ports.update(node) {
             self.belief = PerFamily::default();
         }
         let full = |mode: &Ipvs| {

@@ -388,7 +388,7 @@ impl Mode for Userspace {
         let others = self.handover.other_processes();
         let handed_over = self.handover.differs(&others);
         self.others = others;
-        if self.options.node_ports.learn(node) || handed_over {
+        if self.options.node_ports.update(node) || handed_over {
             for (_, state) in self.families.iter_mut() {
                 state.forget();
             }

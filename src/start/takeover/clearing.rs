@@ -1,8 +1,9 @@
-//! Removing what other modes left, beside the syncs of the mode that runs.
+//! Removes the stale state of other modes, beside the syncs of the mode that
+//! runs.
 //!
 //! Counting connections means listing all that the kernel has, and a program
 //! may wait for a lock: all of that happens on threads of its own. Neither a
-//! sync nor whoever asks whether this process lives waits for it.
+//! sync nor a probe waits for it.
 
 use std::{future::Future, sync::Arc};
 
@@ -13,46 +14,48 @@ use tokio::{
     time::{Duration, Instant, sleep},
 };
 
-use super::leftover::{Leftover, Running};
+use super::stale_state::{Running, StaleState};
 
-/// How long connections may keep something from being removed that they need.
+/// How long stale state stays because connections need it.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
-/// Time from one pass to the next, while connections keep something.
+/// Time from one pass to the next, while connections need something.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);
 /// A pass that takes long takes at most this share of a thread's time.
 const SHARE: u32 = 10;
 
-/// What to clear up, and beside what.
+/// What is to be removed, and beside which mode.
 #[derive(Clone, Debug)]
 pub(super) struct Work {
-    /// What may be there.
-    pub(super) left: Vec<Leftover>,
+    /// Stale state that may be there.
+    pub(super) stale: Vec<StaleState>,
     pub(super) running: Running,
-    /// Virtual servers with addresses in these are somebody else's.
+    /// Virtual servers with addresses in these networks belong to other
+    /// programs.
     pub(super) exclude: Arc<[IpNet]>,
-    /// When the running mode came in force.
+    /// The time at which the running mode came in force.
     pub(super) since: Instant,
 }
 
-/// What one pass came to.
+/// The result of one pass.
 #[derive(Debug, Default)]
 pub(super) struct Passed {
-    /// What connections still need.
-    pub(super) kept: Vec<Leftover>,
-    /// What could not be removed.
-    pub(super) failed: Vec<Leftover>,
+    /// State that connections still need.
+    pub(super) in_use: Vec<StaleState>,
+    /// State that could not be removed.
+    pub(super) failed: Vec<StaleState>,
 }
 
 /// Makes one pass; blocks for as long as that takes.
 pub(super) type Pass = fn(&Work, waited: Duration) -> Option<Passed>;
 
 /// Work under way. Ends when it is dropped, after the pass that it is in.
-pub(super) struct Clearing(JoinHandle<Vec<Leftover>>);
+pub(super) struct Clearing(JoinHandle<Vec<StaleState>>);
 
 impl Clearing {
-    /// Begins. `back` is looked for first, where nothing else is left.
-    pub(super) fn begin(work: Work, back: Vec<Leftover>, pass: Pass) -> Clearing {
-        Clearing(tokio::spawn(clear_up(work, back, pass)))
+    /// Begins. Where `work` has no stale state, those of `reappeared` that are
+    /// there are removed.
+    pub(super) fn begin(work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Clearing {
+        Clearing(tokio::spawn(clear_up(work, reappeared, pass)))
     }
 
     /// Returns whether the clearing has ended.
@@ -60,11 +63,11 @@ impl Clearing {
         self.0.is_finished()
     }
 
-    /// Waits for the end, and puts into `left` what is left for another time. May
-    /// be dropped while it waits; not to be called again afterwards.
-    pub(super) async fn end(&mut self, left: &mut Vec<Leftover>) {
+    /// Waits for the end, and puts into `stale` what is still to be removed.
+    /// May be dropped while it waits; not to be called again afterwards.
+    pub(super) async fn end(&mut self, stale: &mut Vec<StaleState>) {
         if let Ok(later) = (&mut self.0).await {
-            *left = later;
+            *stale = later;
         }
     }
 }
@@ -75,12 +78,12 @@ impl Drop for Clearing {
     }
 }
 
-async fn clear_up(mut work: Work, back: Vec<Leftover>, pass: Pass) -> Vec<Leftover> {
-    if work.left.is_empty() && !back.is_empty() {
-        work.left = these(back, work.running.clone()).await;
+async fn clear_up(mut work: Work, reappeared: Vec<StaleState>, pass: Pass) -> Vec<StaleState> {
+    if work.stale.is_empty() && !reappeared.is_empty() {
+        work.stale = present(reappeared, work.running.clone()).await;
     }
     let mut failed = Vec::new();
-    while !work.left.is_empty() {
+    while !work.stale.is_empty() {
         let begun = Instant::now();
         let waited = work.since.elapsed();
         let now = work.clone();
@@ -88,55 +91,54 @@ async fn clear_up(mut work: Work, back: Vec<Leftover>, pass: Pass) -> Vec<Leftov
             break;
         };
         failed.extend(passed.failed);
-        work.left = passed.kept;
-        if !work.left.is_empty() {
+        work.stale = passed.in_use;
+        if !work.stale.is_empty() {
             sleep(PAUSE.max(begun.elapsed() * SHARE)).await;
         }
     }
-    failed.extend(work.left);
+    failed.extend(work.stale);
     if failed.is_empty() {
         tracing::debug!("nothing is left of other modes");
     }
     failed
 }
 
-/// Makes the real pass: has what is left take no new connections, and removes
-/// what no connection needs, or all of it after [`PATIENCE`].
+/// Makes the real pass: has the stale state take no new connections, and
+/// removes what no connection needs, or all of it after [`PATIENCE`].
 pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
     let mut passed = Passed::default();
     blocking(async {
-        for &leftover in &work.left {
+        for &state in &work.stale {
             if waited < PATIENCE {
-                match leftover.retire(&work.running, &work.exclude).await {
+                match state.retire(&work.running, &work.exclude).await {
                     Ok(0) => {}
                     Ok(connections) => {
-                        tracing::debug!(connections, "{leftover} still carries some");
-                        passed.kept.push(leftover);
+                        tracing::debug!(connections, "{state} still carries some");
+                        passed.in_use.push(state);
                         continue;
                     }
-                    Err(error) => tracing::debug!("connections of {leftover}: {error}"),
+                    Err(error) => tracing::debug!("connections of {state}: {error}"),
                 }
             }
-            if let Err(error) = leftover.clean(Some(&work.running), &work.exclude).await {
-                tracing::warn!("what {leftover} left is not all gone: {error}");
-                passed.failed.push(leftover);
+            if let Err(error) = state.clean(Some(&work.running), &work.exclude).await {
+                tracing::warn!("what {state} left is not all gone: {error}");
+                passed.failed.push(state);
             }
         }
     })?;
     Some(passed)
 }
 
-/// Returns those of `leftovers` that are there. Listing rules may take seconds,
-/// so that it is done on another thread; where there is none to be had, all of
-/// them.
-pub(super) async fn these(leftovers: Vec<Leftover>, running: Running) -> Vec<Leftover> {
-    let all = leftovers.clone();
+/// Returns those of `states` that are there. Listing rules may take seconds, so
+/// that it is done on another thread; without one, all of them are returned.
+pub(super) async fn present(states: Vec<StaleState>, running: Running) -> Vec<StaleState> {
+    let all = states.clone();
     let find = move || {
         blocking(async {
             let mut there = Vec::new();
-            for leftover in leftovers {
-                if leftover.is_there(&running).await {
-                    there.push(leftover);
+            for state in states {
+                if state.is_there(&running).await {
+                    there.push(state);
                 }
             }
             there

@@ -1,4 +1,4 @@
-//! What kube-proxy's nftables mode left; Tripod has no such mode.
+//! The stale state of kube-proxy's nftables mode.
 
 use nix::errno::Errno;
 
@@ -7,11 +7,11 @@ use crate::{
     net::Family,
 };
 
-/// What kube-proxy calls its tables, one of each family.
+/// kube-proxy's name for its tables, one of each family.
 const TABLE: &str = "kube-proxy";
 
-/// Returns the families whose table is there. A kernel that does not know
-/// nf_tables, or not for a family, holds none.
+/// Returns the families whose table is there. A kernel without nf_tables, or
+/// without it for a family, has none.
 fn find() -> Result<Option<(Rules, Vec<Family>)>, Error> {
     let Some(mut rules) = known(Rules::open())? else {
         return Ok(None);
@@ -26,7 +26,7 @@ fn find() -> Result<Option<(Rules, Vec<Family>)>, Error> {
     Ok(Some((rules, found)))
 }
 
-/// Returns whether there are any.
+/// Returns whether some table is there.
 pub(super) fn is_there() -> bool {
     matches!(find(), Ok(Some((_, families))) if !families.is_empty())
 }
@@ -57,9 +57,10 @@ pub(super) fn clean() -> Result<(), Error> {
     outcome
 }
 
-/// Has nothing lead to the rules of these families' tables any more, and leaves
-/// them; see [`iptables::retire`](crate::modes::iptables::retire). Answers where
-/// there are some.
+/// Unlinks the base chains of these families' tables, so that no packet reaches
+/// their rules, and leaves the rest; see
+/// [`iptables::retire`](crate::modes::iptables::retire). Returns the families
+/// that have tables.
 pub(super) fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
     let Some((mut rules, mut found)) = find()? else {
         return Ok(Vec::new());

@@ -16,8 +16,8 @@ use crate::{
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A mode whose syncs end as it is told.
-struct Told(Outcome);
+/// A mode whose syncs end as the test asks.
+struct Scripted(Outcome);
 
 #[derive(Clone, Copy)]
 enum Outcome {
@@ -26,11 +26,11 @@ enum Outcome {
     Partly,
     Fails,
     FailsForIpv6,
-    /// Removes what was left itself.
+    /// It removes the stale state itself.
     Removes,
 }
 
-impl Mode for Told {
+impl Mode for Scripted {
     fn name(&self) -> ModeName {
         ModeName::Userspace
     }
@@ -76,7 +76,7 @@ fn sh(script: &str) -> String {
 }
 
 /// Each engine has something of kube-proxy's.
-fn leave() {
+fn leave_chains() {
     sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -w -t nat -N KUBE-SVC-OLD");
 }
 
@@ -84,25 +84,25 @@ fn remove() {
     sh("iptables-nft -t nat -X KUBE-SVC-OLD; iptables-legacy -w -t nat -X KUBE-SVC-OLD");
 }
 
-fn left() -> usize {
+fn remaining_chains() -> usize {
     let saved = sh("iptables-nft-save -t nat; iptables-legacy-save -t nat");
     saved.matches(":KUBE-SVC-OLD ").count()
 }
 
 fn bench(test: impl AsyncFnOnce(Bench) + Send + 'static) {
     in_namespace(|| {
-        leave();
+        leave_chains();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap();
-        let mode = Told(Outcome::Well);
+        let mode = Scripted(Outcome::Well);
         let bench = Bench(TakeOver::new(mode, Vec::new()));
         runtime.block_on(test(bench));
     });
 }
 
-struct Bench(TakeOver<Told>);
+struct Bench(TakeOver<Scripted>);
 
 impl Bench {
     async fn sync(&mut self, full: bool, outcome: Outcome) {
@@ -121,7 +121,7 @@ impl Bench {
     /// Waits until nothing is being removed any more.
     async fn cleared(&mut self) {
         if let Some(clearing) = &mut self.0.clearing {
-            let end = clearing.end(&mut self.0.left);
+            let end = clearing.end(&mut self.0.stale);
             let ended = tokio::time::timeout(DEADLINE, end).await;
             ended.expect("it comes to an end");
             self.0.clearing = None;
@@ -133,15 +133,19 @@ impl Bench {
 fn nothing_goes_before_a_sync_that_succeeds() {
     bench(async |mut bench| {
         bench.sync(true, Outcome::Fails).await;
-        assert_eq!(left(), 2, "the first sync failed");
+        assert_eq!(remaining_chains(), 2, "the first sync failed");
         bench.sync(true, Outcome::FailsForIpv6).await;
-        assert_eq!(left(), 2, "it may carry what fails");
+        assert_eq!(remaining_chains(), 2, "it may carry what fails");
         bench.sync(true, Outcome::Partly).await;
-        assert_eq!(left(), 2, "what failed may need it");
+        assert_eq!(remaining_chains(), 2, "what failed may need it");
         bench.sync(false, Outcome::Well).await;
-        assert_eq!(left(), 2, "there is time until the next full sync");
+        assert_eq!(
+            remaining_chains(),
+            2,
+            "there is time until the next full sync"
+        );
         bench.sync(true, Outcome::Partly).await;
-        assert_eq!(left(), 0, "all was carried once");
+        assert_eq!(remaining_chains(), 0, "all was carried once");
     });
 }
 
@@ -155,97 +159,105 @@ async fn pass(time: Duration) {
 fn what_an_old_process_puts_back_goes_again() {
     bench(async |mut bench| {
         bench.sync(true, Outcome::Removes).await;
-        assert_eq!(left(), 0);
-        for (program, kept) in [("iptables-nft", 1), ("iptables-legacy", 1)] {
+        assert_eq!(remaining_chains(), 0);
+        for (program, expected) in [("iptables-nft", 1), ("iptables-legacy", 1)] {
             sh(&format!("{program} -w -t nat -N KUBE-SVC-OLD"));
-            assert_eq!(left(), kept);
+            assert_eq!(remaining_chains(), expected);
             pass(PAUSE).await;
             let seen =
                 tokio::time::timeout(Duration::from_secs(20), bench.0.externally_modified()).await;
-            assert!(seen.is_ok(), "{program}: it was not looked for");
+            assert!(seen.is_ok(), "{program}: its chains were not listed");
             bench.sync(true, Outcome::Well).await;
-            assert_eq!(left(), 0, "{program}");
+            assert_eq!(remaining_chains(), 0, "{program}");
         }
         sh("nft add table ip kube-proxy");
         bench.sync(true, Outcome::Well).await;
         let tables = sh("nft list tables");
         assert!(tables.contains("kube-proxy"), "it was not there at first");
         pass(OVERLAP).await;
-        leave();
+        leave_chains();
         bench.sync(true, Outcome::Well).await;
-        assert_eq!(left(), 2, "whoever comes later is not one that left");
+        assert_eq!(
+            remaining_chains(),
+            2,
+            "a process that comes later is not the one that was replaced"
+        );
     });
 }
 
 #[test]
-fn nothing_is_looked_for_where_nothing_was() {
+fn nothing_is_listed_where_nothing_was() {
     bench(async |mut bench| {
         remove();
         bench.sync(true, Outcome::Well).await;
-        leave();
+        leave_chains();
         pass(PAUSE).await;
         let waited =
             tokio::time::timeout(Duration::from_millis(50), bench.0.externally_modified()).await;
         assert!(waited.is_err());
         bench.sync(true, Outcome::Well).await;
-        assert_eq!(left(), 2, "whoever comes later is not one that left");
+        assert_eq!(
+            remaining_chains(),
+            2,
+            "a process that comes later is not the one that was replaced"
+        );
     });
 }
 
 #[test]
-fn what_always_fails_does_not_keep_what_was_left_for_ever() {
+fn what_always_fails_does_not_preserve_stale_state_for_ever() {
     bench(async |mut bench| {
         bench.sync(true, Outcome::Partly).await;
         tokio::time::pause();
         tokio::time::advance(GRACE - Duration::from_secs(10)).await;
         tokio::time::resume();
         bench.sync(true, Outcome::Partly).await;
-        assert_eq!(left(), 2);
+        assert_eq!(remaining_chains(), 2);
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(10)).await;
         tokio::time::resume();
         bench.sync(true, Outcome::Partly).await;
-        assert_eq!(left(), 0);
+        assert_eq!(remaining_chains(), 0);
     });
 }
 
 #[test]
-fn what_cannot_be_removed_is_tried_again() {
+fn what_cannot_be_removed_is_retried() {
     bench(async |mut bench| {
         let rule = "OUTPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT";
         sh(&format!(
             "ipset create KUBE-CLUSTER-IP hash:ip,port; iptables-nft -A {rule}"
         ));
         bench.sync(true, Outcome::Well).await;
-        assert_eq!(left(), 0, "all else is gone");
+        assert_eq!(remaining_chains(), 0, "all else is gone");
         assert!(sh("ipset list -n").contains("KUBE-CLUSTER-IP\n"));
-        assert_eq!(bench.0.left, [Leftover::Of(ModeName::Ipvs)]);
+        assert_eq!(bench.0.stale, [StaleState::Of(ModeName::Ipvs)]);
         sh(&format!("iptables-nft -D {rule}"));
         bench.sync(true, Outcome::Well).await;
         assert_eq!(sh("ipset list -n"), "");
-        assert_eq!(bench.0.left, []);
+        assert_eq!(bench.0.stale, []);
     });
 }
 
 /// One end in the pass under way, one in the test.
 static PASSES: Mutex<Option<(Sender<()>, Receiver<()>)>> = Mutex::new(None);
 
-/// Says that it began, then blocks its thread until it may go on.
+/// Signals that it began, then blocks its thread until it may go on.
 fn slow(work: &Work, _: Duration) -> Option<Passed> {
     let ends = PASSES.lock().unwrap().take();
     let (begun, go) = ends.expect("one pass");
     begun.send(()).unwrap();
     go.recv_timeout(DEADLINE).expect("others run meanwhile");
     Some(Passed {
-        kept: Vec::new(),
-        failed: work.left.clone(),
+        in_use: Vec::new(),
+        failed: work.stale.clone(),
     })
 }
 
 /// Neither a sync nor anything else on the thread waits for what is counted and
 /// removed.
 #[test]
-fn clearing_up_delays_nobody() {
+fn clearing_delays_neither_syncs_nor_probes() {
     bench(async |mut bench| {
         let ((begun, begins), (go, goes)) = (channel(), channel());
         *PASSES.lock().unwrap() = Some((begun, goes));
@@ -269,6 +281,6 @@ fn clearing_up_delays_nobody() {
         assert!(disturbed.await.is_err());
         go.send(()).unwrap();
         bench.cleared().await;
-        assert_eq!(bench.0.left, Leftover::ALL, "what failed is tried again");
+        assert_eq!(bench.0.stale, StaleState::ALL, "what failed is tried again");
     });
 }

@@ -22,6 +22,8 @@ use crate::{
     },
 };
 
+mod failing;
+
 const MS: Duration = Duration::from_millis(1);
 
 /// What a sync was asked for: its time in milliseconds, whether it was full,
@@ -30,18 +32,18 @@ type Call = (u128, bool, Vec<String>);
 
 /// What a sync of one family was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Asking {
+struct SyncCall {
     at: u128,
     family: Family,
     retry: bool,
     stale_endpoints: usize,
 }
 
-/// A mode that notes its syncs and does as it is told.
-struct Noting {
+/// A mode that records its syncs and behaves as the test asks.
+struct RecordingMode {
     start: Instant,
     calls: watch::Sender<Vec<Call>>,
-    asked: Arc<Mutex<Vec<Asking>>>,
+    asked: Arc<Mutex<Vec<SyncCall>>>,
     behaviour: Arc<Mutex<Behaviour>>,
 }
 
@@ -55,7 +57,7 @@ struct Behaviour {
     lingering: usize,
 }
 
-impl Mode for Noting {
+impl Mode for RecordingMode {
     fn name(&self) -> ModeName {
         ModeName::Userspace
     }
@@ -70,7 +72,7 @@ impl Mode for Noting {
             };
             full |= changes.full;
             names.extend(changes.ports.iter().map(|p| p.service.name.to_string()));
-            self.asked.lock().unwrap().push(Asking {
+            self.asked.lock().unwrap().push(SyncCall {
                 at,
                 family,
                 retry: changes.retry,
@@ -121,7 +123,7 @@ impl NodeAddresses for Addresses {
     }
 }
 
-/// Notes which Services came in force.
+/// Records which Services came in force.
 struct Follower(Arc<Mutex<Followed>>);
 
 /// Families that came in force, and the changed Services.
@@ -140,7 +142,7 @@ struct Bench {
     batches: mpsc::Sender<Batch>,
     addresses: mpsc::Sender<()>,
     calls: watch::Receiver<Vec<Call>>,
-    asked: Arc<Mutex<Vec<Asking>>>,
+    asked: Arc<Mutex<Vec<SyncCall>>>,
     followed: Arc<Mutex<Followed>>,
     behaviour: Arc<Mutex<Behaviour>>,
     health: Arc<Health>,
@@ -151,30 +153,30 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        Bench::with(pace::Options {
+        Bench::with(schedule::Options {
             burst: 1,
-            ..pace::Options::default()
+            ..schedule::Options::default()
         })
     }
 
-    fn with(pace: pace::Options) -> Bench {
+    fn with(options: schedule::Options) -> Bench {
         let (batches, from_batches) = mpsc::channel(1024);
         let (addresses, from_addresses) = mpsc::channel(16);
         let (calls, seen) = watch::channel(Vec::new());
         let behaviour = Arc::default();
         let asked = Arc::default();
         let followed = Arc::default();
-        let health = Arc::new(Health::new(2 * pace.sync_period));
+        let health = Arc::new(Health::new(2 * options.sync_period));
         let registry = Registry::new();
         let metrics = Metrics::register(&registry).unwrap();
-        let mode = Noting {
+        let mode = RecordingMode {
             start: Instant::now(),
             calls,
             asked: Arc::clone(&asked),
             behaviour: Arc::clone(&behaviour),
         };
         let tracker = Tracker::new("node");
-        let mut runner = Runner::new(mode, tracker, pace, Arc::clone(&health), metrics);
+        let mut runner = Runner::new(mode, tracker, options, Arc::clone(&health), metrics);
         runner.follow(Follower(Arc::clone(&followed)));
         let _runner = tokio::spawn(async move {
             runner
@@ -305,16 +307,16 @@ async fn the_first_sync_waits_for_the_first_batch_and_is_full() {
 }
 
 #[test]
-fn others_have_their_turn_however_short_the_periods_are() {
+fn other_tasks_run_however_short_the_periods_are() {
     let (end, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build().unwrap();
         runtime.block_on(async {
-            let bench = Bench::with(pace::Options {
+            let bench = Bench::with(schedule::Options {
                 min_interval: Duration::ZERO,
                 sync_period: Duration::from_nanos(1),
-                ..pace::Options::default()
+                ..schedule::Options::default()
             });
             bench.send(Vec::new()).await;
         });
@@ -370,7 +372,7 @@ async fn everything_is_synced_every_sync_period_and_when_node_addresses_change()
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_are_kept_until_a_sync_succeeds() {
+async fn changes_stay_pending_until_a_sync_succeeds() {
     let mut bench = Bench::new();
     bench.send(Vec::new()).await;
     pass(1_000 * MS).await;
@@ -399,7 +401,7 @@ async fn changes_are_kept_until_a_sync_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_failed_for_single_ports_is_tried_again() {
+async fn what_failed_for_single_ports_is_retried() {
     let mut bench = Bench::new();
     let web = bench.service("web", "10.0.0.1");
     bench.behaviour.lock().unwrap().fails_for = vec![port_name("ns/web")];
@@ -416,7 +418,7 @@ async fn what_failed_for_single_ports_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lingering_addresses_are_looked_at_again() {
+async fn lingering_addresses_are_synced_again() {
     let mut bench = Bench::new();
     bench.behaviour.lock().unwrap().lingering = 1;
     bench.send(Vec::new()).await;
@@ -426,188 +428,4 @@ async fn lingering_addresses_are_looked_at_again() {
     pass(5_000 * MS).await;
     let times: Vec<_> = bench.take(0).iter().map(|call| call.0).collect();
     assert_eq!(times, [0, 1_000, 2_000]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn health_ends_when_syncs_stop_succeeding_and_comes_back() {
-    let bench = Bench::new();
-    bench.send(Vec::new()).await;
-    let families = bench.health.snapshot().families;
-    assert!(
-        families
-            .iter()
-            .all(|(_, health)| health.last_updated.is_some())
-    );
-    assert_eq!(families.len(), 2);
-
-    // Nothing changes: it is the full sync of every 30 s that fails.
-    bench.behaviour.lock().unwrap().fails = true;
-    pass(30_000 * MS).await;
-    for _ in 0..59 {
-        pass(1_000 * MS).await;
-        assert!(bench.health.snapshot().healthy);
-    }
-    pass(1_000 * MS).await;
-    assert!(!bench.health.snapshot().healthy);
-    bench.behaviour.lock().unwrap().fails = false;
-    for _ in 0..30 {
-        pass(1_000 * MS).await;
-    }
-    assert!(bench.health.snapshot().healthy);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_sync_that_hangs_is_no_health() {
-    let bench = Bench::new();
-    bench.send(Vec::new()).await;
-    bench.behaviour.lock().unwrap().takes = 1_000_000 * MS;
-    pass(30_000 * MS).await;
-    pass(59_000 * MS).await;
-    assert!(bench.health.snapshot().healthy);
-    pass(1_000 * MS).await;
-    assert!(!bench.health.snapshot().healthy);
-}
-
-#[tokio::test(start_paused = true)]
-async fn syncs_are_counted_by_family_and_kind() {
-    let mut bench = Bench::new();
-    bench.send(Vec::new()).await;
-    pass(1_000 * MS).await;
-    let service = bench.service("web", "10.0.0.1");
-    let endpoint = SocketAddr::new(IpAddr::from([10, 1, 0, 1]), 8080);
-    let slice = bench.slice("web", endpoint);
-    bench.send(vec![service, slice]).await;
-    for (name, v4, v6) in [
-        ("kubeproxy_sync_proxy_rules_duration_seconds", 2.0, 1.0),
-        ("kubeproxy_sync_full_proxy_rules_duration_seconds", 1.0, 1.0),
-        (
-            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-            1.0,
-            0.0,
-        ),
-    ] {
-        assert_eq!(
-            bench.value(name, &[("ip_family", "IPv4")]),
-            Some(v4),
-            "{name}"
-        );
-        assert_eq!(
-            bench.value(name, &[("ip_family", "IPv6")]),
-            Some(v6),
-            "{name}"
-        );
-    }
-    let endpoints = "kubeproxy_sync_proxy_rules_endpoint_changes_total";
-    assert_eq!(bench.value(endpoints, &[]), Some(1.0));
-    // Its internal policy is Local, and its endpoint is elsewhere.
-    let none = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
-    let internal = [("ip_family", "IPv4"), ("traffic_policy", "internal")];
-    assert_eq!(bench.value(none, &internal), Some(1.0));
-    let gone = Event::ServiceGone(service_name("ns/web"));
-    bench.send(vec![gone]).await;
-    pass(10 * MS).await;
-    assert_eq!(bench.value(none, &internal), Some(0.0));
-}
-
-/// The times, in milliseconds, at which a sync of `family` was asked for.
-fn times(asked: &[Asking], family: Family) -> Vec<u128> {
-    let of_family = asked.iter().filter(|asking| asking.family == family);
-    of_family.map(|asking| asking.at).collect()
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_family_that_fails_is_tried_again_with_growing_pauses_and_keeps_nothing_back() {
-    let mut bench = Bench::new();
-    bench.behaviour.lock().unwrap().ipv6_fails = true;
-    bench.send(Vec::new()).await;
-    pass(100 * MS).await;
-    let service = bench.dual_stack("dns");
-    bench.send(vec![service]).await;
-    let followed = std::mem::take(&mut *bench.followed.lock().unwrap());
-    let dns = || names(&["dns"]);
-    assert_eq!(followed, [(Family::V4, names(&[])), (Family::V4, dns())]);
-    let last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
-    assert!(bench.value(last, &[("ip_family", "IPv4")]) > Some(0.0));
-    assert_eq!(bench.value(last, &[("ip_family", "IPv6")]), None);
-    let pending = "kubeproxy_sync_proxy_rules_service_changes_pending";
-    assert_eq!(bench.value(pending, &[]), Some(1.0));
-
-    for _ in 0..75 {
-        pass(1_000 * MS).await;
-    }
-    let health = bench.health.snapshot();
-    assert!(health.is_healthy(Family::V4) && !health.is_healthy(Family::V6));
-    let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
-    // Then they are as long as the sync period.
-    assert_eq!(
-        times(&asked, Family::V6)[..5],
-        [0, 1_100, 3_100, 7_100, 15_100]
-    );
-    let retried = asked.iter().filter(|asking| asking.family == Family::V6);
-    assert!(retried.skip(1).all(|asking| asking.retry));
-    let in_time = times(&asked, Family::V4).into_iter();
-    let in_time: Vec<_> = in_time.filter(|at| *at < 30_000).collect();
-    assert_eq!(in_time, [0, 100], "nothing of it failed");
-
-    bench.behaviour.lock().unwrap().ipv6_fails = false;
-    bench.followed.lock().unwrap().clear();
-    pass(30_000 * MS).await;
-    let followed = bench.followed.lock().unwrap().clone();
-    assert!(followed.contains(&(Family::V6, dns())), "{followed:?}");
-    assert_eq!(bench.value(pending, &[]), Some(0.0));
-    assert!(bench.health.snapshot().healthy);
-}
-
-#[tokio::test(start_paused = true)]
-async fn stale_flows_of_one_family_do_not_wait_for_the_other_and_are_bounded() {
-    let mut bench = Bench::new();
-    let service = bench.dual_stack("dns");
-    bench.send(vec![service]).await;
-    pass(100 * MS).await;
-    bench.behaviour.lock().unwrap().ipv6_fails = true;
-    let endpoints = 11_000_u16;
-    for n in 0..endpoints {
-        let [high, low] = n.to_be_bytes();
-        let v4 = SocketAddr::from(([10, 1, high, low], 53));
-        let v6 = SocketAddr::from(([0xfd01, 0, 0, 0, 0, 0, 0, n], 53));
-        let v4 = bench.slice_of("UDP", "dns", v4);
-        let v6 = bench.slice_of("UDP", "dns", v6);
-        bench.send(vec![v4, v6]).await;
-        pass(10 * MS).await;
-    }
-    let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
-    let most = |family| {
-        let of_family = asked.iter().filter(|asking| asking.family == family);
-        of_family.map(|asking| asking.stale_endpoints).max()
-    };
-    assert_eq!(most(Family::V4), Some(1), "each is cleaned at once");
-    assert!(most(Family::V6) > Some(5_000), "they are kept");
-    assert!(most(Family::V6) < Some(usize::from(endpoints) - 100));
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_fails_anew_does_not_wait_for_what_has_failed_for_long() {
-    let bench = Bench::new();
-    let unfinished = |what: &[&str]| {
-        bench.behaviour.lock().unwrap().unfinished = names(what);
-    };
-    unfinished(&["chain A is not removed"]);
-    bench.send(Vec::new()).await;
-    for _ in 0..20 {
-        pass(1_000 * MS).await;
-    }
-    bench.asked.lock().unwrap().clear();
-    unfinished(&["chain A is not removed", "chain B is not removed"]);
-    bench.addresses.send(()).await.unwrap();
-    settle().await;
-    for _ in 0..10 {
-        pass(1_000 * MS).await;
-    }
-    unfinished(&[]);
-    for _ in 0..19 {
-        pass(1_000 * MS).await;
-    }
-    let asked = std::mem::take(&mut *bench.asked.lock().unwrap());
-    let times = times(&asked, Family::V4);
-    assert_eq!(times, [20_000, 21_000, 23_000, 27_000, 35_000]);
 }

@@ -1,4 +1,4 @@
-//! From settings to what each mode is given.
+//! Builds the mode that the settings ask for.
 
 use std::{error::Error, sync::Arc};
 
@@ -33,8 +33,8 @@ fn detect_local(configured: &net::DetectLocal) -> userspace::DetectLocal {
     }
 }
 
-/// What modes are made from.
-pub(super) struct Site<'a> {
+/// The settings and the parts of this node from which modes are built.
+pub(super) struct NodeContext<'a> {
     pub(super) settings: &'a Settings,
     pub(super) kernel: &'a Kernel,
     pub(super) node_ports: &'a Arc<NodePorts>,
@@ -42,7 +42,7 @@ pub(super) struct Site<'a> {
     pub(super) metrics: &'a Metrics,
 }
 
-impl Site<'_> {
+impl NodeContext<'_> {
     /// Returns the mode of that name; nothing of the node changes yet.
     ///
     /// # Errors

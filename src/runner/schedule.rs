@@ -53,14 +53,14 @@ pub enum Outcome {
     Done,
     /// Some of it is not, and is to be tried again; the rest need not wait.
     Partly {
-        /// Something fails that did not before.
-        anew: bool,
+        /// Whether something fails that did not before.
+        new_failures: bool,
     },
     /// Nothing took effect.
     Failed,
 }
 
-/// What the sync of a family that begins is to be.
+/// How a sync of a family that begins is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The sync period is over: everything is compared.
@@ -69,64 +69,64 @@ pub struct Turn {
     pub retry: bool,
 }
 
-/// Says when the next sync is due, and of which families.
+/// Decides when the next sync is due, and of which families.
 #[derive(Debug)]
-pub struct Pace {
+pub struct SyncScheduler {
     options: Options,
     /// Syncs that may start now.
     tokens: u32,
-    /// Since when the next token grows.
+    /// Start of the interval after which there is one more token.
     growing: Instant,
     full_at: Instant,
-    families: PerFamily<FamilyPace>,
+    families: PerFamily<FamilySchedule>,
 }
 
 #[derive(Debug)]
-struct FamilyPace {
-    /// A sync was asked for.
+struct FamilySchedule {
+    /// Whether a sync was requested.
     requested: bool,
-    /// No request is heard before: what has just failed as a whole would
+    /// No request is due before this: what has just failed as a whole would
     /// most likely fail again.
     not_before: Option<Instant>,
     backoff: Backoff,
-    look_at: Option<Instant>,
+    sync_by: Option<Instant>,
 }
 
-impl FamilyPace {
+impl FamilySchedule {
     fn due(&self, now: Instant) -> Option<Instant> {
         let requested = self.requested.then(|| self.not_before.unwrap_or(now));
-        let all = [requested, self.backoff.due(), self.look_at];
+        let all = [requested, self.backoff.due(), self.sync_by];
         all.into_iter().flatten().min()
     }
 }
 
-impl Pace {
+impl SyncScheduler {
     /// Returns a scheduler for which nothing is due before the sync period is
     /// over, unless it is requested.
-    pub fn new(options: Options, now: Instant) -> Pace {
-        Pace {
+    pub fn new(options: Options, now: Instant) -> SyncScheduler {
+        SyncScheduler {
             tokens: options.burst.max(1),
             growing: now,
             full_at: now + options.sync_period,
-            families: PerFamily::each(|_| FamilyPace {
+            families: PerFamily::each(|_| FamilySchedule {
                 requested: false,
                 not_before: None,
                 backoff: Backoff::new(options.retry, options.sync_period),
-                look_at: None,
+                sync_by: None,
             }),
             options,
         }
     }
 
-    /// Asks for a sync of `family`. Requests until it starts are one.
+    /// Requests a sync of `family`. Requests until it starts are one.
     pub fn request(&mut self, family: Family) {
         self.families.get_mut(family).requested = true;
     }
 
-    /// Asks for a sync of `family` no later than `at`.
-    pub fn look_again(&mut self, family: Family, at: Instant) {
-        let look_at = &mut self.families.get_mut(family).look_at;
-        *look_at = Some(look_at.map_or(at, |earlier| earlier.min(at)));
+    /// Requests a sync of `family` no later than `at`.
+    pub fn sync_by(&mut self, family: Family, at: Instant) {
+        let sync_by = &mut self.families.get_mut(family).sync_by;
+        *sync_by = Some(sync_by.map_or(at, |earlier| earlier.min(at)));
     }
 
     /// Returns when the next sync is due; now, if that is past.
@@ -153,21 +153,23 @@ impl Pace {
                 return None;
             }
             family.requested = false;
-            family.look_at = None;
+            family.sync_by = None;
             let retry = full || family.backoff.due().is_some_and(|due| due <= now);
             Some(Turn { full, retry })
         })
     }
 
-    /// The sync that began has ended, for `family` as `outcome` says.
+    /// Records that the sync that began has ended, for `family` with `outcome`.
     pub fn end(&mut self, family: Family, now: Instant, outcome: Outcome) {
         self.growing = now;
         let family = self.families.get_mut(family);
         family.not_before = None;
         match outcome {
             Outcome::Done => family.backoff.succeeded(),
-            Outcome::Partly { anew: true } => family.backoff.failed_anew(now),
-            Outcome::Partly { anew: false } => family.backoff.failed(now),
+            Outcome::Partly { new_failures: true } => family.backoff.failed_anew(now),
+            Outcome::Partly {
+                new_failures: false,
+            } => family.backoff.failed(now),
             Outcome::Failed => {
                 family.backoff.failed(now);
                 family.not_before = Some(now + self.options.retry);
@@ -175,8 +177,8 @@ impl Pace {
         }
     }
 
-    /// The sync that ended was a full one of both families. One that failed
-    /// counts, too: its retry is a full sync.
+    /// Records that the sync that ended was a full one of both families. One
+    /// that failed counts, too: its retry is a full sync.
     pub fn was_full(&mut self, now: Instant) {
         self.full_at = now + self.options.sync_period;
     }

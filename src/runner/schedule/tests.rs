@@ -11,9 +11,9 @@ fn options() -> Options {
     }
 }
 
-/// A pace, its clock, and syncs that take no time.
+/// A scheduler, its clock, and syncs that take no time.
 struct Clock {
-    pace: Pace,
+    scheduler: SyncScheduler,
     start: Instant,
     now: Instant,
 }
@@ -22,15 +22,15 @@ impl Clock {
     fn new(options: Options) -> Clock {
         let now = Instant::now();
         Clock {
-            pace: Pace::new(options, now),
+            scheduler: SyncScheduler::new(options, now),
             start: now,
             now,
         }
     }
 
-    /// Time in milliseconds at which the next sync is due.
+    /// Returns the time in milliseconds at which the next sync is due.
     fn due(&self) -> u128 {
-        let due = self.pace.due(self.now).max(self.now);
+        let due = self.scheduler.due(self.now).max(self.now);
         (due - self.start).as_millis()
     }
 
@@ -40,30 +40,30 @@ impl Clock {
     }
 
     fn request(&mut self) -> &mut Self {
-        self.pace.request(Family::V4);
+        self.scheduler.request(Family::V4);
         self
     }
 
-    /// Goes to when the sync is due, and has it end as `outcome` says. True if
-    /// the sync period made it a full one.
+    /// Advances the clock to when the sync is due, and has it end with
+    /// `outcome`. Returns true if the sync period made it a full one.
     fn sync(&mut self, outcome: Outcome) -> bool {
-        self.now = self.pace.due(self.now).max(self.now);
-        let turns = self.pace.begin(self.now);
+        self.now = self.scheduler.due(self.now).max(self.now);
+        let turns = self.scheduler.begin(self.now);
         for (family, turn) in turns {
             if turn.is_some() {
-                self.pace.end(family, self.now, outcome);
+                self.scheduler.end(family, self.now, outcome);
             }
         }
         let full = turns.v4.is_some_and(|turn| turn.full);
         if full {
-            self.pace.was_full(self.now);
+            self.scheduler.was_full(self.now);
         }
         full
     }
 }
 
 #[test]
-fn the_first_request_is_heard_at_once() {
+fn the_first_request_is_due_at_once() {
     let mut clock = Clock::new(options());
     assert_eq!(clock.due(), 30_000, "nothing is due by itself");
     assert_eq!(clock.request().due(), 0);
@@ -92,9 +92,9 @@ fn a_request_soon_after_a_sync_waits_for_the_minimum_interval() {
 fn the_minimum_interval_begins_when_a_sync_ends() {
     let mut clock = Clock::new(options());
     clock.at(100).request();
-    clock.pace.begin(clock.now);
+    clock.scheduler.begin(clock.now);
     clock.at(170).request();
-    clock.pace.end(Family::V4, clock.now, Outcome::Done);
+    clock.scheduler.end(Family::V4, clock.now, Outcome::Done);
     assert_eq!(clock.due(), 180);
 }
 
@@ -143,15 +143,20 @@ fn full_syncs_come_every_sync_period_whatever_else_is_synced() {
     assert_eq!(clock.due(), 60_000);
     // One that came for another reason counts too.
     clock.at(50_000).request();
-    clock.pace.begin(clock.now);
-    clock.pace.end(Family::V4, clock.now, Outcome::Done);
-    clock.pace.was_full(clock.now);
+    clock.scheduler.begin(clock.now);
+    clock.scheduler.end(Family::V4, clock.now, Outcome::Done);
+    clock.scheduler.was_full(clock.now);
     assert_eq!(clock.due(), 80_000);
 }
 
 #[test]
 fn failures_are_retried_after_a_pause_that_doubles_to_the_sync_period() {
-    for outcome in [Outcome::Partly { anew: false }, Outcome::Failed] {
+    for outcome in [
+        Outcome::Partly {
+            new_failures: false,
+        },
+        Outcome::Failed,
+    ] {
         let mut clock = Clock::new(options());
         clock.request().sync(outcome);
         let mut pauses = Vec::new();
@@ -177,7 +182,9 @@ fn failures_are_retried_after_a_pause_that_doubles_to_the_sync_period() {
 
 #[test]
 fn a_change_does_not_wait_for_the_retry_of_another() {
-    let fails = Outcome::Partly { anew: false };
+    let fails = Outcome::Partly {
+        new_failures: false,
+    };
     let mut clock = Clock::new(options());
     clock.request().sync(fails);
     assert_eq!(clock.at(100).request().due(), 100);
@@ -204,18 +211,18 @@ fn a_family_that_fails_delays_nothing_of_the_other() {
     let mut clock = Clock::new(options());
     let begin = |clock: &mut Clock| {
         let now = clock.now;
-        let turns = clock.pace.begin(now);
+        let turns = clock.scheduler.begin(now);
         turns.map(|_, turn| turn.map(|turn| turn.retry))
     };
-    clock.pace.request(v6);
+    clock.scheduler.request(v6);
     let both = PerFamily {
         v4: Some(false),
         v6: Some(false),
     };
     assert_eq!(begin(clock.request()), both);
-    clock.pace.end(v4, clock.now, Outcome::Done);
-    clock.pace.end(v6, clock.now, Outcome::Failed);
-    clock.pace.request(v6);
+    clock.scheduler.end(v4, clock.now, Outcome::Done);
+    clock.scheduler.end(v6, clock.now, Outcome::Failed);
+    clock.scheduler.request(v6);
     assert_eq!(clock.at(100).due(), 1_000);
     assert_eq!(clock.request().due(), 100);
     let first = PerFamily {
@@ -223,7 +230,7 @@ fn a_family_that_fails_delays_nothing_of_the_other() {
         v6: None,
     };
     assert_eq!(begin(&mut clock), first);
-    clock.pace.end(v4, clock.now, Outcome::Done);
+    clock.scheduler.end(v4, clock.now, Outcome::Done);
     assert_eq!(clock.due(), 1_000, "it is tried again, all the same");
     let second = PerFamily {
         v4: None,
@@ -241,11 +248,11 @@ fn a_full_sync_that_failed_is_not_due_at_once() {
 }
 
 #[test]
-fn looking_again_happens_once() {
+fn a_sync_asked_for_by_a_time_happens_once() {
     let mut clock = Clock::new(options());
     let second = clock.start + 1_000 * MS;
-    clock.pace.look_again(Family::V4, second);
-    clock.pace.look_again(Family::V4, second + 1_000 * MS);
+    clock.scheduler.sync_by(Family::V4, second);
+    clock.scheduler.sync_by(Family::V4, second + 1_000 * MS);
     assert_eq!(clock.due(), 1_000);
     clock.sync(Outcome::Done);
     assert_eq!(clock.due(), 30_000);
@@ -267,7 +274,7 @@ proptest::proptest! {
             if clock.now < clock.start + MS * ms {
                 clock.at(ms);
             }
-            let outcome = if kind == 0 { Outcome::Partly { anew: kind == 1 } } else { Outcome::Done };
+            let outcome = if kind == 0 { Outcome::Partly { new_failures: kind == 1 } } else { Outcome::Done };
             let asked = clock.now;
             clock.request().sync(outcome);
             proptest::prop_assert!(clock.now - asked <= 10 * MS);

@@ -1,5 +1,5 @@
-//! What an earlier proxy may have left, and removing it beside the mode that
-//! runs.
+//! The stale state that an earlier proxy may have left, and its removal beside
+//! the mode that runs.
 
 use std::fmt;
 
@@ -16,54 +16,54 @@ use crate::{
     net::{Family, ModeName},
 };
 
-/// Something that an earlier proxy may have left.
+/// Stale state that an earlier proxy may have left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leftover {
+pub(super) enum StaleState {
     /// What this mode installs; of the mode that runs, in the other engine.
     Of(ModeName),
     /// The tables of kube-proxy's nftables mode.
     Nftables,
 }
 
-impl Leftover {
-    pub(super) const ALL: [Leftover; 4] = [
-        Leftover::Of(ModeName::Ipvs),
-        Leftover::Of(ModeName::Iptables),
-        Leftover::Of(ModeName::Userspace),
-        Leftover::Nftables,
+impl StaleState {
+    pub(super) const ALL: [StaleState; 4] = [
+        StaleState::Of(ModeName::Ipvs),
+        StaleState::Of(ModeName::Iptables),
+        StaleState::Of(ModeName::Userspace),
+        StaleState::Nftables,
     ];
 
-    /// Has it take no new connections. Answers how many it still carries that
-    /// would break if it went now.
+    /// Has it take no new connections. Returns the number of those that it
+    /// still carries, which would break if it were removed now.
     ///
     /// # Errors
-    /// Why that is not known, in words.
+    /// When that cannot be done or counted; the error is in words.
     pub(super) async fn retire(
         self,
         running: &Running,
         exclude: &[IpNet],
     ) -> Result<usize, String> {
         let bare = running.without_rules();
-        let said = |error: &dyn fmt::Display| error.to_string();
-        let left = match self {
-            Leftover::Of(ModeName::Ipvs) if !running.is(ModeName::Ipvs) => {
-                let open = ipvs::retire(exclude).map_err(|error| said(&error))?;
+        let words = |error: &dyn fmt::Display| error.to_string();
+        let families = match self {
+            StaleState::Of(ModeName::Ipvs) if !running.is(ModeName::Ipvs) => {
+                let open = ipvs::retire(exclude).map_err(|error| words(&error))?;
                 return Ok(open as usize);
             }
-            Leftover::Of(ModeName::Iptables) if !bare.is_empty() => {
-                let left = iptables::retire(&bare).await;
-                left.map_err(|error| said(&error))?
+            StaleState::Of(ModeName::Iptables) if !bare.is_empty() => {
+                let retired = iptables::retire(&bare).await;
+                retired.map_err(|error| words(&error))?
             }
-            Leftover::Nftables if !bare.is_empty() => {
-                nftables::retire(&bare).map_err(|error| said(&error))?
+            StaleState::Nftables if !bare.is_empty() => {
+                nftables::retire(&bare).map_err(|error| words(&error))?
             }
             _ => Vec::new(),
         };
         let mut open = 0;
-        for family in left {
+        for family in families {
             let socket = Socket::open(Protocol::Netfilter);
             let counted = socket.and_then(|mut socket| flows::translated(&mut socket, family));
-            open += counted.map_err(|error| said(&error))?;
+            open += counted.map_err(|error| words(&error))?;
         }
         Ok(open)
     }
@@ -72,7 +72,7 @@ impl Leftover {
     /// `running` uses too. Cheap.
     pub(super) async fn is_there(self, running: &Running) -> bool {
         match self {
-            Leftover::Of(mode) => {
+            StaleState::Of(mode) => {
                 let preserved = running.preserved(mode);
                 match mode {
                     ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&preserved).await,
@@ -86,39 +86,39 @@ impl Leftover {
                     }
                 }
             }
-            Leftover::Nftables => nftables::is_there(),
+            StaleState::Nftables => nftables::is_there(),
         }
     }
 
-    /// Removes it, but for what `running` uses too.
+    /// Removes it, except what `running` uses too.
     ///
     /// # Errors
-    /// What could not be removed, in words.
+    /// When something could not be removed; the error is in words.
     pub(super) async fn clean(
         self,
         running: Option<&Running>,
         exclude: &[IpNet],
     ) -> Result<(), String> {
         match self {
-            Leftover::Of(mode) => {
+            StaleState::Of(mode) => {
                 let cleaned = clean(mode, running, exclude).await;
                 cleaned.map_err(|error| error.to_string())
             }
-            Leftover::Nftables => nftables::clean().map_err(|error| error.to_string()),
+            StaleState::Nftables => nftables::clean().map_err(|error| error.to_string()),
         }
     }
 }
 
-impl fmt::Display for Leftover {
+impl fmt::Display for StaleState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Leftover::Of(mode) => write!(f, "{mode} mode"),
-            Leftover::Nftables => f.write_str("nftables mode"),
+            StaleState::Of(mode) => write!(f, "{mode} mode"),
+            StaleState::Nftables => f.write_str("nftables mode"),
         }
     }
 }
 
-/// The mode beside which others' leftovers are removed.
+/// The mode that runs, beside which the stale state of others is removed.
 #[derive(Clone, Debug)]
 pub(super) struct Running {
     pub(super) mode: ModeName,

@@ -1,4 +1,4 @@
-//! Says each failure once, and that it is over.
+//! Logs each failure once, and when it is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,9 @@ use crate::{
     services::ServicePortName,
 };
 
-/// Failures that are in the log already.
+/// Failures that were logged and still last.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct LoggedFailures {
     families: PerFamily<Failures>,
 }
 
@@ -23,23 +23,24 @@ struct Failures {
 
 /// What fails after a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fails {
+pub(super) enum Failing {
     Nothing,
-    /// The same as before, or less.
+    /// The same fails as before, or less.
     AsBefore,
-    /// Something that did not before.
-    Anew,
+    /// Something fails that did not before.
+    New,
 }
 
-impl Told {
-    /// Logs what is new in `failed` and `unfinished`, the failures of one sync of
-    /// `family`, and what is missing from them.
-    pub(super) fn tell(
+impl LoggedFailures {
+    /// Logs what is new in `failed` and `unfinished`, the failures of one sync
+    /// of `family`, and which earlier ones are over. Returns how they differ
+    /// from those before.
+    pub(super) fn replace(
         &mut self,
         family: Family,
         failed: Vec<(ServicePortName, String)>,
         unfinished: Vec<String>,
-    ) -> Fails {
+    ) -> Failing {
         let mut now = Failures {
             ports: BTreeMap::new(),
             unfinished: unfinished.into_iter().collect(),
@@ -54,16 +55,16 @@ impl Told {
                 .or_insert(why);
         }
         let before = self.families.get_mut(family);
-        let mut anew = false;
+        let mut new = false;
         for (name, why) in &now.ports {
             let known = before.ports.get(name);
-            anew |= known.is_none();
+            new |= known.is_none();
             if known != Some(why) {
                 tracing::error!(service = %name, protocol = %name.protocol, "not in force as asked: {why}");
             }
         }
         for why in now.unfinished.difference(&before.unfinished) {
-            anew = true;
+            new = true;
             tracing::error!("{family}: {why}");
         }
         let mut others = before.ports.keys();
@@ -72,9 +73,9 @@ impl Told {
         }
         *before = now;
         match before.ports.is_empty() && before.unfinished.is_empty() {
-            true => Fails::Nothing,
-            false if anew => Fails::Anew,
-            false => Fails::AsBefore,
+            true => Failing::Nothing,
+            false if new => Failing::New,
+            false => Failing::AsBefore,
         }
     }
 
