@@ -20,8 +20,8 @@ mod process;
 #[path = "../../tests/api/server.rs"]
 mod server;
 #[allow(dead_code)]
-#[path = "../../tests/api/site.rs"]
-mod site;
+#[path = "../../tests/api/tcp_server.rs"]
+mod tcp_server;
 #[allow(dead_code)]
 #[path = "../../tests/api/tls.rs"]
 mod tls;
@@ -34,7 +34,7 @@ use std::{
 
 use nix::sched::{CloneFlags, unshare};
 
-use self::{large::Size, process::Tripod, server::Server, site::Site, tls::Authority};
+use self::{large::Size, process::Tripod, server::Server, tcp_server::TcpServer, tls::Authority};
 
 /// Set in the process that runs inside the namespace.
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
@@ -85,19 +85,19 @@ fn main() -> ExitCode {
     // A file for xtables' lock, which an ordinary user cannot write outside.
     run("mount -t tmpfs tmpfs /run");
     run(LOOPBACK_UP);
-    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let asked = |name: &str| {
-        let named: Vec<&String> = wanted.iter().filter(|w| !w.starts_with('-')).collect();
+        let named: Vec<&String> = arguments.iter().filter(|w| !w.starts_with('-')).collect();
         let of_kind = |w: &&&String| w.parse::<u32>().is_ok() == name.parse::<u32>().is_ok();
         let mut alike = named.iter().filter(of_kind).peekable();
         alike.peek().is_none() || alike.any(|w| **w == name)
     };
     let runtime = || tokio::runtime::Runtime::new().expect("a runtime");
-    if wanted.iter().any(|w| w == "intervals") {
+    if arguments.iter().any(|w| w == "intervals") {
         runtime().block_on(intervals());
         return ExitCode::SUCCESS;
     }
-    let ipvs = wanted.iter().any(|w| w == IPVS.0).then_some(IPVS);
+    let ipvs = arguments.iter().any(|w| w == IPVS.0).then_some(IPVS);
     let modes = MODES.into_iter().filter(|(mode, _)| asked(mode));
     for (mode, flags) in modes.chain(ipvs) {
         for size in Size::ALL
@@ -127,12 +127,12 @@ fn run(command: &str) {
 
 async fn measure(flags: &[&str], size: Size) {
     let server = Server::new();
-    let site = Site::open(server.clone(), "cluster", &Authority::new(), false).await;
+    let tcp = TcpServer::open(server.clone(), "cluster", &Authority::new(), false).await;
     server.change(|cluster| size.fill(cluster));
 
     let begun = Instant::now();
-    let tripod = Tripod::start(flags, &site.file("kubeconfig"));
-    tripod.lacks(1.0).await;
+    let tripod = Tripod::start(flags, &tcp.file("kubeconfig"));
+    tripod.reaches_missing(1.0).await;
     let took = begun.elapsed();
     let spent = tripod.cpu();
     let [resident, peak] = tripod.memory();
@@ -175,7 +175,7 @@ struct Churned {
 async fn churn(server: &Server, tripod: &Tripod, size: Size) -> Churned {
     let (begun, before) = (Instant::now(), tripod.cpu());
     server.change(|cluster| size.churn(cluster, EVENTS));
-    tripod.lacks(0.0).await;
+    tripod.reaches_missing(0.0).await;
     Churned {
         rate: f64::from(EVENTS) / (tripod.cpu() - before),
         took: begun.elapsed().as_secs_f64(),
@@ -189,12 +189,12 @@ async fn intervals() {
     println!("\nShortest time between syncs, userspace mode, {mode} capture: {size}");
     for interval in ["1ms", "10ms", "100ms", "1s"] {
         let server = Server::new();
-        let site = Site::open(server.clone(), "intervals", &Authority::new(), false).await;
+        let tcp = TcpServer::open(server.clone(), "intervals", &Authority::new(), false).await;
         server.change(|cluster| size.fill(cluster));
         let at_least = format!("--iptables-min-sync-period={interval}");
         let flags: Vec<&str> = flags.iter().copied().chain([&*at_least]).collect();
-        let tripod = Tripod::start(&flags, &site.file("kubeconfig"));
-        tripod.lacks(1.0).await;
+        let tripod = Tripod::start(&flags, &tcp.file("kubeconfig"));
+        tripod.reaches_missing(1.0).await;
         let Churned { rate, took } = churn(&server, &tripod, size).await;
         println!("  {interval:>6}   {rate:6.0} changes a second of one core   {took:.2} s in all");
     }

@@ -40,7 +40,7 @@ impl Tripod {
     }
 
     /// Waits until so many Services lack an endpoint on this node.
-    pub async fn lacks(&self, services: f64) {
+    pub async fn reaches_missing(&self, services: f64) {
         let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"}";
         let begun = Instant::now();
         while self.metric(name) != Some(services)

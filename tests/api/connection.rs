@@ -3,18 +3,15 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tripod::{
-    api_client::{Access, Connection},
-    watch::api::Settings,
-};
+use tripod::api_client::Access;
 
 use super::{
+    forward_proxy::ForwardProxy,
     lists::shop,
-    middleman::Middleman,
     objects::{service, slice},
-    recorder::{NODE, Recorder},
+    recorder::Recorder,
     server::Server,
-    site::Site,
+    tcp_server::TcpServer,
     tls::Authority,
 };
 
@@ -22,22 +19,8 @@ const SOON: Duration = Duration::from_secs(20);
 /// The server's name, which only a proxy can resolve.
 const NAME: &str = "api.shop.invalid";
 
-fn connection(site: &Site) -> Connection {
-    Connection {
-        kubeconfig: Some(site.file("kubeconfig")),
-        qps: 1000.0,
-        ..Connection::default()
-    }
-}
-
-async fn recorder(site: &Site) -> Recorder {
-    let settings = Settings {
-        first_pause: Duration::from_millis(20),
-        longest_pause: Duration::from_millis(100),
-        ..Settings::for_node(NODE)
-    };
-    let access = Access::open(connection(site)).await.unwrap();
-    Recorder::with(access, settings)
+async fn recorder(tcp: &TcpServer) -> Recorder {
+    Recorder::connect(tcp.connection()).await
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -54,34 +37,34 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 #[tokio::test]
 async fn all_kinds_share_one_connection_where_the_server_speaks_http2() {
     let authority = Authority::new();
-    let site = Site::open(shop(), "http2", &authority, false).await;
-    let mut recorder = recorder(&site).await;
+    let tcp = TcpServer::open(shop(), "http2", &authority, false).await;
+    let mut recorder = recorder(&tcp).await;
     assert_eq!(recorder.next(SOON).await, Some(5));
-    until("one connection is left", || site.server.script().open == 1).await;
-    let protocols = site.server.script().protocols.clone();
+    until("one connection is left", || tcp.server.script().open == 1).await;
+    let protocols = tcp.server.script().protocols.clone();
     assert!(protocols.iter().all(|name| name == "h2"), "{protocols:?}");
     // Each kind still hears of its own, also when watches begin anew.
     for last in 3..6 {
-        site.server.end_watches();
-        site.server.change(|cluster| {
+        tcp.server.end_watches();
+        tcp.server.change(|cluster| {
             cluster.put(service(&format!("new-{last}"), last));
             cluster.put(slice("back-x", "back", &[3, last]));
         });
-        recorder.catches_up(&site.server, SOON).await;
+        recorder.catches_up(&tcp.server, SOON).await;
     }
-    assert_eq!(site.server.script().open, 1);
+    assert_eq!(tcp.server.script().open, 1);
 }
 
 #[tokio::test]
 async fn a_server_without_http2_is_spoken_to_as_it_can() {
     let authority = Authority::new();
-    let site = Site::open(shop(), "http1", &authority, false).await;
+    let tcp = TcpServer::open(shop(), "http1", &authority, false).await;
     for protocols in [&[b"http/1.1" as &[u8]] as &[_], &[]] {
-        site.speak(&authority, protocols);
-        let mut recorder = recorder(&site).await;
+        tcp.speak(&authority, protocols);
+        let mut recorder = recorder(&tcp).await;
         assert_eq!(recorder.next(SOON).await, Some(5));
     }
-    let spoken = site.server.script().protocols.clone();
+    let spoken = tcp.server.script().protocols.clone();
     assert!(spoken.iter().all(|name| name == "http/1.1"), "{spoken:?}");
 }
 
@@ -96,73 +79,73 @@ async fn lists_come_compressed() {
                 cluster.put(slice(&format!("many-{i}"), "back", &[3]));
             }
         });
-        let site = Site::open(server, "compressed", &authority, false).await;
-        site.speak(&authority, &[protocol]);
-        let mut recorder = recorder(&site).await;
+        let tcp = TcpServer::open(server, "compressed", &authority, false).await;
+        tcp.speak(&authority, &[protocol]);
+        let mut recorder = recorder(&tcp).await;
         assert_eq!(recorder.next(SOON).await, Some(605));
-        recorder.catches_up(&site.server, Duration::ZERO).await;
+        recorder.catches_up(&tcp.server, Duration::ZERO).await;
         // The first page of 500 slices; the second one is small.
-        assert_eq!(site.server.script().compressed, 1);
+        assert_eq!(tcp.server.script().compressed, 1);
     }
 }
 
 /// A server, and a proxy that knows where it is.
-async fn behind(name: &str, scheme: &str, proxy: &str) -> (Site, Middleman) {
+async fn behind(name: &str, scheme: &str, proxy: &str) -> (TcpServer, ForwardProxy) {
     let authority = Authority::new();
-    let site = Site::open(shop(), name, &authority, false).await;
-    let middleman = Middleman::open("127.0.0.1", site.address, site.server.clone()).await;
-    let proxy = proxy.replace("PROXY", &middleman.address.to_string());
-    site.configure(
+    let tcp = TcpServer::open(shop(), name, &authority, false).await;
+    let forward = ForwardProxy::open("127.0.0.1", tcp.address, tcp.server.clone()).await;
+    let proxy = proxy.replace("PROXY", &forward.address.to_string());
+    tcp.configure(
         &format!(
             "server: \"{scheme}://{NAME}:6443\", certificate-authority: ca.crt, \
              tls-server-name: 127.0.0.1, proxy-url: \"{proxy}\""
         ),
         "tokenFile: token",
     );
-    (site, middleman)
+    (tcp, forward)
 }
 
 #[tokio::test]
 async fn a_proxy_is_asked_for_a_tunnel() {
-    let (site, proxy) = behind("tunnel", "https", "http://user:pa%3ass@PROXY").await;
-    let mut recorder = recorder(&site).await;
+    let (tcp, proxy) = behind("tunnel", "https", "http://user:pa%3ass@PROXY").await;
+    let mut recorder = recorder(&tcp).await;
     assert_eq!(recorder.next(SOON).await, Some(5));
-    let asked = proxy.asked();
+    let requests = proxy.requests();
     let expected = format!("CONNECT {NAME}:6443 HTTP/1.1\r\n");
     // base64 of `user:pa:ss`
     let authorization = "proxy-authorization: basic dxnlcjpwytpzcw==";
-    for head in &asked {
-        assert!(head.starts_with(&expected), "{asked:?}");
-        assert!(head.to_lowercase().contains(authorization), "{asked:?}");
+    for head in &requests {
+        assert!(head.starts_with(&expected), "{requests:?}");
+        assert!(head.to_lowercase().contains(authorization), "{requests:?}");
     }
-    assert!(site.server.script().protocols.contains(&"h2".to_owned()));
+    assert!(tcp.server.script().protocols.contains(&"h2".to_owned()));
 }
 
 #[tokio::test]
 async fn a_proxy_passes_plain_requests_on() {
-    let (site, proxy) = behind("plain", "http", "PROXY").await;
-    let mut recorder = recorder(&site).await;
+    let (tcp, proxy) = behind("plain", "http", "PROXY").await;
+    let mut recorder = recorder(&tcp).await;
     assert_eq!(recorder.next(SOON).await, Some(5));
-    let asked = proxy.asked();
+    let requests = proxy.requests();
     let expected = format!("GET http://{NAME}:6443/api");
     assert!(
-        asked.iter().all(|head| head.starts_with(&expected)),
-        "{asked:?}"
+        requests.iter().all(|head| head.starts_with(&expected)),
+        "{requests:?}"
     );
 }
 
 #[tokio::test]
 async fn a_socks_proxy_resolves_the_name() {
-    let (site, proxy) = behind("socks", "https", "socks5://PROXY").await;
-    let mut recorder = recorder(&site).await;
+    let (tcp, proxy) = behind("socks", "https", "socks5://PROXY").await;
+    let mut recorder = recorder(&tcp).await;
     assert_eq!(recorder.next(SOON).await, Some(5));
-    assert!(proxy.asked().iter().all(|name| name == NAME));
+    assert!(proxy.requests().iter().all(|name| name == NAME));
 }
 
 #[tokio::test]
 async fn a_proxy_that_cannot_be_used_is_named() {
-    let (site, _proxy) = behind("ftp", "https", "ftp://PROXY").await;
-    let error = match Access::open(connection(&site)).await {
+    let (tcp, _proxy) = behind("ftp", "https", "ftp://PROXY").await;
+    let error = match Access::open(tcp.connection()).await {
         Ok(_) => panic!("it can be used"),
         Err(error) => error.to_string(),
     };
@@ -183,8 +166,8 @@ async fn a_large_object_and_small_ones_come_side_by_side() {
         cluster.put(large);
         cluster.put(slice("large-x", "large", &[1]));
     });
-    let site = Site::open(server, "large", &authority, false).await;
-    let mut recorder = recorder(&site).await;
+    let tcp = TcpServer::open(server, "large", &authority, false).await;
+    let mut recorder = recorder(&tcp).await;
     assert_eq!(recorder.next(SOON).await, Some(2));
-    recorder.catches_up(&site.server, SOON).await;
+    recorder.catches_up(&tcp.server, SOON).await;
 }

@@ -1,4 +1,4 @@
-//! The first state, and what is told after it.
+//! The first state, and what comes after it.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -98,7 +98,7 @@ async fn changes_that_mean_nothing_here_are_not_told() {
     let mut recorder = Recorder::start(pipe::access(&server));
     recorder.next(SOON).await;
     let mut front = service("front", 1);
-    front["metadata"]["annotations"] = json!({"touched": "again"});
+    front["metadata"]["annotations"] = json!({"changed": "again"});
     front["status"]["conditions"] = json!([]);
     let mut moved = slice("front-x", "front", &[1, 2]);
     moved["endpoints"][0]["targetRef"]["uid"] = json!("another");

@@ -3,12 +3,12 @@
 //! ones. Most tests let Tokio's clock run ahead, so that minutes take no time.
 
 mod cluster;
-mod middleman;
+mod forward_proxy;
 mod objects;
 mod pipe;
 mod recorder;
 pub mod server;
-pub mod site;
+pub mod tcp_server;
 pub mod tls;
 
 mod connection;

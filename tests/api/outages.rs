@@ -1,5 +1,5 @@
 //! What happens to servers and connections. In each case the map ends as the
-//! server has it, and what was not touched is never told of: nothing flaps.
+//! server has it, and no event is about what did not change: nothing flaps.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(5);
 /// Longest pause between two tries, with some room.
 const PATIENT: Duration = Duration::from_secs(35);
 
-/// A recorder that has the shop, whose front must not be touched.
+/// A recorder that has the shop, whose front must not change.
 async fn followed(server: &Server) -> Recorder {
     let mut recorder = Recorder::start(pipe::access(server));
     assert_eq!(recorder.next(SOON).await, Some(5));

@@ -3,8 +3,8 @@
 use std::{process::Command, time::Duration};
 
 use super::{
-    cluster::SERVICES, lists::shop, middleman::Middleman, objects::service, server::Server,
-    site::Site, tls::Authority,
+    cluster::SERVICES, forward_proxy::ForwardProxy, lists::shop, objects::service, server::Server,
+    tcp_server::TcpServer, tls::Authority,
 };
 use crate::lab::{Share, Tripod, eventually, run, tripod_binary};
 
@@ -18,13 +18,13 @@ fn ip(line: &str) {
     assert!(done.expect("ip(8)").success(), "{line}");
 }
 
-/// The program with that kubeconfig, in the room itself.
-fn tripod(site: &Site, variables: &[(&str, &str)]) -> Tripod {
+/// The program with that kubeconfig, in the sandbox itself.
+fn tripod(tcp: &TcpServer, variables: &[(&str, &str)]) -> Tripod {
     let mut command = Command::new(tripod_binary());
     command
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .arg("--kubeconfig")
-        .arg(site.file("kubeconfig"))
+        .arg(tcp.file("kubeconfig"))
         .args(["--proxy-mode=userspace", "--userspace-capture=local"])
         .args(["--hostname-override=node-a", "--conntrack-max-per-core=0"])
         .args(["--kube-api-qps=1000", "--v=2"])
@@ -32,7 +32,7 @@ fn tripod(site: &Site, variables: &[(&str, &str)]) -> Tripod {
     Tripod::spawn(command)
 }
 
-fn room(body: impl AsyncFnOnce()) {
+fn in_sandbox(body: impl AsyncFnOnce()) {
     run(Share::Beside, || {
         for line in [
             "link set lo up",
@@ -60,20 +60,20 @@ fn watches_of_services(server: &Server) -> usize {
 /// keep-alive of TCP is content.
 #[test]
 fn the_environments_proxy_is_used_and_noticed_when_it_stalls() {
-    room(async || {
+    in_sandbox(async || {
         let authority = Authority::new();
-        let site = Site::open_at(SERVER, shop(), "program", &authority, false).await;
-        site.configure(
+        let tcp = TcpServer::open_at(SERVER, shop(), "program", &authority, false).await;
+        tcp.configure(
             &format!(
                 "server: \"https://{}\", certificate-authority: ca.crt",
-                site.address
+                tcp.address
             ),
             "tokenFile: token",
         );
-        let proxy = Middleman::open(PROXY, site.address, site.server.clone()).await;
+        let proxy = ForwardProxy::open(PROXY, tcp.address, tcp.server.clone()).await;
         let url = format!("http://user:secret@{}", proxy.address);
         let tripod = tripod(
-            &site,
+            &tcp,
             &[
                 ("HTTPS_PROXY", &url),
                 ("NO_PROXY", "198.51.100.0/24"),
@@ -84,30 +84,30 @@ fn the_environments_proxy_is_used_and_noticed_when_it_stalls() {
         eventually(
             "Services are asked for",
             SOON,
-            || match watches_of_services(&site.server) {
+            || match watches_of_services(&tcp.server) {
                 0 => Err(tripod.log()),
                 _ => Ok(()),
             },
         );
-        let asked = proxy.asked();
-        let expected = format!("CONNECT {} ", site.address);
+        let requests = proxy.requests();
+        let expected = format!("CONNECT {} ", tcp.address);
         assert!(
-            !asked.is_empty() && asked.iter().all(|head| head.starts_with(&expected)),
-            "{asked:?}"
+            !requests.is_empty() && requests.iter().all(|head| head.starts_with(&expected)),
+            "{requests:?}"
         );
         assert!(
-            asked[0]
+            requests[0]
                 .to_lowercase()
                 .contains("proxy-authorization: basic ")
         );
 
-        let before = watches_of_services(&site.server);
+        let before = watches_of_services(&tcp.server);
         proxy.stall();
-        site.server.change(|cluster| cluster.put(service("new", 3)));
+        tcp.server.change(|cluster| cluster.put(service("new", 3)));
         eventually(
             "the tunnel that stalls is given up",
             SOON,
-            || match watches_of_services(&site.server) {
+            || match watches_of_services(&tcp.server) {
                 n if n > before => Ok(()),
                 n => Err(format!("{n} requests")),
             },
@@ -117,32 +117,32 @@ fn the_environments_proxy_is_used_and_noticed_when_it_stalls() {
 
 #[test]
 fn a_certificate_that_is_not_verified_is_logged_once() {
-    room(async || {
+    in_sandbox(async || {
         let authority = Authority::new();
-        let site = Site::open(shop(), "insecure", &authority, false).await;
-        site.configure(
+        let tcp = TcpServer::open(shop(), "insecure", &authority, false).await;
+        tcp.configure(
             &format!(
                 "server: \"https://{}\", insecure-skip-tls-verify: true",
-                site.address
+                tcp.address
             ),
             "tokenFile: token",
         );
-        let tripod = tripod(&site, &[]);
+        let tripod = tripod(&tcp, &[]);
         for _ in 0..3 {
-            let before = watches_of_services(&site.server);
+            let before = watches_of_services(&tcp.server);
             eventually(
                 "Services are asked for again",
                 SOON,
-                || match watches_of_services(&site.server) {
+                || match watches_of_services(&tcp.server) {
                     n if n > before => Ok(()),
                     _ => Err(tripod.log()),
                 },
             );
             // All connections break, and are made anew.
-            site.server.down();
-            site.server.up();
+            tcp.server.down();
+            tcp.server.up();
         }
-        assert_eq!(tripod.said(&["certificate", "not verified"]), 1);
-        assert_eq!(tripod.said(&["bypassed"]), 0);
+        assert_eq!(tripod.logged(&["certificate", "not verified"]), 1);
+        assert_eq!(tripod.logged(&["bypassed"]), 0);
     });
 }

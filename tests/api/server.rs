@@ -1,4 +1,4 @@
-//! A server that speaks the API's protocol, and fails as it is told to.
+//! A server that speaks the API's protocol, and fails as a test asks it to.
 
 use std::{
     collections::BTreeMap,
@@ -110,7 +110,7 @@ impl Server {
         }
     }
 
-    /// Changes what is stored; watchers hear of it.
+    /// Changes what is stored; watchers get it.
     pub fn change<T>(&self, change: impl FnOnce(&mut Cluster) -> T) -> T {
         let result = change(&mut self.cluster.lock().unwrap());
         self.stir.send_modify(|count| *count += 1);
@@ -118,8 +118,8 @@ impl Server {
     }
 
     /// Looks at what is stored.
-    pub fn look<T>(&self, look: impl FnOnce(&Cluster) -> T) -> T {
-        look(&self.cluster.lock().unwrap())
+    pub fn inspect<T>(&self, inspect: impl FnOnce(&Cluster) -> T) -> T {
+        inspect(&self.cluster.lock().unwrap())
     }
 
     /// How it behaves.
@@ -210,9 +210,10 @@ impl Server {
         script.calls.push(call);
         let text = request.uri().query().unwrap_or_default().to_owned();
         script.queries.push(format!("{path} {text}"));
-        let wanted = script.token.as_ref().map(|token| format!("Bearer {token}"));
+        let expected = script.token.as_ref().map(|token| format!("Bearer {token}"));
         let given = request.headers().get("authorization");
-        if wanted.is_some() && given.and_then(|value| value.to_str().ok()) != wanted.as_deref() {
+        if expected.is_some() && given.and_then(|value| value.to_str().ok()) != expected.as_deref()
+        {
             return status(401, "Unauthorized", None);
         }
         if let Some(at) = script.refuse.iter().position(|(of, ..)| *of == path) {
@@ -231,37 +232,48 @@ impl Server {
             return status(422, "Invalid", None);
         }
         assert_eq!(get("allowWatchBookmarks"), Some("true"));
-        let cluster = self.cluster.lock().unwrap();
-        let version: u64 = get("resourceVersion")
-            .unwrap_or_default()
-            .parse()
-            .unwrap_or(0);
-        let mut first = Vec::new();
-        let mut at = cluster.now();
         if initial {
             assert_eq!(get("resourceVersionMatch"), Some("NotOlderThan"));
-            let objects = cluster.list(&path, &selector);
-            first.extend(
-                objects
-                    .iter()
-                    .map(|o| json!({"type": "ADDED", "object": o})),
-            );
-            if script.break_list.take_if(|of| **of == *path).is_some() {
-                first.pop();
-                return Response::new(Feed::of(lines(&first)));
-            }
-            first.push(bookmark(cluster.version, true));
-        } else if version < cluster.compacted {
-            if script.gone_as_status {
-                return status(410, "Expired", None);
-            }
-            let gone = json!({"kind": "Status", "status": "Failure", "code": 410,
-                "reason": "Expired", "message": "too old resource version"});
-            let event = json!({"type": "ERROR", "object": gone});
-            return Response::new(Feed::of(lines(&[event])));
-        } else {
-            at = cluster.since(version);
         }
+        let version = get("resourceVersion").unwrap_or_default().parse();
+        let from = (!initial).then(|| version.unwrap_or(0));
+        self.watch(&mut script, path, selector, from)
+    }
+
+    /// Serves a watch of the changes after version `from`; `None`: it begins
+    /// with what there is (a streaming list).
+    fn watch(
+        &self,
+        script: &mut Script,
+        path: String,
+        selector: Selector,
+        from: Option<u64>,
+    ) -> Response<Feed> {
+        let cluster = self.cluster.lock().unwrap();
+        let mut first = Vec::new();
+        let at = match from {
+            None => {
+                let objects = cluster.list(&path, &selector);
+                let added = objects.iter();
+                first.extend(added.map(|object| json!({"type": "ADDED", "object": object})));
+                if script.break_list.take_if(|of| **of == *path).is_some() {
+                    first.pop();
+                    return Response::new(Feed::of(lines(&first)));
+                }
+                first.push(bookmark(cluster.version, true));
+                cluster.now()
+            }
+            Some(version) if version < cluster.compacted => {
+                if script.gone_as_status {
+                    return status(410, "Expired", None);
+                }
+                let gone = json!({"kind": "Status", "status": "Failure", "code": 410,
+                    "reason": "Expired", "message": "too old resource version"});
+                let event = json!({"type": "ERROR", "object": gone});
+                return Response::new(Feed::of(lines(&[event])));
+            }
+            Some(version) => cluster.since(version),
+        };
         let (sender, feed) = mpsc::channel(1);
         let number = script.watches;
         let watcher = Watcher {
@@ -277,8 +289,8 @@ impl Server {
     }
 
     /// Compresses what real servers do: all but watches, if it is large.
-    async fn compress(&self, asked: &HeaderMap, answer: Response<Feed>) -> Response<Feed> {
-        let accepts = asked.get("accept-encoding");
+    async fn compress(&self, request: &HeaderMap, answer: Response<Feed>) -> Response<Feed> {
+        let accepts = request.get("accept-encoding");
         if !accepts.is_some_and(|value| value.to_str().unwrap().contains("gzip")) {
             return answer;
         }

@@ -6,7 +6,7 @@
 use super::columns::{Column, Columns};
 use super::differences::{self, Why};
 use super::objects::Service;
-use super::sight::Sight;
+use super::observation::Observation;
 
 /// Who calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,36 +103,36 @@ pub struct Expectation {
     pub stray: bool,
     /// Over UDP: question and answer do not fit into one packet.
     pub large: bool,
-    pub sight: Sight,
+    pub observation: Observation,
     /// What certain columns see instead, and why.
-    pub but: Vec<(Columns, Why, Sight)>,
+    pub but: Vec<(Columns, Why, Observation)>,
 }
 
 impl Expectation {
     /// What is to be seen in `column` at `target` over `protocol`, and why that
     /// is not what kube-proxy's iptables mode shows, if so.
-    pub fn sight_in(
+    pub fn observation_in(
         &self,
         column: &Column,
         caller: Caller,
         target: Target,
         protocol: Protocol,
-    ) -> (Sight, Vec<Why>) {
+    ) -> (Observation, Vec<Why>) {
         let mut whys = Vec::new();
-        let mut sight = self.sight.clone();
+        let mut observation = self.observation.clone();
         if let Some((_, why, other)) = self.but.iter().find(|(columns, ..)| columns(column)) {
-            sight = other.clone();
+            observation = other.clone();
             whys.push(*why);
         }
         for rule in differences::RULES {
             if (rule.columns)(column)
-                && let Some(other) = (rule.instead)(caller, target, protocol, &sight)
+                && let Some(other) = (rule.instead)(caller, target, protocol, &observation)
             {
-                sight = other;
+                observation = other;
                 whys.push(rule.why);
             }
         }
-        (sight, whys)
+        (observation, whys)
     }
 }
 
@@ -211,8 +211,8 @@ impl Case {
     }
 
     /// What certain columns see instead of what was just said.
-    pub fn but(mut self, columns: Columns, why: Why, sight: Sight) -> Case {
-        self.latest().but.push((columns, why, sight));
+    pub fn but(mut self, columns: Columns, why: Why, observation: Observation) -> Case {
+        self.latest().but.push((columns, why, observation));
         self
     }
 
@@ -234,7 +234,8 @@ impl Case {
                 for caller in &expectation.callers {
                     for target in &expectation.targets {
                         for protocol in &expectation.protocols {
-                            let seen = expectation.sight_in(column, *caller, *target, *protocol);
+                            let seen =
+                                expectation.observation_in(column, *caller, *target, *protocol);
                             whys.extend(seen.1);
                         }
                     }
@@ -266,7 +267,7 @@ impl When {
                 one_socket: false,
                 stray: false,
                 large: false,
-                sight: Sight::Refused,
+                observation: Observation::Refused,
                 but: Vec::new(),
             },
         }
@@ -313,8 +314,8 @@ impl Call {
         self
     }
 
-    pub fn sees(mut self, sight: Sight) -> Case {
-        self.expectation.sight = sight;
+    pub fn sees(mut self, observation: Observation) -> Case {
+        self.expectation.observation = observation;
         let stage = self.case.stages.last_mut().expect("a case has a stage");
         stage.expectations.push(self.expectation);
         self.case

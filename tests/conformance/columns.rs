@@ -49,7 +49,7 @@ pub struct Column {
     pub name: &'static str,
     pub kernel: Kernel,
     /// `--proxy-mode`.
-    pub asks: &'static str,
+    pub asked: &'static str,
     /// What `/proxyMode` has to say then: an unexpected fall-back is a failure.
     pub mode: &'static str,
     /// `--without`, in a variant of a column; see [`without`](super::without).
@@ -67,7 +67,7 @@ const fn iptables(name: &'static str, kernel: Kernel, tools: Tools, on: bool) ->
     Column {
         name,
         kernel,
-        asks: "iptables",
+        asked: "iptables",
         mode: "iptables",
         without: None,
         flags: &["--iptables-min-sync-period=0s"],
@@ -81,7 +81,7 @@ const fn redirect(name: &'static str, kernel: Kernel, tools: Tools) -> Column {
     Column {
         name,
         kernel,
-        asks: "userspace",
+        asked: "userspace",
         mode: "userspace",
         without: None,
         flags: &["--userspace-capture=redirect"],
@@ -95,7 +95,7 @@ const fn local(name: &'static str, kernel: Kernel) -> Column {
     Column {
         name,
         kernel,
-        asks: "userspace",
+        asked: "userspace",
         mode: "userspace",
         without: None,
         flags: &["--userspace-capture=local"],
@@ -108,7 +108,7 @@ const fn local(name: &'static str, kernel: Kernel) -> Column {
 const IPVS: Column = Column {
     name: "full ipvs",
     kernel: Kernel::Full,
-    asks: "ipvs",
+    asked: "ipvs",
     mode: "ipvs",
     without: None,
     flags: &["--ipvs-min-sync-period=0s"],

@@ -7,7 +7,7 @@ use super::columns::{
     Columns, in_iptables, ipvs, ipvs_without_reject, rules_without_addrtype, rules_without_reject,
     rules_without_statistic, userspace,
 };
-use super::sight::{Answered, How, Sight, Source};
+use super::observation::{Answered, How, Observation, Source};
 
 /// A reason, numbered in the document in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -134,26 +134,28 @@ pub struct Rule {
     pub why: Why,
     pub columns: Columns,
     /// What is seen instead of this, if anything.
-    pub instead: fn(Caller, Target, Protocol, &Sight) -> Option<Sight>,
+    pub instead: fn(Caller, Target, Protocol, &Observation) -> Option<Observation>,
 }
 
 pub const RULES: &[Rule] = &[
     Rule {
         why: Why::NamedAddressesAlone,
         columns: rules_without_addrtype,
-        instead: |_, target, _, sight| {
-            let served = matches!(sight, Sight::Answered(_));
-            (target == Target::SecondNodePort && served).then_some(Sight::Refused)
+        instead: |_, target, _, observation| {
+            let served = matches!(observation, Observation::Answered(_));
+            (target == Target::SecondNodePort && served).then_some(Observation::Refused)
         },
     },
     Rule {
         why: Why::SpreadByPort,
         columns: rules_without_statistic,
-        instead: |_, _, _, sight| match sight {
-            Sight::Answered(answered) if answered.by.len() > 1 => Some(Sight::Answered(Answered {
-                how: How::Some,
-                ..answered.clone()
-            })),
+        instead: |_, _, _, observation| match observation {
+            Observation::Answered(answered) if answered.by.len() > 1 => {
+                Some(Observation::Answered(Answered {
+                    how: How::Some,
+                    ..answered.clone()
+                }))
+            }
             _ => None,
         },
     },
@@ -164,17 +166,17 @@ pub const RULES: &[Rule] = &[
         // net/sctp/input.c); the node itself refuses.
         instead: |_, target, protocol, _| {
             (protocol == Protocol::Sctp).then_some(match target {
-                Target::NodePort => Sight::Refused,
-                _ => Sight::Silent,
+                Target::NodePort => Observation::Refused,
+                _ => Observation::Silent,
             })
         },
     },
     Rule {
         why: Why::ClientHidden,
         columns: userspace,
-        instead: |_, _, _, sight| match sight {
-            Sight::Answered(answered) if answered.source == Source::Kept => {
-                Some(Sight::Answered(Answered {
+        instead: |_, _, _, observation| match observation {
+            Observation::Answered(answered) if answered.source == Source::Kept => {
+                Some(Observation::Answered(Answered {
                     source: Source::Node,
                     ..answered.clone()
                 }))
@@ -185,23 +187,23 @@ pub const RULES: &[Rule] = &[
     Rule {
         why: Why::OutputIsNotAsked,
         columns: in_iptables,
-        instead: |caller, target, _, sight| {
+        instead: |caller, target, _, observation| {
             let outwards = matches!(target, Target::LoadBalancer | Target::ExternalIp);
-            let refused = *sight == Sight::Refused;
-            (caller == Caller::Node && outwards && refused).then_some(Sight::Unreached)
+            let refused = *observation == Observation::Refused;
+            (caller == Caller::Node && outwards && refused).then_some(Observation::Unreached)
         },
     },
     Rule {
         why: Why::DroppedNotRefused,
         columns: rules_without_reject,
-        instead: |_, target, _, sight| {
-            (*sight == Sight::Refused).then_some(())?;
+        instead: |_, target, _, observation| {
+            (*observation == Observation::Refused).then_some(())?;
             match target {
                 Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp => {
-                    Some(Sight::Silent)
+                    Some(Observation::Silent)
                 }
                 // One that is nobody's is refused by the node itself.
-                Target::NodePort => Some(Sight::SilentOrRefused),
+                Target::NodePort => Some(Observation::SilentOrRefused),
                 _ => None,
             }
         },
@@ -210,17 +212,18 @@ pub const RULES: &[Rule] = &[
         why: Why::DroppedNotRefused,
         columns: ipvs_without_reject,
         // Ports that it knows IPVS refuses itself, where it can.
-        instead: |caller, target, protocol, sight| {
+        instead: |caller, target, protocol, observation| {
             let own = caller == Caller::Node && protocol == Protocol::Udp;
             let local = matches!(target, Target::Loopback | Target::SecondNodePort);
-            (*sight == Sight::Refused && !own && !local).then_some(Sight::SilentOrRefused)
+            (*observation == Observation::Refused && !own && !local)
+                .then_some(Observation::SilentOrRefused)
         },
     },
     Rule {
         why: Why::OwnPacketsAreStopped,
         columns: ipvs,
-        instead: |caller, target, protocol, sight| {
-            let stopped = matches!(sight, Sight::Refused | Sight::Silent);
+        instead: |caller, target, protocol, observation| {
+            let stopped = matches!(observation, Observation::Refused | Observation::Silent);
             let stopped = caller == Caller::Node && protocol == Protocol::Udp && stopped;
             match target {
                 Target::Loopback
@@ -228,22 +231,22 @@ pub const RULES: &[Rule] = &[
                 | Target::NodeAddress
                 | Target::SecondNodeAddress => None,
                 // A node port that is nobody's is refused by the node itself.
-                Target::NodePort => stopped.then_some(Sight::StoppedOrRefused),
-                _ => stopped.then_some(Sight::Stopped),
+                Target::NodePort => stopped.then_some(Observation::StoppedOrRefused),
+                _ => stopped.then_some(Observation::Stopped),
             }
         },
     },
     Rule {
         why: Why::OwnPacketsAreStopped,
         columns: in_iptables,
-        instead: |caller, target, protocol, sight| {
-            let stopped = match sight {
-                Sight::Refused => target == Target::ClusterIp,
-                Sight::Silent => true,
+        instead: |caller, target, protocol, observation| {
+            let stopped = match observation {
+                Observation::Refused => target == Target::ClusterIp,
+                Observation::Silent => true,
                 _ => false,
             };
             (caller == Caller::Node && protocol == Protocol::Udp && stopped)
-                .then_some(Sight::Stopped)
+                .then_some(Observation::Stopped)
         },
     },
 ];

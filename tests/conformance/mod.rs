@@ -1,32 +1,32 @@
 //! Conformance: one table of cases for every mode on every kernel.
 //!
 //! - [`cases`]: the table. Begin there.
-//! - [`case`], [`objects`], [`endpoints`], [`sight`]: the words that it is
+//! - [`case`], [`objects`], [`endpoints`], [`observation`]: the words that it is
 //!   written in.
 //! - [`columns`]: modes and kernels. A line turns one on.
 //! - [`differences`]: where modes differ from kube-proxy's iptables mode, and why.
-//! - [`world`], [`ask`], [`stray`], [`look`], [`run`]: how it is run.
+//! - [`network`], [`call`], [`stray`], [`probe`], [`run`]: how it is run.
 //! - [`without`]: the same with something of the kernel left out of the probe's view.
 //! - [`matrix`]: how it is shown, in docs/conformance.md.
 //!
 //! `TRIPOD_CONFORMANCE_CASE=words` runs the cases whose names contain them.
 
 mod addresses;
-mod ask;
+mod call;
 mod case;
 mod cases;
 mod columns;
 mod differences;
 mod endpoints;
-mod look;
 mod matrix;
+mod network;
 mod objects;
+mod observation;
+mod probe;
 mod run;
-mod sight;
 mod stray;
 mod table;
 mod without;
-mod world;
 
 use std::time::{Duration, Instant};
 

@@ -18,7 +18,7 @@ const RIVAL: &str = "-rival";
 
 /// Which addresses a rival claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claimed {
+pub enum Contested {
     /// External IPs, as its own.
     ExternalIps,
     /// Cluster IPs, as its external IPs.
@@ -59,7 +59,7 @@ pub struct Service {
     sctp: bool,
     second_port: bool,
     /// The second port is a Service of its own.
-    apart: bool,
+    own_slices: bool,
     /// Each of the two ports has the other one's number.
     exchanged: bool,
     /// The protocol that its ports do without.
@@ -69,7 +69,7 @@ pub struct Service {
     /// Endpoints of another Service that claims addresses of its.
     rival: Vec<Endpoint>,
     /// Which those are.
-    rival_claims: Claimed,
+    contested: Contested,
     /// When it was made.
     created: Option<u16>,
     /// When the other one was made.
@@ -95,12 +95,12 @@ pub fn cluster_ip(pods: impl IntoIterator<Item = Pod>) -> Service {
         ip_mode: None,
         sctp: false,
         second_port: false,
-        apart: false,
+        own_slices: false,
         exchanged: false,
         without: None,
         balancer: Target::LoadBalancer,
         rival: Vec::new(),
-        rival_claims: Claimed::ExternalIps,
+        contested: Contested::ExternalIps,
         created: None,
         rival_created: None,
         gone: false,
@@ -181,7 +181,7 @@ impl Service {
 
     pub fn without_node_ports(mut self) -> Service {
         self.node_ports = false;
-        self.says("allocateLoadBalancerNodePorts", false)
+        self.spec("allocateLoadBalancerNodePorts", false)
     }
 
     pub fn with_external_ip(mut self) -> Service {
@@ -211,8 +211,8 @@ impl Service {
 
     /// The second port belongs to a Service of its own at the same external and
     /// load-balancer IPs.
-    pub fn with_second_port_apart(mut self) -> Service {
-        self.apart = true;
+    pub fn with_second_port_in_slices_of_its_own(mut self) -> Service {
+        self.own_slices = true;
         self.with_second_port()
     }
 
@@ -236,7 +236,7 @@ impl Service {
 
     /// It is another object that has the addresses and ports of this one.
     pub fn under_another_name(mut self) -> Service {
-        self.suffix = "-heir";
+        self.suffix = "-successor";
         self
     }
 
@@ -247,8 +247,8 @@ impl Service {
     }
 
     /// What that other Service claims, if not the external IPs.
-    pub fn rival_claims(mut self, claimed: Claimed) -> Service {
-        self.rival_claims = claimed;
+    pub fn contested(mut self, contested: Contested) -> Service {
+        self.contested = contested;
         self
     }
 
@@ -299,27 +299,27 @@ impl Service {
     }
 
     /// Sets a field of its `spec`.
-    pub fn says(mut self, field: &str, value: impl Into<Value>) -> Service {
+    pub fn spec(mut self, field: &str, value: impl Into<Value>) -> Service {
         self.spec.insert(field.into(), value.into());
         self
     }
 
     pub fn external_policy(self, policy: &str) -> Service {
-        self.says("externalTrafficPolicy", policy)
+        self.spec("externalTrafficPolicy", policy)
     }
 
     pub fn internal_policy(self, policy: &str) -> Service {
-        self.says("internalTrafficPolicy", policy)
+        self.spec("internalTrafficPolicy", policy)
     }
 
     pub fn sticky_for(self, seconds: u32) -> Service {
         let config = json!({"clientIP": {"timeoutSeconds": seconds}});
-        self.says("sessionAffinity", "ClientIP")
-            .says("sessionAffinityConfig", config)
+        self.spec("sessionAffinity", "ClientIP")
+            .spec("sessionAffinityConfig", config)
     }
 
     pub fn only_for(self, ranges: &[&str]) -> Service {
-        self.says("loadBalancerSourceRanges", json!(ranges))
+        self.spec("loadBalancerSourceRanges", json!(ranges))
     }
 
     pub fn annotated(mut self, key: &str, value: &str) -> Service {
@@ -347,15 +347,15 @@ impl Service {
             let rival = Service {
                 suffix: RIVAL,
                 created: self.rival_created,
-                external_ip: self.rival_claims != Claimed::ClusterIpsAsSuch,
+                external_ip: self.contested != Contested::ClusterIpsAsSuch,
                 ..self.clone()
             };
             let rival = rival.becomes("ClusterIP").with(self.rival.iter().cloned());
             items.extend(rival.objects(number, &format!("case-{number}{RIVAL}")));
         }
-        if self.second_port && self.apart {
+        if self.second_port && self.own_slices {
             let more = Service {
-                apart: false,
+                own_slices: false,
                 suffix: MORE,
                 ..self.clone()
             };
@@ -389,7 +389,7 @@ impl Service {
         ports.retain(|(name, protocol, _)| {
             let elsewhere = match self.suffix {
                 MORE => *name != "more",
-                _ => *name == "more" && self.apart,
+                _ => *name == "more" && self.own_slices,
             };
             !elsewhere && Some(*protocol) != self.without
         });
@@ -403,8 +403,8 @@ impl Service {
                 .collect::<Vec<_>>()
         };
         let ports = self.ports().into_iter().map(|(name, protocol, port)| {
-            let port = match (self.suffix, self.rival_claims) {
-                (RIVAL, Claimed::NodePorts) => node_port_number(number, port),
+            let port = match (self.suffix, self.contested) {
+                (RIVAL, Contested::NodePorts) => node_port_number(number, port),
                 _ => port,
             };
             let mut manifest = json!({"name": name, "protocol": protocol, "port": port});
@@ -413,8 +413,8 @@ impl Service {
             }
             manifest
         });
-        let cluster = match (self.suffix, self.rival_claims) {
-            (RIVAL, Claimed::ClusterIpsAsSuch) => ips(Target::ClusterIp),
+        let cluster = match (self.suffix, self.contested) {
+            (RIVAL, Contested::ClusterIpsAsSuch) => ips(Target::ClusterIp),
             (MORE | RIVAL, _) => ips(Target::ClusterIp).into_iter().map(beside).collect(),
             _ => ips(Target::ClusterIp),
         };
@@ -427,9 +427,9 @@ impl Service {
             "ports": ports.collect::<Vec<_>>(),
         });
         if self.external_ip {
-            spec["externalIPs"] = json!(ips(match (self.suffix, self.rival_claims) {
-                (RIVAL, Claimed::ClusterIps) => Target::ClusterIp,
-                (RIVAL, Claimed::NodePorts) => Target::NodeAddress,
+            spec["externalIPs"] = json!(ips(match (self.suffix, self.contested) {
+                (RIVAL, Contested::ClusterIps) => Target::ClusterIp,
+                (RIVAL, Contested::NodePorts) => Target::NodeAddress,
                 _ => Target::ExternalIp,
             }));
         }

@@ -1,4 +1,4 @@
-//! Runs the cases of one column: one world, one Tripod for each set of flags.
+//! Runs the cases of one column: one network, one Tripod for each set of flags.
 //!
 //! All cases go side by side through their stages, so that each stage takes one
 //! sync and not one a case: what the objects of all cases then are is published
@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::addresses::{self, NODE};
-use super::ask;
+use super::call;
 use super::case::{Caller, Case, Family, Flags, Protocol, Target};
 use super::cases::{Numbered, numbered};
 use super::columns::{Column, Kernel, Tools};
 use super::endpoints::ALL;
-use super::look::{Look, Open};
+use super::network::Network;
 use super::objects;
-use super::sight::Outcome;
-use super::world::World;
+use super::observation::Outcome;
+use super::probe::{Open, Probe};
 use crate::lab::{Tripod, eventually, get, tripod_binary};
 
 /// What came of a case: nothing, or everything that was not as promised.
@@ -83,19 +83,19 @@ struct Going {
 /// Runs every case that `column` can run, in the order of the table.
 pub fn run(column: &Column) -> Vec<(&'static str, Verdict)> {
     let only = std::env::var(ONLY).unwrap_or_default();
-    run_in(&World::new(), column, |case| case.name.contains(&only))
+    run_in(&Network::new(), column, |case| case.name.contains(&only))
 }
 
-/// Runs those of the `chosen` cases that `column` can run, in a world in which
+/// Runs those of the `chosen` cases that `column` can run, in a network in which
 /// nothing is left of an earlier run.
 pub fn run_in(
-    world: &World,
+    network: &Network,
     column: &Column,
     chosen: impl Fn(&Case) -> bool,
 ) -> Vec<(&'static str, Verdict)> {
     if !column.kernel.has_sctp() {
         assert!(
-            !ask::sctp_here(),
+            !call::sctp_here(),
             "this kernel has SCTP: {:?}",
             column.kernel
         );
@@ -103,7 +103,7 @@ pub fn run_in(
     let mut run = Run {
         column,
         patience: Patience::on(column.kernel),
-        world,
+        network,
         tools: tools(column.tools),
         barriers: FIRST_BARRIER,
     };
@@ -138,7 +138,7 @@ pub fn run_in(
 pub struct Run<'a> {
     pub column: &'a Column,
     pub patience: Patience,
-    pub world: &'a World,
+    pub network: &'a Network,
     /// A folder that comes first on Tripod's PATH.
     pub(super) tools: String,
     barriers: u16,
@@ -163,7 +163,7 @@ impl Run<'_> {
                     &format!("the barrier {to} stands"),
                     self.patience.barrier,
                     || match self.enter(Caller::Pod, || {
-                        ask::once(Protocol::Tcp, None, to, self.patience.answer, false)
+                        call::once(Protocol::Tcp, None, to, self.patience.answer, false)
                     }) {
                         Outcome::Answer(_) => Ok(()),
                         other => Err(format!("{other:?}")),
@@ -195,29 +195,29 @@ impl Run<'_> {
         }
         items.extend(objects::cluster_ip(ALL).manifests(barrier));
         let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
-        self.world.publish(&list.to_string());
+        self.network.publish(&list.to_string());
         barrier
     }
 
     fn start(&self, flags: Flags) -> Tripod {
-        let mut command = self.world.node.command(tripod_binary());
+        let mut command = self.network.node.command(tripod_binary());
         let path = std::env::var("PATH").unwrap_or_default();
         command
             .env("PATH", format!("{}:{path}", self.tools))
-            .arg(format!("--proxy-mode={}", self.column.asks))
+            .arg(format!("--proxy-mode={}", self.column.asked))
             .args(self.column.flags)
             .args(flags.arguments())
             .arg("--manifests")
-            .arg(&self.world.manifests)
+            .arg(&self.network.manifests)
             .arg("--cluster-cidr=10.244.0.0/16,fd00:244::/48")
             .args(["--hostname-override", "node", "--v", "2"])
             .args(["--metrics-bind-address", "127.0.0.1:10249"]);
         if let Some(word) = self.column.without {
             command.arg(format!("--without={word}"));
         }
-        let tripod = Tripod::start_on(&self.world.node, command);
+        let tripod = Tripod::start_on(&self.network.node, command);
         let mode = get(
-            &self.world.node,
+            &self.network.node,
             ([127, 0, 0, 1], 10249).into(),
             "/proxyMode",
         );
@@ -231,7 +231,7 @@ impl Run<'_> {
     }
 
     pub(super) fn enter<T: Send>(&self, caller: Caller, body: impl FnOnce() -> T + Send) -> T {
-        self.world.host(caller).enter(body)
+        self.network.host(caller).enter(body)
     }
 
     /// The iptables backend of this column was used, and no other.
@@ -240,18 +240,22 @@ impl Run<'_> {
             return;
         };
         for tools in [Tools::Nft, Tools::Legacy] {
-            let wanted = tools == self.column.tools;
+            let expected = tools == self.column.tools;
             // nf_tables cannot be asked in the guest.
-            if self.column.kernel != Kernel::Host && !wanted {
+            if self.column.kernel != Kernel::Host && !expected {
                 continue;
             }
             let line = format!("{} iptables-save -t nat", tools.program());
-            let found = self.world.node.show(&line).contains(&format!(":{chain} "));
-            assert_eq!(found, wanted, "{chain} with {tools:?}");
+            let found = self
+                .network
+                .node
+                .show(&line)
+                .contains(&format!(":{chain} "));
+            assert_eq!(found, expected, "{chain} with {tools:?}");
         }
     }
 
-    /// Looks at what each case promises for `stage`.
+    /// Checks what each case promises for `stage`.
     fn stage(&self, going: &mut [Going], stage: usize) {
         let deadline = Instant::now() + self.patience.promise;
         let next = AtomicUsize::new(0);
@@ -261,48 +265,48 @@ impl Run<'_> {
                 scope.spawn(|| {
                     while let Some(one) = going.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let mut one = one.lock().expect("each is taken once");
-                        self.look_at(&mut one, stage, deadline);
+                        self.check(&mut one, stage, deadline);
                     }
                 });
             }
         });
     }
 
-    fn look_at(&self, going: &mut Going, stage: usize, deadline: Instant) {
+    fn check(&self, going: &mut Going, stage: usize, deadline: Instant) {
         let Some(now) = going.case.stages.get(stage) else {
             return;
         };
         let start = Instant::now();
-        // Who is looked at late still has a second chance.
+        // Who is probed late still has a second chance.
         let deadline = deadline.max(start + self.patience.promise / 2);
-        let looks: Vec<Look> = now
+        let probes: Vec<Probe> = now
             .expectations
             .iter()
-            .flat_map(|expectation| self.looks(expectation, going.number))
+            .flat_map(|expectation| self.probes(expectation, going.number))
             .collect();
         let after = match now.after {
             "" => String::new(),
             after => format!("after {after:?}, "),
         };
-        let count = looks.len();
-        for look in looks {
-            let mut seen = self.attempt(&look, &mut going.open);
+        let count = probes.len();
+        for probe in probes {
+            let mut seen = self.attempt(&probe, &mut going.open);
             while seen.is_err() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(50));
-                seen = self.attempt(&look, &mut going.open);
+                seen = self.attempt(&probe, &mut going.open);
             }
             if let Err(seen) = seen {
-                let Look {
+                let Probe {
                     caller,
                     to,
                     target,
                     protocol,
-                    sight,
+                    observation,
                     ..
-                } = look;
+                } = probe;
                 going.verdict.push(format!(
                     "{after}{caller:?} calls {target:?} {to} over {protocol:?}: {seen}; \
-                     expected {sight:?}"
+                     expected {observation:?}"
                 ));
             }
         }

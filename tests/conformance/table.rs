@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::case::{Caller, Target};
 use super::cases::{Numbered, numbered};
 use super::columns::{COLUMNS, columns};
-use super::sight::{Answered, How, Sight, Source};
+use super::observation::{Answered, How, Observation, Source};
 use super::{TESTED, TESTED_WITHOUT, matrix, without};
 
 #[test]
@@ -43,19 +43,25 @@ fn cases_say_what_can_be_seen() {
         assert!(!name.contains(['|', '\t', '\n']), "{name:?}");
         let expectations = case.stages.iter().flat_map(|stage| &stage.expectations);
         for expectation in expectations {
-            let sights = expectation.but.iter().map(|(_, _, sight)| sight);
-            for sight in sights.chain([&expectation.sight]) {
-                let health = matches!(sight, Sight::Healthy(_) | Sight::Unhealthy);
-                let pods = matches!(sight, Sight::Answered(_));
+            let observations = expectation
+                .but
+                .iter()
+                .map(|(_, _, observation)| observation);
+            for observation in observations.chain([&expectation.observation]) {
+                let health = matches!(
+                    observation,
+                    Observation::Healthy(_) | Observation::Unhealthy
+                );
+                let pods = matches!(observation, Observation::Answered(_));
                 for target in &expectation.targets {
                     match target {
                         Target::HealthCheck => assert!(!pods, "{name}"),
                         _ => assert!(!health, "{name}"),
                     }
                 }
-                let Sight::Answered(Answered {
+                let Observation::Answered(Answered {
                     how, source, by, ..
-                }) = sight
+                }) = observation
                 else {
                     continue;
                 };
@@ -89,8 +95,12 @@ fn differences_differ() {
     for Numbered { case, .. } in numbered() {
         for stage in &case.stages {
             for expectation in &stage.expectations {
-                for (columns, why, sight) in &expectation.but {
-                    assert_ne!(*sight, expectation.sight, "{}: {why:?}", case.name);
+                for (columns, why, observation) in &expectation.but {
+                    assert_ne!(
+                        *observation, expectation.observation,
+                        "{}: {why:?}",
+                        case.name
+                    );
                     assert!(
                         COLUMNS.iter().any(columns) || without::columns().any(|c| columns(&c)),
                         "{}: {why:?} is for no column",

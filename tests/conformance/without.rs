@@ -144,7 +144,7 @@ impl Variant {
     fn as_column(&self) -> Column {
         let mut column = Column {
             without: Some(self.thing.word),
-            flags: match self.column.asks {
+            flags: match self.column.asked {
                 // Redirect capture that is asked for by name has no other way.
                 "userspace" => &["--userspace-capture=auto"],
                 _ => &["--ipvs-min-sync-period=0s", "--iptables-min-sync-period=0s"],

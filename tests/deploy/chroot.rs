@@ -41,7 +41,7 @@ fn the_static_binary_serves_alone() {
         };
         let mut tripod = Tripod::start_as(&lab, in_root());
         for address in service.cluster() {
-            for host in lab.insiders() {
+            for host in lab.cluster_clients() {
                 assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
             }
             assert_eq!(udp_ask(&lab.client, address).expect("a call"), "a");

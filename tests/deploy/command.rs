@@ -99,9 +99,12 @@ fn flags_are_accepted() {
             .arg(format!("--write-config-to={written}"))
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {said}", container.name);
-        assert!(!said.contains("warn") && !said.contains("WARN"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {stderr}", container.name);
+        assert!(
+            !stderr.contains("warn") && !stderr.contains("WARN"),
+            "{stderr}"
+        );
         let text = fs::read_to_string(&written).unwrap();
         let decoded = decode::decode(&text).unwrap();
         assert_eq!(decoded.configuration.hostname_override, "node-7", "{text}");

@@ -47,14 +47,14 @@ fn serves(lab: &mut Lab) {
     let tripod = Tripod::start_as(lab, command);
     let status = std::fs::read_to_string(format!("/proc/{}/status", tripod.pid())).unwrap();
     for address in service.cluster() {
-        for host in lab.insiders() {
+        for host in lab.cluster_clients() {
             assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
         }
         assert_eq!(udp_ask(&lab.client, address).expect("a call"), "a");
     }
     // NET_BIND_SERVICE, NET_ADMIN and NET_RAW alone (linux/capability.h).
     assert!(status.contains("CapEff:\t0000000000003400\n"), "{status}");
-    assert_eq!(tripod.said(&["WARN"]), 0, "there are warnings");
+    assert_eq!(tripod.logged(&["WARN"]), 0, "there are warnings");
 }
 
 on_each_capture!(serves);
@@ -104,11 +104,11 @@ fn the_best_mode_serves() {
         }
         let mode = if ipvs { "ipvs" } else { "iptables" };
         let mode = format!("mode={mode}");
-        assert_eq!(tripod.said(&["starting", &mode]), 1, "{}", tripod.log());
-        let fallen_back = tripod.said(&["WARN", "running in iptables mode"]);
+        assert_eq!(tripod.logged(&["starting", &mode]), 1, "{}", tripod.log());
+        let fallen_back = tripod.logged(&["WARN", "running in iptables mode"]);
         assert_eq!(fallen_back, usize::from(!ipvs));
-        let elsewhere = tripod.said(&["WARN", "hashsize"]);
-        assert_eq!(tripod.said(&["WARN"]) - elsewhere, fallen_back);
+        let elsewhere = tripod.logged(&["WARN", "hashsize"]);
+        assert_eq!(tripod.logged(&["WARN"]) - elsewhere, fallen_back);
     });
 }
 
@@ -156,7 +156,7 @@ impl Monitor {
 fn what_the_init_container_found_is_not_tried_again() {
     with_a_service(|lab, service| {
         let serves = |tripod: &Tripod| {
-            assert_eq!(tripod.said(&["starting", "mode=iptables"]), 1);
+            assert_eq!(tripod.logged(&["starting", "mode=iptables"]), 1);
             assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
         };
         prepare(lab, "--v=2");
@@ -168,7 +168,7 @@ fn what_the_init_container_found_is_not_tried_again() {
         assert!(seen.contains("KUBE-SERVICES"), "{seen}");
         let tried = seen.lines().find(|line| line.contains("TRIPOD-PROBE"));
         assert_eq!(tried, None);
-        assert_eq!(tripod.said(&["WARN"]), 1, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["WARN"]), 1, "{}", tripod.log());
 
         // What is not of this boot is not used, and that is said.
         let path = "/run/tripod/kernel.json";
@@ -180,7 +180,7 @@ fn what_the_init_container_found_is_not_tried_again() {
         let tripod = in_the_best_mode(lab);
         serves(&tripod);
         let words = ["is not used", "they are of boot \"another\""];
-        assert_eq!(tripod.said(&words), 1, "{}", tripod.log());
+        assert_eq!(tripod.logged(&words), 1, "{}", tripod.log());
         assert!(monitor.so_far(lab).contains("TRIPOD-PROBE"));
         monitor.process.kill();
     });
@@ -190,15 +190,15 @@ fn what_the_init_container_found_is_not_tried_again() {
 fn without_the_init_container_it_serves_what_it_can() {
     with_a_service(|lab, service| {
         let tripod = in_the_best_mode(lab);
-        assert_eq!(tripod.said(&["starting", "mode=iptables"]), 1);
+        assert_eq!(tripod.logged(&["starting", "mode=iptables"]), 1);
         if kernel() == "full" {
-            let told = ["WARN", "no ipvs mode", "net.ipv4.vs.conntrack=1"];
-            assert_eq!(tripod.said(&told), 1, "{}", tripod.log());
+            let warning = ["WARN", "no ipvs mode", "net.ipv4.vs.conntrack=1"];
+            assert_eq!(tripod.logged(&warning), 1, "{}", tripod.log());
         }
         assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
         assert_eq!(lab.node.show(ROUTE_LOCALNET).trim(), "0");
-        let told = ["WARN", "loopback", "net.ipv4.conf.all.route_localnet=1"];
-        assert_eq!(tripod.said(&told), 1, "{}", tripod.log());
+        let warning = ["WARN", "loopback", "net.ipv4.conf.all.route_localnet=1"];
+        assert_eq!(tripod.logged(&warning), 1, "{}", tripod.log());
         let rules = lab.node.show("iptables-save");
         assert!(!rules.contains("block incoming localnet"), "{rules}");
     });

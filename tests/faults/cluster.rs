@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::{
-    api::{server::Server, site::Site, tls::Authority},
+    api::{server::Server, tcp_server::TcpServer, tls::Authority},
     lab::{EndpointChoice, Lab, Service},
 };
 
@@ -17,7 +17,7 @@ pub struct Cluster {
 
 struct Api {
     server: Server,
-    site: Option<Site>,
+    tcp: Option<TcpServer>,
     /// Its threads are in the node's namespace.
     runtime: Option<Runtime>,
 }
@@ -41,26 +41,26 @@ impl Cluster {
                 "status": {"addresses": addresses},
             }));
         });
-        let (runtime, site) = lab.node.enter(|| {
+        let (runtime, tcp) = lab.node.enter(|| {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()
                 .build()
                 .expect("a runtime");
             let authority = Authority::new();
-            let opened = Site::open(server.clone(), "faults", &authority, false);
-            let site = runtime.block_on(opened);
+            let opened = TcpServer::open(server.clone(), "faults", &authority, false);
+            let tcp = runtime.block_on(opened);
             let url = format!(
                 "server: \"https://{}\", certificate-authority: ca.crt",
-                site.address
+                tcp.address
             );
-            site.configure(&url, "tokenFile: token");
-            (runtime, site)
+            tcp.configure(&url, "tokenFile: token");
+            (runtime, tcp)
         });
         Cluster {
             api: Some(Api {
                 server,
-                site: Some(site),
+                tcp: Some(tcp),
                 runtime: Some(runtime),
             }),
         }
@@ -68,9 +68,9 @@ impl Cluster {
 
     /// The flags that lead Tripod here.
     pub fn flag(&self, lab: &Lab) -> [PathBuf; 2] {
-        match self.api.as_ref().and_then(|api| api.site.as_ref()) {
+        match self.api.as_ref().and_then(|api| api.tcp.as_ref()) {
             None => ["--manifests".into(), lab.manifests().into()],
-            Some(site) => ["--kubeconfig".into(), site.file("kubeconfig")],
+            Some(tcp) => ["--kubeconfig".into(), tcp.file("kubeconfig")],
         }
     }
 
@@ -125,7 +125,7 @@ impl Cluster {
 
 impl Drop for Api {
     fn drop(&mut self) {
-        self.site = None;
+        self.tcp = None;
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -22,7 +22,7 @@ pub enum Why {
     Rules,
     Guard,
     Unknown,
-    Told,
+    LastSync,
     Members,
 }
 
@@ -31,7 +31,7 @@ impl Why {
         Why::Rules,
         Why::Guard,
         Why::Unknown,
-        Why::Told,
+        Why::LastSync,
         Why::Members,
     ];
 
@@ -40,7 +40,7 @@ impl Why {
             Why::Rules => "it is a rule that has to be written",
             Why::Guard => "the rule that keeps others out is written first",
             Why::Unknown => "only the API server knows of it",
-            Why::Told => "it says what was in force after the last sync that succeeded",
+            Why::LastSync => "it says what was in force after the last sync that succeeded",
             Why::Members => "its source ranges have to be members of the full set",
         }
     }
@@ -80,7 +80,7 @@ fn of_programs(mode: Mode, fault: ProgramFault, question: Question) -> Answer {
         (Mode::Redirect, Question::Endpoints) => GoesOn,
         (Mode::Redirect, Question::Health) if matches!(fault, ProgramFault::Family(_)) => GoesOn,
         (Mode::Iptables, Question::Health) if named => GoesOn,
-        (Mode::Iptables | Mode::Redirect, Question::Health) => Waits(Why::Told),
+        (Mode::Iptables | Mode::Redirect, Question::Health) => Waits(Why::LastSync),
         (Mode::Iptables | Mode::Redirect, _) => Waits(Why::Rules),
     }
 }

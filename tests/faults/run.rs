@@ -93,8 +93,8 @@ impl<'a> Bench<'a> {
     fn new(mode: Mode, lab: &'a Lab, cluster: &'a Cluster) -> Bench<'a> {
         let web = Service::new("web", 1)
             .with_load_balancer()
-            .says("externalTrafficPolicy", "Local")
-            .says("healthCheckNodePort", HEALTH);
+            .spec("externalTrafficPolicy", "Local")
+            .spec("healthCheckNodePort", HEALTH);
         let endpoints = &["a"];
         cluster.publish(lab, &web, endpoints);
         let programs = Programs::legacy();
@@ -128,7 +128,7 @@ impl<'a> Bench<'a> {
         let guarded = self.service("guarded");
         let guarded = guarded
             .with_load_balancer()
-            .says("loadBalancerSourceRanges", ranges);
+            .spec("loadBalancerSourceRanges", ranges);
         let greedy = greedy(self.service("greedy"));
         cluster.publish(lab, &old, &["a"]);
         for family in 0..2 {
@@ -158,7 +158,7 @@ impl<'a> Bench<'a> {
         };
         let guarded_reached =
             |family: usize| reach(&lab.outside, guarded.ingress()[family]).is_some();
-        let mut look = |question| match question {
+        let mut went_on = observe(self.mode, fault, |question| match question {
             Question::Open => say(&mut open, "name").is_ok(),
             Question::New => at_once && self.reach(&self.web, struck).is_some(),
             Question::Endpoints => led(struck),
@@ -173,44 +173,19 @@ impl<'a> Bench<'a> {
                     && self.reach(&new, 1 - struck).is_some()
             }
             Question::Mended => false,
-        };
-        let began = Instant::now();
-        let mut went_on: Vec<(Question, bool)> = Question::ALL.map(|q| (q, false)).into();
-        loop {
-            let mut all = true;
-            for (question, seen) in &mut went_on {
-                let expected = answer(self.mode, fault, *question) == Answer::GoesOn;
-                // What went on once has to go on; what follows has followed.
-                let lasts = matches!(question, Question::Open | Question::New | Question::Livez);
-                if lasts || !*seen {
-                    *seen = look(*question);
-                }
-                all &= *seen || !expected || *question == Question::Mended;
-            }
-            let passed = began.elapsed();
-            if all && passed > WHILE || passed > SOON {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        });
 
         self.mend(fault, &greedy);
         let began = Instant::now();
-        let mended = loop {
+        let mended = comes_true(LATER, || {
             let right = (0..2).all(|family| {
                 led(family)
                     && self.reach(&new, family).is_some()
                     && self.reach(&old, family).is_none()
                     && guarded_reached(family)
             });
-            if right && self.counts(next.len()) {
-                break true;
-            }
-            if began.elapsed() > LATER {
-                break false;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        };
+            right && self.counts(next.len())
+        });
         if let Some((Question::Mended, seen)) = went_on.last_mut() {
             *seen = mended;
         }
@@ -227,7 +202,7 @@ impl<'a> Bench<'a> {
             Fault::FullSet => {
                 self.cluster.publish(self.lab, greedy, &["a"]);
                 eventually("the full set is named", LATER, || {
-                    match self.tripod.said(&["not in force", "SOURCE-CIDR"]) {
+                    match self.tripod.logged(&["not in force", "SOURCE-CIDR"]) {
                         0 => Err("it is not".to_owned()),
                         _ => Ok(()),
                     }
@@ -283,7 +258,47 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Who answers a new connection, if somebody does soon.
+/// Puts each question to `seen` while the fault lasts: until all goes on that is
+/// expected to, and for at least a while.
+fn observe(
+    mode: Mode,
+    fault: Fault,
+    mut seen: impl FnMut(Question) -> bool,
+) -> Vec<(Question, bool)> {
+    let began = Instant::now();
+    let mut went_on: Vec<(Question, bool)> = Question::ALL.map(|q| (q, false)).into();
+    loop {
+        let mut all = true;
+        for (question, goes_on) in &mut went_on {
+            let expected = answer(mode, fault, *question) == Answer::GoesOn;
+            // What went on once has to go on; what follows has followed.
+            let lasts = matches!(question, Question::Open | Question::New | Question::Livez);
+            if lasts || !*goes_on {
+                *goes_on = seen(*question);
+            }
+            all &= *goes_on || !expected || *question == Question::Mended;
+        }
+        let passed = began.elapsed();
+        if all && passed > WHILE || passed > SOON {
+            return went_on;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Returns whether `holds` does so before `limit` has passed.
+fn comes_true(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let began = Instant::now();
+    while !holds() {
+        if began.elapsed() > limit {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    true
+}
+
+/// Returns who answers a new connection, if anything does soon.
 fn reach(from: &Host, to: SocketAddr) -> Option<String> {
     let call = || -> io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&to, SILENCE)?;
@@ -326,7 +341,7 @@ fn small_set(node: &Host) {
 /// A Service whose source ranges have no room in the small set.
 fn greedy(service: Service) -> Service {
     let ranges = (1..RANGES).map(|range| format!("100.64.0.{range}/32"));
-    service.with_load_balancer().says(
+    service.with_load_balancer().spec(
         "loadBalancerSourceRanges",
         json!(ranges.collect::<Vec<_>>()),
     )

@@ -77,7 +77,7 @@ fn restarts_and_rolling_replacements_fail_no_request() {
             load.report(began.elapsed());
         });
         assert_eq!(load.failures(), Vec::<String>::new());
-        assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["repaired"]), 0, "{}", tripod.log());
     });
 }
 
@@ -130,7 +130,7 @@ fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
             load.more(50);
             assert!(is_retired(), "{}", addresses());
             for family in ["IPv4", "IPv6"] {
-                let said = tripod.said(&[family, "no longer eligible"]);
+                let said = tripod.logged(&[family, "no longer eligible"]);
                 assert_eq!(said, 1, "{family}: {}", tripod.log());
             }
             drop(end);

@@ -44,7 +44,7 @@ fn a_malformed_annotation_concerns_its_service_alone() {
         }
         for (key, service) in &services {
             let of = format!("default/{}: {key} is not honoured", service.name);
-            tripod.says_once(&[&of]);
+            tripod.logs_once(&[&of]);
         }
         // The same for one that comes later, and for its neighbours.
         let late = Service::new("late", 101).annotated(scheduler, TOO_LONG);
@@ -60,6 +60,6 @@ fn a_malformed_annotation_concerns_its_service_alone() {
                 }
             });
         }
-        tripod.says_once(&["default/late: tripod.proxy/scheduler is not honoured"]);
+        tripod.logs_once(&["default/late: tripod.proxy/scheduler is not honoured"]);
     });
 }

@@ -65,7 +65,7 @@ fn guarded(number: u8) -> Service {
     let ranges = json!(["192.0.2.20/32", "2001:db8::20/128"]);
     Service::new("guarded", number)
         .with_load_balancer()
-        .says("loadBalancerSourceRanges", ranges)
+        .spec("loadBalancerSourceRanges", ranges)
 }
 
 #[test]
@@ -166,8 +166,8 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
                 _ => Err(tripod.log()),
             });
         }
-        assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
-        assert_eq!(tripod.said(&["sync failed"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["repaired"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["sync failed"]), 0, "{}", tripod.log());
     });
 }
 
@@ -202,7 +202,7 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
         });
         assert_eq!(firewall(&lab), [false, true], "no fault");
         eventually("the lock is named", LATER, || {
-            match tripod.said(&["ERROR", "IPv4 rules", "lock"]) {
+            match tripod.logged(&["ERROR", "IPv4 rules", "lock"]) {
                 0 => Err(tripod.log()),
                 _ => Ok(()),
             }
@@ -217,7 +217,7 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
         let new = Service::new("new", 3);
         lab.publish(&new, &["a"]);
         eventually("it waits, and is named", LATER, || {
-            match tripod.said(&["not open yet", "default/new"]) {
+            match tripod.logged(&["not open yet", "default/new"]) {
                 0 => Err(tripod.log()),
                 _ => Ok(()),
             }

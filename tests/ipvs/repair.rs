@@ -59,7 +59,7 @@ fn what_others_change_is_repaired_and_named() {
             lab.node.show(&change);
             eventually(&change, Duration::from_secs(20), || {
                 let found = wanted.differences(&State::of(&lab.node));
-                match tripod.said(&[said]) {
+                match tripod.logged(&[said]) {
                     _ if !found.is_empty() => Err(found.join("\n")),
                     0 => Err(format!("nothing said of {said:?}")),
                     _ => Ok(()),
@@ -85,9 +85,9 @@ fn a_link_of_another_kind_gets_no_addresses() {
         let tripod = node::spawn(&lab, &["--ipvs-sync-period=2s"]);
         let mut wanted = None;
         for _ in 0..2 {
-            let said = tripod.said(&[named]);
+            let said = tripod.logged(&[named]);
             eventually("it is named", Duration::from_secs(20), || {
-                match tripod.said(&[named]) {
+                match tripod.logged(&[named]) {
                     now if now > said => Ok(()),
                     _ => Err(tripod.log()),
                 }

@@ -84,7 +84,7 @@ fn many_services_are_synced_in_time_and_memory() {
         let resident_then = tripod.resident_kib() as f64 / 1024.0;
         figure("resident after them, MiB", resident_then);
         figure("of that", memory_parts(tripod.pid()));
-        assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["repaired"]), 0, "{}", tripod.log());
         if acceptance() {
             assert!(first <= FIRST_SYNC, "first sync took {first} s");
             assert!(each <= CHANGE, "a change took {each} s");

@@ -51,8 +51,8 @@ fn a_set_grows_with_what_it_must_hold() {
         }
         assert_eq!(ask(&lab.node, at(CLUSTER_IP.into())).expect("one"), "a");
         assert!(!lab.node.show("ipset list -n").contains(TEMPORARY));
-        assert_eq!(tripod.said(&["not in force"]), 0, "{}", tripod.log());
-        assert_eq!(tripod.said(&["repaired"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["not in force"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["repaired"]), 0, "{}", tripod.log());
     });
 }
 

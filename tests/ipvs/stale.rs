@@ -22,7 +22,7 @@ fn what_a_killed_trial_left_goes() {
             true => Err(tripod.log()),
             false => Ok(()),
         });
-        assert_eq!(tripod.said(&["sync failed"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["sync failed"]), 0, "{}", tripod.log());
     });
 }
 

@@ -132,7 +132,7 @@ fn schedulers_spread_connections_as_they_say() {
             service.publish(&lab);
         }
         let tripod = node::start(&lab, &[]);
-        assert_eq!(tripod.said(&["no IPVS scheduler"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["no IPVS scheduler"]), 0, "{}", tripod.log());
         let mut wrong = Vec::new();
         for ((scheduler, calls, spread), service) in SCHEDULERS.iter().zip(&services) {
             let at = service.external();
@@ -315,7 +315,7 @@ fn every_way_of_forwarding_carries_connections() {
             if !listed.contains(&masqueraded) {
                 return Err(listed);
             }
-            match tripod.said(&["dr leaves ports as they are"]) {
+            match tripod.logged(&["dr leaves ports as they are"]) {
                 0 => Err(tripod.log()),
                 _ => ask(&lab.outside, other_port.external())
                     .map(drop)

@@ -135,9 +135,9 @@ pub fn answer_in(host: &Host) -> Group {
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut process = Group::spawn(&mut command).expect("starting a backend");
-    let said = process.child().stdout.take().expect("it is piped");
-    let mut said = BufReader::new(said);
-    let ready = said
+    let output = process.child().stdout.take().expect("it is piped");
+    let mut output = BufReader::new(output);
+    let ready = output
         .by_ref()
         .lines()
         .map_while(Result::ok)
@@ -145,7 +145,7 @@ pub fn answer_in(host: &Host) -> Group {
     assert!(ready, "backend {} did not start", host.name());
     // Kept open: the harness in there ends when it cannot write its "has
     // been running for over 60 seconds".
-    process.child().stdout = Some(said.into_inner());
+    process.child().stdout = Some(output.into_inner());
     process
 }
 

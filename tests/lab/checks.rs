@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::*;
 
-fn in_a_room(body: impl FnOnce(&mut Lab)) {
+fn in_a_sandbox(body: impl FnOnce(&mut Lab)) {
     run(Share::Beside, || body(&mut Lab::new(Capture::Local)));
 }
 
 #[test]
 fn backends_answer_the_client_directly() {
-    in_a_room(|lab| {
+    in_a_sandbox(|lab| {
         lab.three_backends();
         for backend in &lab.backends {
             for ip in backend.host().addresses {
@@ -25,7 +25,7 @@ fn backends_answer_the_client_directly() {
 
 #[test]
 fn a_killed_backend_refuses_and_a_blackholed_one_is_silent() {
-    in_a_room(|lab| {
+    in_a_sandbox(|lab| {
         lab.add_backends(&["a"]);
         let backend = &mut lab.backends[0];
         let to = backend.direct();

@@ -18,7 +18,7 @@ pub struct Service {
     load_balancer: bool,
     udp_port_name: String,
     /// Fields of its `spec` beyond those above.
-    said: Map<String, Value>,
+    spec: Map<String, Value>,
     annotations: Map<String, Value>,
 }
 
@@ -106,14 +106,14 @@ impl Service {
             external_ip: false,
             load_balancer: false,
             udp_port_name: "udp".into(),
-            said: Map::new(),
+            spec: Map::new(),
             annotations: Map::new(),
         }
     }
 
     /// Sets a further field of its `spec`.
-    pub fn says(mut self, field: &str, value: impl Into<Value>) -> Service {
-        self.said.insert(field.into(), value.into());
+    pub fn spec(mut self, field: &str, value: impl Into<Value>) -> Service {
+        self.spec.insert(field.into(), value.into());
         self
     }
 
@@ -229,7 +229,7 @@ impl Service {
             spec["sessionAffinity"] = "ClientIP".into();
             spec["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": seconds}});
         }
-        for (field, value) in &self.said {
+        for (field, value) in &self.spec {
             spec[field] = value.clone();
         }
         let mut service = json!({

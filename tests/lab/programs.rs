@@ -72,7 +72,7 @@ impl Programs {
             "#!/bin/sh\n\
              case $(cat {folder}/{program}.fault 2>/dev/null) in\n\
              fails) echo '{program}: fault' >&2; exit 1 ;;\n\
-             lacks) PATH=${{PATH#*:}} exec setpriv --bounding-set -net_admin,-net_raw {multi}{program} \"$@\" ;;\n\
+             not-permitted) PATH=${{PATH#*:}} exec setpriv --bounding-set -net_admin,-net_raw {multi}{program} \"$@\" ;;\n\
              hangs) echo $$ >>{folder}/hanging; exec sleep 1000 ;;\n\
              esac\n\
              PATH=${{PATH#*:}} exec {multi}{program} \"$@\"\n"
@@ -103,7 +103,7 @@ impl Programs {
             ProgramFault::Missing => all().for_each(|p| {
                 fs::remove_file(self.folder.join(p)).expect("it is there");
             }),
-            ProgramFault::NotPermitted => all().for_each(|p| self.mark(p, "lacks")),
+            ProgramFault::NotPermitted => all().for_each(|p| self.mark(p, "not-permitted")),
             ProgramFault::Family(of) => {
                 [RESTORE[of], SAVE[of]]
                     .iter()

@@ -87,8 +87,8 @@ impl Ruleset {
             match (self.0.get(name), other.0.get(name)) {
                 (Some(_), None) => found.push(format!("missing chain {name}")),
                 (None, Some(_)) => found.push(format!("more: chain {name}")),
-                (Some(wanted), Some(given)) => {
-                    let found_here = differences(wanted, given);
+                (Some(expected), Some(given)) => {
+                    let found_here = differences(expected, given);
                     found.extend(found_here.iter().map(|line| format!("{name}: {line}")));
                 }
                 (None, None) => {}
@@ -98,10 +98,10 @@ impl Ruleset {
     }
 }
 
-fn differences(wanted: &[Words], given: &[Words]) -> Vec<String> {
+fn differences(expected: &[Words], given: &[Words]) -> Vec<String> {
     let mut found = Vec::new();
     let mut left: Vec<&Words> = given.iter().collect();
-    for rule in wanted {
+    for rule in expected {
         match left.iter().position(|other| *other == rule) {
             Some(at) => drop(left.remove(at)),
             None => found.push(format!("missing: {rule}")),
@@ -116,8 +116,8 @@ fn differences(wanted: &[Words], given: &[Words]) -> Vec<String> {
         let at = |rule: &Words| rules.iter().position(|other| other == rule);
         at(a) < at(b)
     };
-    for (i, a) in wanted.iter().enumerate() {
-        for b in &wanted[i + 1..] {
+    for (i, a) in expected.iter().enumerate() {
+        for b in &expected[i + 1..] {
             if a != b && a.overlaps(b) && !order(given, a, b) {
                 found.push(format!("wrong order: {a} comes after {b}"));
             }
@@ -279,7 +279,7 @@ mod tests {
         let a = "-d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j A";
         let b = "-d 10.0.0.2/32 -p tcp -m tcp --dport 80 -j B";
         let all = "-m comment --comment \"a \\\"b\\\"\" -j C";
-        let wanted = rules(&[a, b, all]);
+        let expected = rules(&[a, b, all]);
         let cases: [(&[&str], usize); 5] = [
             (&[a, b, all], 0),
             (&[b, a, all], 0),
@@ -288,11 +288,11 @@ mod tests {
             (&[a, b, b, all], 1),
         ];
         for (given, count) in cases {
-            let found = wanted.differences(&rules(given));
+            let found = expected.differences(&rules(given));
             assert_eq!(found.len(), count, "{given:?}: {found:?}");
         }
         let other = Ruleset::parse("*nat\n:Y - [0:0]\n:INPUT ACCEPT [1:2]\nCOMMIT\n");
-        assert_eq!(wanted.differences(&other).len(), 2);
+        assert_eq!(expected.differences(&other).len(), 2);
     }
 }
 

@@ -174,7 +174,7 @@ impl Lab {
 
     /// Clients that may call a Service's cluster address: a pod, and the node
     /// itself.
-    pub fn insiders(&self) -> [&Host; 2] {
+    pub fn cluster_clients(&self) -> [&Host; 2] {
         [&self.client, &self.node]
     }
 

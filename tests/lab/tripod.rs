@@ -38,7 +38,7 @@ impl Tripod {
         {
             let chosen = format!("{family}: {} capture", lab.capture.name());
             assert_eq!(
-                tripod.said(&[&chosen]),
+                tripod.logged(&[&chosen]),
                 1,
                 "no {chosen:?} in:\n{}",
                 tripod.log()
@@ -143,7 +143,7 @@ impl Tripod {
     }
 
     /// Lines of the log that contain all of `words`.
-    pub fn said(&self, words: &[&str]) -> usize {
+    pub fn logged(&self, words: &[&str]) -> usize {
         self.log()
             .lines()
             .filter(|line| words.iter().all(|word| line.contains(word)))
@@ -153,11 +153,13 @@ impl Tripod {
     /// Waits until one line of the log has all these words, and no other: what
     /// a sync could not honour is said after it, when calls may have been
     /// answered already.
-    pub fn says_once(&self, words: &[&str]) {
+    pub fn logs_once(&self, words: &[&str]) {
         let what = format!("the log says {words:?}");
-        eventually(&what, Duration::from_secs(20), || match self.said(words) {
-            1 => Ok(()),
-            n => Err(format!("{n} times in:\n{}", self.log())),
+        eventually(&what, Duration::from_secs(20), || {
+            match self.logged(words) {
+                1 => Ok(()),
+                n => Err(format!("{n} times in:\n{}", self.log())),
+            }
         });
     }
 

@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-/// Looks until `look` succeeds; panics with the last reason when it has not
+/// Observes until `observe` succeeds; panics with the last reason when it has not
 /// within `within`.
 pub fn eventually<T>(
     what: &str,
     within: Duration,
-    mut look: impl FnMut() -> Result<T, String>,
+    mut observe: impl FnMut() -> Result<T, String>,
 ) -> T {
     let deadline = Instant::now() + within;
     loop {
-        match look() {
+        match observe() {
             Ok(found) => return found,
             Err(reason) if Instant::now() > deadline => {
                 panic!("not within {within:?}: {what}; last seen: {reason}")

@@ -52,10 +52,10 @@ fn the_default_is_the_best_that_the_kernel_can_and_why_is_said() {
         assert_eq!(fallback, expected);
         for mode in better {
             let words = format!("no {mode} mode here");
-            assert_eq!(tripod.said(&["WARN", &words]), 1, "{}", tripod.log());
+            assert_eq!(tripod.logged(&["WARN", &words]), 1, "{}", tripod.log());
             assert!(status.contains(&words), "{status}");
         }
-        assert_eq!(tripod.said(&["mode here"]), better.len());
+        assert_eq!(tripod.logged(&["mode here"]), better.len());
     });
 }
 
@@ -66,8 +66,8 @@ fn ended(mut command: Command) -> (Option<i32>, String) {
         .stdout(Stdio::null())
         .output()
         .expect("running tripod");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.code(), said)
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), stderr)
 }
 
 #[test]
@@ -81,15 +81,15 @@ fn a_strict_choice_ends_with_the_table() {
         let mut command = node.command(tripod_binary());
         command.args(["--proxy-mode=ipvs", "--strict-proxy-mode"]);
         command.args(["--manifests=/run", "--conntrack-max-per-core=0"]);
-        let (status, said) = ended(command);
-        assert_eq!(status, Some(1), "{said}");
+        let (status, stderr) = ended(command);
+        assert_eq!(status, Some(1), "{stderr}");
         for words in [
             "--strict-proxy-mode",
             "IPVS",
             "modprobe ip_vs",
             "userspace ",
         ] {
-            assert!(said.contains(words), "no {words:?} in:\n{said}");
+            assert!(stderr.contains(words), "no {words:?} in:\n{stderr}");
         }
         assert_eq!(before, state(&node));
     });
@@ -105,13 +105,13 @@ fn without_privileges_each_mode_says_what_it_lacks() {
             .args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"])
             .arg(tripod_binary())
             .args(["--manifests=/run", "--conntrack-max-per-core=0"]);
-        let (status, said) = ended(command);
-        assert_eq!(status, Some(1), "{said}");
+        let (status, stderr) = ended(command);
+        assert_eq!(status, Some(1), "{stderr}");
         for mode in ["ipvs", "iptables", "userspace"] {
             let line = format!("{mode:<10} cannot run");
-            let after = said.split_once(&line).map(|(_, after)| after);
+            let after = stderr.split_once(&line).map(|(_, after)| after);
             let next = after.unwrap_or_default().lines().nth(1).unwrap_or_default();
-            assert!(next.contains("CAP_NET_ADMIN"), "{mode}:\n{said}");
+            assert!(next.contains("CAP_NET_ADMIN"), "{mode}:\n{stderr}");
         }
         assert_eq!(before, state(&node));
     });

@@ -124,8 +124,8 @@ fn services() -> (Service, Service) {
     let web = Service::new("web", 1)
         .with_node_port()
         .with_load_balancer()
-        .says("externalTrafficPolicy", "Local")
-        .says("healthCheckNodePort", 31_000);
+        .spec("externalTrafficPolicy", "Local")
+        .spec("healthCheckNodePort", 31_000);
     (web, Service::new("other", 2))
 }
 
@@ -170,8 +170,8 @@ fn ipv4_goes_on(mode: &str, fault: &str) {
     fs::write(FAULT, "fails").expect("a file");
     ipv4_follows(&lab, &web, &other, &client);
     let log = tripod.log();
-    assert!(tripod.said(&[fault]) > 0, "{log}");
-    assert_eq!(tripod.said(&["sync of IPv4 failed"]), 0, "{log}");
+    assert!(tripod.logged(&[fault]) > 0, "{log}");
+    assert_eq!(tripod.logged(&["sync of IPv4 failed"]), 0, "{log}");
     fs::remove_file(FAULT).expect("it is there");
     ipv6_comes_back(&lab, &web, &other);
 }
@@ -220,8 +220,8 @@ mod in_guest {
             let client = udp(&lab.node, v4).expect("a socket");
             ipv4_follows(&lab, &web, &other, &client);
             let log = tripod.log();
-            assert!(tripod.said(&["sync of IPv6 failed", set]) > 0, "{log}");
-            assert_eq!(tripod.said(&["sync of IPv4 failed"]), 0, "{log}");
+            assert!(tripod.logged(&["sync of IPv6 failed", set]) > 0, "{log}");
+            assert_eq!(tripod.logged(&["sync of IPv4 failed"]), 0, "{log}");
             lab.node.show(&format!("ipset destroy {set}"));
             ipv6_comes_back(&lab, &web, &other);
         });

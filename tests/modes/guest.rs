@@ -15,8 +15,8 @@ fn guest_full_modes() {
 }
 
 #[test]
-fn guest_full_leftovers() {
-    let tests = ["modes::leftovers::"];
+fn guest_full_stale_state() {
+    let tests = ["modes::stale_state::"];
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
 

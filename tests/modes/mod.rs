@@ -3,9 +3,9 @@
 mod choosing;
 mod families;
 mod guest;
-mod leftovers;
 mod links;
 pub mod probe;
 mod sctp;
+mod stale_state;
 mod switching;
 mod unanswered;

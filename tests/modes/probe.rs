@@ -47,8 +47,8 @@ fn the_table_is_right_for_this_kernel() {
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             std::fs::write(&golden, &table).expect("writing it");
         }
-        let wanted = std::fs::read_to_string(&golden).unwrap_or_default();
-        assert_eq!(table, wanted, "{golden}");
+        let expected = std::fs::read_to_string(&golden).unwrap_or_default();
+        assert_eq!(table, expected, "{golden}");
 
         let json = node.show(&format!("{} probe --output json", program.display()));
         let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
@@ -79,7 +79,7 @@ pub fn default_mode() -> &'static str {
 }
 
 /// Standard output, standard error and exit status.
-fn said(node: &Host, arguments: &[&str]) -> (String, String, Option<i32>) {
+fn output_of(node: &Host, arguments: &[&str]) -> (String, String, Option<i32>) {
     let mut command = node.command(tripod_binary());
     let output = command.args(arguments).output().expect("running tripod");
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -94,7 +94,7 @@ fn said(node: &Host, arguments: &[&str]) -> (String, String, Option<i32>) {
 fn what_is_left_out_is_missing_in_every_view() {
     run(Share::Beside, || {
         let node = node();
-        let (probed, ..) = said(&node, &["probe", "--without=local-routes", "-o", "json"]);
+        let (probed, ..) = output_of(&node, &["probe", "--without=local-routes", "-o", "json"]);
         let probed: serde_json::Value = serde_json::from_str(&probed).expect("JSON");
         let userspace = &probed["modes"][2];
         let mut lacks = userspace["missing"].as_array().expect("a list").iter();
@@ -116,7 +116,7 @@ fn what_is_left_out_is_missing_in_every_view() {
                 format!("--proxy-mode={mode}"),
                 format!("--without={without}"),
             );
-            said(
+            output_of(
                 &node,
                 &["render", &mode, "--manifests=/run/objects", &without],
             )
@@ -132,7 +132,7 @@ fn what_is_left_out_is_missing_in_every_view() {
             assert!(why.contains(&words), "{why}");
         }
         for job in [&["probe"][..], &["render", "--manifests=/run/objects"], &[]] {
-            let (_, why, status) = said(&node, &[job, &["--without=recnt"]].concat());
+            let (_, why, status) = output_of(&node, &[job, &["--without=recnt"]].concat());
             assert_eq!(status, Some(2), "{why}");
             assert!(
                 why.contains("recnt") && why.contains("recent, redirect"),

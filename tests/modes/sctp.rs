@@ -87,7 +87,7 @@ fn one_sctp_service_is_named_and_the_others_are_served() {
             asked.map(drop).map_err(|error| error.to_string())
         });
         assert_eq!(
-            tripod.said(&["WARN", "goes without IPv4 -m sctp", "modprobe xt_sctp"]),
+            tripod.logged(&["WARN", "goes without IPv4 -m sctp", "modprobe xt_sctp"]),
             1
         );
         let named = [
@@ -97,9 +97,9 @@ fn one_sctp_service_is_named_and_the_others_are_served() {
             "-m sctp",
             "modprobe xt_sctp",
         ];
-        tripod.says_once(&named);
+        tripod.logs_once(&named);
         let saved = lab.node.show("iptables-save");
         assert!(!saved.contains("sctp"), "{saved}");
-        assert_eq!(tripod.said(&["ERROR"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["ERROR"]), 0, "{}", tripod.log());
     });
 }

@@ -76,7 +76,7 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
         ];
         let tripod = Tripod::spawn(command(&node, &arguments));
         let words = "not known whether iptables mode can run here";
-        tripod.says_once(&["WARN", words, "Cannot allocate memory"]);
+        tripod.logs_once(&["WARN", words, "Cannot allocate memory"]);
         let livez = || get(&node, SocketAddr::from(([127, 0, 0, 1], 10256)), "/livez");
         eventually("/livez is answered", Duration::from_secs(10), || {
             let answer = livez().map_err(|error| error.to_string())?;
@@ -85,13 +85,13 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
                 false => Err(answer),
             }
         });
-        assert_eq!(tripod.said(&["starting"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["starting"]), 0, "{}", tripod.log());
         assert_eq!(before, state(&node), "nothing is decided yet");
 
         fs::remove_file(SHORTAGE).expect("it is there");
-        tripod.says_once(&["starting", "mode=iptables"]);
-        assert_eq!(tripod.said(&["running in"]), 0, "{}", tripod.log());
-        assert_eq!(tripod.said(&["not known"]), 1, "{}", tripod.log());
+        tripod.logs_once(&["starting", "mode=iptables"]);
+        assert_eq!(tripod.logged(&["running in"]), 0, "{}", tripod.log());
+        assert_eq!(tripod.logged(&["not known"]), 1, "{}", tripod.log());
         eventually("what was left is gone", Duration::from_secs(20), || {
             let saved = node.show("iptables-nft-save -t nat");
             let served = saved.contains("KUBE-SERVICES") && !saved.contains("KUBE-SVC-OLD");

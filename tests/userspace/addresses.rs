@@ -24,7 +24,7 @@ fn cluster_ips_answer(lab: &mut Lab) {
     lab.three_backends().publish_all(&web);
     let _tripod = lab.tripod();
     for to in web.cluster() {
-        for from in lab.insiders() {
+        for from in lab.cluster_clients() {
             answers(from, to);
         }
     }

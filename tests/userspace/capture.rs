@@ -93,7 +93,7 @@ fn a_restart_finds_its_rules(lab: &mut Lab) {
         end(&mut tripod);
         tripod = lab.tripod();
         for to in web.cluster() {
-            for from in lab.insiders() {
+            for from in lab.cluster_clients() {
                 reaches("TCP", &ALL, || ask(from, to));
                 reaches("UDP", &ALL, || udp_ask(from, to));
             }

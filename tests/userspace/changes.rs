@@ -64,7 +64,7 @@ fn a_removed_service_stops_listening_but_keeps_its_connections(lab: &mut Lab) {
     connections.push(open(lab, node_port));
     lab.withdraw(&web);
     for to in web.cluster().into_iter().chain([node_port]) {
-        for from in lab.insiders() {
+        for from in lab.cluster_clients() {
             comes_to_fail("TCP to a Service that is gone", || ask(from, to));
             comes_to_fail("UDP to a Service that is gone", || udp_ask(from, to));
         }
@@ -83,7 +83,7 @@ fn a_service_that_comes_and_its_changes_are_live(lab: &mut Lab) {
     let _tripod = lab.tripod();
     for endpoints in [&["a"][..], &["b"], &["b", "c"], &["a"]] {
         lab.publish(&web, endpoints);
-        for from in lab.insiders() {
+        for from in lab.cluster_clients() {
             for to in web.cluster() {
                 eventually("the edit is live", SOON, || {
                     // As many calls as there can be endpoints, old or new.

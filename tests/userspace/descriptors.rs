@@ -96,7 +96,7 @@ fn connections_leave_what_the_process_needs(lab: &mut Lab) {
     comes_to_fail("the Service that is gone", || {
         ask(&lab.client, other.cluster()[0])
     });
-    assert_eq!(tripod.said(&["sync failed"]), 0);
+    assert_eq!(tripod.logged(&["sync failed"]), 0);
     let healthz = SocketAddr::new(lab.node.addresses[0], 10256);
     for _ in 0..8 {
         let answer = get(&lab.node, healthz, "/healthz").expect("an answer");

@@ -68,7 +68,7 @@ fn transparent_says_what_is_missing_and_serves() {
                 family,
                 "xt_socket",
             ];
-            assert_eq!(tripod.said(&said), 1, "{}", tripod.log());
+            assert_eq!(tripod.logged(&said), 1, "{}", tripod.log());
         }
         for to in web.external() {
             ask(&lab.outside, to).expect("an answer");

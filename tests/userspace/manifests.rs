@@ -40,7 +40,7 @@ fn oddities_are_named_once_and_the_rest_works(lab: &mut Lab) {
         &["orphan"],
     ];
     for words in oddities {
-        tripod.says_once(words);
+        tripod.logs_once(words);
     }
     for to in web.cluster() {
         reaches("the Service in order", &["a", "b", "c"], || {
@@ -51,7 +51,7 @@ fn oddities_are_named_once_and_the_rest_works(lab: &mut Lab) {
     lab.publish(&web, &["a"]);
     comes_to_reach("the change", &["a"], || ask(&lab.client, web.cluster()[0]));
     for words in oddities {
-        tripod.says_once(words);
+        tripod.logs_once(words);
     }
     assert!(!tripod.log().contains("notes.txt"));
 }
@@ -63,7 +63,7 @@ fn a_broken_edit_keeps_the_last_good_version(lab: &mut Lab) {
     let tripod = lab.tripod();
     reaches("at first", &["a"], || ask(&lab.client, web.cluster()[0]));
     lab.write("web.json", "{\"apiVersion\": \"v1\", \"kind\": ");
-    tripod.says_once(&["web.json"]);
+    tripod.logs_once(&["web.json"]);
     reaches("after the broken edit", &["a"], || {
         ask(&lab.client, web.cluster()[0])
     });
@@ -113,7 +113,7 @@ fn yaml_with_several_documents_works(lab: &mut Lab) {
     let to = ([10, 96, 0, 20], 80).into();
     reaches("the example", &["a", "b", "c"], || ask(&lab.client, to));
     assert_eq!(
-        tripod.said(&["hello.yml"]),
+        tripod.logged(&["hello.yml"]),
         0,
         "nothing odd about it:\n{}",
         tripod.log()

@@ -106,11 +106,11 @@ fn node_in_zone(lab: &Lab, zone: &str) {
 
 fn internal_policy_local_keeps_to_this_node(lab: &mut Lab) {
     let [here, elsewhere] =
-        [10, 11].map(|number| everywhere(number).says("internalTrafficPolicy", "Local"));
+        [10, 11].map(|number| everywhere(number).spec("internalTrafficPolicy", "Local"));
     lab.three_backends().publish_endpoints(&here, &one_here());
     lab.publish_endpoints(&elsewhere, &all_elsewhere());
     let _tripod = lab.tripod();
-    for from in lab.insiders() {
+    for from in lab.cluster_clients() {
         for to in here.cluster() {
             answered_by(&["a"], from, to);
         }
@@ -126,13 +126,13 @@ fn internal_policy_local_keeps_to_this_node(lab: &mut Lab) {
 }
 
 fn external_policy_local_is_for_callers_from_outside(lab: &mut Lab) {
-    let web = everywhere(10).says("externalTrafficPolicy", "Local");
+    let web = everywhere(10).spec("externalTrafficPolicy", "Local");
     lab.three_backends().publish_endpoints(&web, &one_here());
     let _tripod = lab.tripod();
     for to in outer(lab, &web) {
         answered_by(&["a"], &lab.outside, to);
     }
-    for from in lab.insiders() {
+    for from in lab.cluster_clients() {
         for to in outer(lab, &web).into_iter().chain(web.cluster()) {
             answered_by(&ALL, from, to);
         }
@@ -140,13 +140,13 @@ fn external_policy_local_is_for_callers_from_outside(lab: &mut Lab) {
 }
 
 fn without_local_endpoints_only_insiders_are_served(lab: &mut Lab) {
-    let web = everywhere(10).says("externalTrafficPolicy", "Local");
+    let web = everywhere(10).spec("externalTrafficPolicy", "Local");
     lab.three_backends()
         .publish_endpoints(&web, &all_elsewhere());
     let _tripod = lab.tripod();
     for to in outer(lab, &web) {
         turned_away(&lab.outside, to);
-        for from in lab.insiders() {
+        for from in lab.cluster_clients() {
             answered_by(&ALL, from, to);
         }
     }
@@ -160,7 +160,7 @@ fn without_local_endpoints_only_insiders_are_served(lab: &mut Lab) {
 fn source_ranges_guard_the_load_balancer_address_alone(lab: &mut Lab) {
     lab.three_backends();
     let guarded = |number, ranges: Value| {
-        let web = everywhere(number).says("loadBalancerSourceRanges", ranges);
+        let web = everywhere(number).spec("loadBalancerSourceRanges", ranges);
         lab.publish_all(&web);
         web
     };
@@ -185,8 +185,8 @@ fn source_ranges_guard_the_load_balancer_address_alone(lab: &mut Lab) {
 }
 
 fn source_ranges_know_the_node_by_its_address(lab: &mut Lab) {
-    let with_node = everywhere(10).says("loadBalancerSourceRanges", ranges(&lab.node));
-    let without = everywhere(11).says("loadBalancerSourceRanges", ranges(&lab.outside));
+    let with_node = everywhere(10).spec("loadBalancerSourceRanges", ranges(&lab.node));
+    let without = everywhere(11).spec("loadBalancerSourceRanges", ranges(&lab.outside));
     lab.three_backends().publish_all(&with_node);
     lab.publish_all(&without);
     let _tripod = lab.tripod();
@@ -199,7 +199,7 @@ fn source_ranges_know_the_node_by_its_address(lab: &mut Lab) {
 }
 
 fn source_ranges_change_and_may_be_too_many_to_be_silent(lab: &mut Lab) {
-    let web = |ranges| everywhere(10).says("loadBalancerSourceRanges", ranges);
+    let web = |ranges| everywhere(10).spec("loadBalancerSourceRanges", ranges);
     lab.three_backends();
     lab.publish_all(&web(ranges(&lab.client)));
     let tripod = lab.tripod();
@@ -212,7 +212,7 @@ fn source_ranges_change_and_may_be_too_many_to_be_silent(lab: &mut Lab) {
         comes_to_reach("ranges that change", &ALL, || ask(&lab.outside, to));
         turned_away(&lab.client, to);
     }
-    assert_eq!(tripod.said(&["optmem_max"]), 0);
+    assert_eq!(tripod.logged(&["optmem_max"]), 0);
     let many: Vec<_> = (0..2500)
         .flat_map(|n| {
             let (high, low) = (n / 256, n % 256);
@@ -228,7 +228,7 @@ fn source_ranges_change_and_may_be_too_many_to_be_silent(lab: &mut Lab) {
             }
         });
     }
-    tripod.says_once(&["optmem_max"]);
+    tripod.logs_once(&["optmem_max"]);
     lab.publish_all(&web(json!([])));
     for to in ingress {
         comes_to_reach("no ranges", &ALL, || ask(&lab.client, to));
@@ -293,12 +293,12 @@ fn terminating_endpoints_serve_when_none_is_ready(lab: &mut Lab) {
         (12, [unready("a"), serving("b"), silent("c")], &["b"]),
     ]
     .map(|(number, endpoints, names)| {
-        let web = everywhere(number).says("externalTrafficPolicy", "Local");
+        let web = everywhere(number).spec("externalTrafficPolicy", "Local");
         lab.publish_endpoints(&web, &endpoints.map(|endpoint| endpoint.on("node")));
         (web, names)
     });
     // Ready ones elsewhere do not help a policy that keeps to this node.
-    let local = everywhere(13).says("externalTrafficPolicy", "Local");
+    let local = everywhere(13).spec("externalTrafficPolicy", "Local");
     let endpoints = [serving("a").on("node"), ready("b").on("other")];
     lab.publish_endpoints(&local, &endpoints);
     let _tripod = lab.tripod();
@@ -318,8 +318,8 @@ fn terminating_endpoints_serve_when_none_is_ready(lab: &mut Lab) {
 
 fn health_check_ports_count_local_endpoints(lab: &mut Lab) {
     let web = everywhere(10)
-        .says("externalTrafficPolicy", "Local")
-        .says("healthCheckNodePort", 31_000);
+        .spec("externalTrafficPolicy", "Local")
+        .spec("healthCheckNodePort", 31_000);
     lab.three_backends().publish_endpoints(&web, &one_here());
     let _tripod = lab.tripod();
     let two_here = ["a", "b"].map(|name| EndpointChoice::ready(name).on("node"));

@@ -145,7 +145,7 @@ fn a_scheduler_that_is_not_here_is_named_and_replaced(lab: &mut Lab) {
     let tripod = lab.tripod();
     ask(&lab.client, web.cluster()[0]).expect("an answer");
     let said = ["Service default/web", SCHEDULER, "lblc", "wlc is used"];
-    tripod.says_once(&said);
+    tripod.logs_once(&said);
     let said = ["Service default/web", "tripod.proxy/forwarding", "dr"];
-    tripod.says_once(&said);
+    tripod.logs_once(&said);
 }

@@ -119,7 +119,7 @@ fn endpoints_are_told_who_called_and_what(lab: &mut Lab) {
         assert_eq!(told, Told { client, called: to }, "from {}", from.name());
     };
     for to in [web.cluster(), node_ports, web.external(), web.ingress()].concat() {
-        for from in lab.insiders() {
+        for from in lab.cluster_clients() {
             call(from, to);
         }
     }
@@ -197,9 +197,9 @@ fn datagrams_have_no_header_and_that_is_said(lab: &mut Lab) {
         assert_eq!(answer, "a");
     }
     let said = ["Service default/web", ANNOTATION, "not on UDP datagrams"];
-    tripod.says_once(&said);
+    tripod.logs_once(&said);
     assert_eq!(
-        tripod.said(&[ANNOTATION]),
+        tripod.logged(&[ANNOTATION]),
         1,
         "TCP is honoured: {}",
         tripod.log()

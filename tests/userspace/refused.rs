@@ -34,7 +34,7 @@ fn refuses(from: &Host, to: SocketAddr) {
 }
 
 fn refuses_everywhere(lab: &Lab, web: &Service) {
-    for from in lab.insiders() {
+    for from in lab.cluster_clients() {
         for to in web.cluster() {
             refuses(from, to);
         }
@@ -78,7 +78,7 @@ fn the_last_endpoint_gone_is_refusal_and_back_is_service(lab: &mut Lab) {
     }
     lab.publish(&web, &[]);
     for to in web.cluster() {
-        for from in lab.insiders() {
+        for from in lab.cluster_clients() {
             eventually("refusal", SOON, || {
                 match (ask(from, to), udp_ask(from, to)) {
                     (Err(tcp), Err(udp))
@@ -93,7 +93,7 @@ fn the_last_endpoint_gone_is_refusal_and_back_is_service(lab: &mut Lab) {
     }
     lab.publish_all(&web);
     for to in web.cluster() {
-        for from in lab.insiders() {
+        for from in lab.cluster_clients() {
             comes_to_reach("TCP is back", &["a"], || ask(from, to));
             comes_to_reach("UDP is back", &["a"], || udp_ask(from, to));
         }

@@ -325,7 +325,7 @@ fn a_node_without_local_ports_says_so(lab: &mut Lab) {
     crate::lab::eventually("the log says so", Duration::from_secs(10), || {
         // The client ends the connection, so that it is ours which lingers.
         let call = ask(&lab.client, to);
-        match tripod.said(&["no local port left", "default/web:tcp", "tcp_tw_reuse"]) {
+        match tripod.logged(&["no local port left", "default/web:tcp", "tcp_tw_reuse"]) {
             1 => Ok(()),
             n => Err(format!("{n} times; {call:?}")),
         }

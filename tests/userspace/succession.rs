@@ -44,9 +44,11 @@ fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
         .args(["--conntrack-max-per-core=0", "--v=4"])
         .args(flags);
     let tripod = Tripod::spawn(command);
-    eventually("it is in force", SOON, || match tripod.said(&["synced"]) {
-        0 => Err(tripod.log()),
-        _ => Ok(()),
+    eventually("it is in force", SOON, || {
+        match tripod.logged(&["synced"]) {
+            0 => Err(tripod.log()),
+            _ => Ok(()),
+        }
     });
     tripod
 }
@@ -54,7 +56,7 @@ fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
 /// Waits until `tripod` has looked at all it installed once more, and would have
 /// repaired what it misses.
 fn looks_at_everything(tripod: &Tripod) {
-    let full = || tripod.said(&["synced", "full=true"]);
+    let full = || tripod.logged(&["synced", "full=true"]);
     // A line for each family: at least one sync began after this.
     let enough = full() + 3;
     eventually("full syncs", 2 * SOON, || match full() {
@@ -308,13 +310,15 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
         .arg("--manifests")
         .arg(lab.manifests());
     let mut tripod = Tripod::spawn(command);
-    eventually("it is in force", SOON, || match tripod.said(&["synced"]) {
-        0 => Err(tripod.log()),
-        _ => Ok(()),
+    eventually("it is in force", SOON, || {
+        match tripod.logged(&["synced"]) {
+            0 => Err(tripod.log()),
+            _ => Ok(()),
+        }
     });
     let mut held = Open::to(lab, &web.cluster());
     std::fs::write(file, text("oomScoreAdj: -998\n")).expect("a change");
-    eventually("it knows", SOON, || match tripod.said(&["was changed"]) {
+    eventually("it knows", SOON, || match tripod.logged(&["was changed"]) {
         0 => Err(tripod.log()),
         _ => Ok(()),
     });

@@ -27,7 +27,7 @@ fn transparent(lab: &Lab) -> Tripod {
     let tripod = Tripod::start_as(lab, command);
     for family in ["IPv4", "IPv6"] {
         let said = [family, "endpoints see clients"];
-        assert_eq!(tripod.said(&said), 1, "{}", tripod.log());
+        assert_eq!(tripod.logged(&said), 1, "{}", tripod.log());
     }
     tripod
 }
@@ -180,7 +180,7 @@ fn neighbours_the_node_and_the_endpoint_itself_are_served(lab: &mut Lab) {
     lab.publish(&own, &["a"]);
     let _tripod = transparent(lab);
     for to in [web.cluster(), node_ports(lab, &web), web.external()].concat() {
-        for from in lab.insiders() {
+        for from in lab.cluster_clients() {
             is_served_unseen(from, to);
         }
     }

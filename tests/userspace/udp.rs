@@ -197,7 +197,7 @@ fn a_client_that_called_too_early_is_served(lab: &mut Lab) {
     lab.add_backends(&["a"]);
     lab.publish(&empty, &[]);
     let _tripod = lab.tripod();
-    for from in lab.insiders() {
+    for from in lab.cluster_clients() {
         for there in [&early, &empty] {
             for to in there.cluster() {
                 lab.publish(&empty, &[]);
@@ -221,7 +221,7 @@ fn a_client_survives_a_service_that_goes_and_comes_back(lab: &mut Lab) {
     let (web, other) = (Service::new("web", 10), Service::new("other", 11));
     lab.add_backends(&["a"]).publish_all(&web);
     let _tripod = lab.tripod();
-    for from in lab.insiders() {
+    for from in lab.cluster_clients() {
         for to in web.cluster() {
             let socket = udp(from, to).expect("a socket");
             socket

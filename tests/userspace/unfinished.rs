@@ -25,7 +25,7 @@ fn start(lab: &Lab, programs: &Programs) -> Tripod {
 /// Waits until more than `before` lines of the log have all these words.
 fn says_more(tripod: &Tripod, words: &[&str], before: usize) {
     let what = format!("more than {before} lines with {words:?}");
-    eventually(&what, 2 * SOON, || match tripod.said(words) {
+    eventually(&what, 2 * SOON, || match tripod.logged(words) {
         n if n > before => Ok(()),
         n => Err(format!("{n} in:\n{}", tripod.log())),
     });

@@ -50,7 +50,7 @@ pub fn cases() -> Vec<Case> {
             .when(Pod)
             .calls(ClusterIp)
             .sees(sticky(ALL))
-            .then("they are not", |web| web.says("sessionAffinity", "None"))
+            .then("they are not", |web| web.spec("sessionAffinity", "None"))
             .when(Pod)
             .calls(ClusterIp)
             .sees(each(ALL)),

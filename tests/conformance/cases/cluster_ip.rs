@@ -3,6 +3,19 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
+    [
+        callers(),
+        several_ports(),
+        changed_ports(),
+        datagrams_and_other_ports(),
+        ip_families(),
+        other_services(),
+    ]
+    .concat()
+}
+
+/// Who calls, and how much of what each gets.
+fn callers() -> Vec<Case> {
     vec![
         case(
             "Every endpoint gets an equal share of a pod's connections",
@@ -60,6 +73,12 @@ pub fn cases() -> Vec<Case> {
         .when(RemotePod)
         .calls(ClusterIp)
         .sees(each(HERE).seeing_the_caller()),
+    ]
+}
+
+/// Several ports, and one number over two protocols.
+fn several_ports() -> Vec<Case> {
+    vec![
         case(
             "Several ports: each leads to its own target port",
             cluster_ip(ALL).with_second_port(),
@@ -129,6 +148,12 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(Unserved)
         .but(ipvs, Why::AddressTakenWhole, Refused),
+    ]
+}
+
+/// Ports beside others and with other numbers.
+fn changed_ports() -> Vec<Case> {
+    vec![
         case(
             "An SCTP port leaves the others alone",
             everywhere(ALL).with_sctp(),
@@ -187,6 +212,12 @@ pub fn cases() -> Vec<Case> {
             .over([Tcp, Udp])
             .sees(Unserved)
             .but(ipvs, Why::AddressTakenWhole, Refused),
+    ]
+}
+
+/// Large datagrams, and ports that no Service has.
+fn datagrams_and_other_ports() -> Vec<Case> {
+    vec![
         case(
             "UDP: large datagrams get through both ways",
             everywhere(ALL),
@@ -209,6 +240,12 @@ pub fn cases() -> Vec<Case> {
             .at_port(99)
             .sees(Unserved)
             .but(ipvs, Why::AddressTakenWhole, Refused),
+    ]
+}
+
+/// Services and endpoints of one family or of both.
+fn ip_families() -> Vec<Case> {
+    vec![
         case(
             "IPv4 alone: the Service has no IPv6 address",
             cluster_ip(ALL).single_stack(V4),
@@ -257,6 +294,12 @@ pub fn cases() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .sees(each(ALL)),
+    ]
+}
+
+/// Services that are not ours, are no longer served, or change hands; a flag.
+fn other_services() -> Vec<Case> {
+    vec![
         case(
             "A Service for another proxy (service-proxy-name) is left alone",
             cluster_ip(ALL)

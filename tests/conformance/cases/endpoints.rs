@@ -6,6 +6,21 @@ use super::*;
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
 
 pub fn cases() -> Vec<Case> {
+    [
+        coming_and_going(),
+        udp_sockets_and_endpoints(),
+        udp_sockets_and_addresses(),
+        udp_sockets_and_changes(),
+        connections(),
+        readiness(),
+        slices_and_networks(),
+        slices_that_differ(),
+    ]
+    .concat()
+}
+
+/// Endpoints come, go and are replaced.
+fn coming_and_going() -> Vec<Case> {
     vec![
         case("Without endpoints callers are refused", everywhere([]))
             .when([Pod, Node])
@@ -60,6 +75,12 @@ pub fn cases() -> Vec<Case> {
             .when(Pod)
             .calls(ClusterIp)
             .sees(each(ELSEWHERE)),
+    ]
+}
+
+/// One UDP socket while endpoints come and go.
+fn udp_sockets_and_endpoints() -> Vec<Case> {
+    vec![
         case(
             "UDP: one socket finds the endpoint that took another's place",
             everywhere([A]),
@@ -110,6 +131,12 @@ pub fn cases() -> Vec<Case> {
         .over(Udp)
         .on_one_socket()
         .sees(each([A])),
+    ]
+}
+
+/// One UDP socket that called before there was anybody to answer.
+fn udp_sockets_and_addresses() -> Vec<Case> {
+    vec![
         case(
             "UDP: one socket that called too early finds the addresses that came",
             cluster_ip([A]).labelled(OTHER_PROXY, "another"),
@@ -153,6 +180,12 @@ pub fn cases() -> Vec<Case> {
         .over(Udp)
         .on_one_socket()
         .sees(each([A])),
+    ]
+}
+
+/// One UDP socket while its endpoint changes.
+fn udp_sockets_and_changes() -> Vec<Case> {
+    vec![
         case(
             "UDP: one socket finds the endpoint at its new port",
             node_port([A]),
@@ -203,6 +236,12 @@ pub fn cases() -> Vec<Case> {
         .over(Udp)
         .on_one_socket()
         .sees(each([A])),
+    ]
+}
+
+/// TCP connections that go on.
+fn connections() -> Vec<Case> {
+    vec![
         case(
             "TCP: a connection outlives its endpoint's removal",
             everywhere([A]),
@@ -239,6 +278,12 @@ pub fn cases() -> Vec<Case> {
         .calls(ExternalIp)
         .after_a_stray_packet()
         .sees(each([A])),
+    ]
+}
+
+/// Endpoints that are ready, terminating, or published anyway.
+fn readiness() -> Vec<Case> {
+    vec![
         case(
             "Only ready endpoints are called",
             everywhere([]).with([ready(A), unready(B), unready(C)]),
@@ -294,7 +339,7 @@ pub fn cases() -> Vec<Case> {
         .sees(Refused),
         case(
             "publishNotReadyAddresses: endpoints are called ready or not",
-            cluster_ip([]).says("publishNotReadyAddresses", true).with([
+            cluster_ip([]).spec("publishNotReadyAddresses", true).with([
                 unready(A).published_anyway(),
                 ending(B).published_anyway(),
                 ready(C),
@@ -304,6 +349,12 @@ pub fn cases() -> Vec<Case> {
         .calls(ClusterIp)
         .over([Tcp, Udp])
         .sees(each(ALL)),
+    ]
+}
+
+/// Several slices, and endpoints in the network of a node.
+fn slices_and_networks() -> Vec<Case> {
+    vec![
         case(
             "Endpoints of two slices count alike",
             cluster_ip([A]).and_slice([ready(B), ready(C)]),
@@ -355,6 +406,12 @@ pub fn cases() -> Vec<Case> {
         .calls([NodePort, LoadBalancer, ExternalIp])
         .over([Tcp, Udp])
         .sees(each([OnNode]).seeing_the_caller()),
+    ]
+}
+
+/// Slices that do not count, or name other ports; the end of all.
+fn slices_that_differ() -> Vec<Case> {
+    vec![
         case(
             "A slice with the label of headless ones does not count",
             cluster_ip([A]).slice_labelled("service.kubernetes.io/headless"),

@@ -4,6 +4,11 @@ use super::*;
 use crate::conformance::addresses::address;
 
 pub fn cases() -> Vec<Case> {
+    [callers_and_policies(), owners_and_changes()].concat()
+}
+
+/// Who calls, under which policy.
+fn callers_and_policies() -> Vec<Case> {
     vec![
         case(
             "External IP, from outside: every endpoint, which sees the node",
@@ -48,6 +53,12 @@ pub fn cases() -> Vec<Case> {
         .calls(ExternalIp)
         .over([Tcp, Udp])
         .sees(each(ELSEWHERE)),
+    ]
+}
+
+/// External IPs that others have, too, and that change.
+fn owners_and_changes() -> Vec<Case> {
+    vec![
         case(
             "Two Services claim an external IP, and one goes",
             external_ip([A]),
@@ -68,7 +79,7 @@ pub fn cases() -> Vec<Case> {
         .sees(each([B])),
         case(
             "An external IP is one of the node's own",
-            cluster_ip(ALL).says(
+            cluster_ip(ALL).spec(
                 "externalIPs",
                 serde_json::json!([V4, V6].map(|family| address(NodeAddress, family, 0))),
             ),

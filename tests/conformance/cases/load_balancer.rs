@@ -3,6 +3,11 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
+    [callers(), kinds(), shared_addresses(), health_checks()].concat()
+}
+
+/// Who calls.
+fn callers() -> Vec<Case> {
     vec![
         case(
             "Load balancer, from outside: every endpoint, which sees the node",
@@ -40,6 +45,12 @@ pub fn cases() -> Vec<Case> {
         .when(Backend)
         .calls(LoadBalancer)
         .sees(each([A]).seeing_the_node()),
+    ]
+}
+
+/// ipMode and the type of the Service, as they are and as they change.
+fn kinds() -> Vec<Case> {
+    vec![
         case(
             "ipMode Proxy: pods go to the real load balancer",
             load_balancer(ALL).ip_mode_proxy(),
@@ -101,9 +112,15 @@ pub fn cases() -> Vec<Case> {
         .when([Outside, Pod])
         .calls(LoadBalancer)
         .sees(Unserved),
+    ]
+}
+
+/// Load-balancer IPs that others have, too.
+fn shared_addresses() -> Vec<Case> {
+    vec![
         case(
             "Two Services share a load-balancer IP, and one goes",
-            everywhere(HERE).with_second_port_apart(),
+            everywhere(HERE).with_second_port_in_slices_of_its_own(),
         )
         .when([Outside, Pod])
         .calls([LoadBalancer, ExternalIp])
@@ -149,6 +166,12 @@ pub fn cases() -> Vec<Case> {
         .calls(SecondNodeAddress)
         .over([Tcp, Udp])
         .sees(Refused),
+    ]
+}
+
+/// The health-check node port.
+fn health_checks() -> Vec<Case> {
+    vec![
         case(
             "Health-check node port: terminating endpoints serve, but do not count",
             load_balancer(HERE).external_policy("Local"),

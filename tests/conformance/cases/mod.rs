@@ -19,7 +19,7 @@ mod policies;
 mod source_ranges;
 
 use super::addresses::{SECOND_PORT, SECOND_TARGET};
-use super::case::Caller::{Backend, Node, OtherNode, Outside, Pod, RemotePod};
+use super::case::Caller::{self, Backend, Node, OtherNode, Outside, Pod, RemotePod};
 use super::case::Family::{V4, V6};
 use super::case::Protocol::{Sctp, Tcp, Udp};
 use super::case::Target::{
@@ -34,9 +34,9 @@ use super::columns::{
 use super::differences::Why;
 use super::endpoints::Pod::{A, B, C, OnNode, OnOther};
 use super::endpoints::{ALL, ELSEWHERE, HERE, ending, ready, terminating, unready};
-use super::objects::{Claimed, cluster_ip, everywhere, external_ip, load_balancer, node_port};
-use super::sight::Sight::{Healthy, Refused, Silent, Unhealthy, Unserved};
-use super::sight::{each, equal_shares, shares, sticky, sticky_for_a_second};
+use super::objects::{Contested, cluster_ip, everywhere, external_ip, load_balancer, node_port};
+use super::observation::Observation::{self, Healthy, Refused, Silent, Unhealthy, Unserved};
+use super::observation::{each, equal_shares, shares, sticky, sticky_for_a_second};
 
 /// Cases that are shown together.
 pub struct Topic {

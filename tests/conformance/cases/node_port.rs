@@ -3,6 +3,11 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
+    [callers(), ports_and_flags()].concat()
+}
+
+/// Who calls.
+fn callers() -> Vec<Case> {
     vec![
         case(
             "Node port, from outside: every endpoint, which sees the node",
@@ -71,6 +76,12 @@ pub fn cases() -> Vec<Case> {
         .calls(NodePort)
         .over([Tcp, Udp])
         .sees(each([A]).seeing_the_node()),
+    ]
+}
+
+/// Several ports, types that change, and flags.
+fn ports_and_flags() -> Vec<Case> {
+    vec![
         case(
             "Several ports have a node port each",
             node_port(ALL).with_second_port(),

@@ -3,6 +3,11 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
+    [external_ips(), cluster_ips_and_node_ports()].concat()
+}
+
+/// Addresses that are named as external IPs.
+fn external_ips() -> Vec<Case> {
     vec![
         case(
             "A cluster IP stays its Service's, whoever names it as an external IP",
@@ -14,7 +19,7 @@ pub fn cases() -> Vec<Case> {
         .sees(each([A]))
         .then("an older Service names it", |web| {
             web.with_rival_on([B])
-                .rival_claims(Claimed::ClusterIps)
+                .contested(Contested::ClusterIps)
                 .made_in(2024, 2020)
         })
         .when([Pod, Node])
@@ -44,6 +49,12 @@ pub fn cases() -> Vec<Case> {
         .calls(ExternalIp)
         .over([Tcp, Udp])
         .sees(each([A])),
+    ]
+}
+
+/// Cluster IPs and node ports.
+fn cluster_ips_and_node_ports() -> Vec<Case> {
+    vec![
         case(
             "Two Services have a cluster IP, and one goes",
             cluster_ip([A]).made_in(2020, 2024),
@@ -54,7 +65,7 @@ pub fn cases() -> Vec<Case> {
         .sees(each([A]))
         .then("the second one comes", |web| {
             web.with_rival_on([B])
-                .rival_claims(Claimed::ClusterIpsAsSuch)
+                .contested(Contested::ClusterIpsAsSuch)
         })
         .when([Pod, Node])
         .calls(ClusterIp)
@@ -75,7 +86,7 @@ pub fn cases() -> Vec<Case> {
         .sees(each([A]))
         .then("a newer Service names it", |web| {
             web.with_rival_on([B])
-                .rival_claims(Claimed::NodePorts)
+                .contested(Contested::NodePorts)
                 .made_in(2020, 2024)
         })
         .when([Outside, Pod])

@@ -3,6 +3,17 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
+    [
+        external(),
+        external_without_ready_endpoints(),
+        internal(),
+        topology(),
+    ]
+    .concat()
+}
+
+/// The external policy Local: who is served by what.
+fn external() -> Vec<Case> {
     vec![
         case(
             "External policy Local, from outside: endpoints on the node, which see the caller",
@@ -65,6 +76,12 @@ pub fn cases() -> Vec<Case> {
         .calls([NodePort, LoadBalancer, ClusterIp])
         .over([Tcp, Udp])
         .sees(each(ELSEWHERE)),
+    ]
+}
+
+/// The external policy Local where endpoints are not ready, or it changes.
+fn external_without_ready_endpoints() -> Vec<Case> {
+    vec![
         case(
             "External policy Local without any endpoint: refused",
             load_balancer([]).external_policy("Local"),
@@ -110,6 +127,12 @@ pub fn cases() -> Vec<Case> {
         .when(Backend)
         .calls([NodePort, LoadBalancer])
         .sees(each([A]).seeing_the_node()),
+    ]
+}
+
+/// The internal policy Local.
+fn internal() -> Vec<Case> {
+    vec![
         case(
             "Internal policy Local: pods and node reach endpoints on the node",
             cluster_ip(ALL).internal_policy("Local"),
@@ -182,6 +205,12 @@ pub fn cases() -> Vec<Case> {
         .when(Outside)
         .calls([NodePort, LoadBalancer])
         .sees(each(HERE).seeing_the_caller()),
+    ]
+}
+
+/// Hints for zones and nodes.
+fn topology() -> Vec<Case> {
+    vec![
         case(
             "Hints for zones: endpoints for the node's zone",
             everywhere([]).with([

@@ -9,86 +9,84 @@ const NODE: [&str; 2] = ["192.0.2.10/32", "2001:db8::10/128"];
 const BALANCERS: [&str; 2] = ["203.0.113.0/24", "2001:db8:113::/48"];
 const NOBODY: [&str; 2] = ["192.0.2.250/32", "2001:db8::250/128"];
 
+/// Begins a case of a load-balancer IP that is only for `ranges`: `callers` who
+/// call it over TCP and UDP see `observation`.
+fn guarded<const N: usize>(
+    name: &'static str,
+    ranges: &[&str],
+    callers: [Caller; N],
+    observation: Observation,
+) -> Case {
+    case(name, load_balancer(ALL).only_for(ranges))
+        .when(callers)
+        .calls(LoadBalancer)
+        .over([Tcp, Udp])
+        .sees(observation)
+}
+
 pub fn cases() -> Vec<Case> {
+    [callers(), scope_and_changes()].concat()
+}
+
+/// Who is in the ranges, and who is not.
+fn callers() -> Vec<Case> {
     vec![
-        case(
+        guarded(
             "Ranges of everyone let everyone in",
-            load_balancer(ALL).only_for(&["0.0.0.0/0", "::/0"]),
-        )
-        .when([Outside, Pod, Node])
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(each(ALL)),
-        case(
+            &["0.0.0.0/0", "::/0"],
+            [Outside, Pod, Node],
+            each(ALL),
+        ),
+        guarded(
             "A caller from outside in the ranges is served",
-            load_balancer(ALL).only_for(&OUTSIDE),
-        )
-        .when(Outside)
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(each(ALL).seeing_the_node()),
-        case(
+            &OUTSIDE,
+            [Outside],
+            each(ALL).seeing_the_node(),
+        ),
+        guarded(
             "A caller from outside, not in the ranges, is not",
-            load_balancer(ALL).only_for(&NOBODY),
-        )
-        .when([Outside, OtherNode])
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(Silent),
-        case(
-            "A pod in the ranges is served",
-            load_balancer(ALL).only_for(&PODS),
-        )
-        .when(Pod)
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(each(ALL))
-        .when(Outside)
-        .calls(LoadBalancer)
-        .sees(Silent),
-        case(
+            &NOBODY,
+            [Outside, OtherNode],
+            Silent,
+        ),
+        guarded("A pod in the ranges is served", &PODS, [Pod], each(ALL))
+            .when(Outside)
+            .calls(LoadBalancer)
+            .sees(Silent),
+        guarded(
             "A pod that is not in the ranges is not",
-            load_balancer(ALL).only_for(&OUTSIDE),
-        )
-        .when(Pod)
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(Silent),
-        case(
-            "The node in the ranges is served",
-            load_balancer(ALL).only_for(&NODE),
-        )
-        .when(Node)
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(each(ALL)),
-        case(
+            &OUTSIDE,
+            [Pod],
+            Silent,
+        ),
+        guarded("The node in the ranges is served", &NODE, [Node], each(ALL)),
+        guarded(
             "The node, not in the ranges, is not",
-            load_balancer(ALL).only_for(&OUTSIDE),
-        )
-        .when(Node)
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(Silent),
-        case(
+            &OUTSIDE,
+            [Node],
+            Silent,
+        ),
+        guarded(
             "The node is not let in by ranges with the load-balancer IP itself",
-            load_balancer(ALL).only_for(&BALANCERS),
-        )
-        .when(Node)
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(Silent),
-        case(
+            &BALANCERS,
+            [Node],
+            Silent,
+        ),
+        guarded(
             "The node in the ranges is served, with the load-balancer IP in them or not",
-            load_balancer(ALL).only_for(&[BALANCERS, NODE].concat()),
+            &[BALANCERS, NODE].concat(),
+            [Node],
+            each(ALL),
         )
-        .when(Node)
-        .calls(LoadBalancer)
-        .over([Tcp, Udp])
-        .sees(each(ALL))
         .when(Outside)
         .calls(LoadBalancer)
         .sees(Silent),
+    ]
+}
+
+/// What ranges guard, and what happens when they change.
+fn scope_and_changes() -> Vec<Case> {
+    vec![
         case(
             "Ranges guard the load-balancer IP alone",
             everywhere(ALL).only_for(&NOBODY),
@@ -103,7 +101,7 @@ pub fn cases() -> Vec<Case> {
         .calls(LoadBalancer)
         .sees(Silent),
         case(
-            "Ranges change: the door closes and opens",
+            "Ranges change: callers are shut out and let in",
             load_balancer(ALL).only_for(&OUTSIDE),
         )
         .when(Outside)

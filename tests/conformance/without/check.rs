@@ -1,16 +1,16 @@
-//! What is looked at without something, beside the cases.
+//! What is checked without something, beside the cases.
 
 use super::things::Thing;
 use super::{Then, Variant, variants, words};
 use crate::conformance::FAILED;
 use crate::conformance::columns::{Column, Kernel, Tools};
+use crate::conformance::network::Network;
 use crate::conformance::run::{Run, run_in};
-use crate::conformance::world::World;
 use crate::lab::{Tripod, get, tripod_binary};
 
 /// One Tripod after another on this kernel; words and cells.
 pub fn run_here(column: &Column) -> Vec<(String, String)> {
-    let world = World::new();
+    let network = Network::new();
     let mut cells = Vec::new();
     let today: Vec<_> = words(column).collect();
     let of_column = variants().filter(|variant| variant.column.name == column.name);
@@ -18,7 +18,7 @@ pub fn run_here(column: &Column) -> Vec<(String, String)> {
         let word = variant.thing.word;
         let start = std::time::Instant::now();
         let as_column = variant.as_column();
-        let seen = run_in(&world, &as_column, |case| variant.has_to_do_with(case));
+        let seen = run_in(&network, &as_column, |case| variant.has_to_do_with(case));
         let mut fine = !seen.is_empty();
         for (case, verdict) in &seen {
             for line in verdict {
@@ -38,7 +38,7 @@ pub fn run_here(column: &Column) -> Vec<(String, String)> {
         };
         cells.push((word.to_owned(), cell));
         let program = tripod_binary();
-        world.node.show(&format!("{} cleanup", program.display()));
+        network.node.show(&format!("{} cleanup", program.display()));
     }
     cells
 }
@@ -64,10 +64,10 @@ impl Run<'_> {
         } = thing;
         let lack = format!("{what} (left out by --without; {how})");
         let at = ([127, 0, 0, 1], 10249).into();
-        let page = |path| get(&self.world.node, at, path).expect("an answer");
+        let page = |path| get(&self.network.node, at, path).expect("an answer");
         let left_out = format!("left out by --without: {word}");
-        assert_eq!(tripod.said(&["INFO", &left_out]), 1, "{left_out}");
-        let (asked, runs) = (self.column.asks, self.column.mode);
+        assert_eq!(tripod.logged(&["INFO", &left_out]), 1, "{left_out}");
+        let (asked, runs) = (self.column.asked, self.column.mode);
         let passed_over: &[&str] = match (asked, runs) {
             ("ipvs", "userspace") => &["ipvs", "iptables"],
             (asked, runs) if asked != runs => &[asked],
@@ -77,7 +77,7 @@ impl Run<'_> {
             let sentence = format!("no {mode} mode here, for lack of {lack}");
             let line = format!("running in {runs} mode: {sentence}");
             assert_eq!(
-                tripod.said(&["WARN", &line]),
+                tripod.logged(&["WARN", &line]),
                 1,
                 "{line}:\n{}",
                 tripod.log()
@@ -95,12 +95,12 @@ impl Run<'_> {
             // Of a scheduler each Service is told that asks for it.
             Then::Adapts if thing.rules.is_none() => {}
             Then::Adapts => {
-                let said = tripod.said(&["WARN", &format!("goes without {lack}")]);
-                assert_eq!(said, 1, "{lack}:\n{}", tripod.log());
+                let lines = tripod.logged(&["WARN", &format!("goes without {lack}")]);
+                assert_eq!(lines, 1, "{lack}:\n{}", tripod.log());
             }
             Then::OtherWay(way) => {
-                let said = tripod.said(&[&format!("IPv4: {way}, because "), "--without"]);
-                assert_eq!(said, 1, "{way}:\n{}", tripod.log());
+                let lines = tripod.logged(&[&format!("IPv4: {way}, because "), "--without"]);
+                assert_eq!(lines, 1, "{way}:\n{}", tripod.log());
             }
             Then::FallsBack(_) => {}
         }
@@ -141,7 +141,7 @@ impl Run<'_> {
             if self.column.kernel == Kernel::Host || tools == Tools::Legacy {
                 for program in ["iptables-save", "ip6tables-save"] {
                     let line = format!("{} {program}", tools.program());
-                    saved += &self.world.node.show(&line);
+                    saved += &self.network.node.show(&line);
                 }
             }
         }

@@ -2,9 +2,9 @@
 //! own files, with the test binary inside.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::process::{Group, die_with_parent};
@@ -67,7 +67,7 @@ fn modules() -> Option<PathBuf> {
     versions.next().map(|entry| entry.path())
 }
 
-/// From within a room: boots a guest, runs this test binary there with `arguments` and these
+/// From within a sandbox: boots a guest, runs this test binary there with `arguments` and these
 /// environment variables, and waits for its end, at most `limit`.
 pub fn run(
     profile: Profile,
@@ -98,6 +98,21 @@ pub fn run(
     job.script("init", include_str!("init.sh"));
 
     let start = Instant::now();
+    let mut guest = Group::spawn(&mut boot(profile, &id, &job)).expect("starting linux.uml");
+    let stdout = guest.child().stdout.take().expect("it is piped");
+    let console = std::thread::spawn(move || console_of(stdout));
+    guest.wait_until(start + limit);
+    drop(guest);
+    let status = fs::read_to_string(job.path.join("status")).ok();
+    Outcome {
+        status: status.and_then(|status| status.trim().parse().ok()),
+        console: console.join().unwrap_or_default(),
+        took: start.elapsed(),
+    }
+}
+
+/// Returns the command that boots a guest and has it do `job`.
+fn boot(profile: Profile, id: &str, job: &Job) -> Command {
     // Each of the guest's processes is one here. In a PID namespace they all
     // end with the first, which dies with unshare(1), which dies with us.
     let mut command = die_with_parent("unshare");
@@ -127,30 +142,23 @@ pub fn run(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let mut guest = Group::spawn(&mut command).expect("starting linux.uml");
-    let stdout = guest.child().stdout.take().expect("it is piped");
-    let console = std::thread::spawn(move || {
-        let mut console = String::new();
-        let mut lines = BufReader::new(stdout);
-        let mut line = Vec::new();
-        while lines.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
-            let text = String::from_utf8_lossy(&line);
-            let text = text.trim_end();
-            println!("guest: {text}");
-            console.push_str(text);
-            console.push('\n');
-            line.clear();
-        }
-        console
-    });
-    guest.wait_until(start + limit);
-    drop(guest);
-    let status = fs::read_to_string(job.path.join("status")).ok();
-    Outcome {
-        status: status.and_then(|status| status.trim().parse().ok()),
-        console: console.join().unwrap_or_default(),
-        took: start.elapsed(),
+    command
+}
+
+/// Returns all that the guest prints, and prints it as it comes.
+fn console_of(output: impl Read) -> String {
+    let mut console = String::new();
+    let mut lines = BufReader::new(output);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end();
+        println!("guest: {text}");
+        console.push_str(text);
+        console.push('\n');
+        line.clear();
     }
+    console
 }
 
 /// As a test: runs the tests whose names begin with `names` in a guest, one
@@ -190,11 +198,11 @@ pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) 
     });
 }
 
-/// Longest life of a guest; a room lives a little longer.
+/// Longest life of a guest; a sandbox lives a little longer.
 const GUEST: Duration = Duration::from_secs(230);
 
-/// A folder that host and guest share; in the room's own `/run`, so that it
-/// goes with the room.
+/// A folder that host and guest share; in the sandbox's own `/run`, so that it
+/// goes with the sandbox.
 struct Job {
     path: PathBuf,
 }

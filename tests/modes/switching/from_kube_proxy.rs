@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use serde_json::json;
 
-use super::super::leftovers::{feed, program};
 use super::super::probe::kernel;
+use super::super::stale_state::{feed, program};
 use super::{Long, SOON, under_load};
 use crate::lab::{
     Capture, Host, Lab, Service, Share, Tripod, ask, eventually, run, tripod_binary, udp_ask,
@@ -112,12 +112,8 @@ add element ip kube-proxy service-ips {
 add element ip kube-proxy service-nodeports { tcp . 30010 : goto service-web }
 ";
 
-/// Starts with `flags` on a node whose kubelet has its rules in `kubelet`.
-fn take_over(old: Old, flags: &[&str], kubelet: &str) {
-    let mut lab = Lab::new(Capture::Redirect);
-    let web = Service::new("web", 10).with_node_port();
-    lab.three_backends().publish_all(&web);
-    let lab = &lab;
+/// Writes the Node object, and what the kubelet has in its rules.
+fn join_cluster(lab: &Lab, kubelet: &str) {
     let node = &lab.node;
     lab.write(
         "node.json",
@@ -137,6 +133,16 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
         let restore = program(of, kubelet, "restore");
         feed(node, &format!("{restore} --noflush"), hint);
     }
+}
+
+/// Starts with `flags` on a node whose kubelet has its rules in `kubelet`.
+fn take_over(old: Old, flags: &[&str], kubelet: &str) {
+    let mut lab = Lab::new(Capture::Redirect);
+    let web = Service::new("web", 10).with_node_port();
+    lab.three_backends().publish_all(&web);
+    let lab = &lab;
+    let node = &lab.node;
+    join_cluster(lab, kubelet);
     old.leave(lab);
     let node_port = SocketAddr::new(node.addresses[0], web.node_port());
     let [cluster, _] = web.cluster();
@@ -144,10 +150,7 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
     // same bridge would not come back the way of the question. What the node
     // itself sends fails while local capture routes it to loopback and nat rules
     // that are still there send it on from there (EACCES, EINVAL).
-    let inside = match flags == LOCAL {
-        true => &lab.client,
-        false => node,
-    };
+    let inside = if flags == LOCAL { &lab.client } else { node };
     let call = |number| match number % 3 {
         0 => ask(&lab.outside, node_port),
         1 => ask(inside, cluster),
@@ -182,11 +185,12 @@ fn take_over(old: Old, flags: &[&str], kubelet: &str) {
             Old::Mode("ipvs", _) => flags != IPVS,
             _ => flags == LOCAL,
         };
-        let sign = match keeps {
-            true => "synced",
-            false => "nothing is left of other modes",
+        let sign = if keeps {
+            "synced"
+        } else {
+            "nothing is left of other modes"
         };
-        eventually("it has taken over", SOON, || match tripod.said(&[sign]) {
+        eventually("it has taken over", SOON, || match tripod.logged(&[sign]) {
             0 => Err(tripod.log()),
             _ => Ok(()),
         });

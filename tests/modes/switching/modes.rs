@@ -27,7 +27,7 @@ fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
         .args(["--conntrack-max-per-core=0", "--v=4"]);
     let tripod = Tripod::spawn(command);
     eventually(&format!("{mode} is in force"), SOON, || {
-        match tripod.said(&["synced", mode]) {
+        match tripod.logged(&["synced", mode]) {
             0 => Err(tripod.log()),
             _ => Ok(()),
         }

@@ -10,6 +10,8 @@ use std::{
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use tripod::api_client::Connection;
+
 use super::{server::Server, tls::Authority};
 
 const HERE: &str = "127.0.0.1";
@@ -17,7 +19,7 @@ const HERE: &str = "127.0.0.1";
 const CLIENT: &str = "node-a";
 
 /// A server on a port of this machine, and the files of a client.
-pub struct Site {
+pub struct TcpServer {
     pub server: Server,
     pub address: SocketAddr,
     host: String,
@@ -25,11 +27,16 @@ pub struct Site {
     dir: PathBuf,
 }
 
-impl Site {
+impl TcpServer {
     /// Opens it to clients of `authority`, who need its certificate if
     /// `clients`.
-    pub async fn open(server: Server, name: &str, authority: &Authority, clients: bool) -> Site {
-        Site::open_at(HERE, server, name, authority, clients).await
+    pub async fn open(
+        server: Server,
+        name: &str,
+        authority: &Authority,
+        clients: bool,
+    ) -> TcpServer {
+        TcpServer::open_at(HERE, server, name, authority, clients).await
     }
 
     /// The same at another address than loopback's.
@@ -39,7 +46,7 @@ impl Site {
         name: &str,
         authority: &Authority,
         clients: bool,
-    ) -> Site {
+    ) -> TcpServer {
         let dir = std::env::temp_dir().join(format!("tripod-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let listener = TcpListener::bind((host, 0)).await.unwrap();
@@ -57,18 +64,18 @@ impl Site {
                 }
             }
         });
-        let site = Site {
+        let tcp = TcpServer {
             server,
             address,
             host: host.to_owned(),
             tls,
             dir,
         };
-        site.write("ca.crt", &authority.pem());
-        site.client(authority);
-        site.write("token", "first\n");
-        site.point_to(&format!("https://{address}"));
-        site
+        tcp.write("ca.crt", &authority.pem());
+        tcp.client(authority);
+        tcp.write("token", "first\n");
+        tcp.point_to(&format!("https://{address}"));
+        tcp
     }
 
     /// Writes beside and renames, as those who rotate credentials do.
@@ -116,13 +123,22 @@ impl Site {
         *self.tls.lock().unwrap() = authority.acceptor_of(&self.host, false, protocols);
     }
 
+    /// Returns the connection of its client.
+    pub fn connection(&self) -> Connection {
+        Connection {
+            kubeconfig: Some(self.file("kubeconfig")),
+            qps: 1000.0,
+            ..Connection::default()
+        }
+    }
+
     /// A file of its client.
     pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {
         self.dir.join(name)
     }
 }
 
-impl Drop for Site {
+impl Drop for TcpServer {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.dir);
     }

@@ -15,41 +15,41 @@ use super::server::Server;
 
 /// A proxy; clones are the same one.
 #[derive(Clone)]
-pub struct Middleman {
+pub struct ForwardProxy {
     pub address: SocketAddr,
     /// The server, whatever it is called by those who want to get there.
     server: SocketAddr,
     /// Answers what is not to be tunnelled.
     plain: Server,
-    /// What was asked of it: the head of a request, or the target's name.
-    asked: Arc<Mutex<Vec<String>>>,
+    /// Heads of the requests that came, or the names of their targets.
+    requests: Arc<Mutex<Vec<String>>>,
     /// Counts; tunnels of an older number carry nothing any more, and stay open.
     stalled: Arc<watch::Sender<u64>>,
 }
 
-impl Middleman {
+impl ForwardProxy {
     /// A proxy at `host` that leads to `server`.
-    pub async fn open(host: &str, server: SocketAddr, plain: Server) -> Middleman {
+    pub async fn open(host: &str, server: SocketAddr, plain: Server) -> ForwardProxy {
         let listener = TcpListener::bind((host, 0)).await.unwrap();
-        let middleman = Middleman {
+        let proxy = ForwardProxy {
             address: listener.local_addr().unwrap(),
             server,
             plain,
-            asked: Arc::default(),
+            requests: Arc::default(),
             stalled: Arc::new(watch::Sender::new(0)),
         };
-        let same = middleman.clone();
+        let same = proxy.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let middleman = same.clone();
-                tokio::spawn(async move { middleman.serve(client).await });
+                let proxy = same.clone();
+                tokio::spawn(async move { proxy.serve(client).await });
             }
         });
-        middleman
+        proxy
     }
 
-    pub fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
     }
 
     /// From now on open tunnels carry nothing; new ones do.
@@ -62,13 +62,13 @@ impl Middleman {
         client.peek(&mut first).await?;
         if first == [5] {
             let name = socks(&mut client).await?;
-            self.asked.lock().unwrap().push(name);
+            self.requests.lock().unwrap().push(name);
         } else {
             let mut head = vec![0; 4096];
             let length = client.peek(&mut head).await?;
             let head = String::from_utf8_lossy(&head[..length]).into_owned();
             let tunnel = head.starts_with("CONNECT ");
-            self.asked.lock().unwrap().push(head);
+            self.requests.lock().unwrap().push(head);
             if !tunnel {
                 self.plain.serve_plain(client);
                 return Ok(());

@@ -1,7 +1,7 @@
-//! A room of its own for each test: the test binary started again, for that
+//! A sandbox for each test: the test binary started again, for that
 //! one test, in fresh user (when not root), network and mount namespaces with
 //! an empty `/run`. Whatever a test leaves behind, also when it is killed,
-//! goes with the room; and no root is needed where user namespaces are allowed.
+//! goes with the sandbox; and no root is needed where user namespaces are allowed.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use super::process::{Group, die_with_parent};
 use super::skip::{print_uncaptured, skip, test_name};
 
-/// Tells the binary inside that it is in a room.
-const INSIDE: &str = "TRIPOD_LAB_ROOM";
+/// Tells the binary inside that it is in a sandbox.
+const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 
 /// Longest life of one test; with the sizes of the acceptance list, and with
 /// all of what can be left out, some take half an hour.
@@ -32,7 +32,7 @@ pub enum Share {
 
 static MACHINE: RwLock<()> = RwLock::new(());
 
-/// Runs `body`, which is all of a test, in a room.
+/// Runs `body`, which is all of a test, in a sandbox.
 pub fn run(share: Share, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
@@ -42,7 +42,7 @@ pub fn run(share: Share, body: impl FnOnce()) {
         Share::Beside => _beside = MACHINE.read().unwrap_or_else(PoisonError::into_inner),
         Share::Alone => _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner),
     }
-    if let Some(reason) = no_room() {
+    if let Some(reason) = no_sandbox() {
         return skip(reason);
     }
     let name = test_name();
@@ -59,7 +59,7 @@ pub fn run(share: Share, body: impl FnOnce()) {
     // Zero tests run would be a pass, too.
     assert!(
         passed && output.contains("1 passed"),
-        "{name} failed in its room:\n{output}"
+        "{name} failed in its sandbox:\n{output}"
     );
 }
 
@@ -87,11 +87,11 @@ fn enter() -> Command {
     // iptables keeps its lock and ip(8) its namespaces in /run. Thousands of
     // connections need more descriptors than the usual soft limit.
     command.arg(r#"mount -t tmpfs lab /run && ulimit -n "$(ulimit -Hn)" && exec "$@""#);
-    command.arg("room");
+    command.arg("sandbox");
     command
 }
 
-fn no_room() -> Option<&'static str> {
+fn no_sandbox() -> Option<&'static str> {
     static REASON: OnceLock<Option<String>> = OnceLock::new();
     REASON
         .get_or_init(|| {

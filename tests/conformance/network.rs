@@ -24,7 +24,7 @@ use crate::lab::{Backend, Group, Host, answer_in};
 /// takes for not all of them to meet the same endpoint by chance.
 pub const CLIENTS: u8 = 14;
 
-pub struct World {
+pub struct Network {
     client: Host,
     backends: Vec<Backend>,
     /// They answer in the nodes' own namespaces.
@@ -36,17 +36,9 @@ pub struct World {
     pub manifests: PathBuf,
 }
 
-impl World {
-    pub fn new() -> World {
-        let wire = Host::new("wire", Ipv4Addr::new(192, 0, 2, 1), v6("2001:db8::1"));
-        wire.ip(&[
-            "link add br0 type bridge",
-            "link set br0 up",
-            "addr add 192.0.2.1/24 dev br0",
-            "addr add 2001:db8::1/64 dev br0 nodad",
-            "route add unreachable default",
-            "route add unreachable ::/0",
-        ]);
+impl Network {
+    pub fn new() -> Network {
+        let wire = router();
         let node = machine(&wire, "node", NODE[0]);
         let other = machine(&wire, "other", OTHER_NODE);
         let outside = machine(
@@ -74,48 +66,14 @@ impl World {
             let file = "/proc/sys/net/ipv4/conf/all/send_redirects";
             std::fs::write(file, "0").expect("no redirects");
         });
-        for host in [&other, &outside] {
-            let routes = [
-                "10.96.0.0/24",
-                "198.51.100.0/24",
-                "203.0.113.0/24",
-                "10.244.0.0/24",
-                "198.18.0.0/24",
-            ]
-            .map(|net| format!("route add {net} via 192.0.2.10"));
-            let routes6 = [
-                "fd00:96::/64",
-                "2001:db8:51::/64",
-                "2001:db8:113::/64",
-                "fd00:244::/64",
-                "2001:db8:18::/64",
-            ]
-            .map(|net| format!("route add {net} via 2001:db8::10"));
-            let lines: Vec<&str> = routes.iter().chain(&routes6).map(|l| &**l).collect();
-            host.ip(&lines);
-        }
+        route_through_the_node(&other);
+        route_through_the_node(&outside);
         outside.ip(&[
             "route add 10.244.1.0/24 via 192.0.2.30",
             "route add fd00:244:0:1::/64 via 2001:db8::30",
         ]);
 
-        let client = pod(
-            &node,
-            "client",
-            (Ipv4Addr::new(10, 244, 0, 9), v6("fd00:244::9")),
-        );
-        let mut further = Vec::new();
-        for number in 1..=CLIENTS {
-            let (v4, v6) = further_address(number);
-            further.push(format!("addr add {v4}/32 dev eth0"));
-            further.push(format!("addr add {v6}/128 dev eth0 nodad preferred_lft 0"));
-        }
-        client.ip(&further.iter().map(|line| &**line).collect::<Vec<_>>());
-        node.ip(&[
-            "route add 10.244.0.96/27 dev pod-client",
-            "route add fd00:244::1:0/112 dev pod-client",
-        ]);
-
+        let client = client_pod(&node);
         let backends = ALL.map(|of| {
             let host = match of.node() {
                 "node" => &node,
@@ -125,7 +83,7 @@ impl World {
         });
         let manifests = PathBuf::from("/run/manifests");
         std::fs::create_dir_all(&manifests).expect("a folder for manifests");
-        World {
+        Network {
             client,
             backends: backends.into(),
             _on_nodes: [answer_in(&node), answer_in(&other)],
@@ -162,6 +120,60 @@ fn write_aside(folder: &Path, file: &str, content: &str) {
     let aside = folder.join(format!(".{file}.new"));
     std::fs::write(&aside, content).expect("writing a manifest");
     std::fs::rename(&aside, folder.join(file)).expect("renaming a manifest");
+}
+
+/// The wire: a bridge, and the router that knows no host beyond it.
+fn router() -> Host {
+    let wire = Host::new("wire", Ipv4Addr::new(192, 0, 2, 1), v6("2001:db8::1"));
+    wire.ip(&[
+        "link add br0 type bridge",
+        "link set br0 up",
+        "addr add 192.0.2.1/24 dev br0",
+        "addr add 2001:db8::1/64 dev br0 nodad",
+        "route add unreachable default",
+        "route add unreachable ::/0",
+    ]);
+    wire
+}
+
+/// Routes service addresses and the node's pods through the node.
+fn route_through_the_node(host: &Host) {
+    let v4 = [
+        "10.96.0.0/24",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "10.244.0.0/24",
+        "198.18.0.0/24",
+    ]
+    .map(|net| format!("route add {net} via 192.0.2.10"));
+    let v6 = [
+        "fd00:96::/64",
+        "2001:db8:51::/64",
+        "2001:db8:113::/64",
+        "fd00:244::/64",
+        "2001:db8:18::/64",
+    ]
+    .map(|net| format!("route add {net} via 2001:db8::10"));
+    let lines: Vec<&str> = v4.iter().chain(&v6).map(|line| &**line).collect();
+    host.ip(&lines);
+}
+
+/// The client pod, with its further addresses.
+fn client_pod(node: &Host) -> Host {
+    let addresses = (Ipv4Addr::new(10, 244, 0, 9), v6("fd00:244::9"));
+    let client = pod(node, "client", addresses);
+    let mut further = Vec::new();
+    for number in 1..=CLIENTS {
+        let (v4, v6) = further_address(number);
+        further.push(format!("addr add {v4}/32 dev eth0"));
+        further.push(format!("addr add {v6}/128 dev eth0 nodad preferred_lft 0"));
+    }
+    client.ip(&further.iter().map(|line| &**line).collect::<Vec<_>>());
+    node.ip(&[
+        "route add 10.244.0.96/27 dev pod-client",
+        "route add fd00:244::1:0/112 dev pod-client",
+    ]);
+    client
 }
 
 /// One of the client pod's further addresses.

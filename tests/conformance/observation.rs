@@ -7,7 +7,7 @@ use super::endpoints::Pod;
 
 /// What a caller sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum Observation {
     Answered(Answered),
     /// Told at once that nobody listens.
     Refused,
@@ -16,7 +16,7 @@ pub enum Sight {
     /// The packet went on to where it would go without a Service: the router,
     /// which knows no such host.
     Unserved,
-    /// No endpoint answers: silence, or [`Sight::Unserved`].
+    /// No endpoint answers: silence, or [`Observation::Unserved`].
     Unreached,
     /// The caller's own kernel does not let it go out (EPERM).
     Stopped,
@@ -64,8 +64,8 @@ pub enum Source {
     Node,
 }
 
-fn answered(by: Vec<(Pod, u32)>, how: How) -> Sight {
-    Sight::Answered(Answered {
+fn answered(by: Vec<(Pod, u32)>, how: How) -> Observation {
+    Observation::Answered(Answered {
         by,
         how,
         source: Source::Any,
@@ -78,53 +78,53 @@ fn alike(pods: impl IntoIterator<Item = Pod>) -> Vec<(Pod, u32)> {
 }
 
 /// Each of these answers, and nobody else.
-pub fn each(pods: impl IntoIterator<Item = Pod>) -> Sight {
+pub fn each(pods: impl IntoIterator<Item = Pod>) -> Observation {
     answered(alike(pods), How::Each)
 }
 
 /// Each of these has an equal share.
-pub fn equal_shares(pods: impl IntoIterator<Item = Pod>) -> Sight {
+pub fn equal_shares(pods: impl IntoIterator<Item = Pod>) -> Observation {
     answered(alike(pods), How::Shares)
 }
 
 /// Each of these has a share as large as its number.
-pub fn shares(pods: impl IntoIterator<Item = (Pod, u32)>) -> Sight {
+pub fn shares(pods: impl IntoIterator<Item = (Pod, u32)>) -> Observation {
     answered(pods.into_iter().collect(), How::Shares)
 }
 
 /// Clients stay with one of these.
-pub fn sticky(pods: impl IntoIterator<Item = Pod>) -> Sight {
+pub fn sticky(pods: impl IntoIterator<Item = Pod>) -> Observation {
     answered(alike(pods), How::Sticky)
 }
 
 /// As [`sticky`], but for a second of silence only.
-pub fn sticky_for_a_second(pods: impl IntoIterator<Item = Pod>) -> Sight {
+pub fn sticky_for_a_second(pods: impl IntoIterator<Item = Pod>) -> Observation {
     answered(alike(pods), How::StickyForASecond)
 }
 
-impl Sight {
-    fn from(mut self, source: Source) -> Sight {
-        if let Sight::Answered(answered) = &mut self {
+impl Observation {
+    fn from(mut self, source: Source) -> Observation {
+        if let Observation::Answered(answered) = &mut self {
             answered.source = source;
         }
         self
     }
 
     /// They are reached at this port instead of the usual one.
-    pub fn at(mut self, port: u16) -> Sight {
-        if let Sight::Answered(answered) = &mut self {
+    pub fn at(mut self, port: u16) -> Observation {
+        if let Observation::Answered(answered) = &mut self {
             answered.port = port;
         }
         self
     }
 
     /// The endpoint sees the caller's own address.
-    pub fn seeing_the_caller(self) -> Sight {
+    pub fn seeing_the_caller(self) -> Observation {
         self.from(Source::Kept)
     }
 
     /// The endpoint sees the node's address.
-    pub fn seeing_the_node(self) -> Sight {
+    pub fn seeing_the_node(self) -> Observation {
         self.from(Source::Node)
     }
 }
@@ -157,9 +157,9 @@ pub struct Answer {
 }
 
 /// How many calls of one kind it takes, at least and at most.
-pub fn calls(sight: &Sight) -> (usize, usize) {
-    match sight {
-        Sight::Answered(Answered { by, how, .. }) => match how {
+pub fn calls(observation: &Observation) -> (usize, usize) {
+    match observation {
+        Observation::Answered(Answered { by, how, .. }) => match how {
             // Random choice misses one of three in 60 calls once in 10^10.
             How::Each => (8 + by.len(), 60),
             How::Some => (3, 3),
@@ -176,31 +176,35 @@ pub fn calls(sight: &Sight) -> (usize, usize) {
 /// Standard deviations that a share may be off: more happens once in a million.
 const FAR_OFF: f64 = 5.0;
 
-/// Whether these outcomes are what `sight` says. `node` are the node's
+/// Whether these outcomes are what `observation` says. `node` are the node's
 /// addresses, `caller` the name of the caller.
 pub fn judge(
-    sight: &Sight,
+    observation: &Observation,
     outcomes: &[Outcome],
     caller: &str,
     node: &[IpAddr],
 ) -> Result<(), String> {
-    let Sight::Answered(expected) = sight else {
-        let wanted = match sight {
-            Sight::Refused => Outcome::Refused,
-            Sight::Silent => Outcome::Silent,
-            Sight::Unserved => Outcome::Unserved,
-            Sight::Unreached if outcomes.contains(&Outcome::Silent) => Outcome::Silent,
-            Sight::Unreached => Outcome::Unserved,
-            Sight::Stopped => Outcome::Stopped,
-            Sight::StoppedOrRefused if outcomes.contains(&Outcome::Refused) => Outcome::Refused,
-            Sight::StoppedOrRefused => Outcome::Stopped,
-            Sight::SilentOrRefused if outcomes.contains(&Outcome::Refused) => Outcome::Refused,
-            Sight::SilentOrRefused => Outcome::Silent,
-            Sight::Healthy(count) => Outcome::Healthy(*count),
-            Sight::Unhealthy => Outcome::Unhealthy,
-            Sight::Answered(_) => return Err("unreachable".into()),
+    let Observation::Answered(expected) = observation else {
+        let expected = match observation {
+            Observation::Refused => Outcome::Refused,
+            Observation::Silent => Outcome::Silent,
+            Observation::Unserved => Outcome::Unserved,
+            Observation::Unreached if outcomes.contains(&Outcome::Silent) => Outcome::Silent,
+            Observation::Unreached => Outcome::Unserved,
+            Observation::Stopped => Outcome::Stopped,
+            Observation::StoppedOrRefused if outcomes.contains(&Outcome::Refused) => {
+                Outcome::Refused
+            }
+            Observation::StoppedOrRefused => Outcome::Stopped,
+            Observation::SilentOrRefused if outcomes.contains(&Outcome::Refused) => {
+                Outcome::Refused
+            }
+            Observation::SilentOrRefused => Outcome::Silent,
+            Observation::Healthy(count) => Outcome::Healthy(*count),
+            Observation::Unhealthy => Outcome::Unhealthy,
+            Observation::Answered(_) => return Err("unreachable".into()),
         };
-        return match outcomes.iter().find(|outcome| **outcome != wanted) {
+        return match outcomes.iter().find(|outcome| **outcome != expected) {
             None => Ok(()),
             Some(other) => Err(format!("{other:?}")),
         };
@@ -239,8 +243,8 @@ pub fn judge(
 }
 
 /// Whether every expected endpoint was met, so that more calls tell nothing.
-pub fn all_met(sight: &Sight, outcomes: &[Outcome]) -> bool {
-    let Sight::Answered(expected) = sight else {
+pub fn all_met(observation: &Observation, outcomes: &[Outcome]) -> bool {
+    let Observation::Answered(expected) = observation else {
         return true;
     };
     let met = |name: &str| {

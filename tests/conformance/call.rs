@@ -9,7 +9,7 @@ use nix::sys::socket::sockopt::{Ipv4RecvErr, Ipv6RecvErr};
 use socket2::{Domain, Socket, Type};
 
 use super::case::Protocol;
-use super::sight::{Answer, Outcome};
+use super::observation::{Answer, Outcome};
 use crate::lab::bind_new;
 
 /// `IPPROTO_SCTP`.
@@ -94,7 +94,7 @@ impl Client {
                 _ => Err(io::Error::other(format!("odd answer {line:?}"))),
             }
         });
-        parsed.unwrap_or_else(|error| fate(&error))
+        parsed.unwrap_or_else(|error| outcome_of(&error))
     }
 }
 
@@ -108,7 +108,7 @@ pub fn once(
 ) -> Outcome {
     match Client::open(protocol, from, to, patience) {
         Ok(mut client) => client.ask(large),
-        Err(error) => fate(&error),
+        Err(error) => outcome_of(&error),
     }
 }
 
@@ -119,7 +119,7 @@ pub fn sctp_here() -> bool {
 }
 
 /// What a failure means for the caller.
-pub fn fate(error: &io::Error) -> Outcome {
+pub fn outcome_of(error: &io::Error) -> Outcome {
     match error.kind() {
         ErrorKind::ConnectionRefused => Outcome::Refused,
         ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe => {
@@ -177,7 +177,7 @@ pub fn health(to: SocketAddr, patience: Duration) -> Outcome {
     });
     let answer = match answer {
         Ok(answer) => answer,
-        Err(error) => return fate(&error),
+        Err(error) => return outcome_of(&error),
     };
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let body: serde_json::Value = serde_json::from_str(body).unwrap_or_default();

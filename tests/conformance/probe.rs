@@ -7,19 +7,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::addresses::{TARGET, socket_address};
-use super::ask::{self, Client};
+use super::call::{self, Client};
 use super::case::{Caller, Expectation, Protocol, Target};
 use super::endpoints::Pod;
+use super::network::{CLIENTS, further_address, node_addresses};
+use super::observation::{self, Answered, How, Observation, Outcome};
 use super::run::Run;
-use super::sight::{self, Answered, How, Outcome, Sight};
 use super::stray;
-use super::world::{CLIENTS, further_address, node_addresses};
 
 /// Sockets that are kept from stage to stage.
 pub type Open = HashMap<(Caller, SocketAddr, Protocol), Client>;
 
 /// A caller, a socket address and what is seen there.
-pub struct Look {
+pub struct Probe {
     pub caller: Caller,
     pub to: SocketAddr,
     pub target: Target,
@@ -27,19 +27,19 @@ pub struct Look {
     pub one_socket: bool,
     pub stray: bool,
     pub large: bool,
-    pub sight: Sight,
+    pub observation: Observation,
 }
 
 impl Run<'_> {
     /// What an expectation of case `number` is made of.
-    pub fn looks(&self, expectation: &Expectation, number: u16) -> Vec<Look> {
-        let mut looks = Vec::new();
+    pub fn probes(&self, expectation: &Expectation, number: u16) -> Vec<Probe> {
+        let mut probes = Vec::new();
         for caller in &expectation.callers {
             for target in &expectation.targets {
                 for family in &expectation.families {
                     for protocol in &expectation.protocols {
                         let to = socket_address(*target, *family, number, expectation.port);
-                        looks.push(Look {
+                        probes.push(Probe {
                             caller: *caller,
                             to,
                             target: *target,
@@ -47,75 +47,77 @@ impl Run<'_> {
                             one_socket: expectation.one_socket,
                             stray: expectation.stray,
                             large: expectation.large,
-                            sight: expectation
-                                .sight_in(self.column, *caller, *target, *protocol)
+                            observation: expectation
+                                .observation_in(self.column, *caller, *target, *protocol)
                                 .0,
                         });
                     }
                 }
             }
         }
-        looks
+        probes
     }
 
     /// Calls as often as it takes to tell.
-    pub fn attempt(&self, look: &Look, open: &mut Open) -> Result<(), String> {
-        let patience = match look.sight {
-            Sight::Silent | Sight::SilentOrRefused => self.patience.silence,
+    pub fn attempt(&self, probe: &Probe, open: &mut Open) -> Result<(), String> {
+        let patience = match probe.observation {
+            Observation::Silent | Observation::SilentOrRefused => self.patience.silence,
             _ => self.patience.answer,
         };
-        let call = |from| match look.target {
-            Target::HealthCheck => ask::health(look.to, patience),
-            _ => ask::once(look.protocol, from, look.to, patience, look.large),
+        let call = |from| match probe.target {
+            Target::HealthCheck => call::health(probe.to, patience),
+            _ => call::once(probe.protocol, from, probe.to, patience, probe.large),
         };
-        if let Sight::Answered(Answered { by, how, .. }) = &look.sight
+        if let Observation::Answered(Answered { by, how, .. }) = &probe.observation
             && matches!(how, How::Sticky | How::StickyForASecond)
         {
-            return self.enter(look.caller, || self.stickiness(look, by.len(), *how, &call));
+            return self.enter(probe.caller, || {
+                self.stickiness(probe, by.len(), *how, &call)
+            });
         }
-        let outcomes = self.enter(look.caller, || {
-            if look.one_socket {
-                let key = (look.caller, look.to, look.protocol);
+        let outcomes = self.enter(probe.caller, || {
+            if probe.one_socket {
+                let key = (probe.caller, probe.to, probe.protocol);
                 let client = match open.entry(key) {
                     Entry::Occupied(kept) => kept.into_mut(),
                     Entry::Vacant(empty) => {
-                        match Client::open(look.protocol, None, look.to, patience) {
+                        match Client::open(probe.protocol, None, probe.to, patience) {
                             Ok(client) => empty.insert(client),
-                            Err(error) => return vec![ask::fate(&error)],
+                            Err(error) => return vec![call::outcome_of(&error)],
                         }
                     }
                 };
-                if look.stray
-                    && let Err(error) = self.send_astray(client, look)
+                if probe.stray
+                    && let Err(error) = self.send_stray(client, probe)
                 {
                     return vec![Outcome::Odd(format!("no stray packet: {error}"))];
                 }
                 // What the packet brings about may come after the first answer.
-                let answers = if look.stray { 3 } else { 1 };
-                return (0..answers).map(|_| client.ask(look.large)).collect();
+                let answers = if probe.stray { 3 } else { 1 };
+                return (0..answers).map(|_| client.ask(probe.large)).collect();
             }
-            let (least, most) = sight::calls(&look.sight);
+            let (least, most) = observation::calls(&probe.observation);
             let mut outcomes: Vec<Outcome> = Vec::new();
             while outcomes.len() < least
-                || outcomes.len() < most && !sight::all_met(&look.sight, &outcomes)
+                || outcomes.len() < most && !observation::all_met(&probe.observation, &outcomes)
             {
-                outcomes.push(call(self.source(look)));
+                outcomes.push(call(self.source(probe)));
                 if !matches!(outcomes.last(), Some(Outcome::Answer(_))) {
                     break;
                 }
             }
             outcomes
         });
-        self.judge(look, &outcomes)
+        self.judge(probe, &outcomes)
     }
 
     /// Has pod `a` send a packet of this connection that is far off its window.
-    fn send_astray(&self, client: &Client, look: &Look) -> io::Result<()> {
+    fn send_stray(&self, client: &Client, probe: &Probe) -> io::Result<()> {
         let stream = client.stream().ok_or(io::ErrorKind::Unsupported)?;
         let numbers = stray::numbers(stream)?;
         let to = stream.local_addr()?;
         let (v4, v6) = Pod::A.addresses();
-        let from: IpAddr = match look.to {
+        let from: IpAddr = match probe.to {
             SocketAddr::V4(_) => v4.into(),
             SocketAddr::V6(_) => v6.into(),
         };
@@ -126,16 +128,16 @@ impl Run<'_> {
     /// The address to call from, where it matters: the router tells each
     /// address only once a second what it does not know (`ip_error` in
     /// net/ipv4/route.c; no namespace can change that).
-    fn source(&self, look: &Look) -> Option<IpAddr> {
-        if look.caller != Caller::Pod || look.sight != Sight::Unserved {
+    fn source(&self, probe: &Probe) -> Option<IpAddr> {
+        if probe.caller != Caller::Pod || probe.observation != Observation::Unserved {
             return None;
         }
-        let any = match look.to.ip() {
+        let any = match probe.to.ip() {
             IpAddr::V4(v4) => v4.octets()[3],
             IpAddr::V6(v6) => v6.octets()[15],
         };
         let (v4, v6) = further_address(1 + any % CLIENTS);
-        Some(match look.to {
+        Some(match probe.to {
             SocketAddr::V4(_) => v4.into(),
             SocketAddr::V6(_) => v6.into(),
         })
@@ -144,23 +146,23 @@ impl Run<'_> {
     /// Every client at an endpoint of its own.
     fn stickiness(
         &self,
-        look: &Look,
+        probe: &Probe,
         endpoints: usize,
         how: How,
         call: &dyn Fn(Option<IpAddr>) -> Outcome,
     ) -> Result<(), String> {
         let round = || -> Result<Vec<String>, String> {
-            let (least, _) = sight::calls(&look.sight);
+            let (least, _) = observation::calls(&probe.observation);
             let mut pins = Vec::new();
             for number in 1..=CLIENTS {
                 let (v4, v6) = further_address(number);
-                let from = match look.to {
+                let from = match probe.to {
                     SocketAddr::V4(_) => IpAddr::from(v4),
                     SocketAddr::V6(_) => v6.into(),
                 };
                 let calls = if how == How::Sticky { least } else { 1 };
                 let outcomes: Vec<_> = (0..calls).map(|_| call(Some(from))).collect();
-                self.judge(look, &outcomes)?;
+                self.judge(probe, &outcomes)?;
                 let names = outcomes.into_iter().map(|outcome| match outcome {
                     Outcome::Answer(answer) => answer.by,
                     other => format!("{other:?}"),
@@ -190,8 +192,8 @@ impl Run<'_> {
         }
     }
 
-    fn judge(&self, look: &Look, outcomes: &[Outcome]) -> Result<(), String> {
-        let caller = self.world.host(look.caller).name();
-        sight::judge(&look.sight, outcomes, caller, &node_addresses())
+    fn judge(&self, probe: &Probe, outcomes: &[Outcome]) -> Result<(), String> {
+        let caller = self.network.host(probe.caller).name();
+        observation::judge(&probe.observation, outcomes, caller, &node_addresses())
     }
 }

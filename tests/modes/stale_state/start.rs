@@ -37,7 +37,7 @@ fn start(node: &Host, flags: &[&str]) -> Tripod {
         .args(FLAGS);
     let tripod = Tripod::spawn(command);
     eventually("it has cleared up", SOON, || {
-        match tripod.said(&["nothing is left of other modes"]) {
+        match tripod.logged(&["nothing is left of other modes"]) {
             0 => Err(tripod.log()),
             _ => Ok(()),
         }
@@ -62,7 +62,7 @@ fn over_everything(flags: &[&str], engine: &str) {
         state
     };
     serve(&now);
-    let wanted = round();
+    let expected = round();
 
     let kube_proxys = |case, mode, in_engine| {
         left::kube_proxys(&node, case, mode, in_engine, engine);
@@ -70,7 +70,7 @@ fn over_everything(flags: &[&str], engine: &str) {
     if kernel() == "full" {
         // System calls are slow there: no more than what only it can do.
         kube_proxys(&now, "ipvs", engine);
-        wanted.assert_same(&round(), "over kube-proxy's ipvs mode");
+        expected.assert_same(&round(), "over kube-proxy's ipvs mode");
         if flags == ["--proxy-mode=ipvs"] {
             // First, for it clears up behind the others itself.
             serve(&then);
@@ -78,7 +78,7 @@ fn over_everything(flags: &[&str], engine: &str) {
             kube_proxys(&then, "ipvs", engine);
             kube_proxys(&then, "iptables", engine);
             serve(&now);
-            wanted.assert_same(&round(), "over all modes, of other Services");
+            expected.assert_same(&round(), "over all modes, of other Services");
         }
         return;
     }
@@ -88,7 +88,7 @@ fn over_everything(flags: &[&str], engine: &str) {
         kube_proxys(&then, "iptables", other);
     }
     left::nftables(&node);
-    wanted.assert_same(&round(), "over kube-proxy's iptables and nftables modes");
+    expected.assert_same(&round(), "over kube-proxy's iptables and nftables modes");
 
     // Each clears up behind the one before, of another engine or way.
     serve(&then);
@@ -98,7 +98,7 @@ fn over_everything(flags: &[&str], engine: &str) {
     }
     kube_proxys(&then, "iptables", engine);
     serve(&now);
-    wanted.assert_same(&round(), "over Tripod's userspace mode");
+    expected.assert_same(&round(), "over Tripod's userspace mode");
 }
 
 macro_rules! over_everything {
@@ -184,7 +184,7 @@ fn nothing_goes_before_there_is_something_to_serve() {
             let mut tripod = Tripod::spawn(command);
             // Of three kinds of objects.
             eventually("it has tried more than once", SOON, || {
-                match tripod.said(&["trying again"]) {
+                match tripod.logged(&["trying again"]) {
                     0..4 => Err(tripod.log()),
                     _ => Ok(()),
                 }

@@ -154,7 +154,7 @@ pub fn userspace(node: &Host, manifests: &str, capture: &str, engine: &str) {
         .args(FLAGS);
     let mut tripod = Tripod::spawn(command);
     eventually("it is in force", super::start::SOON, || {
-        match tripod.said(&["synced", "userspace"]) {
+        match tripod.logged(&["synced", "userspace"]) {
             0 => Err(tripod.log()),
             _ => Ok(()),
         }
