@@ -69,9 +69,10 @@ fn main() -> ExitCode {
     if std::env::var_os(INSIDE).is_none() {
         let own = std::env::current_exe().expect("own path");
         // IPVS answers to root alone, not to who is root in a namespace.
-        let namespaces = match nix::unistd::geteuid().is_root() {
-            true => "-nm",
-            false => "-Urnm",
+        let namespaces = if nix::unistd::geteuid().is_root() {
+            "-nm"
+        } else {
+            "-Urnm"
         };
         let failed = Command::new("unshare")
             .args([namespaces, "--"])

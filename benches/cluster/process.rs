@@ -39,7 +39,7 @@ impl Tripod {
         Tripod(child.expect("tripod starts"))
     }
 
-    /// Waits until so many Services lack an endpoint on this node.
+    /// Waits until so many Services are without an endpoint on this node.
     pub async fn reaches_missing(&self, services: f64) {
         let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"internal\"}";
         let begun = Instant::now();

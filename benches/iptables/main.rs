@@ -191,17 +191,11 @@ fn connecting(engine: &str, services: u32) {
         // Which one comes first in the chain is not said: the fastest and the
         // slowest of some are as good. They are called again in turns, so that
         // a slow moment does not count for one of them alone.
-        let mut some: Vec<(Duration, u32)> = (0..16)
-            .map(|part| part * last / 15)
-            .map(|number| {
-                (
-                    median((0..CALLS / 16).map(|_| call(address(number))).collect()),
-                    number,
-                )
-            })
-            .collect();
-        some.sort_unstable();
-        let (front, back) = (address(some[0].1), address(some[15].1));
+        let mut some: Vec<u32> = (0..16).map(|part| part * last / 15).collect();
+        some.sort_by_cached_key(|number| {
+            median((0..CALLS / 16).map(|_| call(address(*number))).collect())
+        });
+        let (front, back) = (address(some[0]), address(some[15]));
         let (fastest, slowest): (Vec<_>, Vec<_>) =
             (0..CALLS).map(|_| (call(front), call(back))).unzip();
         let (fastest, slowest) = (median(fastest), median(slowest));

@@ -22,6 +22,15 @@ const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
 const LENGTH: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 3;
 
+/// What one measurement found.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    /// In units of its load, a second.
+    rate: f64,
+    /// Processors kept busy.
+    cores: f64,
+}
+
 fn main() -> ExitCode {
     if std::env::var_os(INSIDE).is_none() {
         let own = std::env::current_exe().expect("own path");
@@ -49,26 +58,26 @@ fn main() -> ExitCode {
 
     for load in Load::ALL {
         println!("\n{load}");
-        let mut best = vec![(0.0_f64, 0.0_f64); contenders.len()];
+        let mut best = vec![Round::default(); contenders.len()];
         for _ in 0..ROUNDS {
             for (contender, best) in contenders.iter().zip(&mut best) {
                 let cpu = contender.cpu();
                 let rate = load.run(contender.address(), LENGTH);
-                let spent = (contender.cpu() - cpu) / LENGTH.as_secs_f64();
-                if rate > best.0 {
-                    *best = (rate, spent);
+                let cores = (contender.cpu() - cpu) / LENGTH.as_secs_f64();
+                if rate > best.rate {
+                    *best = Round { rate, cores };
                 }
             }
         }
-        let (direct, _) = best[0];
-        for (contender, (rate, cpu)) in contenders.iter().zip(best) {
+        let direct = best[0].rate;
+        for (contender, Round { rate, cores }) in contenders.iter().zip(best) {
             println!(
                 "  {:10} {:>12.1} {}   {:5.2} of direct   {:4.2} cores",
                 contender.name(),
                 rate,
                 load.unit(),
                 rate / direct,
-                cpu
+                cores
             );
         }
     }

@@ -44,6 +44,28 @@ pub struct Selector {
 }
 
 impl Selector {
+    /// Returns what the parameters `labelSelector` and `fieldSelector` select.
+    pub fn parse(labels: Option<&str>, fields: Option<&str>) -> Selector {
+        let labels = labels.into_iter().flat_map(|labels| labels.split(','));
+        let without_labels = labels.map(|label| {
+            let without = label.strip_prefix('!');
+            without.expect("only `!label` is understood").to_owned()
+        });
+        let mut selector = Selector {
+            without_labels: without_labels.collect(),
+            ..Selector::default()
+        };
+        if let Some(fields) = fields {
+            let name = fields.strip_prefix("metadata.name");
+            let name = name.expect("only metadata.name is understood");
+            match name.strip_prefix("!=") {
+                Some(name) => selector.not_name = Some(name.to_owned()),
+                None => selector.name = name.strip_prefix("=").map(str::to_owned),
+            }
+        }
+        selector
+    }
+
     fn picks(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
         let clean = self

@@ -220,7 +220,7 @@ impl Server {
             let (_, code, retry_after) = script.refuse.remove(at);
             return status(code, "Scripted", retry_after);
         }
-        let mut selector = selector(get("labelSelector"), get("fieldSelector"));
+        let mut selector = Selector::parse(get("labelSelector"), get("fieldSelector"));
         let accepted = request.headers().get("accept");
         let accepted = accepted.and_then(|value| value.to_str().ok());
         selector.metadata_alone = accepted.is_some_and(|a| a.contains("as=PartialObjectMetadata"));
@@ -429,27 +429,6 @@ impl Watcher {
 fn lines(events: &[Value]) -> Vec<u8> {
     let lines: String = events.iter().map(|event| format!("{event}\n")).collect();
     lines.into_bytes()
-}
-
-fn selector(labels: Option<&str>, fields: Option<&str>) -> Selector {
-    let labels = labels.into_iter().flat_map(|labels| labels.split(','));
-    let without_labels = labels.map(|label| {
-        let without = label.strip_prefix('!');
-        without.expect("only `!label` is understood").to_owned()
-    });
-    let mut selector = Selector {
-        without_labels: without_labels.collect(),
-        ..Selector::default()
-    };
-    if let Some(fields) = fields {
-        let name = fields.strip_prefix("metadata.name");
-        let name = name.expect("only metadata.name is understood");
-        match name.strip_prefix("!=") {
-            Some(name) => selector.not_name = Some(name.to_owned()),
-            None => selector.name = name.strip_prefix("=").map(str::to_owned),
-        }
-    }
-    selector
 }
 
 fn status(code: u16, reason: &str, retry_after: Option<u32>) -> Response<Feed> {

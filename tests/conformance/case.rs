@@ -109,15 +109,15 @@ pub struct Expectation {
 }
 
 impl Expectation {
-    /// What is to be seen in `column` at `target` over `protocol`, and why that
-    /// is not what kube-proxy's iptables mode shows, if so.
+    /// Returns what is to be seen in `column` at `target` over `protocol`, and why
+    /// that is not what kube-proxy's iptables mode shows, if so.
     pub fn observation_in(
         &self,
         column: &Column,
         caller: Caller,
         target: Target,
         protocol: Protocol,
-    ) -> (Observation, Vec<Why>) {
+    ) -> Seen {
         let mut whys = Vec::new();
         let mut observation = self.observation.clone();
         if let Some((_, why, other)) = self.but.iter().find(|(columns, ..)| columns(column)) {
@@ -132,8 +132,15 @@ impl Expectation {
                 whys.push(rule.why);
             }
         }
-        (observation, whys)
+        Seen { observation, whys }
     }
+}
+
+/// What is to be seen in a column, and why it differs, if it does.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub observation: Observation,
+    pub whys: Vec<Why>,
 }
 
 /// From one change of the Service to the next.
@@ -236,7 +243,7 @@ impl Case {
                         for protocol in &expectation.protocols {
                             let seen =
                                 expectation.observation_in(column, *caller, *target, *protocol);
-                            whys.extend(seen.1);
+                            whys.extend(seen.whys);
                         }
                     }
                 }

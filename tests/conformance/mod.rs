@@ -134,9 +134,10 @@ fn run_here(column: &Column) -> Vec<(String, String)> {
         for line in verdict {
             println!("FAILED {}: {line}", case.name);
         }
-        let cell = match verdict.is_empty() {
-            true => matrix::cell(&case, column),
-            false => FAILED.to_owned(),
+        let cell = if verdict.is_empty() {
+            matrix::cell(&case, column)
+        } else {
+            FAILED.to_owned()
         };
         cells.push((case.name.to_owned(), cell));
     }
@@ -216,9 +217,10 @@ fn without_on(name: &str) {
         let (mut seen, mut status) = (Vec::new(), Vec::new());
         // All cases take a guest's life each, some of them less.
         let words = without::words(column).collect::<Vec<_>>();
-        let guests = match lab::acceptance() {
-            true => words.chunks(1),
-            false => words.chunks(8),
+        let guests = if lab::acceptance() {
+            words.chunks(1)
+        } else {
+            words.chunks(8)
         };
         for words in guests {
             let mut environment = vec![(COLUMN, name.to_owned()), (without::ONLY, words.join(","))];

@@ -375,9 +375,10 @@ impl Service {
     }
 
     fn ports(&self) -> Vec<(&'static str, &'static str, u16)> {
-        let (usual, second) = match self.exchanged {
-            false => (PORT, SECOND_PORT),
-            true => (SECOND_PORT, PORT),
+        let (usual, second) = if self.exchanged {
+            (SECOND_PORT, PORT)
+        } else {
+            (PORT, SECOND_PORT)
         };
         let mut ports = vec![("tcp", "TCP", usual), ("udp", "UDP", usual)];
         if self.sctp {

@@ -49,7 +49,7 @@ impl Run<'_> {
                             large: expectation.large,
                             observation: expectation
                                 .observation_in(self.column, *caller, *target, *protocol)
-                                .0,
+                                .observation,
                         });
                     }
                 }
@@ -186,9 +186,10 @@ impl Run<'_> {
         }
         // The silence is what is tested; it is no wait for anything else.
         std::thread::sleep(Duration::from_millis(2_100));
-        match round()? == pins {
-            true => Err("every client is where it was".into()),
-            false => Ok(()),
+        if round()? == pins {
+            Err("every client is where it was".into())
+        } else {
+            Ok(())
         }
     }
 

@@ -141,9 +141,10 @@ impl Monitor {
             let marker = format!("marker-{}", self.markers);
             lab.node.show(&format!("nft add table inet {marker}"));
             seen = std::fs::read_to_string(Monitor::FILE).unwrap_or_default();
-            match seen.contains(&marker) {
-                true => Ok(()),
-                false => Err(seen.clone()),
+            if seen.contains(&marker) {
+                Ok(())
+            } else {
+                Err(seen.clone())
             }
         });
         seen

@@ -61,9 +61,10 @@ fn full_syncs(lab: &Lab, mode: &str) {
     eventually("link-local addresses", Duration::from_secs(20), || {
         let listed = node.show("ip -6 -o addr show scope link");
         let there = |pod: &usize| listed.contains(&format!(" veth{pod} "));
-        match (0..PODS).all(|pod| there(&pod)) && !listed.contains("tentative") {
-            true => Ok(()),
-            false => Err(listed),
+        if (0..PODS).all(|pod| there(&pod)) && !listed.contains("tentative") {
+            Ok(())
+        } else {
+            Err(listed)
         }
     });
     for step in [

@@ -80,9 +80,10 @@ fn no_worse_mode_is_chosen_and_nothing_is_removed_for_a_shortage() {
         let livez = || get(&node, SocketAddr::from(([127, 0, 0, 1], 10256)), "/livez");
         eventually("/livez is answered", Duration::from_secs(10), || {
             let answer = livez().map_err(|error| error.to_string())?;
-            match answer.starts_with("HTTP/1.1 200") {
-                true => Ok(()),
-                false => Err(answer),
+            if answer.starts_with("HTTP/1.1 200") {
+                Ok(())
+            } else {
+                Err(answer)
             }
         });
         assert_eq!(tripod.logged(&["starting"]), 0, "{}", tripod.log());

@@ -84,9 +84,10 @@ impl Run<'_> {
             );
             assert!(page("/statusz").contains(&sentence), "{sentence}");
         }
-        let (reason, value) = match passed_over.is_empty() {
-            true => ("", 0),
-            false => (*word, 1),
+        let (reason, value) = if passed_over.is_empty() {
+            ("", 0)
+        } else {
+            (*word, 1)
         };
         let metric = format!("tripod_mode_fallback{{reason=\"{reason}\"}} {value}");
         let metrics = page("/metrics");

@@ -51,9 +51,12 @@ impl State {
         note("ip -6 rule", &whole);
         note("ip route show table all", &whole);
         // What it begins with is how large it was made.
-        note("ipset save", &|line| match line.starts_with("create") {
-            true => first(line, 0, 5),
-            false => line.to_owned(),
+        note("ipset save", &|line| {
+            if line.starts_with("create") {
+                first(line, 0, 5)
+            } else {
+                line.to_owned()
+            }
         });
         match kernel().as_str() {
             "full" => {

@@ -50,9 +50,10 @@ fn traces(lab: &Lab) -> [(&'static str, bool); 3] {
 fn clients_notice_nothing() {
     run(Share::Beside, || {
         let full = kernel() == "full";
-        let order: &[&str] = match full {
-            true => &["userspace", "iptables", "ipvs", "userspace"],
-            false => &["userspace", "iptables", "userspace"],
+        let order: &[&str] = if full {
+            &["userspace", "iptables", "ipvs", "userspace"]
+        } else {
+            &["userspace", "iptables", "userspace"]
         };
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 10).with_node_port();
