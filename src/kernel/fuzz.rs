@@ -34,7 +34,7 @@ fn read(message: Message<'_>) {
     for family in Family::ALL {
         let _ = routes::parse(message, family);
         let _ = rules::parse(message, family);
-        let _ = decode::real(&message, u16::from(family.number()));
+        let _ = decode::real(&message, family);
     }
     let _ = addresses::parse(message);
     let _ = flows::parse(message);

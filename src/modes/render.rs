@@ -56,8 +56,8 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
             // Where this is printed need not be where it is to be in force.
             let addresses = node.map(|node| node.addresses.to_vec()).unwrap_or_default();
             let options = ipvs::plan::Options::new(choices.configuration, choices.effective);
-            let site = ipvs::plan::Site::new(&options, node, choices.served, addresses);
-            ipvs::render::render(map, &site, choices.kernel, &mut text)?;
+            let context = ipvs::plan::NodeContext::new(&options, node, choices.served, addresses);
+            ipvs::render::render(map, context, choices.kernel, &mut text)?;
         }
         ModeName::Userspace => return Err(Error::NoText(mode)),
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use nix::libc;
+
 /// Transport protocol of a Service port (`core/v1 Protocol`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
@@ -11,6 +13,28 @@ pub enum Protocol {
     Udp,
     /// SCTP.
     Sctp,
+}
+
+impl Protocol {
+    /// Every protocol that a Service can have.
+    pub const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+    /// Returns its number in IP headers and in the kernel's interfaces
+    /// (`IPPROTO_*`).
+    pub fn number(self) -> u8 {
+        let number = match self {
+            Protocol::Tcp => libc::IPPROTO_TCP,
+            Protocol::Udp => libc::IPPROTO_UDP,
+            Protocol::Sctp => libc::IPPROTO_SCTP,
+        };
+        number as u8
+    }
+
+    /// Returns the protocol with that number, or `None` if no Service can have it.
+    pub fn from_number(number: u8) -> Option<Protocol> {
+        let mut all = Protocol::ALL.into_iter();
+        all.find(|protocol| protocol.number() == number)
+    }
 }
 
 impl fmt::Display for Protocol {

@@ -1,4 +1,4 @@
-//! A restart finds everything in place, and nobody notices.
+//! A restart finds everything in place, and no client notices.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ const CALLERS: usize = 4;
 /// and for Tripod.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Requests on one connection before a caller opens the next.
-const KEPT: usize = 25;
+const REQUESTS: usize = 25;
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
@@ -43,7 +43,7 @@ fn restarts_and_rolling_replacements_fail_no_request() {
                     0 => (&lab.node, service.cluster()[0]),
                     _ => (&lab.outside, at),
                 };
-                let requests = if caller % 2 == 0 { 1 } else { KEPT };
+                let requests = if caller % 2 == 0 { 1 } else { REQUESTS };
                 scope.spawn(move || from.enter(|| load.call(to, requests)));
             }
             let began = Instant::now();
@@ -120,7 +120,7 @@ fn addresses_of_kube_proxy_are_taken_over_without_a_failed_request() {
             let load = &load;
             // The node's own calls have such an address as their source.
             for to in service.cluster() {
-                scope.spawn(move || lab.node.enter(|| load.call(to, KEPT)));
+                scope.spawn(move || lab.node.enter(|| load.call(to, REQUESTS)));
             }
             for to in service.external() {
                 scope.spawn(move || lab.outside.enter(|| load.call(to, 1)));

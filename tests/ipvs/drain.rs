@@ -1,6 +1,9 @@
 //! Endpoints that leave a Service finish what they began.
 
-use std::{net::TcpStream, time::Duration};
+use std::{
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
 
 use super::node;
 use crate::lab::{Capture, EndpointChoice, Lab, Service, Share, ask, eventually, run, say, tcp};
@@ -15,26 +18,17 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
         let at = service.external()[0];
         lab.publish_all(&service);
         let _tripod = node::start(&lab, &[]);
-        let reals = |what: &str, wanted: &[&str]| {
-            eventually(what, Duration::from_secs(25), || {
-                let found = node::reals(&lab.node, at);
-                if found == wanted {
-                    Ok(())
-                } else {
-                    Err(format!("{found:?}"))
-                }
-            });
-        };
+        let reals = |what: &str, expected: &[&str]| await_reals(&lab, at, what, expected);
         let both = ["10.244.0.11:8080 1", "10.244.0.12:8080 1"];
         reals("both", &both);
-        let mut kept = connection_to(&lab, &service, "a");
+        let mut open = connection_to(&lab, &service, "a");
 
         lab.publish(&service, &["b"]);
         reals("a drains", &["10.244.0.11:8080 0", "10.244.0.12:8080 1"]);
         for _ in 0..4 {
             assert_eq!(ask(&lab.outside, at).expect("an answer"), "b");
         }
-        assert_eq!(say(&mut kept, "name").expect("an answer"), "a");
+        assert_eq!(say(&mut open, "name").expect("an answer"), "a");
 
         lab.publish_all(&service);
         reals("a is back", &both);
@@ -43,11 +37,11 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
             "a drains again",
             &["10.244.0.11:8080 0", "10.244.0.12:8080 1"],
         );
-        assert_eq!(say(&mut kept, "name").expect("an answer"), "a");
+        assert_eq!(say(&mut open, "name").expect("an answer"), "a");
         // A reset, because IPVS remembers orderly ends for two minutes.
-        let socket = socket2::SockRef::from(&kept);
+        let socket = socket2::SockRef::from(&open);
         socket.set_linger(Some(Duration::ZERO)).expect("an option");
-        drop(kept);
+        drop(open);
         reals("a is gone", &["10.244.0.12:8080 1"]);
     });
 }
@@ -64,17 +58,10 @@ fn a_drain_timeout_of_zero_moves_clients_at_once() {
         let at = service.external()[0];
         lab.publish_all(&service);
         let _tripod = node::start(&lab, &[]);
-        let mut kept = connection_to(&lab, &service, "a");
+        let mut open = connection_to(&lab, &service, "a");
         lab.publish(&service, &["b"]);
-        eventually(
-            "a is gone",
-            Duration::from_secs(10),
-            || match node::reals(&lab.node, at).as_slice() {
-                [only] if only == "10.244.0.12:8080 1" => Ok(()),
-                found => Err(format!("{found:?}")),
-            },
-        );
-        assert!(say(&mut kept, "name").is_err(), "it goes on");
+        await_reals(&lab, at, "a is gone", &["10.244.0.12:8080 1"]);
+        assert!(say(&mut open, "name").is_err(), "it goes on");
     });
 }
 
@@ -88,31 +75,32 @@ fn a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so() {
         let at = service.external()[0];
         lab.publish_all(&service);
         let mut tripod = node::start(&lab, &[]);
-        let mut kept = connection_to(&lab, &service, "a");
+        let mut open = connection_to(&lab, &service, "a");
         lab.publish_endpoints(
             &service,
             &[EndpointChoice::unready("a"), EndpointChoice::ready("b")],
         );
         let drains = ["10.244.0.11:8080 0", "10.244.0.12:8080 1"];
-        let reals = |wanted: &[&str]| {
-            eventually(
-                "real servers",
-                Duration::from_secs(20),
-                || match node::reals(&lab.node, at) {
-                    found if found == wanted => Ok(()),
-                    found => Err(format!("{found:?}")),
-                },
-            );
-        };
+        let reals = |expected: &[&str]| await_reals(&lab, at, "real servers", expected);
         reals(&drains);
         tripod.terminate();
         let mut tripod = node::start(&lab, &[]);
         reals(&drains);
-        assert_eq!(say(&mut kept, "name").expect("an answer"), "a");
+        assert_eq!(say(&mut open, "name").expect("an answer"), "a");
         tripod.terminate();
         let _tripod = node::start(&lab, &["--ipvs-drain-timeout=2s"]);
         reals(&drains[1..]);
-        assert!(say(&mut kept, "name").is_err(), "it goes on");
+        assert!(say(&mut open, "name").is_err(), "it goes on");
+    });
+}
+
+/// Waits until the virtual server at `at` has these real servers.
+fn await_reals(lab: &Lab, at: SocketAddr, what: &str, expected: &[&str]) {
+    eventually(what, Duration::from_secs(25), || {
+        match node::reals(&lab.node, at) {
+            found if found == expected => Ok(()),
+            found => Err(format!("{found:?}")),
+        }
     });
 }
 

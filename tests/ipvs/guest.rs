@@ -27,8 +27,8 @@ fn guest_full_ipvs_faults() {
 }
 
 #[test]
-fn guest_full_ipvs_held() {
-    in_guest(Profile::Full, &["ipvs::held::"], &[]);
+fn guest_full_ipvs_blocked() {
+    in_guest(Profile::Full, &["ipvs::blocked::"], &[]);
 }
 
 #[test]

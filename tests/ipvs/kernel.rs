@@ -1,4 +1,4 @@
-//! The doors to IPVS, ipset and dummy links, against the kernel of a guest.
+//! The clients of IPVS, ipset and dummy links, against the kernel of a guest.
 //! What was written is read back by the tools that people use.
 
 mod guest;
@@ -13,13 +13,23 @@ use std::{
 };
 
 pub use self::reload::unload;
-use tripod::kernel::ipvs::{Forwarding, Ipvs, Protocol, RealServer, ServerId};
+use tripod::{
+    kernel::ipvs::{Change, Forwarding, Ipvs, RealServer, ServerId},
+    net::Protocol,
+};
 
 /// IPVS of this thread's namespace, in which an interface is up: where none ever
 /// was, the kernel has no routing table and takes no address for a host's.
 fn ipvs() -> Ipvs {
     show("ip link set lo up");
     Ipvs::open().expect("IPVS")
+}
+
+/// Makes changes, none of which the kernel refuses.
+fn make(ipvs: &mut Ipvs, changes: &[Change]) {
+    for (change, outcome) in changes.iter().zip(ipvs.apply(changes).expect("the socket")) {
+        outcome.unwrap_or_else(|error| panic!("{change:?}: {error}"));
+    }
 }
 
 fn tcp(address: &str) -> ServerId {

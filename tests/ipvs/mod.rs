@@ -2,9 +2,9 @@
 
 mod adoption;
 mod annotations;
+mod blocked;
 mod drain;
 mod guest;
-mod held;
 mod kernel;
 mod node;
 mod order;

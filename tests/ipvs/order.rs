@@ -1,4 +1,4 @@
-//! Nobody gets through while things change.
+//! No client that may not call gets through while things change.
 
 use std::{
     collections::BTreeSet,
@@ -35,7 +35,7 @@ fn a_forbidden_client_never_gets_through() {
             let callers: Vec<_> = (0..8u16)
                 .map(|caller| {
                     let (outside, stop, tried) = (&lab.outside, &stop, &tried);
-                    scope.spawn(move || outside.enter(|| knock(caller, stop, tried)))
+                    scope.spawn(move || outside.enter(|| probe(caller, stop, tried)))
                 })
                 .collect();
             // Killed at any time, it goes on where it was.
@@ -73,11 +73,11 @@ fn a_forbidden_client_never_gets_through() {
             );
             drop(end);
             for caller in callers {
-                let through = caller.join().expect("it knocks");
+                let through = caller.join().expect("it probes");
                 assert_eq!(through, Vec::<SocketAddr>::new(), "got through");
             }
         });
-        figure("knocks of a forbidden client", tried.load(Relaxed));
+        figure("probes of a forbidden client", tried.load(Relaxed));
     });
 }
 
@@ -91,8 +91,8 @@ fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
         let began = Instant::now();
         let tripod = node::start(&lab, &[]);
         let whole = began.elapsed();
-        let wanted = State::of(&lab.node);
-        assert_eq!(wanted.addresses.len(), usize::from(SERVICES) * 3 / 2);
+        let expected = State::of(&lab.node);
+        assert_eq!(expected.addresses.len(), usize::from(SERVICES) * 3 / 2);
         drop(tripod);
         let mut reached = Vec::new();
         for part in 1..=KILLS {
@@ -110,7 +110,7 @@ fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
             reached.push((there.servers.len(), there.addresses.len()));
             drop(tripod);
             let tripod = node::start(&lab, &[]);
-            let found = wanted.differences(&State::of(&lab.node));
+            let found = expected.differences(&State::of(&lab.node));
             assert!(found.is_empty(), "{part}: {}", found.join("\n"));
             for program in ["iptables-save", "ip6tables-save"] {
                 let text = lab.node.show(program);
@@ -130,8 +130,8 @@ fn killed_in_mid_sync_it_converges_and_doubles_nothing() {
             "lines of ipvsadm and addresses when killed",
             format!(
                 "{reached:?} of ({}, {})",
-                wanted.servers.len(),
-                wanted.addresses.len()
+                expected.servers.len(),
+                expected.addresses.len()
             ),
         );
     });
@@ -151,7 +151,7 @@ fn reach(lines: usize, patience: Duration) {
 }
 
 /// Calls one load balancer after the other; answers with those that let it in.
-fn knock(first: u16, stop: &AtomicBool, tried: &AtomicUsize) -> Vec<SocketAddr> {
+fn probe(first: u16, stop: &AtomicBool, tried: &AtomicUsize) -> Vec<SocketAddr> {
     let mut through = Vec::new();
     let mut number = first;
     while !stop.load(Relaxed) {

@@ -33,18 +33,18 @@ impl State {
     /// What is different in `other`, a line each.
     pub fn differences(&self, other: &State) -> Vec<String> {
         let mut found = Vec::new();
-        for (what, wanted, given) in [
+        for (what, expected, given) in [
             ("servers", &self.servers, &other.servers),
             ("sets", &self.sets, &other.sets),
             ("addresses", &self.addresses, &other.addresses),
         ] {
-            let missing = wanted.difference(given);
+            let missing = expected.difference(given);
             found.extend(missing.map(|line| format!("{what}: missing: {line}")));
-            let more = given.difference(wanted);
+            let more = given.difference(expected);
             found.extend(more.map(|line| format!("{what}: more: {line}")));
         }
-        for (wanted, given) in self.rules.iter().zip(&other.rules) {
-            found.extend(wanted.differences(given));
+        for (expected, given) in self.rules.iter().zip(&other.rules) {
+            found.extend(expected.differences(given));
         }
         found
     }

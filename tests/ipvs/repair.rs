@@ -1,4 +1,4 @@
-//! Somebody changes what ipvs mode put into the kernel.
+//! Other programs change what ipvs mode put into the kernel.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ fn what_others_change_is_repaired_and_named() {
         let service = Service::new("web", 1).with_node_port();
         lab.publish_all(&service);
         let tripod = node::start(&lab, &["--ipvs-sync-period=2s"]);
-        let wanted = State::of(&lab.node);
-        assert_eq!(wanted.addresses.len(), 2, "{wanted:?}");
+        let expected = State::of(&lab.node);
+        assert_eq!(expected.addresses.len(), 2, "{expected:?}");
         let cluster = service.cluster();
         let cases = [
             (
@@ -55,13 +55,13 @@ fn what_others_change_is_repaired_and_named() {
                 "repaired jump from INPUT of filter (IPv6)",
             ),
         ];
-        for (change, said) in cases {
+        for (change, named) in cases {
             lab.node.show(&change);
             eventually(&change, Duration::from_secs(20), || {
-                let found = wanted.differences(&State::of(&lab.node));
-                match tripod.logged(&[said]) {
+                let found = expected.differences(&State::of(&lab.node));
+                match tripod.logged(&[named]) {
                     _ if !found.is_empty() => Err(found.join("\n")),
-                    0 => Err(format!("nothing said of {said:?}")),
+                    0 => Err(format!("nothing logged of {named:?}")),
                     _ => Ok(()),
                 }
             });
@@ -83,7 +83,7 @@ fn a_link_of_another_kind_gets_no_addresses() {
         // At start, and at a sync after it.
         node.show("ip link add kube-ipvs0 type bridge");
         let tripod = node::spawn(&lab, &["--ipvs-sync-period=2s"]);
-        let mut wanted = None;
+        let mut expected = None;
         for _ in 0..2 {
             let said = tripod.logged(&[named]);
             eventually("it is named", Duration::from_secs(20), || {
@@ -96,13 +96,13 @@ fn a_link_of_another_kind_gets_no_addresses() {
             node.show("ip link del kube-ipvs0");
             eventually("all is there", Duration::from_secs(20), || {
                 let now = State::of(node);
-                match &wanted {
+                match &expected {
                     None if now.addresses.is_empty() => Err(tripod.log()),
-                    Some(wanted) if now.differences(wanted) != [""; 0] => Err(tripod.log()),
+                    Some(expected) if now.differences(expected) != [""; 0] => Err(tripod.log()),
                     _ => Ok(()),
                 }
             });
-            wanted = Some(State::of(node));
+            expected = Some(State::of(node));
             node.ip(&[
                 "link add other type bridge",
                 "link set kube-ipvs0 name old",

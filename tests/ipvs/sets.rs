@@ -29,16 +29,16 @@ fn a_set_grows_with_what_it_must_hold() {
         let allowed = || ask(&lab.outside, at(balancer(0))).expect("an answer");
         assert_eq!(allowed(), "a");
         lab.write("all.json", &guarded(BALANCERS, RANGES));
-        let wanted = usize::from(BALANCERS) * usize::from(RANGES);
+        let expected = usize::from(BALANCERS) * usize::from(RANGES);
         let began = std::time::Instant::now();
         eventually("all members", Duration::from_secs(100), || {
             match members(&lab.node, "KUBE-LOAD-BALANCER-SOURCE-CIDR") {
-                found if found == wanted => Ok(()),
-                found => Err(format!("{found} of {wanted}")),
+                found if found == expected => Ok(()),
+                found => Err(format!("{found} of {expected}")),
             }
         });
         figure(
-            &format!("{wanted} members, s"),
+            &format!("{expected} members, s"),
             began.elapsed().as_secs_f64(),
         );
         for number in [0, BALANCERS / 2, BALANCERS - 1] {

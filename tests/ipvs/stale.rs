@@ -36,7 +36,7 @@ fn a_module_that_is_loaded_anew_gets_all_back() {
         lab.publish_all(&service);
         let flags = ["--ipvs-sync-period=2s", "--ipvs-udp-timeout=77s"];
         let tripod = node::start(&lab, &flags);
-        let wanted = State::of(&lab.node);
+        let expected = State::of(&lab.node);
         let timeouts = lab.node.show("ipvsadm -l --timeout");
         assert!(timeouts.contains(" 77"), "{timeouts}");
         tripod.freeze();
@@ -45,7 +45,7 @@ fn a_module_that_is_loaded_anew_gets_all_back() {
         lab.node.show("modprobe ip_vs");
         tripod.thaw();
         eventually("all is back", Duration::from_secs(30), || {
-            match wanted.differences(&State::of(&lab.node)) {
+            match expected.differences(&State::of(&lab.node)) {
                 found if !found.is_empty() => Err(found.join("\n")),
                 _ => Ok(()),
             }

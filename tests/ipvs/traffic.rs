@@ -67,7 +67,7 @@ enum Calls {
     /// Each ends before the next.
     Short,
     /// None ends before all are made.
-    Held,
+    Open,
 }
 
 /// What becomes of them.
@@ -90,15 +90,15 @@ const SCHEDULERS: [(&str, Calls, Spread); 12] = [
         Calls::Short,
         Spread::Counts([("a", 12), ("b", 4)], 0),
     ),
-    ("lc", Calls::Held, Spread::Counts([("a", 8), ("b", 8)], 0)),
-    ("wlc", Calls::Held, Spread::Counts([("a", 12), ("b", 4)], 1)),
-    ("sed", Calls::Held, Spread::Counts([("a", 12), ("b", 4)], 1)),
-    ("nq", Calls::Held, Spread::Counts([("a", 12), ("b", 4)], 1)),
+    ("lc", Calls::Open, Spread::Counts([("a", 8), ("b", 8)], 0)),
+    ("wlc", Calls::Open, Spread::Counts([("a", 12), ("b", 4)], 1)),
+    ("sed", Calls::Open, Spread::Counts([("a", 12), ("b", 4)], 1)),
+    ("nq", Calls::Open, Spread::Counts([("a", 12), ("b", 4)], 1)),
     ("fo", Calls::Short, Spread::InOrder(&["a"; 16])),
     // Until one has more than its weight (`net/netfilter/ipvs/ip_vs_ovf.c`).
     (
         "ovf",
-        Calls::Held,
+        Calls::Open,
         Spread::InOrder(&["a", "a", "a", "a", "b", "b"]),
     ),
     ("sh", Calls::Short, Spread::Sticky),
@@ -177,19 +177,19 @@ fn judge(lab: &Lab, at: SocketAddr, calls: &Calls, spread: &Spread) -> Result<()
         _ => 16,
     };
     let mut met: Vec<String> = Vec::new();
-    let mut held: Vec<TcpStream> = Vec::new();
+    let mut open: Vec<TcpStream> = Vec::new();
     for _ in 0..number {
         let (name, stream) = call(usual)?;
         met.push(name);
-        if let Calls::Held = calls {
-            held.push(stream);
+        if let Calls::Open = calls {
+            open.push(stream);
         }
     }
     let of = |name: &str| met.iter().filter(|met| *met == name).count();
     let fits = match spread {
-        Spread::Counts(wanted, off) => {
-            let mut wanted = wanted.iter();
-            wanted.all(|(name, n)| of(name).abs_diff(*n) <= *off)
+        Spread::Counts(expected, off) => {
+            let mut expected = expected.iter();
+            expected.all(|(name, n)| of(name).abs_diff(*n) <= *off)
         }
         Spread::InOrder(names) => met == *names,
         Spread::One => of(&met[0]) == number,
@@ -237,7 +237,7 @@ fn least_connection_prefers_the_idle_one() {
     });
 }
 
-/// Gives the pod the address, on a link where nobody is asked for it.
+/// Gives the pod the address, on a link that answers no ARP request for it.
 fn adopt(pod: &Host, link: &str, address: SocketAddr) {
     pod.enter(|| {
         for link in ["all", link] {
@@ -303,7 +303,7 @@ fn every_way_of_forwarding_carries_connections() {
             }
         }
 
-        // What cannot be done so is said, and done by nat.
+        // What cannot be done so is logged, and done by nat.
         let other_port = Web {
             port: 80,
             ..service(4, 80, dr.annotations, &[("a", 1)])

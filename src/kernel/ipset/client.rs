@@ -55,7 +55,7 @@ impl IpSets {
     /// Opens them.
     ///
     /// # Errors
-    /// When this kernel has no ipset, or for lack of `CAP_NET_ADMIN`.
+    /// When this kernel has no ipset, or without `CAP_NET_ADMIN`.
     pub fn open() -> Result<IpSets, Error> {
         let mut sets = IpSets {
             socket: Socket::open(Protocol::Netfilter)?,
@@ -268,7 +268,7 @@ impl IpSets {
             name,
         };
         let request = self.named(LIST, 0, &words);
-        // The kind is told in the first message of several.
+        // The first message of several has the kind.
         let mut kind = String::new();
         let parts = self
             .socket
@@ -313,7 +313,7 @@ pub(in crate::kernel) fn listed(message: &Message<'_>) -> Result<Option<Listed>,
             _ => {}
         }
     }
-    // A set that spans several messages is told again in each, without kind.
+    // A set that spans several messages is in each of them, without its kind.
     Ok((!set.kind.is_empty()).then_some(set))
 }
 

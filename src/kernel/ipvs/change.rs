@@ -21,6 +21,4 @@ pub enum Change {
     EditReal(ServerId, RealServer),
     /// A real server goes. Its connections get no further packets through.
     DeleteReal(ServerId, SocketAddr),
-    /// The counters of a virtual server and its real servers begin anew.
-    Zero(ServerId),
 }

@@ -1,17 +1,17 @@
 //! The socket to IPVS: requests, and what comes of them.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::{
-    Change, ListedReal, ListedServer, RealServer, ServerId, TableReal, VirtualServer, decode,
-    encode, table::Table,
-};
-use crate::kernel::{
-    modules,
-    netlink::{Error, Malformed, Message, Protocol, Socket, generic},
-    passing::is_passing_io,
+use super::{Change, ListedReal, ServerId, TableReal, VirtualServer, decode, encode, table::Table};
+use crate::{
+    kernel::{
+        modules,
+        netlink::{Error, Protocol, Socket},
+        passing::is_passing_io,
+    },
+    net::Family,
 };
 
 /// `IPVS_GENL_NAME`
@@ -22,28 +22,16 @@ const MODULE: &str = "ip_vs";
 const TIMEOUT_TCP: u16 = 4;
 const TIMEOUT_TCP_FIN: u16 = 5;
 const TIMEOUT_UDP: u16 = 6;
-// IPVS_INFO_ATTR_*
-const VERSION: u16 = 1;
-const TABLE_SIZE: u16 = 2;
 
-/// How long connections live without packets; whole seconds.
+/// How long connections live without packets; in whole seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// TCP connections that are established.
+    /// For established TCP connections.
     pub tcp: Duration,
-    /// TCP connections after a FIN.
+    /// For TCP connections after a FIN.
     pub tcp_fin: Duration,
-    /// UDP flows.
+    /// For UDP flows.
     pub udp: Duration,
-}
-
-/// About IPVS itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Info {
-    /// Major, minor and patch version.
-    pub version: (u8, u8, u8),
-    /// Buckets of the connection table.
-    pub table_size: u32,
 }
 
 /// IPVS of one network namespace.
@@ -59,7 +47,7 @@ pub struct Ipvs {
 }
 
 impl Ipvs {
-    /// Opens it; where the kernel does not know of IPVS, its module is loaded.
+    /// Opens IPVS; where the kernel does not know it, its module is loaded.
     ///
     /// # Errors
     /// When this kernel has no IPVS and cannot load it.
@@ -75,7 +63,7 @@ impl Ipvs {
     }
 
     /// Returns true, once, after the module of IPVS was unloaded and loaded
-    /// again while this was open: what it held and how it was set up is gone.
+    /// again while this was open: its virtual servers and settings are gone.
     ///
     /// # Errors
     /// When the module is not loaded and cannot be.
@@ -112,58 +100,16 @@ impl Ipvs {
         }
     }
 
-    /// Version and size of the connection table.
+    /// Asks IPVS something that takes the privileges that changes take.
     ///
     /// # Errors
     /// When the kernel refuses, as without `CAP_NET_ADMIN`.
-    pub fn info(&mut self) -> Result<Info, Error> {
-        let mut info = Info {
-            version: (0, 0, 0),
-            table_size: 0,
-        };
+    pub fn check(&mut self) -> Result<(), Error> {
         self.ask(|socket, family| {
-            let request = encode::ask(family, encode::GET_INFO, "the version of IPVS");
-            socket.call(&request, |message| {
-                for attribute in message.attributes(generic::HEADER) {
-                    let attribute = attribute?;
-                    match attribute.kind {
-                        VERSION => {
-                            let [_, major, minor, patch] = attribute.u32()?.to_be_bytes();
-                            info.version = (major, minor, patch);
-                        }
-                        TABLE_SIZE => info.table_size = attribute.u32()?,
-                        _ => {}
-                    }
-                }
-                Ok(None::<()>)
-            })
-        })?;
-        Ok(info)
-    }
-
-    /// The timeouts in force.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
-        let mut timeouts = Timeouts::default();
-        self.ask(|socket, family| {
-            let request = encode::ask(family, encode::GET_CONFIG, "the timeouts of IPVS");
-            socket.call(&request, |message| {
-                for attribute in message.attributes(generic::HEADER) {
-                    let attribute = attribute?;
-                    let place = match attribute.kind {
-                        TIMEOUT_TCP => &mut timeouts.tcp,
-                        TIMEOUT_TCP_FIN => &mut timeouts.tcp_fin,
-                        TIMEOUT_UDP => &mut timeouts.udp,
-                        _ => continue,
-                    };
-                    *place = Duration::from_secs(attribute.u32()?.into());
-                }
-                Ok(None::<()>)
-            })
-        })?;
-        Ok(timeouts)
+            let object = "the version of IPVS";
+            let request = encode::request(family, encode::GET_INFO, "read", object);
+            socket.call(&request, |_| Ok(None::<()>)).map(drop)
+        })
     }
 
     /// Sets the timeouts; one of zero stays as it is.
@@ -182,33 +128,33 @@ impl Ipvs {
         })
     }
 
-    /// All virtual servers, but for those that a firewall mark names.
+    /// Returns all virtual servers, but for those that a firewall mark names.
     ///
     /// # Errors
     /// When the kernel refuses or its answer cannot be read.
-    pub fn list(&mut self) -> Result<Vec<ListedServer>, Error> {
+    pub fn list(&mut self) -> Result<Vec<VirtualServer>, Error> {
         self.ask(|socket, family| {
             let request = encode::request(family, encode::GET_SERVICE, "list", "virtual servers");
             socket.dump(&request, |message| decode::server(&message))
         })
     }
 
-    /// The real servers of a virtual server.
+    /// Returns the real servers of a virtual server.
     ///
     /// # Errors
     /// When there is no such virtual server, the kernel refuses or its answer
     /// cannot be read.
     pub fn list_real(&mut self, id: &ServerId) -> Result<Vec<ListedReal>, Error> {
-        let of_addresses = encode::FAMILIES[usize::from(id.address.is_ipv6())];
+        let of_server = Family::of(&id.address.ip());
         self.ask(|socket, family| {
             let request = encode::list_real(family, id);
-            socket.dump(&request, real_of(of_addresses))
+            socket.dump(&request, |message| decode::real(&message, of_server))
         })
     }
 
     /// Shows each virtual server with its real servers, at a hundredth of the
-    /// cost of [`Ipvs::list_all`], but without thresholds, wrapping and counters;
-    /// one that comes or goes meanwhile may make others be missed.
+    /// cost of [`Ipvs::list_real`] for each, but without thresholds and wrapping; one
+    /// that comes or goes meanwhile may make others be missed.
     ///
     /// # Errors
     /// Where the kernel shows no `/proc/net/ip_vs`, or it cannot be read.
@@ -219,24 +165,7 @@ impl Ipvs {
         }
     }
 
-    /// Everything: virtual servers with their real servers. One that goes
-    /// meanwhile is left out.
-    ///
-    /// # Errors
-    /// As [`Ipvs::list`].
-    pub fn list_all(&mut self) -> Result<Vec<(ListedServer, Vec<ListedReal>)>, Error> {
-        let mut all = Vec::new();
-        for server in self.list()? {
-            match self.list_real(&server.server.id) {
-                Ok(reals) => all.push((server, reals)),
-                Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(all)
-    }
-
-    /// Makes `changes`, many in one datagram, and tells what came of each. They
+    /// Makes `changes`, many in one datagram, and returns what came of each. They
     /// are made in order, and one that is refused does not keep the next from
     /// being made. What is there already when it is to be added is refused with
     /// `EEXIST`; what is gone already when it is to be deleted is fine.
@@ -282,55 +211,12 @@ impl Ipvs {
         self.make(Change::Add(server.clone()))
     }
 
-    /// Changes a virtual server.
-    ///
-    /// # Errors
-    /// When there is none, or its scheduler is missing.
-    pub fn edit(&mut self, server: &VirtualServer) -> Result<(), Error> {
-        self.make(Change::Edit(server.clone()))
-    }
-
     /// Deletes a virtual server; one that is gone already is fine.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn delete(&mut self, id: &ServerId) -> Result<(), Error> {
         self.make(Change::Delete(*id))
-    }
-
-    /// Adds a real server.
-    ///
-    /// # Errors
-    /// When it is there already, or there is no such virtual server.
-    pub fn add_real(&mut self, id: &ServerId, real: &RealServer) -> Result<(), Error> {
-        self.make(Change::AddReal(*id, *real))
-    }
-
-    /// Changes a real server.
-    ///
-    /// # Errors
-    /// When there is none.
-    pub fn edit_real(&mut self, id: &ServerId, real: &RealServer) -> Result<(), Error> {
-        self.make(Change::EditReal(*id, *real))
-    }
-
-    /// Deletes a real server; one that is gone already is fine.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn delete_real(&mut self, id: &ServerId, address: SocketAddr) -> Result<(), Error> {
-        self.make(Change::DeleteReal(*id, address))
-    }
-
-    /// Deletes all virtual servers, whosever they are.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn flush(&mut self) -> Result<(), Error> {
-        self.ask(|socket, family| {
-            let request = encode::request(family, encode::FLUSH, "delete", "all virtual servers");
-            socket.call(&request, |_| Ok(None::<()>)).map(drop)
-        })
     }
 }
 
@@ -376,10 +262,6 @@ fn may_be_out_of_date(error: &Error) -> bool {
             error.errno(),
             Some(Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP)
         )
-}
-
-fn real_of(family: u16) -> impl Fn(Message<'_>) -> Result<Option<ListedReal>, Malformed> {
-    move |message| decode::real(&message, family)
 }
 
 /// What the kernel says of a virtual server (`ESRCH`), a real server or a

@@ -6,13 +6,13 @@ use std::{
     time::Duration,
 };
 
-use nix::libc;
-
 use super::{
-    Forwarding, HASHED, ListedReal, ListedServer, PERSISTENT, Protocol, RealServer, ServerId,
-    Statistics, VirtualServer, Wrapping,
+    Forwarding, HASHED, ListedReal, PERSISTENT, RealServer, ServerId, VirtualServer, Wrapping,
 };
-use crate::kernel::netlink::{Attribute, Attributes, Malformed, Message, generic};
+use crate::{
+    kernel::netlink::{Attribute, Attributes, Malformed, Message, generic},
+    net::{Family, Protocol},
+};
 
 /// `IPVS_CMD_ATTR_SERVICE`, `IPVS_CMD_ATTR_DEST`
 pub(super) const SERVICE: u16 = 1;
@@ -29,8 +29,6 @@ pub(super) mod service {
     pub const FLAGS: u16 = 7;
     pub const TIMEOUT: u16 = 8;
     pub const NETMASK: u16 = 9;
-    pub const STATS: u16 = 10;
-    pub const STATS64: u16 = 12;
 }
 
 /// `IPVS_DEST_ATTR_*`
@@ -43,10 +41,7 @@ pub(super) mod dest {
     pub const L_THRESH: u16 = 6;
     pub const ACTIVE_CONNS: u16 = 7;
     pub const INACT_CONNS: u16 = 8;
-    pub const PERSIST_CONNS: u16 = 9;
-    pub const STATS: u16 = 10;
     pub const ADDR_FAMILY: u16 = 11;
-    pub const STATS64: u16 = 12;
     pub const TUN_TYPE: u16 = 13;
     pub const TUN_PORT: u16 = 14;
 }
@@ -61,32 +56,43 @@ fn nested<'a>(message: &Message<'a>, kind: u16) -> Result<Option<Attributes<'a>>
     Ok(None)
 }
 
-/// An address in 16 bytes, of which IPv4 uses the first four.
-fn address(attribute: &Attribute<'_>, family: u16) -> Result<IpAddr, Malformed> {
+/// Returns an address in 16 bytes, of which IPv4 uses the first four.
+fn address(attribute: &Attribute<'_>, family: Family) -> Result<IpAddr, Malformed> {
     let bytes = attribute.payload;
-    if i32::from(family) == libc::AF_INET {
-        let four = bytes.first_chunk::<4>();
-        return Ok(Ipv4Addr::from(*four.ok_or(SHORT)?).into());
+    match family {
+        Family::V4 => {
+            let four = bytes.first_chunk::<4>();
+            Ok(Ipv4Addr::from(*four.ok_or(SHORT)?).into())
+        }
+        Family::V6 => {
+            let sixteen = bytes.first_chunk::<16>();
+            Ok(Ipv6Addr::from(*sixteen.ok_or(SHORT)?).into())
+        }
     }
-    let sixteen = bytes.first_chunk::<16>();
-    Ok(Ipv6Addr::from(*sixteen.ok_or(SHORT)?).into())
+}
+
+/// Returns the family of an attribute with an `AF_*` constant. Whatever is not IPv4
+/// is read as IPv6.
+fn family_of(attribute: &Attribute<'_>) -> Result<Family, Malformed> {
+    let number = u8::try_from(attribute.u16()?).ok();
+    Ok(number.and_then(Family::from_number).unwrap_or(Family::V6))
 }
 
 const SHORT: Malformed = Malformed("address is too short for its family");
 
-/// A virtual server; `None`: one that a firewall mark names, or of a protocol
-/// that is none of ours.
-pub(in crate::kernel) fn server(message: &Message<'_>) -> Result<Option<ListedServer>, Malformed> {
+/// Returns a virtual server; `None` for one that a firewall mark names, or of a
+/// protocol that no Service can have.
+pub(in crate::kernel) fn server(message: &Message<'_>) -> Result<Option<VirtualServer>, Malformed> {
     let Some(attributes) = nested(message, SERVICE)? else {
         return Err(Malformed("no service in the answer"));
     };
-    let (mut family, mut protocol, mut at, mut port) = (0, None, None, 0);
+    let (mut family, mut protocol, mut at, mut port) = (Family::V6, None, None, 0);
     let (mut scheduler, mut flags, mut timeout, mut netmask) = (String::new(), 0, 0, 0);
-    let (mut marked, mut statistics) = (false, Statistics::default());
+    let mut marked = false;
     for attribute in attributes {
         let attribute = attribute?;
         match attribute.kind {
-            service::AF => family = attribute.u16()?,
+            service::AF => family = family_of(&attribute)?,
             service::PROTOCOL => protocol = Some(attribute.u16()?),
             service::ADDR => at = Some(attribute),
             service::PORT => port = attribute.port()?,
@@ -98,14 +104,12 @@ pub(in crate::kernel) fn server(message: &Message<'_>) -> Result<Option<ListedSe
             }
             service::TIMEOUT => timeout = attribute.u32()?,
             service::NETMASK => netmask = attribute.u32()?,
-            service::STATS64 => statistics = counters(attribute.nested())?,
-            service::STATS if statistics == Statistics::default() => {
-                statistics = counters(attribute.nested())?;
-            }
             _ => {}
         }
     }
-    let protocol = protocol.and_then(Protocol::from_number);
+    let protocol = protocol
+        .and_then(|number| u8::try_from(number).ok())
+        .and_then(Protocol::from_number);
     let (Some(protocol), Some(at), false) = (protocol, at, marked) else {
         return Ok(None);
     };
@@ -115,26 +119,23 @@ pub(in crate::kernel) fn server(message: &Message<'_>) -> Result<Option<ListedSe
         IpAddr::V6(_) => u8::try_from(netmask).map_err(|_| Malformed("netmask is too long"))?,
     };
     let persistent = flags & PERSISTENT != 0;
-    Ok(Some(ListedServer {
-        server: VirtualServer {
-            id: ServerId {
-                protocol,
-                address: SocketAddr::new(ip, port),
-            },
-            scheduler: Cow::Owned(scheduler),
-            persistence: persistent.then(|| Duration::from_secs(timeout.into())),
-            client_bits,
-            flags: flags & !(PERSISTENT | HASHED),
+    Ok(Some(VirtualServer {
+        id: ServerId {
+            protocol,
+            address: SocketAddr::new(ip, port),
         },
-        statistics,
+        scheduler: Cow::Owned(scheduler),
+        persistence: persistent.then(|| Duration::from_secs(timeout.into())),
+        client_bits,
+        flags: flags & !(PERSISTENT | HASHED),
     }))
 }
 
-/// A real server; `None`: forwarded in a way that is unknown here.
-/// `family`: that of its virtual server, for kernels before 3.18.
+/// Returns a real server; `None` if it is forwarded in a way that is unknown here.
+/// `family` is that of its virtual server, for kernels before 3.18.
 pub(in crate::kernel) fn real(
     message: &Message<'_>,
-    family: u16,
+    family: Family,
 ) -> Result<Option<ListedReal>, Malformed> {
     let Some(attributes) = nested(message, DEST)? else {
         return Err(Malformed("no destination in the answer"));
@@ -146,13 +147,11 @@ pub(in crate::kernel) fn real(
         server: RealServer::new(unspecified, 0, Forwarding::Masquerade),
         active: 0,
         inactive: 0,
-        persistent: 0,
-        statistics: Statistics::default(),
     };
     for attribute in attributes {
         let attribute = attribute?;
         match attribute.kind {
-            dest::ADDR_FAMILY => family = attribute.u16()?,
+            dest::ADDR_FAMILY => family = family_of(&attribute)?,
             dest::ADDR => at = Some(attribute),
             dest::PORT => port = attribute.port()?,
             dest::FWD_METHOD => method = attribute.u32()?,
@@ -161,13 +160,8 @@ pub(in crate::kernel) fn real(
             dest::L_THRESH => listed.server.lower_threshold = attribute.u32()?,
             dest::ACTIVE_CONNS => listed.active = attribute.u32()?,
             dest::INACT_CONNS => listed.inactive = attribute.u32()?,
-            dest::PERSIST_CONNS => listed.persistent = attribute.u32()?,
             dest::TUN_TYPE => kind = attribute.u8()?,
             dest::TUN_PORT => tunnel_port = attribute.port()?,
-            dest::STATS64 => listed.statistics = counters(attribute.nested())?,
-            dest::STATS if listed.statistics == Statistics::default() => {
-                listed.statistics = counters(attribute.nested())?;
-            }
             _ => {}
         }
     }
@@ -183,26 +177,4 @@ pub(in crate::kernel) fn real(
         _ => Wrapping::IpInIp,
     };
     Ok(Some(listed))
-}
-
-/// `IPVS_STATS_ATTR_*`, in 32 or 64 bits each.
-fn counters(attributes: Attributes<'_>) -> Result<Statistics, Malformed> {
-    let mut statistics = Statistics::default();
-    for attribute in attributes {
-        let attribute = attribute?;
-        let place = match attribute.kind {
-            1 => &mut statistics.connections,
-            2 => &mut statistics.packets_in,
-            3 => &mut statistics.packets_out,
-            4 => &mut statistics.bytes_in,
-            5 => &mut statistics.bytes_out,
-            6 => &mut statistics.connections_rate,
-            _ => continue,
-        };
-        *place = match attribute.u64() {
-            Ok(value) => value,
-            Err(_) => attribute.u32()?.into(),
-        };
-    }
-    Ok(statistics)
 }

@@ -2,8 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use nix::libc;
-
 use super::{
     Change, HASHED, PERSISTENT, RealServer, ServerId, VirtualServer, Wrapping,
     decode::{DEST, SERVICE, dest, service},
@@ -20,21 +18,18 @@ use crate::{
 const VERSION: u8 = 1;
 
 // IPVS_CMD_*
-pub(super) const NEW_SERVICE: u8 = 1;
-pub(super) const SET_SERVICE: u8 = 2;
-pub(super) const DEL_SERVICE: u8 = 3;
+const NEW_SERVICE: u8 = 1;
+const SET_SERVICE: u8 = 2;
+const DEL_SERVICE: u8 = 3;
 pub(super) const GET_SERVICE: u8 = 4;
-pub(super) const NEW_DEST: u8 = 5;
-pub(super) const SET_DEST: u8 = 6;
-pub(super) const DEL_DEST: u8 = 7;
-pub(super) const GET_DEST: u8 = 8;
+const NEW_DEST: u8 = 5;
+const SET_DEST: u8 = 6;
+const DEL_DEST: u8 = 7;
+const GET_DEST: u8 = 8;
 pub(super) const SET_CONFIG: u8 = 12;
-pub(super) const GET_CONFIG: u8 = 13;
 pub(super) const GET_INFO: u8 = 15;
-pub(super) const ZERO: u8 = 16;
-pub(super) const FLUSH: u8 = 17;
 
-/// A request to the family with that number.
+/// Returns a request to the generic netlink family with that number.
 pub(super) fn request(
     family: u16,
     command: u8,
@@ -44,7 +39,7 @@ pub(super) fn request(
     Request::new(family, 0, operation, object).header(&generic::header(command, VERSION))
 }
 
-/// The request that makes `change`.
+/// Returns the request that makes `change`.
 pub(super) fn change(family: u16, change: &Change) -> Request {
     let object = |id: &ServerId| format!("virtual server {id}");
     let pair = |id: &ServerId, at: &SocketAddr| format!("real server {at} of virtual server {id}");
@@ -70,12 +65,10 @@ pub(super) fn change(family: u16, change: &Change) -> Request {
         Change::DeleteReal(id, address) => request(family, DEL_DEST, "delete", pair(id, address))
             .nested(SERVICE, |r| identity(r, id))
             .nested(DEST, |r| dest_address(r, address)),
-        Change::Zero(id) => request(family, ZERO, "zero the counters of", object(id))
-            .nested(SERVICE, |r| identity(r, id)),
     }
 }
 
-/// An address in the 16 bytes that the kernel wants (`union nf_inet_addr`).
+/// Returns an address in the 16 bytes that the kernel wants (`union nf_inet_addr`).
 fn padded(ip: &IpAddr) -> [u8; 16] {
     let mut bytes = [0; 16];
     let octets = octets(ip);
@@ -91,17 +84,16 @@ fn port(request: Request, kind: u16, value: u16) -> Request {
     request.attribute(kind, &value.to_be_bytes())
 }
 
-pub(super) fn identity(request: Request, id: &ServerId) -> Request {
+fn identity(request: Request, id: &ServerId) -> Request {
     let ip = id.address.ip();
     let family = u16::from(Family::of(&ip).number());
     let request = u16_attribute(request, service::AF, family);
-    let request = u16_attribute(request, service::PROTOCOL, id.protocol.number());
+    let request = u16_attribute(request, service::PROTOCOL, id.protocol.number().into());
     let request = request.attribute(service::ADDR, &padded(&ip));
     port(request, service::PORT, id.address.port())
 }
 
 fn full_service(request: Request, server: &VirtualServer) -> Request {
-    let v6 = server.id.address.is_ipv6();
     let mut flags = server.flags & !(PERSISTENT | HASHED);
     if server.persistence.is_some() {
         flags |= PERSISTENT;
@@ -113,13 +105,12 @@ fn full_service(request: Request, server: &VirtualServer) -> Request {
     let seconds = server.persistence.map_or(0, |time| time.as_secs());
     let bits = server.client_bits;
     // A length for IPv6, a mask in network order for IPv4.
-    let netmask = if v6 {
-        u32::from(bits)
-    } else {
-        u32::MAX
+    let netmask = match Family::of(&server.id.address.ip()) {
+        Family::V6 => u32::from(bits),
+        Family::V4 => u32::MAX
             .checked_shl(32 - u32::from(bits.min(32)))
             .unwrap_or(0)
-            .to_be()
+            .to_be(),
     };
     identity(request, &server.id)
         .text(service::SCHED_NAME, &server.scheduler)
@@ -153,12 +144,7 @@ fn full_dest(request: Request, real: &RealServer) -> Request {
     }
 }
 
-/// Which commands only ask.
-pub(super) fn ask(family: u16, command: u8, object: &str) -> Request {
-    request(family, command, "read", object)
-}
-
-/// The request that lists the real servers of `id`.
+/// Returns the request that lists the real servers of `id`.
 pub(super) fn list_real(family: u16, id: &ServerId) -> Request {
     request(
         family,
@@ -168,6 +154,3 @@ pub(super) fn list_real(family: u16, id: &ServerId) -> Request {
     )
     .nested(SERVICE, |r| identity(r, id))
 }
-
-/// `AF_UNSPEC` has no meaning to IPVS.
-pub(super) const FAMILIES: [u16; 2] = [libc::AF_INET as u16, libc::AF_INET6 as u16];

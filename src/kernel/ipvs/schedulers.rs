@@ -2,8 +2,8 @@
 
 use nix::errno::Errno;
 
-use super::{Ipvs, Protocol, ServerId, VirtualServer};
-use crate::kernel::netlink::Error;
+use super::{Ipvs, ServerId, VirtualServer};
+use crate::{kernel::netlink::Error, net::Protocol};
 
 /// The longest name of a scheduler in bytes (`IP_VS_SCHEDNAME_MAXLEN` of
 /// `linux/ip_vs.h`, without the NUL).
@@ -53,22 +53,6 @@ impl Ipvs {
             Err(error) if is_about_the_name(&error) => Ok(Some(error)),
             Err(error) => Err(error),
         }
-    }
-
-    /// Returns the schedulers among `names` that this kernel lacks, each with
-    /// the reason.
-    ///
-    /// # Errors
-    /// As [`Ipvs::try_scheduler`].
-    pub fn missing_schedulers<'a>(
-        &mut self,
-        names: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Vec<(&'a str, Error)>, Error> {
-        let mut missing = Vec::new();
-        for name in names {
-            missing.extend(self.try_scheduler(name)?.map(|error| (name, error)));
-        }
-        Ok(missing)
     }
 
     /// Deletes the virtual server that [`Ipvs::try_scheduler`] leaves behind if

@@ -12,7 +12,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
 };
 
-use super::{Forwarding, Protocol, ServerId};
+use super::{Forwarding, ServerId};
+use crate::net::Protocol;
 
 /// A real server as the file tells of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -30,7 +30,7 @@ fn server_strategy() -> impl Strategy<Value = VirtualServer> {
             let address = SocketAddr::new(address.ip(), address.port());
             VirtualServer {
                 id: ServerId {
-                    protocol: [Protocol::Tcp, Protocol::Udp, Protocol::Sctp][protocol],
+                    protocol: Protocol::ALL[protocol],
                     address,
                 },
                 scheduler: scheduler.into(),
@@ -47,7 +47,7 @@ proptest! {
         let bytes = wire(&encode::change(30, &Change::Add(server.clone())));
         let message = Messages::new(&bytes).next().unwrap().unwrap();
         let read = decode::server(&message).unwrap().unwrap();
-        prop_assert_eq!(read.server, server);
+        prop_assert_eq!(read, server);
     }
 
     #[test]
@@ -72,13 +72,13 @@ proptest! {
         };
         let bytes = wire(&encode::change(30, &Change::AddReal(id(), real)));
         let message = Messages::new(&bytes).next().unwrap().unwrap();
-        let read = decode::real(&message, libc::AF_INET as u16).unwrap().unwrap();
+        let read = decode::real(&message, Family::V4).unwrap().unwrap();
         prop_assert_eq!(read.server, real);
     }
 }
 
 #[test]
-fn a_kernel_without_ipvs_is_told_so() {
+fn without_ipvs_the_error_names_the_module() {
     // Where it is there, tests in the guest look closer.
     if let Err(error) = Ipvs::open() {
         let text = error.to_string();

@@ -55,7 +55,7 @@ pub(super) fn virtual_servers(
     let open = |opened: &mut Result<Ipvs, _>| -> Tried {
         match opened {
             // Reading takes the privileges that writing takes.
-            Ok(ipvs) => Ok(ipvs.info().map(drop)?),
+            Ok(ipvs) => Ok(ipvs.check()?),
             Err(error) => Err(Unable::from(&*error)),
         }
     };
@@ -73,8 +73,8 @@ pub(super) fn virtual_servers(
 }
 
 fn scheduler(ipvs: &mut Ipvs, name: &str) -> Tried {
-    match ipvs.missing_schedulers([name])?.is_empty() {
-        true => Ok(()),
-        false => Err(Unable::Missing("there is none of that name".to_owned())),
+    match ipvs.try_scheduler(name)? {
+        None => Ok(()),
+        Some(_) => Err(Unable::Missing("there is none of that name".to_owned())),
     }
 }

@@ -28,17 +28,6 @@ use crate::{
 /// Where the kernel shows that it has IPVS.
 const IPVS: &str = "/proc/net/ip_vs";
 
-/// Removes the dummy link, the virtual servers at its addresses and those at
-/// this node's own that the sets name, but for what is in `exclude`, the rules and the sets: also those
-/// that an earlier process or kube-proxy left. What is not there is fine, also
-/// where this kernel has no IPVS or no ipset.
-///
-/// # Errors
-/// The first thing that could not be removed, after all others were tried.
-pub async fn cleanup(exclude: &[IpNet]) -> Result<(), Error> {
-    cleanup_except(exclude, &Preserved::nothing()).await
-}
-
 /// The chains that are ours.
 const OWNED: Owned = Owned {
     tables: &Table::ALL,
@@ -55,11 +44,14 @@ pub const SHARED_CHAINS: [(Table, &str); 5] = [
     (Table::Nat, "KUBE-MARK-MASQ"),
 ];
 
-/// As [`cleanup`], but leaves the rules that are `preserved` because a mode that
-/// runs has them.
+/// Removes the dummy link, the virtual servers at its addresses and those at this
+/// node's own that the sets name, but for what is in `exclude`, the rules, and the
+/// sets: also those that an earlier process or kube-proxy left. Rules that are
+/// `preserved`, because a mode that runs has them, stay. What is not there is fine,
+/// also where this kernel has no IPVS or no ipset.
 ///
 /// # Errors
-/// As [`cleanup`].
+/// The first thing that could not be removed, after all others were tried.
 pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<(), Error> {
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
@@ -121,8 +113,8 @@ pub fn retire(exclude: &[IpNet]) -> Result<u32, Error> {
     let own = read_own(&mut Socket::open(Protocol::Route)?, sets.as_mut())?;
     let mut ipvs = Ipvs::open()?;
     let (mut connections, mut changes) = (0u32, Vec::new());
-    for listed in ipvs.list()? {
-        let id = listed.server.id;
+    for server in ipvs.list()? {
+        let id = server.id;
         if !own.has(&id) || is_excluded(&id, exclude) {
             continue;
         }
@@ -196,7 +188,7 @@ fn remove_servers(ours: impl Fn(&ServerId) -> bool) -> Result<(), netlink::Error
     let mut ipvs = Ipvs::open()?;
     let mut outcome = ipvs.remove_trial().map(drop);
     let listed = ipvs.list()?;
-    for id in listed.iter().map(|listed| &listed.server.id) {
+    for id in listed.iter().map(|server| &server.id) {
         if ours(id) {
             outcome = outcome.and(ipvs.delete(id));
         }

@@ -1,111 +1,135 @@
-//! From what is wanted and what is there to changes, in a safe order: pure.
+//! From what is desired and what is there to steps in a safe order: pure.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
+use hashbrown::HashSet;
+use ipnet::IpNet;
+
 use super::{
-    drain::{Drains, Fate},
-    plan::{self, Frontend, Member, Method, Set},
-    wanted::{Touched, Wanted},
+    desired::{Desired, Dirty, Needs, Serving},
+    drain::{DrainAction, Drains, Leaving},
+    observe::{Observed, Servers},
+    plan::{self, Frontend, Member, Set},
 };
 use crate::{
     kernel::{
         ipset::Element,
-        ipvs::{
-            Change, Forwarding, HASH_PORTS, ListedReal, Protocol, RealServer, ServerId,
-            VirtualServer,
-        },
+        ipvs::{Change, ListedReal},
     },
-    net::{self, Family},
+    net::Family,
 };
 
-impl Frontend {
-    /// What names it to the kernel.
-    pub(super) fn id(&self) -> ServerId {
-        ServerId {
-            protocol: match self.protocol {
-                net::Protocol::Tcp => Protocol::Tcp,
-                net::Protocol::Udp => Protocol::Udp,
-                net::Protocol::Sctp => Protocol::Sctp,
-            },
-            address: (self.address, self.port).into(),
-        }
-    }
-
-    /// The frontend of that name.
-    pub(super) fn of(id: &ServerId) -> Frontend {
-        Frontend {
-            address: id.address.ip(),
-            port: id.address.port(),
-            protocol: match id.protocol {
-                Protocol::Tcp => net::Protocol::Tcp,
-                Protocol::Udp => net::Protocol::Udp,
-                Protocol::Sctp => net::Protocol::Sctp,
-            },
-        }
-    }
+/// What a step does with a member or an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Action {
+    /// It goes.
+    Remove,
+    /// It comes.
+    Add,
 }
 
-impl plan::VirtualServer {
-    /// Without its real servers, as the kernel takes it.
-    pub(super) fn to_kernel(&self) -> VirtualServer {
-        let mut server = VirtualServer::new(self.frontend.id(), self.scheduler.to_string());
-        server.persistence = self.persistence.map(|s| Duration::from_secs(s.into()));
-        if self.hashes_ports() {
-            server.flags |= HASH_PORTS;
-        }
-        server
-    }
+/// A member that comes or goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberStep {
+    /// The member.
+    pub member: Member,
+    /// Whether it comes or goes.
+    pub action: Action,
 }
 
-impl plan::RealServer {
-    /// As the kernel takes it.
-    pub(super) fn to_kernel(self) -> RealServer {
-        let forwarding = match self.method {
-            Method::Nat => Forwarding::Masquerade,
-            Method::Dr => Forwarding::DirectRoute,
-            Method::Tunnel => Forwarding::Tunnel,
-        };
-        RealServer::new(self.address, self.weight.into(), forwarding)
+/// The steps of one family, each kind in the order in which it is run.
+#[derive(Debug)]
+pub struct Steps {
+    /// How many members each set has at most meanwhile; of sets that some member
+    /// comes to.
+    pub room: BTreeMap<(Set, Family), u32>,
+    /// Changes of sets.
+    pub members: MemberSteps,
+    /// Virtual servers that are open, and follow their endpoints.
+    pub follow: HashSet<Frontend>,
+    /// Virtual servers that are to be opened.
+    pub open: HashSet<Frontend>,
+    /// Addresses that the dummy link gets ...
+    pub add_addresses: Vec<IpAddr>,
+    /// ... and those that it loses.
+    pub remove_addresses: Vec<IpAddr>,
+    /// Virtual servers that are deleted.
+    pub close: Vec<Frontend>,
+    /// Frontends that no ServicePort needs, those to close among them.
+    pub gone: Vec<Frontend>,
+}
+
+/// Returns the steps that bring what is `dirty` in line with what is `needed`;
+/// `servers` are the virtual servers that the kernel has. Those at addresses that are
+/// `excluded` belong to another program and never go.
+pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet]) -> Steps {
+    let (add_addresses, remove_addresses) = dirty
+        .addresses
+        .iter()
+        .partition(|ip| needed.has_address(ip));
+    let (desired, gone): (Vec<Frontend>, Vec<Frontend>) = dirty
+        .frontends
+        .iter()
+        .partition(|frontend| needed.owner(frontend).is_some());
+    let (follow, open) = desired
+        .into_iter()
+        .partition(|frontend| servers.contains_key(frontend));
+    let is_excluded = |frontend: &Frontend| {
+        let mut networks = excluded.iter();
+        networks.any(|network| network.contains(&frontend.address))
+    };
+    let close = gone.iter().copied();
+    let close = close.filter(|f| servers.contains_key(f) && !is_excluded(f));
+    Steps {
+        room: room_needed(dirty, needed),
+        members: member_steps(dirty, needed),
+        follow,
+        open,
+        add_addresses,
+        remove_addresses,
+        close: close.collect(),
+        gone,
     }
 }
 
 /// A virtual server as the kernel has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Present<'a> {
-    /// It is as wanted, apart from its real servers.
+    /// It spreads connections as desired.
     pub is_same: bool,
     /// Its real servers.
     pub reals: &'a [ListedReal],
 }
 
-/// Appends what makes a virtual server that is `present` the `wanted` one: new
+/// Appends what makes a virtual server that is `present` the `desired` one: new
 /// real servers first, those that go last. `limit` is how long the connections
 /// of one that goes may go on, `None`: as long as they last.
 pub fn server_changes(
-    wanted: &plan::VirtualServer,
+    desired: &plan::VirtualServer,
     present: Option<Present<'_>>,
     limit: Option<Duration>,
     drains: &mut Drains,
     now: Instant,
     changes: &mut Vec<Change>,
 ) {
-    let frontend = &wanted.frontend;
+    let frontend = &desired.frontend;
     let id = frontend.id();
     let mut there: Vec<&ListedReal> = Vec::new();
     match present {
-        None => changes.push(Change::Add(wanted.to_kernel())),
+        None => changes.push(Change::Add(desired.to_kernel())),
         Some(present) => {
             if !present.is_same {
-                changes.push(Change::Edit(wanted.to_kernel()));
+                changes.push(Change::Edit(desired.to_kernel()));
             }
             there.extend(present.reals);
             there.sort_unstable_by_key(|real| real.server.address);
         }
     }
-    for real in &wanted.reals {
+    for real in &desired.reals {
         drains.forget(frontend, real.address);
         let real = real.to_kernel();
         match there.binary_search_by_key(&real.address, |there| there.server.address) {
@@ -120,32 +144,32 @@ pub fn server_changes(
     let mut drained = Vec::new();
     for gone in there {
         let mut real = gone.server;
-        let connections = gone.active.saturating_add(gone.inactive);
-        let fate = drains.decide(frontend, real.address, limit, real.weight, connections, now);
-        if fate == Fate::Drain {
-            drained.push(real.address);
-        }
-        match fate {
-            Fate::Delete => changes.push(Change::DeleteReal(id, real.address)),
-            Fate::Drain if real.weight == 0 => {}
-            Fate::Drain => {
-                real.weight = 0;
-                changes.push(Change::EditReal(id, real));
+        let leaving = Leaving {
+            address: real.address,
+            weight: real.weight,
+            connections: gone.active.saturating_add(gone.inactive),
+            limit,
+        };
+        match drains.decide(frontend, &leaving, now) {
+            DrainAction::Delete => changes.push(Change::DeleteReal(id, real.address)),
+            DrainAction::Drain => {
+                drained.push(real.address);
+                if real.weight > 0 {
+                    real.weight = 0;
+                    changes.push(Change::EditReal(id, real));
+                }
             }
         }
     }
     drains.counted(frontend, &drained, now);
 }
 
-/// A member that comes (true) or goes.
-pub type MemberStep = (Member, bool);
-
 /// Changes of sets, by when they are due.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemberSteps {
     /// Before anything is opened.
     pub before: Vec<MemberStep>,
-    /// When virtual servers and addresses are as wanted, before any goes.
+    /// When virtual servers and addresses are as desired, before any goes.
     pub opened: Vec<MemberStep>,
     /// When all that goes is gone.
     pub after: Vec<MemberStep>,
@@ -155,58 +179,136 @@ pub struct MemberSteps {
 /// virtual server that needs it and goes after it; what spares a source from
 /// being masqueraded comes after the endpoints elsewhere went, and goes before
 /// they come.
-pub fn member_steps(touched: &Touched, wanted: &Wanted) -> MemberSteps {
+fn member_steps(dirty: &Dirty, needed: &Needs) -> MemberSteps {
     let mut steps = MemberSteps::default();
-    for (member, continuing) in &touched.members {
-        let comes = wanted.has_member(member);
+    for (member, serving) in &dirty.members {
         let set = member.set;
-        let when = match comes {
-            true if set.spares_source() && *continuing => &mut steps.opened,
-            true => &mut steps.before,
-            false if set.spares_source() && *continuing => &mut steps.before,
-            false if set.admits() && is_guarded(member, wanted) => &mut steps.before,
-            false => &mut steps.after,
+        let spares = set.spares_source() && *serving == Serving::Continues;
+        let (action, when) = if needed.has_member(member) {
+            let when = if spares {
+                &mut steps.opened
+            } else {
+                &mut steps.before
+            };
+            (Action::Add, when)
+        } else {
+            let when = if spares || set.admits() && is_guarded(member, needed) {
+                &mut steps.before
+            } else {
+                &mut steps.after
+            };
+            (Action::Remove, when)
         };
-        when.push((*member, comes));
+        when.push(MemberStep {
+            member: *member,
+            action,
+        });
     }
-    // Who may pass is in before the firewall asks, and stays until it does not.
+    // Whom the firewall lets in is named before it asks, and until it does not.
     steps
         .before
-        .sort_by_key(|(member, comes)| (!comes, !member.set.admits()));
-    steps.after.sort_by_key(|(member, _)| member.set.admits());
+        .sort_by_key(|step| (step.action == Action::Remove, !step.member.set.admits()));
+    steps.after.sort_by_key(|step| step.member.set.admits());
     steps
 }
 
-/// How many members each set has at most while what is `touched` changes; of sets
+/// How many members each set has at most while what is `dirty` changes; of sets
 /// that some member comes to.
-pub fn room_needed(touched: &Touched, wanted: &Wanted) -> BTreeMap<(Set, Family), u32> {
-    let mut needed: BTreeMap<(Set, Family), u32> = BTreeMap::new();
-    let (coming, going): (Vec<_>, Vec<_>) = touched
+fn room_needed(dirty: &Dirty, needed: &Needs) -> BTreeMap<(Set, Family), u32> {
+    let mut room: BTreeMap<(Set, Family), u32> = BTreeMap::new();
+    let (coming, going): (Vec<_>, Vec<_>) = dirty
         .members
         .keys()
-        .partition(|member| wanted.has_member(member));
+        .partition(|member| needed.has_member(member));
     for Member { set, family, .. } in coming {
-        needed
-            .entry((set, family))
-            .or_insert_with(|| wanted.count(set, family));
+        room.entry((set, family))
+            .or_insert_with(|| needed.size(set, family));
     }
     for Member { set, family, .. } in going {
-        if let Some(members) = needed.get_mut(&(set, family)) {
+        if let Some(members) = room.get_mut(&(set, family)) {
             *members = members.saturating_add(1);
         }
     }
-    needed
+    room
 }
 
-/// The frontend that `member` speaks of has source ranges still.
-fn is_guarded(member: &Member, wanted: &Wanted) -> bool {
-    let guard = |(ip, protocol, port)| Member {
+/// Returns true if the frontend that `member` names still has source ranges.
+fn is_guarded(member: &Member, needed: &Needs) -> bool {
+    let guard = |frontend: Frontend| Member {
         set: Set::Firewall,
         family: member.family,
-        element: Element::ip_port(ip, protocol, port),
+        element: Element::ip_port(frontend.address, frontend.protocol.number(), frontend.port),
     };
     let frontend = member.frontend();
-    frontend.is_some_and(|frontend| wanted.has_member(&guard(frontend)))
+    frontend.is_some_and(|frontend| needed.has_member(&guard(frontend)))
+}
+
+/// Returns what of the addresses that were observed is not as desired, and all virtual
+/// servers of `family`, whose real servers are compared one by one.
+pub fn dirty(family: Family, observed: &Observed, needed: &Needs) -> Dirty {
+    let desired = needed.addresses().filter(|ip| Family::of(ip) == family);
+    let missing = desired.filter(|ip| !observed.addresses.contains(*ip));
+    let there = observed.addresses.iter();
+    let left = there.filter(|ip| !needed.has_address(ip));
+    let frontends = needed.frontends();
+    let desired = frontends.filter(|frontend| Family::of(&frontend.address) == family);
+    Dirty {
+        members: BTreeMap::new(),
+        addresses: missing.chain(left).copied().collect(),
+        frontends: observed.servers.keys().chain(desired).copied().collect(),
+    }
+}
+
+/// Returns the members of `set` that are not as desired; `observed` are those that the
+/// kernel has, and `servers` its virtual servers.
+pub fn dirty_members(
+    set: Set,
+    family: Family,
+    observed: HashSet<Element>,
+    servers: &Servers,
+    desired: &Desired,
+) -> BTreeMap<Member, Serving> {
+    let (needed, node) = (desired.needs(), desired.node());
+    let serving = |member: &Member, is_served: &dyn Fn(&Frontend) -> bool| {
+        if node.frontends(member).iter().any(is_served) {
+            Serving::Continues
+        } else {
+            Serving::BeginsOrEnds
+        }
+    };
+    let of_set = |member: &&Member| member.set == set && member.family == family;
+    let desired = needed.members().filter(of_set);
+    let missing = desired.filter(|member| !observed.contains(&member.element));
+    let mut dirty: BTreeMap<Member, Serving> = missing
+        .map(|member| (*member, serving(member, &|f| servers.contains_key(f))))
+        .collect();
+    for element in observed {
+        let member = Member {
+            set,
+            family,
+            element,
+        };
+        if !needed.has_member(&member) {
+            let serving = serving(&member, &|f| needed.owner(f).is_some());
+            dirty.insert(member, serving);
+        }
+    }
+    dirty
+}
+
+/// Names what of `dirty` is not `known` to have changed, and so was changed by another
+/// program.
+pub fn repairs(dirty: &Dirty, known: &Dirty) -> Vec<String> {
+    let members = dirty.members.keys();
+    let members = members.filter(|member| !known.members.contains_key(*member));
+    let members = members.map(|member| {
+        let set = member.set.name(member.family);
+        format!("member {} of set {set}", member.element)
+    });
+    let addresses: BTreeSet<_> = dirty.addresses.difference(&known.addresses).collect();
+    let addresses = addresses.into_iter();
+    let addresses = addresses.map(|ip| format!("address {ip} of link {}", plan::LINK));
+    members.chain(addresses).collect()
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use std::{
 use hashbrown::HashMap;
 
 use super::plan::Frontend;
-use crate::net::{Family, Protocol};
+use crate::net::Protocol;
 
 /// How soon the connections of a real server are counted after it lost its
 /// weight. The pause doubles each time, up to [`LONGEST_PAUSE`].
@@ -25,9 +25,9 @@ pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// As often as kube-proxy counts them (`rsCheckDeleteInterval`).
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What is to become of a real server that no ServicePort needs any more.
+/// What is done with a real server that no ServicePort needs any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum DrainAction {
     /// It gets no new connections, and those that it has are counted again.
     Drain,
     /// It is deleted; what connections it has are ended by
@@ -35,7 +35,20 @@ pub enum Fate {
     Delete,
 }
 
-/// Real servers that are drained.
+/// A real server that no ServicePort needs any more.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaving {
+    /// Its address and port.
+    pub address: SocketAddr,
+    /// Its share of new connections.
+    pub weight: u32,
+    /// How many connections it has, active and inactive ones.
+    pub connections: u32,
+    /// How long they may go on; `None`: as long as they last.
+    pub limit: Option<Duration>,
+}
+
+/// Real servers of one family that are drained.
 #[derive(Debug, Default)]
 pub struct Drains {
     frontends: HashMap<Frontend, Draining>,
@@ -43,28 +56,28 @@ pub struct Drains {
     due: BTreeSet<(Instant, Frontend)>,
 }
 
-/// Those of one virtual server, whose connections are counted together.
+/// The drained real servers of one virtual server, whose connections are counted
+/// together.
 #[derive(Debug)]
 struct Draining {
-    /// Since when each is drained, and when it is deleted at the latest.
-    reals: BTreeMap<SocketAddr, (Instant, Option<Instant>)>,
+    reals: BTreeMap<SocketAddr, Period>,
     pause: Duration,
     due: Instant,
 }
 
+/// How long a real server is drained.
+#[derive(Clone, Copy, Debug)]
+struct Period {
+    since: Instant,
+    /// When it is deleted at the latest.
+    end: Option<Instant>,
+}
+
 impl Drains {
-    /// Decides about a real server that no ServicePort needs. `limit` is how
-    /// long its connections may go on, `None`: as long as they last. It has
-    /// `weight`, and `connections`, active and inactive ones.
-    pub fn decide(
-        &mut self,
-        frontend: &Frontend,
-        real: SocketAddr,
-        limit: Option<Duration>,
-        weight: u32,
-        connections: u32,
-        now: Instant,
-    ) -> Fate {
+    /// Decides about a real server that no ServicePort needs, and keeps in mind those
+    /// that are drained.
+    pub fn decide(&mut self, frontend: &Frontend, leaving: &Leaving, now: Instant) -> DrainAction {
+        let (real, limit) = (leaving.address, leaving.limit);
         // Only TCP tells when a connection is over.
         let at_once = frontend.protocol != Protocol::Tcp || limit == Some(Duration::ZERO);
         let since = self.since(frontend, real).unwrap_or(now);
@@ -72,9 +85,9 @@ impl Drains {
         let end = limit.and_then(|limit| since.checked_add(limit));
         let is_over = end.is_some_and(|end| now >= end);
         // While it has weight, a connection may come before it is deleted.
-        if at_once || is_over || weight == 0 && connections == 0 {
+        if at_once || is_over || leaving.weight == 0 && leaving.connections == 0 {
             self.forget(frontend, real);
-            return Fate::Delete;
+            return DrainAction::Delete;
         }
         let soon = now + FIRST_PAUSE;
         let draining = self.frontends.entry(*frontend).or_insert_with(|| {
@@ -85,15 +98,15 @@ impl Drains {
                 due: soon,
             }
         });
-        if draining.reals.insert(real, (since, end)).is_none() {
+        if draining.reals.insert(real, Period { since, end }).is_none() {
             draining.pause = FIRST_PAUSE;
             reschedule(&mut self.due, frontend, draining, soon);
         }
-        Fate::Drain
+        DrainAction::Drain
     }
 
-    /// The connections of all real servers at `frontend` were counted, and these
-    /// `reals` are to be drained on. Others that were are gone.
+    /// Takes in that the connections of all real servers at `frontend` were counted,
+    /// and that these `reals` are to be drained on; others that were drained are gone.
     pub fn counted(&mut self, frontend: &Frontend, reals: &[SocketAddr], now: Instant) {
         let Some(draining) = self.frontends.get_mut(frontend) else {
             return;
@@ -107,12 +120,12 @@ impl Drains {
             draining.pause = (draining.pause * 2).min(LONGEST_PAUSE);
             due = now + draining.pause;
         }
-        let ends = draining.reals.values().filter_map(|(_, end)| *end);
+        let ends = draining.reals.values().filter_map(|period| period.end);
         let due = ends.fold(due, Instant::min);
         reschedule(&mut self.due, frontend, draining, due);
     }
 
-    /// It is needed again, or gone.
+    /// Forgets a real server that is needed again, or gone.
     pub fn forget(&mut self, frontend: &Frontend, real: SocketAddr) {
         let Some(draining) = self.frontends.get_mut(frontend) else {
             return;
@@ -123,33 +136,25 @@ impl Drains {
         }
     }
 
-    /// Its virtual server is gone.
+    /// Forgets the real servers of a virtual server that is gone.
     pub fn forget_all(&mut self, frontend: &Frontend) {
         if let Some(draining) = self.frontends.remove(frontend) {
             self.due.remove(&(draining.due, *frontend));
         }
     }
 
-    /// Virtual servers whose connections are to be counted now.
+    /// Returns the virtual servers whose connections are to be counted now.
     pub fn due(&self, now: Instant) -> impl Iterator<Item = Frontend> {
         let due = self.due.iter().take_while(move |(at, _)| *at <= now);
         due.map(|(_, frontend)| *frontend)
     }
 
-    /// When to count connections of `family` next; `None`: nothing of it is drained.
-    pub fn next_due_of(&self, family: Family) -> Option<Instant> {
-        let mut due = self.due.iter();
-        let next = due.find(|(_, frontend)| Family::of(&frontend.address) == family);
-        next.map(|(at, _)| *at)
-    }
-
-    /// When to count connections next; `None`: nothing is drained.
-    #[cfg(test)]
+    /// Returns when to count connections next; `None`: nothing is drained.
     pub fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// How many real servers are drained.
+    /// Returns how many real servers are drained.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         let of = |draining: &Draining| draining.reals.len();
@@ -157,8 +162,8 @@ impl Drains {
     }
 
     fn since(&self, frontend: &Frontend, real: SocketAddr) -> Option<Instant> {
-        let (since, _) = self.frontends.get(frontend)?.reals.get(&real)?;
-        Some(*since)
+        let period = self.frontends.get(frontend)?.reals.get(&real)?;
+        Some(period.since)
     }
 }
 
@@ -189,6 +194,15 @@ mod tests {
         SocketAddr::from(([10, 1, 0, last], 80))
     }
 
+    fn leaving(last: u8, limit: Option<Duration>, weight: u32, connections: u32) -> Leaving {
+        Leaving {
+            address: real(last),
+            weight,
+            connections,
+            limit,
+        }
+    }
+
     #[test]
     fn connections_are_served_to_their_end() {
         let tcp = tcp();
@@ -206,15 +220,39 @@ mod tests {
         let endless = Some(Duration::MAX);
         let mut drains = Drains::default();
         let cases = [
-            ("UDP", udp, None, 1, 9, 0, Fate::Delete),
-            ("SCTP", sctp, None, 1, 9, 0, Fate::Delete),
-            ("at once", tcp, Some(Duration::ZERO), 1, 9, 0, Fate::Delete),
-            ("first without new ones", tcp, None, 1, 0, 0, Fate::Drain),
-            ("idle", tcp, None, 0, 0, 0, Fate::Delete),
-            ("busy", tcp, None, 0, 1, 0, Fate::Drain),
-            ("still busy", tcp, None, 0, 1, 16, Fate::Drain),
-            ("for days", tcp, None, 0, 1, 5_000, Fate::Drain),
-            ("a huge limit", tcp, endless, 0, 1, 5_000, Fate::Drain),
+            ("UDP", udp, None, 1, 9, 0, DrainAction::Delete),
+            ("SCTP", sctp, None, 1, 9, 0, DrainAction::Delete),
+            (
+                "at once",
+                tcp,
+                Some(Duration::ZERO),
+                1,
+                9,
+                0,
+                DrainAction::Delete,
+            ),
+            (
+                "first without new ones",
+                tcp,
+                None,
+                1,
+                0,
+                0,
+                DrainAction::Drain,
+            ),
+            ("idle", tcp, None, 0, 0, 0, DrainAction::Delete),
+            ("busy", tcp, None, 0, 1, 0, DrainAction::Drain),
+            ("still busy", tcp, None, 0, 1, 16, DrainAction::Drain),
+            ("for days", tcp, None, 0, 1, 5_000, DrainAction::Drain),
+            (
+                "a huge limit",
+                tcp,
+                endless,
+                0,
+                1,
+                5_000,
+                DrainAction::Drain,
+            ),
             (
                 "a limit comes later",
                 tcp,
@@ -222,18 +260,38 @@ mod tests {
                 0,
                 1,
                 5_001,
-                Fate::Delete,
+                DrainAction::Delete,
             ),
-            ("busy with a limit", tcp, minute, 0, 1, 6_000, Fate::Drain),
-            ("limit reached", tcp, minute, 0, 1, 6_001, Fate::Delete),
+            (
+                "busy with a limit",
+                tcp,
+                minute,
+                0,
+                1,
+                6_000,
+                DrainAction::Drain,
+            ),
+            (
+                "limit reached",
+                tcp,
+                minute,
+                0,
+                1,
+                6_001,
+                DrainAction::Delete,
+            ),
         ];
-        for (what, frontend, limit, weight, connections, at, fate) in cases {
+        for (what, frontend, limit, weight, connections, at, action) in cases {
             let now = minutes(at);
-            let decided = drains.decide(&frontend, real(1), limit, weight, connections, now);
-            assert_eq!(decided, fate, "{what}");
-            assert_eq!(drains.next_due().is_some(), fate == Fate::Drain, "{what}");
+            let decided = drains.decide(&frontend, &leaving(1, limit, weight, connections), now);
+            assert_eq!(decided, action, "{what}");
+            assert_eq!(
+                drains.next_due().is_some(),
+                action == DrainAction::Drain,
+                "{what}"
+            );
         }
-        drains.decide(&tcp, real(1), None, 0, 1, start);
+        drains.decide(&tcp, &leaving(1, None, 0, 1), start);
         drains.forget_all(&tcp);
         assert_eq!(drains.next_due(), None);
     }
@@ -245,7 +303,7 @@ mod tests {
         let count = |drains: &mut Drains, reals: &[u8], now: Instant| {
             for last in reals {
                 let limit = (*last == 9).then_some(Duration::from_secs(10));
-                drains.decide(&tcp, real(*last), limit, 0, 1, now);
+                drains.decide(&tcp, &leaving(*last, limit, 0, 1), now);
             }
             let reals: Vec<_> = reals.iter().map(|last| real(*last)).collect();
             drains.counted(&tcp, &reals, now);

@@ -5,20 +5,20 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use hashbrown::HashSet;
 
-use super::plan::{Frontend, Set, number};
+use super::plan::{Frontend, Member, Set};
 use crate::{
     kernel::{ipset::Element, ipvs::ServerId},
     net::{Family, Protocol},
 };
 
-/// What tells our virtual servers from others'.
+/// What tells our virtual servers from those of other programs.
 #[derive(Debug, Default)]
 pub struct OwnServers {
     /// Addresses of Services: those of the dummy link.
     pub services: BTreeSet<IpAddr>,
     /// The node's own addresses.
     pub node: BTreeSet<IpAddr>,
-    /// What of the node's own addresses is ours.
+    /// What the sets name at the node's own addresses.
     pub named: NamedFrontends,
 }
 
@@ -37,8 +37,15 @@ impl OwnServers {
 /// addresses of Services that the node has on another link than the dummy one.
 #[derive(Debug, Default)]
 pub struct NamedFrontends {
-    node_ports: HashSet<(Family, u8, u16)>,
-    frontends: HashSet<(IpAddr, u8, u16)>,
+    node_ports: HashSet<NodePort>,
+    frontends: HashSet<Frontend>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct NodePort {
+    family: Family,
+    protocol: Protocol,
+    port: u16,
 }
 
 /// The sets that name such frontends; bitmaps of ports with their protocol.
@@ -52,7 +59,7 @@ const SETS: [(Set, Protocol); 6] = [
 ];
 
 impl NamedFrontends {
-    /// Reads them, by `members` of a set.
+    /// Reads them from the sets; `members` returns the members of one.
     ///
     /// # Errors
     /// Those of `members`.
@@ -63,31 +70,41 @@ impl NamedFrontends {
         for family in Family::ALL {
             for (set, protocol) in SETS {
                 for element in members(set, family)? {
-                    named.insert(family, protocol, element);
+                    named.insert(
+                        &Member {
+                            set,
+                            family,
+                            element,
+                        },
+                        protocol,
+                    );
                 }
             }
         }
         Ok(named)
     }
 
-    fn insert(&mut self, family: Family, protocol: Protocol, element: Element) {
-        match element {
-            Element::Port(port) => {
-                self.node_ports.insert((family, number(protocol), port));
-            }
-            Element::IpPort { ip, protocol, port } => {
-                self.frontends.insert((ip, protocol, port));
-            }
-            _ => {}
+    /// Adds what `member` names; `protocol` is that of a port in a bitmap.
+    fn insert(&mut self, member: &Member, protocol: Protocol) {
+        if let Element::Port(port) = member.element {
+            let family = member.family;
+            self.node_ports.insert(NodePort {
+                family,
+                protocol,
+                port,
+            });
         }
+        self.frontends.extend(member.frontend());
     }
 
     /// Returns true if a set names `frontend`.
     pub fn has(&self, frontend: &Frontend) -> bool {
-        let (ip, protocol) = (frontend.address, number(frontend.protocol));
-        let node_port = (Family::of(&ip), protocol, frontend.port);
-        self.node_ports.contains(&node_port)
-            || self.frontends.contains(&(ip, protocol, frontend.port))
+        let node_port = NodePort {
+            family: Family::of(&frontend.address),
+            protocol: frontend.protocol,
+            port: frontend.port,
+        };
+        self.node_ports.contains(&node_port) || self.frontends.contains(frontend)
     }
 }
 

@@ -7,45 +7,52 @@ use std::{
 };
 
 use super::{
-    plan::{Method, RealServer, ServicePlan, Set, Site, VirtualServer, plan, rules},
-    ruleset,
-    wanted::{Touched, Wanted},
+    desired::{Desired, Dirty},
+    plan::{LINK, Method, NodeContext, RealServer, Set, VirtualServer, rules},
+    rules::whole,
 };
 use crate::{
     kernel::{ipset::Kind, probe::Kernel},
     net::{Family, PerFamily, Protocol},
-    services::{ServiceMap, ServicePortName},
+    services::ServiceMap,
 };
 
-/// Writes what `map` needs at `site` with `kernel`, each program's input after a line that
-/// names the program.
+/// Writes what `map` needs on such a node, each program's input after a line that names
+/// the program.
 ///
 /// # Errors
 /// Only those of `out`.
-pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Write) -> fmt::Result {
+pub fn render(
+    map: &ServiceMap,
+    node: NodeContext,
+    kernel: &Kernel,
+    out: &mut impl Write,
+) -> fmt::Result {
     let mut ports: Vec<_> = map.iter().collect();
     ports.sort_by(|a, b| a.name.cmp(&b.name));
-    let plans: Vec<(&ServicePortName, ServicePlan)> = ports
-        .into_iter()
-        .map(|port| (&port.name, plan(port, site)))
-        .collect();
-    let mut wanted = Wanted::default();
-    let mut touched = Touched::default();
-    for (name, plan) in &plans {
-        wanted.replace(name, &ServicePlan::default(), plan, &mut touched);
+    let mut desired = Desired::new(node);
+    let mut dirty = Dirty::default();
+    for port in &ports {
+        desired.update(&port.name, Some(port), &mut dirty);
     }
-    let filled = PerFamily::each(|family| wanted.filled(family));
+    let (node, needs) = (desired.node(), desired.needs());
+    let filled = PerFamily::each(|family| needs.filled(family));
 
     writeln!(out, "# ipset restore")?;
-    for family in [Family::V4, Family::V6] {
+    for family in Family::ALL {
         for set in Set::ALL {
             if set.is_kube_proxys() || filled.get(family).contains(set) {
-                let members = wanted.count(set, family);
-                writeln!(out, "create {}", Creation(set, family, members))?;
+                let members = needs.size(set, family);
+                let creation = Creation {
+                    set,
+                    family,
+                    members,
+                };
+                writeln!(out, "create {creation}")?;
             }
         }
     }
-    for member in touched.members.keys() {
+    for member in dirty.members.keys() {
         writeln!(
             out,
             "add {} {}",
@@ -58,32 +65,40 @@ pub fn render(map: &ServiceMap, site: &Site, kernel: &Kernel, out: &mut impl Wri
         (Family::V6, "ip6tables-restore"),
     ] {
         writeln!(out, "# {program} --noflush")?;
-        let rules = rules(family, site, &kernel.features(family), *filled.get(family));
-        out.write_str(&ruleset::whole(&rules, family))?;
+        let rules = rules(family, node, &kernel.features(family), *filled.get(family));
+        out.write_str(&whole(&rules, family))?;
     }
     writeln!(out, "# ipvsadm -R")?;
-    for (name, plan) in &plans {
-        for server in &plan.servers {
-            if wanted.owner(&server.frontend) == Some(name) {
+    for port in &ports {
+        for server in &desired.plan(port).servers {
+            if needs.owner(&server.frontend) == Some(&port.name) {
                 write!(out, "{}", Server(server))?;
             }
         }
     }
     writeln!(out, "# ip -batch -")?;
-    writeln!(out, "link add {} type dummy", super::plan::LINK)?;
-    for address in &touched.addresses {
+    writeln!(out, "link add {} type dummy", LINK)?;
+    for address in &dirty.addresses {
         let bits = if address.is_ipv4() { 32 } else { 128 };
-        writeln!(out, "addr add {address}/{bits} dev {}", super::plan::LINK)?;
+        writeln!(out, "addr add {address}/{bits} dev {}", LINK)?;
     }
     Ok(())
 }
 
 /// A set with room for so many members, in the words of `ipset save`.
-struct Creation(Set, Family, u32);
+struct Creation {
+    set: Set,
+    family: Family,
+    members: u32,
+}
 
 impl fmt::Display for Creation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Creation(set, family, members) = *self;
+        let Creation {
+            set,
+            family,
+            members,
+        } = *self;
         write!(f, "{} {}", set.name(family), set.kind())?;
         f.write_str(match (set.kind(), family) {
             (Kind::Port, _) => return f.write_str(" range 0-65535"),

@@ -12,13 +12,24 @@ const REUSE_MODE_IS_FIXED: (u32, u32) = (5, 9);
 /// Kernels before this have no such setting.
 const REUSE_MODE_EXISTS: (u32, u32) = (4, 1);
 
-/// Name, value, and what goes wrong without.
-type Wanted = (&'static str, &'static str, &'static str);
+/// A setting of the kernel as ipvs mode needs it.
+struct Sysctl {
+    name: &'static str,
+    value: &'static str,
+    /// What goes wrong without it, for the log.
+    without: &'static str,
+}
 
-/// Sets what is not as it should be; answers with what could not be set.
+/// Sets what is not as it should be. Returns a line for the log for each setting that
+/// the kernel refused.
 pub fn apply(options: &Options) -> Vec<String> {
     let mut refused = Vec::new();
-    for (name, value, without) in settings(options, release()) {
+    for setting in settings(options, release()) {
+        let Sysctl {
+            name,
+            value,
+            without,
+        } = setting;
         if let Err(error) = sysctl::write(name, value) {
             refused.push(format!("{error}; without {name}={value} {without}"));
         }
@@ -26,54 +37,58 @@ pub fn apply(options: &Options) -> Vec<String> {
     refused
 }
 
-fn settings(options: &Options, release: Option<(u32, u32)>) -> Vec<Wanted> {
+fn settings(options: &Options, release: Option<(u32, u32)>) -> Vec<Sysctl> {
+    let setting = |name, value, without| Sysctl {
+        name,
+        value,
+        without,
+    };
     let mut settings = vec![
-        (
+        setting(
             Setting::VsConntrack.name(),
             "1",
             "sources are not masqueraded",
         ),
-        (
+        setting(
             "net.ipv4.vs.expire_nodest_conn",
             "1",
             "clients of an endpoint that is gone wait for a timeout",
         ),
-        (
+        setting(
             "net.ipv4.vs.expire_quiescent_template",
             "1",
             "clients with session affinity stick to an endpoint that is leaving",
         ),
-        (
+        setting(
             "net.ipv4.ip_forward",
             "1",
             "nothing gets from other hosts to endpoints",
         ),
     ];
     if release.is_some_and(|r| (REUSE_MODE_EXISTS..REUSE_MODE_IS_FIXED).contains(&r)) {
-        settings.push((
+        settings.push(setting(
             "net.ipv4.vs.conn_reuse_mode",
             "0",
             "a client that uses a port again waits for a second",
         ));
     }
     if options.strict_arp {
-        settings.extend([
-            (
-                "net.ipv4.conf.all.arp_ignore",
-                "1",
-                "this node answers ARP requests for addresses of Services",
-            ),
-            (
-                "net.ipv4.conf.all.arp_announce",
-                "2",
-                "this node may send ARP requests with an address of a Service as source",
-            ),
-        ]);
+        settings.push(setting(
+            "net.ipv4.conf.all.arp_ignore",
+            "1",
+            "this node answers ARP requests for addresses of Services",
+        ));
+        settings.push(setting(
+            "net.ipv4.conf.all.arp_announce",
+            "2",
+            "this node may send ARP requests with an address of a Service as source",
+        ));
     }
     settings
 }
 
-/// Version and patch level of the kernel.
+/// Returns the version and patch level of the kernel, or `None` if its name of the
+/// release does not begin with them.
 fn release() -> Option<(u32, u32)> {
     let name = uname().ok()?;
     parse_release(name.release().to_str()?)
@@ -105,9 +120,9 @@ mod tests {
             let settings = settings(&options, parse_release(release));
             let reuse = settings
                 .iter()
-                .any(|(name, ..)| name.ends_with("conn_reuse_mode"));
+                .any(|setting| setting.name.ends_with("conn_reuse_mode"));
             assert_eq!(reuse, set, "{release}");
-            assert!(!settings.iter().any(|(name, ..)| name.contains("arp")));
+            assert!(!settings.iter().any(|setting| setting.name.contains("arp")));
         }
     }
 }

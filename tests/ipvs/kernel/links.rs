@@ -26,9 +26,9 @@ fn a_dummy_link_holds_addresses_and_gives_none_away() {
         assert!(shown.contains("<BROADCAST,NOARP>"), "{shown}");
 
         let index = links::index(LINK).expect("its index");
-        let wanted = [ip("10.96.0.1"), ip("10.96.0.10"), ip("fd00::a")];
+        let expected = [ip("10.96.0.1"), ip("10.96.0.10"), ip("fd00::a")];
         for _ in 0..2 {
-            for outcome in addresses::add(&mut socket, index, &wanted).expect("adding") {
+            for outcome in addresses::add(&mut socket, index, &expected).expect("adding") {
                 outcome.expect("an address");
             }
         }
@@ -40,25 +40,26 @@ fn a_dummy_link_holds_addresses_and_gives_none_away() {
             assert!(shown.contains(&line), "{shown}");
         }
         let shown = show("ip -o -6 addr show dev kube-ipvs0");
-        let held = shown.contains("inet6 fd00::a/128 scope global");
-        assert!(held && shown.contains(" deprecated "), "{shown}");
-        let held = || {
+        let is_there = shown.contains("inet6 fd00::a/128 scope global");
+        assert!(is_there && shown.contains(" deprecated "), "{shown}");
+        let listed = || {
             let mut socket = Socket::open(Protocol::Route).expect("a socket");
             let all = addresses::list(&mut socket).expect("listing");
             let mut here: Vec<_> = all.iter().filter(|a| a.index == index).collect();
             here.retain(|a| !a.address.to_string().starts_with("fe80"));
             here.iter().map(|a| a.address).collect::<Vec<_>>()
         };
-        let mut found = held();
+        let mut found = listed();
         found.sort();
-        assert_eq!(found, wanted);
+        assert_eq!(found, expected);
 
         for _ in 0..2 {
-            for outcome in addresses::remove(&mut socket, index, &wanted[..2]).expect("removing") {
+            for outcome in addresses::remove(&mut socket, index, &expected[..2]).expect("removing")
+            {
                 outcome.expect("an address");
             }
         }
-        assert_eq!(held(), wanted[2..]);
+        assert_eq!(listed(), expected[2..]);
         links::delete(&mut socket, LINK).expect("deleting");
         links::delete(&mut socket, LINK).expect("gone is fine");
     });

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use tripod::kernel::ipvs::{
-    Change, Forwarding, HASH_PORTS, ONE_PACKET, Protocol, RealServer, ServerId, Timeouts,
-    VirtualServer, Wrapping,
+use tripod::{
+    kernel::ipvs::{
+        Change, Forwarding, HASH_PORTS, Ipvs, RealServer, ServerId, Timeouts, VirtualServer,
+        Wrapping,
+    },
+    net::Protocol,
 };
 
-use super::{ipvs, lines, masqueraded, show, tcp};
+use super::{ipvs, lines, make, masqueraded, show, tcp};
 use crate::lab::{Share, run};
 
 #[test]
@@ -26,7 +29,8 @@ fn virtual_servers_are_what_ipvsadm_says_they_are() {
         let servers = [
             VirtualServer::new(tcp("10.96.0.1:443"), "rr"),
             VirtualServer {
-                flags: ONE_PACKET,
+                // IP_VS_SVC_F_ONEPACKET: every packet is a connection.
+                flags: 0x4,
                 ..VirtualServer::new(udp, "wlc")
             },
             VirtualServer::new(sctp, "lc"),
@@ -49,11 +53,10 @@ fn virtual_servers_are_what_ipvsadm_says_they_are() {
             ipvs.add(server).expect("adding");
         }
         let mut found: Vec<_> = ipvs.list().expect("listing");
-        found.sort_by_key(|listed| listed.server.id);
-        let mut wanted = servers.to_vec();
-        wanted.sort_by_key(|server| server.id);
-        let found: Vec<_> = found.into_iter().map(|listed| listed.server).collect();
-        assert_eq!(found, wanted);
+        found.sort_by_key(|server| server.id);
+        let mut expected = servers.to_vec();
+        expected.sort_by_key(|server| server.id);
+        assert_eq!(found, expected);
         assert_eq!(
             lines("ipvsadm -Sn"),
             [
@@ -69,13 +72,15 @@ fn virtual_servers_are_what_ipvsadm_says_they_are() {
 
         let mut other = servers[3].clone();
         (other.persistence, other.scheduler) = (None, "sed".into());
-        ipvs.edit(&other).expect("changing");
+        make(&mut ipvs, &[Change::Edit(other.clone())]);
         let saved = show("ipvsadm -Sn");
         assert!(saved.contains("-A -t 10.96.0.2:80 -s sed"), "{saved}");
         assert!(!saved.contains("-p 10800"), "{saved}");
         ipvs.delete(&other.id).expect("deleting");
         ipvs.delete(&other.id).expect("gone is fine");
-        ipvs.flush().expect("deleting all");
+        let left = ipvs.list().expect("listing").into_iter();
+        let deletions: Vec<_> = left.map(|server| Change::Delete(server.id)).collect();
+        make(&mut ipvs, &deletions);
         assert!(ipvs.list().expect("listing").is_empty());
     });
 }
@@ -110,11 +115,10 @@ fn real_servers_are_what_ipvsadm_says_they_are() {
             tunnel("10.244.0.6:80", Wrapping::Gre),
             at("127.0.0.1:80", Forwarding::Local),
         ];
-        for real in &reals {
-            ipvs.add_real(&four, real).expect("adding");
-        }
-        ipvs.add_real(&six, &masqueraded("[fd00:1::7]:8080", 5))
-            .expect("adding");
+        let additions = reals.map(|real| Change::AddReal(four, real));
+        make(&mut ipvs, &additions);
+        let real = masqueraded("[fd00:1::7]:8080", 5);
+        make(&mut ipvs, &[Change::AddReal(six, real)]);
 
         let mut found = ipvs.list_real(&four).expect("listing");
         found.sort_by_key(|listed| listed.server.address);
@@ -140,12 +144,17 @@ fn real_servers_are_what_ipvsadm_says_they_are() {
         }
 
         let drained = masqueraded("10.244.0.1:8080", 0);
-        ipvs.edit_real(&four, &drained).expect("changing");
-        ipvs.delete_real(&four, reals[1].address).expect("deleting");
-        ipvs.delete_real(&four, reals[1].address)
-            .expect("gone is fine");
-        let all = ipvs.list_all().expect("listing");
-        let (_, left) = all.iter().find(|(s, _)| s.server.id == four).expect("it");
+        let deletion = Change::DeleteReal(four, reals[1].address);
+        // What is gone already is fine.
+        make(
+            &mut ipvs,
+            &[
+                Change::EditReal(four, drained),
+                deletion.clone(),
+                deletion.clone(),
+            ],
+        );
+        let left = ipvs.list_real(&four).expect("listing");
         assert_eq!(left.len(), reals.len() - 1);
         let first = left.iter().find(|l| l.server.address == drained.address);
         assert_eq!(first.expect("it is there").server, drained);
@@ -186,18 +195,17 @@ fn each_change_of_a_batch_has_its_own_outcome() {
             (Change::DeleteReal(web, real.address), None),
             (Change::DeleteReal(web, real.address), None),
             (Change::Delete(none), None),
-            (Change::Zero(web), None),
         ];
         // Several datagrams, so that refusals meet their ends, too.
-        let (changes, wanted): (Vec<_>, Vec<_>) = cases.into_iter().unzip();
+        let (changes, expected): (Vec<_>, Vec<_>) = cases.into_iter().unzip();
         let outcomes = ipvs.apply(&changes).expect("the socket");
-        assert_eq!(outcomes.len(), wanted.len());
-        for ((outcome, wanted), change) in outcomes.iter().zip(wanted).zip(&changes) {
+        assert_eq!(outcomes.len(), expected.len());
+        for ((outcome, expected), change) in outcomes.iter().zip(expected).zip(&changes) {
             let text = outcome.as_ref().err().map(ToString::to_string);
-            match (&text, wanted) {
+            match (&text, expected) {
                 (None, None) => {}
                 (Some(text), Some(words)) if text.contains(words) => {}
-                _ => panic!("{change:?}: {text:?} instead of {wanted:?}"),
+                _ => panic!("{change:?}: {text:?} instead of {expected:?}"),
             }
         }
         let again = vec![Change::Add(VirtualServer::new(web, "rr")); 200];
@@ -211,49 +219,48 @@ fn each_change_of_a_batch_has_its_own_outcome() {
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
-fn what_others_made_stays_apart() {
+fn what_others_made_stays_as_it_is() {
     run(Share::Beside, || {
         show("ipvsadm -A -f 7 -s rr");
         show("ipvsadm -A -t 10.96.0.1:80 -s rr");
         let mut ipvs = ipvs();
-        // One that a firewall mark names is nobody's address.
+        // One that a firewall mark names has no address.
         let found = ipvs.list().expect("listing");
-        let [listed] = &found[..] else {
+        let [server] = &found[..] else {
             panic!("{found:?}");
         };
-        assert_eq!(listed.server, VirtualServer::new(tcp("10.96.0.1:80"), "rr"));
-        ipvs.delete(&listed.server.id).expect("deleting");
+        assert_eq!(*server, VirtualServer::new(tcp("10.96.0.1:80"), "rr"));
+        ipvs.delete(&server.id).expect("deleting");
         assert_eq!(lines("ipvsadm -Sn"), ["-A -f 7 -s rr"]);
     });
 }
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
-fn timeouts_schedulers_and_the_version_are_told() {
+fn timeouts_are_set_and_missing_schedulers_are_known() {
     run(Share::Beside, || {
         let mut ipvs = ipvs();
-        let info = ipvs.info().expect("information");
-        assert_eq!(info.version.0, 1, "{info:?}");
-        assert!(info.table_size.is_power_of_two(), "{info:?}");
-
-        let before = ipvs.timeouts().expect("timeouts");
-        let wanted = Timeouts {
+        ipvs.check().expect("root may read it");
+        // "Timeout (tcp tcpfin udp): 900 120 300"
+        let shown = || -> Vec<String> {
+            let text = show("ipvsadm -l --timeout");
+            let (_, values) = text.split_once(": ").expect("values");
+            values.split_whitespace().map(str::to_owned).collect()
+        };
+        let before = shown();
+        let timeouts = Timeouts {
             tcp: Duration::from_secs(1_000),
             udp: Duration::from_secs(77),
             ..Timeouts::default()
         };
-        ipvs.set_timeouts(&wanted).expect("setting them");
-        let after = ipvs.timeouts().expect("timeouts");
-        assert_eq!((after.tcp, after.udp), (wanted.tcp, wanted.udp));
-        assert_eq!(after.tcp_fin, before.tcp_fin, "zero leaves it as it is");
-        let shown = show("ipvsadm -l --timeout");
-        assert!(shown.contains("1000 ") && shown.contains(" 77"), "{shown}");
+        ipvs.set_timeouts(&timeouts).expect("setting them");
+        let after = shown();
+        assert_eq!((&*after[0], &*after[2]), ("1000", "77"));
+        assert_eq!(after[1], before[1], "zero leaves it as it is");
 
         let long = "sixteen-bytes-xx";
         let names = ["rr", "wrr", "lc", "foo", long, "sed", "nq", "mh", "lblcr"];
-        let missing = ipvs.missing_schedulers(names).expect("schedulers");
-        let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
-        assert_eq!(names, ["foo", long]);
+        assert_eq!(missing(&mut ipvs, &names), ["foo", long]);
         assert!(ipvs.list().expect("listing").is_empty());
     });
 }
@@ -264,17 +271,23 @@ fn what_a_killed_trial_left_is_no_obstacle_to_the_next() {
     run(Share::Beside, || {
         let mut ipvs = ipvs();
         show("ipvsadm -A -t 192.0.2.1:1 -s wlc");
-        let missing = ipvs.missing_schedulers(["wrr", "foo"]).expect("schedulers");
-        let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
-        assert_eq!(names, ["foo"]);
+        assert_eq!(missing(&mut ipvs, &["wrr", "foo"]), ["foo"]);
         assert!(ipvs.list().expect("listing").is_empty());
-        // One with endpoints is somebody's.
+        // One with endpoints belongs to another program.
         show("ipvsadm -A -t 192.0.2.1:1 -s wlc");
         show("ipvsadm -a -t 192.0.2.1:1 -r 10.244.0.1:80 -m");
-        let error = ipvs.missing_schedulers(["wrr"]).expect_err("it is in use");
+        let error = ipvs.try_scheduler("wrr").expect_err("it is in use");
         assert!(error.to_string().contains("192.0.2.1:1"), "{error}");
         assert_eq!(lines("ipvsadm -Sn").len(), 2);
     });
+}
+
+/// Those of `names` that no scheduler of this kernel has.
+fn missing<'a>(ipvs: &mut Ipvs, names: &[&'a str]) -> Vec<&'a str> {
+    let names = names.iter().copied();
+    names
+        .filter(|name| ipvs.try_scheduler(name).expect("an answer").is_some())
+        .collect()
 }
 
 trait Sorted {

@@ -8,10 +8,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kernel::ipvs::Statistics,
-    modes::ipvs::plan::ServicePlan,
-    net::{self, Family},
-    services::{ServiceName, ServicePortName},
+    kernel::ipvs::{ServerId, VirtualServer},
+    modes::ipvs::plan::{Method, ServicePlan},
+    net::{Family, Protocol},
+    services::service_ports::port_name,
 };
 
 /// The kernel's side: what it refuses is a failure of the test.
@@ -36,8 +36,6 @@ impl Kernel {
                     server,
                     active: 0,
                     inactive: 0,
-                    persistent: 0,
-                    statistics: Statistics::default(),
                 };
                 let reals = &mut self.servers.get_mut(&id).expect("a server").1;
                 assert!(reals.insert(server.address, real).is_none(), "it was there");
@@ -50,12 +48,12 @@ impl Kernel {
                 let reals = &mut self.servers.get_mut(&id).expect("a server").1;
                 assert!(reals.remove(&address).is_some(), "it was gone");
             }
-            Change::Delete(_) | Change::Zero(_) => panic!("{change:?}"),
+            Change::Delete(_) => panic!("{change:?}"),
         }
     }
 }
 
-fn frontend(protocol: net::Protocol) -> Frontend {
+fn frontend(protocol: Protocol) -> Frontend {
     Frontend {
         address: [10, 0, 0, 1].into(),
         port: 80,
@@ -75,8 +73,8 @@ fn states() -> impl Strategy<Value = Vec<State>> {
 
 proptest! {
     #[test]
-    fn what_is_wanted_comes_about_step_by_step(states in states(), tcp in any::<bool>()) {
-        let protocol = if tcp { net::Protocol::Tcp } else { net::Protocol::Udp };
+    fn what_is_desired_comes_about_step_by_step(states in states(), tcp in any::<bool>()) {
+        let protocol = if tcp { Protocol::Tcp } else { Protocol::Udp };
         let mut kernel = Kernel::default();
         let mut drains = Drains::default();
         let start = Instant::now();
@@ -84,7 +82,7 @@ proptest! {
         for (n, (scheduler, endpoints, connections)) in states.into_iter().enumerate() {
             let now = start + Duration::from_secs(n as u64);
             let at = |number: u8| SocketAddr::from(([10, 1, 0, number], 8080));
-            let wanted = plan::VirtualServer {
+            let desired = plan::VirtualServer {
                 frontend: frontend(protocol),
                 scheduler: if scheduler { "rr" } else { "wrr" }.into(),
                 persistence: None,
@@ -100,16 +98,16 @@ proptest! {
             let there = kernel.servers.get(&id);
             let reals: Vec<_> = there.iter().flat_map(|(_, reals)| reals.values().copied()).collect();
             let present = there.map(|(server, _)| Present {
-                is_same: *server == wanted.to_kernel(),
+                is_same: *server == desired.to_kernel(),
                 reals: &reals,
             });
             let mut changes = Vec::new();
-            server_changes(&wanted, present, None, &mut drains, now, &mut changes);
+            server_changes(&desired, present, None, &mut drains, now, &mut changes);
             let last_new = changes.iter().rposition(|c| matches!(c, Change::AddReal(..)));
             let first_gone = changes.iter().position(|c| match c {
                 Change::DeleteReal(..) => true,
                 Change::EditReal(_, real) => {
-                    !wanted.reals.iter().any(|r| r.address == real.address)
+                    !desired.reals.iter().any(|r| r.address == real.address)
                 }
                 _ => false,
             });
@@ -120,12 +118,12 @@ proptest! {
                 kernel.apply(change);
             }
             let (server, reals) = kernel.servers.get_mut(&id).expect("it is there");
-            prop_assert_eq!(&*server, &wanted.to_kernel());
+            prop_assert_eq!(&*server, &desired.to_kernel());
             for (number, weight) in &endpoints {
                 let real = reals.get(&at(*number));
                 prop_assert_eq!(real.map(|r| r.server.weight), Some(u32::from(*weight)));
             }
-            let mut left = reals.values().filter(|r| !wanted.reals.iter().any(|w| w.address == r.server.address));
+            let mut left = reals.values().filter(|r| !desired.reals.iter().any(|w| w.address == r.server.address));
             prop_assert!(left.clone().all(|real| tcp && real.server.weight == 0));
             prop_assert_eq!(left.clone().count(), drains.len());
             prop_assert!(tcp || left.next().is_none());
@@ -161,7 +159,7 @@ fn with(sets: &[Set]) -> ServicePlan {
     members.sort_unstable();
     ServicePlan {
         servers: vec![plan::VirtualServer {
-            frontend: frontend(net::Protocol::Tcp),
+            frontend: frontend(Protocol::Tcp),
             scheduler: "rr".into(),
             persistence: None,
             reals: Box::default(),
@@ -172,31 +170,23 @@ fn with(sets: &[Set]) -> ServicePlan {
 }
 
 #[test]
-fn sets_change_when_nobody_gets_through_for_it() {
-    let name = ServicePortName {
-        service: ServiceName {
-            namespace: "default".into(),
-            name: "web".into(),
-        },
-        port: "".into(),
-        protocol: net::Protocol::Tcp,
-        family: Family::V4,
-    };
+fn sets_change_when_no_client_gets_through_for_it() {
     let nothing = ServicePlan::default;
     let open = || with(&[Set::LoadBalancer]);
     let guarded = || with(&[Set::LoadBalancer, Set::Firewall, Set::SourceCidr]);
     let narrowed = || with(&[Set::LoadBalancer, Set::Firewall]);
     let local = || with(&[Set::LoadBalancer, Set::LoadBalancerLocal]);
-    type Steps = &'static [(Set, bool)];
+    use Action::{Add, Remove};
+    type Steps = &'static [(Set, Action)];
     let cases: [(&str, ServicePlan, ServicePlan, Steps, Steps, Steps); 7] = [
         (
             "new, with source ranges",
             nothing(),
             guarded(),
             &[
-                (Set::SourceCidr, true),
-                (Set::LoadBalancer, true),
-                (Set::Firewall, true),
+                (Set::SourceCidr, Add),
+                (Set::LoadBalancer, Add),
+                (Set::Firewall, Add),
             ],
             &[],
             &[],
@@ -205,7 +195,7 @@ fn sets_change_when_nobody_gets_through_for_it() {
             "ranges come",
             open(),
             guarded(),
-            &[(Set::SourceCidr, true), (Set::Firewall, true)],
+            &[(Set::SourceCidr, Add), (Set::Firewall, Add)],
             &[],
             &[],
         ),
@@ -215,13 +205,13 @@ fn sets_change_when_nobody_gets_through_for_it() {
             open(),
             &[],
             &[],
-            &[(Set::Firewall, false), (Set::SourceCidr, false)],
+            &[(Set::Firewall, Remove), (Set::SourceCidr, Remove)],
         ),
         (
             "a range goes",
             guarded(),
             narrowed(),
-            &[(Set::SourceCidr, false)],
+            &[(Set::SourceCidr, Remove)],
             &[],
             &[],
         ),
@@ -232,9 +222,9 @@ fn sets_change_when_nobody_gets_through_for_it() {
             &[],
             &[],
             &[
-                (Set::LoadBalancer, false),
-                (Set::Firewall, false),
-                (Set::SourceCidr, false),
+                (Set::LoadBalancer, Remove),
+                (Set::Firewall, Remove),
+                (Set::SourceCidr, Remove),
             ],
         ),
         (
@@ -242,34 +232,32 @@ fn sets_change_when_nobody_gets_through_for_it() {
             open(),
             local(),
             &[],
-            &[(Set::LoadBalancerLocal, true)],
+            &[(Set::LoadBalancerLocal, Add)],
             &[],
         ),
         (
             "no longer local",
             local(),
             open(),
-            &[(Set::LoadBalancerLocal, false)],
+            &[(Set::LoadBalancerLocal, Remove)],
             &[],
             &[],
         ),
     ];
     for (what, old, new, before, opened, after) in cases {
-        let mut wanted = Wanted::default();
-        wanted.replace(&name, &nothing(), &old, &mut Touched::default());
-        let mut touched = Touched::default();
-        wanted.replace(&name, &old, &new, &mut touched);
-        let steps = member_steps(&touched, &wanted);
-        let sets = |steps: &[MemberStep]| -> Vec<(Set, bool)> {
-            steps
-                .iter()
-                .map(|(member, comes)| (member.set, *comes))
-                .collect()
+        let mut needs = Needs::default();
+        needs.replace(&port_name("web"), &nothing(), &old, &mut Dirty::default());
+        let mut dirty = Dirty::default();
+        needs.replace(&port_name("web"), &old, &new, &mut dirty);
+        let steps = member_steps(&dirty, &needs);
+        let sets = |steps: &[MemberStep]| -> Vec<(Set, Action)> {
+            let steps = steps.iter();
+            steps.map(|step| (step.member.set, step.action)).collect()
         };
         assert_eq!(sets(&steps.before), before, "{what}");
         assert_eq!(sets(&steps.opened), opened, "{what}");
         assert_eq!(sets(&steps.after), after, "{what}");
-        let all: BTreeSet<Set> = touched.members.keys().map(|member| member.set).collect();
+        let all: BTreeSet<Set> = dirty.members.keys().map(|member| member.set).collect();
         assert_eq!(
             all.len(),
             before.len() + opened.len() + after.len(),
@@ -280,15 +268,6 @@ fn sets_change_when_nobody_gets_through_for_it() {
 
 #[test]
 fn sets_get_room_for_what_comes_beside_what_is_yet_to_go() {
-    let name = ServicePortName {
-        service: ServiceName {
-            namespace: "default".into(),
-            name: "web".into(),
-        },
-        port: "".into(),
-        protocol: net::Protocol::Tcp,
-        family: Family::V4,
-    };
     // Ranges of the one third byte or the other.
     let ranges = |third: u8, number: u8| {
         let members = (0..number).map(|last| Member {
@@ -298,7 +277,7 @@ fn sets_get_room_for_what_comes_beside_what_is_yet_to_go() {
                 ip: [203, 0, 113, 1].into(),
                 protocol: 6,
                 port: 80,
-                net: std::net::IpAddr::from([198, 18, third, last]).into(),
+                net: IpAddr::from([198, 18, third, last]).into(),
             },
         });
         let mut plan = with(&[Set::Firewall]);
@@ -313,20 +292,20 @@ fn sets_get_room_for_what_comes_beside_what_is_yet_to_go() {
         ("some go", ranges(0, 5), ranges(0, 2), None),
     ];
     for (what, old, new, needed) in cases {
-        let mut wanted = Wanted::default();
-        wanted.replace(
-            &name,
+        let mut needs = Needs::default();
+        needs.replace(
+            &port_name("web"),
             &ServicePlan::default(),
             &old,
-            &mut Touched::default(),
+            &mut Dirty::default(),
         );
-        let mut touched = Touched::default();
-        wanted.replace(&name, &old, &new, &mut touched);
+        let mut dirty = Dirty::default();
+        needs.replace(&port_name("web"), &old, &new, &mut dirty);
         let needed: Vec<_> = needed
             .map(|n| ((Set::SourceCidr, Family::V4), n))
             .into_iter()
             .collect();
-        let found: Vec<_> = room_needed(&touched, &wanted).into_iter().collect();
+        let found: Vec<_> = room_needed(&dirty, &needs).into_iter().collect();
         assert_eq!(found, needed, "{what}");
     }
 }

@@ -2,10 +2,11 @@
 //! sets, addresses of the dummy link, and the rules around them, as kube-proxy's
 //! ipvs mode has them (`pkg/proxy/ipvs`, 1.36).
 //!
-//! Pure: nothing here reads the kernel or remembers anything. What a
-//! ServicePort needs depends on it and on the [`Site`] alone; the [`rules`]
-//! depend on the site and on which sets have members.
+//! Pure: nothing here reads the kernel or keeps state. What a ServicePort needs
+//! depends on it and on the [`NodeContext`] alone; the [`rules`] depend on the
+//! context and on which sets have members.
 
+mod node_context;
 mod options;
 mod rules;
 mod servers;
@@ -16,18 +17,19 @@ mod tests;
 use std::net::IpAddr;
 
 pub use self::{
-    options::{LINK, Options, ROUND_ROBIN, Site, Timeouts},
-    rules::{Chain, Filled, Jump, OWN_CHAINS, Rules, rules},
+    node_context::NodeContext,
+    options::{LINK, Options, ROUND_ROBIN, Timeouts},
+    rules::{Chain, FilledSets, Jump, OWN_CHAINS, Rules, rules},
     servers::{Frontend, Method, RealServer, VirtualServer},
-    sets::{Member, Set, number},
+    sets::{Member, Set},
 };
-use self::{servers::Manner, sets::storable};
+use self::{servers::SchedulingParameters, sets::storable};
 pub use crate::modes::detect_local::DetectLocal;
 use crate::{
     kernel::ipset::Element,
     modes::Reason,
     net::{Family, Protocol},
-    services::{Forwarding, Preferences, ServicePort, TrafficPolicy},
+    services::{Endpoint, Forwarding, Preferences, ServicePort, TrafficPolicy},
 };
 
 /// What one ServicePort needs.
@@ -43,8 +45,8 @@ pub struct ServicePlan {
     pub unsupported: Vec<Reason>,
 }
 
-/// What `port` needs on this node.
-pub fn plan(port: &ServicePort, site: &Site) -> ServicePlan {
+/// Returns what `port` needs on this node.
+pub fn plan(port: &ServicePort, node: &NodeContext) -> ServicePlan {
     let mut plan = ServicePlan::default();
     if port.preferences().proxy_protocol.is_some() {
         let why = "IPVS cannot put a header before a connection's first byte; use userspace mode";
@@ -53,11 +55,11 @@ pub fn plan(port: &ServicePort, site: &Site) -> ServicePlan {
     }
     plan.unsupported
         .extend(Reason::of_retry(port.preferences()));
-    let manner = Manner::new(port, site, &mut plan.unsupported);
+    let parameters = SchedulingParameters::new(port, node, &mut plan.unsupported);
     let mut builder = Builder {
         port,
-        site,
-        manner,
+        node,
+        parameters,
         plan,
     };
     builder.loop_back();
@@ -83,8 +85,8 @@ pub fn plan(port: &ServicePort, site: &Site) -> ServicePlan {
 
 struct Builder<'a> {
     port: &'a ServicePort,
-    site: &'a Site,
-    manner: Manner<'a>,
+    node: &'a NodeContext,
+    parameters: SchedulingParameters<'a>,
     plan: ServicePlan,
 }
 
@@ -98,7 +100,7 @@ impl Builder<'_> {
     }
 
     fn ip_port(&self, ip: IpAddr, port: u16) -> Element {
-        Element::ip_port(ip, number(self.protocol()), port)
+        Element::ip_port(ip, self.protocol().number(), port)
     }
 
     fn member(&mut self, set: Set, element: Element) {
@@ -110,15 +112,15 @@ impl Builder<'_> {
         self.plan.members.push(member);
     }
 
-    /// Who calls itself through a Service would get answers from itself
-    /// directly, so its source is masqueraded.
+    /// An endpoint here that calls itself through a Service would get answers from
+    /// itself directly, so its source is masqueraded.
     fn loop_back(&mut self) {
         let port = self.port;
         for endpoint in port.endpoints.all.iter().filter(|endpoint| endpoint.local) {
             let ip = endpoint.address.ip();
             let element = Element::IpPortIp {
                 ip,
-                protocol: number(self.protocol()),
+                protocol: self.protocol().number(),
                 port: endpoint.address.port(),
                 other: ip,
             };
@@ -132,7 +134,7 @@ impl Builder<'_> {
         };
         let element = self.ip_port(ip, self.port.port);
         self.member(Set::ClusterIp, element);
-        self.serve(ip, self.port.port, true);
+        self.serve(ip, self.port.port, &servers::internal_endpoints(self.port));
         self.bind(ip);
     }
 
@@ -144,12 +146,12 @@ impl Builder<'_> {
             Set::ExternalIp
         };
         self.member(set, element);
-        self.serve(ip, self.port.port, false);
-        self.bind_foreign(ip);
+        self.serve(ip, self.port.port, &servers::external_endpoints(self.port));
+        self.bind_unless_own(ip);
     }
 
     fn load_balancer_ip(&mut self, ip: IpAddr) {
-        let (protocol, port) = (number(self.protocol()), self.port.port);
+        let (protocol, port) = (self.protocol().number(), self.port.port);
         let element = Element::ip_port(ip, protocol, port);
         self.member(Set::LoadBalancer, element);
         if self.is_local() {
@@ -169,7 +171,7 @@ impl Builder<'_> {
             }
             // The node calls a load balancer with that one's own address as
             // its source, because it has it on the dummy link.
-            let node = self.site.node_ip.get(self.family());
+            let node = self.node.node_ip.get(self.family());
             if node.is_some_and(|node| ranges.iter().any(|range| range.contains(&node))) {
                 let admitted = Element::IpPortIp {
                     ip,
@@ -182,15 +184,15 @@ impl Builder<'_> {
                 self.member(Set::NotFromNode, element);
             }
         }
-        self.serve(ip, port, false);
-        self.bind_foreign(ip);
+        self.serve(ip, port, &servers::external_endpoints(self.port));
+        self.bind_unless_own(ip);
     }
 
     fn node_port(&mut self, node_port: u16) {
-        let (site, port) = (self.site, self.port);
+        let (node, port) = (self.node, self.port);
         let family = self.family();
         let served = || {
-            let served = site.node_ports.iter().copied();
+            let served = node.node_ports.iter().copied();
             let served = served.filter(move |ip| Family::of(ip) == family);
             served.filter(|ip| !port.node_port_excluded().any(|lost| lost == *ip))
         };
@@ -198,11 +200,9 @@ impl Builder<'_> {
             return;
         }
         let protocol = self.protocol();
-        for local in [false, true] {
-            if local && !self.is_local() {
-                continue;
-            }
-            let set = Set::node_ports(protocol, local);
+        let local = self.is_local().then_some(TrafficPolicy::Local);
+        for policy in [TrafficPolicy::Cluster].into_iter().chain(local) {
+            let set = Set::node_ports(protocol, policy);
             if protocol == Protocol::Sctp {
                 for ip in served() {
                     self.member(set, self.ip_port(ip, node_port));
@@ -211,8 +211,9 @@ impl Builder<'_> {
                 self.member(set, Element::Port(node_port));
             }
         }
+        let endpoints = servers::external_endpoints(port);
         for ip in served() {
-            self.serve(ip, node_port, false);
+            self.serve(ip, node_port, &endpoints);
         }
     }
 
@@ -220,8 +221,9 @@ impl Builder<'_> {
         self.port.external_traffic_policy == TrafficPolicy::Local
     }
 
-    /// Puts a virtual server at that frontend.
-    fn serve(&mut self, address: IpAddr, port: u16, inside: bool) {
+    /// Puts a virtual server that leads to `endpoints` at an address and port, unless
+    /// there is one already.
+    fn serve(&mut self, address: IpAddr, port: u16, endpoints: &[&Endpoint]) {
         let frontend = Frontend {
             address,
             port,
@@ -230,12 +232,7 @@ impl Builder<'_> {
         if self.plan.servers.iter().any(|s| s.frontend == frontend) {
             return;
         }
-        let reach = if inside {
-            servers::inside(self.port)
-        } else {
-            servers::outside(self.port)
-        };
-        let direct = match self.manner.direct(&frontend, &reach) {
+        let direct = match self.parameters.direct(&frontend, endpoints) {
             Ok(direct) => direct,
             Err(why) => {
                 self.plan
@@ -244,7 +241,7 @@ impl Builder<'_> {
                 None
             }
         };
-        let server = self.manner.server(frontend, &reach, direct);
+        let server = self.parameters.server(frontend, endpoints, direct);
         let element = self.ip_port(address, port);
         if direct.is_some() {
             self.member(Set::Direct, element);
@@ -264,8 +261,8 @@ impl Builder<'_> {
 
     /// An address that the node has on another link must not get a second
     /// place: the kernel would send answers from the wrong one.
-    fn bind_foreign(&mut self, ip: IpAddr) {
-        if !self.site.own.contains(&ip) {
+    fn bind_unless_own(&mut self, ip: IpAddr) {
+        if !self.node.addresses.contains(&ip) {
             self.bind(ip);
         }
     }

@@ -1,7 +1,7 @@
 //! The rules around the virtual servers. Their number does not depend on how
 //! many Services there are: what does is in the sets.
 
-use super::{DetectLocal, options::Site, sets::Set};
+use super::{DetectLocal, NodeContext, sets::Set};
 use crate::{
     kernel::xtables::{
         features::Features,
@@ -12,38 +12,38 @@ use crate::{
 
 /// Which sets of a family have members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Filled(u32);
+pub struct FilledSets(u32);
 
-impl Filled {
-    /// Notes that `set` has members.
+impl FilledSets {
+    /// Adds `set`.
     pub fn insert(&mut self, set: Set) {
         self.0 |= 1 << set as u32;
     }
 
-    /// Whether `set` has members.
+    /// Returns true if `set` has members.
     pub fn contains(self, set: Set) -> bool {
         self.0 & (1 << set as u32) != 0
     }
 
-    /// Those that have members in both.
-    pub fn and(self, other: Filled) -> Filled {
-        Filled(self.0 & other.0)
+    /// Returns the sets that have members in both.
+    pub fn and(self, other: FilledSets) -> FilledSets {
+        FilledSets(self.0 & other.0)
     }
 
-    /// Whether those of `other` are among these.
-    pub fn covers(self, other: Filled) -> bool {
+    /// Returns true if every set that has members in `other` has some here.
+    pub fn covers(self, other: FilledSets) -> bool {
         self.and(other) == other
     }
 
-    /// Those that have members in either.
-    pub fn or(self, other: Filled) -> Filled {
-        Filled(self.0 | other.0)
+    /// Returns the sets that have members in either.
+    pub fn or(self, other: FilledSets) -> FilledSets {
+        FilledSets(self.0 | other.0)
     }
 }
 
-impl FromIterator<Set> for Filled {
-    fn from_iter<I: IntoIterator<Item = Set>>(sets: I) -> Filled {
-        let mut filled = Filled::default();
+impl FromIterator<Set> for FilledSets {
+    fn from_iter<I: IntoIterator<Item = Set>>(sets: I) -> FilledSets {
+        let mut filled = FilledSets::default();
         sets.into_iter().for_each(|set| filled.insert(set));
         filled
     }
@@ -52,22 +52,22 @@ impl FromIterator<Set> for Filled {
 /// A chain of ours with all its rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Chain {
-    /// Its table.
+    /// The table that it is in.
     pub table: Table,
-    /// Its name.
+    /// What other rules call it by.
     pub name: &'static str,
-    /// Its rules, in order.
+    /// All its rules, in the order in which packets meet them.
     pub rules: Vec<Rule>,
 }
 
 /// A jump from one of the kernel's chains to one of ours.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Jump {
-    /// Table of both.
+    /// The table of both chains.
     pub table: Table,
-    /// The kernel's chain.
+    /// The kernel's chain that has the rule.
     pub from: &'static str,
-    /// Ours.
+    /// The chain of ours that it leads to.
     pub to: &'static str,
     /// The whole rule.
     pub rule: Rule,
@@ -111,11 +111,11 @@ pub const OWN_CHAINS: [(Table, &str); 12] = [
     (Table::Nat, MARK_MASQ),
 ];
 
-/// The rules of `family`, for sets of which those `filled` have members.
-pub fn rules(family: Family, site: &Site, features: &Features, filled: Filled) -> Rules {
+/// Returns the rules of `family`, for sets of which those `filled` have members.
+pub fn rules(family: Family, node: &NodeContext, features: &Features, filled: FilledSets) -> Rules {
     let b = Builder {
         family,
-        site,
+        node,
         features,
         filled,
     };
@@ -143,16 +143,18 @@ pub fn rules(family: Family, site: &Site, features: &Features, filled: Filled) -
 
 struct Builder<'a> {
     family: Family,
-    site: &'a Site,
+    node: &'a NodeContext,
     features: &'a Features,
-    filled: Filled,
+    filled: FilledSets,
 }
 
 impl Builder<'_> {
-    fn note(&self, text: &str) -> Rule {
-        match self.features.comment {
-            true => Rule::new().comment(text),
-            false => Rule::new(),
+    /// Returns a rule that so far has a comment only, where the kernel takes one.
+    fn commented(&self, text: &str) -> Rule {
+        if self.features.comment {
+            Rule::new().comment(text)
+        } else {
+            Rule::new()
         }
     }
 
@@ -172,14 +174,14 @@ impl Builder<'_> {
         })
     }
 
-    /// Comment and match for `set`, if it has members.
-    fn of(&self, set: Set) -> Option<Rule> {
-        let noted = || self.in_set(self.note(set.comment()), set);
-        self.filled.contains(set).then(noted)
+    /// Returns a rule with the comment and match for `set`, if it has members.
+    fn matching(&self, set: Set) -> Option<Rule> {
+        let rule = || self.in_set(self.commented(set.comment()), set);
+        self.filled.contains(set).then(rule)
     }
 
     fn mark(&self) -> Rule {
-        let mark = self.site.masquerade_mark;
+        let mark = self.node.masquerade_mark;
         Rule::new().target(Target::Mark {
             value: mark,
             mask: mark,
@@ -192,9 +194,9 @@ impl Builder<'_> {
     /// that the source ranges leave out, even if the address is in them.
     fn not_from_node(&self) -> Vec<Rule> {
         let set = Set::NotFromNode;
-        let called = || self.in_set(self.note(set.comment()), set);
+        let called = || self.in_set(self.commented(set.comment()), set);
         let from_service_ip = self.match_set(called(), Set::ServiceIps, vec![Side::Source]);
-        let admitted = self.of(Set::SourceCidr);
+        let admitted = self.matching(Set::SourceCidr);
         [
             Some(from_service_ip.target(Target::Drop)),
             admitted.map(|rule| rule.target(Target::Return)),
@@ -206,12 +208,12 @@ impl Builder<'_> {
     }
 
     fn forward(&self) -> Vec<Rule> {
-        let mark = self.site.masquerade_mark;
+        let mark = self.node.masquerade_mark;
         vec![
-            self.note("kubernetes forwarding rules")
+            self.commented("kubernetes forwarding rules")
                 .with(Match::Mark(Negatable::is((mark, mark))))
                 .target(Target::Accept),
-            self.note("kubernetes forwarding conntrack rule")
+            self.commented("kubernetes forwarding conntrack rule")
                 .with(Match::ConnectionState(Negatable::is("RELATED,ESTABLISHED")))
                 .target(Target::Accept),
         ]
@@ -231,9 +233,10 @@ impl Builder<'_> {
             .map(|set| self.in_set(Rule::new(), set).target(Target::Return))
             .into();
         let new = Rule::new().with(Match::ConnectionState(Negatable::is("NEW")));
-        let refused = match self.features.reject {
-            true => Target::Reject,
-            false => Target::Drop,
+        let refused = if self.features.reject {
+            Target::Reject
+        } else {
+            Target::Drop
         };
         rules.push(self.in_set(new, Set::ServiceIps).target(refused));
         rules
@@ -241,12 +244,12 @@ impl Builder<'_> {
 
     fn health_checks(&self) -> Vec<Rule> {
         let set = Set::HealthCheckNodePort;
-        let rule = self.in_set(self.note(set.comment()), set);
+        let rule = self.in_set(self.commented(set.comment()), set);
         vec![rule.target(Target::Accept)]
     }
 
     fn firewall(&self) -> Vec<Rule> {
-        let guarded = self.of(Set::Firewall);
+        let guarded = self.matching(Set::Firewall);
         guarded
             .map(|rule| rule.jump(SOURCE_RANGES))
             .into_iter()
@@ -256,14 +259,14 @@ impl Builder<'_> {
     fn source_ranges(&self) -> Vec<Rule> {
         let mut rules: Vec<Rule> = [Set::SourceCidr, Set::SourceIp]
             .into_iter()
-            .filter_map(|set| Some(self.of(set)?.target(Target::Return)))
+            .filter_map(|set| Some(self.matching(set)?.target(Target::Return)))
             .collect();
         rules.push(Rule::new().target(Target::Drop));
         rules
     }
 
     fn load_balancer(&self) -> Vec<Rule> {
-        let local = self.of(Set::LoadBalancerLocal);
+        let local = self.matching(Set::LoadBalancerLocal);
         let spared = local.map(|rule| rule.target(Target::Return));
         spared
             .into_iter()
@@ -273,7 +276,7 @@ impl Builder<'_> {
 
     fn node_ports(&self) -> Vec<Rule> {
         let of = |set, transport, target| {
-            let rule: Rule = self.of(set)?;
+            let rule = self.matching(set)?;
             Some(rule.protocol(transport).target(target))
         };
         let masquerade = || Target::Jump(MARK_MASQ.to_owned());
@@ -291,8 +294,8 @@ impl Builder<'_> {
     }
 
     fn postrouting(&self) -> Vec<Rule> {
-        let mark = self.site.masquerade_mark;
-        let hairpin = self.of(Set::LoopBack).map(|rule| {
+        let mark = self.node.masquerade_mark;
+        let hairpin = self.matching(Set::LoopBack).map(|rule| {
             rule.target(Target::Masquerade {
                 random_fully: false,
             })
@@ -306,7 +309,7 @@ impl Builder<'_> {
                 value: mark,
                 mask: 0,
             }),
-            self.note("kubernetes service traffic requiring SNAT")
+            self.commented("kubernetes service traffic requiring SNAT")
                 .target(Target::Masquerade {
                     random_fully: self.features.random_fully,
                 }),
@@ -320,16 +323,19 @@ impl Builder<'_> {
             Family::V6 => std::net::IpAddr::from(std::net::Ipv6Addr::LOCALHOST).into(),
         };
         let mut rules = vec![Rule::new().source(loopback).target(Target::Return)];
-        rules.extend(self.of(Set::Direct).map(|r| r.target(Target::Accept)));
-        rules.extend(self.of(Set::FullNat).map(|r| r.jump(MARK_MASQ)));
-        rules.extend(self.of(Set::LoadBalancer).map(|r| r.jump(LOAD_BALANCER)));
+        rules.extend(self.matching(Set::Direct).map(|r| r.target(Target::Accept)));
+        rules.extend(self.matching(Set::FullNat).map(|r| r.jump(MARK_MASQ)));
+        rules.extend(
+            self.matching(Set::LoadBalancer)
+                .map(|r| r.jump(LOAD_BALANCER)),
+        );
         rules.extend(self.cluster_ips());
-        if let Some(rule) = self.of(Set::ExternalIp) {
+        if let Some(rule) = self.matching(Set::ExternalIp) {
             rules.push(rule.clone().jump(MARK_MASQ));
-            rules.extend(self.spare_elsewhere(rule));
+            rules.extend(self.accept_at_both_ends(rule));
         }
-        if let Some(rule) = self.of(Set::ExternalIpLocal) {
-            rules.extend(self.spare_elsewhere(rule));
+        if let Some(rule) = self.matching(Set::ExternalIpLocal) {
+            rules.extend(self.accept_at_both_ends(rule));
         }
         rules.push(
             Rule::new()
@@ -345,27 +351,27 @@ impl Builder<'_> {
         rules
     }
 
-    /// Masquerades who calls a cluster IP from outside the cluster.
+    /// Masquerades clients outside the cluster that call a cluster IP.
     fn cluster_ips(&self) -> Option<Rule> {
         let set = Set::ClusterIp;
-        let to = || self.of(set);
-        let rule = match self.site.detect_local.get(self.family) {
-            _ if self.site.masquerade_all => to()?,
+        let to = || self.matching(set);
+        let rule = match self.node.detect_local.get(self.family) {
+            _ if self.node.masquerade_all => to()?,
             DetectLocal::Within(pods) => to()?.not_source(*pods),
             DetectLocal::Through(link) => to()?.not_input(link.as_str()),
-            // At least who calls from the node, with the cluster IP as source.
+            // At least the node's own calls, which have the cluster IP as source.
             DetectLocal::Unknown => {
-                let noted = self.note(set.comment());
-                let called = self.match_set(noted, set, vec![Side::Source, Side::Destination]);
+                let commented = self.commented(set.comment());
+                let called = self.match_set(commented, set, vec![Side::Source, Side::Destination]);
                 self.filled.contains(set).then_some(called)?
             }
         };
         Some(rule.jump(MARK_MASQ))
     }
 
-    /// What comes from another host, and what is for this one, needs no more
-    /// rules of nat.
-    fn spare_elsewhere(&self, rule: Rule) -> Vec<Rule> {
+    /// Ends the way through nat for packets of other hosts, and for those that are for
+    /// this one.
+    fn accept_at_both_ends(&self, rule: Rule) -> Vec<Rule> {
         let mut outside = rule.clone();
         if self.features.physdev {
             outside = outside.with(Match::Physdev(Negatable::is_not(Physdev::IsIn)));
@@ -380,14 +386,14 @@ impl Builder<'_> {
     }
 
     fn jumps(&self) -> Vec<Jump> {
-        let jump = |table, from, note, to: &'static str| Jump {
+        let jump = |table, from, comment, to: &'static str| Jump {
             table,
             from,
             to,
-            rule: self.note(note).jump(to),
+            rule: self.commented(comment).jump(to),
         };
         let (filter, nat) = (Table::Filter, Table::Nat);
-        let portals = "kubernetes service portals";
+        let services = "kubernetes service portals";
         let access = "kubernetes ipvs access filter";
         let firewall = "kube-proxy firewall rules";
         let mut jumps = vec![
@@ -397,8 +403,8 @@ impl Builder<'_> {
             jump(filter, "FORWARD", firewall, FIREWALL),
             jump(filter, "FORWARD", "kubernetes forwarding rules", FORWARD),
             jump(filter, "OUTPUT", access, OUT_FILTER),
-            jump(nat, "PREROUTING", portals, SERVICES),
-            jump(nat, "OUTPUT", portals, SERVICES),
+            jump(nat, "PREROUTING", services, SERVICES),
+            jump(nat, "OUTPUT", services, SERVICES),
             jump(
                 nat,
                 "POSTROUTING",
@@ -407,8 +413,7 @@ impl Builder<'_> {
             ),
         ];
         if self.filled.contains(Set::NotFromNode) {
-            let note = "kubernetes ipvs access filter";
-            jumps.push(jump(Table::Mangle, "OUTPUT", note, NOT_FROM_NODE));
+            jumps.push(jump(Table::Mangle, "OUTPUT", access, NOT_FROM_NODE));
         }
         jumps
     }

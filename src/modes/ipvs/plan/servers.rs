@@ -1,23 +1,48 @@
 //! Virtual servers and their real servers.
 
-use std::{fmt, net::IpAddr, net::SocketAddr, sync::Arc};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
-use super::options::Site;
+use super::{NodeContext, ROUND_ROBIN};
 use crate::{
+    kernel::ipvs::{self, HASH_PORTS, ServerId},
     modes::Reason,
     net::Protocol,
     services::{Endpoint, Forwarding, Preferences, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
-/// Where a virtual server is called: what names it to the kernel.
+/// The address, port and protocol that a virtual server answers at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Frontend {
-    /// Its address.
+    /// A Service's address, or one of this node for a node port.
     pub address: IpAddr,
-    /// Its port.
+    /// The port that clients call.
     pub port: u16,
-    /// Its protocol.
+    /// The transport protocol of the Service's port.
     pub protocol: Protocol,
+}
+
+impl Frontend {
+    /// Returns what names the virtual server to the kernel.
+    pub fn id(&self) -> ServerId {
+        ServerId {
+            protocol: self.protocol,
+            address: (self.address, self.port).into(),
+        }
+    }
+
+    /// Returns the frontend of the virtual server of that name.
+    pub fn of(id: &ServerId) -> Frontend {
+        Frontend {
+            address: id.address.ip(),
+            port: id.address.port(),
+            protocol: id.protocol,
+        }
+    }
 }
 
 impl fmt::Display for Frontend {
@@ -27,10 +52,10 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// A virtual server.
+/// A virtual server with its real servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// Where it is called.
+    /// What tells it from other virtual servers.
     pub frontend: Frontend,
     /// How the kernel spreads connections.
     pub scheduler: Arc<str>,
@@ -42,17 +67,28 @@ pub struct VirtualServer {
 }
 
 impl VirtualServer {
-    /// The scheduler also looks at the client's port (`IP_VS_SVC_F_SCHED_MH_PORT`
-    /// of `linux/ip_vs.h`), as kube-proxy has Maglev do.
+    /// Returns true if the scheduler also looks at the client's port
+    /// (`IP_VS_SVC_F_SCHED_MH_PORT` of `linux/ip_vs.h`), as kube-proxy has Maglev
+    /// do.
     pub fn hashes_ports(&self) -> bool {
         &*self.scheduler == "mh"
     }
+
+    /// Returns it as the kernel takes it, without its real servers.
+    pub fn to_kernel(&self) -> ipvs::VirtualServer {
+        let mut server = ipvs::VirtualServer::new(self.frontend.id(), self.scheduler.to_string());
+        server.persistence = self.persistence.map(|s| Duration::from_secs(s.into()));
+        if self.hashes_ports() {
+            server.flags |= HASH_PORTS;
+        }
+        server
+    }
 }
 
-/// A real server.
+/// An endpoint as a virtual server sends to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RealServer {
-    /// The endpoint.
+    /// The endpoint's address and port.
     pub address: SocketAddr,
     /// Share of new connections.
     pub weight: u16,
@@ -60,42 +96,56 @@ pub struct RealServer {
     pub method: Method,
 }
 
+impl RealServer {
+    /// Returns it as the kernel takes it.
+    pub fn to_kernel(self) -> ipvs::RealServer {
+        let forwarding = match self.method {
+            Method::Nat => ipvs::Forwarding::Masquerade,
+            Method::Dr => ipvs::Forwarding::DirectRoute,
+            Method::Tunnel => ipvs::Forwarding::Tunnel,
+        };
+        ipvs::RealServer::new(self.address, self.weight.into(), forwarding)
+    }
+}
+
 /// How packets get to a real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Destination rewritten.
+    /// Their destination is rewritten.
     Nat,
-    /// As they are, to its link address.
+    /// They go as they are, to its link address.
     Dr,
-    /// Wrapped in IP-in-IP.
+    /// They are wrapped in IP-in-IP.
     Tunnel,
 }
 
-/// What a ServicePort's connections have in common.
-pub(super) struct Manner<'a> {
+/// How the virtual servers of one ServicePort spread connections and forward
+/// packets.
+pub(super) struct SchedulingParameters<'a> {
     port: &'a ServicePort,
     scheduler: Arc<str>,
     persistence: Option<u32>,
 }
 
-impl<'a> Manner<'a> {
-    /// That of `port`; what cannot be honoured goes to `unsupported`.
+impl<'a> SchedulingParameters<'a> {
+    /// Returns those of `port`, and appends what cannot be done to `unsupported`.
     pub(super) fn new(
         port: &'a ServicePort,
-        site: &Site,
+        node: &NodeContext,
         unsupported: &mut Vec<Reason>,
-    ) -> Manner<'a> {
-        let wanted = port.preferences().scheduler.as_ref();
-        let (scheduler, lacking) = site.scheduler(wanted);
-        if lacking {
-            let name = wanted.unwrap_or(&site.scheduler);
+    ) -> SchedulingParameters<'a> {
+        let preferred = port.preferences().scheduler.as_ref();
+        let asked = preferred.unwrap_or(&node.scheduler);
+        let mut scheduler = Arc::clone(asked);
+        if node.missing_schedulers.contains(asked) {
+            scheduler = ROUND_ROBIN.into();
             let why = format!(
-                "this kernel has no IPVS scheduler {name:?} (module ip_vs_{name}), so connections \
-                 are spread by {scheduler}"
+                "this kernel has no IPVS scheduler {asked:?} (module ip_vs_{asked}), so \
+                 connections are spread by {scheduler}"
             );
             unsupported.push(Reason::new(Preferences::SCHEDULER, why));
         }
-        Manner {
+        SchedulingParameters {
             port,
             scheduler,
             persistence: match port.session_affinity {
@@ -107,16 +157,12 @@ impl<'a> Manner<'a> {
         }
     }
 
-    /// The virtual server at `frontend` for traffic of that policy, and
-    /// whether its endpoints answer by themselves. Forwarding other than nat
-    /// must fit its endpoints.
-    ///
-    /// # Errors
-    /// Why it does not; then nat must do.
+    /// Returns the virtual server at `frontend`, which leads to `endpoints`; those on
+    /// other nodes are reached by the method `direct`, if there is one.
     pub(super) fn server(
         &self,
         frontend: Frontend,
-        reach: &[&Endpoint],
+        endpoints: &[&Endpoint],
         direct: Option<Method>,
     ) -> VirtualServer {
         let real = |endpoint: &&Endpoint| RealServer {
@@ -130,26 +176,27 @@ impl<'a> Manner<'a> {
             frontend,
             scheduler: Arc::clone(&self.scheduler),
             persistence: self.persistence,
-            reals: reach.iter().map(real).collect(),
+            reals: endpoints.iter().map(real).collect(),
         }
     }
 
-    /// The way to endpoints elsewhere that answer by themselves, if asked for
-    /// and possible.
+    /// Returns the method by which endpoints on other nodes answer clients past this
+    /// node, or `None` if the Service does not ask for one.
     ///
     /// # Errors
-    /// Why it is not possible.
+    /// Why it cannot be done at `frontend`, which leads to `endpoints`; packets are
+    /// rewritten there.
     pub(super) fn direct(
         &self,
         frontend: &Frontend,
-        reach: &[&Endpoint],
+        endpoints: &[&Endpoint],
     ) -> Result<Option<Method>, String> {
         let (asked, method) = match self.port.preferences().forwarding {
             None | Some(Forwarding::Nat | Forwarding::FullNat) => return Ok(None),
             Some(asked @ Forwarding::Dr) => (asked, Method::Dr),
             Some(asked @ Forwarding::Tunnel) => (asked, Method::Tunnel),
         };
-        let other = reach
+        let other = endpoints
             .iter()
             .find(|endpoint| !endpoint.local && endpoint.address.port() != frontend.port);
         match other {
@@ -163,31 +210,31 @@ impl<'a> Manner<'a> {
     }
 }
 
-/// The endpoints for traffic from inside the cluster.
-pub(super) fn inside(port: &ServicePort) -> Vec<&Endpoint> {
-    reach(port, port.internal_traffic_policy)
+/// Returns the endpoints for traffic from inside the cluster.
+pub(super) fn internal_endpoints(port: &ServicePort) -> Vec<&Endpoint> {
+    endpoints(port, port.internal_traffic_policy)
 }
 
-/// The endpoints for traffic from outside. A policy of Local falls back to the
-/// whole cluster where this node has none, so that pods and the node itself
-/// get through (kubernetes issue 93456; kube-proxy's ipvs mode since 1.21).
-/// Callers from outside get no answer then, as their source is left alone.
-pub(super) fn outside(port: &ServicePort) -> Vec<&Endpoint> {
-    let found = reach(port, port.external_traffic_policy);
+/// Returns the endpoints for traffic from outside the cluster. A policy of Local
+/// falls back to the whole cluster where this node has none, so that pods and the
+/// node itself get through (kubernetes issue 93456; kube-proxy's ipvs mode since
+/// 1.21). Callers from outside get no answer then, as their source is left alone.
+pub(super) fn external_endpoints(port: &ServicePort) -> Vec<&Endpoint> {
+    let found = endpoints(port, port.external_traffic_policy);
     if found.is_empty() {
-        reach(port, TrafficPolicy::Cluster)
+        endpoints(port, TrafficPolicy::Cluster)
     } else {
         found
     }
 }
 
-fn reach(port: &ServicePort, policy: TrafficPolicy) -> Vec<&Endpoint> {
+fn endpoints(port: &ServicePort, policy: TrafficPolicy) -> Vec<&Endpoint> {
     let endpoints = &port.endpoints;
-    let reachable = match policy {
+    let usable = match policy {
         TrafficPolicy::Cluster => &endpoints.cluster,
         TrafficPolicy::Local => &endpoints.local,
     };
-    reachable
+    usable
         .iter()
         .filter_map(|&at| endpoints.all.get(at as usize))
         .collect()

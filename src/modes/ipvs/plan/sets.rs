@@ -1,17 +1,16 @@
 //! The sets that ipvs mode's rules look into, with kube-proxy's names
 //! (`pkg/proxy/ipvs/ipset.go`, 1.36) and a few of our own.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
-use nix::libc;
 
+use super::Frontend;
 use crate::{
     kernel::ipset::{self, Element, Kind, LONGEST_NAME},
     net::{Family, Protocol},
+    services::TrafficPolicy,
 };
 
-/// A set, in either family.
+/// A set; each family has one of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Set {
     /// Endpoints of this node, each with itself as the source: who calls itself
@@ -33,20 +32,20 @@ pub enum Set {
     SourceIp,
     /// Networks that may pass.
     SourceCidr,
-    /// Node ports.
+    /// TCP node ports of every policy.
     NodePortTcp,
-    /// Those of them whose policy is Local.
+    /// TCP node ports whose policy is Local.
     NodePortLocalTcp,
-    /// As for TCP.
+    /// UDP node ports of every policy.
     NodePortUdp,
-    /// As for TCP.
+    /// UDP node ports whose policy is Local.
     NodePortLocalUdp,
-    /// As for TCP, with the node's addresses: a bitmap of ports takes no SCTP
-    /// packets.
+    /// SCTP node ports of every policy, each with an address of the node: a bitmap
+    /// of ports takes no SCTP packets.
     NodePortSctp,
-    /// As for TCP.
+    /// SCTP node ports whose policy is Local, as in the set before.
     NodePortLocalSctp,
-    /// Health-check node ports.
+    /// TCP ports on which health checks of Services are answered.
     HealthCheckNodePort,
     /// The addresses of the dummy link.
     ServiceIps,
@@ -62,16 +61,16 @@ pub enum Set {
 /// One member of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Member {
-    /// The set.
+    /// The set that it is in.
     pub set: Set,
-    /// Which of the two sets of that kind.
+    /// The family whose set that is.
     pub family: Family,
-    /// What is in it.
+    /// What the kernel keeps in the set.
     pub element: Element,
 }
 
 impl Set {
-    /// All of them.
+    /// All sets, in the order in which they are made.
     pub const ALL: [Set; 20] = [
         Set::LoopBack,
         Set::ClusterIp,
@@ -95,13 +94,13 @@ impl Set {
         Set::NotFromNode,
     ];
 
-    /// Kube-proxy has it too, and makes it even when it stays empty.
+    /// Returns true if kube-proxy has it too, and makes it even when it stays empty.
     pub fn is_kube_proxys(self) -> bool {
         !matches!(self, Set::FullNat | Set::Direct | Set::NotFromNode)
     }
 
-    /// Its name in `family`; kube-proxy's longer ones are cut to what the kernel
-    /// takes.
+    /// Returns its name in `family`; kube-proxy's longer ones are cut to what the
+    /// kernel takes.
     pub fn name(self, family: Family) -> &'static str {
         let (v4, v6) = match self {
             Set::LoopBack => ("KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK"),
@@ -144,7 +143,7 @@ impl Set {
         &name[..name.len().min(LONGEST_NAME)]
     }
 
-    /// What its members are made of.
+    /// Returns what its members are made of.
     pub fn kind(self) -> Kind {
         match self {
             Set::LoopBack | Set::SourceIp => Kind::IpPortIp,
@@ -169,12 +168,12 @@ impl Set {
         }
     }
 
-    /// It in `family`, as the kernel takes it.
+    /// Returns the set of `family` as the kernel takes it.
     pub fn kernel_set(self, family: Family) -> ipset::Set {
         ipset::Set::new(self.name(family), self.kind(), family)
     }
 
-    /// Kube-proxy's word for it in the comments of rules.
+    /// Returns how the comments of rules call it, which is as in kube-proxy.
     pub fn comment(self) -> &'static str {
         match self {
             Set::LoopBack => {
@@ -222,19 +221,20 @@ impl Set {
         }
     }
 
-    /// The set of node ports of that protocol and policy.
-    pub(super) fn node_ports(protocol: Protocol, local: bool) -> Set {
-        match (protocol, local) {
-            (Protocol::Tcp, false) => Set::NodePortTcp,
-            (Protocol::Tcp, true) => Set::NodePortLocalTcp,
-            (Protocol::Udp, false) => Set::NodePortUdp,
-            (Protocol::Udp, true) => Set::NodePortLocalUdp,
-            (Protocol::Sctp, false) => Set::NodePortSctp,
-            (Protocol::Sctp, true) => Set::NodePortLocalSctp,
+    /// Returns the set of node ports of that protocol: every one for Cluster, those
+    /// of policy Local for Local.
+    pub(super) fn node_ports(protocol: Protocol, policy: TrafficPolicy) -> Set {
+        match (protocol, policy) {
+            (Protocol::Tcp, TrafficPolicy::Cluster) => Set::NodePortTcp,
+            (Protocol::Tcp, TrafficPolicy::Local) => Set::NodePortLocalTcp,
+            (Protocol::Udp, TrafficPolicy::Cluster) => Set::NodePortUdp,
+            (Protocol::Udp, TrafficPolicy::Local) => Set::NodePortLocalUdp,
+            (Protocol::Sctp, TrafficPolicy::Cluster) => Set::NodePortSctp,
+            (Protocol::Sctp, TrafficPolicy::Local) => Set::NodePortLocalSctp,
         }
     }
 
-    /// Its members keep a source address from being masqueraded.
+    /// Returns true if its members keep a source address from being masqueraded.
     pub fn spares_source(self) -> bool {
         matches!(
             self,
@@ -246,20 +246,17 @@ impl Set {
         )
     }
 
-    /// Its members let a caller through the firewall of source ranges.
+    /// Returns true if its members let a caller through the firewall of source
+    /// ranges.
     pub fn admits(self) -> bool {
         matches!(self, Set::SourceIp | Set::SourceCidr)
     }
 }
 
 impl Member {
-    /// Its set, as the kernel takes it.
-    pub fn kernel_set(&self) -> ipset::Set {
-        self.set.kernel_set(self.family)
-    }
-
-    /// The address, protocol (`IPPROTO_*`) and port that it speaks of.
-    pub fn frontend(&self) -> Option<(IpAddr, u8, u16)> {
+    /// Returns the frontend that it names; `None` where it names none, or one of a
+    /// protocol that no Service can have.
+    pub fn frontend(&self) -> Option<Frontend> {
         match self.element {
             Element::IpPort { ip, protocol, port }
             | Element::IpPortIp {
@@ -267,23 +264,17 @@ impl Member {
             }
             | Element::IpPortNet {
                 ip, protocol, port, ..
-            } => Some((ip, protocol, port)),
+            } => Some(Frontend {
+                address: ip,
+                port,
+                protocol: Protocol::from_number(protocol)?,
+            }),
             Element::Ip(_) | Element::Net(_) | Element::Port(_) => None,
         }
     }
 }
 
-/// `IPPROTO_*`.
-pub fn number(protocol: Protocol) -> u8 {
-    let number = match protocol {
-        Protocol::Tcp => libc::IPPROTO_TCP,
-        Protocol::Udp => libc::IPPROTO_UDP,
-        Protocol::Sctp => libc::IPPROTO_SCTP,
-    };
-    number as u8
-}
-
-/// `range` as networks that a `hash:net` type takes: it knows no prefix of
+/// Returns `range` as networks that a `hash:net` type takes: it knows no prefix of
 /// length 0 (`ip_set_hash_ipportnet.c`), so everything becomes two halves.
 pub(super) fn storable(range: IpNet) -> impl Iterator<Item = IpNet> {
     let halves = (range.prefix_len() == 0)

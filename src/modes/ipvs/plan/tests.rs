@@ -33,17 +33,17 @@ fn preferring(preferences: Preferences) -> ServicePort {
     }
 }
 
-fn site() -> Site {
-    let node: IpAddr = [192, 0, 2, 10].into();
-    Site {
+fn node() -> NodeContext {
+    let own: IpAddr = [192, 0, 2, 10].into();
+    NodeContext {
         scheduler: ROUND_ROBIN.into(),
-        own: [node].into(),
-        node_ports: [node].into(),
+        addresses: [own].into(),
+        node_ports: [own].into(),
         node_ip: PerFamily {
-            v4: Some(node),
+            v4: Some(own),
             v6: None,
         },
-        ..Site::default()
+        ..NodeContext::default()
     }
 }
 
@@ -58,25 +58,25 @@ fn methods(plan: &ServicePlan) -> Vec<Method> {
 
 #[test]
 fn weights_are_the_endpoints_own() {
-    let plan = plan(&port(), &site());
+    let plan = plan(&port(), &node());
     let weights: Vec<u16> = plan.servers[0].reals.iter().map(|r| r.weight).collect();
     assert_eq!(weights, [u16::from(HERE), u16::from(REMOTE)]);
 }
 
 #[test]
-fn a_scheduler_that_the_kernel_lacks_is_said() {
-    let wanted = preferring(Preferences {
+fn a_scheduler_that_the_kernel_lacks_is_reported() {
+    let port = preferring(Preferences {
         scheduler: Some("mh".into()),
         ..Preferences::NONE
     });
-    let has = plan(&wanted, &site());
+    let has = plan(&port, &node());
     assert_eq!(&*has.servers[0].scheduler, "mh");
     assert!(has.servers[0].hashes_ports() && has.unsupported.is_empty());
-    let lacks = Site {
-        lacking: ["mh".into()].into(),
-        ..site()
+    let lacks = NodeContext {
+        missing_schedulers: ["mh".into()].into(),
+        ..node()
     };
-    let lacks = plan(&wanted, &lacks);
+    let lacks = plan(&port, &lacks);
     assert_eq!(&*lacks.servers[0].scheduler, ROUND_ROBIN);
     let [Reason { what, why }] = lacks.unsupported.as_slice() else {
         panic!("{:?}", lacks.unsupported);
@@ -94,19 +94,19 @@ fn direct_answers_only_where_they_can_be() {
         })
     };
     let dr = forwarding(Forwarding::Dr);
-    let there = plan(&dr, &site());
+    let there = plan(&dr, &node());
     assert_eq!(methods(&there), [Method::Nat, Method::Dr]);
     assert!(sets(&there).contains(&Set::Direct) && there.unsupported.is_empty());
     let elsewhere = ServicePort { port: 8080, ..dr };
-    let nat = plan(&elsewhere, &site());
+    let nat = plan(&elsewhere, &node());
     assert_eq!(methods(&nat), [Method::Nat; 2]);
     assert!(!sets(&nat).contains(&Set::Direct));
     assert_eq!(nat.unsupported[0].what, Preferences::FORWARDING);
 
-    let full = plan(&forwarding(Forwarding::FullNat), &site());
+    let full = plan(&forwarding(Forwarding::FullNat), &node());
     assert_eq!(methods(&full), [Method::Nat; 2]);
     assert!(sets(&full).contains(&Set::FullNat));
-    let tunnel = plan(&forwarding(Forwarding::Tunnel), &site());
+    let tunnel = plan(&forwarding(Forwarding::Tunnel), &node());
     assert_eq!(methods(&tunnel), [Method::Nat, Method::Tunnel]);
 }
 
@@ -117,11 +117,11 @@ fn source_ranges_decide_about_the_node_too() {
         load_balancer_source_ranges: [range.parse().expect("a network")].into(),
         ..port()
     };
-    let within = sets(&plan(&guarded("192.0.2.0/24"), &site()));
+    let within = sets(&plan(&guarded("192.0.2.0/24"), &node()));
     assert!(within.contains(&Set::SourceIp) && !within.contains(&Set::NotFromNode));
-    let without = sets(&plan(&guarded("198.51.100.0/24"), &site()));
+    let without = sets(&plan(&guarded("198.51.100.0/24"), &node()));
     assert!(!without.contains(&Set::SourceIp) && without.contains(&Set::NotFromNode));
-    let everyone = plan(&guarded("0.0.0.0/0"), &site());
+    let everyone = plan(&guarded("0.0.0.0/0"), &node());
     let halves = everyone.members.iter().filter(|m| m.set == Set::SourceCidr);
     assert_eq!(halves.count(), 2);
 }
@@ -132,7 +132,7 @@ fn an_address_of_the_node_is_served_and_not_taken() {
         external_ips: [IpAddr::from([192, 0, 2, 10])].into(),
         ..port()
     };
-    let plan = plan(&own, &site());
+    let plan = plan(&own, &node());
     assert_eq!(plan.servers.len(), 2);
     assert_eq!(plan.addresses, [own.cluster_ip.unwrap()]);
 }
@@ -146,15 +146,15 @@ fn the_internal_policy_never_falls_back() {
         ..port()
     };
     Arc::make_mut(&mut nowhere.endpoints).local = Box::default();
-    let plan = plan(&nowhere, &site());
+    let plan = plan(&nowhere, &node());
     let reals: Vec<usize> = plan.servers.iter().map(|s| s.reals.len()).collect();
     assert_eq!(reals, [0, 2], "cluster IP, node port");
 }
 
 #[test]
 fn the_node_calls_from_an_address_of_a_service_for_itself() {
-    let filled: Filled = [Set::NotFromNode, Set::SourceCidr].into_iter().collect();
-    let rules = rules(Family::V4, &site(), &Features::ALL, filled);
+    let filled: FilledSets = [Set::NotFromNode, Set::SourceCidr].into_iter().collect();
+    let rules = rules(Family::V4, &node(), &Features::ALL, filled);
     let chain = rules
         .chains
         .iter()

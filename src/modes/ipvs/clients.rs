@@ -1,22 +1,21 @@
-//! The kernel's doors that the mode goes through. Each call blocks for as long
-//! as the kernel takes.
+//! The clients of the kernel's interfaces that the mode uses: IPVS, ipset, links and
+//! addresses. Each call blocks for as long as the kernel takes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
-    time::Duration,
 };
 
 use super::{
-    diff::MemberStep,
-    plan::{LINK, Member, ROUND_ROBIN, Set},
+    diff::{Action, MemberStep},
+    plan::{LINK, Member, ROUND_ROBIN, Set, Timeouts},
 };
 use crate::{
     kernel::{
         addresses::{self, Address},
         ipset::{Element, IpSets, Listed, TEMPORARY},
-        ipvs::{Change, Ipvs, ListedReal, ListedServer, ServerId, TableReal, Timeouts},
+        ipvs::{self, Change, Ipvs, ListedReal, ServerId, TableReal, VirtualServer},
         links,
         netlink::{Error, Protocol, Socket},
     },
@@ -25,26 +24,26 @@ use crate::{
 
 /// IPVS, sets, links and addresses of the network namespace of the thread that
 /// opened them.
-pub struct Doors {
+pub struct Clients {
     ipvs: Ipvs,
     sets: IpSets,
     route: Socket,
     link: u32,
     /// How many members each set takes, as last listed; 0: any number.
     room: BTreeMap<(Set, Family), u32>,
-    /// Schedulers that the kernel has.
+    /// Schedulers that the kernel is known to have.
     schedulers: BTreeSet<Arc<str>>,
-    /// Schedulers that are not to be used, whether it has them or not.
+    /// Schedulers that are not to be used, whether the kernel has them or not.
     left_out: BTreeSet<Arc<str>>,
 }
 
-impl Doors {
-    /// Opens them all; schedulers that are `left_out` count as missing.
+impl Clients {
+    /// Opens all of them; schedulers that are `left_out` count as missing.
     ///
     /// # Errors
     /// When the kernel lacks one.
-    pub fn open(left_out: BTreeSet<Arc<str>>) -> Result<Doors, Error> {
-        Ok(Doors {
+    pub fn open(left_out: BTreeSet<Arc<str>>) -> Result<Clients, Error> {
+        Ok(Clients {
             ipvs: Ipvs::open()?,
             sets: IpSets::open()?,
             route: Socket::open(Protocol::Route)?,
@@ -59,13 +58,13 @@ impl Doors {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn set_timeouts(
-        &mut self,
-        tcp: Duration,
-        tcp_fin: Duration,
-        udp: Duration,
-    ) -> Result<(), Error> {
-        self.ipvs.set_timeouts(&Timeouts { tcp, tcp_fin, udp })
+    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
+        let Timeouts { tcp, tcp_fin, udp } = *timeouts;
+        if *timeouts == Timeouts::default() {
+            return Ok(());
+        }
+        self.ipvs
+            .set_timeouts(&ipvs::Timeouts { tcp, tcp_fin, udp })
     }
 
     /// Returns those of `names` that the kernel lacks. A scheduler of which its
@@ -74,8 +73,11 @@ impl Doors {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn lacking(&mut self, names: BTreeSet<Arc<str>>) -> Result<BTreeSet<Arc<str>>, Error> {
-        let (mut lacking, names): (BTreeSet<_>, BTreeSet<_>) = names
+    pub fn missing_schedulers(
+        &mut self,
+        names: BTreeSet<Arc<str>>,
+    ) -> Result<BTreeSet<Arc<str>>, Error> {
+        let (mut missing, names): (BTreeSet<_>, BTreeSet<_>) = names
             .into_iter()
             .partition(|name| self.left_out.contains(name));
         for name in names {
@@ -84,14 +86,14 @@ impl Doors {
             }
             match self.ipvs.try_scheduler(&name) {
                 Ok(None) => drop(self.schedulers.insert(name)),
-                Ok(Some(_)) => drop(lacking.insert(name)),
+                Ok(Some(_)) => drop(missing.insert(name)),
                 Err(error @ Error::Refused { .. }) => {
                     tracing::debug!("whether there is scheduler {name:?} is not known: {error}");
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(lacking)
+        Ok(missing)
     }
 
     /// Returns true, once, after IPVS was unloaded and loaded again: it has no
@@ -99,16 +101,17 @@ impl Doors {
     ///
     /// # Errors
     /// When the kernel has no IPVS any more.
-    pub fn is_loaded_anew(&mut self) -> Result<bool, Error> {
+    pub fn was_loaded_anew(&mut self) -> Result<bool, Error> {
         let anew = self.ipvs.was_loaded_anew()?;
         if anew {
-            // Those are modules of their own.
+            // Schedulers are modules of their own.
             self.schedulers.clear();
         }
         Ok(anew)
     }
 
-    /// Deletes what a process left that was killed while it tried a scheduler.
+    /// Deletes the virtual server of a process that was killed while it tried a
+    /// scheduler.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -116,7 +119,7 @@ impl Doors {
         self.ipvs.remove_trial().map(drop)
     }
 
-    /// Makes the dummy link, unless it is there; true if it was not.
+    /// Makes the dummy link, unless it is there. Returns true if it was not.
     ///
     /// # Errors
     /// When it cannot be made, or a link of another kind has its name: that one
@@ -127,7 +130,7 @@ impl Doors {
         Ok(made)
     }
 
-    /// The addresses of all links.
+    /// Returns the addresses of all links.
     ///
     /// # Errors
     /// When the kernel cannot list them.
@@ -135,29 +138,29 @@ impl Doors {
         addresses::list(&mut self.route)
     }
 
-    /// Whether `address` is one of the dummy link's.
+    /// Returns true if `address` is one of the dummy link's.
     pub fn is_on_link(&self, address: &Address) -> bool {
         address.index == self.link
     }
 
-    /// Adds addresses to the dummy link, or takes them off; answers with the
-    /// outcome of each.
+    /// Adds addresses to the dummy link, or removes them from it. Returns the outcome
+    /// of each.
     ///
     /// # Errors
     /// When the socket fails.
     pub fn change_addresses(
         &mut self,
         addresses: &[IpAddr],
-        add: bool,
+        action: Action,
     ) -> Result<Vec<Result<(), Error>>, Error> {
-        match add {
-            true => addresses::add(&mut self.route, self.link, addresses),
-            false => addresses::remove(&mut self.route, self.link, addresses),
+        match action {
+            Action::Add => addresses::add(&mut self.route, self.link, addresses),
+            Action::Remove => addresses::remove(&mut self.route, self.link, addresses),
         }
     }
 
-    /// Has the kernel choose none of these addresses of the dummy link as a
-    /// source; answers with the outcome of each.
+    /// Has the kernel choose none of these addresses of the dummy link as a source.
+    /// Returns the outcome of each.
     ///
     /// # Errors
     /// When the socket fails.
@@ -169,15 +172,15 @@ impl Doors {
     }
 
     /// Makes the sets of `family` that are missing, each with room for as many
-    /// members as `wanted` says; `None`: it is not needed. Returns the names of those that
-    /// were made. One that is there is taken as it is, whatever its size.
+    /// members as `size` says; `None`: it is not needed. Returns the names of those
+    /// that were made. One that is there is taken as it is, whatever its size.
     ///
     /// # Errors
     /// When one cannot be made, or is there and of another kind.
     pub fn ensure_sets(
         &mut self,
         family: Family,
-        wanted: impl Fn(Set) -> Option<u32>,
+        size: impl Fn(Set) -> Option<u32>,
     ) -> Result<Vec<&'static str>, Error> {
         let there = self.sets.list()?;
         let there: BTreeMap<&str, &Listed> =
@@ -185,7 +188,7 @@ impl Doors {
         self.room.retain(|(_, of), _| *of != family);
         let mut made = Vec::new();
         for set in Set::ALL {
-            let Some(members) = wanted(set) else {
+            let Some(members) = size(set) else {
                 continue;
             };
             let found = there.get(set.name(family)).copied();
@@ -194,7 +197,7 @@ impl Doors {
                 made.push(set.name(family));
             }
         }
-        // Nothing refers to what a killed process left.
+        // The set of a process that was killed while it enlarged another one.
         if there.contains_key(TEMPORARY)
             && let Err(error) = self.sets.destroy(TEMPORARY)
         {
@@ -214,7 +217,7 @@ impl Doors {
         let room = match found {
             Some(found) if found.is(&sized) => found.max_members,
             _ => {
-                // Of one that is there the kernel says what is wrong.
+                // Where one is there, the kernel says what is wrong with it.
                 self.sets.create(&sized)?;
                 sized.room()
             }
@@ -244,7 +247,7 @@ impl Doors {
         Ok(())
     }
 
-    /// The members of a set; none if there is no such set.
+    /// Returns the members of a set; none if there is no such set.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -255,8 +258,7 @@ impl Doors {
         }
     }
 
-    /// Makes changes of sets in their order; answers with those that the
-    /// kernel refused.
+    /// Makes changes of sets in their order. Returns those that the kernel refused.
     ///
     /// # Errors
     /// When the socket fails.
@@ -267,23 +269,23 @@ impl Doors {
         let mut refused = Vec::new();
         // Steps of one set and direction may go together: no order is asked
         // for among them, and what is asked for among sets is kept by `rank`.
-        let mut groups: BTreeMap<(usize, Set, Family, bool), Vec<Element>> = BTreeMap::new();
+        let mut groups: BTreeMap<(usize, Set, Family, Action), Vec<Element>> = BTreeMap::new();
         let mut rank = 0;
         let mut last = None;
-        for (member, comes) in steps {
-            let kind = (*comes, member.set.admits());
+        for MemberStep { member, action } in steps {
+            let kind = (*action, member.set.admits());
             if last.is_some_and(|last| last != kind) {
                 rank += 1;
             }
             last = Some(kind);
-            let group = (rank, member.set, member.family, *comes);
+            let group = (rank, member.set, member.family, *action);
             groups.entry(group).or_default().push(member.element);
         }
-        for ((_, set, family, comes), elements) in groups {
+        for ((_, set, family, action), elements) in groups {
             let kernel = set.kernel_set(family);
-            let outcome = match comes {
-                true => self.sets.add(&kernel, &elements)?,
-                false => self.sets.remove(&kernel, &elements)?,
+            let outcome = match action {
+                Action::Add => self.sets.add(&kernel, &elements)?,
+                Action::Remove => self.sets.remove(&kernel, &elements)?,
             };
             refused.extend(outcome.into_iter().map(|(element, error)| {
                 let member = Member {
@@ -297,11 +299,11 @@ impl Doors {
         Ok(refused)
     }
 
-    /// All virtual servers, but for those that a firewall mark names.
+    /// Returns all virtual servers, but for those that a firewall mark names.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn servers(&mut self) -> Result<Vec<ListedServer>, Error> {
+    pub fn servers(&mut self) -> Result<Vec<VirtualServer>, Error> {
         self.ipvs.list()
     }
 
@@ -316,7 +318,7 @@ impl Doors {
         self.ipvs.each(visit)
     }
 
-    /// The real servers of a virtual server.
+    /// Returns the real servers of a virtual server.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -324,7 +326,7 @@ impl Doors {
         self.ipvs.list_real(server)
     }
 
-    /// Makes changes in their order; answers with the outcome of each.
+    /// Makes changes of virtual servers in their order. Returns the outcome of each.
     ///
     /// # Errors
     /// When the socket fails.

@@ -31,13 +31,13 @@ fn follows(lab: &Lab, what: &str, at: SocketAddr, endpoints: &[&str]) {
     eventually(what, SOON, || {
         let mut found = node::reals(&lab.node, at);
         found.retain(|real| !real.ends_with(" 0"));
-        let wanted = endpoints.iter().map(|name| {
+        let expected = endpoints.iter().map(|name| {
             let backend = lab.backends.iter().find(|b| b.name() == *name);
             let of = usize::from(at.is_ipv6());
             let ip = backend.expect("a backend").host().addresses[of];
             format!("{} 1", SocketAddr::new(ip, BACKEND_PORT))
         });
-        match found == wanted.collect::<Vec<_>>() {
+        match found == expected.collect::<Vec<_>>() {
             true => Ok(()),
             false => Err(format!("{found:?}")),
         }

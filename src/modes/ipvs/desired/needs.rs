@@ -1,4 +1,4 @@
-//! What all ServicePorts together need. Members and addresses may be needed by
+//! What all ServicePorts need together. Members and addresses may be needed by
 //! several; a frontend is one ServicePort's, as the service map decides.
 
 use std::{
@@ -8,82 +8,94 @@ use std::{
 
 use hashbrown::HashMap;
 
-use super::plan::{Filled, Frontend, Member, ServicePlan, Set};
 use crate::{
+    modes::{
+        ipvs::plan::{FilledSets, Frontend, Member, ServicePlan, Set},
+        references::References,
+    },
     net::{Family, PerFamily},
     services::ServicePortName,
 };
 
-/// What all ServicePorts together need.
+/// What all ServicePorts need together.
 #[derive(Debug, Default)]
-pub struct Wanted {
-    members: HashMap<Member, u32>,
-    addresses: HashMap<IpAddr, u32>,
+pub struct Needs {
+    members: References<Member>,
+    addresses: References<IpAddr>,
     owners: HashMap<Frontend, ServicePortName>,
     /// How many members each set has.
-    filled: PerFamily<[u32; Set::ALL.len()]>,
+    set_sizes: PerFamily<[u32; Set::ALL.len()]>,
 }
 
-/// What is to be compared with the kernel.
+/// Whether a ServicePort is served while one of its members comes or goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// It has virtual servers before and after.
+    Continues,
+    /// It has none before, or none after.
+    BeginsOrEnds,
+}
+
+/// What may differ from the kernel, and is to be compared with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Touched {
-    /// Members that came or went; true: of a ServicePort that was and is
-    /// served.
-    pub members: BTreeMap<Member, bool>,
-    /// Addresses that came or went.
+pub struct Dirty {
+    /// Members of sets that came or went.
+    pub members: BTreeMap<Member, Serving>,
+    /// Addresses of the dummy link that came or went.
     pub addresses: BTreeSet<IpAddr>,
     /// Virtual servers that came, changed or went.
     pub frontends: BTreeSet<Frontend>,
 }
 
-impl Touched {
+impl Dirty {
     /// Adds what `later` has.
-    pub fn extend(&mut self, later: Touched) {
+    pub fn extend(&mut self, later: Dirty) {
         self.members.extend(later.members);
         self.addresses.extend(later.addresses);
         self.frontends.extend(later.frontends);
     }
 }
 
-impl Wanted {
-    /// What `name` needs is `new` now and was `old`. Notes what is `touched`.
+impl Needs {
+    /// Replaces what `name` needs, which was `old`, by `new`, and adds what changes by
+    /// that to `dirty`.
     pub fn replace(
         &mut self,
         name: &ServicePortName,
         old: &ServicePlan,
         new: &ServicePlan,
-        touched: &mut Touched,
+        dirty: &mut Dirty,
     ) {
-        let continuing = !old.servers.is_empty() && !new.servers.is_empty();
-        // What both need must not go to zero in between.
+        let serving = if old.servers.is_empty() || new.servers.is_empty() {
+            Serving::BeginsOrEnds
+        } else {
+            Serving::Continues
+        };
+        // Additions come first: what both need must not go to zero in between.
         for member in missing(&new.members, &old.members) {
-            let count = self.members.entry(*member).or_default();
-            *count += 1;
-            if *count == 1 {
-                self.filled.get_mut(member.family)[member.set as usize] += 1;
-                touched.members.insert(*member, continuing);
+            if self.members.add(*member) {
+                self.set_sizes.get_mut(member.family)[member.set as usize] += 1;
+                dirty.members.insert(*member, serving);
             }
         }
         for member in missing(&old.members, &new.members) {
-            if release(&mut self.members, member) {
-                let filled = &mut self.filled.get_mut(member.family)[member.set as usize];
-                *filled = filled.saturating_sub(1);
-                touched.members.insert(*member, continuing);
+            if self.members.release(member) {
+                let size = &mut self.set_sizes.get_mut(member.family)[member.set as usize];
+                *size = size.saturating_sub(1);
+                dirty.members.insert(*member, serving);
             }
         }
         for address in new.addresses.iter().filter(|a| !old.addresses.contains(a)) {
-            let count = self.addresses.entry(*address).or_default();
-            *count += 1;
-            if *count == 1 {
-                touched.addresses.insert(*address);
+            if self.addresses.add(*address) {
+                dirty.addresses.insert(*address);
             }
         }
         for address in old.addresses.iter().filter(|a| !new.addresses.contains(a)) {
-            if release(&mut self.addresses, address) {
-                touched.addresses.insert(*address);
+            if self.addresses.release(address) {
+                dirty.addresses.insert(*address);
             }
         }
-        self.replace_servers(name, old, new, touched);
+        self.replace_servers(name, old, new, dirty);
     }
 
     fn replace_servers(
@@ -91,7 +103,7 @@ impl Wanted {
         name: &ServicePortName,
         old: &ServicePlan,
         new: &ServicePlan,
-        touched: &mut Touched,
+        dirty: &mut Dirty,
     ) {
         for server in &old.servers {
             let frontend = server.frontend;
@@ -101,75 +113,62 @@ impl Wanted {
             // Another ServicePort may have it already.
             if self.owner(&frontend) == Some(name) {
                 self.owners.remove(&frontend);
-                touched.frontends.insert(frontend);
+                dirty.frontends.insert(frontend);
             }
         }
         for server in &new.servers {
             if !old.servers.contains(server) {
                 self.owners.insert(server.frontend, name.clone());
-                touched.frontends.insert(server.frontend);
+                dirty.frontends.insert(server.frontend);
             }
         }
     }
 
-    /// Some ServicePort needs it.
+    /// Returns true if some ServicePort needs `member`.
     pub fn has_member(&self, member: &Member) -> bool {
-        self.members.contains_key(member)
+        self.members.contains(member)
     }
 
-    /// Some ServicePort needs it.
+    /// Returns true if some ServicePort needs `address` on the dummy link.
     pub fn has_address(&self, address: &IpAddr) -> bool {
-        self.addresses.contains_key(address)
+        self.addresses.contains(address)
     }
 
-    /// Whose virtual server is at `frontend`.
+    /// Returns whose virtual server is at `frontend`.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.owners.get(frontend)
     }
 
-    /// All members, in no particular order.
+    /// Returns all members, in no particular order.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
-        self.members.keys()
+        self.members.iter()
     }
 
-    /// All addresses, in no particular order.
+    /// Returns all addresses, in no particular order.
     pub fn addresses(&self) -> impl Iterator<Item = &IpAddr> {
-        self.addresses.keys()
+        self.addresses.iter()
     }
 
-    /// All frontends, in no particular order.
+    /// Returns all frontends, in no particular order.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
         self.owners.keys()
     }
 
-    /// How many members `set` of `family` has.
-    pub fn count(&self, set: Set, family: Family) -> u32 {
-        self.filled.get(family)[set as usize]
+    /// Returns how many members `set` of `family` has.
+    pub fn size(&self, set: Set, family: Family) -> u32 {
+        self.set_sizes.get(family)[set as usize]
     }
 
-    /// Which sets of `family` have members.
-    pub fn filled(&self, family: Family) -> Filled {
-        let counts = self.filled.get(family);
+    /// Returns the sets of `family` that have members.
+    pub fn filled(&self, family: Family) -> FilledSets {
         let all = Set::ALL.into_iter();
-        all.filter(|set| counts[*set as usize] > 0).collect()
+        all.filter(|set| self.size(*set, family) > 0).collect()
     }
 }
 
-/// Those of `a` that `b` has not; both are sorted.
+/// Returns those of `a` that `b` does not have; both are sorted.
 fn missing<'a, T: Ord>(a: &'a [T], b: &'a [T]) -> impl Iterator<Item = &'a T> {
     a.iter().filter(|one| b.binary_search(one).is_err())
-}
-
-/// Counts one less; true if none is left.
-fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) -> bool {
-    match counts.get_mut(key) {
-        Some(count) if *count > 1 => {
-            *count -= 1;
-            false
-        }
-        Some(_) => counts.remove(key).is_some(),
-        None => false,
-    }
 }
 
 #[cfg(test)]
@@ -177,20 +176,8 @@ mod tests {
     use super::*;
     use crate::{
         kernel::ipset::Element, modes::ipvs::plan::VirtualServer, net::Protocol,
-        services::ServiceName,
+        services::service_ports::port_name,
     };
-
-    fn name(service: &str) -> ServicePortName {
-        ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: service.into(),
-            },
-            port: "".into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        }
-    }
 
     fn plan(port: u16) -> ServicePlan {
         let ip = IpAddr::from([10, 0, 0, 1]);
@@ -219,13 +206,13 @@ mod tests {
     #[test]
     fn what_two_need_stays_until_both_left() {
         let nothing = ServicePlan::default();
-        let mut wanted = Wanted::default();
+        let mut needs = Needs::default();
         let mut replace = |service: &str, old: &ServicePlan, new: &ServicePlan| {
-            let mut touched = Touched::default();
-            wanted.replace(&name(service), old, new, &mut touched);
+            let mut dirty = Dirty::default();
+            needs.replace(&port_name(service), old, new, &mut dirty);
             (
-                touched.members.len() + touched.addresses.len(),
-                touched.frontends.len(),
+                dirty.members.len() + dirty.addresses.len(),
+                dirty.frontends.len(),
             )
         };
         assert_eq!(replace("a", &nothing, &plan(80)), (2, 1));
@@ -234,8 +221,8 @@ mod tests {
         assert_eq!(replace("a", &plan(80), &plan(82)), (0, 2));
         assert_eq!(replace("a", &plan(82), &nothing), (0, 1));
         assert_eq!(replace("b", &plan(81), &nothing), (2, 1));
-        assert_eq!(wanted.filled(Family::V4), Filled::default());
-        assert_eq!(wanted.members().count() + wanted.addresses().count(), 0);
+        assert_eq!(needs.filled(Family::V4), FilledSets::default());
+        assert_eq!(needs.members().count() + needs.addresses().count(), 0);
     }
 
     /// The new owner's plan may come before the old one's, and after.
@@ -244,22 +231,22 @@ mod tests {
         let nothing = ServicePlan::default();
         let frontend = plan(80).servers[0].frontend;
         for loser_first in [true, false] {
-            let mut wanted = Wanted::default();
-            let mut touched = Touched::default();
-            wanted.replace(&name("a"), &nothing, &plan(80), &mut touched);
-            let mut touched = Touched::default();
-            let lose = |wanted: &mut Wanted, touched: &mut Touched| {
-                wanted.replace(&name("a"), &plan(80), &nothing, touched);
+            let mut needs = Needs::default();
+            let mut dirty = Dirty::default();
+            needs.replace(&port_name("a"), &nothing, &plan(80), &mut dirty);
+            let mut dirty = Dirty::default();
+            let lose = |needs: &mut Needs, dirty: &mut Dirty| {
+                needs.replace(&port_name("a"), &plan(80), &nothing, dirty);
             };
             if loser_first {
-                lose(&mut wanted, &mut touched);
+                lose(&mut needs, &mut dirty);
             }
-            wanted.replace(&name("b"), &nothing, &plan(80), &mut touched);
+            needs.replace(&port_name("b"), &nothing, &plan(80), &mut dirty);
             if !loser_first {
-                lose(&mut wanted, &mut touched);
+                lose(&mut needs, &mut dirty);
             }
-            assert_eq!(wanted.owner(&frontend), Some(&name("b")));
-            assert!(touched.frontends.contains(&frontend));
+            assert_eq!(needs.owner(&frontend), Some(&port_name("b")));
+            assert!(dirty.frontends.contains(&frontend));
         }
     }
 }

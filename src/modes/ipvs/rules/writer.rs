@@ -2,76 +2,87 @@
 //! for a lock, take long over a hundred thousand rules of others, or hang, and
 //! endpoints wait for none of that.
 
-use std::{
-    io, thread,
-    time::{Duration, Instant},
-};
+use std::{io, thread, time::Duration};
 
 use tokio::{
     runtime,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel},
-    time::timeout_at,
+    time::{Instant, timeout_at},
 };
 
-use super::{
-    plan::{self, Filled, Rules, Site},
-    tables::Tables,
-};
+use super::tables::{Previous, Tables};
 use crate::{
+    backoff::Backoff,
     kernel::xtables::{Engine, Error, Toolkit, features::Features},
+    modes::ipvs::plan::{self, FilledSets, NodeContext, Rules},
     net::Family,
 };
 
 /// How long a sync waits for an answer while no rules are known to be in force,
 /// and nothing can be opened; and after which one that is missing is named.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a sync waits otherwise.
-const BRIEF: Duration = Duration::from_secs(1);
+pub const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// How long a sync waits for an answer otherwise.
+pub const SHORT_WAIT: Duration = Duration::from_secs(1);
 /// Before what failed is tried again: at first, then twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How soon to look again whether an answer has come.
-const LOOK: Duration = Duration::from_millis(100);
+/// How soon another sync sees whether an answer has come.
+const POLL: Duration = Duration::from_millis(100);
 
-/// What a thread is asked for.
+/// What the thread is asked for.
 enum Request {
     Ensure(Rules),
     TakeOver,
 }
 
-/// What came of it.
+/// What the thread says to a request.
 #[derive(Debug)]
 struct Answer {
+    /// What other programs had changed and was repaired.
     outcome: Result<Vec<String>, Error>,
-    lost: bool,
+    previous: Previous,
     takes_over_later: bool,
 }
 
-/// What is being written.
+/// When the rules that the kernel holds are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// Even if they should be as asked for.
+    Always,
+    /// Only if others were in force at the last answer.
+    IfTheyDiffer,
+}
+
+/// A request that has no answer yet.
 #[derive(Debug)]
 struct UnderWay {
     since: Instant,
-    /// `None`: what takes over from iptables mode.
+    /// `None`: those that take over from iptables mode.
     rules: Option<Rules>,
-    filled: Filled,
+    filled: FilledSets,
 }
 
-/// What came of what was asked for.
+/// What came of a request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The rules for these sets are in force; what somebody had changed was
-    /// repaired.
-    InForce(Filled, Vec<String>),
-    /// They are not.
+    /// The rules that were asked for are in force.
+    InForce {
+        /// The sets that they look into.
+        sets: FilledSets,
+        /// What other programs had changed and was repaired.
+        repaired: Vec<String>,
+    },
+    /// They are not in force.
     Failed {
-        /// Why not.
+        /// The reason.
         error: Error,
-        /// Nor are those that were before.
-        lost: bool,
+        /// What became of those before.
+        previous: Previous,
     },
 }
 
-/// Has the rules of one family written by a thread that does nothing else.
+/// Has the rules of one family written by a thread that does nothing else. One
+/// request is under way at a time.
 #[derive(Debug)]
 pub struct RuleWriter {
     family: Family,
@@ -84,12 +95,12 @@ pub struct RuleWriter {
     /// What was in force at the last answer, if it was a good one.
     in_force: Option<Rules>,
     takes_over_later: bool,
-    retry: Retry,
+    backoff: Backoff,
 }
 
 impl RuleWriter {
-    /// One for `family`, with these tools, in the calling thread's network
-    /// namespace.
+    /// Starts the thread for `family`, with these tools, in the calling thread's
+    /// network namespace.
     ///
     /// # Errors
     /// When there is no thread to be had.
@@ -121,25 +132,25 @@ impl RuleWriter {
             under_way: None,
             in_force: None,
             takes_over_later: false,
-            retry: Retry::default(),
+            backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
         })
     }
 
-    /// The engine that the rules are in.
+    /// Returns the engine that the rules are in.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
     /// Asks for the rules that go with sets of which those `filled` have members.
-    /// Does nothing if they are in force, and are not to be `read` again; nor while
-    /// something else is under way, or rests after a failure. Returns true if it
-    /// asked.
-    pub fn ask(&mut self, site: &Site, filled: Filled, read: bool) -> bool {
-        if self.under_way.is_some() || self.retry.rests(Instant::now()) {
+    /// Does nothing if they were in force at the last answer, unless they are to be
+    /// `read`; nor while a request is under way, or one that failed is not to be tried
+    /// again yet. Returns true if it asked.
+    pub fn ask(&mut self, node: &NodeContext, filled: FilledSets, read: Read) -> bool {
+        if self.under_way.is_some() || self.is_resting() {
             return false;
         }
-        let rules = plan::rules(self.family, site, &self.features, filled);
-        if !read && self.in_force.as_ref() == Some(&rules) {
+        let rules = plan::rules(self.family, node, &self.features, filled);
+        if read == Read::IfTheyDiffer && self.in_force.as_ref() == Some(&rules) {
             return false;
         }
         self.send(Request::Ensure(rules.clone()), Some(rules), filled);
@@ -148,7 +159,7 @@ impl RuleWriter {
 
     /// Asks for the last step of taking over from iptables mode, if there is one:
     /// virtual servers and addresses are there now. Returns true if it asked.
-    pub fn ask_to_take_over(&mut self, filled: Filled) -> bool {
+    pub fn ask_to_take_over(&mut self, filled: FilledSets) -> bool {
         let asks = self.takes_over_later && self.under_way.is_none();
         if asks {
             self.send(Request::TakeOver, None, filled);
@@ -156,7 +167,13 @@ impl RuleWriter {
         asks
     }
 
-    fn send(&mut self, request: Request, rules: Option<Rules>, filled: Filled) {
+    /// Returns true if what failed is not to be tried again yet.
+    fn is_resting(&self) -> bool {
+        let due = self.backoff.due();
+        due.is_some_and(|due| Instant::now() < due)
+    }
+
+    fn send(&mut self, request: Request, rules: Option<Rules>, filled: FilledSets) {
         // A thread that has ended is noticed where its answer is missing.
         let _ = self.requests.send(request);
         self.under_way = Some(UnderWay {
@@ -166,7 +183,7 @@ impl RuleWriter {
         });
     }
 
-    /// What came of what was asked for, if that is known by now.
+    /// Returns what came of the request under way, if that is known by now.
     pub fn poll(&mut self) -> Option<Outcome> {
         self.under_way.as_ref()?;
         match self.answers.try_recv() {
@@ -176,41 +193,47 @@ impl RuleWriter {
         }
     }
 
-    /// Waits for what comes of what was asked for: a moment, or longer if nothing
-    /// can go on without it, but not for what failed the last time. `None`: that is
-    /// not known yet.
-    pub async fn wait(&mut self, is_needed: bool) -> Option<Outcome> {
+    /// Waits until `longest` after the request under way began, but not at all if
+    /// the one before it failed. Returns what came of it; `None`: nothing yet.
+    pub async fn wait(&mut self, longest: Duration) -> Option<Outcome> {
         let since = self.under_way.as_ref()?.since;
-        let patience = match is_needed {
-            _ if self.retry.failures > 0 => Duration::ZERO,
-            true => PATIENCE,
-            false => BRIEF,
+        let longest = if self.backoff.due().is_some() {
+            Duration::ZERO
+        } else {
+            longest
         };
-        let until = (since + patience).into();
-        let answer = timeout_at(until, self.answers.recv()).await.ok()?;
+        let answer = timeout_at(since + longest, self.answers.recv())
+            .await
+            .ok()?;
         Some(self.take(answer.unwrap_or_else(ended)))
     }
 
     fn take(&mut self, answer: Answer) -> Outcome {
         let Some(done) = self.under_way.take() else {
-            // Nobody answers who was not asked.
-            return Outcome::InForce(Filled::default(), Vec::new());
+            // No answer comes without a request.
+            return Outcome::InForce {
+                sets: FilledSets::default(),
+                repaired: Vec::new(),
+            };
         };
         self.takes_over_later = answer.takes_over_later;
         match answer.outcome {
             Ok(repaired) => {
-                self.retry = Retry::default();
+                self.backoff.succeeded();
                 if done.rules.is_some() {
                     self.in_force = done.rules;
                 }
-                Outcome::InForce(done.filled, repaired)
+                Outcome::InForce {
+                    sets: done.filled,
+                    repaired,
+                }
             }
             Err(error) => {
-                self.retry.failed(Instant::now());
-                // After half a takeover, nat may have the chains of nobody.
-                let lost = answer.lost || done.rules.is_none();
+                self.backoff.failed(Instant::now());
                 self.in_force = None;
-                Outcome::Failed { error, lost }
+                // After half a takeover, nat may lead to no mode's chains.
+                let previous = done.rules.map_or(Previous::Lost, |_| answer.previous);
+                Outcome::Failed { error, previous }
             }
         }
     }
@@ -218,10 +241,10 @@ impl RuleWriter {
     /// Returns true if an answer has been missing for longer than it should.
     pub fn is_overdue(&self) -> bool {
         let asked = self.under_way.as_ref();
-        asked.is_some_and(|asked| asked.since.elapsed() >= PATIENCE)
+        asked.is_some_and(|asked| asked.since.elapsed() >= LONGEST_WAIT)
     }
 
-    /// That an answer is missing, as an error.
+    /// Returns the error that says that an answer is missing.
     pub fn unanswered(&self) -> Error {
         Error::Run {
             program: self.program.clone(),
@@ -229,25 +252,32 @@ impl RuleWriter {
         }
     }
 
-    /// Returns how soon another sync should look at it again; `None`: there is
-    /// nothing to look for.
-    pub fn look_again(&self) -> Option<Duration> {
+    /// Returns how soon another sync should poll or ask again; `None`: no request is
+    /// under way or failed.
+    pub fn next_check(&self) -> Option<Duration> {
         match &self.under_way {
             // Less often the longer it takes.
-            Some(job) => Some((job.since.elapsed() / 4).clamp(LOOK, BRIEF)),
-            None => self.retry.pause(Instant::now()),
+            Some(job) => Some((job.since.elapsed() / 4).clamp(POLL, SHORT_WAIT)),
+            None => {
+                let left = self
+                    .backoff
+                    .due()?
+                    .saturating_duration_since(Instant::now());
+                // Not a moment too early.
+                Some(left + Duration::from_millis(1))
+            }
         }
     }
 }
 
-/// What a thread that is no more would have said.
+/// Returns the answer for a thread that ended without one.
 fn ended() -> Answer {
     Answer {
         outcome: Err(Error::Run {
             program: "the thread that writes rules".to_owned(),
             source: io::ErrorKind::BrokenPipe.into(),
         }),
-        lost: false,
+        previous: Previous::InForce,
         takes_over_later: false,
     }
 }
@@ -273,59 +303,11 @@ fn work(
         };
         let answered = answer.send(Answer {
             outcome,
-            lost: tables.is_lost(),
+            previous: tables.previous(),
             takes_over_later: tables.takes_over_later(),
         });
         if answered.is_err() {
             return;
         }
-    }
-}
-
-/// When to try again what failed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Retry {
-    failures: u32,
-    at: Option<Instant>,
-}
-
-impl Retry {
-    fn failed(&mut self, now: Instant) {
-        let pause = FIRST_PAUSE * 2u32.saturating_pow(self.failures.min(10));
-        self.failures = self.failures.saturating_add(1);
-        self.at = Some(now + pause.min(LONGEST_PAUSE));
-    }
-
-    fn rests(&self, now: Instant) -> bool {
-        self.at.is_some_and(|at| now < at)
-    }
-
-    fn pause(&self, now: Instant) -> Option<Duration> {
-        let left = self.at?.saturating_duration_since(now);
-        // Not a moment too early.
-        Some(left + Duration::from_millis(1))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_fails_is_tried_again_after_pauses_that_grow() {
-        let mut now = Instant::now();
-        let mut retry = Retry::default();
-        assert!(!retry.rests(now) && retry.pause(now).is_none());
-        let pauses: Vec<u64> = (0..7)
-            .map(|_| {
-                retry.failed(now);
-                let pause = retry.pause(now).unwrap_or_default();
-                assert!(retry.rests(now));
-                now += pause;
-                assert!(!retry.rests(now));
-                pause.as_secs()
-            })
-            .collect();
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
     }
 }

@@ -2,14 +2,21 @@
 
 use hashbrown::HashMap;
 
-use super::{
-    plan::Rules,
-    ruleset::{self, Batch, Saved},
-};
+use super::ruleset::{self, Batch, Saved};
 use crate::{
     kernel::xtables::{Error, Xtables, rule::Table},
+    modes::ipvs::plan::Rules,
     net::Family,
 };
+
+/// What became of the rules that were in force before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Previous {
+    /// They are in force still.
+    InForce,
+    /// Some of them are known to be gone.
+    Lost,
+}
 
 /// iptables or ip6tables, and what of ours is in force there.
 #[derive(Debug)]
@@ -20,8 +27,8 @@ pub struct Tables {
     in_force: Option<Rules>,
     /// What a write that failed was to put in force; some of it may be.
     attempted: Option<Rules>,
-    /// Something of what was in force is known to be gone.
-    lost: bool,
+    /// What became of the rules that were in force before.
+    previous: Previous,
     /// What the program said right after it had written rules, where it words
     /// them otherwise than we do.
     reworded: Option<(Rules, HashMap<Table, Saved>)>,
@@ -38,16 +45,16 @@ impl Tables {
             xtables,
             in_force: None,
             attempted: None,
-            lost: false,
+            previous: Previous::InForce,
             reworded: None,
             later: None,
         }
     }
 
-    /// Returns true if something of the rules that were in force is known to be
-    /// gone, and could not be put back.
-    pub fn is_lost(&self) -> bool {
-        self.lost
+    /// Returns what became of the rules that were in force before, as far as they
+    /// could not be put back.
+    pub fn previous(&self) -> Previous {
+        self.previous
     }
 
     /// Returns true if [`take_over`](Self::take_over) has something to do.
@@ -56,8 +63,8 @@ impl Tables {
     }
 
     /// Reads the tables, and puts `rules` in force where they are not. Each table
-    /// takes effect at once. Returns what was in force before and was changed by
-    /// somebody.
+    /// takes effect at once. Returns what was in force before and another program
+    /// changed.
     ///
     /// # Errors
     /// When the program failed; the next call reads what is in force.
@@ -65,7 +72,11 @@ impl Tables {
         let family = self.family;
         let saved = self.saved(&rules).await?;
         let changed = self.changed(&saved);
-        self.lost = !changed.is_empty();
+        self.previous = if changed.is_empty() {
+            Previous::InForce
+        } else {
+            Previous::Lost
+        };
         let Batch { text, .. } = ruleset::difference(&rules, &saved, family);
         if text.is_empty() || self.is_reworded(&rules, &saved) {
             self.is_in_force(rules);
@@ -105,11 +116,11 @@ impl Tables {
     fn is_in_force(&mut self, rules: Rules) {
         self.in_force = Some(rules);
         self.attempted = None;
-        self.lost = false;
+        self.previous = Previous::InForce;
     }
 
-    /// Writes `text`, which puts `rules` in force, and looks how the program
-    /// words them.
+    /// Writes `text`, which puts `rules` in force, and reads how the program words
+    /// them.
     async fn write(&mut self, text: &str, rules: Rules) -> Result<(), Error> {
         self.xtables.restore(text).await?;
         let written = self.saved(&rules).await?;

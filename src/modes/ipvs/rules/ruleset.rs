@@ -4,12 +4,12 @@ use std::fmt::{self, Write};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::plan::{Chain, Jump, OWN_CHAINS, Rules};
 use crate::{
     kernel::xtables::{
         rule::{BASE_CHAINS, Table},
         words::{self, Digest},
     },
+    modes::ipvs::plan::{Chain, Jump, OWN_CHAINS, Rules},
     net::Family,
 };
 
@@ -289,17 +289,17 @@ mod tests {
     use super::*;
     use crate::{
         kernel::xtables::features::Features,
-        modes::ipvs::plan::{self, Filled, Set, Site},
+        modes::ipvs::plan::{self, FilledSets, NodeContext, Set},
         net::Family,
     };
 
     fn all() -> Rules {
-        let filled: Filled = Set::ALL.into_iter().collect();
-        let site = Site {
+        let filled: FilledSets = Set::ALL.into_iter().collect();
+        let node = NodeContext {
             masquerade_mark: 0x4000,
-            ..Site::default()
+            ..NodeContext::default()
         };
-        plan::rules(Family::V4, &site, &Features::ALL, filled)
+        plan::rules(Family::V4, &node, &Features::ALL, filled)
     }
 
     /// The tables after a batch that only inserts.

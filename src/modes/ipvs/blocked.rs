@@ -1,0 +1,216 @@
+//! What of one family is not opened, because what guards it is not known to be in
+//! force: pure.
+//!
+//! Only what is not in the kernel yet is blocked. The endpoints of what is open
+//! follow, whatever fails: neither rules nor members concern them.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use super::plan::{FilledSets, Frontend, Member, Set};
+use crate::kernel::ipset::Element;
+
+/// Returns true if a frontend with a member in `set` must not be opened before the
+/// rules that look into that set are in force.
+///
+/// | set | its rule | without it |
+/// |---|---|---|
+/// | `Firewall` | filter: who is in no source range is dropped | anybody is let in |
+/// | `NotFromNode` | mangle: the same for callers on this node | they are let in |
+/// | `LoadBalancer`, `ExternalIp`, `NodePort*` | nat: callers are masqueraded | endpoints on other nodes answer past this one, so a connection hangs where it should be refused |
+/// | `LoadBalancerLocal`, `NodePortLocal*` | nat: callers are spared that | endpoints of policy Local see this node as the caller |
+/// | `FullNat`, `Direct` | nat: always masqueraded, or never | answers do not come back |
+/// | `ClusterIp` | nat: callers outside the cluster are masqueraded | only these get no answer; so it guards nothing, unless all callers are to be masqueraded |
+///
+/// `ServiceIps` is looked into by rules that are always there: they keep what
+/// listens on this node from being reached through addresses of Services. So
+/// nothing is opened before any rules are in force. The other sets guard nothing:
+/// `LoopBack` is for endpoints that call themselves, `HealthCheckNodePort` for a
+/// listener of this process, `SourceIp` and `SourceCidr` admit, and
+/// `ExternalIpLocal` only keeps the rules of others away. No rule guards a frontend
+/// of policy Local without endpoints here: its virtual server has none.
+fn guards(set: Set, masquerade_all: bool) -> bool {
+    match set {
+        Set::Firewall
+        | Set::NotFromNode
+        | Set::LoadBalancer
+        | Set::LoadBalancerLocal
+        | Set::ExternalIp
+        | Set::NodePortTcp
+        | Set::NodePortLocalTcp
+        | Set::NodePortUdp
+        | Set::NodePortLocalUdp
+        | Set::NodePortSctp
+        | Set::NodePortLocalSctp
+        | Set::FullNat
+        | Set::Direct => true,
+        Set::ClusterIp => masquerade_all,
+        Set::LoopBack
+        | Set::ExternalIpLocal
+        | Set::SourceIp
+        | Set::SourceCidr
+        | Set::HealthCheckNodePort
+        | Set::ServiceIps => false,
+    }
+}
+
+/// Returns the sets whose rules guard `frontend`, of whose ServicePort these are the
+/// `members`.
+pub fn guarding(frontend: &Frontend, members: &[Member], masquerade_all: bool) -> FilledSets {
+    let members = members.iter();
+    let members = members.filter(|member| guards(member.set, masquerade_all));
+    let of_frontend = |member: &&Member| match member.element {
+        Element::Port(port) => port == frontend.port,
+        _ => member.frontend() == Some(*frontend),
+    };
+    members.filter(of_frontend).map(|m| m.set).collect()
+}
+
+/// What one sync of a family does not open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blocked {
+    /// Frontends that a member guards which was refused.
+    unguarded: BTreeSet<Frontend>,
+    /// Addresses at which a member guards all frontends and was refused.
+    unguarded_addresses: BTreeSet<IpAddr>,
+    /// Frontends that were asked about and stay closed.
+    closed: BTreeSet<Frontend>,
+}
+
+impl Blocked {
+    /// Takes in that a member was refused that guards these frontends.
+    pub fn lacks_member(&mut self, frontends: impl IntoIterator<Item = Frontend>) {
+        self.unguarded.extend(frontends);
+    }
+
+    /// Takes in that a member was refused that guards all frontends at `address`.
+    pub fn lacks_address(&mut self, address: IpAddr) {
+        self.unguarded_addresses.insert(address);
+    }
+
+    /// Returns true, and remembers it, if `frontend`, which is not open, is to stay
+    /// closed. The rules for the sets `guarding` guard it; `rules` are the sets that the
+    /// rules known to be in force look into, `None` if no rules are known to be.
+    pub fn blocks(
+        &mut self,
+        frontend: &Frontend,
+        guarding: FilledSets,
+        rules: Option<FilledSets>,
+    ) -> bool {
+        let blocks = !rules.is_some_and(|rules| rules.covers(guarding))
+            || self.unguarded.contains(frontend)
+            || self.unguarded_addresses.contains(&frontend.address);
+        if blocks {
+            self.closed.insert(*frontend);
+        }
+        blocks
+    }
+
+    /// Returns true if `address`, which the dummy link does not have, must not be
+    /// added; `rules` is as for [`blocks`](Self::blocks), and `serves` whether some
+    /// virtual server is there.
+    pub fn blocks_address(
+        &self,
+        address: &IpAddr,
+        rules: Option<FilledSets>,
+        serves: impl FnOnce() -> bool,
+    ) -> bool {
+        let is_closed = || self.closed.iter().any(|f| f.address == *address);
+        rules.is_none() || self.unguarded_addresses.contains(address) || is_closed() && !serves()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::{Family, Protocol};
+
+    const SERVICE: [u8; 4] = [203, 0, 113, 1];
+
+    fn frontend(port: u16) -> Frontend {
+        Frontend {
+            address: SERVICE.into(),
+            port,
+            protocol: Protocol::Tcp,
+        }
+    }
+
+    fn member(set: Set, port: u16) -> Member {
+        let element = match set {
+            Set::ServiceIps => Element::Ip(SERVICE.into()),
+            Set::NodePortTcp => Element::Port(port),
+            _ => Element::ip_port(SERVICE.into(), Protocol::Tcp.number(), port),
+        };
+        Member {
+            set,
+            family: Family::V4,
+            element,
+        }
+    }
+
+    fn filled(sets: &[Set]) -> FilledSets {
+        sets.iter().copied().collect()
+    }
+
+    #[test]
+    fn a_frontend_waits_for_the_rules_that_guard_it_and_no_others() {
+        use Set::{ClusterIp, ExternalIp, Firewall, LoadBalancer, NodePortTcp, ServiceIps};
+        // What the frontend at port 80 has, which rules are in force, and whether it
+        // may be opened.
+        type Sets = &'static [Set];
+        let cases: [(Sets, Option<Sets>, bool); 9] = [
+            (&[ClusterIp, ServiceIps], None, false),
+            (&[ClusterIp, ServiceIps], Some(&[]), true),
+            (&[ExternalIp], Some(&[ClusterIp]), false),
+            (&[ExternalIp], Some(&[ExternalIp]), true),
+            (&[LoadBalancer, Firewall], Some(&[LoadBalancer]), false),
+            (
+                &[LoadBalancer, Firewall],
+                Some(&[LoadBalancer, Firewall]),
+                true,
+            ),
+            (&[LoadBalancer], Some(&[LoadBalancer]), true),
+            (&[NodePortTcp], Some(&[LoadBalancer]), false),
+            (&[NodePortTcp], Some(&[NodePortTcp]), true),
+        ];
+        for (sets, rules, opens) in cases {
+            // Of another frontend of the same ServicePort nothing matters.
+            let others = [member(Firewall, 81), member(ExternalIp, 81)];
+            let members: Vec<Member> = sets.iter().map(|s| member(*s, 80)).collect();
+            let members = [&members[..], &others].concat();
+            let mut blocked = Blocked::default();
+            let in_force = rules.map(filled);
+            let guarding = guarding(&frontend(80), &members, false);
+            let closed = blocked.blocks(&frontend(80), guarding, in_force);
+            assert_eq!(closed, !opens, "{sets:?} with {rules:?}");
+            let address = blocked.blocks_address(&SERVICE.into(), in_force, || false);
+            assert_eq!(address, !opens, "{sets:?} with {rules:?}");
+        }
+    }
+
+    #[test]
+    fn cluster_ips_wait_for_masquerading_where_all_callers_need_it() {
+        let members = [member(Set::ClusterIp, 80)];
+        for (all, expected) in [(false, &[][..]), (true, &[Set::ClusterIp])] {
+            let guarding = guarding(&frontend(80), &members, all);
+            assert_eq!(guarding, filled(expected));
+        }
+    }
+
+    #[test]
+    fn a_refused_member_costs_its_frontend() {
+        let rules = Some(FilledSets::default());
+        let none = FilledSets::default();
+        let mut blocked = Blocked::default();
+        assert!(!blocked.blocks(&frontend(80), none, rules));
+        assert!(!blocked.blocks_address(&SERVICE.into(), rules, || false));
+        blocked.lacks_member([frontend(80)]);
+        assert!(blocked.blocks(&frontend(80), none, rules));
+        assert!(!blocked.blocks(&frontend(81), none, rules));
+        // At 81 something is served.
+        assert!(!blocked.blocks_address(&SERVICE.into(), rules, || true));
+        assert!(blocked.blocks_address(&SERVICE.into(), rules, || false));
+        blocked.lacks_address(SERVICE.into());
+        assert!(blocked.blocks(&frontend(81), none, rules));
+        assert!(blocked.blocks_address(&SERVICE.into(), rules, || true));
+    }
+}

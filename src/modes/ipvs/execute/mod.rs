@@ -1,0 +1,306 @@
+//! Runs the steps of one family in the order that keeps it closed to whom it is
+//! closed, and reports what of each ServicePort is not in force.
+//!
+//! What is open follows its endpoints first. Then comes what closes and masquerades
+//! (sets, rules), then virtual servers and addresses that come; removal goes the other
+//! way round. Nothing is flushed: what is there already and right stays untouched,
+//! whoever put it there. What guards something and is not in force blocks that alone,
+//! and only while it is not open: see `blocked`.
+
+mod servers;
+
+use std::{
+    cell::LazyCell,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Instant,
+};
+
+use hashbrown::{HashMap, HashSet};
+use nix::errno::Errno;
+
+use super::{
+    Error,
+    blocked::Blocked,
+    clients::Clients,
+    desired::{Desired, Dirty, Serving},
+    diff::{self, Action, MemberStep},
+    drain::Drains,
+    observe::{RealServers, Servers},
+    plan::{FilledSets, Frontend, LINK, Member, Options, Set},
+    rules::FamilyRules,
+};
+use crate::{
+    kernel::{ipset::Element, netlink},
+    modes::state::FamilyState,
+    net::Family,
+};
+
+/// What a full sync knows beyond what changed.
+#[derive(Debug)]
+pub struct Full {
+    /// Real servers that the kernel has.
+    pub real_servers: Arc<RealServers>,
+    /// Sets that have members in the kernel.
+    pub filled: FilledSets,
+    /// Addresses of the dummy link that the kernel may choose as a source.
+    pub eligible: Vec<IpAddr>,
+    /// Virtual servers that are known to have changed: others that differ were changed
+    /// by another program. `None` where nothing was observed before.
+    pub known: Option<BTreeSet<Frontend>>,
+}
+
+/// One sync of one family.
+pub struct Execution<'a> {
+    /// The family that everything else is of.
+    pub family: Family,
+    /// The kernel.
+    pub clients: &'a mut Clients,
+    /// What is to be in force.
+    pub desired: &'a Desired,
+    /// How long connections go on, and which virtual servers are not ours.
+    pub options: &'a Options,
+    /// Virtual servers that the kernel has, which the sync changes.
+    pub servers: &'a mut Servers,
+    /// Real servers that end gently.
+    pub drains: &'a mut Drains,
+    /// The rules around the virtual servers.
+    pub rules: &'a mut FamilyRules,
+    /// What else is known on a full sync.
+    pub full: Option<&'a Full>,
+    /// Takes what of each ServicePort is not in force, and what is pending.
+    pub state: &'a mut FamilyState<Dirty>,
+    /// When it began.
+    pub now: Instant,
+    /// What came of the steps that were run.
+    pub progress: Progress,
+}
+
+/// What came of the steps that were run so far.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// What is not opened.
+    blocked: Blocked,
+    /// Sets that cannot hold what they are to, each with the reason.
+    too_small: BTreeMap<Set, String>,
+    /// What is to be applied again.
+    again: Dirty,
+    /// An answer of the kernel shows that it holds something else than was known.
+    is_surprised: bool,
+    /// Virtual servers that another program had changed.
+    repaired: Vec<String>,
+}
+
+impl Execution<'_> {
+    /// Makes the kernel as desired where it is `dirty`. What was refused stays pending.
+    ///
+    /// # Errors
+    /// When a socket fails, or traffic could not be taken over from iptables mode; then
+    /// all that was pending still is.
+    pub async fn run(mut self, dirty: &Dirty) -> Result<(), Error> {
+        self.state.retry_all();
+        self.run_steps(dirty).await?;
+        *self.state.pending() = self.progress.again;
+        self.state.applied();
+        if self.progress.is_surprised {
+            self.state.suspect();
+        }
+        Ok(())
+    }
+
+    async fn run_steps(&mut self, dirty: &Dirty) -> Result<(), Error> {
+        let needed = self.desired.needs();
+        let steps = diff::steps(dirty, needed, self.servers, &self.options.exclude);
+        self.make_room(&steps.room)?;
+        self.change_members(&steps.members.before, dirty)?;
+        let observed = self.full.map(|full| full.filled);
+        self.rules
+            .ask(self.desired.node(), needed.filled(self.family), observed);
+        // These wait for no program.
+        self.follow(&steps.follow)?;
+        self.rules.wait().await;
+        self.open(&steps.open)?;
+        self.add_addresses(&steps.add_addresses)?;
+        if let Some(full) = self.full {
+            self.retire_addresses(&full.eligible)?;
+        }
+        let taken_over = self.rules.take_over().await;
+        self.change_members(&steps.members.opened, dirty)?;
+
+        self.remove_addresses(&steps.remove_addresses)?;
+        self.close(&steps.close)?;
+        for frontend in &steps.gone {
+            self.drains.forget_all(frontend);
+        }
+        self.rules
+            .remove_unneeded(self.desired.node(), needed.filled(self.family))
+            .await;
+        self.change_members(&steps.members.after, dirty)?;
+        taken_over
+    }
+
+    /// Has the sets take what comes to them. Where one cannot, members are
+    /// refused.
+    fn make_room(&mut self, room: &BTreeMap<(Set, Family), u32>) -> Result<(), netlink::Error> {
+        for (&(set, family), members) in room {
+            match self.clients.make_room(set, family, *members) {
+                Err(error @ netlink::Error::Refused { .. }) => {
+                    self.progress.too_small.insert(set, error.to_string());
+                }
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+
+    fn change_members(
+        &mut self,
+        steps: &[MemberStep],
+        dirty: &Dirty,
+    ) -> Result<(), netlink::Error> {
+        let refused = self.clients.change_members(steps)?;
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let mut reasons: HashMap<Member, Arc<netlink::Error>> = HashMap::new();
+        let mut last: Option<Arc<netlink::Error>> = None;
+        for (member, error) in refused {
+            let serving = dirty.members.get(&member).copied();
+            let serving = serving.unwrap_or(Serving::BeginsOrEnds);
+            self.progress.again.members.insert(member, serving);
+            self.progress.is_surprised |= is_surprising(&error);
+            if self.desired.needs().has_member(&member) {
+                self.block(&member);
+                reasons.insert(member, error);
+            } else if last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &error)) {
+                self.state.leave_unfinished(error.to_string());
+                last = Some(error);
+            }
+        }
+        self.report_members(&reasons);
+        Ok(())
+    }
+
+    /// Reports members that were refused, for each ServicePort that needs some.
+    fn report_members(&mut self, reasons: &HashMap<Member, Arc<netlink::Error>>) {
+        for port in self.desired.ports(self.family) {
+            let plan = self.desired.plan(port);
+            let of_port = |member| Some((member, reasons.get(member)?));
+            let mut of_port = plan.members.iter().filter_map(of_port);
+            let Some((member, error)) = of_port.next() else {
+                continue;
+            };
+            let mut why = error.to_string();
+            if let Some(too_small) = self.progress.too_small.get(&member.set) {
+                why += &format!("; it cannot be enlarged: {too_small}");
+            }
+            match of_port.count() {
+                0 => {}
+                more => why += &format!("; {more} more members were refused"),
+            }
+            self.state.fail(port.name.clone(), why);
+        }
+    }
+
+    /// Has what `member` guards or serves not be opened.
+    fn block(&mut self, member: &Member) {
+        match (member.set, member.element) {
+            // Without it, an endpoint here that calls itself gets no answer, and
+            // a load balancer hears of no endpoint here.
+            (Set::LoopBack | Set::HealthCheckNodePort, _) => {}
+            (_, Element::Ip(ip)) => self.progress.blocked.lacks_address(ip),
+            _ => {
+                let frontends = self.desired.node().frontends(member);
+                self.progress.blocked.lacks_member(frontends);
+            }
+        }
+    }
+
+    /// Has the kernel choose none of the addresses that are `eligible` as a source.
+    fn retire_addresses(&mut self, eligible: &[IpAddr]) -> Result<(), netlink::Error> {
+        if eligible.is_empty() {
+            return Ok(());
+        }
+        let mut done = 0;
+        for outcome in self.clients.retire_addresses(eligible)? {
+            match outcome {
+                Ok(()) => done += 1,
+                Err(error) => {
+                    self.state.leave_unfinished(error.to_string());
+                    self.progress.is_surprised = true;
+                }
+            }
+        }
+        tracing::info!(
+            "{done} {} addresses of {LINK} are no longer eligible as a source",
+            self.family
+        );
+        Ok(())
+    }
+
+    /// Adds addresses to the dummy link, but for those that are blocked.
+    fn add_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), netlink::Error> {
+        // Of all virtual servers, so for what is blocked only.
+        let serving = LazyCell::new(|| -> HashSet<IpAddr> {
+            self.servers.keys().map(|f| f.address).collect()
+        });
+        let rules = self.rules.in_force();
+        let (blocked, coming): (Vec<IpAddr>, Vec<IpAddr>) = addresses.iter().partition(|ip| {
+            self.progress
+                .blocked
+                .blocks_address(ip, rules, || serving.contains(*ip))
+        });
+        self.progress.again.addresses.extend(blocked);
+        let reasons = self.change_addresses(&coming, Action::Add)?;
+        if reasons.is_empty() {
+            return Ok(());
+        }
+        for port in self.desired.ports(self.family) {
+            for ip in self.desired.plan(port).addresses {
+                if let Some(reason) = reasons.get(&ip) {
+                    self.state.fail(port.name.clone(), reason.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes addresses from the dummy link.
+    fn remove_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), netlink::Error> {
+        let reasons = self.change_addresses(addresses, Action::Remove)?;
+        for reason in reasons.into_values() {
+            self.state.leave_unfinished(reason);
+        }
+        Ok(())
+    }
+
+    /// Returns the addresses that were refused, each with the reason.
+    fn change_addresses(
+        &mut self,
+        addresses: &[IpAddr],
+        action: Action,
+    ) -> Result<BTreeMap<IpAddr, String>, netlink::Error> {
+        let mut reasons = BTreeMap::new();
+        if addresses.is_empty() {
+            return Ok(reasons);
+        }
+        let outcomes = self.clients.change_addresses(addresses, action)?;
+        for (ip, outcome) in addresses.iter().zip(outcomes) {
+            if let Err(error) = outcome {
+                self.progress.again.addresses.insert(*ip);
+                self.progress.is_surprised |= is_surprising(&error);
+                reasons.insert(*ip, error.to_string());
+            }
+        }
+        Ok(reasons)
+    }
+}
+
+/// Returns true if the kernel holds something else than was expected.
+fn is_surprising(error: &netlink::Error) -> bool {
+    matches!(
+        error.errno(),
+        Some(Errno::EEXIST | Errno::ESRCH | Errno::ENOENT | Errno::ENODEV)
+    )
+}

@@ -1,0 +1,222 @@
+//! Virtual servers and their real servers.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use hashbrown::HashSet;
+
+use super::{Execution, is_surprising};
+use crate::{
+    kernel::{ipvs::Change, netlink},
+    modes::ipvs::{
+        blocked::guarding,
+        diff::{Present, server_changes},
+        observe::ServerDigest,
+        plan::{Frontend, ServicePlan, VirtualServer},
+        repairs,
+    },
+    services::{ServicePort, ServicePortName},
+};
+
+/// Changes of virtual servers that are made at a time.
+const BATCH: usize = 2000;
+
+impl Execution<'_> {
+    /// Has virtual servers that are open follow their endpoints.
+    pub(super) fn follow(&mut self, frontends: &HashSet<Frontend>) -> Result<(), netlink::Error> {
+        let mut changes = Vec::new();
+        for port in self.owners(frontends) {
+            for server in self.plan_of(&port, frontends).servers {
+                self.bring_in_line(&port, &server, &mut changes)?;
+            }
+            self.change_full_batch(&mut changes)?;
+        }
+        self.change_servers(&changes)?;
+        repairs::log(&std::mem::take(&mut self.progress.repaired));
+        Ok(())
+    }
+
+    /// Opens virtual servers, but for those that are blocked.
+    pub(super) fn open(&mut self, frontends: &HashSet<Frontend>) -> Result<(), netlink::Error> {
+        let rules = self.rules.in_force();
+        let masquerade_all = self.desired.node().masquerade_all;
+        let mut changes = Vec::new();
+        for port in self.owners(frontends) {
+            let mut waiting = Waiting::default();
+            let ServicePlan {
+                servers, members, ..
+            } = self.plan_of(&port, frontends);
+            for server in servers {
+                let frontend = server.frontend;
+                let guarding = guarding(&frontend, &members, masquerade_all);
+                if self.progress.blocked.blocks(&frontend, guarding, rules) {
+                    self.progress.again.frontends.insert(frontend);
+                    waiting.add(frontend);
+                } else {
+                    self.bring_in_line(&port, &server, &mut changes)?;
+                }
+            }
+            if let Some(frontends) = waiting.name().filter(|_| self.rules.failure().is_some()) {
+                // Why not is logged once for all, and may be another reason each time.
+                let why = format!(
+                    "{frontends} not open yet: the {} rules that guard this are not in force",
+                    self.family
+                );
+                self.state.fail(port.name.clone(), why);
+            }
+            self.change_full_batch(&mut changes)?;
+        }
+        self.change_servers(&changes)?;
+        repairs::log(&std::mem::take(&mut self.progress.repaired));
+        Ok(())
+    }
+
+    /// Deletes virtual servers.
+    pub(super) fn close(&mut self, frontends: &[Frontend]) -> Result<(), netlink::Error> {
+        let ids = frontends.iter().map(Frontend::id);
+        let changes: Vec<Change> = ids.map(Change::Delete).collect();
+        self.change_servers(&changes)
+    }
+
+    /// Returns the ServicePorts of these virtual servers; on a full sync, which
+    /// concerns nearly all, those of the family.
+    fn owners(&self, frontends: &HashSet<Frontend>) -> Vec<Arc<ServicePort>> {
+        if frontends.is_empty() {
+            return Vec::new();
+        }
+        if self.full.is_some() {
+            return self.desired.ports(self.family).cloned().collect();
+        }
+        let names = frontends.iter();
+        let names = names.filter_map(|frontend| self.desired.needs().owner(frontend));
+        let names: BTreeSet<&ServicePortName> = names.collect();
+        let ports = names.into_iter();
+        ports
+            .filter_map(|name| self.desired.port(name).cloned())
+            .collect()
+    }
+
+    /// Returns the plan of `port`, with those of its virtual servers that are its own
+    /// and among `frontends`.
+    fn plan_of(&self, port: &ServicePort, frontends: &HashSet<Frontend>) -> ServicePlan {
+        let mut plan = self.desired.plan(port);
+        let needs = self.desired.needs();
+        plan.servers.retain(|server| {
+            let frontend = &server.frontend;
+            frontends.contains(frontend) && needs.owner(frontend) == Some(&port.name)
+        });
+        plan
+    }
+
+    /// Appends what makes the kernel's virtual server that of `port`.
+    fn bring_in_line(
+        &mut self,
+        port: &ServicePort,
+        server: &VirtualServer,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), netlink::Error> {
+        let frontend = &server.frontend;
+        let present = self.servers.get(frontend);
+        let is_same = present.map(|there| *there == ServerDigest::of(&server.to_kernel()));
+        let has_reals = || {
+            let full = self.full;
+            full.is_some_and(|full| full.real_servers.has_those_of(server))
+        };
+        if is_same == Some(true) && has_reals() {
+            self.drains.forget_all(frontend);
+            return Ok(());
+        }
+        let reals = match is_same {
+            Some(_) => self.clients.reals(&frontend.id())?,
+            None => Vec::new(),
+        };
+        let present = is_same.map(|is_same| Present {
+            is_same,
+            reals: &reals,
+        });
+        let limit = port.preferences().drain_timeout;
+        let limit = limit.or(self.options.drain_timeout);
+        let before = changes.len();
+        server_changes(server, present, limit, self.drains, self.now, changes);
+        let known = self.full.and_then(|full| full.known.as_ref());
+        if changes.len() > before && known.is_some_and(|known| !known.contains(frontend)) {
+            self.progress
+                .repaired
+                .push(format!("virtual server {frontend}"));
+        }
+        Ok(())
+    }
+
+    fn change_full_batch(&mut self, changes: &mut Vec<Change>) -> Result<(), netlink::Error> {
+        if changes.len() < BATCH {
+            return Ok(());
+        }
+        self.change_servers(&std::mem::take(changes))
+    }
+
+    fn change_servers(&mut self, changes: &[Change]) -> Result<(), netlink::Error> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let outcomes = self.clients.change_servers(changes)?;
+        // What is asked for a virtual server that was refused is refused too.
+        let mut refused: Option<Frontend> = None;
+        for (change, outcome) in changes.iter().zip(outcomes) {
+            let frontend = frontend_of(change);
+            let Err(error) = outcome else {
+                match change {
+                    Change::Add(server) | Change::Edit(server) => {
+                        self.servers.insert(frontend, ServerDigest::of(server));
+                    }
+                    Change::Delete(_) => drop(self.servers.remove(&frontend)),
+                    _ => {}
+                }
+                continue;
+            };
+            if refused == Some(frontend) {
+                continue;
+            }
+            refused = matches!(change, Change::Add(_)).then_some(frontend);
+            self.progress.is_surprised |= is_surprising(&error);
+            self.progress.again.frontends.insert(frontend);
+            match self.desired.needs().owner(&frontend) {
+                Some(owner) => self.state.fail(owner.clone(), error.to_string()),
+                None => self.state.leave_unfinished(error.to_string()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Frontends of a ServicePort that wait for rules.
+#[derive(Debug, Default)]
+struct Waiting {
+    first: Option<Frontend>,
+    more: usize,
+}
+
+impl Waiting {
+    fn add(&mut self, frontend: Frontend) {
+        match self.first {
+            Some(_) => self.more += 1,
+            None => self.first = Some(frontend),
+        }
+    }
+
+    fn name(&self) -> Option<String> {
+        let first = self.first?;
+        Some(match self.more {
+            0 => format!("{first} is"),
+            more => format!("{first} and {more} more are"),
+        })
+    }
+}
+
+fn frontend_of(change: &Change) -> Frontend {
+    match change {
+        Change::Add(server) | Change::Edit(server) => Frontend::of(&server.id),
+        Change::Delete(id)
+        | Change::AddReal(id, _)
+        | Change::EditReal(id, _)
+        | Change::DeleteReal(id, _) => Frontend::of(id),
+    }
+}

@@ -1,0 +1,273 @@
+//! One IP family: what is known of it between syncs, and its part of a sync.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use hashbrown::HashSet;
+
+use super::{
+    Error,
+    clients::Clients,
+    desired::{Desired, Dirty},
+    diff,
+    drain::{Drains, FIRST_PAUSE},
+    execute::{Execution, Full, Progress},
+    observe::{Listing, RealServers, Servers},
+    plan::{FilledSets, Options, Set},
+    repairs,
+    rules::FamilyRules,
+};
+use crate::{
+    kernel::{ipset::Element, netlink},
+    modes::{
+        Metrics, SyncReport, Unsupported,
+        stale::StaleFlows,
+        state::{CacheState, FamilyState},
+    },
+    net::Family,
+    services::{Changes, ServiceMap, ServicePortName},
+};
+
+/// One IP family of the mode.
+#[derive(Debug)]
+pub struct ServedFamily {
+    family: Family,
+    /// Whether the kernel holds what was applied, and what is to be applied again.
+    pub state: FamilyState<Dirty>,
+    /// Virtual servers in the kernel.
+    servers: Servers,
+    drains: Drains,
+    rules: FamilyRules,
+    /// Flows of UDP clients that could not be deleted yet.
+    flows: StaleFlows,
+}
+
+/// What a sync of one family has to do.
+#[derive(Debug, Default)]
+pub struct Work {
+    dirty: Dirty,
+    /// How many ServicePorts were planned.
+    examined: usize,
+    unsupported: Vec<Unsupported>,
+}
+
+/// What was observed in the kernel of one family, beside rules.
+#[derive(Debug)]
+pub struct Observation {
+    /// What is not as desired; of virtual servers, all that are ours.
+    dirty: Dirty,
+    /// Sets that were missing.
+    made_sets: Vec<&'static str>,
+    full: Full,
+}
+
+impl Observation {
+    /// Adds the real servers that the kernel has.
+    pub fn set_real_servers(&mut self, real_servers: Arc<RealServers>) {
+        self.full.real_servers = real_servers;
+    }
+}
+
+/// What the families of the mode share in a sync.
+pub struct Shared<'a> {
+    /// The kernel.
+    pub clients: &'a mut Clients,
+    /// What is to be in force.
+    pub desired: &'a Desired,
+    /// Settings of the mode.
+    pub options: &'a Options,
+    /// Takes figures.
+    pub metrics: &'a dyn Metrics,
+}
+
+impl ServedFamily {
+    /// Returns one of which nothing is known yet.
+    pub fn new(family: Family, rules: FamilyRules) -> ServedFamily {
+        ServedFamily {
+            family,
+            state: FamilyState::default(),
+            servers: Servers::default(),
+            drains: Drains::default(),
+            rules,
+            flows: StaleFlows::default(),
+        }
+    }
+
+    /// Returns the rules around the virtual servers.
+    pub fn rules(&self) -> &FamilyRules {
+        &self.rules
+    }
+
+    /// Returns how many virtual servers the kernel has.
+    pub fn servers(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Updates what is desired by the ServicePorts `names` of `map`. Returns what a
+    /// sync has to do; until that is done, all of it is pending.
+    pub fn update(
+        &mut self,
+        desired: &mut Desired,
+        map: &ServiceMap,
+        names: BTreeSet<ServicePortName>,
+    ) -> Work {
+        let mut work = Work {
+            examined: names.len(),
+            ..Work::default()
+        };
+        for name in names {
+            let plan = desired.update(&name, map.get(&name), &mut work.dirty);
+            let unsupported = plan.unsupported.into_iter();
+            work.unsupported
+                .extend(unsupported.map(|reason| reason.at(&name)));
+        }
+        work.dirty.extend(self.state.take_pending());
+        work.dirty.frontends.extend(self.drains.due(Instant::now()));
+        *self.state.pending() = work.dirty.clone();
+        work
+    }
+
+    /// Compares what the kernel holds with what is desired, after making the sets that
+    /// are missing. Members are compared one set at a time: not all are in memory at
+    /// once.
+    ///
+    /// # Errors
+    /// When a set cannot be made or read.
+    pub fn observe(
+        &mut self,
+        listing: &mut Listing,
+        clients: &mut Clients,
+        desired: &Desired,
+    ) -> Result<Observation, netlink::Error> {
+        let (family, needs) = (self.family, desired.needs());
+        let filled = needs.filled(family);
+        let made_sets = clients.ensure_sets(family, |set| {
+            let needed = set.is_kube_proxys() || filled.contains(set);
+            needed.then(|| needs.size(set, family))
+        })?;
+        let observed = listing.take(family, clients, desired, &self.servers)?;
+        let mut dirty = diff::dirty(family, &observed, needs);
+        let mut filled = FilledSets::default();
+        for set in Set::ALL {
+            let members: HashSet<Element> = clients.members(set, family)?.into_iter().collect();
+            if !members.is_empty() {
+                filled.insert(set);
+            }
+            let members = diff::dirty_members(set, family, members, &observed.servers, desired);
+            dirty.members.extend(members);
+        }
+        self.servers = observed.servers;
+        Ok(Observation {
+            dirty,
+            made_sets,
+            full: Full {
+                real_servers: Arc::default(),
+                filled,
+                eligible: observed.eligible,
+                known: None,
+            },
+        })
+    }
+
+    /// Makes the kernel as desired where `work`, or the observation of a full sync,
+    /// says that it is not; `map` and `changes` are what the sync was asked for.
+    ///
+    /// # Errors
+    /// Those of the observation, and of running the steps.
+    pub async fn sync(
+        &mut self,
+        work: Work,
+        observation: Option<Result<Observation, netlink::Error>>,
+        (map, changes): (&ServiceMap, &Changes),
+        shared: Shared<'_>,
+    ) -> Result<SyncReport, Error> {
+        let metrics = shared.metrics;
+        let applied = match observation {
+            Some(Ok(observation)) => self.repair(work.dirty, observation, shared).await,
+            Some(Err(error)) => Err(error.into()),
+            None => self.execute(&work.dirty, None, shared).await,
+        };
+        if let Err(error) = applied {
+            self.state.suspect();
+            return Err(error);
+        }
+        let flows = &mut self.flows;
+        flows.clear(self.family, map, changes, metrics).await;
+        let mut report = SyncReport {
+            examined: work.examined,
+            unsupported: work.unsupported,
+            look_again: self.next_check(),
+            ..SyncReport::default()
+        };
+        self.state.report(&mut report);
+        report.unfinished.extend(self.flows.unfinished());
+        Ok(report)
+    }
+
+    /// Applies what was observed to differ. `changed` is what is known to; the rest was
+    /// changed by another program, unless nothing was observed before.
+    async fn repair(
+        &mut self,
+        changed: Dirty,
+        observation: Observation,
+        shared: Shared<'_>,
+    ) -> Result<(), Error> {
+        let Observation {
+            mut dirty,
+            made_sets,
+            mut full,
+        } = observation;
+        let is_first = self.state.cache() == CacheState::Unknown;
+        if !is_first {
+            let sets = made_sets.iter().map(|set| format!("set {set}"));
+            let others = diff::repairs(&dirty, &changed);
+            repairs::log(&sets.chain(others).collect::<Vec<_>>());
+        }
+        dirty.frontends.extend(&changed.frontends);
+        full.known = (!is_first).then_some(changed.frontends);
+        self.execute(&dirty, Some(&full), shared).await
+    }
+
+    async fn execute(
+        &mut self,
+        dirty: &Dirty,
+        full: Option<&Full>,
+        shared: Shared<'_>,
+    ) -> Result<(), Error> {
+        let is_first = self.state.cache() == CacheState::Unknown;
+        let execution = Execution {
+            family: self.family,
+            clients: shared.clients,
+            desired: shared.desired,
+            options: shared.options,
+            servers: &mut self.servers,
+            drains: &mut self.drains,
+            rules: &mut self.rules,
+            state: &mut self.state,
+            full,
+            now: Instant::now(),
+            progress: Progress::default(),
+        };
+        let outcome = execution.run(dirty).await;
+        let repaired = self.rules.take_repaired();
+        if !is_first {
+            repairs::log(&repaired);
+        }
+        outcome
+    }
+
+    /// Returns how soon another sync is due even if nothing changes; `None`: nothing
+    /// waits for one.
+    fn next_check(&self) -> Option<Duration> {
+        // Where connections could not be counted, that is not tried again at once.
+        let drained = self.drains.next_due().map(|at| {
+            at.saturating_duration_since(Instant::now())
+                .max(FIRST_PAUSE)
+        });
+        let rules = self.rules.next_check();
+        rules.into_iter().chain(drained).min()
+    }
+}

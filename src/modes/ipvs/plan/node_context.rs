@@ -1,0 +1,97 @@
+//! What plans depend on beside the ServicePorts: this node and its kernel.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use super::{Frontend, Member, Options, Set};
+use crate::{
+    kernel::ipset::Element,
+    modes::detect_local::DetectLocal,
+    net::{Family, PerFamily, Protocol},
+    node::Served,
+    services::Node,
+};
+
+/// This node and its kernel as plans depend on them. A difference in any field
+/// makes every plan a new one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeContext {
+    /// Scheduler of Services that name none.
+    pub scheduler: Arc<str>,
+    /// Schedulers that the kernel lacks.
+    pub missing_schedulers: BTreeSet<Arc<str>>,
+    /// The node's own addresses, without those of [`LINK`](super::LINK).
+    pub addresses: BTreeSet<IpAddr>,
+    /// Those of them that serve node ports.
+    pub node_ports: BTreeSet<IpAddr>,
+    /// The one that stands for the node, in each family.
+    pub node_ip: PerFamily<Option<IpAddr>>,
+    /// How traffic of this node's pods is distinguished from other traffic.
+    pub detect_local: PerFamily<DetectLocal>,
+    /// SNAT everything that is sent to cluster IPs.
+    pub masquerade_all: bool,
+    /// Bits of the packet mark that ask for SNAT.
+    pub masquerade_mark: u32,
+}
+
+impl NodeContext {
+    /// Returns what follows from the configuration, this node's object, where node
+    /// ports are served, and the addresses of the node's links other than
+    /// [`LINK`](super::LINK). No scheduler counts as missing.
+    pub fn new(
+        options: &Options,
+        node: Option<&Node>,
+        served: &Served,
+        addresses: impl IntoIterator<Item = IpAddr>,
+    ) -> NodeContext {
+        let addresses: BTreeSet<IpAddr> = addresses.into_iter().filter(is_reachable).collect();
+        let listed = node.map(|node| &*node.addresses).unwrap_or_default();
+        NodeContext {
+            scheduler: Arc::clone(&options.scheduler),
+            missing_schedulers: BTreeSet::new(),
+            node_ports: addresses
+                .iter()
+                .copied()
+                .filter(|ip| served.contains(ip))
+                .collect(),
+            addresses,
+            node_ip: PerFamily::each(|family| {
+                let of_family = |ip: &IpAddr| Family::of(ip) == family;
+                let first = listed.iter().copied().find(of_family);
+                options.node_ip.filter(of_family).or(first)
+            }),
+            detect_local: PerFamily::each(|family| {
+                DetectLocal::new(&options.detect_local, family, node)
+            }),
+            masquerade_all: options.masquerade_all,
+            masquerade_mark: options.masquerade_mark,
+        }
+    }
+
+    /// Returns the frontends that `member` is about: for a node port, one at each
+    /// address that serves node ports.
+    pub fn frontends(&self, member: &Member) -> Vec<Frontend> {
+        let Element::Port(port) = member.element else {
+            return member.frontend().into_iter().collect();
+        };
+        let protocol = match member.set {
+            Set::NodePortUdp | Set::NodePortLocalUdp => Protocol::Udp,
+            _ => Protocol::Tcp,
+        };
+        let of_family = |ip: &&IpAddr| Family::of(ip) == member.family;
+        let served = self.node_ports.iter().filter(of_family);
+        let frontend = |ip: &IpAddr| Frontend {
+            address: *ip,
+            port,
+            protocol,
+        };
+        served.map(frontend).collect()
+    }
+}
+
+/// Returns true if other hosts can send to `ip` as it is.
+fn is_reachable(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_loopback(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+    }
+}

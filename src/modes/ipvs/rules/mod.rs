@@ -1,0 +1,236 @@
+//! The rules of one family, and which of them are known to be in force.
+
+mod ruleset;
+mod tables;
+mod writer;
+
+use std::time::Duration;
+
+use tracing::{error, info};
+
+pub use self::{ruleset::whole, writer::RuleWriter};
+use self::{
+    tables::Previous,
+    writer::{LONGEST_WAIT, Outcome, Read, SHORT_WAIT},
+};
+use super::{
+    Error,
+    plan::{FilledSets, NodeContext},
+};
+use crate::{kernel::xtables::Engine, net::Family};
+
+/// The rules of one family.
+#[derive(Debug)]
+pub struct FamilyRules {
+    family: Family,
+    /// `None` where there are no programs for this family.
+    writer: Option<RuleWriter>,
+    in_force: InForce,
+    /// What other programs had changed and was repaired.
+    repaired: Vec<String>,
+}
+
+/// What is known about the rules in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct InForce {
+    /// Sets that the rules known to be in force look into; `None`: no rules are known
+    /// to be.
+    sets: Option<FilledSets>,
+    /// Why the rules are not as they should be.
+    failure: Option<String>,
+}
+
+impl InForce {
+    /// Takes in that rules for sets of which those `filled` have members are being
+    /// written: from now on, any of them or of those before may be in force.
+    fn changing_to(&mut self, filled: FilledSets) {
+        self.sets = self.sets.map(|before| before.and(filled));
+    }
+
+    /// Takes in that rules for sets of which those `filled` have members are in force.
+    fn set(&mut self, filled: FilledSets) {
+        self.sets = Some(filled);
+        self.failure = None;
+    }
+
+    /// Takes in that rules could not be read or written, or not yet.
+    fn failed(&mut self, why: String, previous: Previous) {
+        self.failure = Some(why);
+        if previous == Previous::Lost {
+            self.sets = None;
+        }
+    }
+}
+
+impl FamilyRules {
+    /// Returns those of `family`, of which none are known to be in force.
+    pub fn new(family: Family, writer: Option<RuleWriter>) -> FamilyRules {
+        FamilyRules {
+            family,
+            writer,
+            in_force: InForce::default(),
+            repaired: Vec::new(),
+        }
+    }
+
+    /// Returns the engine that the rules are in, or `None` where there are none.
+    pub fn engine(&self) -> Option<Engine> {
+        self.writer.as_ref().map(RuleWriter::engine)
+    }
+
+    /// Returns the sets that the rules known to be in force look into; `None`: no
+    /// rules are known to be.
+    pub fn in_force(&self) -> Option<FilledSets> {
+        self.in_force.sets
+    }
+
+    /// Returns why the rules are not as they should be.
+    pub fn failure(&self) -> Option<&str> {
+        self.in_force.failure.as_deref()
+    }
+
+    /// Returns, once, what other programs had changed and was repaired.
+    pub fn take_repaired(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.repaired)
+    }
+
+    /// Returns how soon another sync should see whether rules were written; `None`:
+    /// nothing is under way or to be tried again.
+    pub fn next_check(&self) -> Option<Duration> {
+        self.writer.as_ref()?.next_check()
+    }
+
+    /// Asks for the rules, before anything is opened: for sets that are `needed`, or
+    /// had members until now. On a full sync, `observed` are the sets that have members
+    /// in the kernel, and the rules in force are read again.
+    pub fn ask(&mut self, node: &NodeContext, needed: FilledSets, observed: Option<FilledSets>) {
+        let outcome = self.writer.as_mut().and_then(RuleWriter::poll);
+        self.answered(outcome);
+        let before = self.in_force.sets.unwrap_or_default();
+        let filled = needed.or(before).or(observed.unwrap_or_default());
+        let read = observed.map_or(Read::IfTheyDiffer, |_| Read::Always);
+        match &mut self.writer {
+            Some(writer) => {
+                if writer.ask(node, filled, read) {
+                    self.in_force.changing_to(filled);
+                }
+            }
+            None => {
+                let why = "no ip6tables works here".to_owned();
+                self.in_force.failed(why, Previous::Lost);
+            }
+        }
+    }
+
+    /// Waits for the rules that were asked for: longer if none are known to be in
+    /// force, since nothing can be opened then.
+    pub async fn wait(&mut self) {
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
+        let longest = self.in_force.sets.map_or(LONGEST_WAIT, |_| SHORT_WAIT);
+        let outcome = writer.wait(longest).await;
+        if outcome.is_none() && writer.is_overdue() {
+            let why = "the program that writes them does not end".to_owned();
+            self.failed(why, Previous::InForce);
+        }
+        self.answered(outcome);
+    }
+
+    /// Does the last step of taking over from iptables mode, if there is one: virtual
+    /// servers and addresses are there now.
+    ///
+    /// # Errors
+    /// When the rules could not be written, or the program does not end.
+    pub async fn take_over(&mut self) -> Result<(), Error> {
+        let (Some(filled), Some(writer)) = (self.in_force.sets, &mut self.writer) else {
+            return Ok(());
+        };
+        if !writer.ask_to_take_over(filled) {
+            return Ok(());
+        }
+        let source = match writer.wait(LONGEST_WAIT).await {
+            Some(Outcome::InForce { .. }) => return Ok(()),
+            Some(Outcome::Failed { error, .. }) => error,
+            None => writer.unanswered(),
+        };
+        self.failed(source.to_string(), Previous::Lost);
+        Err(Error::Rules {
+            family: self.family,
+            source,
+        })
+    }
+
+    /// Removes the rules for sets that are no longer `needed`, when all that goes is
+    /// gone. What stays when this fails matches nothing.
+    pub async fn remove_unneeded(&mut self, node: &NodeContext, needed: FilledSets) {
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
+        let in_force = self.in_force.sets;
+        if in_force.is_none_or(|in_force| needed.covers(in_force)) {
+            return;
+        }
+        if writer.ask(node, needed, Read::IfTheyDiffer) {
+            self.in_force.changing_to(needed);
+            let outcome = writer.wait(SHORT_WAIT).await;
+            self.answered(outcome);
+        }
+    }
+
+    fn answered(&mut self, outcome: Option<Outcome>) {
+        match outcome {
+            Some(Outcome::InForce { sets, repaired }) => {
+                if self.in_force.failure.is_some() {
+                    info!("{} rules are in force again", self.family);
+                }
+                self.in_force.set(sets);
+                let family = self.family;
+                let named = repaired.iter().map(|what| format!("{what} ({family})"));
+                self.repaired.extend(named);
+            }
+            Some(Outcome::Failed { error, previous }) => self.failed(error.to_string(), previous),
+            None => {}
+        }
+    }
+
+    fn failed(&mut self, why: String, previous: Previous) {
+        if self.failure() != Some(&why) {
+            error!(
+                "{} rules: {why}; what needs them and is not open waits, and they are tried \
+                 again; the rest goes on",
+                self.family
+            );
+        }
+        self.in_force.failed(why, previous);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::ipvs::plan::Set;
+
+    #[test]
+    fn a_failure_leaves_what_was_in_force_unless_that_is_lost() {
+        let filled = |sets: &[Set]| -> FilledSets { sets.iter().copied().collect() };
+        let locked = || "locked".to_owned();
+        let old = filled(&[Set::LoadBalancer]);
+        let new = filled(&[Set::LoadBalancer, Set::Firewall]);
+        let mut rules = InForce::default();
+        rules.failed(locked(), Previous::InForce);
+        assert_eq!(rules.sets, None, "what was never read is not known");
+        rules.set(old);
+        assert_eq!(rules.failure, None);
+        rules.changing_to(new);
+        rules.failed(locked(), Previous::InForce);
+        assert_eq!((rules.sets, &rules.failure), (Some(old), &Some(locked())));
+        rules.set(new);
+        // Some rules go, and come again before it is known that they went.
+        rules.changing_to(old);
+        rules.failed(locked(), Previous::InForce);
+        assert_eq!(rules.sets, Some(old));
+        rules.failed("flushed, and locked".to_owned(), Previous::Lost);
+        assert_eq!(rules.sets, None);
+    }
+}
