@@ -85,10 +85,10 @@ fn a_link_of_another_kind_gets_no_addresses() {
         let tripod = node::spawn(&lab, &["--ipvs-sync-period=2s"]);
         let mut expected = None;
         for _ in 0..2 {
-            let said = tripod.logged(&[named]);
+            let before = tripod.logged(&[named]);
             eventually("it is named", Duration::from_secs(20), || {
                 match tripod.logged(&[named]) {
-                    now if now > said => Ok(()),
+                    now if now > before => Ok(()),
                     _ => Err(tripod.log()),
                 }
             });

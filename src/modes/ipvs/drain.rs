@@ -217,79 +217,28 @@ mod tests {
         let start = Instant::now();
         let minutes = |n: u64| start + Duration::from_secs(60 * n);
         let minute = Some(Duration::from_secs(60));
-        let endless = Some(Duration::MAX);
+        let (zero, endless) = (Some(Duration::ZERO), Some(Duration::MAX));
         let mut drains = Drains::default();
+        use DrainAction::{Delete, Drain};
         let cases = [
-            ("UDP", udp, None, 1, 9, 0, DrainAction::Delete),
-            ("SCTP", sctp, None, 1, 9, 0, DrainAction::Delete),
-            (
-                "at once",
-                tcp,
-                Some(Duration::ZERO),
-                1,
-                9,
-                0,
-                DrainAction::Delete,
-            ),
-            (
-                "first without new ones",
-                tcp,
-                None,
-                1,
-                0,
-                0,
-                DrainAction::Drain,
-            ),
-            ("idle", tcp, None, 0, 0, 0, DrainAction::Delete),
-            ("busy", tcp, None, 0, 1, 0, DrainAction::Drain),
-            ("still busy", tcp, None, 0, 1, 16, DrainAction::Drain),
-            ("for days", tcp, None, 0, 1, 5_000, DrainAction::Drain),
-            (
-                "a huge limit",
-                tcp,
-                endless,
-                0,
-                1,
-                5_000,
-                DrainAction::Drain,
-            ),
-            (
-                "a limit comes later",
-                tcp,
-                minute,
-                0,
-                1,
-                5_001,
-                DrainAction::Delete,
-            ),
-            (
-                "busy with a limit",
-                tcp,
-                minute,
-                0,
-                1,
-                6_000,
-                DrainAction::Drain,
-            ),
-            (
-                "limit reached",
-                tcp,
-                minute,
-                0,
-                1,
-                6_001,
-                DrainAction::Delete,
-            ),
+            ("UDP", udp, None, 1, 9, 0, Delete),
+            ("SCTP", sctp, None, 1, 9, 0, Delete),
+            ("at once", tcp, zero, 1, 9, 0, Delete),
+            ("first without new ones", tcp, None, 1, 0, 0, Drain),
+            ("idle", tcp, None, 0, 0, 0, Delete),
+            ("busy", tcp, None, 0, 1, 0, Drain),
+            ("still busy", tcp, None, 0, 1, 16, Drain),
+            ("for days", tcp, None, 0, 1, 5_000, Drain),
+            ("a huge limit", tcp, endless, 0, 1, 5_000, Drain),
+            ("a limit comes later", tcp, minute, 0, 1, 5_001, Delete),
+            ("busy with a limit", tcp, minute, 0, 1, 6_000, Drain),
+            ("limit reached", tcp, minute, 0, 1, 6_001, Delete),
         ];
         for (what, frontend, limit, weight, connections, at, action) in cases {
             let now = minutes(at);
             let decided = drains.decide(&frontend, &leaving(1, limit, weight, connections), now);
             assert_eq!(decided, action, "{what}");
-            assert_eq!(
-                drains.next_due().is_some(),
-                action == DrainAction::Drain,
-                "{what}"
-            );
+            assert_eq!(drains.next_due().is_some(), action == Drain, "{what}");
         }
         drains.decide(&tcp, &leaving(1, None, 0, 1), start);
         drains.forget_all(&tcp);

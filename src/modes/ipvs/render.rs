@@ -8,11 +8,14 @@ use std::{
 
 use super::{
     desired::{Desired, Dirty},
-    plan::{LINK, Method, NodeContext, RealServer, Set, VirtualServer, rules},
-    rules::whole,
+    plan::{LINK, Method, NodeContext, RealServer, Set, VirtualServer, interest, rules},
 };
 use crate::{
-    kernel::{ipset::Kind, probe::Kernel},
+    kernel::{
+        ipset::Kind,
+        probe::Kernel,
+        xtables::{difference::difference, observed::Observed},
+    },
     net::{Family, PerFamily, Protocol},
     services::ServiceMap,
 };
@@ -66,7 +69,8 @@ pub fn render(
     ] {
         writeln!(out, "# {program} --noflush")?;
         let rules = rules(family, node, &kernel.features(family), *filled.get(family));
-        out.write_str(&whole(&rules, family))?;
+        let nothing = Observed::new(interest);
+        write!(out, "{}", difference(&nothing, &rules, family))?;
     }
     writeln!(out, "# ipvsadm -R")?;
     for port in &ports {

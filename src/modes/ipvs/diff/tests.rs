@@ -171,23 +171,20 @@ fn with(sets: &[Set]) -> ServicePlan {
 
 #[test]
 fn sets_change_when_no_client_gets_through_for_it() {
-    let nothing = ServicePlan::default;
-    let open = || with(&[Set::LoadBalancer]);
-    let guarded = || with(&[Set::LoadBalancer, Set::Firewall, Set::SourceCidr]);
-    let narrowed = || with(&[Set::LoadBalancer, Set::Firewall]);
-    let local = || with(&[Set::LoadBalancer, Set::LoadBalancerLocal]);
     use Action::{Add, Remove};
+    use Set::{Firewall, LoadBalancer, LoadBalancerLocal, SourceCidr};
+    let nothing = ServicePlan::default;
+    let open = || with(&[LoadBalancer]);
+    let guarded = || with(&[LoadBalancer, Firewall, SourceCidr]);
+    let narrowed = || with(&[LoadBalancer, Firewall]);
+    let local = || with(&[LoadBalancer, LoadBalancerLocal]);
     type Steps = &'static [(Set, Action)];
     let cases: [(&str, ServicePlan, ServicePlan, Steps, Steps, Steps); 7] = [
         (
             "new, with source ranges",
             nothing(),
             guarded(),
-            &[
-                (Set::SourceCidr, Add),
-                (Set::LoadBalancer, Add),
-                (Set::Firewall, Add),
-            ],
+            &[(SourceCidr, Add), (LoadBalancer, Add), (Firewall, Add)],
             &[],
             &[],
         ),
@@ -195,7 +192,7 @@ fn sets_change_when_no_client_gets_through_for_it() {
             "ranges come",
             open(),
             guarded(),
-            &[(Set::SourceCidr, Add), (Set::Firewall, Add)],
+            &[(SourceCidr, Add), (Firewall, Add)],
             &[],
             &[],
         ),
@@ -205,13 +202,13 @@ fn sets_change_when_no_client_gets_through_for_it() {
             open(),
             &[],
             &[],
-            &[(Set::Firewall, Remove), (Set::SourceCidr, Remove)],
+            &[(Firewall, Remove), (SourceCidr, Remove)],
         ),
         (
             "a range goes",
             guarded(),
             narrowed(),
-            &[(Set::SourceCidr, Remove)],
+            &[(SourceCidr, Remove)],
             &[],
             &[],
         ),
@@ -222,9 +219,9 @@ fn sets_change_when_no_client_gets_through_for_it() {
             &[],
             &[],
             &[
-                (Set::LoadBalancer, Remove),
-                (Set::Firewall, Remove),
-                (Set::SourceCidr, Remove),
+                (LoadBalancer, Remove),
+                (Firewall, Remove),
+                (SourceCidr, Remove),
             ],
         ),
         (
@@ -232,38 +229,44 @@ fn sets_change_when_no_client_gets_through_for_it() {
             open(),
             local(),
             &[],
-            &[(Set::LoadBalancerLocal, Add)],
+            &[(LoadBalancerLocal, Add)],
             &[],
         ),
         (
             "no longer local",
             local(),
             open(),
-            &[(Set::LoadBalancerLocal, Remove)],
+            &[(LoadBalancerLocal, Remove)],
             &[],
             &[],
         ),
     ];
     for (what, old, new, before, opened, after) in cases {
-        let mut needs = Needs::default();
-        needs.replace(&port_name("web"), &nothing(), &old, &mut Dirty::default());
-        let mut dirty = Dirty::default();
-        needs.replace(&port_name("web"), &old, &new, &mut dirty);
-        let steps = member_steps(&dirty, &needs);
-        let sets = |steps: &[MemberStep]| -> Vec<(Set, Action)> {
-            let steps = steps.iter();
-            steps.map(|step| (step.member.set, step.action)).collect()
-        };
-        assert_eq!(sets(&steps.before), before, "{what}");
-        assert_eq!(sets(&steps.opened), opened, "{what}");
-        assert_eq!(sets(&steps.after), after, "{what}");
-        let all: BTreeSet<Set> = dirty.members.keys().map(|member| member.set).collect();
-        assert_eq!(
-            all.len(),
-            before.len() + opened.len() + after.len(),
-            "{what}"
-        );
+        let steps = steps_between(&old, &new);
+        assert_eq!(steps, [before, opened, after], "{what}");
     }
+}
+
+/// The steps from one plan to another: those before, those when all is open, and
+/// those after.
+fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 3] {
+    let mut needs = Needs::default();
+    let (name, nothing) = (port_name("web"), ServicePlan::default());
+    needs.replace(&name, &nothing, old, &mut Dirty::default());
+    let mut dirty = Dirty::default();
+    needs.replace(&name, old, new, &mut dirty);
+    let MemberSteps {
+        before,
+        opened,
+        after,
+    } = member_steps(&dirty, &needs);
+    let steps = [before, opened, after].map(|steps| -> Vec<_> {
+        let steps = steps.iter();
+        steps.map(|step| (step.member.set, step.action)).collect()
+    });
+    let sets: BTreeSet<Set> = dirty.members.keys().map(|member| member.set).collect();
+    assert_eq!(sets.len(), steps.iter().map(Vec::len).sum::<usize>());
+    steps
 }
 
 #[test]

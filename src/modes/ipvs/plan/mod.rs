@@ -19,7 +19,7 @@ use std::net::IpAddr;
 pub use self::{
     node_context::NodeContext,
     options::{LINK, Options, ROUND_ROBIN, Timeouts},
-    rules::{Chain, FilledSets, Jump, OWN_CHAINS, Rules, rules},
+    rules::{FilledSets, OWN_CHAINS, interest, rules},
     servers::{Frontend, Method, RealServer, VirtualServer},
     sets::{Member, Set},
 };

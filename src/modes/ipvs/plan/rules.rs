@@ -4,7 +4,9 @@
 use super::{DetectLocal, NodeContext, sets::Set};
 use crate::{
     kernel::xtables::{
+        desired::{Contents, FixedChain, Jump, Place, RuleSet},
         features::Features,
+        observed::Interest,
         rule::{Match, Negatable, Physdev, Rule, Side, Table, Target, Transport},
     },
     net::Family,
@@ -49,40 +51,6 @@ impl FromIterator<Set> for FilledSets {
     }
 }
 
-/// A chain of ours with all its rules.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Chain {
-    /// The table that it is in.
-    pub table: Table,
-    /// What other rules call it by.
-    pub name: &'static str,
-    /// All its rules, in the order in which packets meet them.
-    pub rules: Vec<Rule>,
-}
-
-/// A jump from one of the kernel's chains to one of ours.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Jump {
-    /// The table of both chains.
-    pub table: Table,
-    /// The kernel's chain that has the rule.
-    pub from: &'static str,
-    /// The chain of ours that it leads to.
-    pub to: &'static str,
-    /// The whole rule.
-    pub rule: Rule,
-}
-
-/// What one family's tables are to hold.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Rules {
-    /// Every chain of ours, those of one table together.
-    pub chains: Vec<Chain>,
-    /// In the order from top to bottom that kube-proxy leaves. One that is
-    /// missing goes to the top of its chain.
-    pub jumps: Vec<Jump>,
-}
-
 const SERVICES: &str = "KUBE-SERVICES";
 const POSTROUTING: &str = "KUBE-POSTROUTING";
 const NODE_PORT: &str = "KUBE-NODE-PORT";
@@ -111,8 +79,24 @@ pub const OWN_CHAINS: [(Table, &str); 12] = [
     (Table::Nat, MARK_MASQ),
 ];
 
+/// Returns how a chain is compared: those of [`OWN_CHAINS`] as a whole. Iptables mode
+/// has a rule for each port of a Service in a chain of the same name, so the rules of
+/// none are kept.
+pub fn interest(table: Table, chain: &str) -> Interest {
+    if OWN_CHAINS.contains(&(table, chain)) {
+        Interest::Whole
+    } else {
+        Interest::Foreign
+    }
+}
+
 /// Returns the rules of `family`, for sets of which those `filled` have members.
-pub fn rules(family: Family, node: &NodeContext, features: &Features, filled: FilledSets) -> Rules {
+pub fn rules(
+    family: Family,
+    node: &NodeContext,
+    features: &Features,
+    filled: FilledSets,
+) -> RuleSet {
     let b = Builder {
         family,
         node,
@@ -120,7 +104,13 @@ pub fn rules(family: Family, node: &NodeContext, features: &Features, filled: Fi
         filled,
     };
     let mut chains = Vec::with_capacity(OWN_CHAINS.len());
-    let mut chain = |table, name, rules| chains.push(Chain { table, name, rules });
+    let mut chain = |table, name: &'static str, rules| {
+        chains.push(FixedChain {
+            table,
+            name: name.into(),
+            contents: Contents::Exactly(rules),
+        });
+    };
     if filled.contains(Set::NotFromNode) {
         chain(Table::Mangle, NOT_FROM_NODE, b.not_from_node());
     }
@@ -135,7 +125,7 @@ pub fn rules(family: Family, node: &NodeContext, features: &Features, filled: Fi
     chain(Table::Nat, NODE_PORT, b.node_ports());
     chain(Table::Nat, POSTROUTING, b.postrouting());
     chain(Table::Nat, SERVICES, b.services());
-    Rules {
+    RuleSet {
         chains,
         jumps: b.jumps(),
     }
@@ -385,12 +375,13 @@ impl Builder<'_> {
         ]
     }
 
+    /// Returns the jumps in the order from top to bottom that kube-proxy leaves.
     fn jumps(&self) -> Vec<Jump> {
         let jump = |table, from, comment, to: &'static str| Jump {
             table,
             from,
-            to,
             rule: self.commented(comment).jump(to),
+            place: Place::Top,
         };
         let (filter, nat) = (Table::Filter, Table::Nat);
         let services = "kubernetes service portals";

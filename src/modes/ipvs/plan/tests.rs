@@ -161,7 +161,8 @@ fn the_node_calls_from_an_address_of_a_service_for_itself() {
         .find(|chain| chain.table == Table::Mangle);
     let rules: Vec<String> = chain
         .expect("it is there")
-        .rules
+        .contents
+        .rules()
         .iter()
         .map(|rule| rule.words(Family::V4).to_string())
         .map(|words| {

@@ -1,6 +1,5 @@
 //! The rules of one family, and which of them are known to be in force.
 
-mod ruleset;
 mod tables;
 mod writer;
 
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use tracing::{error, info};
 
-pub use self::{ruleset::whole, writer::RuleWriter};
+pub use self::writer::RuleWriter;
 use self::{
     tables::Previous,
     writer::{LONGEST_WAIT, Outcome, Read, SHORT_WAIT},

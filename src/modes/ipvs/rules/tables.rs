@@ -1,12 +1,17 @@
 //! The rules of one family, in the kernel.
 
-use hashbrown::HashMap;
-
-use super::ruleset::{self, Batch, Saved};
 use crate::{
-    kernel::xtables::{Error, Xtables, rule::Table},
-    modes::ipvs::plan::Rules,
-    net::Family,
+    kernel::xtables::{
+        Error,
+        desired::RuleSet,
+        difference::difference,
+        observed::Observed,
+        rule::Table,
+        run::Writer,
+        transaction::{Phase, Transaction},
+        words::target,
+    },
+    modes::ipvs::plan::interest,
 };
 
 /// What became of the rules that were in force before.
@@ -18,31 +23,42 @@ pub enum Previous {
     Lost,
 }
 
-/// iptables or ip6tables, and what of ours is in force there.
+/// The tables of iptables or ip6tables, and what of ours is in force there.
 #[derive(Debug)]
 pub struct Tables {
-    family: Family,
-    xtables: Xtables,
+    writer: Writer,
     /// What was in force when that was last known.
-    in_force: Option<Rules>,
+    in_force: Option<RuleSet>,
     /// What a write that failed was to put in force; some of it may be.
-    attempted: Option<Rules>,
+    attempted: Option<RuleSet>,
     /// What became of the rules that were in force before.
     previous: Previous,
-    /// What the program said right after it had written rules, where it words
+    /// What the tables held right after rules were written, where the program words
     /// them otherwise than we do.
-    reworded: Option<(Rules, HashMap<Table, Saved>)>,
+    reworded: Option<Reworded>,
     /// What is to be written when the virtual servers are there: iptables mode
     /// carries the traffic until then, by a chain of the same name.
-    later: Option<(String, Rules)>,
+    later: Option<Takeover>,
+}
+
+#[derive(Debug)]
+struct Reworded {
+    rules: RuleSet,
+    observed: Observed,
+}
+
+#[derive(Debug)]
+struct Takeover {
+    /// The changes of table nat.
+    batch: String,
+    rules: RuleSet,
 }
 
 impl Tables {
-    /// Those of `family`, as these programs show them.
-    pub fn new(family: Family, xtables: Xtables) -> Tables {
+    /// Returns those that `writer` reads and writes.
+    pub fn new(writer: Writer) -> Tables {
         Tables {
-            family,
-            xtables,
+            writer,
             in_force: None,
             attempted: None,
             previous: Previous::InForce,
@@ -68,69 +84,40 @@ impl Tables {
     ///
     /// # Errors
     /// When the program failed; the next call reads what is in force.
-    pub async fn ensure(&mut self, rules: Rules) -> Result<Vec<String>, Error> {
-        let family = self.family;
-        let saved = self.saved(&rules).await?;
-        let changed = self.changed(&saved);
+    pub async fn ensure(&mut self, rules: RuleSet) -> Result<Vec<String>, Error> {
+        let mut is_iptables_mode = false;
+        let observed = self
+            .observe(&rules, |table, line| {
+                is_iptables_mode |= leads_to_iptables_mode(table, line);
+            })
+            .await?;
+        let changed = self.changed(&observed);
         self.previous = if changed.is_empty() {
             Previous::InForce
         } else {
             Previous::Lost
         };
-        let Batch { text, .. } = ruleset::difference(&rules, &saved, family);
-        if text.is_empty() || self.is_reworded(&rules, &saved) {
+        let transaction = self.difference(&observed, &rules);
+        if transaction.is_empty() || self.is_reworded(&rules, &observed) {
             self.is_in_force(rules);
             return Ok(Vec::new());
         }
         self.attempted = Some(rules.clone());
-        if before_ours(&saved) {
-            let (now, later) = nat_last(&text);
+        if is_iptables_mode {
+            let now = [Phase::Close, Phase::Open].map(|phase| transaction.text(phase));
+            let now = now.concat();
             if !now.is_empty() {
-                self.xtables.restore(&now).await?;
+                self.writer.xtables.restore(&now).await?;
             }
-            self.later = Some((later, rules.clone()));
+            self.later = Some(Takeover {
+                batch: transaction.text(Phase::Carry),
+                rules: rules.clone(),
+            });
             self.is_in_force(rules);
             return Ok(Vec::new());
         }
-        self.write(&text, rules).await?;
+        self.write(&transaction.to_string(), rules).await?;
         Ok(changed)
-    }
-
-    /// What of the rules that were in force is not, and is not as a write that
-    /// failed may have left it either.
-    fn changed(&self, saved: &HashMap<Table, Saved>) -> Vec<String> {
-        let family = self.family;
-        let unlike = |rules: &Rules| ruleset::difference(rules, saved, family).repaired;
-        let before = self.in_force.as_ref();
-        let mut changed = match before.filter(|before| !self.is_reworded(before, saved)) {
-            Some(before) => unlike(before),
-            None => return Vec::new(),
-        };
-        if let Some(attempted) = &self.attempted {
-            let neither = unlike(attempted);
-            changed.retain(|what| neither.contains(what));
-        }
-        changed
-    }
-
-    fn is_in_force(&mut self, rules: Rules) {
-        self.in_force = Some(rules);
-        self.attempted = None;
-        self.previous = Previous::InForce;
-    }
-
-    /// Writes `text`, which puts `rules` in force, and reads how the program words
-    /// them.
-    async fn write(&mut self, text: &str, rules: Rules) -> Result<(), Error> {
-        self.xtables.restore(text).await?;
-        let written = self.saved(&rules).await?;
-        let family = self.family;
-        let words_differ = !ruleset::difference(&rules, &written, family)
-            .text
-            .is_empty();
-        self.reworded = words_differ.then(|| (rules.clone(), written));
-        self.is_in_force(rules);
-        Ok(())
     }
 
     /// Takes the traffic over from iptables mode, if it has it: virtual servers
@@ -141,63 +128,81 @@ impl Tables {
     /// repairs.
     pub async fn take_over(&mut self) -> Result<(), Error> {
         match self.later.take() {
-            Some((text, rules)) => {
+            Some(Takeover { batch, rules }) => {
                 self.in_force = None;
                 self.attempted = Some(rules.clone());
-                self.write(&text, rules).await
+                self.write(&batch, rules).await
             }
             None => Ok(()),
         }
     }
 
-    fn is_reworded(&self, rules: &Rules, saved: &HashMap<Table, Saved>) -> bool {
-        let Some((written, said)) = &self.reworded else {
-            return false;
+    /// Returns what of the rules that were in force is not, and is not as a write that
+    /// failed may have left it either.
+    fn changed(&self, observed: &Observed) -> Vec<String> {
+        let unlike = |rules: &RuleSet| self.difference(observed, rules).repaired();
+        let before = self.in_force.as_ref();
+        let mut changed = match before.filter(|before| !self.is_reworded(before, observed)) {
+            Some(before) => unlike(before),
+            None => return Vec::new(),
         };
-        let no_jump_is_missing = rules.jumps.iter().all(|jump| {
-            saved
-                .get(&jump.table)
-                .is_some_and(|saved| saved.has_jump(jump.from, jump.to))
+        if let Some(attempted) = &self.attempted {
+            let neither = unlike(attempted);
+            changed.retain(|what| neither.contains(what));
+        }
+        changed
+    }
+
+    fn difference(&self, observed: &Observed, rules: &RuleSet) -> Transaction<()> {
+        difference(observed, rules, self.writer.family())
+    }
+
+    fn is_in_force(&mut self, rules: RuleSet) {
+        self.in_force = Some(rules);
+        self.attempted = None;
+        self.previous = Previous::InForce;
+    }
+
+    /// Writes `batch`, which puts `rules` in force, and reads how the program words
+    /// them.
+    async fn write(&mut self, batch: &str, rules: RuleSet) -> Result<(), Error> {
+        self.writer.xtables.restore(batch).await?;
+        let observed = self.observe(&rules, |_, _| {}).await?;
+        let words_differ = !self.difference(&observed, &rules).is_empty();
+        self.reworded = words_differ.then(|| Reworded {
+            rules: rules.clone(),
+            observed,
         });
-        let mut tables = said.iter();
-        written == rules
-            && no_jump_is_missing
-            && tables.all(|(table, said)| saved.get(table).is_some_and(|now| said.is_same(now)))
+        self.is_in_force(rules);
+        Ok(())
     }
 
-    /// Reads the tables that have chains of `rules`, or had them before.
-    async fn saved(&self, rules: &Rules) -> Result<HashMap<Table, Saved>, Error> {
-        let mut tables = HashMap::new();
-        let all = || [Some(rules), self.in_force.as_ref(), self.attempted.as_ref()];
-        for table in Table::ALL {
-            let chains = || all().into_iter().flatten().flat_map(|rules| &rules.chains);
-            if chains().any(|chain| chain.table == table) {
-                let mut saved = Saved::new(table);
-                let read = self.xtables.read(table.name(), |line| saved.line(line));
-                read.await?;
-                tables.insert(table, saved);
-            }
-        }
-        Ok(tables)
+    /// Returns true if the tables hold `rules` as the program words them.
+    fn is_reworded(&self, rules: &RuleSet, observed: &Observed) -> bool {
+        let reworded = self.reworded.as_ref();
+        reworded.is_some_and(|written| written.rules == *rules && written.observed == *observed)
+    }
+
+    /// Reads the tables that have chains of `rules`, or had them before. Every line is
+    /// shown to `also`.
+    async fn observe(
+        &self,
+        rules: &RuleSet,
+        also: impl FnMut(Table, &str),
+    ) -> Result<Observed, Error> {
+        let all = [Some(rules), self.in_force.as_ref(), self.attempted.as_ref()];
+        let mut tables = Table::ALL.to_vec();
+        tables.retain(|table| {
+            let mut chains = all.into_iter().flatten().flat_map(|rules| &rules.chains);
+            chains.any(|chain| chain.table == *table)
+        });
+        self.writer.observe(interest, &tables, also).await
     }
 }
 
-/// The tables lead service traffic to iptables mode's chains.
-fn before_ours(saved: &HashMap<Table, Saved>) -> bool {
-    let nat = saved.get(&Table::Nat);
-    nat.is_some_and(Saved::leads_to_services)
-}
-
-/// A batch without table nat, and that table's part.
-fn nat_last(batch: &str) -> (String, String) {
-    let (mut now, mut later, mut nat) = (String::new(), String::new(), false);
-    for line in batch.lines() {
-        if let Some(table) = line.strip_prefix('*') {
-            nat = table == Table::Nat.name();
-        }
-        let part = if nat { &mut later } else { &mut now };
-        part.push_str(line);
-        part.push('\n');
-    }
-    (now, later)
+/// Returns true for a rule that leads traffic of Services to chains of iptables mode.
+fn leads_to_iptables_mode(table: Table, line: &str) -> bool {
+    let rule = line.strip_prefix("-A KUBE-SERVICES ");
+    let target = rule.filter(|_| table == Table::Nat).and_then(target);
+    target.is_some_and(|target| target.starts_with("KUBE-SVC-"))
 }

@@ -13,8 +13,8 @@ use tokio::{
 use super::tables::{Previous, Tables};
 use crate::{
     backoff::Backoff,
-    kernel::xtables::{Engine, Error, Toolkit, features::Features},
-    modes::ipvs::plan::{self, FilledSets, NodeContext, Rules},
+    kernel::xtables::{Engine, Error, Toolkit, desired::RuleSet, features::Features, run::Writer},
+    modes::ipvs::plan::{self, FilledSets, NodeContext},
     net::Family,
 };
 
@@ -31,7 +31,7 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// What the thread is asked for.
 enum Request {
-    Ensure(Rules),
+    Ensure(RuleSet),
     TakeOver,
 }
 
@@ -58,7 +58,7 @@ pub enum Read {
 struct UnderWay {
     since: Instant,
     /// `None`: those that take over from iptables mode.
-    rules: Option<Rules>,
+    rules: Option<RuleSet>,
     filled: FilledSets,
 }
 
@@ -93,7 +93,7 @@ pub struct RuleWriter {
     answers: UnboundedReceiver<Answer>,
     under_way: Option<UnderWay>,
     /// What was in force at the last answer, if it was a good one.
-    in_force: Option<Rules>,
+    in_force: Option<RuleSet>,
     takes_over_later: bool,
     backoff: Backoff,
 }
@@ -112,7 +112,7 @@ impl RuleWriter {
         } = tools;
         let program = xtables.program().to_owned();
         tracing::debug!(%family, program, ?engine, ?features, "rules");
-        let tables = Tables::new(family, xtables);
+        let tables = Tables::new(Writer { xtables, engine });
         let (requests, asked) = unbounded_channel();
         let (answer, answers) = unbounded_channel();
         thread::Builder::new()
@@ -173,7 +173,7 @@ impl RuleWriter {
         due.is_some_and(|due| Instant::now() < due)
     }
 
-    fn send(&mut self, request: Request, rules: Option<Rules>, filled: FilledSets) {
+    fn send(&mut self, request: Request, rules: Option<RuleSet>, filled: FilledSets) {
         // A thread that has ended is noticed where its answer is missing.
         let _ = self.requests.send(request);
         self.under_way = Some(UnderWay {
