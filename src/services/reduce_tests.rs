@@ -72,10 +72,25 @@ fn a_service_with_the_label_of_headless_slices_is_served() {
     assert!(service(labelled).expect("good").object.serving.is_ok());
 }
 
-#[test]
-fn services_that_are_refused() {
+/// A spec that is refused, the field for which it is, and the value there.
+type RefusedSpec = (&'static str, &'static str, &'static str);
+
+fn are_refused<const N: usize>(cases: [RefusedSpec; N]) {
     let good = "clusterIP: 10.0.0.1, ports: [{port: 80}]";
-    let cases = [
+    for (spec, field, value) in cases {
+        let spec = spec.replace("GOOD", good);
+        let error = service(&format!(
+            "{{metadata: {{name: a, namespace: n}}, spec: {{{spec}}}}}"
+        ));
+        let error = error.expect_err(&spec);
+        assert_eq!((error.kind, &*error.name), ("Service", "n/a"), "{spec}");
+        assert_eq!((&*error.field, &*error.value), (field, value), "{spec}");
+    }
+}
+
+#[test]
+fn services_whose_addresses_or_ports_are_refused() {
+    are_refused([
         ("clusterIP: ten, ports: []", "spec.clusterIP", "ten"),
         ("clusterIP: 0.0.0.0, ports: []", "spec.clusterIP", "0.0.0.0"),
         (
@@ -118,6 +133,12 @@ fn services_that_are_refused() {
             "spec.ports[1].name",
             "",
         ),
+    ]);
+}
+
+#[test]
+fn services_whose_other_fields_are_refused() {
+    are_refused([
         ("GOOD, type: Ingress", "spec.type", "Ingress"),
         (
             "GOOD, sessionAffinity: Cookie",
@@ -154,16 +175,7 @@ fn services_that_are_refused() {
             "spec.loadBalancerSourceRanges",
             "10.0.0.0, all",
         ),
-    ];
-    for (spec, field, value) in cases {
-        let spec = spec.replace("GOOD", good);
-        let error = service(&format!(
-            "{{metadata: {{name: a, namespace: n}}, spec: {{{spec}}}}}"
-        ));
-        let error = error.expect_err(&spec);
-        assert_eq!((error.kind, &*error.name), ("Service", "n/a"), "{spec}");
-        assert_eq!((&*error.field, &*error.value), (field, value), "{spec}");
-    }
+    ]);
     assert_eq!(
         service("{metadata: {}}").expect_err("no name").field,
         "metadata.name"

@@ -20,7 +20,12 @@ use crate::{
     },
 };
 
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// Returns a loopback address of this process's own: a port that another process
+/// has, such as this test in another build, is at another address. Process ids
+/// have 22 bits (proc(5), `pid_max`), and all of 127.0.0.0/8 is loopback.
+fn here() -> IpAddr {
+    Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() & !0xff_ffff | std::process::id()).into()
+}
 
 fn name(service: &str, port: &str, family: Family) -> ServicePortName {
     ServicePortName {
@@ -68,7 +73,7 @@ impl Bench {
         let health = Arc::new(Health::new(Duration::from_millis(1)));
         let (recorder, events) = Recorder::new(16);
         Bench {
-            serving: ServiceHealth::start(|| vec![HERE], Arc::clone(&health), recorder),
+            serving: ServiceHealth::start(|| vec![here()], Arc::clone(&health), recorder),
             health,
             events,
         }
@@ -107,20 +112,21 @@ impl Bench {
     }
 }
 
-/// A port that nobody has, below those that the kernel gives to callers.
+/// Returns a port that is free, below those that the kernel gives to callers.
 fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 20_000 + (std::process::id() % 8_000) as u16;
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
     loop {
-        let port = first + NEXT.fetch_add(1, Ordering::Relaxed);
-        if std::net::TcpListener::bind((HERE, port)).is_ok() {
+        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        if std::net::TcpListener::bind((here(), port)).is_ok() {
             return port;
         }
     }
 }
 
 async fn get(port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect(SocketAddr::new(HERE, port)).await.ok()?;
+    let mut stream = TcpStream::connect(SocketAddr::new(here(), port))
+        .await
+        .ok()?;
     let request = b"GET /anything HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     stream.write_all(request).await.ok()?;
     let mut answer = String::new();
@@ -261,7 +267,7 @@ async fn ports_come_go_and_change_hands() {
 #[tokio::test]
 async fn a_port_that_is_taken_is_named_once_and_tried_again() {
     let mut bench = Bench::new();
-    let taken = TcpListener::bind((HERE, 0)).await.unwrap();
+    let taken = TcpListener::bind((here(), 0)).await.unwrap();
     let check = taken.local_addr().unwrap().port();
     let web = name("web", "", Family::V4);
     let ports = [port(web.clone(), Some(check), &[])];

@@ -48,26 +48,55 @@ type Case = (
     &'static [&'static str],
 );
 
-/// The node has the address 192.0.2.1.
+const A: &str = "{clusterIP: 10.0.0.1, ports: [{port: 80}]}";
+
+/// Returns the spec of `b` with further fields.
+fn b(more: &str) -> String {
+    format!("{{clusterIP: 10.0.0.2, ports: [{{port: 80}}]{more}}}")
+}
+
+fn external(ip: &str, spec: &str) -> String {
+    let spec = spec.strip_suffix('}').expect("a map");
+    format!("{spec}, externalIPs: [{ip}]}}")
+}
+
+fn node_port(ip: &str, port: u16) -> String {
+    format!("{{type: NodePort, clusterIP: {ip}, ports: [{{port: 80, nodePort: {port}}}]}}")
+}
+
+/// Returns the spec of a Service with an external IP that the node has, too.
+fn at_node(port: u16) -> String {
+    format!(
+        "{{clusterIP: 10.0.0.2, ports: [{{port: {port}}}], externalIPs: [192.0.2.1, 192.0.2.2]}}"
+    )
+}
+
+/// Checks the conflicts of each case on a node with the address 192.0.2.1,
+/// whichever Service comes first.
+fn check<const N: usize>(cases: [Case; N]) {
+    for (what, services, expected) in cases {
+        let events: Vec<Event> = services
+            .iter()
+            .zip(["a", "b"])
+            .map(|((year, spec), name)| service(name, *year, spec))
+            .collect();
+        let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
+        for order in [[0, 1], [1, 0]] {
+            let mut tracker = Tracker::new("here");
+            tracker.set_node_addresses([[192, 0, 2, 1].into()].into());
+            for at in order {
+                tracker.apply([events[at].clone()]);
+            }
+            assert_eq!(conflicts(&tracker), expected, "{what}, {order:?}");
+        }
+    }
+}
+
+/// A cluster IP is its Service's, whoever names it.
 #[test]
-fn who_owns_an_address() {
-    const A: &str = "{clusterIP: 10.0.0.1, ports: [{port: 80}]}";
-    const B: &str = "{clusterIP: 10.0.0.2, ports: [{port: 80}]";
-    let b = |more: &str| format!("{B}{more}}}");
-    let external = |ip: &str, spec: &str| {
-        let spec = spec.strip_suffix('}').expect("a map");
-        format!("{spec}, externalIPs: [{ip}]}}")
-    };
-    let node_port = |ip: &str, port: u16| {
-        format!("{{type: NodePort, clusterIP: {ip}, ports: [{{port: 80, nodePort: {port}}}]}}")
-    };
-    let at_node = |port: u16| {
-        format!(
-            "{{clusterIP: 10.0.0.2, ports: [{{port: {port}}}], externalIPs: [192.0.2.1, 192.0.2.2]}}"
-        )
-    };
+fn cluster_ips_go_first() {
     let (old, new) = (Some(20), Some(24));
-    let cases: [Case; 15] = [
+    check([
         ("nothing in common", [(new, A.into()), (old, b(""))], &[]),
         (
             "a cluster IP goes before an older external IP",
@@ -106,6 +135,22 @@ fn who_owns_an_address() {
             &[],
         ),
         (
+            "a cluster IP twice",
+            [
+                (new, A.into()),
+                (old, "{clusterIP: 10.0.0.1, ports: [{port: 80}, {port: 81, name: b}]}".into()),
+            ],
+            &["a: cluster IP 10.0.0.1 80 is the cluster IP of b"],
+        ),
+    ]);
+}
+
+/// Of external and load-balancer IPs the oldest Service has them.
+#[test]
+fn external_and_load_balancer_ips_are_the_oldest_services() {
+    let (old, new) = (Some(20), Some(24));
+    check([
+        (
             "the older of two external IPs",
             [
                 (new, external("192.0.2.9", A)),
@@ -138,14 +183,6 @@ fn who_owns_an_address() {
             &["a: external IP 192.0.2.9 80 is the external IP of b"],
         ),
         (
-            "a cluster IP twice",
-            [
-                (new, A.into()),
-                (old, "{clusterIP: 10.0.0.1, ports: [{port: 80}, {port: 81, name: b}]}".into()),
-            ],
-            &["a: cluster IP 10.0.0.1 80 is the cluster IP of b"],
-        ),
-        (
             "an external IP that is a load-balancer IP of the same Service",
             [
                 (new, A.into()),
@@ -156,6 +193,14 @@ fn who_owns_an_address() {
             ],
             &[],
         ),
+    ]);
+}
+
+/// Node ports, and other addresses that the node has.
+#[test]
+fn node_ports_and_addresses_of_the_node() {
+    let (old, new) = (Some(20), Some(24));
+    check([
         (
             "a node port twice",
             [
@@ -182,23 +227,7 @@ fn who_owns_an_address() {
             ],
             &["a: node port 192.0.2.1 30080 is the cluster IP of b"],
         ),
-    ];
-    for (what, services, expected) in cases {
-        let events: Vec<Event> = services
-            .iter()
-            .zip(["a", "b"])
-            .map(|((year, spec), name)| service(name, *year, spec))
-            .collect();
-        let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
-        for order in [[0, 1], [1, 0]] {
-            let mut tracker = Tracker::new("here");
-            tracker.set_node_addresses([[192, 0, 2, 1].into()].into());
-            for at in order {
-                tracker.apply([events[at].clone()]);
-            }
-            assert_eq!(conflicts(&tracker), expected, "{what}, {order:?}");
-        }
-    }
+    ]);
 }
 
 /// The Service that waits is served the moment the owner goes, and not before:

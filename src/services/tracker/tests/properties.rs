@@ -13,6 +13,22 @@ use crate::services::{
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const ZONES: [&str; 3] = ["", "za", "zb"];
 
+fn protocol(udp: u8) -> Protocol {
+    if udp == 1 {
+        Protocol::Udp
+    } else {
+        Protocol::Tcp
+    }
+}
+
+fn policy(local: bool) -> TrafficPolicy {
+    if local {
+        TrafficPolicy::Local
+    } else {
+        TrafficPolicy::Cluster
+    }
+}
+
 fn any_service() -> impl Strategy<Value = Event> {
     let ips = prop::sample::select(vec![
         vec![],
@@ -42,13 +58,6 @@ fn any_service() -> impl Strategy<Value = Event> {
             [internal, external, affinity, headless],
             drain,
         )| {
-            let policy = |local| {
-                if local {
-                    TrafficPolicy::Local
-                } else {
-                    TrafficPolicy::Cluster
-                }
-            };
             let parse = |ips: Vec<&str>| ips.iter().map(|ip| ip.parse().expect("ip")).collect();
             let outside: Vec<&str> = outside
                 .into_iter()
@@ -59,11 +68,7 @@ fn any_service() -> impl Strategy<Value = Event> {
                 .into_iter()
                 .map(|(name, udp, port, node_port)| Port {
                     name: ["", "p"][name].into(),
-                    protocol: if udp == 1 {
-                        Protocol::Udp
-                    } else {
-                        Protocol::Tcp
-                    },
+                    protocol: protocol(udp),
                     port,
                     node_port,
                 })
@@ -127,11 +132,7 @@ fn any_slice() -> impl Strategy<Value = Event> {
         .prop_map(|(name, of, v6, ports, endpoints, weight)| {
             let ports = ports.into_iter().map(|(name, udp, port)| SlicePort {
                 name: ["", "p"][name].into(),
-                protocol: if udp == 1 {
-                    Protocol::Udp
-                } else {
-                    Protocol::Tcp
-                },
+                protocol: protocol(udp),
                 port,
             });
             let endpoints = endpoints.into_iter().map(
