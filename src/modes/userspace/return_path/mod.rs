@@ -26,8 +26,12 @@ use crate::{
         sysctl,
         xtables::{
             self, Xtables,
+            desired::{Contents, FixedChain, Jump, Place, RuleSet},
+            difference::Comparison,
+            observed::{Interest, Observed},
             remove::{Owned, Preserved},
-            rule::Table,
+            rule::{Match, Table, Target},
+            transaction::{Group, Transaction},
         },
     },
     log_once::LogOnce,
@@ -51,13 +55,34 @@ const TABLE: u32 = 0x5454_0000;
 /// its mark, find this node, and drop the packet (`fib_validate_source`).
 const MARKS_COUNT: &str = "net/ipv4/conf/all/src_valid_mark";
 
-/// Returns the jump and the rule as `iptables-save` prints them.
-fn jump() -> String {
-    format!("-A PREROUTING -j {CHAIN}")
+/// Returns what is to be in table mangle.
+fn desired() -> RuleSet {
+    let marking = xtables::rule::Rule::new()
+        .with(Match::TransparentSocket)
+        .target(Target::Mark {
+            value: MARK,
+            mask: u32::MAX,
+        });
+    RuleSet {
+        chains: vec![FixedChain {
+            table: Table::Mangle,
+            name: CHAIN.into(),
+            contents: Contents::Exactly(vec![marking]),
+        }],
+        jumps: vec![Jump {
+            table: Table::Mangle,
+            from: "PREROUTING",
+            rule: xtables::rule::Rule::new().jump(CHAIN),
+            place: Place::Top,
+        }],
+    }
 }
 
-fn marking() -> String {
-    format!("-m socket --transparent -j MARK --set-xmark {MARK:#x}/0xffffffff")
+fn interest(table: Table, chain: &str) -> Interest {
+    match table {
+        Table::Mangle if chain == CHAIN => Interest::Whole,
+        _ => Interest::Foreign,
+    }
 }
 
 fn rule(family: Family) -> Rule {
@@ -84,42 +109,14 @@ fn route(family: Family, loopback: u32) -> Route {
     }
 }
 
-/// Batch text that makes a table, as `iptables-save` printed it, lead answers
-/// here; `None`: it does.
-fn repair(saved: &str) -> Option<String> {
-    let (jump, own) = (jump(), format!("-A {CHAIN} {}", marking()));
-    let lines = |keep: &dyn Fn(&str) -> bool| -> Vec<&str> {
-        saved
-            .lines()
-            .map(str::trim_end)
-            .filter(|line| keep(line))
-            .collect()
-    };
-    let jumps = lines(&|line| is_jump(line));
-    let rules = lines(&|line| line.starts_with(&format!("-A {CHAIN} ")));
-    if jumps == [jump.as_str()] && rules == [own.as_str()] {
-        return None;
+/// Returns the steps that make what was `observed` lead answers here.
+fn repair(observed: Observed, family: Family) -> Transaction<()> {
+    let (mut comparison, mut ops) = Comparison::begin(observed, &desired(), family);
+    ops.extend(comparison.stale_jumps());
+    Transaction {
+        family,
+        groups: vec![Group::common(ops)],
     }
-    let mut batch = format!("*mangle\n:{CHAIN} - [0:0]\n{own}\n");
-    match jumps.split_first() {
-        Some((_, more)) if jumps.iter().all(|j| *j == jump) => {
-            batch.extend(more.iter().map(|j| deletion(j)));
-        }
-        _ => {
-            batch.extend(jumps.iter().map(|j| deletion(j)));
-            batch += &format!("{jump}\n");
-        }
-    }
-    batch += "COMMIT\n";
-    Some(batch)
-}
-
-fn is_jump(line: &str) -> bool {
-    line.starts_with("-A ") && line.ends_with(&format!(" -j {CHAIN}"))
-}
-
-fn deletion(line: &str) -> String {
-    format!("-D {}\n", line.strip_prefix("-A ").unwrap_or(line))
 }
 
 /// Keeps the way of answers in force, or away.
@@ -265,10 +262,14 @@ fn route_marked(family: Family) -> Result<(), netlink::Error> {
 
 /// Has packets for our sockets marked.
 async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
-    match repair(&xtables.lines_with("mangle", CHAIN).await?) {
-        Some(batch) => xtables.restore(&batch).await,
-        None => Ok(()),
+    let mut observed = Observed::new(interest);
+    let line = |line: &str| observed.line(Table::Mangle, line);
+    xtables.read(Table::Mangle.name(), line).await?;
+    let transaction = repair(observed, xtables.family());
+    if transaction.is_empty() {
+        return Ok(());
     }
+    xtables.restore(&transaction.to_string()).await
 }
 
 /// Returns whether a process installed something. The routing rule comes first and

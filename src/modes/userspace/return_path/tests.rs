@@ -128,35 +128,45 @@ fn a_kernel_that_would_drop_the_answers_is_named() {
 
 #[test]
 fn what_is_wrong_is_repaired_and_what_is_right_left_alone() {
-    let (jump, own) = (jump(), format!("-A {CHAIN} {}", marking()));
+    let jump = format!("-A PREROUTING -j {CHAIN}");
+    let own =
+        format!("-A {CHAIN} -m socket --transparent -j MARK --set-xmark {MARK:#x}/0xffffffff");
     let foreign = "-A PREROUTING -i eth1 -j MARK --set-xmark 0x1/0xffffffff";
     let declared = format!(":{CHAIN} - [0:0]");
-    let right = [&declared, foreign, &jump, &own].join("\n");
-    assert_eq!(repair(&right), None);
+    let batch = |saved: &[&str]| {
+        let mut observed = Observed::new(interest);
+        observed.line(Table::Mangle, ":PREROUTING ACCEPT [0:0]");
+        saved
+            .iter()
+            .for_each(|line| observed.line(Table::Mangle, line));
+        repair(observed, Family::V4).to_string()
+    };
+    assert_eq!(batch(&[&declared, foreign, &jump, &own]), "");
     let odd = format!("-A PREROUTING -p tcp -j {CHAIN}");
-    let cases: [(&[&str], Vec<String>); 5] = [
-        (&[foreign], vec![own.clone(), jump.clone()]),
-        (&[&declared, &jump], vec![own.clone()]),
-        (&[&declared, &own], vec![own.clone(), jump.clone()]),
+    let insert = format!("-I PREROUTING -j {CHAIN}");
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&[foreign], &[&declared, &own, &insert]),
+        (&[&declared, &jump], &[&declared, &own]),
+        (&[&declared, &own], &[&insert]),
         (
             &[&declared, &jump, &own, &jump],
-            vec![own.clone(), format!("-D PREROUTING -j {CHAIN}")],
+            &[&format!("-D PREROUTING -j {CHAIN}")],
         ),
         (
             &[&declared, &odd, &own, &own],
-            vec![
-                own.clone(),
-                format!("-D PREROUTING -p tcp -j {CHAIN}"),
-                jump.clone(),
+            &[
+                &declared,
+                &own,
+                &insert,
+                &format!("-D PREROUTING -p tcp -j {CHAIN}"),
             ],
         ),
     ];
     for (saved, expected) in cases {
-        let batch = repair(&saved.join("\n")).unwrap();
-        let lines: Vec<_> = batch.lines().collect();
-        let (head, tail) = (format!(":{CHAIN} - [0:0]"), "COMMIT");
-        assert_eq!(lines[..2], ["*mangle", &head], "{saved:?}");
-        assert_eq!(lines[2..lines.len() - 1], expected, "{saved:?}");
-        assert_eq!(lines.last(), Some(&tail));
+        let batch = batch(saved);
+        let commands = batch
+            .lines()
+            .filter(|line| !line.starts_with('*') && *line != "COMMIT");
+        assert_eq!(commands.collect::<Vec<_>>(), expected, "{saved:?}");
     }
 }

@@ -16,24 +16,15 @@
 //!   default route: the kernel looks for one before nat. kube-proxy's modes
 //!   need the same.
 
-mod applied;
+mod diff;
 mod plan;
 mod stale;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::BTreeSet,
-    hash::{DefaultHasher, Hash, Hasher},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, mem, sync::Arc};
 
-use self::{
-    applied::Applied,
-    plan::{Environment, Features, Jumps},
-    stale::Stale,
-};
+use self::{diff::Applied, plan::Environment, stale::Stale};
 use super::{Desired, Error, Extent, Frontend, Outcomes, Report, Scopes, choose::redirecting};
 use crate::{
     kernel::{
@@ -41,9 +32,13 @@ use crate::{
         netlink::{Protocol, Socket},
         probe::Kernel,
         xtables::{
-            Engine, Xtables,
+            Engine,
+            difference::Comparison,
+            features::Features,
             remove::{Owned, Preserved},
             rule::Table,
+            run::Writer,
+            transaction::{Group, Op, Transaction},
         },
     },
     log_once::LogOnce,
@@ -61,33 +56,19 @@ const OWNED: Owned = Owned {
 
 /// Captures by nat rules. Owns its chains and the jumps to them.
 pub struct Redirect {
-    families: Vec<FamilyState>,
+    families: Vec<FamilyRules>,
     node_ports: Arc<Served>,
     logged: LogOnce,
 }
 
 /// What one family has in the kernel.
-struct FamilyState {
-    family: Family,
-    xtables: Xtables,
-    engine: Engine,
+struct FamilyRules {
+    writer: Writer,
     features: Features,
-    /// What is in force.
     applied: Applied,
-    /// That of the last full sync; `None`: the next sync must be full.
-    environment: Option<Environment>,
-    /// Where nat rules led at the last full sync.
-    destination: Option<IpAddr>,
-    settled: Option<Settled>,
+    /// What is applied is in force; if not, the next sync compares everything.
+    in_force: bool,
     stale: Stale,
-}
-
-/// What was desired and what the kernel then had, as hashes: while neither
-/// differs, a full sync has nothing to write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Settled {
-    batch: u64,
-    kernel: u64,
 }
 
 impl Redirect {
@@ -100,15 +81,14 @@ impl Redirect {
         let mut states = Vec::new();
         for family in families {
             let tools = redirecting(kernel, *family)?;
-            states.push(FamilyState {
-                family: *family,
-                engine: tools.engine,
-                features: tools.features.into(),
-                xtables: tools.xtables,
-                applied: Applied::new(*family),
-                environment: None,
-                destination: None,
-                settled: None,
+            states.push(FamilyRules {
+                features: tools.features,
+                writer: Writer {
+                    xtables: tools.xtables,
+                    engine: tools.engine,
+                },
+                applied: Applied::default(),
+                in_force: false,
                 stale: Stale::default(),
             });
         }
@@ -122,7 +102,8 @@ impl Redirect {
     /// Returns the engine of each family that its rules are in.
     pub fn engines(&self) -> Vec<(Family, Engine)> {
         let families = self.families.iter();
-        families.map(|state| (state.family, state.engine)).collect()
+        let engines = families.map(|state| (state.writer.family(), state.writer.engine));
+        engines.collect()
     }
 
     /// Serves node ports on these addresses from the next full sync on.
@@ -138,20 +119,20 @@ impl Redirect {
     pub async fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
         let node_ports = &self.node_ports;
         let mut families = self.families.iter_mut();
-        let sync = async |state: Option<&mut FamilyState>| {
+        let sync = async |state: Option<&mut FamilyRules>| {
             let state = state?;
-            let scope = scopes.get(state.family).as_ref()?;
+            let family = state.writer.family();
+            let scope = scopes.get(family).as_ref()?;
             let mut report = Report::default();
-            let synced = match state.environment.take() {
-                Some(environment) if scope.extent < Extent::Full => {
-                    let changed = &scope.changed;
-                    state
-                        .update(desired, changed, environment, &mut report)
-                        .await
-                }
-                _ => state.rewrite(desired, node_ports, &mut report).await,
+            // While this fails or is cancelled, what is recorded is not what the
+            // kernel has.
+            let in_force = mem::take(&mut state.in_force);
+            let synced = if in_force && scope.extent < Extent::Full {
+                state.update(desired, &scope.changed, &mut report).await
+            } else {
+                state.compare(desired, node_ports, &mut report).await
             };
-            Some((state.family, synced.map(|()| report)))
+            Some((family, synced.map(|()| report)))
         };
         let (one, other) = tokio::join!(sync(families.next()), sync(families.next()));
         let mut outcomes = Outcomes::default();
@@ -187,87 +168,41 @@ impl Redirect {
     }
 }
 
-impl FamilyState {
-    /// Writes everything anew.
-    async fn rewrite(
+impl FamilyRules {
+    /// Compares everything with the kernel.
+    async fn compare(
         &mut self,
         desired: &Desired,
         node_ports: &Served,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let family = self.family;
+        let family = self.writer.family();
         let own = addresses::list(&mut Socket::open(Protocol::Route)?)?;
         let services: BTreeSet<_> = desired.keys().filter_map(|f| f.address).collect();
+        let before = self.applied.destination();
         let environment = Environment {
+            family,
             features: self.features,
-            destination: plan::destination(&own, family, self.destination, &services)
+            destination: plan::destination(&own, family, before, &services)
                 .filter(|_| self.features.dnat),
             node: plan::node(&self.features, node_ports, &own, family),
         };
-        self.destination = environment.destination;
-        self.note(report);
-        let changed = self.applied.replace(desired, &environment, report);
-        self.stale.extend(changed);
-        let (nat, filter) = self.saved().await?;
-        let wanted = hash(&self.applied.batch(&self.features, &Jumps::default()));
-        let settled = Settled {
-            batch: wanted,
-            kernel: hash(&plan::ours(&nat, &filter)),
-        };
-        if self.settled != Some(settled) {
-            let jumps = Jumps::repair(&nat, &filter, &self.features);
-            let batch = self.applied.batch(&self.features, &jumps);
-            self.xtables.restore(&batch).await?;
-            let (nat, filter) = self.saved().await?;
-            self.settled = Some(Settled {
-                batch: wanted,
-                kernel: hash(&plan::ours(&nat, &filter)),
-            });
-        }
-        self.environment = Some(environment);
+        report.messages.extend(self.shortcomings());
+        let tables = environment.tables();
+        let applied = Applied::of(desired, environment, report);
+        self.stale.extend(applied.changed_since(&self.applied));
+        self.applied = applied;
+        let nothing_else = |_: Table, _: &str| {};
+        let observed = self
+            .writer
+            .observe(plan::interest, tables, nothing_else)
+            .await?;
+        let desired = self.applied.rule_set();
+        let (mut comparison, mut ops) = Comparison::begin(observed, &desired, family);
+        ops.extend(comparison.stale_jumps());
+        self.run(ops).await?;
         self.forget_stale(report).await;
         Ok(())
-    }
-
-    /// Deletes the flows that lead elsewhere than the rules in force.
-    async fn forget_stale(&mut self, report: &mut Report) {
-        let family = self.family;
-        let forgotten = self
-            .stale
-            .forget(family, &self.applied, self.destination)
-            .await;
-        let failed = match self.stale.is_empty() {
-            true => &mut report.messages,
-            false => &mut report.unfinished,
-        };
-        failed.extend(forgotten.err());
-    }
-
-    /// Returns what concerns our chains in tables nat and filter, filter only if we use
-    /// it.
-    async fn saved(&self) -> Result<(String, String), Error> {
-        let nat = self.xtables.lines_with("nat", plan::CHAIN).await?;
-        let filter = match self.features.guard {
-            true => self.xtables.lines_with("filter", plan::CHAIN).await?,
-            false => String::new(),
-        };
-        Ok((nat, filter))
-    }
-
-    fn note(&self, report: &mut Report) {
-        let family = self.family;
-        if !self.features.guard {
-            report.messages.push(format!(
-                "{family}: the local ports of our listeners can be called from outside, because \
-                 table filter with the conntrack match is missing here"
-            ));
-        }
-        if !self.features.addrtype {
-            report.messages.push(format!(
-                "{family}: node ports answer on the addresses that the node has at each full \
-                 sync, because the addrtype match is missing here"
-            ));
-        }
     }
 
     /// Applies what differs in `changed`.
@@ -275,26 +210,51 @@ impl FamilyState {
         &mut self,
         desired: &Desired,
         changed: &[Frontend],
-        environment: Environment,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let delta = self.applied.update(desired, changed, &environment, report);
-        let batch = delta.batch(&self.features);
-        self.stale.extend(delta.frontends);
-        if !batch.is_empty() {
-            // While this fails or is cancelled the environment is unset: what we
-            // hold is then not what the kernel has.
-            self.settled = None;
-            self.xtables.restore(&batch).await?;
-        }
-        self.environment = Some(environment);
+        let difference = self.applied.update(desired, changed, report);
+        self.stale.extend(difference.frontends);
+        self.run(difference.ops).await?;
         self.forget_stale(report).await;
         Ok(())
     }
-}
 
-fn hash(text: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
+    async fn run(&mut self, ops: Vec<Op>) -> Result<(), Error> {
+        let transaction: Transaction<Frontend> = Transaction {
+            family: self.writer.family(),
+            groups: vec![Group::common(ops)],
+        };
+        self.writer.run(&transaction).await?;
+        self.in_force = true;
+        Ok(())
+    }
+
+    /// Deletes the flows that lead elsewhere than the rules in force.
+    async fn forget_stale(&mut self, report: &mut Report) {
+        let forgotten = self.stale.forget(self.writer.family(), &self.applied).await;
+        let failed = match self.stale.is_empty() {
+            true => &mut report.messages,
+            false => &mut report.unfinished,
+        };
+        failed.extend(forgotten.err());
+    }
+
+    /// Returns what an operator should know of what is missing here.
+    fn shortcomings(&self) -> Vec<String> {
+        let family = self.writer.family();
+        let mut missing = Vec::new();
+        if !self.features.conntrack {
+            missing.push(format!(
+                "{family}: the local ports of our listeners can be called from outside, because \
+                 table filter with the conntrack match is missing here"
+            ));
+        }
+        if !self.features.addrtype {
+            missing.push(format!(
+                "{family}: node ports answer on the addresses that the node has at each full \
+                 sync, because the addrtype match is missing here"
+            ));
+        }
+        missing
+    }
 }

@@ -1,4 +1,4 @@
-//! Which nat and filter rules are wanted, as text. Pure.
+//! Which nat and filter rules are needed. Pure.
 //!
 //! ```text
 //! nat PREROUTING, OUTPUT → TRIPOD-USERSPACE
@@ -14,14 +14,19 @@ mod tests;
 
 use std::{
     collections::BTreeSet,
-    fmt::Write,
     net::{IpAddr, SocketAddr},
 };
 
-use ipnet::IpNet;
-
 use crate::{
-    kernel::{addresses::Address, xtables::features as xtables},
+    kernel::{
+        addresses::Address,
+        xtables::{
+            desired::{Contents, FixedChain, Jump, Place, RuleSet},
+            features::Features,
+            observed::Interest,
+            rule::{Match, Negatable, Rule, Side, Table, Target as Action, Transport},
+        },
+    },
     modes::userspace::capture::{Frontend, Target},
     net::{Family, Protocol},
     node::Served,
@@ -29,46 +34,50 @@ use crate::{
 
 /// The chain that Tripod owns, in table nat and in table filter.
 pub const CHAIN: &str = "TRIPOD-USERSPACE";
-const COMMENT: &str = "-m comment --comment \"Tripod: userspace capture\" ";
+
 /// Nearly all packets are of established connections; they skip the chain.
-const STATES: &str = "-m conntrack --ctstate INVALID,NEW,UNTRACKED ";
-
-/// What the kernel and the program can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Features {
-    /// Rules may carry comments.
-    pub comment: bool,
-    /// Rules can ask whether an address is the node's own.
-    pub addrtype: bool,
-    /// `DNAT --to-destination`.
-    pub dnat: bool,
-    /// Table filter with the conntrack match.
-    pub guard: bool,
-    /// `REJECT` in table filter.
-    pub reject: bool,
-}
-
-impl From<xtables::Features> for Features {
-    fn from(of: xtables::Features) -> Features {
-        Features {
-            comment: of.comment,
-            addrtype: of.addrtype,
-            dnat: of.dnat,
-            guard: of.conntrack,
-            reject: of.reject,
-        }
-    }
-}
+const STATES: &str = "INVALID,NEW,UNTRACKED";
 
 /// What rules for a family are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
+    /// The family.
+    pub family: Family,
     /// What is possible.
     pub features: Features,
     /// Where nat rules lead; `None`: REDIRECT.
     pub destination: Option<IpAddr>,
-    /// Matches that say "an address of this node", one rule each.
-    pub node: Vec<String>,
+    /// The beginnings of rules for "an address of this node".
+    pub node: Vec<Rule>,
+}
+
+/// Where nat rules lead, and what is called directly by no one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Listener {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its local port.
+    pub port: u16,
+}
+
+impl Environment {
+    /// Returns the tables that have our chain: filter only if listeners can be
+    /// guarded.
+    pub fn tables(&self) -> &'static [Table] {
+        if self.features.conntrack {
+            &[Table::Nat, Table::Filter]
+        } else {
+            &[Table::Nat]
+        }
+    }
+}
+
+/// How a chain is compared.
+pub fn interest(table: Table, chain: &str) -> Interest {
+    match table {
+        Table::Nat | Table::Filter if chain == CHAIN => Interest::Whole,
+        _ => Interest::Foreign,
+    }
 }
 
 /// Returns the address that nat rules lead to. `before` stays if it can.
@@ -103,13 +112,13 @@ pub fn destination(
         })
 }
 
-/// Matches for the node's own addresses.
+/// Returns the beginnings of rules for the node's own addresses that are `served`.
 pub fn node(
     features: &Features,
     served: &Served,
     addresses: &[Address],
     family: Family,
-) -> Vec<String> {
+) -> Vec<Rule> {
     let named = match served {
         Served::All => None,
         Served::Within(nets) => Some(nets.iter()),
@@ -121,11 +130,12 @@ pub fn node(
     // A network of everything names none: iptables leaves it out of the rule.
     let named = named.filter(|nets| nets.iter().all(|net| net.prefix_len() > 0));
     // A network alone would catch what goes to other machines in it.
+    let local = |rule: Rule| rule.with(Match::LocalAddress(Negatable::is(Side::Destination)));
     match (features.addrtype, named) {
-        (true, None) => vec!["-m addrtype --dst-type LOCAL ".to_owned()],
+        (true, None) => vec![local(Rule::new())],
         (true, Some(nets)) => nets
             .iter()
-            .map(|net| format!("-d {} -m addrtype --dst-type LOCAL ", net.trunc()))
+            .map(|net| local(Rule::new().destination(net.trunc())))
             .collect(),
         (false, named) => {
             let own: BTreeSet<_> = addresses
@@ -138,17 +148,17 @@ pub fn node(
                 })
                 .collect();
             own.into_iter()
-                .map(|a| format!("-d {} ", IpNet::from(a)))
+                .map(|a| Rule::new().destination(a))
                 .collect()
         }
     }
 }
 
-fn lower(protocol: Protocol) -> &'static str {
+fn transport(protocol: Protocol) -> Transport {
     match protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-        Protocol::Sctp => "sctp",
+        Protocol::Tcp => Transport::Tcp,
+        Protocol::Udp => Transport::Udp,
+        Protocol::Sctp => Transport::Sctp,
     }
 }
 
@@ -161,171 +171,71 @@ fn plain(name: &str) -> String {
         .collect()
 }
 
-/// Returns the nat rules of a frontend, without the chain.
-pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> Vec<String> {
-    let protocol = lower(frontend.protocol);
-    let comment = if environment.features.comment {
-        format!("-m comment --comment \"{}\" ", plain(&target.name))
-    } else {
-        String::new()
-    };
-    let action = match environment.destination {
-        Some(ip) => format!("DNAT --to-destination {}", SocketAddr::new(ip, target.port)),
-        None => format!("REDIRECT --to-ports {}", target.port),
-    };
-    let rule = |to: &str| {
-        let port = frontend.port;
-        format!("{to}-p {protocol} -m {protocol} --dport {port} {comment}-j {action}")
+/// Returns the nat rules of a frontend.
+pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> Vec<Rule> {
+    let protocol = transport(frontend.protocol);
+    let complete = |rule: Rule| {
+        let rule = rule.protocol(protocol);
+        let rule = rule.destination_port(protocol, frontend.port);
+        let rule = match environment.features.comment {
+            true => rule.comment(plain(&target.name)),
+            false => rule,
+        };
+        rule.target(match environment.destination {
+            Some(ip) => Action::Dnat(SocketAddr::new(ip, target.port)),
+            None => Action::Redirect(target.port),
+        })
     };
     match frontend.address {
-        Some(ip) => vec![rule(&format!("-d {} ", IpNet::from(ip)))],
-        None => environment.node.iter().map(|to| rule(to)).collect(),
+        Some(ip) => vec![complete(Rule::new().destination(ip))],
+        None => environment.node.iter().cloned().map(complete).collect(),
     }
 }
 
 /// Returns the filter rule that keeps direct callers from a listener.
-fn guard((protocol, port): (Protocol, u16), features: &Features) -> String {
-    let action = match (features.reject, protocol) {
-        (false, _) => "DROP",
-        (true, Protocol::Tcp) => "REJECT --reject-with tcp-reset",
-        (true, _) => "REJECT",
-    };
-    let protocol = lower(protocol);
-    format!("-p {protocol} -m {protocol} --dport {port} -j {action}")
-}
-
-/// A listener: protocol and local port.
-pub type Listener = (Protocol, u16);
-
-/// Batch text that makes our chains hold exactly `rules` and guard exactly
-/// `listeners`; `jumps` are the commands that repair the ways into the chains.
-pub fn full<'a>(
-    rules: impl Iterator<Item = &'a String>,
-    listeners: impl Iterator<Item = &'a Listener>,
-    features: &Features,
-    jumps: &Jumps,
-) -> String {
-    let mut batch = String::new();
-    if features.guard {
-        let _ = writeln!(batch, "*filter\n:{CHAIN} - [0:0]");
-        let _ = writeln!(batch, "-A {CHAIN} -m conntrack --ctstate DNAT -j RETURN");
-        for listener in listeners {
-            let _ = writeln!(batch, "-A {CHAIN} {}", guard(*listener, features));
-        }
-        jumps.filter.iter().for_each(|j| batch.push_str(j));
-        batch.push_str("COMMIT\n");
-    }
-    let _ = writeln!(batch, "*nat\n:{CHAIN} - [0:0]");
-    for rule in rules {
-        let _ = writeln!(batch, "-A {CHAIN} {rule}");
-    }
-    jumps.nat.iter().for_each(|j| batch.push_str(j));
-    batch.push_str("COMMIT\n");
-    batch
-}
-
-/// A difference to what is in force.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Delta {
-    /// nat rules to add, each with whether it is of a node port.
-    pub add: Vec<(bool, String)>,
-    /// nat rules to delete.
-    pub delete: Vec<String>,
-    /// Listeners to guard.
-    pub guard: Vec<Listener>,
-    /// Listeners to guard no more.
-    pub unguard: Vec<Listener>,
-    /// The frontends whose rules are to be added or deleted.
-    pub frontends: Vec<Frontend>,
-}
-
-impl Delta {
-    /// Batch text: guards before what leads to the listeners, and the other
-    /// way round. Empty if there is nothing to do.
-    pub fn batch(&self, features: &Features) -> String {
-        let mut batch = String::new();
-        let filter = |command: char, listeners: &[Listener], batch: &mut String| {
-            if features.guard && !listeners.is_empty() {
-                batch.push_str("*filter\n");
-                for listener in listeners {
-                    let rule = guard(*listener, features);
-                    let _ = writeln!(batch, "-{command} {CHAIN} {rule}");
-                }
-                batch.push_str("COMMIT\n");
-            }
-        };
-        filter('A', &self.guard, &mut batch);
-        if !self.add.is_empty() || !self.delete.is_empty() {
-            batch.push_str("*nat\n");
-            for rule in &self.delete {
-                let _ = writeln!(batch, "-D {CHAIN} {rule}");
-            }
-            for (node_port, rule) in &self.add {
-                let _ = match node_port {
-                    true => writeln!(batch, "-A {CHAIN} {rule}"),
-                    false => writeln!(batch, "-I {CHAIN} 1 {rule}"),
-                };
-            }
-            batch.push_str("COMMIT\n");
-        }
-        filter('D', &self.unguard, &mut batch);
-        batch
-    }
-}
-
-/// Commands that repair the jumps into our chains.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Jumps {
-    /// For table nat.
-    pub nat: Vec<String>,
-    /// For table filter.
-    pub filter: Vec<String>,
-}
-
-impl Jumps {
-    /// From the tables as `iptables-save` prints them.
-    pub fn repair(nat: &str, filter: &str, features: &Features) -> Jumps {
-        let comment = if features.comment { COMMENT } else { "" };
-        let into = |chain: &str, matches: &str| format!("{chain} {matches}{comment}-j {CHAIN}");
-        Jumps {
-            nat: repair(nat, &[into("PREROUTING", ""), into("OUTPUT", "")]),
-            filter: repair(filter, &[into("INPUT", STATES)]),
-        }
-    }
-}
-
-/// Returns the rules of a saved table that jump to our chain, without their "-A ".
-fn jumping(saved: &str) -> impl Iterator<Item = &str> {
-    saved.lines().filter_map(|line| {
-        let rule = line.strip_prefix("-A ")?;
-        let (_, target) = rule.rsplit_once(" -j ")?;
-        (target.trim() == CHAIN).then_some(rule.trim_end())
+pub fn guard(listener: Listener, features: &Features) -> Rule {
+    let protocol = transport(listener.protocol);
+    let rule = Rule::new().protocol(protocol);
+    let rule = rule.destination_port(protocol, listener.port);
+    rule.target(match (features.reject, listener.protocol) {
+        (false, _) => Action::Drop,
+        (true, Protocol::Tcp) => Action::Reset,
+        (true, Protocol::Udp | Protocol::Sctp) => Action::Reject,
     })
 }
 
-/// Returns each wanted jump exactly once and no other.
-fn repair(saved: &str, wanted: &[String]) -> Vec<String> {
-    let present: Vec<_> = jumping(saved).collect();
-    let mut commands = Vec::new();
-    for rule in &present {
-        if !wanted.iter().any(|w| w == rule) {
-            commands.push(format!("-D {rule}\n"));
+/// Returns all that is to be in the tables, with these nat rules and guarded
+/// listeners.
+pub fn rule_set(nat: Vec<Rule>, guards: Vec<Rule>, environment: &Environment) -> RuleSet {
+    let chain = |table, rules| FixedChain {
+        table,
+        name: CHAIN.into(),
+        contents: Contents::Exactly(rules),
+    };
+    let jump = |table, from, rule: Rule| Jump {
+        table,
+        from,
+        rule: match environment.features.comment {
+            true => rule.comment("Tripod: userspace capture"),
+            false => rule,
         }
+        .jump(CHAIN),
+        place: Place::Top,
+    };
+    let state = |states| Match::ConnectionState(Negatable::is(states));
+    let mut desired = RuleSet {
+        chains: vec![chain(Table::Nat, nat)],
+        jumps: vec![
+            jump(Table::Nat, "PREROUTING", Rule::new()),
+            jump(Table::Nat, "OUTPUT", Rule::new()),
+        ],
+    };
+    if environment.features.conntrack {
+        let through_nat = Rule::new().with(state("DNAT")).target(Action::Return);
+        let rules = std::iter::once(through_nat).chain(guards).collect();
+        let new = Rule::new().with(state(STATES));
+        desired.chains.push(chain(Table::Filter, rules));
+        desired.jumps.push(jump(Table::Filter, "INPUT", new));
     }
-    for rule in wanted {
-        match present.iter().filter(|p| *p == rule).count() {
-            0 => commands.push(format!("-I {rule}\n")),
-            n => commands.extend((1..n).map(|_| format!("-D {rule}\n"))),
-        }
-    }
-    commands
-}
-
-/// Returns the lines of tables as `iptables-save` prints them that make up or lead to
-/// our chains, without counters.
-pub fn ours<'a>(nat: &'a str, filter: &'a str) -> Vec<&'a str> {
-    nat.lines()
-        .chain(filter.lines())
-        .filter(|line| line.starts_with('-') && line.contains(CHAIN))
-        .collect()
+    desired
 }

@@ -6,9 +6,9 @@
 //! there goes past the rules, one of a Service that came back goes to a local
 //! port that nobody listens on.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::collections::BTreeSet;
 
-use super::applied::Applied;
+use super::diff::Applied;
 use crate::{
     kernel::conntrack::flows::{Match, Reply, Source, UDP},
     modes::{stale, userspace::capture::Frontend},
@@ -33,21 +33,20 @@ impl Stale {
         self.frontends.is_empty()
     }
 
-    /// Returns what to delete, now that what is `applied` is in the kernel and leads to
-    /// `destination` (REDIRECT: to some address of the node): of a frontend that
-    /// is there, what leads elsewhere than its listener; of one that is gone,
-    /// everything. Node ports are meant on any address, as only the kernel can
-    /// tell which ones it has translated.
-    fn matches(&self, applied: &Applied, destination: Option<IpAddr>) -> Vec<Match> {
+    /// Returns what to delete, now that what is `applied` is in the kernel: of a
+    /// frontend that is there, what leads elsewhere than its listener (with
+    /// REDIRECT, on any address); of one that is gone, everything. Node ports are
+    /// meant on any address, as only the kernel knows which ones it has translated.
+    fn matches(&self, applied: &Applied) -> Vec<Match> {
         let one = |frontend: &Frontend| Match {
             protocol: UDP,
             destination: frontend.address,
             port: Some(frontend.port),
             reply: match applied.listener(frontend) {
-                Some((_, port)) => {
+                Some(listener) => {
                     let listener = Source {
-                        address: destination,
-                        port: Some(port),
+                        address: applied.destination(),
+                        port: Some(listener.port),
                     };
                     Reply::NotFrom([listener].into())
                 }
@@ -62,13 +61,8 @@ impl Stale {
     ///
     /// # Errors
     /// With what is amiss meanwhile, and why.
-    pub async fn forget(
-        &mut self,
-        family: Family,
-        applied: &Applied,
-        destination: Option<IpAddr>,
-    ) -> Result<(), String> {
-        let matches = self.matches(applied, destination);
+    pub async fn forget(&mut self, family: Family, applied: &Applied) -> Result<(), String> {
+        let matches = self.matches(applied);
         match stale::delete(family, matches).await {
             Ok(count) => {
                 self.frontends.clear();
@@ -106,8 +100,8 @@ mod tests {
             port,
         };
         let mut stale = Stale::default();
-        let none = Applied::new(Family::V4);
-        assert_eq!(stale.matches(&none, None), []);
+        let none = Applied::default();
+        assert_eq!(stale.matches(&none), []);
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
         stale.extend(protocols.map(|protocol| frontend(protocol, 53)));
         let gone = Match {
@@ -116,6 +110,6 @@ mod tests {
             port: Some(53),
             reply: Reply::Any,
         };
-        assert_eq!(stale.matches(&none, None), [gone]);
+        assert_eq!(stale.matches(&none), [gone]);
     }
 }

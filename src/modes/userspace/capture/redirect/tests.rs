@@ -8,7 +8,7 @@ use crate::{
         conntrack::flows::tests::{enter_udp, udp},
         namespace::{in_namespace, ip},
         probe::Kernel,
-        xtables::Search,
+        xtables::{Search, Xtables},
     },
     modes::userspace::capture::{self, OtherPorts, Target},
     net,
@@ -170,7 +170,7 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             assert_eq!(report, Report::default());
             assert_eq!(udp(socket, Family::V4), [good, strange]);
 
-            // Nothing changed: nobody looks.
+            // Nothing changed: no flows are read.
             let stray = ("10.0.0.1:1002", "10.96.0.10:53", "192.0.2.1:39999");
             enter_udp(socket, stray.0, stray.1, stray.2);
             sync(&mut redirect, &desired, None).await.unwrap();

@@ -3,15 +3,31 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{modes::userspace::capture::OtherPorts, net::Family};
-
-const ALL: Features = Features {
-    comment: true,
-    addrtype: true,
-    dnat: true,
-    guard: true,
-    reject: true,
+use crate::{
+    kernel::xtables::{
+        difference::Comparison,
+        observed::Observed,
+        transaction::{Group, Transaction},
+    },
+    modes::userspace::capture::OtherPorts,
 };
+
+const ALL: Features = Features::ALL;
+
+const BARE: Features = Features {
+    comment: false,
+    addrtype: false,
+    dnat: false,
+    conntrack: false,
+    reject: false,
+    ..ALL
+};
+
+/// The rules in words.
+fn words(rules: &[Rule], family: Family) -> Vec<String> {
+    let words = rules.iter().map(|rule| rule.words(family).to_string());
+    words.collect()
+}
 
 fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -> Vec<String> {
     let address: Option<IpAddr> = address.map(|a| a.parse().unwrap());
@@ -28,11 +44,12 @@ fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -
     };
     let own = [own("192.0.2.1", 2, 0, 0), own("10.0.0.1", 3, 0, 0)];
     let environment = Environment {
+        family: frontend.family,
         features,
         destination: destination.map(|a| a.parse().unwrap()),
         node: node(&features, &Served::All, &own, Family::V4),
     };
-    nat(&frontend, &target, &environment)
+    words(&nat(&frontend, &target, &environment), frontend.family)
 }
 
 fn own(address: &str, index: u32, scope: u8, flags: u32) -> Address {
@@ -41,7 +58,7 @@ fn own(address: &str, index: u32, scope: u8, flags: u32) -> Address {
 
 #[test]
 fn nat_rules() {
-    let bare = Features::default();
+    let bare = BARE;
     let cases: [(_, _, _, &[&str]); 5] = [
         (
             Some("10.96.0.1"),
@@ -68,7 +85,7 @@ fn nat_rules() {
             None,
             ALL,
             Some("192.0.2.1"),
-            &["-m addrtype --dst-type LOCAL -p tcp -m tcp --dport 80 \
+            &["-p tcp -m addrtype --dst-type LOCAL -m tcp --dport 80 \
                -m comment --comment \"default/we_b_:http\" \
                -j DNAT --to-destination 192.0.2.1:40000"],
         ),
@@ -94,21 +111,18 @@ fn node_ports_stay_on_the_nodes_own_addresses() {
         "10.0.0.0/8".parse().unwrap(),
         "fd00::/8".parse().unwrap(),
     ]);
-    let matches = |features, family| node(&features, &within, &own, family);
+    let matches = |features, family| words(&node(&features, &within, &own, family), family);
     assert_eq!(
         matches(ALL, Family::V4),
-        ["-d 10.0.0.0/8 -m addrtype --dst-type LOCAL "]
+        ["-d 10.0.0.0/8 -m addrtype --dst-type LOCAL"]
     );
-    assert_eq!(
-        matches(Features::default(), Family::V4),
-        ["-d 10.0.0.1/32 "]
-    );
-    assert!(matches(Features::default(), Family::V6).is_empty());
+    assert_eq!(matches(BARE, Family::V4), ["-d 10.0.0.1/32"]);
+    assert!(matches(BARE, Family::V6).is_empty());
     let everywhere = ["192.0.2.0/24", "0.0.0.0/0"].map(|net| net.parse().unwrap());
     let everywhere = Served::Within(everywhere.into());
     assert_eq!(
-        node(&ALL, &everywhere, &own, Family::V4),
-        ["-m addrtype --dst-type LOCAL "]
+        words(&node(&ALL, &everywhere, &own, Family::V4), Family::V4),
+        ["-m addrtype --dst-type LOCAL"]
     );
 }
 
@@ -140,35 +154,68 @@ fn nat_leads_to_a_steady_address_of_the_node() {
 
 #[test]
 fn jumps_are_repaired_to_exactly_one() {
-    let bare = Features::default();
     let right = "-A PREROUTING -j TRIPOD-USERSPACE\n-A OUTPUT -j TRIPOD-USERSPACE\n";
     let cases: [(&str, &[&str]); 5] = [
         (right, &[]),
         (
             "-A PREROUTING -j OTHER\n-A OUTPUT -j TRIPOD-USERSPACE-2\n",
             &[
-                "-I PREROUTING -j TRIPOD-USERSPACE\n",
-                "-I OUTPUT -j TRIPOD-USERSPACE\n",
+                "-I OUTPUT -j TRIPOD-USERSPACE",
+                "-I PREROUTING -j TRIPOD-USERSPACE",
             ],
         ),
         (
             &format!("{right}-A OUTPUT -j TRIPOD-USERSPACE\n"),
-            &["-D OUTPUT -j TRIPOD-USERSPACE\n"],
+            &["-D OUTPUT -j TRIPOD-USERSPACE"],
         ),
         (
             &format!("{right}-A POSTROUTING -j TRIPOD-USERSPACE\n"),
-            &["-D POSTROUTING -j TRIPOD-USERSPACE\n"],
+            &["-D POSTROUTING -j TRIPOD-USERSPACE"],
         ),
         (
             "-A PREROUTING -s 192.0.2.0/24 -j TRIPOD-USERSPACE\n-A OUTPUT -j TRIPOD-USERSPACE\n",
             &[
-                "-D PREROUTING -s 192.0.2.0/24 -j TRIPOD-USERSPACE\n",
-                "-I PREROUTING -j TRIPOD-USERSPACE\n",
+                "-D PREROUTING -s 192.0.2.0/24 -j TRIPOD-USERSPACE",
+                "-I PREROUTING -j TRIPOD-USERSPACE",
             ],
         ),
     ];
+    let environment = Environment {
+        family: Family::V4,
+        features: BARE,
+        destination: None,
+        node: Vec::new(),
+    };
+    let desired = rule_set(Vec::new(), Vec::new(), &environment);
     for (saved, expected) in cases {
-        assert_eq!(Jumps::repair(saved, "", &bare).nat, expected, "{saved}");
+        let mut observed = Observed::new(interest);
+        let chains = ["PREROUTING", "OUTPUT", "POSTROUTING", CHAIN];
+        for chain in chains {
+            observed.line(Table::Nat, &format!(":{chain} - [0:0]"));
+        }
+        saved
+            .lines()
+            .for_each(|line| observed.line(Table::Nat, line));
+        let (mut comparison, mut ops) = Comparison::begin(observed, &desired, Family::V4);
+        ops.extend(comparison.stale_jumps());
+        let transaction: Transaction<()> = Transaction {
+            family: Family::V4,
+            groups: vec![Group::common(ops)],
+        };
+        let text = transaction.to_string();
+        let commands = text.lines().filter(|line| line.starts_with('-'));
+        assert_eq!(commands.collect::<Vec<_>>(), expected, "{saved}");
     }
-    assert_eq!(Jumps::repair(right, "", &ALL).filter.len(), 1);
+    let guarded = Environment {
+        features: ALL,
+        ..environment
+    };
+    let jumps = rule_set(Vec::new(), Vec::new(), &guarded).jumps;
+    assert_eq!(
+        jumps
+            .iter()
+            .filter(|jump| jump.table == Table::Filter)
+            .count(),
+        1
+    );
 }
