@@ -87,6 +87,33 @@ impl Tripod {
         Tripod::spawn(command)
     }
 
+    /// Starts a further process on the node, in `mode`, and waits until it is in
+    /// force. Its ports are those of its `number`, so that it can start while
+    /// another runs.
+    pub fn start_beside(lab: &Lab, mode: &str, number: u16, flags: &[&str]) -> Tripod {
+        let mut command = lab.node.command(tripod_binary());
+        let port =
+            |name: &str, base: u16| format!("--{name}-bind-address=127.0.0.1:{}", base + number);
+        command
+            .arg(format!("--proxy-mode={mode}"))
+            .arg("--manifests")
+            .arg(lab.manifests())
+            .arg("--hostname-override=node")
+            .args([port("healthz", 11000), port("metrics", 12000)])
+            .args(["--conntrack-max-per-core=0", "--v=4"])
+            .args(flags);
+        let tripod = Tripod::spawn(command);
+        eventually(
+            &format!("{mode} is in force"),
+            Duration::from_secs(60),
+            || match tripod.logged(&["synced", mode]) {
+                0 => Err(tripod.log()),
+                _ => Ok(()),
+            },
+        );
+        tripod
+    }
+
     /// Starts a complete command on `node` and waits until Tripod is ready.
     pub fn start_on(node: &Host, command: Command) -> Tripod {
         let mut tripod = Tripod::spawn(command);

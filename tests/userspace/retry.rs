@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::lab::{FirstByte, Lab, Service, Tripod, ask, figure, say, tcp};
+use crate::lab::{Backend, FirstByte, Lab, Service, Tripod, ask, figure, say, tcp};
 
 on_each_capture!(alone: a_killed_backend_fails_no_call, a_silent_backend_fails_no_call);
 
 on_each_capture!(
     a_backend_that_dies_before_it_answers_is_replaced,
-    what_makes_backends_reset_is_told_to_two_at_most,
+    what_makes_backends_reset_is_sent_to_two_at_most,
     an_end_is_an_answer,
     a_client_that_gives_up_is_not_dialed_for,
     a_search_among_silent_endpoints_ends,
@@ -26,23 +26,37 @@ const LONG: usize = 100;
 
 const RETRY: &str = "tripod.proxy/retry";
 
-fn open(lab: &Lab, to: std::net::SocketAddr) -> Vec<(TcpStream, String)> {
+/// A connection that stays open.
+struct Long {
+    stream: TcpStream,
+    /// The backend that answers on it.
+    backend: String,
+}
+
+fn open(lab: &Lab, to: std::net::SocketAddr) -> Vec<Long> {
     (0..LONG)
         .map(|n| {
             let mut stream = tcp(&lab.client, to).unwrap_or_else(|e| panic!("long {n}: {e}"));
-            let name = say(&mut stream, "name").unwrap_or_else(|e| panic!("long {n}: {e}"));
-            (stream, name)
+            let backend = say(&mut stream, "name").unwrap_or_else(|e| panic!("long {n}: {e}"));
+            Long { stream, backend }
         })
         .collect()
 }
 
-fn still_served(connections: &mut [(TcpStream, String)]) {
-    for (stream, name) in connections {
-        assert_eq!(
-            say(stream, "name").expect("an open connection lives on"),
-            *name
-        );
+fn still_served(connections: &mut [Long]) {
+    for Long { stream, backend } in connections {
+        let answer = say(stream, "name").expect("an open connection lives on");
+        assert_eq!(answer, *backend);
     }
+}
+
+/// Without `victim` no call failed, and those who were connected `before` to others
+/// still are.
+fn without(victim: &Backend, calls: &FirstByte, mut before: Vec<Long>) {
+    let failures = calls.failures();
+    assert_eq!(failures, Vec::<&str>::new(), "of {SHORT} short calls");
+    before.retain(|long| long.backend != victim.name());
+    still_served(&mut before);
 }
 
 fn with_retry_off_each_endpoint_that_fails_costs_one_call(lab: &mut Lab) {
@@ -65,11 +79,11 @@ fn a_killed_backend_fails_no_call(lab: &mut Lab) {
     lab.three_backends().publish_all(&web);
     let _tripod = lab.tripod();
     let to = web.cluster()[0];
-    let mut before = open(lab, to);
+    let before = open(lab, to);
     let mut victim = lab.backends.remove(1);
-    let gate = RwLock::new(());
+    let running = RwLock::new(());
     let calls = std::thread::scope(|scope| {
-        let calls = scope.spawn(|| FirstByte::measure(&lab.client, to, SHORT, 16, &gate));
+        let calls = scope.spawn(|| FirstByte::measure(&lab.client, to, SHORT, 16, &running));
         crate::lab::eventually("calls run", Duration::from_secs(10), || {
             match victim.counts(&lab.node).accepted {
                 n if n > LONG as u64 / 3 + 100 => Ok(()),
@@ -77,20 +91,14 @@ fn a_killed_backend_fails_no_call(lab: &mut Lab) {
             }
         });
         // Between calls: one that already reached the victim would die with it.
-        let pause = gate.write();
+        let pause = running.write();
         victim.kill();
         drop(pause);
         calls.join().expect("the caller")
     });
-    assert_eq!(
-        calls.failures(),
-        Vec::<&str>::new(),
-        "of {SHORT} short calls"
-    );
-    before.retain(|(_, name)| name != victim.name());
-    still_served(&mut before);
+    without(&victim, &calls, before);
     let mut during = open(lab, to);
-    assert!(during.iter().all(|(_, name)| name != victim.name()));
+    assert!(during.iter().all(|long| long.backend != victim.name()));
     still_served(&mut during);
     let capture = lab.capture.name();
     figure(
@@ -104,20 +112,14 @@ fn a_silent_backend_fails_no_call(lab: &mut Lab) {
     lab.three_backends().publish_all(&web);
     let _tripod = lab.tripod();
     let to = web.cluster()[0];
-    let gate = RwLock::new(());
-    let healthy = FirstByte::measure(&lab.client, to, SHORT, 32, &gate);
+    let running = RwLock::new(());
+    let healthy = FirstByte::measure(&lab.client, to, SHORT, 32, &running);
     assert_eq!(healthy.failures(), Vec::<&str>::new(), "while all is well");
-    let mut before = open(lab, to);
+    let before = open(lab, to);
     let victim = lab.backends.remove(1);
     victim.blackhole();
-    let calls = FirstByte::measure(&lab.client, to, SHORT, 32, &gate);
-    assert_eq!(
-        calls.failures(),
-        Vec::<&str>::new(),
-        "of {SHORT} short calls"
-    );
-    before.retain(|(_, name)| name != victim.name());
-    still_served(&mut before);
+    let calls = FirstByte::measure(&lab.client, to, SHORT, 32, &running);
+    without(&victim, &calls, before);
     let mut during = open(lab, to);
     still_served(&mut during);
     // What the machine itself takes at its worst is not the backend's doing.
@@ -179,7 +181,7 @@ fn accepted(lab: &Lab, asked: &mut u64) -> u64 {
 }
 
 /// They read it, and reset all the same.
-fn what_makes_backends_reset_is_told_to_two_at_most(lab: &mut Lab) {
+fn what_makes_backends_reset_is_sent_to_two_at_most(lab: &mut Lab) {
     let (web, alone) = (Service::new("web", 10), Service::new("alone", 11));
     let [connect, off] = [("connect", 12), ("off", 13)]
         .map(|(retry, number)| Service::new(retry, number).annotated(RETRY, retry));

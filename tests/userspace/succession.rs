@@ -22,40 +22,17 @@ const CALLERS: usize = 4;
 /// Calls that must succeed after each step.
 const MORE: usize = 100;
 
-/// A further process on the node; its ports are its own, so that it can start
-/// while another runs.
+/// Starts a further process on the node, which can run beside another.
 fn start(lab: &Lab, number: u16, flags: &[&str]) -> Tripod {
-    let mut command = lab.node.command(tripod_binary());
-    command
-        .arg("--proxy-mode=userspace")
-        .arg(format!("--userspace-capture={}", lab.capture.flag()))
-        .arg("--manifests")
-        .arg(lab.manifests())
-        .args(["--hostname-override=node", "--userspace-workers=2"])
-        .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
-        .arg(format!(
-            "--healthz-bind-address=127.0.0.1:{}",
-            11000 + number
-        ))
-        .arg(format!(
-            "--metrics-bind-address=127.0.0.1:{}",
-            12000 + number
-        ))
-        .args(["--conntrack-max-per-core=0", "--v=4"])
-        .args(flags);
-    let tripod = Tripod::spawn(command);
-    eventually("it is in force", SOON, || {
-        match tripod.logged(&["synced"]) {
-            0 => Err(tripod.log()),
-            _ => Ok(()),
-        }
-    });
-    tripod
+    let capture = format!("--userspace-capture={}", lab.capture.flag());
+    let pods = "--cluster-cidr=10.244.0.0/24,fd00:244::/64";
+    let flags = [&[&capture, "--userspace-workers=2", pods], flags].concat();
+    Tripod::start_beside(lab, "userspace", number, &flags)
 }
 
-/// Waits until `tripod` has looked at all it installed once more, and would have
+/// Waits until `tripod` has compared all it installed once more, and would have
 /// repaired what it misses.
-fn looks_at_everything(tripod: &Tripod) {
+fn compares_everything(tripod: &Tripod) {
     let full = || tripod.logged(&["synced", "full=true"]);
     // A line for each family: at least one sync began after this.
     let enough = full() + 3;
@@ -188,7 +165,7 @@ fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
         let mut held = Open::to(lab, &web.cluster());
         let new = start(lab, 1, &[]);
         calls.more();
-        looks_at_everything(&old);
+        compares_everything(&old);
         old.ask_to_end();
         calls.more();
         // As many as it takes for some to be the old process's if it had a share.

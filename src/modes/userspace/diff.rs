@@ -6,7 +6,7 @@
 //! sending packets there, under local capture once all of a sync's sockets are
 //! open, while the route stays until the last connection has ended.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use super::{
     capture::{Frontend, Method, OtherPorts},
@@ -17,10 +17,8 @@ use super::{
 };
 
 /// What exists of one service group.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct AppliedGroup {
-    /// Which of the ServicePort's groups it is.
-    pub kind: GroupKind,
     /// The frontends that it owns: another ServicePort may have taken some.
     pub frontends: Vec<Frontend>,
     /// Where its listeners are.
@@ -94,12 +92,14 @@ pub struct Difference {
     pub close: Vec<Closing>,
 }
 
-/// Returns the difference between the `applied` groups of a ServicePort and their
-/// `plans`.
-pub fn diff(plans: Vec<GroupPlan>, applied: &[AppliedGroup], node: &NodeContext) -> Difference {
+/// What exists of one ServicePort.
+pub type Applied = BTreeMap<GroupKind, AppliedGroup>;
+
+/// Returns the difference between what is `applied` of a ServicePort and its `plans`.
+pub fn diff(plans: Vec<GroupPlan>, applied: &Applied, node: &NodeContext) -> Difference {
     let mut difference = Difference::default();
     let mut released = Vec::new();
-    for group in applied {
+    for (&kind, group) in applied {
         let planned = |frontend: &Frontend| plans.iter().any(|p| p.frontends.contains(frontend));
         let given_up = group.frontends.iter().filter(|f| !planned(f));
         released.extend(given_up.map(|frontend| {
@@ -109,26 +109,21 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &[AppliedGroup], node: &NodeContext)
             };
             Step::Release(*frontend, release)
         }));
-        if !plans.iter().any(|plan| plan.name.kind == group.kind) {
-            let listeners = group.listens_on.iter();
-            let listeners = listeners.map(|address| Closing::Listeners(group.kind, *address));
-            difference.close.extend(listeners);
-            difference.close.push(Closing::Group(group.kind));
+        if !plans.iter().any(|plan| plan.name.kind == kind) {
+            difference.close.extend(close(kind, group, &[]));
+            difference.close.push(Closing::Group(kind));
         }
     }
+    let none = AppliedGroup::default();
     for plan in plans {
         let kind = plan.name.kind;
-        let applied = applied.iter().find(|group| group.kind == kind);
-        let method = *node.methods.get(plan.name.port.family);
+        let group = applied.get(&kind).unwrap_or(&none);
         let mut steps = Vec::new();
-        let listens = match method {
-            Method::Redirect => redirected(&plan, applied, node, &mut steps),
-            Method::Local => routed(&plan, applied, node, &mut steps),
+        let stay = match node.methods.get(plan.name.port.family) {
+            Method::Redirect => redirected(&plan, group, node, &mut steps),
+            Method::Local => routed(&plan, group, node, &mut steps),
         };
-        let open = applied.map_or(&[][..], |group| &group.listens_on);
-        let unwanted = open.iter().filter(|address| !listens.contains(address));
-        let unwanted = unwanted.map(|address| Closing::Listeners(kind, *address));
-        difference.close.extend(unwanted);
+        difference.close.extend(close(kind, group, &stay));
         difference.open.push(Step::Route(Box::new(plan)));
         difference.open.extend(steps);
     }
@@ -136,24 +131,31 @@ pub fn diff(plans: Vec<GroupPlan>, applied: &[AppliedGroup], node: &NodeContext)
     difference
 }
 
+/// Returns what closes the listeners of a group, but for the addresses that `stay`.
+fn close(kind: GroupKind, group: &AppliedGroup, stay: &[SocketAddr]) -> Vec<Closing> {
+    let open = group.listens_on.iter();
+    let surplus = open.filter(|address| !stay.contains(address));
+    surplus
+        .map(|address| Closing::Listeners(kind, *address))
+        .collect()
+}
+
 /// Adds the steps of a group that listens on a local port. Returns those of its
 /// listeners' addresses that stay.
 fn redirected(
     plan: &GroupPlan,
-    applied: Option<&AppliedGroup>,
+    group: &AppliedGroup,
     node: &NodeContext,
     steps: &mut Vec<Step>,
 ) -> Vec<SocketAddr> {
     let kind = plan.name.kind;
     let called = |port| plan.frontends.iter().any(|frontend| frontend.port == port);
-    let local_port = applied.and_then(|group| group.local_port);
-    let local_port = local_port.filter(|address| !called(address.port()));
+    let local_port = group.local_port.filter(|a| !called(a.port()));
     if local_port.is_none() {
         steps.push(Step::TakeLocalPort(kind));
     }
     let listens = !plan.has_no_endpoints();
-    let open = applied.map_or(&[][..], |group| &group.listens_on);
-    let is_open = local_port.is_some_and(|address| open.contains(&address));
+    let is_open = local_port.is_some_and(|address| group.listens_on.contains(&address));
     if listens && !is_open && node.opens_listeners {
         steps.push(Step::Listen(kind, Place::LocalPort));
     }
@@ -166,13 +168,12 @@ fn redirected(
 /// Returns the addresses where it does.
 fn routed(
     plan: &GroupPlan,
-    applied: Option<&AppliedGroup>,
+    group: &AppliedGroup,
     node: &NodeContext,
     steps: &mut Vec<Step>,
 ) -> Vec<SocketAddr> {
     let kind = plan.name.kind;
     let listens = !plan.has_no_endpoints();
-    let open = applied.map_or(&[][..], |group| &group.listens_on);
     let mut addresses = Vec::new();
     let mut captured = Vec::new();
     for frontend in &plan.frontends {
@@ -182,37 +183,39 @@ fn routed(
             if frontend.address.is_some() {
                 captured.push(capture(plan, *frontend, place));
             }
-            match listens {
-                _ if !node.opens_listeners => {}
-                true if open.contains(&bind.address) => {}
-                true => steps.push(Step::Listen(kind, place)),
-                false => steps.push(Step::Reserve(kind, bind)),
+            if !node.opens_listeners {
+                continue;
+            }
+            if !listens {
+                steps.push(Step::Reserve(kind, bind));
+            } else if !group.listens_on.contains(&bind.address) {
+                steps.push(Step::Listen(kind, place));
             }
         }
     }
-    let reserved = applied.map_or(&[][..], |group| &group.reserved);
-    let surplus = reserved.iter().filter(|a| !addresses.contains(a));
+    let surplus = group.reserved.iter().filter(|a| !addresses.contains(a));
     steps.extend(surplus.map(|address| Step::Unreserve(kind, *address)));
     steps.extend(captured);
     if listens { addresses } else { Vec::new() }
 }
 
 fn capture(plan: &GroupPlan, frontend: Frontend, place: Place) -> Step {
-    let is_cluster_ip = |ip: IpAddr| plan.cluster_ip == Some(ip);
+    let is_cluster_ip = frontend.address.is_some() && frontend.address == plan.cluster_ip;
     Step::Capture {
         kind: plan.name.kind,
         frontend,
         place,
-        other_ports: match frontend.address.is_some_and(is_cluster_ip) {
-            true => OtherPorts::Refuse,
-            false => OtherPorts::PassOn,
+        other_ports: if is_cluster_ip {
+            OtherPorts::Refuse
+        } else {
+            OtherPorts::PassOn
         },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{net::IpAddr, sync::Arc};
 
     use super::*;
     use crate::{
@@ -280,14 +283,14 @@ mod tests {
         }
     }
 
-    fn applied(listens_on: Option<SocketAddr>, local_port: Option<SocketAddr>) -> AppliedGroup {
-        AppliedGroup {
-            kind: KIND,
+    fn applied(listens_on: SocketAddr, local_port: Option<SocketAddr>) -> Applied {
+        let group = AppliedGroup {
             frontends: vec![cluster_ip()],
-            listens_on: listens_on.into_iter().collect(),
+            listens_on: vec![listens_on],
             reserved: Vec::new(),
             local_port,
-        }
+        };
+        Applied::from([(KIND, group)])
     }
 
     fn address(ip: [u8; 4], port: u16) -> SocketAddr {
@@ -315,7 +318,7 @@ mod tests {
             owner: Owner::Service,
         };
         let node_port = Bind::of_node(address([192, 0, 2, 1], 30_080));
-        let routed = diff(vec![plan.clone()], &[], &node(Method::Local));
+        let routed = diff(vec![plan.clone()], &Applied::new(), &node(Method::Local));
         let steps = [
             route(&plan),
             Step::Listen(KIND, Place::Address(service)),
@@ -323,7 +326,7 @@ mod tests {
             captured(Place::Address(service)),
         ];
         assert_eq!(routed.open, steps);
-        let redirected = diff(vec![plan.clone()], &[], &node(Method::Redirect));
+        let redirected = diff(vec![plan.clone()], &Applied::new(), &node(Method::Redirect));
         let steps = [
             route(&plan),
             Step::TakeLocalPort(KIND),
@@ -341,7 +344,7 @@ mod tests {
 
         let mut node = node(Method::Redirect);
         node.opens_listeners = false;
-        let yielding = diff(vec![plan], &[], &node);
+        let yielding = diff(vec![plan], &Applied::new(), &node);
         let listens = |step: &Step| matches!(step, Step::Listen(..) | Step::Reserve(..));
         assert!(!yielding.open.iter().any(listens), "{yielding:?}");
     }
@@ -353,8 +356,8 @@ mod tests {
             address: address([10, 96, 0, 1], 80),
             owner: Owner::Service,
         };
-        let there = applied(Some(service.address), None);
-        let routed = diff(vec![plan.clone()], &[there], &node(Method::Local));
+        let there = applied(service.address, None);
+        let routed = diff(vec![plan.clone()], &there, &node(Method::Local));
         let steps = [
             route(&plan),
             Step::Reserve(KIND, service),
@@ -364,8 +367,8 @@ mod tests {
         assert_eq!(routed.close, [Closing::Listeners(KIND, service.address)]);
 
         let local = address([0; 4], 40_000);
-        let there = applied(Some(local), Some(local));
-        let redirected = diff(vec![plan.clone()], &[there], &node(Method::Redirect));
+        let there = applied(local, Some(local));
+        let redirected = diff(vec![plan.clone()], &there, &node(Method::Redirect));
         assert_eq!(redirected.open, [route(&plan), captured(Place::LocalPort)]);
         assert_eq!(redirected.close, [Closing::Listeners(KIND, local)]);
     }
@@ -375,8 +378,8 @@ mod tests {
         let plan = plan(&[cluster_ip()], 1);
         for (port, taken) in [(40_000, false), (80, true)] {
             let local = address([0; 4], port);
-            let there = applied(Some(local), Some(local));
-            let difference = diff(vec![plan.clone()], &[there], &node(Method::Redirect));
+            let there = applied(local, Some(local));
+            let difference = diff(vec![plan.clone()], &there, &node(Method::Redirect));
             let takes = difference.open.contains(&Step::TakeLocalPort(KIND));
             let listens = Step::Listen(KIND, Place::LocalPort);
             let listens = difference.open.contains(&listens);
@@ -389,31 +392,31 @@ mod tests {
     #[test]
     fn what_is_gone_is_released_and_then_closed() {
         let local = address([10, 96, 0, 1], 80);
-        let there = applied(Some(local), None);
+        let there = applied(local, None);
         for (method, release) in [
             (Method::Redirect, Release::Now),
             (Method::Local, Release::Unused),
         ] {
-            let difference = diff(Vec::new(), std::slice::from_ref(&there), &node(method));
+            let difference = diff(Vec::new(), &there, &node(method));
             assert_eq!(difference.open, [Step::Release(cluster_ip(), release)]);
             let closing = [Closing::Listeners(KIND, local), Closing::Group(KIND)];
             assert_eq!(difference.close, closing);
         }
         // Another ServicePort has its frontend.
-        let lost = AppliedGroup {
-            frontends: Vec::new(),
-            ..there
-        };
-        let difference = diff(Vec::new(), &[lost], &node(Method::Local));
+        let lost = Applied::from([(KIND, AppliedGroup::default())]);
+        let difference = diff(Vec::new(), &lost, &node(Method::Local));
         assert_eq!(difference.open, []);
     }
 
     #[test]
     fn surplus_reservations_go() {
-        let mut there = applied(None, None);
-        there.reserved = vec![address([10, 96, 0, 1], 80), address([10, 96, 0, 9], 80)];
+        let there = AppliedGroup {
+            reserved: vec![address([10, 96, 0, 1], 80), address([10, 96, 0, 9], 80)],
+            ..AppliedGroup::default()
+        };
+        let there = Applied::from([(KIND, there)]);
         let plan = plan(&[cluster_ip()], 0);
-        let difference = diff(vec![plan], &[there], &node(Method::Local));
+        let difference = diff(vec![plan], &there, &node(Method::Local));
         let given_up = difference.open.iter().filter_map(|step| match step {
             Step::Unreserve(_, address) => Some(*address),
             _ => None,

@@ -12,7 +12,7 @@ use hashbrown::{HashMap, hash_map::Entry};
 
 use super::{
     capture::{Desired, Frontend, Target},
-    diff::{AppliedGroup, Closing, Difference, Place, Release, Step},
+    diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step},
     listeners::{
         InUse, ListenerSet,
         redirect_ports::{RedirectPort, RedirectPorts},
@@ -68,27 +68,25 @@ impl Executor {
     }
 
     /// Returns what exists of `port`.
-    pub fn applied(&self, port: &ServicePortName) -> Vec<AppliedGroup> {
-        let names = GroupKind::ALL.map(|kind| GroupName {
-            port: port.clone(),
-            kind,
-        });
-        let groups = names
-            .into_iter()
-            .filter_map(|name| Some((self.groups.get(&name)?, name)));
-        groups
-            .map(|(group, name)| {
-                let owned = group.frontends.iter();
-                let owned = owned.filter(|frontend| self.owners.get(*frontend) == Some(&name));
-                AppliedGroup {
-                    kind: name.kind,
-                    frontends: owned.copied().collect(),
-                    listens_on: group.listens_on().collect(),
-                    reserved: group.reserved().collect(),
-                    local_port: group.local_port.as_ref().map(|port| port.address),
-                }
-            })
-            .collect()
+    pub fn applied(&self, port: &ServicePortName) -> Applied {
+        let mut applied = Applied::new();
+        for kind in GroupKind::ALL {
+            let port = port.clone();
+            let name = GroupName { port, kind };
+            let Some(group) = self.groups.get(&name) else {
+                continue;
+            };
+            let owned = group.frontends.iter();
+            let owned = owned.filter(|frontend| self.owners.get(*frontend) == Some(&name));
+            let group = AppliedGroup {
+                frontends: owned.copied().collect(),
+                listens_on: group.listens_on().collect(),
+                reserved: group.reserved().collect(),
+                local_port: group.local_port.as_ref().map(|port| port.address),
+            };
+            applied.insert(kind, group);
+        }
+        applied
     }
 
     /// Returns the ServicePorts that have groups.
@@ -126,10 +124,11 @@ impl Executor {
         for step in difference.open {
             self.run(port, step, &mut failed);
         }
-        match difference.close.is_empty() {
-            true => self.closing.remove(port),
-            false => self.closing.insert(port.clone(), difference.close),
-        };
+        if difference.close.is_empty() {
+            self.closing.remove(port);
+        } else {
+            self.closing.insert(port.clone(), difference.close);
+        }
         if failed.is_empty() {
             return Ok(());
         }

@@ -4,35 +4,13 @@ use std::net::SocketAddr;
 
 use super::super::probe::kernel;
 use super::{Long, SOON, under_load};
-use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, tripod_binary};
+use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run};
 
-/// A tripod in that mode, in force; its ports are its own, so that it can start
-/// while another runs.
+/// Starts a further process on the node in that mode, and no other, which can run
+/// beside another.
 fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
-    let mut command = lab.node.command(tripod_binary());
-    command
-        .arg(format!("--proxy-mode={mode}"))
-        .arg("--strict-proxy-mode")
-        .arg("--manifests")
-        .arg(lab.manifests())
-        .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/24"])
-        .arg(format!(
-            "--healthz-bind-address=127.0.0.1:{}",
-            11000 + number
-        ))
-        .arg(format!(
-            "--metrics-bind-address=127.0.0.1:{}",
-            12000 + number
-        ))
-        .args(["--conntrack-max-per-core=0", "--v=4"]);
-    let tripod = Tripod::spawn(command);
-    eventually(&format!("{mode} is in force"), SOON, || {
-        match tripod.logged(&["synced", mode]) {
-            0 => Err(tripod.log()),
-            _ => Ok(()),
-        }
-    });
-    tripod
+    let flags = ["--strict-proxy-mode", "--cluster-cidr=10.244.0.0/24"];
+    Tripod::start_beside(lab, mode, number, &flags)
 }
 
 /// What a mode leaves in the kernel.

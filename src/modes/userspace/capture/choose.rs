@@ -44,7 +44,7 @@ impl fmt::Display for Method {
 /// How each family is captured, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// How.
+    /// The method of each family.
     pub methods: PerFamily<Method>,
     /// Why, one sentence for each family, for the log.
     pub reasons: Vec<String>,

@@ -101,7 +101,7 @@ pub enum Extent {
 /// What a sync of a family is to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// How much.
+    /// How much it compares.
     pub extent: Extent,
     /// The frontends that came, changed or went since the last sync.
     pub changed: Vec<Frontend>,
@@ -168,7 +168,7 @@ pub enum Error {
     /// The way of capture that was asked for cannot work here.
     #[error("userspace capture {method} cannot work here: {reason}")]
     Unsupported {
-        /// Which way.
+        /// The method that was asked for.
         method: Method,
         /// Why, and what to do.
         reason: String,

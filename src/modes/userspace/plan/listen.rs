@@ -69,11 +69,11 @@ pub fn binds(frontend: &Frontend, plan: &GroupPlan, node: &NodeContext) -> Vec<B
         let served = node.addresses.iter().filter(serves);
         return served.map(|ip| Bind::of_node(address(*ip))).collect();
     };
+    if node.addresses.contains(&ip) {
+        return vec![Bind::of_node(address(ip))];
+    }
     vec![Bind {
         address: address(ip),
-        owner: match node.addresses.contains(&ip) {
-            true => Owner::Node,
-            false => Owner::Service,
-        },
+        owner: Owner::Service,
     }]
 }

@@ -12,7 +12,7 @@ use crate::{
 pub struct Replaced {
     /// What is used.
     pub instead: SchedulerName,
-    /// Why.
+    /// Why the Service's own one is not.
     pub why: String,
 }
 

@@ -151,9 +151,10 @@ impl ReturnPath {
     /// see clients.
     pub fn new(shows_clients: bool, transparent: Arc<Transparent>, kernel: &Kernel) -> Self {
         ReturnPath {
-            purpose: match shows_clients {
-                true => Purpose::ShowClients,
-                false => Purpose::RemoveStale,
+            purpose: if shows_clients {
+                Purpose::ShowClients
+            } else {
+                Purpose::RemoveStale
             },
             transparent,
             xtables: PerFamily::each(|family| kernel.marker(family)),
@@ -179,9 +180,11 @@ impl ReturnPath {
                 return Vec::new();
             }
         }
-        let install = async |family| match families.get(family) {
-            true => Some(self.install(family).await),
-            false => None,
+        let install = async |family| {
+            if !*families.get(family) {
+                return None;
+            }
+            Some(self.install(family).await)
         };
         let (v4, v6) = tokio::join!(install(Family::V4), install(Family::V6));
         let outcomes = PerFamily { v4, v6 }.into_iter();

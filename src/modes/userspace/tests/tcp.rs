@@ -262,10 +262,8 @@ fn the_service_decides_what_is_tried_again() {
         let sent = client.write_all(b"once");
         let answer = sent.and_then(|()| client.read_exact(&mut [0; 4]));
         let answer = answer.map_err(|e| e.kind());
-        let expected = match answered {
-            true => Ok(()),
-            false => Err(io::ErrorKind::ConnectionReset),
-        };
+        let reset = io::ErrorKind::ConnectionReset;
+        let expected = if answered { Ok(()) } else { Err(reset) };
         assert_eq!(answer, expected, "{retry:?}, refused: {refused_first}");
         // By then the first one is passed over.
         let mut client = proxy.connect();

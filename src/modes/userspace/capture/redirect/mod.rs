@@ -232,9 +232,10 @@ impl FamilyRules {
     /// Deletes the flows that lead elsewhere than the rules in force.
     async fn forget_stale(&mut self, report: &mut Report) {
         let forgotten = self.stale.forget(self.writer.family(), &self.applied).await;
-        let failed = match self.stale.is_empty() {
-            true => &mut report.messages,
-            false => &mut report.unfinished,
+        let failed = if self.stale.is_empty() {
+            &mut report.messages
+        } else {
+            &mut report.unfinished
         };
         failed.extend(forgotten.err());
     }

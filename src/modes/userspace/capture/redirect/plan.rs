@@ -171,16 +171,21 @@ fn plain(name: &str) -> String {
         .collect()
 }
 
+/// Returns `rule` with a comment, where rules may have one.
+fn commented(rule: Rule, text: &str, environment: &Environment) -> Rule {
+    if environment.features.comment {
+        return rule.comment(text);
+    }
+    rule
+}
+
 /// Returns the nat rules of a frontend.
 pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> Vec<Rule> {
     let protocol = transport(frontend.protocol);
     let complete = |rule: Rule| {
         let rule = rule.protocol(protocol);
         let rule = rule.destination_port(protocol, frontend.port);
-        let rule = match environment.features.comment {
-            true => rule.comment(plain(&target.name)),
-            false => rule,
-        };
+        let rule = commented(rule, &plain(&target.name), environment);
         rule.target(match environment.destination {
             Some(ip) => Action::Dnat(SocketAddr::new(ip, target.port)),
             None => Action::Redirect(target.port),
@@ -215,11 +220,7 @@ pub fn rule_set(nat: Vec<Rule>, guards: Vec<Rule>, environment: &Environment) ->
     let jump = |table, from, rule: Rule| Jump {
         table,
         from,
-        rule: match environment.features.comment {
-            true => rule.comment("Tripod: userspace capture"),
-            false => rule,
-        }
-        .jump(CHAIN),
+        rule: commented(rule, "Tripod: userspace capture", environment).jump(CHAIN),
         place: Place::Top,
     };
     let state = |states| Match::ConnectionState(Negatable::is(states));

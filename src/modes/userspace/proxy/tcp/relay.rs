@@ -226,9 +226,10 @@ impl Direction {
 
     /// Decides from the size of a read whether this is a bulk flow.
     fn judge(&mut self, n: usize) {
-        let against = match self.bulk {
-            true => n < SHORT_SPLICE,
-            false => n >= BULK_READ,
+        let against = if self.bulk {
+            n < SHORT_SPLICE
+        } else {
+            n >= BULK_READ
         };
         self.streak = if against { self.streak + 1 } else { 0 };
         if self.streak >= STREAK {

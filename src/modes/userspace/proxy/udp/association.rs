@@ -338,10 +338,10 @@ impl Associations {
         if self.shared.descriptors.short() {
             return timeout.min(SHORT_OF_DESCRIPTORS);
         }
-        match association.has_all_answers() {
-            true => timeout.min(ANSWERED),
-            false => timeout,
+        if association.has_all_answers() {
+            return timeout.min(ANSWERED);
         }
+        timeout
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Association>>> {

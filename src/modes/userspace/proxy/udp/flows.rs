@@ -98,9 +98,10 @@ impl Flows {
         let of_remote = state.remotes.entry(remote).or_default();
         let allowed = self.allowed(of_remote.count, self.most_each);
         ended += of_remote.end_idle(now, allowed);
-        let full = match of_remote.count >= self.most_each {
-            true => Some(Full::Endpoint),
-            false => (state.all.count >= self.most).then_some(Full::All),
+        let full = if of_remote.count >= self.most_each {
+            Some(Full::Endpoint)
+        } else {
+            (state.all.count >= self.most).then_some(Full::All)
         };
         if let Some(full) = full {
             return (Err(full), ended);

@@ -190,9 +190,10 @@ impl Table {
     fn source(&self, remote: SocketAddr, most: usize) -> Option<Source> {
         let kernel_has = self.refused.is_none_or(|at| at.elapsed() >= ASK_AGAIN);
         let kernel = || (kernel_has && self.ours.len() < most).then_some(Source::Kernel);
-        match self.ours.len() < most / 2 {
-            true => kernel().or_else(|| self.shared(remote)),
-            false => self.shared(remote).or_else(kernel),
+        if self.ours.len() < most / 2 {
+            kernel().or_else(|| self.shared(remote))
+        } else {
+            self.shared(remote).or_else(kernel)
         }
     }
 

@@ -129,9 +129,10 @@ fn receive_answer(
     deliver: impl FnOnce(&[u8]),
 ) -> io::Result<()> {
     // `try_io` takes one interest only.
-    let interest = match ready.is_readable() {
-        true => Interest::READABLE,
-        false => Interest::ERROR,
+    let interest = if ready.is_readable() {
+        Interest::READABLE
+    } else {
+        Interest::ERROR
     };
     BUFFERS.with_borrow_mut(|b| {
         let n = backend.try_io(interest, || {
