@@ -1,7 +1,7 @@
 //! Removing all that iptables mode ever installs, whoever installed it: this
 //! process, an earlier one, or kube-proxy.
 
-use super::{Error, chains::is_ours, plan::names};
+use super::{Error, observe::is_ours, plan::names};
 use crate::{
     kernel::{
         nfacct,

@@ -6,7 +6,7 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::plan::names;
+use super::{count::RuleCount, plan::names};
 use crate::{
     kernel::{nfacct, xtables::rule::Table},
     net::Family,
@@ -21,11 +21,14 @@ pub struct Counters {
     partial_failures: IntCounterVec,
 }
 
-/// Rules by table: filter, nat.
-pub type Rules = [usize; 2];
-
-/// The tables that rules are counted in.
-pub const COUNTED: [Table; 2] = [Table::Filter, Table::Nat];
+/// What could not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A change, after which everything was compared.
+    Partial,
+    /// All rules of a family.
+    Whole,
+}
 
 impl Counters {
     /// All at zero, and shown by `registry`.
@@ -72,20 +75,20 @@ impl Counters {
     }
 
     /// There are `total` rules, of which the last sync wrote `last`.
-    pub(super) fn synced(&self, family: Family, total: Rules, last: Rules) {
-        for (table, (total, last)) in COUNTED.iter().zip(total.into_iter().zip(last)) {
-            let labels = [&*family.to_string(), table.name()];
-            self.total.with_label_values(&labels).set(total as i64);
-            self.last.with_label_values(&labels).set(last as i64);
+    pub(super) fn synced(&self, family: Family, total: RuleCount, last: RuleCount) {
+        for (gauge, rules) in [(&self.total, total), (&self.last, last)] {
+            for (table, rules) in [(Table::Filter, rules.filter), (Table::Nat, rules.nat)] {
+                let labels = [&*family.to_string(), table.name()];
+                gauge.with_label_values(&labels).set(rules as i64);
+            }
         }
     }
 
     /// Something could not be written.
-    pub(super) fn failed(&self, family: Family, partial: bool) {
-        let counter = if partial {
-            &self.partial_failures
-        } else {
-            &self.failures
+    pub(super) fn failed(&self, family: Family, failure: Failure) {
+        let counter = match failure {
+            Failure::Partial => &self.partial_failures,
+            Failure::Whole => &self.failures,
         };
         counter.with_label_values(&[&*family.to_string()]).inc();
     }

@@ -1,54 +1,62 @@
-//! One IP family: what is in force, and bringing it in step.
-
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
-
-use hashbrown::{HashMap, HashSet};
+//! One IP family: what is known of it, and bringing it in step.
 
 use super::{
-    Error, ROUTE_LOCALNET, chains,
-    full::Full,
-    held::{ByName, Held, Steps, step_ops},
+    Error, Setup,
+    applied::{Applied, Size},
+    count::Done,
+    counters::{Counters, Failure},
+    diff::{self, Full},
+    execute::Execution,
+    observe::observe,
     plan::{self, Options},
-    tally::{Done, add, count, fixed_rules, written},
-    watch::{Before, Watch},
+    setup::{is_tcp_liberal, open_loopback, without_unsettable},
+    unsupported,
+    watch::Watch,
 };
 use crate::{
     kernel::{
-        nfacct, sysctl,
+        nfacct,
         xtables::{
-            Engine, Toolkit,
-            desired::{OwnerRules, RuleSet, Step},
-            difference::{Comparison, between},
+            Toolkit,
+            difference::Comparison,
             features::Features,
-            rule::Table,
             run::{Refused, Writer},
-            transaction::{Group, Op, Transaction},
+            transaction::{Group, Transaction},
         },
     },
+    modes::{
+        SyncReport, Unsupported,
+        stale::StaleFlows,
+        state::{CacheState, FamilyState},
+    },
     net::Family,
-    services::{Changes, ServiceMap, ServicePort, ServicePortName},
+    services::{Changes, ServiceMap, ServicePortName},
 };
 
 /// One family's rules.
 pub struct FamilyRules {
+    /// The family.
     pub family: Family,
+    /// What rules may use.
     pub features: Features,
-    writer: Writer,
-    watch: Watch,
-    held: Option<Held>,
-    /// ServicePorts that are not in force as asked, with the reason.
-    pub refused: BTreeMap<ServicePortName, String>,
-    /// What else was refused, such as a removal, with the reason.
-    pub unfinished: BTreeSet<String>,
-    /// A full sync has succeeded before.
-    settled: bool,
+    /// Reads and writes the rules.
+    pub writer: Writer,
+    /// Notices changes by others.
+    pub watch: Watch,
+    /// What was applied, unless the cache's state is unknown.
+    applied: Option<Applied>,
+    state: FamilyState<()>,
+    /// Stale flows that could not be deleted yet.
+    flows: StaleFlows,
+    /// That node ports are not served on loopback was logged.
+    loopback_logged: bool,
 }
 
 impl FamilyRules {
-    /// With these tools.
+    /// The rules of one family, written with these tools.
+    ///
+    /// # Errors
+    /// When rules cannot use something that iptables mode does not work without.
     pub fn open(tools: Toolkit) -> Result<FamilyRules, Error> {
         let family = tools.family();
         let Toolkit {
@@ -60,208 +68,190 @@ impl FamilyRules {
             "{family}: rules go to {engine:?} through {}",
             xtables.program()
         );
-        if let Some(lack) = plan::impossible(&features).first() {
+        if let Some(missing) = plan::impossible(&features).first() {
             return Err(Error::Impossible {
                 family,
-                what: lack.what,
-                remedy: lack.remedy,
+                what: missing.what,
+                remedy: missing.remedy,
             });
         }
         Ok(FamilyRules {
             family,
             features,
-            watch: Watch::new(family, engine),
             writer: Writer { xtables, engine },
-            held: None,
-            refused: BTreeMap::new(),
-            unfinished: BTreeSet::new(),
-            settled: false,
+            watch: Watch::new(family, engine),
+            applied: None,
+            state: FamilyState::default(),
+            flows: StaleFlows::default(),
+            loopback_logged: false,
         })
     }
 
-    /// The engine that its rules are in.
-    pub fn engine(&self) -> Engine {
-        self.writer.engine
-    }
-
-    /// The options that are in force.
-    pub fn options(&self) -> Option<&Options> {
-        self.held.as_ref().map(|held| &held.options)
-    }
-
-    /// How many ServicePorts and endpoints there will be.
-    pub fn counts(&self, map: &ServiceMap, changed: &HashSet<ServicePortName>) -> (usize, usize) {
-        let endpoints = |port: &Arc<ServicePort>| port.endpoints.all.len();
-        let Some(held) = &self.held else {
-            let of_family = map.iter().filter(|port| self.is_of(&port.name));
-            return of_family.fold((0, 0), |(n, e), port| (n + 1, e + endpoints(port)));
-        };
-        let (mut ports, mut all) = (held.ports.len(), held.endpoints);
-        for name in changed.iter().filter(|name| self.is_of(name)) {
-            if let Some(ByName(old)) = held.ports.get(name) {
-                (ports, all) = (ports - 1, all.saturating_sub(endpoints(old)));
-            }
-            if let Some(new) = map.get(name) {
-                (ports, all) = (ports + 1, all + endpoints(new));
-            }
-        }
-        (ports, all)
-    }
-
-    fn is_of(&self, name: &ServicePortName) -> bool {
-        name.family == self.family
-    }
-
-    /// Nothing of ours was disturbed, as far as can be told cheaply.
-    pub fn quiet(&mut self) -> bool {
-        self.held.is_none() || self.watch.quiet()
-    }
-
-    /// Nobody changed any rules, anywhere.
-    #[cfg(test)]
-    pub fn untouched(&mut self) -> bool {
-        self.watch.untouched()
-    }
-
-    /// Brings the kernel in step with `map`.
-    pub async fn sync(
-        &mut self,
-        map: &ServiceMap,
-        changes: &Changes,
-        options: Options,
-        failed: impl Fn(bool),
-    ) -> Result<Done, Error> {
-        let Changes {
-            ports: changed,
-            full,
-            retry,
-            ..
-        } = changes;
-        let full = *full;
-        let same = self.options() == Some(&options);
-        let retried = changed.iter().any(|name| self.refused.contains_key(name));
-        let is_refused = !(self.refused.is_empty() && self.unfinished.is_empty());
-        let retried = retried || is_refused && (*retry || full);
-        let read = !same || retried || full && !self.watch.untouched();
-        if !read {
-            match self.update(map, changed, full).await {
-                Ok(done) => return Ok(done),
-                Err(error) => {
-                    failed(true);
-                    tracing::debug!("{}: everything is compared after: {error}", self.family);
-                }
-            }
-        }
-        let repairs = self.settled && same && full;
-        self.held = None;
-        let outcome = self.rewrite(map, options, repairs).await;
-        self.settled |= outcome.is_ok();
-        outcome.inspect_err(|_| failed(false))
-    }
-
-    /// To be called before a sync of any family begins.
-    pub fn before(&mut self) -> Before {
-        self.watch.before()
-    }
-
-    /// To be called after syncs of all families, which made so many
-    /// transactions between them: the kernel counts those of both as one.
-    pub fn after(&mut self, before: Before, all: u32, own: &Done) {
-        self.watch.after(before, all, own.transactions, own.read);
-    }
-
-    /// Applies what changed since the last sync; `Err` leaves `held` empty.
-    async fn update(
-        &mut self,
-        map: &ServiceMap,
-        changed: &HashSet<ServicePortName>,
-        full: bool,
-    ) -> Result<Done, Error> {
-        let family = self.family;
-        let Some(mut held) = self.held.take() else {
-            return Ok(Done::default());
-        };
-        let mut names: Vec<&ServicePortName> = changed.iter().filter(|n| self.is_of(n)).collect();
-        if full {
-            // What a failed sync left behind is not named.
-            names.extend(map.iter().map(|port| &port.name).filter(|n| self.is_of(n)));
-            names.extend(held.ports.iter().map(|ByName(port)| &port.name));
-            names.sort_unstable();
-            names.dedup();
-        }
-        let (mut groups, mut moves) = (vec![Group::common(Vec::new())], Vec::new());
-        let mut steps = HashMap::<(Table, String), (Step, isize)>::new();
-        let mut done = Done::default();
-        for name in names {
-            let old = held.ports.get(name).map(|ByName(port)| Arc::clone(port));
-            let new = map.get(name).cloned();
-            let same = match (&old, &new) {
-                (Some(old), Some(new)) => Arc::ptr_eq(old, new),
-                (old, new) => old.is_none() && new.is_none(),
-            };
-            if same {
-                continue;
-            }
-            done.examined += 1;
-            let rules = |port: &Option<Arc<ServicePort>>| {
-                let rules = port.as_ref();
-                rules.map_or_else(OwnerRules::default, |port| {
-                    plan::service_port(port, &held.options)
-                })
-            };
-            let (before, after) = (rules(&old), rules(&new));
-            for (rules, sign) in [(&before, -1), (&after, 1)] {
-                add(&mut held.rules, count(rules), sign);
-                for step in &rules.steps {
-                    let key = (step.table, step.to.clone());
-                    steps.entry(key).or_insert_with(|| (step.clone(), 0)).1 += sign;
-                }
-            }
-            let ops = between(&before, &after, family);
-            add(&mut done.written, written(&ops), 1);
-            groups.push(Group::of(name.clone(), ops));
-            moves.push((old, new));
-        }
-        let (first, last) = step_ops(&mut held.steps, steps, family);
-        if let Some(group) = groups.first_mut() {
-            group.ops = first;
-        }
-        groups.push(Group::common(last));
-        let transaction = Transaction { family, groups };
-        done.transactions = self.writer.run(&transaction).await?;
-        for (old, new) in moves {
-            if let Some(old) = old {
-                held.endpoints = held.endpoints.saturating_sub(old.endpoints.all.len());
-                held.ports.remove(&old.name);
-            }
-            if let Some(new) = new {
-                held.endpoints += new.endpoints.all.len();
-                held.ports.insert(ByName(new));
-            }
-        }
-        done.total = held.rules;
-        self.held = Some(held);
-        Ok(done)
+    /// Returns false if somebody changed our rules, as far as that shows without
+    /// reading them.
+    pub fn is_unmodified(&mut self) -> bool {
+        self.applied.is_none() || self.watch.is_unmodified()
     }
 
     /// Lets loopback addresses serve node ports, if they are to: the setting,
     /// after the rule that keeps neighbours from what else listens there.
-    pub async fn open_loopback(&self, options: &Options) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// When one of them was refused.
+    pub async fn prepare(&mut self, setup: &Setup) -> Result<(), Error> {
+        let options = self.options(setup, &ServiceMap::default(), &Changes::default());
         if !options.serves_localhost() {
             return Ok(());
         }
-        let guard = plan::loopback_guard(options);
-        let (_, ops) = self.read(&guard).await?;
-        let transaction: Transaction<ServicePortName> = Transaction {
+        let guard = plan::loopback_guard(&options);
+        let observed = observe(&self.writer).await?;
+        let (_, ops) = Comparison::begin(observed, &guard, self.family);
+        let transaction: Transaction<()> = Transaction {
             family: self.family,
             groups: vec![Group::common(ops)],
         };
         self.writer.run(&transaction).await?;
-        Ok(sysctl::write(ROUTE_LOCALNET, "1")?)
+        Ok(open_loopback()?)
     }
 
-    /// Reads the kernel and writes what differs.
-    async fn rewrite(
+    /// Brings the kernel in step with `map`.
+    ///
+    /// # Errors
+    /// When something was refused that all ServicePorts need, or the kernel could
+    /// not be read.
+    pub async fn sync(
+        &mut self,
+        setup: &Setup,
+        counters: &Counters,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> Result<Done, Error> {
+        let options = self.options(setup, map, changes);
+        let done = self.bring_in_step(counters, map, changes, options).await?;
+        counters.synced(self.family, done.total, done.written);
+        self.flows
+            .clear(self.family, map, changes, &*setup.metrics)
+            .await;
+        Ok(done)
+    }
+
+    /// Returns what `done` comes to.
+    pub fn report(&self, map: &ServiceMap, changes: &Changes, done: &Done) -> SyncReport {
+        let mut report = SyncReport {
+            examined: done.examined,
+            unsupported: self.unsupported(map, changes),
+            ..SyncReport::default()
+        };
+        self.state.report(&mut report);
+        report.unfinished.extend(self.flows.unfinished());
+        report
+    }
+
+    fn unsupported(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unsupported> {
+        let all = map.iter().filter(|_| changes.full);
+        let named = changes.ports.iter().filter(|_| !changes.full);
+        let ports = all.chain(named.filter_map(|name| map.get(name)));
+        let served = ports.filter(|port| port.name.family == self.family);
+        served
+            .flat_map(|port| unsupported::of(port, self.features))
+            .collect()
+    }
+
+    /// Returns what the rules of a sync depend on.
+    fn options(&mut self, setup: &Setup, map: &ServiceMap, changes: &Changes) -> Options {
+        let now = self.applied.as_ref().map(|applied| &applied.options);
+        let size = match &self.applied {
+            Some(applied) => applied.size_after(map, &changes.ports),
+            None => Size::of(map, self.family),
+        };
+        let node = map.this_node().map(|node| &**node);
+        let mut options = setup.options((self.family, self.features), node, size, now);
+        // What the kernel says counts, whatever was configured: an administrator
+        // may have set it, or nobody could.
+        let liberal = now.map(|now| now.tcp_be_liberal);
+        let observed = match liberal {
+            Some(_) if !changes.full => None,
+            _ => is_tcp_liberal(),
+        };
+        options.tcp_be_liberal = observed.or(liberal).unwrap_or(options.tcp_be_liberal);
+        if let Some(why) = without_unsettable(&mut options)
+            && !std::mem::replace(&mut self.loopback_logged, true)
+        {
+            // A warning was given at start, from the probe.
+            tracing::info!("{why}");
+        }
+        options
+    }
+
+    /// Applies what changed since the last sync. If that is refused, or does not
+    /// suffice, reads the kernel and applies the difference.
+    async fn bring_in_step(
+        &mut self,
+        counters: &Counters,
+        map: &ServiceMap,
+        changes: &Changes,
+        options: Options,
+    ) -> Result<Done, Error> {
+        let family = self.family;
+        let applied = self.applied.take();
+        let applied = applied.filter(|applied| applied.options == options);
+        // Only then it is somebody else's doing that something differs.
+        let repairs = applied.is_some() && changes.full;
+        if let Some(applied) = applied
+            && !self.must_observe(changes)
+        {
+            match self.change(applied, map, changes).await {
+                Ok(done) => return Ok(done),
+                Err(error) => {
+                    counters.failed(family, Failure::Partial);
+                    tracing::debug!("{family}: everything is compared after: {error}");
+                }
+            }
+        }
+        self.state.forget();
+        let outcome = self.full(map, options, repairs).await;
+        outcome.inspect_err(|_| counters.failed(family, Failure::Whole))
+    }
+
+    /// Returns true if a sync of `changes` has to read the kernel.
+    fn must_observe(&mut self, changes: &Changes) -> bool {
+        let is_clean = self.state.cache() == CacheState::Clean;
+        let mut names = changes.ports.iter();
+        names.any(|name| self.state.has_failed(name))
+            || self.state.must_observe(changes) && !(is_clean && self.watch.is_unchanged())
+    }
+
+    /// Applies what changed since the last sync.
+    async fn change(
+        &mut self,
+        mut applied: Applied,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> Result<Done, Error> {
+        let family = self.family;
+        let of_family = |name: &&ServicePortName| name.family == family;
+        let mut names: Vec<&ServicePortName> = changes.ports.iter().filter(of_family).collect();
+        let gone: Vec<ServicePortName>;
+        if changes.full {
+            // What a failed sync left behind is not named.
+            let is_gone = |name: &&ServicePortName| map.get(name).is_none();
+            gone = applied.names().filter(is_gone).cloned().collect();
+            let all = map.iter().map(|port| &port.name);
+            names.extend(all.filter(of_family).chain(&gone));
+            names.sort_unstable();
+            names.dedup();
+        }
+        let change = diff::change(&mut applied, map, names);
+        let mut execution = Execution::new(&self.writer);
+        execution.change(&change).await?;
+        execution.done.total = applied.rules;
+        self.applied = Some(applied);
+        Ok(execution.done)
+    }
+
+    /// Reads the kernel and applies the difference. `repairs`: what differs was
+    /// changed by somebody else.
+    async fn full(
         &mut self,
         map: &ServiceMap,
         options: Options,
@@ -272,64 +262,39 @@ impl FamilyRules {
             nfacct::create(&fixed.accounts)?;
         }
         let serves_localhost = options.serves_localhost();
-        let (comparison, ops) = self.read(&fixed.rules).await?;
-        let mut full = Full {
-            writer: &self.writer,
-            map,
-            family: self.family,
-            comparison,
-            options,
-            steps: Steps::new(),
-            endpoints: 0,
-            rules: fixed_rules(&fixed.rules),
-            refused: Vec::new(),
-            done: Done {
-                read: true,
-                ..Done::default()
-            },
-            repaired: Vec::new(),
-        };
-        full.run(ops).await?;
+        let observed = observe(&self.writer).await?;
+        let mut full = Full::new(map, observed, &fixed, options);
+        let mut execution = Execution::new(&self.writer);
+        execution.full(&mut full).await?;
         // Now that the rule is there that keeps neighbours from loopback.
         if serves_localhost {
-            sysctl::write(ROUTE_LOCALNET, "1")?;
+            open_loopback()?;
         }
-        if repairs && !full.repaired.is_empty() {
+        if repairs && !execution.changed.is_empty() {
             tracing::warn!(
                 "{}: rules that somebody else had changed were restored: {}",
                 self.family,
-                full.repaired.join(", ")
+                execution.changed.join(", ")
             );
         }
-        self.refused.clear();
-        self.unfinished.clear();
-        for Refused { owner, error } in full.refused {
-            if let Some(owner) = owner {
-                self.refused.insert(owner, error.to_string());
-            } else {
-                self.unfinished.insert(error.to_string());
+        self.state.retry_all();
+        for Refused { owner, error } in std::mem::take(&mut execution.refused) {
+            match owner {
+                Some(owner) => self.state.fail(owner, error.to_string()),
+                None => self.state.leave_unfinished(error.to_string()),
             }
         }
-        let ports = map.iter().filter(|port| {
-            port.name.family == self.family && !self.refused.contains_key(&port.name)
-        });
-        self.held = Some(Held {
-            ports: ports.map(|port| ByName(Arc::clone(port))).collect(),
-            options: full.options,
-            steps: full.steps,
-            endpoints: full.endpoints,
-            rules: full.rules,
-        });
-        full.done.total = full.rules;
-        Ok(full.done)
-    }
-
-    /// Returns what the kernel holds, and the steps that make right what does not
-    /// depend on Services.
-    async fn read(&self, fixed: &RuleSet) -> Result<(Comparison, Vec<Op>), Error> {
-        let observed = self
-            .writer
-            .observe(chains::interest, &Table::ALL, |_, _| {});
-        Ok(Comparison::begin(observed.await?, fixed, self.family))
+        self.state.applied();
+        if !self.state.is_complete() {
+            self.state.suspect();
+        }
+        let applied = full.applied(|name| self.state.has_failed(name));
+        let done = Done {
+            total: applied.rules,
+            observed: true,
+            ..execution.done
+        };
+        self.applied = Some(applied);
+        Ok(done)
     }
 }

@@ -1,17 +1,17 @@
-//! Noticing that somebody disturbed our rules, cheaply: nobody should have to
-//! wait for the next full sync because a firewall was restarted.
+//! Noticing that somebody changed our rules, cheaply: nobody should have to wait for
+//! the next full sync because a firewall was restarted.
 //!
 //! nf_tables counts its changes. When the count is not what we left, our chains
-//! are looked at: how many rules each has and how many lead to it, which
-//! changes with a flush, a deleted chain and a deleted jump, but not with what
-//! others do elsewhere. The legacy engine tells the size of each table.
+//! are listed: how many rules each has and how many lead to it, which changes with
+//! a flush, a deleted chain and a deleted jump, but not with what others do
+//! elsewhere. The legacy engine tells the size of each table.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
 
-use super::chains::is_ours;
+use super::{count::Done, observe::is_ours};
 use crate::{
     kernel::{
         nftables::Rules,
@@ -28,144 +28,143 @@ use crate::{
 /// time with the square of their number (2 s for 240,000).
 const LONG: Duration = Duration::from_millis(200);
 /// So many times as long as a long listing took, there is no other.
-const REST: u32 = 10;
+const PAUSE: u32 = 10;
 
 /// Watches one family.
 pub struct Watch {
     family: Family,
-    left: Left,
+    record: Record,
 }
 
 /// What we left behind.
-enum Left {
+enum Record {
     Legacy(Option<[Option<Size>; 3]>),
-    NfTables {
-        rules: Option<Rules>,
-        /// The count at which all rules were known to be as we want them.
-        known: Option<u32>,
-        /// A later count, at which our chains still were.
-        seen: Option<u32>,
-        /// Our chains, at either.
-        chains: Option<u64>,
-        /// They are not listed before.
-        rests: Option<Instant>,
-    },
+    NfTables(Generations),
 }
 
-/// What the engine said before a sync.
+/// Counts of changes, and what was there then.
+struct Generations {
+    rules: Option<Rules>,
+    /// The count at which all rules were known to be as we want them.
+    right: Option<u32>,
+    /// A later count, at which our chains still were.
+    unmodified: Option<u32>,
+    /// Our chains, at either.
+    chains: Option<u64>,
+    /// They are not listed before.
+    next_listing: Option<Instant>,
+}
+
+/// The count before a sync, where the engine counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Before(Option<u32>);
 
 impl Watch {
     /// Of a family, in the calling thread's network namespace.
     pub fn new(family: Family, engine: Engine) -> Watch {
-        let left = match engine {
-            Engine::Legacy => Left::Legacy(None),
-            Engine::NfTables => Left::NfTables {
+        let record = match engine {
+            Engine::Legacy => Record::Legacy(None),
+            Engine::NfTables => Record::NfTables(Generations {
                 rules: Rules::open().ok(),
-                known: None,
-                seen: None,
+                right: None,
+                unmodified: None,
                 chains: None,
-                rests: None,
-            },
+                next_listing: None,
+            }),
         };
-        Watch { family, left }
+        Watch { family, record }
     }
 
-    /// To be called before a sync reads or writes anything.
+    /// To be called before a sync of any family reads or writes anything.
     pub fn before(&mut self) -> Before {
-        match &mut self.left {
-            Left::NfTables { rules, .. } => Before(generation(rules)),
-            Left::Legacy(_) => Before(None),
+        match &mut self.record {
+            Record::NfTables(generations) => Before(generations.now()),
+            Record::Legacy(_) => Before(None),
         }
     }
 
-    /// To be called after a sync in which all families made `all` transactions,
-    /// this one `own`; `read`: it began with reading everything.
-    pub fn after(&mut self, before: Before, all: u32, own: u32, read: bool) {
-        match &mut self.left {
-            Left::Legacy(left) => *left = Some(sizes(self.family)),
-            Left::NfTables {
-                rules,
-                known,
-                seen,
-                chains,
-                ..
-            } => {
-                let now = generation(rules);
-                let ours = before.0.map(|count| count.wrapping_add(all));
-                let before_known = read || before.0.is_some() && *known == before.0;
-                let before_seen = read || before.0.is_some() && *seen == before.0;
-                let undisturbed = now.is_some() && now == ours;
-                *known = now.filter(|_| undisturbed && before_known);
-                *seen = now.filter(|_| undisturbed && before_seen);
-                if own > 0 || seen.is_none() {
-                    *chains = None;
-                }
+    /// To be called after a sync in which this family's was `done`, and the kernel
+    /// made `all` transactions for all families: it counts those of both as one.
+    pub fn after(&mut self, before: Before, all: u32, done: &Done) {
+        match &mut self.record {
+            Record::Legacy(left) => *left = Some(sizes(self.family)),
+            Record::NfTables(generations) => generations.after(before, all, done),
+        }
+    }
+
+    /// Returns true if nobody changed any rules since a sync last knew all of ours
+    /// to be right.
+    pub fn is_unchanged(&mut self) -> bool {
+        match &mut self.record {
+            Record::Legacy(_) => false,
+            Record::NfTables(generations) => {
+                let now = generations.now();
+                now.is_some() && generations.right == now
             }
         }
     }
 
-    /// Nobody changed anything since a sync last knew everything to be right.
-    pub fn untouched(&mut self) -> bool {
-        match &mut self.left {
-            Left::Legacy(_) => false,
-            Left::NfTables { rules, known, .. } => {
-                let now = generation(rules);
-                now.is_some() && *known == now
-            }
-        }
-    }
-
-    /// Our rules are as we left them, as far as can be told cheaply.
-    pub fn quiet(&mut self) -> bool {
-        match &mut self.left {
-            Left::Legacy(None) => true,
-            Left::Legacy(Some(left)) => sizes(self.family) == *left,
-            Left::NfTables {
-                rules,
-                seen,
-                chains,
-                rests,
-                ..
-            } => {
-                let now = generation(rules);
-                let Some(listening) = rules.as_mut().filter(|_| now.is_some()) else {
-                    return true;
-                };
-                if *seen == now && chains.is_some() {
-                    return true;
-                }
-                let begun = Instant::now();
-                if rests.is_some_and(|until| begun < until) {
-                    return true;
-                }
-                let found = ours(listening, self.family);
-                let took = begun.elapsed();
-                *rests = (took > LONG).then(|| begun + took * REST);
-                let same_moment = generation(rules) == now;
-                let quiet = match *chains {
-                    Some(left) => found == Some(left),
-                    None => *seen == now,
-                };
-                if quiet && same_moment {
-                    (*seen, *chains) = (now, found);
-                }
-                quiet
-            }
+    /// Returns true if our rules are as we left them, as far as that shows without
+    /// reading them.
+    pub fn is_unmodified(&mut self) -> bool {
+        match &mut self.record {
+            Record::Legacy(None) => true,
+            Record::Legacy(Some(left)) => sizes(self.family) == *left,
+            Record::NfTables(generations) => generations.is_unmodified(self.family),
         }
     }
 }
 
-fn generation(rules: &mut Option<Rules>) -> Option<u32> {
-    rules.as_mut()?.generation().ok()
+impl Generations {
+    fn now(&mut self) -> Option<u32> {
+        self.rules.as_mut()?.generation().ok()
+    }
+
+    fn after(&mut self, before: Before, all: u32, done: &Done) {
+        let now = self.now();
+        let expected = before.0.map(|count| count.wrapping_add(all));
+        let is_expected = now.is_some() && now == expected;
+        let was = |count: Option<u32>| done.observed || before.0.is_some() && count == before.0;
+        let (was_right, was_unmodified) = (was(self.right), was(self.unmodified));
+        self.right = now.filter(|_| is_expected && was_right);
+        self.unmodified = now.filter(|_| is_expected && was_unmodified);
+        if done.transactions > 0 || self.unmodified.is_none() {
+            self.chains = None;
+        }
+    }
+
+    fn is_unmodified(&mut self, family: Family) -> bool {
+        let now = self.now();
+        let Some(rules) = self.rules.as_mut().filter(|_| now.is_some()) else {
+            return true;
+        };
+        if self.unmodified == now && self.chains.is_some() {
+            return true;
+        }
+        let begun = Instant::now();
+        if self.next_listing.is_some_and(|next| begun < next) {
+            return true;
+        }
+        let found = ours(rules, family);
+        let took = begun.elapsed();
+        self.next_listing = (took > LONG).then(|| begun + took * PAUSE);
+        let is_same_moment = self.now() == now;
+        let is_unmodified = match self.chains {
+            Some(left) => found == Some(left),
+            None => self.unmodified == now,
+        };
+        if is_unmodified && is_same_moment {
+            (self.unmodified, self.chains) = (now, found);
+        }
+        is_unmodified
+    }
 }
 
 fn sizes(family: Family) -> [Option<Size>; 3] {
     Table::ALL.map(|table| info::size(family, table.name()).ok())
 }
 
-/// Our chains of `family` in one number, whatever their order.
+/// Returns our chains of `family` in one number, whatever their order.
 fn ours(rules: &mut Rules, family: Family) -> Option<u64> {
     let mut sum = 0u64;
     rules

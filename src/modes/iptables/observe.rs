@@ -1,7 +1,12 @@
-//! Which chains belong to this mode.
+//! What the kernel holds of this mode's.
 
 use super::plan::names;
-use crate::kernel::xtables::{observed::Interest, rule::Table};
+use crate::kernel::xtables::{
+    Error,
+    observed::{Interest, Observed},
+    rule::Table,
+    run::Writer,
+};
 
 /// Chains of ServicePorts and endpoints, and of kube-proxy's before 1.24.
 const OWNED: [&str; 6] = [
@@ -15,13 +20,21 @@ const OWNED: [&str; 6] = [
 /// Of those, the ones that ServicePorts share.
 const INDEX: &str = "KUBE-SVC-IDX-";
 
+/// Reads it.
+///
+/// # Errors
+/// What the program said.
+pub async fn observe(writer: &Writer) -> Result<Observed, Error> {
+    writer.observe(interest, &Table::ALL, |_, _| {}).await
+}
+
 /// Returns true if a chain belongs to this mode, by its name. The kubelet's
 /// KUBE-FIREWALL does not.
 pub fn is_ours(chain: &str) -> bool {
     interest(Table::Nat, chain).is_ours()
 }
 
-/// Returns how a chain is compared.
+/// Returns how a chain is compared, which does not depend on its table.
 pub fn interest(_: Table, chain: &str) -> Interest {
     match chain {
         names::SERVICES

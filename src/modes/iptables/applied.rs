@@ -1,0 +1,158 @@
+//! What was applied.
+
+use std::{borrow::Borrow, hash::Hash, hash::Hasher, sync::Arc};
+
+use hashbrown::HashSet;
+
+use super::{count::RuleCount, plan::Options};
+use crate::{
+    kernel::xtables::{desired::Step, rule::Table},
+    modes::references::References,
+    net::Family,
+    services::{ServiceMap, ServicePort, ServicePortName},
+};
+
+/// What was applied. Nothing of the rules themselves is kept: they follow from
+/// the ServicePort, which the service map holds anyway, and the options.
+pub struct Applied {
+    /// What the rules depend on.
+    pub options: Options,
+    /// How many rules there are.
+    pub rules: RuleCount,
+    ports: HashSet<ByName>,
+    /// How many ServicePorts take the step that leads to a chain of the index.
+    steps: References<IndexChain>,
+    endpoints: usize,
+}
+
+/// A chain of the index.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct IndexChain {
+    table: Table,
+    name: String,
+}
+
+impl IndexChain {
+    fn after(step: &Step) -> IndexChain {
+        let (table, name) = (step.table, step.to.clone());
+        IndexChain { table, name }
+    }
+}
+
+/// How much there is of a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// ServicePorts.
+    pub ports: usize,
+    /// Endpoints of all of them.
+    pub endpoints: usize,
+}
+
+impl Size {
+    /// Returns how much there is of `family` in `map`.
+    pub fn of(map: &ServiceMap, family: Family) -> Size {
+        let mut size = Size {
+            ports: 0,
+            endpoints: 0,
+        };
+        for port in map.iter().filter(|port| port.name.family == family) {
+            size.ports += 1;
+            size.endpoints += port.endpoints.all.len();
+        }
+        size
+    }
+}
+
+impl Applied {
+    /// No ServicePort yet, and `rules` that do not depend on any.
+    pub fn new(options: Options, rules: RuleCount) -> Applied {
+        Applied {
+            options,
+            rules,
+            ports: HashSet::new(),
+            steps: References::default(),
+            endpoints: 0,
+        }
+    }
+
+    /// Returns the ServicePort of this name, as it was applied.
+    pub fn port(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
+        self.ports.get(name).map(|ByName(port)| port)
+    }
+
+    /// Returns the names of all ServicePorts.
+    pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
+        self.ports.iter().map(|ByName(port)| &port.name)
+    }
+
+    /// `port` is applied.
+    pub fn insert(&mut self, port: Arc<ServicePort>) {
+        self.remove(&port.name);
+        self.endpoints += port.endpoints.all.len();
+        self.ports.insert(ByName(port));
+    }
+
+    /// The ServicePort of this name is not applied any more.
+    pub fn remove(&mut self, name: &ServicePortName) {
+        if let Some(ByName(port)) = self.ports.take(name) {
+            self.endpoints = self.endpoints.saturating_sub(port.endpoints.all.len());
+        }
+    }
+
+    /// Counts one more user of each of `steps`. Returns those whose first it is.
+    pub fn take_steps(&mut self, steps: Vec<Step>) -> Vec<Step> {
+        let is_first = |step: &Step| self.steps.add(IndexChain::after(step));
+        steps.into_iter().filter(is_first).collect()
+    }
+
+    /// Counts one user of each of `steps` less. Returns those that have none left.
+    pub fn release_steps(&mut self, steps: Vec<Step>) -> Vec<Step> {
+        let is_last = |step: &Step| self.steps.release(&IndexChain::after(step));
+        steps.into_iter().filter(is_last).collect()
+    }
+
+    /// Returns how much there will be once those of `map` are applied that
+    /// `changed`.
+    pub fn size_after(&self, map: &ServiceMap, changed: &HashSet<ServicePortName>) -> Size {
+        let endpoints = |port: &Arc<ServicePort>| port.endpoints.all.len();
+        let mut size = Size {
+            ports: self.ports.len(),
+            endpoints: self.endpoints,
+        };
+        let of_family = |name: &&ServicePortName| name.family == self.options.family;
+        for name in changed.iter().filter(of_family) {
+            if let Some(old) = self.port(name) {
+                size.ports -= 1;
+                size.endpoints = size.endpoints.saturating_sub(endpoints(old));
+            }
+            if let Some(new) = map.get(name) {
+                size.ports += 1;
+                size.endpoints += endpoints(new);
+            }
+        }
+        size
+    }
+}
+
+/// A ServicePort, found by its name.
+struct ByName(Arc<ServicePort>);
+
+impl Borrow<ServicePortName> for ByName {
+    fn borrow(&self) -> &ServicePortName {
+        &self.0.name
+    }
+}
+
+impl Hash for ByName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.name.hash(state);
+    }
+}
+
+impl PartialEq for ByName {
+    fn eq(&self, other: &ByName) -> bool {
+        self.0.name == other.0.name
+    }
+}
+
+impl Eq for ByName {}

@@ -1,0 +1,85 @@
+//! What a sync did, in numbers.
+
+use std::ops::{AddAssign, SubAssign};
+
+use crate::kernel::xtables::{
+    desired::{OwnerRules, RuleSet},
+    rule::Table,
+    transaction::Op,
+};
+
+/// What a sync did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Done {
+    /// ServicePorts that were planned.
+    pub examined: usize,
+    /// Rules that there are.
+    pub total: RuleCount,
+    /// Rules that were written.
+    pub written: RuleCount,
+    /// Transactions of the kernel's that this took.
+    pub transactions: u32,
+    /// The kernel was read, and so is known to be right.
+    pub observed: bool,
+}
+
+/// A number of rules in each table that kube-proxy counts them in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleCount {
+    /// In table filter.
+    pub filter: usize,
+    /// In table nat.
+    pub nat: usize,
+}
+
+impl RuleCount {
+    /// Returns how many a ServicePort has; steps, which it shares, are left out.
+    pub fn of(rules: &OwnerRules) -> RuleCount {
+        let chains = rules.chains.iter();
+        let chains = chains.map(|chain| (chain.table, chain.rules.len()));
+        let entries = rules.entries.iter().map(|entry| (entry.table, 1));
+        RuleCount::sum(chains.chain(entries))
+    }
+
+    /// Returns how many of our chains' rules do not depend on Services.
+    pub fn of_fixed(rules: &RuleSet) -> RuleCount {
+        let chains = rules.chains.iter();
+        RuleCount::sum(chains.map(|chain| (chain.table, chain.contents.rules().len())))
+    }
+
+    /// Returns how many `ops` write.
+    pub fn written<'a>(ops: impl IntoIterator<Item = &'a Op>) -> RuleCount {
+        RuleCount::sum(ops.into_iter().map(|op| match op {
+            Op::Fill(chain) => (chain.table, chain.rules.len()),
+            Op::Insert(_) | Op::Raise(_) | Op::Append(_) => (op.table(), 1),
+            Op::Remove { .. } | Op::Delete { .. } => (op.table(), 0),
+        }))
+    }
+
+    fn sum(counts: impl Iterator<Item = (Table, usize)>) -> RuleCount {
+        let mut sum = RuleCount::default();
+        for (table, count) in counts {
+            match table {
+                Table::Filter => sum.filter += count,
+                Table::Nat => sum.nat += count,
+                Table::Mangle => {}
+            }
+        }
+        sum
+    }
+}
+
+impl AddAssign for RuleCount {
+    fn add_assign(&mut self, other: RuleCount) {
+        self.filter += other.filter;
+        self.nat += other.nat;
+    }
+}
+
+/// Never less than nothing.
+impl SubAssign for RuleCount {
+    fn sub_assign(&mut self, other: RuleCount) {
+        self.filter = self.filter.saturating_sub(other.filter);
+        self.nat = self.nat.saturating_sub(other.nat);
+    }
+}

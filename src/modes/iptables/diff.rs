@@ -1,0 +1,183 @@
+//! From what ServicePorts need to the steps that bring it about. Pure.
+//!
+//! A [`change`] compares ServicePorts with what was applied, and is one
+//! transaction. A [`Full`] sync compares everything with what was observed, and is
+//! made piece by piece: so the rules of all Services are in memory at no time.
+//! Either compares a ServicePort in the same way (`kernel::xtables::difference`).
+
+use std::sync::Arc;
+
+use super::{
+    applied::Applied,
+    count::RuleCount,
+    observe::distance,
+    plan::{self, Fixed, Options},
+};
+use crate::{
+    kernel::xtables::{
+        desired::{OwnerRules, Step},
+        difference::{Comparison, between, missing},
+        observed::Observed,
+        rule::Table,
+        transaction::{Group, Op, Transaction},
+    },
+    services::{ServiceMap, ServicePort, ServicePortName},
+};
+
+/// Chains that go in one group: what is refused keeps its neighbours.
+const TOGETHER: usize = 50;
+
+/// Steps of ServicePorts.
+pub type PortSteps = Group<ServicePortName>;
+
+/// What changes.
+pub struct Change {
+    /// The steps.
+    pub transaction: Transaction<ServicePortName>,
+    /// How many ServicePorts were planned.
+    pub examined: usize,
+}
+
+/// Returns what makes the ServicePorts called `names` such as `map` has them;
+/// `applied` is then what will be applied.
+pub fn change<'a>(
+    applied: &mut Applied,
+    map: &ServiceMap,
+    names: impl IntoIterator<Item = &'a ServicePortName>,
+) -> Change {
+    let family = applied.options.family;
+    let mut ports = Vec::new();
+    let (mut first, mut released) = (Vec::new(), Vec::new());
+    let mut examined = 0;
+    for name in names {
+        let old = applied.port(name).cloned();
+        let new = map.get(name).cloned();
+        let is_same = match (&old, &new) {
+            (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+            (old, new) => old.is_none() && new.is_none(),
+        };
+        if is_same {
+            continue;
+        }
+        examined += 1;
+        let rules = |port: Option<Arc<ServicePort>>| {
+            port.map_or_else(OwnerRules::default, |port| {
+                plan::service_port(&port, &applied.options)
+            })
+        };
+        let (before, after) = (rules(old), rules(new.clone()));
+        ports.push(Group::of(name.clone(), between(&before, &after, family)));
+        applied.rules -= RuleCount::of(&before);
+        applied.rules += RuleCount::of(&after);
+        // What one leaves and another takes stays.
+        first.extend(applied.take_steps(after.steps));
+        released.extend(before.steps);
+        match new {
+            Some(new) => applied.insert(new),
+            None => applied.remove(name),
+        }
+    }
+    let nothing = OwnerRules::default();
+    let come = |step: &Step| between(&nothing, &step.rules(), family);
+    let go = |step: &Step| between(&step.rules(), &nothing, family);
+    let last = applied.release_steps(released);
+    let mut groups = vec![Group::common(first.iter().flat_map(come).collect())];
+    groups.extend(ports);
+    groups.push(Group::common(last.iter().flat_map(go).collect()));
+    Change {
+        transaction: Transaction { family, groups },
+        examined,
+    }
+}
+
+/// A full sync of one family: what does not carry traffic comes first, for all
+/// Services; then traffic, some Services at a time; then what nobody needs goes.
+pub struct Full<'a> {
+    map: &'a ServiceMap,
+    comparison: Comparison,
+    fixed: Vec<Op>,
+    applied: Applied,
+}
+
+/// What comes before traffic is led to it.
+pub struct Closing {
+    /// Chains that do not depend on one ServicePort.
+    pub chains: PortSteps,
+    /// The rules in such chains, and the jumps to them. They come last: each
+    /// transaction has the kernel follow all jumps from its own chains
+    /// (`nft_chain_validate`).
+    pub leads: PortSteps,
+    /// Each ServicePort's in tables filter and mangle.
+    pub ports: Vec<PortSteps>,
+}
+
+impl<'a> Full<'a> {
+    /// Compares what was `observed` with what does not depend on Services.
+    pub fn new(
+        map: &'a ServiceMap,
+        observed: Observed,
+        fixed: &Fixed,
+        options: Options,
+    ) -> Full<'a> {
+        let (comparison, ops) = Comparison::begin(observed, &fixed.rules, options.family);
+        Full {
+            map,
+            comparison,
+            fixed: ops,
+            applied: Applied::new(options, RuleCount::of_fixed(&fixed.rules)),
+        }
+    }
+
+    /// Returns the ServicePorts of the family.
+    pub fn ports(&self) -> impl Iterator<Item = &'a Arc<ServicePort>> + use<'a> {
+        let family = self.applied.options.family;
+        let all = self.map.iter();
+        all.filter(move |port| port.name.family == family)
+    }
+
+    /// Returns the first steps.
+    pub fn closing(&mut self) -> Closing {
+        let mut common = std::mem::take(&mut self.fixed);
+        let mut ports = Vec::new();
+        for port in self.ports() {
+            let rules = plan::service_port(port, &self.applied.options);
+            self.applied.rules += RuleCount::of(&rules);
+            let tables = [Table::Filter, Table::Mangle];
+            let ops = missing(&rules, &tables, &mut self.comparison);
+            if !ops.is_empty() {
+                ports.push(Group::of(port.name.clone(), ops));
+            }
+            for step in self.applied.take_steps(rules.steps) {
+                common.extend(missing(&step.rules(), &Table::ALL, &mut self.comparison));
+            }
+        }
+        let (chains, leads) = common.into_iter().partition(|op| matches!(op, Op::Fill(_)));
+        Closing {
+            chains: Group::common(chains),
+            leads: Group::common(leads),
+            ports,
+        }
+    }
+
+    /// Returns the steps of `port` in table nat, if it takes some.
+    pub fn carrying(&mut self, port: &ServicePort) -> Option<PortSteps> {
+        let rules = plan::service_port(port, &self.applied.options);
+        let ops = missing(&rules, &[Table::Nat], &mut self.comparison);
+        (!ops.is_empty()).then(|| Group::of(port.name.clone(), ops))
+    }
+
+    /// Returns the steps that take away what nobody needs.
+    pub fn stale(&mut self) -> Vec<PortSteps> {
+        self.comparison.stale(distance, TOGETHER)
+    }
+
+    /// Returns what is applied now, but for ServicePorts that have `failed`.
+    pub fn applied(self, failed: impl Fn(&ServicePortName) -> bool) -> Applied {
+        let ports = self.ports();
+        let mut applied = self.applied;
+        for port in ports.filter(|port| !failed(&port.name)) {
+            applied.insert(Arc::clone(port));
+        }
+        applied
+    }
+}

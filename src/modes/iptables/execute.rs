@@ -1,0 +1,131 @@
+//! Running steps, in a safe order.
+
+use super::{
+    Error,
+    count::{Done, RuleCount},
+    diff::{Change, Closing, Full, PortSteps},
+};
+use crate::{
+    kernel::xtables::{
+        run::{Refused, Writer},
+        transaction::{Op, Phase},
+    },
+    services::ServicePortName,
+};
+
+/// How many names of chains that changed are kept.
+const NAMED: usize = 5;
+
+/// Runs the steps of one sync of one family.
+pub struct Execution<'a> {
+    writer: &'a Writer,
+    /// What was done.
+    pub done: Done,
+    /// What was refused.
+    pub refused: Vec<Refused<ServicePortName>>,
+    /// Some of the chains that changed, by name.
+    pub changed: Vec<String>,
+}
+
+impl Execution<'_> {
+    /// Nothing was run yet.
+    pub fn new(writer: &Writer) -> Execution<'_> {
+        Execution {
+            writer,
+            done: Done::default(),
+            refused: Vec::new(),
+            changed: Vec::new(),
+        }
+    }
+
+    /// Runs all steps of `change` at once.
+    ///
+    /// # Errors
+    /// When some were refused; what of it took effect is not known.
+    pub async fn change(&mut self, change: &Change) -> Result<(), Error> {
+        self.done.examined = change.examined;
+        self.done.transactions += self.writer.run(&change.transaction).await?;
+        let groups = &change.transaction.groups;
+        self.count(groups.iter().flat_map(|group| &group.ops));
+        Ok(())
+    }
+
+    /// Runs the steps of a full sync. What is refused for one ServicePort costs
+    /// that one alone.
+    ///
+    /// # Errors
+    /// When something was refused that all need, or the program does not run.
+    pub async fn full(&mut self, full: &mut Full<'_>) -> Result<(), Error> {
+        let Closing {
+            chains,
+            leads,
+            ports,
+        } = full.closing();
+        self.done.examined = full.ports().count();
+        let common = [chains, leads];
+        self.required(&common, Phase::Close).await?;
+        for groups in self.writer.chunks(&ports) {
+            self.run(groups, Phase::Close).await?;
+        }
+        drop(ports);
+        let [chains, leads] = common;
+        self.required(&[chains], Phase::Carry).await?;
+        let (mut chunk, mut weight) = (Vec::new(), 0);
+        for port in full.ports() {
+            let Some(group) = full.carrying(port) else {
+                continue;
+            };
+            // What guards it is missing.
+            if self.refused.iter().any(|one| one.owner == group.owner) {
+                continue;
+            }
+            weight += group.weight();
+            chunk.push(group);
+            if weight >= self.writer.chunk() {
+                self.run(&chunk, Phase::Carry).await?;
+                chunk.clear();
+                weight = 0;
+            }
+        }
+        chunk.push(leads);
+        self.required(&chunk, Phase::Carry).await?;
+        drop(chunk);
+        let stale = full.stale();
+        for phase in [Phase::Carry, Phase::Open] {
+            for groups in self.writer.chunks(&stale) {
+                self.run(groups, phase).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn run(&mut self, groups: &[PortSteps], phase: Phase) -> Result<(), Error> {
+        let refused = &mut self.refused;
+        self.done.transactions += self.writer.run_phase(groups, phase, refused).await?;
+        let ops = groups.iter().flat_map(|group| &group.ops);
+        self.count(ops.filter(|op| op.phase() == phase));
+        Ok(())
+    }
+
+    /// As [`run`](Self::run), but what is everybody's may not be refused.
+    async fn required(&mut self, groups: &[PortSteps], phase: Phase) -> Result<(), Error> {
+        self.run(groups, phase).await?;
+        match self.refused.iter().position(|one| one.owner.is_none()) {
+            Some(at) => Err(self.refused.swap_remove(at).error.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn count<'a>(&mut self, ops: impl Iterator<Item = &'a Op> + Clone) {
+        self.done.written += RuleCount::written(ops.clone());
+        for op in ops {
+            // What an operator may wonder about.
+            let is_named = self.changed.iter().any(|name| name == op.chain());
+            match self.changed.len() {
+                ..NAMED if !is_named => self.changed.push(op.chain().to_owned()),
+                NAMED => self.changed.push("and more".to_owned()),
+                _ => {}
+            }
+        }
+    }
+}

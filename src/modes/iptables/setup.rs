@@ -1,0 +1,104 @@
+//! What iptables mode is started with, and what the rules of a sync depend on.
+
+use std::sync::Arc;
+
+use super::{
+    applied::Size,
+    plan::{DispatchChoice, Options, is_large_cluster},
+};
+use crate::{
+    config::{Effective, KubeProxyConfiguration},
+    kernel::{probe::Setting, sysctl, xtables::features::Features},
+    modes::Metrics,
+    net::Family,
+    node::NodePorts,
+    services::Node,
+};
+
+/// Without it the kernel takes packets between loopback and other links for
+/// forged (`Documentation/networking/ip-sysctl.rst`).
+const ROUTE_LOCALNET: &str = Setting::RouteLocalnet.name();
+
+/// Whether connection tracking finds no packet outside a TCP window invalid
+/// (`Documentation/networking/nf_conntrack-sysctl.rst`).
+const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
+
+/// What iptables mode is started with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The configuration.
+    pub configuration: KubeProxyConfiguration,
+    /// What it means.
+    pub configured: Effective,
+    /// On which addresses node ports are served.
+    pub node_ports: Arc<NodePorts>,
+    /// `--iptables-dispatch`.
+    pub dispatch: DispatchChoice,
+    /// What takes the figures.
+    pub metrics: Arc<dyn Metrics>,
+}
+
+impl Setup {
+    /// Returns the options for a family of this `size` on this `node`, where rules
+    /// may use `features` and depend on `now` at present.
+    pub fn options(
+        &self,
+        (family, features): (Family, Features),
+        node: Option<&Node>,
+        size: Size,
+        now: Option<&Options>,
+    ) -> Options {
+        let options = Options::new(
+            &self.configuration,
+            &self.configured,
+            family,
+            node,
+            &self.node_ports.served(),
+            features,
+        );
+        let is_large = now.is_some_and(|now| now.large_cluster);
+        Options {
+            large_cluster: is_large_cluster(size.endpoints, is_large),
+            dispatch: self
+                .dispatch
+                .dispatch(size.ports, now.map(|now| now.dispatch)),
+            ..options
+        }
+    }
+}
+
+/// Has loopback addresses serve node ports.
+///
+/// # Errors
+/// When the setting that this takes was refused.
+pub fn open_loopback() -> Result<(), sysctl::Error> {
+    sysctl::write(ROUTE_LOCALNET, "1")
+}
+
+/// Leaves out what takes a kernel setting that is not to be had here. Returns why
+/// node ports are not served on loopback addresses then.
+pub fn without_unsettable(options: &mut Options) -> Option<String> {
+    if !options.serves_localhost() {
+        return None;
+    }
+    let error = sysctl::settable(ROUTE_LOCALNET, "1").err()?;
+    options.localhost_node_ports = false;
+    Some(format!(
+        "node ports are not served on loopback addresses, which takes {ROUTE_LOCALNET}=1: {error}"
+    ))
+}
+
+/// Returns whether the kernel finds no packet outside a TCP window invalid, which
+/// would be dropped; `None`: it does not say. kube-proxy reads it at start
+/// (`conntrackTCPLiberal` of `pkg/proxy/iptables`).
+pub fn is_tcp_liberal() -> Option<bool> {
+    match sysctl::read(TCP_BE_LIBERAL) {
+        Ok(value) => Some(value != "0"),
+        // Connection tracking is not loaded yet; it comes with this value.
+        Err(error) if error.is_missing() => Some(false),
+        Err(error) => {
+            tracing::debug!("{error}");
+            None
+        }
+    }
+}
