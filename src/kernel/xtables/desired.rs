@@ -8,9 +8,9 @@ use super::rule::{Rule, Table, Target};
 /// A chain with all its rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Chain {
-    /// Its table.
+    /// The table that the chain is in.
     pub table: Table,
-    /// Its name, at most 28 characters.
+    /// The chain's name, at most 28 characters.
     pub name: String,
     /// Its rules, in order.
     pub rules: Vec<Rule>,
@@ -21,16 +21,16 @@ pub struct Chain {
 pub struct Entry {
     /// The chain's table.
     pub table: Table,
-    /// The chain.
+    /// The name of the chain.
     pub chain: String,
-    /// The rule.
+    /// The rule, which may stand there more than once.
     pub rule: Rule,
 }
 
 /// What one owner needs, among others who share chains with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerRules {
-    /// Chains that nobody else has, each before the chains that jump to it.
+    /// Chains of its own, each before the chains that jump to it.
     pub chains: Vec<Chain>,
     /// Its rules in shared chains, before their [closing](Contents::Shared)
     /// rules. Those in one chain keep their order; those of different owners
@@ -50,7 +50,7 @@ pub struct Step {
     pub table: Table,
     /// Where the jump is.
     pub chain: String,
-    /// The jump.
+    /// The whole rule, which jumps to that chain.
     pub rule: Rule,
     /// The chain that it leads to; no other step leads there.
     pub to: String,
@@ -68,9 +68,9 @@ pub struct RuleSet {
 /// A chain that does not depend on owners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FixedChain {
-    /// Its table.
+    /// The table that the chain is in.
     pub table: Table,
-    /// Its name.
+    /// The chain's name, at most 28 characters.
     pub name: Cow<'static, str>,
     /// What is in it.
     pub contents: Contents,

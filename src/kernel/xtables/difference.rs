@@ -6,7 +6,7 @@
 //!
 //! Nothing is emptied to begin with: what is right stays, so that connections and
 //! a predecessor's rules live on until ours are in. Chains and rules of others are
-//! not looked at.
+//! left alone.
 
 use std::{borrow::Borrow, hash::Hash};
 
@@ -299,7 +299,7 @@ impl Comparison {
         ops
     }
 
-    /// Returns the steps that take away what nobody needed, in an order in which
+    /// Returns the steps that take away what no owner needed, in an order in which
     /// nothing leads any more to what goes. `distance` says how far a chain is from
     /// the shared ones, by its name: chains that are nearer lead to it. What is as
     /// near as shared chains (0) makes one group; of the others, `together` make

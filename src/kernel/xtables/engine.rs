@@ -1,7 +1,7 @@
 //! The kernel's two engines for these rules, and which of them this node uses.
 //!
-//! Rules in both are in force at once, in an order that nobody wants to think
-//! about; so every component of a node must use the same one. Those that come
+//! Rules in both are in force at once, in an order that is hard to reason about; so
+//! every component of a node must use the same one. Those that come
 //! as containers cannot ask the node's own programs. What they go by instead is
 //! a convention (Kubernetes' `iptables-wrappers`): the kubelet leaves a chain
 //! whose name is a hint; without one, the engine that has more rules.
@@ -17,15 +17,15 @@ use crate::kernel::nftables;
 /// Which of the kernel's two engines a program speaks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Engine {
-    /// nf_tables (`iptables-nft`).
+    /// The kernel's nf_tables, by way of `iptables-nft`.
     NfTables,
-    /// x_tables (`iptables-legacy`).
+    /// The kernel's x_tables, by way of `iptables-legacy`.
     Legacy,
 }
 
-/// Chains in table mangle by which the kubelet says which engine it uses.
+/// Chains in table mangle that the kubelet makes in the engine that it uses.
 pub const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
-/// Tables that are looked at for rules.
+/// Tables that are searched for rules.
 const TABLES: [&str; 4] = ["mangle", "filter", "nat", "raw"];
 /// Chains that are read in a moment.
 const MANY: usize = 2_000;
@@ -56,27 +56,27 @@ impl Engine {
         fs::read_to_string(list).is_ok_and(|names| names.lines().any(|name| name == table))
     }
 
-    /// The tables of `family` that are worth reading for chains that are
-    /// `wanted`, by table and name. What a table of nf_tables holds is listed
+    /// Returns the tables of `family` that are worth reading for chains that
+    /// `concern` the caller, by table and name. What a table of nf_tables holds is listed
     /// for that, as its program reads all rules of all tables to print one;
     /// of the legacy tables that are there, it is all.
     pub fn tables_with(
         self,
         family: Family,
-        wanted: impl Fn(&str, &str) -> bool,
+        concern: impl Fn(&str, &str) -> bool,
     ) -> Vec<&'static str> {
         let mut found = Vec::new();
         if self == Engine::NfTables {
-            let note = |chain: nftables::ListedChain| {
+            let each = |chain: nftables::ListedChain| {
                 let table = TABLES.into_iter().find(|table| *table == chain.table);
                 if let Some(table) = table
                     && !found.contains(&table)
-                    && wanted(table, &chain.chain.name)
+                    && concern(table, &chain.chain.name)
                 {
                     found.push(table);
                 }
             };
-            let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, note));
+            let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, each));
             if listed.is_ok() {
                 return found;
             }
@@ -88,7 +88,7 @@ impl Engine {
     }
 }
 
-/// What is looked for, and what is known already.
+/// What is searched for, and what is known already.
 #[derive(Clone, Copy)]
 pub struct Search<'a> {
     /// Programs of this family.
@@ -137,11 +137,11 @@ fn may_run(engine: Engine) -> Result<(), Error> {
 
 impl Xtables {
     /// The programs for the engine that this node's other components use; if
-    /// nothing tells, the node owner's choice, as far as the kernel can do it.
+    /// no sign shows it, the node owner's choice, as far as the kernel can do it.
     /// Changes nothing.
     ///
     /// # Errors
-    /// When none works, or when some did not answer; says what each said.
+    /// When none works, or when some did not answer; with each one's message.
     pub async fn chosen(search: &Search<'_>) -> Result<(Xtables, Engine), Error> {
         let family = search.family;
         let (mut found, mut reasons, mut unanswered) = (Vec::new(), Vec::new(), false);
@@ -193,7 +193,7 @@ impl Xtables {
     /// # Errors
     /// When the program cannot be run.
     pub async fn engine(&self) -> Result<Engine, Error> {
-        // The name tells, of upstream's programs; asking takes a process.
+        // The name shows it, of upstream's programs; asking takes a process.
         let path = self.restore.path.canonicalize();
         match path
             .as_deref()
@@ -238,7 +238,7 @@ impl Xtables {
     }
 
     /// # Errors
-    /// When what there is was not told, which is no sign.
+    /// When what there is could not be read, which is no sign.
     async fn signs(&self, engine: Engine) -> Result<Signs, Error> {
         let mut signs = Signs::default();
         for table in engine.tables_with(self.family, |_, _| true) {
@@ -247,7 +247,7 @@ impl Xtables {
                 let chain = line.strip_prefix(':').and_then(|l| l.split(' ').next());
                 signs.hint |= chain.is_some_and(|chain| HINTS.contains(&chain));
             };
-            // What cannot be read ever holds nothing that could be told from it.
+            // What can never be read shows no sign.
             let read = self.read(table, each).await;
             if let Err(error) = read
                 && error.is_unanswered()
@@ -286,19 +286,19 @@ async fn signs(found: &[(Xtables, Engine)]) -> Result<Vec<Signs>, Error> {
 /// chains that are in use.
 fn listed(family: Family) -> Result<Signs, Error> {
     let mut signs = Signs::default();
-    let note = |chain: nftables::ListedChain| {
+    let each = |chain: nftables::ListedChain| {
         if TABLES.contains(&chain.table.as_str()) {
             signs.rules |= usize::from(chain.uses > 0);
             signs.hint |= HINTS.contains(&chain.chain.name.as_str());
         }
     };
-    let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, note));
+    let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, each));
     match listed {
         Err(error) if error.is_passing() => Err(Error::Unknown {
             family,
             reason: error.to_string(),
         }),
-        // What cannot be read ever holds nothing that could be told from it.
+        // What can never be read shows no sign.
         _ => Ok(signs),
     }
 }
@@ -316,7 +316,10 @@ fn preferred(found: &[Signs]) -> usize {
 }
 
 /// Tries the one thing without which there is nothing to choose: nat rules, of
-/// the one kind or the other. Answers with what was said of the first.
+/// the one kind or the other.
+///
+/// # Errors
+/// Why the first does not work.
 async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
     if engine == Engine::Legacy {
         xtables.try_lock().await?;
@@ -332,10 +335,7 @@ async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
         Err(error) if matches!(error, Error::Run { .. }) || error.is_unanswered() => Err(error),
         Err(error) => {
             let redirect = xtables.try_rule("nat", "-p tcp -j REDIRECT").await;
-            redirect.map_err(|other| match other.is_unanswered() {
-                true => other,
-                false => error,
-            })
+            redirect.map_err(|other| if other.is_unanswered() { other } else { error })
         }
     }
 }

@@ -11,31 +11,31 @@ pub enum Error {
     /// It could not be run to its end.
     #[error("cannot run {program}: {source}")]
     Run {
-        /// Which.
+        /// The program's name.
         program: String,
         /// The system's reason.
         source: io::Error,
     },
-    /// It failed.
+    /// The program ran and failed.
     #[error("{program}: {message}{}", .line.as_ref().map_or_else(String::new, |l| format!(" (at: {l})")))]
     Failed {
-        /// Which.
+        /// The program's name.
         program: String,
-        /// What it said.
+        /// What it wrote to its standard error.
         message: String,
-        /// The line of our batch that it complained about, if it told one.
+        /// The line of our batch that it complained about, if it named one.
         line: Option<String>,
     },
-    /// The table has rules that the program cannot read, and so could not tell
-    /// ours from others'.
+    /// The table has rules that the program cannot read, and so not distinguish
+    /// from ours.
     #[error(
         "{program}: table {table} holds rules of nft's own, which iptables cannot read; move them \
          to a table of another name"
     )]
     Incompatible {
-        /// Which.
+        /// The program's name.
         program: String,
-        /// Of this table.
+        /// The table that it cannot read.
         table: Table,
     },
     /// There are rules, but not the program for them.
@@ -44,32 +44,32 @@ pub enum Error {
          remove them (Debian package iptables)"
     )]
     Absent {
-        /// Of this family.
+        /// The family of the rules.
         family: Family,
     },
     /// None of them works.
     #[error("no {family} nat: {reason}")]
     Unusable {
-        /// For this family.
+        /// The family of the rules.
         family: Family,
-        /// What each one said.
+        /// What each one wrote, or why it was not tried.
         reason: String,
     },
     /// Whether any of them works is not known.
     #[error("not known whether there is {family} nat: {reason}")]
     Unknown {
-        /// For this family.
+        /// The family of the rules.
         family: Family,
-        /// What each one said.
+        /// What each one wrote, or why it was not tried.
         reason: String,
     },
 }
 
-/// What the legacy programs say when they do not get the lock.
+/// What the legacy programs write when they do not get the lock.
 const LOCKED: &str = "holding the xtables lock";
 
 impl Error {
-    /// For lack of privilege, not of a feature.
+    /// Returns true if a privilege is missing, not a feature.
     pub fn is_permission(&self) -> bool {
         match self {
             Error::Run { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
@@ -83,8 +83,8 @@ impl Error {
         }
     }
 
-    /// For a reason that passes: somebody else held the lock or changed the
-    /// rules at the same time, or memory was short (EAGAIN, EINTR, ENOBUFS;
+    /// Returns true for a reason that passes: another process held the lock or
+    /// changed the rules at the same time, or memory was short (EAGAIN, EINTR, ENOBUFS;
     /// ERESTART has no words of its own in the C library).
     pub fn is_passing(&self) -> bool {
         const PASSING: [&str; 7] = [
@@ -106,7 +106,7 @@ impl Error {
         }
     }
 
-    /// What was asked was not answered: for a reason that passes, or because the
+    /// Returns true if what was asked was not answered: for a reason that passes, or because the
     /// program did not get so far (no process or memory for it, a time-out).
     pub fn is_unanswered(&self) -> bool {
         match self {
@@ -116,18 +116,18 @@ impl Error {
         }
     }
 
-    /// It could not be started, for a reason that passes.
+    /// Returns true if it could not be started, for a reason that passes.
     pub(super) fn is_unstarted(&self) -> bool {
         matches!(self, Error::Run { source, .. }
             if passing::is_passing_io(source) && source.kind() != io::ErrorKind::TimedOut)
     }
 
-    /// Because somebody else held the lock for seconds.
+    /// Returns true if another process held the lock for seconds.
     pub(super) fn is_lock(&self) -> bool {
         matches!(self, Error::Failed { message, .. } if message.contains(LOCKED))
     }
 
-    /// Because the kernel takes no netlink message of that size (EMSGSIZE).
+    /// Returns true if the kernel takes no netlink message of that size (EMSGSIZE).
     pub(super) fn is_too_long(&self) -> bool {
         matches!(self, Error::Failed { message, .. } if message.contains("Message too long"))
     }

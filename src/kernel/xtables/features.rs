@@ -50,7 +50,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// A kernel that lacks nothing.
+    /// A kernel that has everything.
     pub const ALL: Features = Features {
         comment: true,
         statistic: true,
@@ -70,7 +70,7 @@ impl Features {
         sctp: true,
     };
 
-    /// A kernel that lacks everything.
+    /// A kernel that has nothing.
     pub const NONE: Features = Features {
         comment: false,
         statistic: false,
@@ -91,7 +91,7 @@ impl Features {
     };
 }
 
-/// A feature: which table it is tried in, with what, and where to note it.
+/// A feature: which table it is tried in, with what, and its field.
 type Probe = (Table, Rule, fn(&mut Features) -> &mut bool);
 
 /// An nfacct object that exists while it is tried: one for each family, as both
@@ -118,7 +118,7 @@ fn probes(family: Family) -> Vec<Probe> {
         (Table::Nat, with(Match::Probability(1 << 30)), |f| {
             &mut f.statistic
         }),
-        (Table::Nat, with(Match::NoteSource(list())), |f| {
+        (Table::Nat, with(Match::RememberSource(list())), |f| {
             &mut f.recent
         }),
         (
@@ -187,7 +187,7 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// Everything is known.
+    /// All features are known.
     pub fn known(there: Features) -> Probed {
         Probed {
             there,
@@ -196,7 +196,7 @@ impl Probed {
         }
     }
 
-    /// Nothing is known.
+    /// No feature is known, because of `why`.
     fn unknown(why: String) -> Probed {
         Probed {
             there: Features::NONE,
@@ -205,7 +205,7 @@ impl Probed {
         }
     }
 
-    fn note(&mut self, feature: fn(&mut Features) -> &mut bool, tried: Result<(), Error>) {
+    fn record(&mut self, feature: fn(&mut Features) -> &mut bool, tried: Result<(), Error>) {
         match tried {
             Ok(()) => *feature(&mut self.there) = true,
             Err(error) if error.is_unanswered() => {
@@ -217,10 +217,10 @@ impl Probed {
     }
 }
 
-/// What there is for `xtables`. Changes nothing; where no network namespace can
+/// Returns what there is for `xtables`. Changes nothing; where no network namespace can
 /// be made, it is tried among the node's own rules.
 pub async fn probe(xtables: &Xtables) -> Probed {
-    let there = xtables.aside();
+    let there = xtables.isolated();
     match scratch::awaited(async move || in_scratch(&there).await).await {
         Ok(probed) => probed,
         Err(NoScratch::Impossible(_)) => here(xtables).await,
@@ -245,14 +245,15 @@ async fn in_scratch(xtables: &Xtables) -> Probed {
     for (table, rule, feature) in probes {
         let line = format!("-A {SCRATCH} {}", rule.words(xtables.family()));
         let alone = format!("*{table}\n:{SCRATCH} - [0:0]\n{line}\nCOMMIT\n");
-        let tried = match all {
-            true => Ok(()),
-            false => xtables.tried(&alone).await,
+        let tried = if all {
+            Ok(())
+        } else {
+            xtables.tried(&alone).await
         };
-        probed.note(feature, tried);
+        probed.record(feature, tried);
     }
     probed.without_account(account.err());
-    probed.note(|f| &mut f.set, knows_sets(xtables).await);
+    probed.record(|f| &mut f.set, knows_sets(xtables).await);
     probed
 }
 
@@ -263,13 +264,13 @@ async fn here(xtables: &Xtables) -> Probed {
     let created = nfacct::create(&[account]);
     for (table, rule, feature) in probes(xtables.family()) {
         let words = rule.words(xtables.family()).to_string();
-        probed.note(feature, xtables.check(table.name(), &words).await);
+        probed.record(feature, xtables.check(table.name(), &words).await);
     }
     if created.is_ok() {
         let _ = nfacct::delete(account);
     }
     probed.without_account(created.err());
-    probed.note(|f| &mut f.set, knows_sets(xtables).await);
+    probed.record(|f| &mut f.set, knows_sets(xtables).await);
     probed
 }
 
@@ -285,7 +286,7 @@ impl Probed {
     }
 }
 
-/// Whether rules in table mangle can mark packets for transparent sockets, for
+/// Finds out whether rules in table mangle can mark packets for transparent sockets, for
 /// kernels that have no table nat. Changes nothing.
 ///
 /// # Errors
@@ -297,7 +298,7 @@ pub async fn marks_sockets(xtables: &Xtables) -> Result<(), Error> {
     xtables.try_rule("mangle", &words).await
 }
 
-/// The program looks the set up before the kernel sees the rule.
+/// Finds out whether rules can ask for sets: the program resolves the name before the kernel sees the rule.
 async fn knows_sets(xtables: &Xtables) -> Result<(), Error> {
     let rule = format!("-m set --match-set {SCRATCH} src -j RETURN");
     match xtables.check("filter", &rule).await {
@@ -311,7 +312,7 @@ mod tests {
     use super::{super::engine::Search, *};
     use crate::kernel::namespace::in_namespace;
 
-    /// The kernel that tests run on lacks nothing but, perhaps, br_netfilter.
+    /// The kernel that tests run on has everything but, perhaps, br_netfilter.
     #[test]
     fn this_kernel_has_everything_and_probing_leaves_nothing() {
         in_namespace(|| {

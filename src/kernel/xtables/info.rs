@@ -29,11 +29,11 @@ struct Info {
 pub struct Size {
     /// Rules, with those that stand for chains.
     pub entries: u32,
-    /// Bytes.
+    /// Memory that they take, in bytes.
     pub bytes: u32,
 }
 
-/// The size of a legacy table of `family`, which comes to be if it was not
+/// Returns the size of a legacy table of `family`, which comes to be if it was not
 /// there.
 ///
 /// # Errors
@@ -48,7 +48,7 @@ pub fn size(family: Family, table: &str) -> io::Result<Size> {
         room.copy_from_slice(table.as_bytes());
     }
     let mut length = size_of::<Info>() as libc::socklen_t;
-    // SAFETY: `info` is as large as `length` says, is written by nobody else
+    // SAFETY: `info` is as large as `length` says, is written by no other thread
     // meanwhile, and any bytes are a valid `Info`.
     let answer = unsafe {
         libc::getsockopt(

@@ -6,8 +6,8 @@
 //! (legacy) x_tables. Plain `iptables-restore` is what the node's owner chose,
 //! so it comes first; the others stand in where it is absent or fails.
 //!
-//! Whatever part of Tripod has rules says what it wants as a value ([`desired`]),
-//! and has that compared with what is there ([`observed`], [`difference`]). What
+//! Whatever part of Tripod has rules describes what it needs as a value
+//! ([`desired`]), and has that compared with what is there ([`observed`], [`difference`]). What
 //! comes out is a [`transaction`], which prints as input of `iptables-restore` and
 //! is [`run`].
 //!
@@ -84,7 +84,11 @@ pub use self::{
     error::Error,
     toolkit::Toolkit,
 };
-use self::{parts::parts, program::Program, rule::Table};
+use self::{
+    parts::parts,
+    program::{Namespace, Program},
+    rule::Table,
+};
 use super::scratch::{self, NoScratch};
 use crate::net::Family;
 
@@ -96,12 +100,12 @@ const TRIALS: u32 = 6;
 /// Before it is tried again: at first, then twice as long each time.
 const TRIAL_PAUSE: Duration = Duration::from_millis(10);
 /// Longer than any reading takes. iptables-nft-save begins again whenever
-/// somebody changed anything while it read: beside a busy writer it may never
+/// anything changed while it read: beside a busy writer it may never
 /// come to an end, and is better tried again later.
 const READING: Duration = Duration::from_secs(90);
 
 /// The table that our rules go to and of which iptables-nft-save shows nothing,
-/// if `line` is how it says that; it succeeds all the same. The other remark
+/// if `line` is how it reports that; it succeeds all the same. The other remark
 /// that it has, of base chains, leaves out only those.
 fn incompatible(line: &str) -> Option<Table> {
     let (table, remark) = line.strip_prefix("# Table `")?.split_once('\'')?;
@@ -121,7 +125,7 @@ pub struct Xtables {
 }
 
 impl Xtables {
-    /// All that are installed, the node owner's choice first, each once: most
+    /// Returns all that are installed, the node owner's choice first, each once: most
     /// names are links to the same program.
     pub fn installed(family: Family) -> impl Iterator<Item = Xtables> {
         let name = match family {
@@ -156,7 +160,7 @@ impl Xtables {
             })
     }
 
-    /// One for each engine of the kernel.
+    /// Returns one for each engine of the kernel.
     pub async fn engines(family: Family) -> Vec<(Xtables, Engine)> {
         let mut found: Vec<(Xtables, Engine)> = Vec::new();
         for xtables in Xtables::installed(family) {
@@ -169,20 +173,20 @@ impl Xtables {
         found
     }
 
-    /// The same programs for a network namespace of ours.
-    fn aside(&self) -> Xtables {
-        let mut aside = self.clone();
-        aside.restore.aside = true;
-        aside.save.aside = true;
-        aside
+    /// Returns the same programs for a network namespace of ours.
+    fn isolated(&self) -> Xtables {
+        let mut isolated = self.clone();
+        isolated.restore.namespace = Namespace::Ours;
+        isolated.save.namespace = Namespace::Ours;
+        isolated
     }
 
-    /// Its family.
+    /// Returns the family of the rules that it reads and writes.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// Name of the program that applies batches.
+    /// Returns the name of the program that applies batches.
     pub fn program(&self) -> &str {
         &self.restore.name
     }
@@ -193,7 +197,7 @@ impl Xtables {
     /// no message of that size, in smaller steps.
     ///
     /// # Errors
-    /// What the program said and the line it complained about.
+    /// What the program wrote as its error, and the line it complained about.
     pub async fn restore(&self, batch: &str) -> Result<(), Error> {
         let whole = self.restore_once(batch).await;
         if !whole.as_ref().is_err_and(Error::is_too_long) {
@@ -210,8 +214,8 @@ impl Xtables {
         self.restore.checked(output, batch).map(|_| ())
     }
 
-    /// Applies a batch to find out whether it works. A failure that passes says
-    /// nothing about that, and who holds the lock is waited for, however long it
+    /// Applies a batch to find out whether it works. A failure that passes shows
+    /// nothing of that, and who holds the lock is waited for, however long it
     /// takes.
     async fn tried(&self, batch: &str) -> Result<(), Error> {
         let mut trials = 1..TRIALS;
@@ -261,7 +265,7 @@ impl Xtables {
     /// line by line: a node may have a hundred thousand of them.
     ///
     /// # Errors
-    /// What the program said; lines may have been handed out before.
+    /// What the program wrote as its error; lines may have been handed out before.
     pub async fn read(&self, table: &str, each: impl FnMut(&str)) -> Result<(), Error> {
         self.read_with(&["-t", table], each).await
     }
@@ -297,14 +301,14 @@ impl Xtables {
             }
             Ok(())
         };
-        let words = async {
-            let mut said = Vec::new();
+        let complaints = async {
+            let mut errors = Vec::new();
             if let Some(mut stderr) = stderr {
-                stderr.read_to_end(&mut said).await?;
+                stderr.read_to_end(&mut errors).await?;
             }
-            Ok(said)
+            Ok(errors)
         };
-        let all = async { tokio::try_join!(lines, words, child.wait()) };
+        let all = async { tokio::try_join!(lines, complaints, child.wait()) };
         let ((), stderr, status) = timeout(READING, all)
             .await
             .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
@@ -319,7 +323,7 @@ impl Xtables {
         self.compatible(unreadable)
     }
 
-    /// Whether `rule` is possible in `table`: match and target are there, in
+    /// Finds out whether `rule` is possible in `table`: match and target are there, in
     /// the program and in the kernel. Tried in a scratch chain, which is
     /// deleted again.
     ///
@@ -346,8 +350,8 @@ impl Xtables {
     /// # Errors
     /// Why it is not possible.
     pub async fn try_rule(&self, table: &'static str, rule: &str) -> Result<(), Error> {
-        let there = (self.aside(), rule.to_owned());
-        let inside = async move || there.0.check(table, &there.1).await;
+        let (isolated, owned) = (self.isolated(), rule.to_owned());
+        let inside = async move || isolated.check(table, &owned).await;
         match scratch::awaited(inside).await {
             Ok(outcome) => outcome,
             Err(NoScratch::Impossible(_)) => self.check(table, rule).await,
@@ -355,7 +359,7 @@ impl Xtables {
         }
     }
 
-    /// Whether the lock of the legacy programs can be had, now or later; tried
+    /// Finds out whether the lock of the legacy programs can be had, now or later; tried
     /// in a namespace of ours with a batch that changes nothing.
     ///
     /// # Errors
@@ -374,7 +378,7 @@ impl Xtables {
         }
     }
 
-    /// There is nowhere to try it for now.
+    /// Returns the error for when there is nowhere to try it for now.
     fn not_tried(&self, error: &NoScratch) -> Error {
         Error::Unknown {
             family: self.family,

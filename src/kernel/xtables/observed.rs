@@ -24,7 +24,7 @@ pub enum Interest {
 }
 
 impl Interest {
-    /// Returns true for chains that nobody else has.
+    /// Returns true for chains that are ours alone.
     pub fn is_ours(self) -> bool {
         matches!(self, Interest::Whole | Interest::ByRule)
     }

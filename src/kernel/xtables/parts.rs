@@ -3,7 +3,7 @@
 //! socket's buffer cannot be raised above `net.core.wmem_max` (`socket(7)`,
 //! SO_SNDBUFFORCE), and iptables-nft sends a table as one message.
 
-/// `batch` as batches of at most `lines` rules each, which in their order do
+/// Returns `batch` as batches of at most `lines` rules each, which in their order do
 /// the same, though not in one step: a chain is declared, and so emptied, by
 /// the first part that has its table only.
 pub fn parts(batch: &str, lines: usize) -> Vec<String> {

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const TRIAL: Duration = Duration::from_secs(20);
 /// A lock file of no meaning, see `XTABLES_LOCKFILE` in iptables(8). The lock is
 /// one for all network namespaces that share /run: where nothing is but what is
-/// tried, the lock that somebody holds on the node is no reason to wait.
+/// tried, a lock that another process holds on the node is no reason to wait.
 const NO_LOCK: (&str, &str) = ("XTABLES_LOCKFILE", "/dev/null");
 /// Where the programs are on nodes whose PATH leaves them out.
 const MORE_PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin";
@@ -30,8 +30,16 @@ pub(super) struct Program {
     pub(super) path: PathBuf,
     pub(super) applet: Option<String>,
     pub(super) name: String,
-    /// It works in a namespace of ours.
-    pub(super) aside: bool,
+    pub(super) namespace: Namespace,
+}
+
+/// Which network namespace a program works in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Namespace {
+    /// The node's, or whichever this process runs in.
+    Node,
+    /// One that was made to try something.
+    Ours,
 }
 
 impl Program {
@@ -48,30 +56,29 @@ impl Program {
             Some(applet) => format!("{file} {applet}"),
             None => file.to_owned(),
         };
-        let aside = false;
         Some(Program {
             path,
             applet,
             name,
-            aside,
+            namespace: Namespace::Node,
         })
     }
 
-    /// Its command, whose output is read and which ends with what waits for it.
+    /// Returns its command, whose output is read and which ends with what waits for it.
     pub(super) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.path);
         command
             .args(&self.applet)
             .args(args)
             .env("LC_ALL", "C")
-            .envs(self.aside.then_some(NO_LOCK))
+            .envs((self.namespace == Namespace::Ours).then_some(NO_LOCK))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
         command
     }
 
-    /// It could not be run to its end.
+    /// Returns the error for when it could not be run to its end.
     pub(super) fn failed(&self, source: io::Error) -> Error {
         let program = self.name.clone();
         Error::Run { program, source }
@@ -87,13 +94,16 @@ impl Program {
         let stdin = child.stdin.take();
         let feed = async {
             if let Some(mut stdin) = stdin {
-                // A program that fails early closes its input; what it says
-                // tells more than our broken pipe.
+                // A program that fails early closes its input; its own message is
+                // worth more than our broken pipe.
                 let _ = stdin.write_all(input.as_bytes()).await;
             }
         };
         let both = async { tokio::join!(feed, child.wait_with_output()).1 };
-        let patience = if self.aside { TRIAL } else { PATIENCE };
+        let patience = match self.namespace {
+            Namespace::Node => PATIENCE,
+            Namespace::Ours => TRIAL,
+        };
         timeout(patience, both)
             .await
             .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
@@ -104,12 +114,12 @@ impl Program {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let line = offending_line(&said, input).map(str::to_owned);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let line = offending_line(&errors, input).map(str::to_owned);
         let noise = |line: &&str| {
             line.is_empty() || line.starts_with("Try `") || line.starts_with("Error occurred at")
         };
-        let message = said
+        let message = errors
             .lines()
             .map(str::trim)
             .filter(|line| !noise(line))
@@ -127,7 +137,7 @@ impl Program {
     }
 }
 
-/// The line of `input` whose number follows the word "line" in `message`.
+/// Returns the line of `input` whose number follows the word "line" in `message`.
 fn offending_line<'a>(message: &str, input: &'a str) -> Option<&'a str> {
     let (_, after) = message.split_once("line")?;
     let digits = after.trim_start_matches([':', ' ']);
@@ -164,7 +174,7 @@ mod tests {
             path: PathBuf::from("/bin/sh"),
             applet: Some("-c".to_owned()),
             name: script.to_owned(),
-            aside: false,
+            namespace: Namespace::Node,
         }
     }
 
@@ -182,9 +192,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_program_that_hangs_is_given_up_sooner_where_only_something_is_tried() {
-        for (aside, patience) in [(true, TRIAL), (false, PATIENCE)] {
+        for (namespace, patience) in [(Namespace::Ours, TRIAL), (Namespace::Node, PATIENCE)] {
             let hanging = Program {
-                aside,
+                namespace,
                 ..program("iptables-restore")
             };
             let begun = tokio::time::Instant::now();

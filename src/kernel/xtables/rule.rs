@@ -24,19 +24,19 @@ pub const BASE_CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", 
 /// The tables that hold rules of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
-    /// `mangle`.
+    /// Table `mangle`: marks.
     Mangle,
-    /// `filter`.
+    /// Table `filter`: what gets through.
     Filter,
-    /// `nat`.
+    /// Table `nat`: where packets lead.
     Nat,
 }
 
 impl Table {
-    /// All of them.
+    /// All of them, in the order in which they are written.
     pub const ALL: [Table; 3] = [Table::Mangle, Table::Filter, Table::Nat];
 
-    /// Its name.
+    /// Returns its name, as `-t` takes it.
     pub fn name(self) -> &'static str {
         match self {
             Table::Mangle => "mangle",
@@ -45,7 +45,7 @@ impl Table {
         }
     }
 
-    /// The one of that name.
+    /// Returns the table of that name.
     pub fn named(name: &str) -> Option<Table> {
         Table::ALL.into_iter().find(|table| table.name() == name)
     }
@@ -60,11 +60,11 @@ impl fmt::Display for Table {
 /// Transport protocol, as `-p` and `-m` name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// TCP.
+    /// `tcp`, RFC 9293.
     Tcp,
-    /// UDP.
+    /// `udp`, RFC 768.
     Udp,
-    /// SCTP.
+    /// `sctp`, RFC 9260.
     Sctp,
 }
 
@@ -87,7 +87,7 @@ pub struct Negatable<T> {
     pub value: T,
 }
 
-/// Which end of a packet a match looks at.
+/// Which end of a packet a match compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// Where it comes from.
@@ -128,21 +128,21 @@ pub enum Match {
     /// `-m statistic --mode random`: one in 2³¹ of that many packets.
     /// The kernel's unit (`linux/netfilter/xt_statistic.h`).
     Probability(u32),
-    /// `-m recent --rcheck --reap`: the source was noted in the list of that
-    /// name within the time.
+    /// `-m recent --rcheck --reap`: the source entered the list of that name within
+    /// the time.
     RecentlySeen {
-        /// The list.
+        /// The name of the list.
         list: String,
         /// For how long an entry counts.
         within: Duration,
     },
-    /// `-m recent --set`: notes the source in the list of that name.
-    NoteSource(String),
+    /// `-m recent --set`: enters the source in the list of that name.
+    RememberSource(String),
     /// `-m nfacct`: counts under that name.
     Account(&'static str),
     /// `-m set --match-set`: the packet's fields are in the set of that name.
     Set {
-        /// The set.
+        /// The name of the set.
         name: String,
         /// One for each dimension of the set.
         sides: Vec<Side>,
@@ -171,7 +171,7 @@ pub enum Target {
     Drop,
     /// `RETURN`.
     Return,
-    /// `REJECT`, with an answer that says that the port is unreachable.
+    /// `REJECT`, which answers that the port is unreachable.
     Reject,
     /// `REJECT --reject-with tcp-reset`.
     Reset,
@@ -277,7 +277,7 @@ impl Rule {
         self.with(Match::Comment(text))
     }
 
-    /// `-m PROTOCOL --dport PORT`; says nothing of `-p`.
+    /// `-m PROTOCOL --dport PORT`; leaves out `-p`.
     pub fn destination_port(self, transport: Transport, port: u16) -> Rule {
         self.with(Match::DestinationPort(transport, port))
     }
@@ -332,7 +332,7 @@ impl<T> Negatable<T> {
     }
 }
 
-/// The network of one address.
+/// Returns the network of one address.
 pub fn host(ip: IpAddr) -> IpNet {
     IpNet::from(ip)
 }

@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Reads and writes the rules of one family.
 #[derive(Clone, Debug)]
 pub struct Writer {
-    /// The programs.
+    /// The programs that read and write.
     pub xtables: Xtables,
     /// The engine that they speak to.
     pub engine: Engine,
@@ -29,7 +29,7 @@ pub struct Writer {
 pub struct Refused<O> {
     /// Whose it was; `None`: everybody's.
     pub owner: Option<O>,
-    /// Why.
+    /// Why it was refused.
     pub error: Error,
 }
 
@@ -43,7 +43,7 @@ impl Writer {
     /// shown to `also`, too.
     ///
     /// # Errors
-    /// What the program said.
+    /// What the program wrote as its error.
     pub async fn observe(
         &self,
         interest: InterestIn,
@@ -108,7 +108,7 @@ impl Writer {
     /// Returns how many transactions of the kernel's that took.
     ///
     /// # Errors
-    /// What the program said; a part may have taken effect.
+    /// What the program wrote as its error; a part may have taken effect.
     pub async fn run<O>(&self, transaction: &Transaction<O>) -> Result<u32, Error> {
         let (groups, family) = (&*transaction.groups, transaction.family);
         let runs: Vec<String> = if self.chunks(groups).nth(1).is_none() {

@@ -9,7 +9,7 @@ use super::{
 /// iptables or ip6tables as it works on this node, and what its rules may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolkit {
-    /// The programs.
+    /// The programs that read and write rules.
     pub xtables: Xtables,
     /// The engine that they speak to.
     pub engine: Engine,
@@ -25,8 +25,8 @@ impl Toolkit {
     /// [`Kernel::examine`]: crate::kernel::probe::Kernel::examine
     ///
     /// # Errors
-    /// When no program works with table nat, or that is not known; says what
-    /// each said.
+    /// When no program works with table nat, or that is not known; with each
+    /// one's message.
     pub async fn find(search: &Search<'_>) -> Result<(Toolkit, Probed), Error> {
         let (xtables, engine) = Xtables::chosen(search).await?;
         let probed = match search.known(engine) {
@@ -41,7 +41,7 @@ impl Toolkit {
         Ok((toolkit, probed))
     }
 
-    /// The family of its rules.
+    /// Returns the family of its rules.
     pub fn family(&self) -> Family {
         self.xtables.family()
     }

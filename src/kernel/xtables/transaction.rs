@@ -26,23 +26,23 @@ pub enum Op {
     Remove {
         /// Table of the chain.
         table: Table,
-        /// Its chain.
+        /// The chain that has it.
         chain: String,
-        /// The rule.
+        /// The rule, as it was printed or would be.
         words: Words,
     },
     /// The chain goes with its rules; nothing leads to it any more.
     Delete {
-        /// Its table.
+        /// The table that the chain is in.
         table: Table,
-        /// Its name.
+        /// The chain's name.
         chain: String,
     },
 }
 
 /// When a step is due.
 ///
-/// Nobody may get through who must not: rules that keep something out come
+/// No client may get through that must not: rules that keep something out come
 /// to table filter first, then nat leads packets to endpoints or stops doing so,
 /// and last go the filter rules for what nat no longer leads anywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,7 +65,7 @@ impl Phase {
 pub struct Group<O> {
     /// Whose they are; `None`: everybody's.
     pub owner: Option<O>,
-    /// The steps.
+    /// The steps, in any order: a transaction puts them in a safe one.
     pub ops: Vec<Op>,
 }
 
@@ -137,7 +137,7 @@ impl Op {
 /// --noflush` that makes it in one run, phase by phase and table by table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction<O> {
-    /// Of this family.
+    /// The family of all rules in it.
     pub family: Family,
     /// The steps, by owner.
     pub groups: Vec<Group<O>>,

@@ -83,7 +83,7 @@ impl Digest {
 }
 
 /// Returns the line without quotes and what escapes within them; a space that they
-/// enclosed stays apart from one between words.
+/// enclosed differs from one between words.
 fn unquoted(line: &str) -> Cow<'_, str> {
     if !line.contains('"') {
         return Cow::Borrowed(line);

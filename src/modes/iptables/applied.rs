@@ -12,7 +12,7 @@ use crate::{
     services::{ServiceMap, ServicePort, ServicePortName},
 };
 
-/// What was applied. Nothing of the rules themselves is kept: they follow from
+/// What was applied. The rules themselves are not stored: they follow from
 /// the ServicePort, which the service map holds anyway, and the options.
 pub struct Applied {
     /// What the rules depend on.
@@ -42,9 +42,9 @@ impl IndexChain {
 /// How much there is of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// ServicePorts.
+    /// How many ServicePorts there are.
     pub ports: usize,
-    /// Endpoints of all of them.
+    /// How many endpoints all of them have.
     pub endpoints: usize,
 }
 

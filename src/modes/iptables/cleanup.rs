@@ -32,7 +32,7 @@ const OWNED: Owned = Owned {
 
 /// Removes everything that iptables mode ever installs, in both engines of the
 /// kernel and both families, also what kube-proxy's left. Nothing of others is
-/// touched; twice is harmless.
+/// changed; twice is harmless.
 ///
 /// # Errors
 /// When something of it could not be removed; the rest is.
@@ -51,15 +51,15 @@ pub async fn cleanup_except(preserved: &Preserved) -> Result<(), Error> {
     }
     if !preserved.has_all_of_some() {
         for account in [names::INVALID_DROPPED, names::LOCALHOST_ACCEPTED] {
-            // Without the kernel's counters there is none; one that somebody
-            // else counts with stays (EBUSY).
+            // Without the kernel's counters there is none; one that another process
+            // counts with stays (EBUSY).
             let _ = nfacct::delete(account);
         }
     }
     outcome.map_err(Error::from)
 }
 
-/// Whether chains of iptables mode are there, other than what is `preserved`.
+/// Returns whether chains of iptables mode are there, other than what is `preserved`.
 pub async fn is_there(preserved: &Preserved) -> bool {
     for family in Family::ALL {
         if OWNED.is_there(family, preserved).await {
@@ -88,8 +88,8 @@ pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
     Ok(left)
 }
 
-/// A line of `iptables-save` that only the kubelet causes; where it is,
-/// KUBE-FIREWALL is its own.
+/// Returns true for a line of `iptables-save` that only the kubelet causes; where it
+/// is, KUBE-FIREWALL is its own.
 fn is_kubelets(line: &str) -> bool {
     if let Some(declared) = line.strip_prefix(':') {
         let name = declared.split(' ').next().unwrap_or_default();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_said_to_be_removed() {
+    fn what_cannot_be_read_is_not_reported_as_removed() {
         in_namespace(|| {
             let of_nft = "nft 'add table ip nat
                 add chain ip nat PREROUTING { type nat hook prerouting priority -100; }

@@ -30,9 +30,9 @@ const TOGETHER: usize = 50;
 /// Steps of ServicePorts.
 pub type PortSteps = Group<ServicePortName>;
 
-/// What changes.
+/// What has to change, and how much work it was to find out.
 pub struct Change {
-    /// The steps.
+    /// The steps that make the change.
     pub transaction: Transaction<ServicePortName>,
     /// How many ServicePorts were planned.
     pub examined: usize,
@@ -91,7 +91,7 @@ pub fn change<'a>(
 }
 
 /// A full sync of one family: what does not carry traffic comes first, for all
-/// Services; then traffic, some Services at a time; then what nobody needs goes.
+/// Services; then traffic, some Services at a time; then what no Service needs goes.
 pub struct Full<'a> {
     map: &'a ServiceMap,
     comparison: Comparison,
@@ -166,7 +166,7 @@ impl<'a> Full<'a> {
         (!ops.is_empty()).then(|| Group::of(port.name.clone(), ops))
     }
 
-    /// Returns the steps that take away what nobody needs.
+    /// Returns the steps that take away what no Service needs.
     pub fn stale(&mut self) -> Vec<PortSteps> {
         self.comparison.stale(distance, TOGETHER)
     }

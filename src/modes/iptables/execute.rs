@@ -13,7 +13,7 @@ use crate::{
     services::ServicePortName,
 };
 
-/// How many names of chains that changed are kept.
+/// How many names of chains that changed are remembered.
 const NAMED: usize = 5;
 
 /// Runs the steps of one sync of one family.
@@ -119,7 +119,7 @@ impl Execution<'_> {
     fn count<'a>(&mut self, ops: impl Iterator<Item = &'a Op> + Clone) {
         self.done.written += RuleCount::written(ops.clone());
         for op in ops {
-            // What an operator may wonder about.
+            // An operator may want to know of them.
             let is_named = self.changed.iter().any(|name| name == op.chain());
             match self.changed.len() {
                 ..NAMED if !is_named => self.changed.push(op.chain().to_owned()),

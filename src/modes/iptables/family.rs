@@ -35,7 +35,7 @@ use crate::{
 
 /// One family's rules.
 pub struct FamilyRules {
-    /// The family.
+    /// The family that the rules are of.
     pub family: Family,
     /// What rules may use.
     pub features: Features,
@@ -87,7 +87,7 @@ impl FamilyRules {
         })
     }
 
-    /// Returns false if somebody changed our rules, as far as that shows without
+    /// Returns false if another process changed our rules, as far as that shows without
     /// reading them.
     pub fn is_unmodified(&mut self) -> bool {
         self.applied.is_none() || self.watch.is_unmodified()
@@ -166,8 +166,8 @@ impl FamilyRules {
         };
         let node = map.this_node().map(|node| &**node);
         let mut options = setup.options((self.family, self.features), node, size, now);
-        // What the kernel says counts, whatever was configured: an administrator
-        // may have set it, or nobody could.
+        // The kernel's setting counts, whatever was configured: an administrator
+        // may have set it, or it could not be set.
         let liberal = now.map(|now| now.tcp_be_liberal);
         let observed = match liberal {
             Some(_) if !changes.full => None,
@@ -195,7 +195,7 @@ impl FamilyRules {
         let family = self.family;
         let applied = self.applied.take();
         let applied = applied.filter(|applied| applied.options == options);
-        // Only then it is somebody else's doing that something differs.
+        // Only then a difference is the work of another process.
         let repairs = applied.is_some() && changes.full;
         if let Some(applied) = applied
             && !self.must_observe(changes)
@@ -250,7 +250,7 @@ impl FamilyRules {
     }
 
     /// Reads the kernel and applies the difference. `repairs`: what differs was
-    /// changed by somebody else.
+    /// changed by another process.
     async fn full(
         &mut self,
         map: &ServiceMap,

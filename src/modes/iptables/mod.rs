@@ -45,7 +45,7 @@ use crate::{
     services::ServiceMap,
 };
 
-/// How often it is checked whether somebody changed our rules.
+/// How often it is checked whether another process changed our rules.
 const CHECK: Duration = Duration::from_secs(1);
 
 /// Why iptables mode cannot run or did not sync.
@@ -60,13 +60,13 @@ pub enum Error {
     /// A kernel setting.
     #[error(transparent)]
     Sysctl(#[from] sysctl::Error),
-    /// Metrics.
+    /// A metric of the same name is registered already.
     #[error("cannot show metrics of iptables mode: {0}")]
     Metrics(#[from] prometheus::Error),
     /// Something without which there is no iptables mode.
     #[error("{family}: iptables mode needs {what}: {remedy}")]
     Impossible {
-        /// Of this family.
+        /// The family that is not served.
         family: Family,
         /// What, as iptables names it.
         what: &'static str,
@@ -75,12 +75,12 @@ pub enum Error {
     },
 }
 
-/// iptables mode.
+/// iptables mode: its options, and the state of each family.
 pub struct Iptables {
     setup: Setup,
     counters: Counters,
     families: Vec<FamilyRules>,
-    /// When to check next whether somebody changed our rules. Kept here, as
+    /// When to check next whether another process changed our rules. It stands here, as
     /// whoever waits for it may stop and begin again at any time.
     next_check: Instant,
 }
@@ -183,7 +183,7 @@ impl Mode for Iptables {
             self.next_check = Instant::now() + CHECK;
             for rules in &mut self.families {
                 if !rules.is_unmodified() {
-                    tracing::debug!("{}: somebody changed rules", rules.family);
+                    tracing::debug!("{}: another process changed rules", rules.family);
                     return;
                 }
             }

@@ -20,10 +20,10 @@ const OWNED: [&str; 6] = [
 /// Of those, the ones that ServicePorts share.
 const INDEX: &str = "KUBE-SVC-IDX-";
 
-/// Reads it.
+/// Reads the chains of this mode in all tables.
 ///
 /// # Errors
-/// What the program said.
+/// What the program wrote as its error.
 pub async fn observe(writer: &Writer) -> Result<Observed, Error> {
     writer.observe(interest, &Table::ALL, |_, _| {}).await
 }

@@ -26,13 +26,13 @@ const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 /// What iptables mode is started with.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The configuration.
+    /// The configuration as it was given.
     pub configuration: KubeProxyConfiguration,
-    /// What it means.
+    /// What follows from it.
     pub configured: Effective,
     /// On which addresses node ports are served.
     pub node_ports: Arc<NodePorts>,
-    /// `--iptables-dispatch`.
+    /// How packets are to find their ServicePort (`--iptables-dispatch`).
     pub dispatch: DispatchChoice,
     /// What takes the figures.
     pub metrics: Arc<dyn Metrics>,
@@ -88,8 +88,8 @@ pub fn without_unsettable(options: &mut Options) -> Option<String> {
     ))
 }
 
-/// Returns whether the kernel finds no packet outside a TCP window invalid, which
-/// would be dropped; `None`: it does not say. kube-proxy reads it at start
+/// Returns whether the kernel finds no packet outside a TCP window invalid (invalid
+/// ones are dropped); `None`: that is not known. kube-proxy reads it at start
 /// (`conntrackTCPLiberal` of `pkg/proxy/iptables`).
 pub fn is_tcp_liberal() -> Option<bool> {
     match sysctl::read(TCP_BE_LIBERAL) {

@@ -10,7 +10,7 @@ use crate::{
 /// The scheduler that the rules of iptables mode amount to.
 const RANDOM: &str = "random";
 
-/// What of the preferences of `port` is not done with these features.
+/// Returns what of the preferences of `port` is not done with these features.
 pub fn of(port: &ServicePort, features: Features) -> impl Iterator<Item = Unsupported> {
     let protocol = (!plan::is_possible(port, &features)).then(|| {
         let why = "the port is not served, because this node's iptables lacks -m sctp: modprobe \

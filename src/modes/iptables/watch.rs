@@ -1,10 +1,10 @@
-//! Noticing that somebody changed our rules, cheaply: nobody should have to wait for
-//! the next full sync because a firewall was restarted.
+//! Noticing cheaply that another process changed our rules: no client should have to
+//! wait for the next full sync because a firewall was restarted.
 //!
 //! nf_tables counts its changes. When the count is not what we left, our chains
 //! are listed: how many rules each has and how many lead to it, which changes with
 //! a flush, a deleted chain and a deleted jump, but not with what others do
-//! elsewhere. The legacy engine tells the size of each table.
+//! elsewhere. The legacy engine shows the size of each table.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -92,7 +92,7 @@ impl Watch {
         }
     }
 
-    /// Returns true if nobody changed any rules since a sync last knew all of ours
+    /// Returns true if no process changed any rules since a sync last knew all of ours
     /// to be right.
     pub fn is_unchanged(&mut self) -> bool {
         match &mut self.record {

@@ -13,7 +13,7 @@ use crate::kernel::xtables::{
 const AT_ONCE: usize = 1_000;
 
 /// The chains of ours in a table, and what leads to them. Of a table with a
-/// hundred thousand rules no more is kept than that.
+/// hundred thousand rules, no more than that is in memory.
 #[derive(Debug)]
 pub struct OwnedChains<F> {
     table: Table,
@@ -21,26 +21,26 @@ pub struct OwnedChains<F> {
     chains: Vec<String>,
     /// Rules of the kernel's chains that lead to them.
     jumps: Vec<String>,
-    /// Those that somebody else's rule leads to.
-    held: HashSet<String>,
+    /// Those that another one's rule leads to.
+    in_use: HashSet<String>,
 }
 
 impl<F: Fn(&str) -> bool> OwnedChains<F> {
-    /// Of `table`; `ours` tells by their names the chains that are to go.
+    /// Of `table`; `ours` is true for the names of chains that are to go.
     pub fn new(table: Table, ours: F) -> OwnedChains<F> {
         OwnedChains {
             table,
             ours,
             chains: Vec::new(),
             jumps: Vec::new(),
-            held: HashSet::new(),
+            in_use: HashSet::new(),
         }
     }
 
     /// Reads them from `xtables`.
     ///
     /// # Errors
-    /// What the program said.
+    /// What the program wrote as its error.
     pub async fn read(mut self, xtables: &Xtables) -> Result<OwnedChains<F>, Error> {
         let table = self.table.name();
         xtables.read(table, |line| self.line(line)).await?;
@@ -63,7 +63,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
             if BASE_CHAINS.contains(&chain) {
                 self.jumps.push(rule.to_owned());
             } else {
-                self.held.insert(target.to_owned());
+                self.in_use.insert(target.to_owned());
             }
         }
     }
@@ -78,12 +78,12 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.jumps.retain(|rule| !leads(rule));
     }
 
-    /// There is none.
+    /// Returns true if there is none.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty()
     }
 
-    /// Input of `iptables-restore` that removes what leads to the chains, but
+    /// Returns input of `iptables-restore` that removes what leads to the chains, but
     /// not them; empty if nothing does.
     pub fn unlinking(&self) -> String {
         if self.jumps.is_empty() {
@@ -92,8 +92,8 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.input(&self.unlinked())
     }
 
-    /// Input of `iptables-restore` that removes the chains and what leads to
-    /// them; empty if there are none. A chain that somebody else's rule leads
+    /// Returns input of `iptables-restore` that removes the chains and what leads to
+    /// them; empty if there are none. A chain that another one's rule leads
     /// to is only emptied, for that rule is not ours to remove.
     pub fn removal(&self) -> String {
         if self.chains.is_empty() {
@@ -133,7 +133,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
     fn free(&self) -> impl Iterator<Item = &String> {
         self.chains
             .iter()
-            .filter(|chain| !self.held.contains(*chain))
+            .filter(|chain| !self.in_use.contains(*chain))
     }
 }
 

@@ -25,7 +25,7 @@ pub struct Owned {
 pub struct SharedChain {
     /// Its table, the last one of [`Owned::tables`].
     pub table: Table,
-    /// Its name.
+    /// The chain's name.
     pub name: &'static str,
     /// Chains that only the other program makes, in any of the tables.
     pub signs: &'static [&'static str],
@@ -37,7 +37,7 @@ pub struct SharedChain {
 impl Owned {
     /// Removes these chains of `family`, and what leads to them, from whichever
     /// engine holds them, but for what is `preserved`. Nothing of others is
-    /// touched; what is not there is fine.
+    /// changed; what is not there is fine.
     ///
     /// # Errors
     /// The first thing that could not be removed, after everything else was.
@@ -183,7 +183,7 @@ impl Owned {
         OwnedChains::new(table, move |chain: &str| is_ours(table, chain))
     }
 
-    /// Whether the programs of `family` reach all of these chains, other than
+    /// Fails unless the programs of `family` reach all of these chains, other than
     /// what is `preserved`. Those of the legacy engine cannot be asked for without
     /// its program.
     fn within_reach(
@@ -204,8 +204,8 @@ impl Owned {
     }
 }
 
-/// What to make of a table that could not be read when what `is_ours` tells by
-/// their names was to be removed from it: one that holds nothing of ours does not
+/// Returns what a table amounts to that could not be read when chains that `is_ours`
+/// is true for were to be removed from it: one that holds nothing of ours does not
 /// concern us.
 fn unread(
     error: Error,
@@ -214,7 +214,7 @@ fn unread(
 ) -> Result<(), Error> {
     let concerns_us = match engine {
         Engine::NfTables => holds(family, is_ours).unwrap_or(false),
-        // The kernel says that the table is there, and no more.
+        // The kernel shows that the table is there, and no more.
         Engine::Legacy => true,
     };
     if concerns_us || error.is_permission() {
@@ -224,16 +224,16 @@ fn unread(
     }
 }
 
-/// Whether nf_tables has such chains, whatever programs there are; `None`: it
+/// Returns whether nf_tables has such chains, whatever programs there are; `None`: it
 /// cannot be asked.
 fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Option<bool> {
     let mut found = false;
-    let mut look = |listed: nftables::ListedChain| {
+    let mut each = |listed: nftables::ListedChain| {
         found |= Table::named(&listed.table)
             .is_some_and(|table| !listed.base && is_ours(table, &listed.chain.name));
     };
     let mut rules = nftables::Rules::open().ok()?;
-    rules.chains(family, &mut look).ok()?;
+    rules.chains(family, &mut each).ok()?;
     Some(found)
 }
 

@@ -113,7 +113,7 @@ impl fmt::Display for MatchWords<'_> {
                     "recent --rcheck --seconds {seconds} --reap --name {list} --mask {mask} --rsource"
                 )
             }
-            Match::NoteSource(list) => {
+            Match::RememberSource(list) => {
                 write!(f, "recent --set --name {list} --mask {mask} --rsource")
             }
             Match::Account(name) => write!(f, "nfacct --nfacct-name  {name}"),

@@ -11,7 +11,7 @@ pub(super) struct Backend {
     pub(super) address: SocketAddr,
     /// Address and port as kube-proxy writes them.
     pub(super) shown: String,
-    /// Its chain.
+    /// The name of its chain.
     pub(super) chain: String,
     /// Its share beside the others; never 0.
     pub(super) weight: u32,

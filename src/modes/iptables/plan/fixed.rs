@@ -103,7 +103,7 @@ fn postrouting(options: &Options) -> Vec<Rule> {
         Rule::new().with(not_marked).target(Target::Return),
         Rule::new().target(unmark),
         options
-            .note(Rule::new(), || {
+            .commented(Rule::new(), || {
                 "kubernetes service traffic requiring SNAT".to_owned()
             })
             .target(masquerade),
@@ -117,7 +117,7 @@ fn firewall(options: &Options) -> Vec<Rule> {
         return Vec::new();
     }
     let rule = Rule::new().not_source(LOOPBACK_V4).destination(LOOPBACK_V4);
-    let rule = options.note(rule, || "block incoming localnet connections".to_owned());
+    let rule = options.commented(rule, || "block incoming localnet connections".to_owned());
     let answers = Negatable::is_not("RELATED,ESTABLISHED,DNAT");
     vec![
         rule.with(Match::ConnectionState(answers))
@@ -142,15 +142,15 @@ fn forward(options: &Options) -> Vec<Rule> {
         }
         rules.push(rule.target(Target::Drop));
     }
-    let note = |text: &str| options.note(Rule::new(), || text.to_owned());
-    let first_packets = note("kubernetes forwarding rules");
+    let commented = |text: &str| options.commented(Rule::new(), || text.to_owned());
+    let first_packets = commented("kubernetes forwarding rules");
     rules.push(
         first_packets
             .with(Match::Mark(Negatable::is(marked(options))))
             .target(Target::Accept),
     );
     if options.features.conntrack {
-        let later_packets = note("kubernetes forwarding conntrack rule");
+        let later_packets = commented("kubernetes forwarding conntrack rule");
         rules.push(
             later_packets
                 .with(state("RELATED,ESTABLISHED"))
@@ -160,19 +160,27 @@ fn forward(options: &Options) -> Vec<Rule> {
     rules
 }
 
+/// Which packets go through a jump.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Packets {
+    All,
+    /// Those that begin a connection, where connections are tracked.
+    New,
+}
+
 fn jumps(options: &Options) -> Vec<Jump> {
     const PORTALS: &str = "kubernetes service portals";
     const EXTERNAL: &str = "kubernetes externally-visible service portals";
     const FIREWALL: &str = "kubernetes load balancer firewall";
     const FORWARDING: &str = "kubernetes forwarding rules";
     const HEALTH: &str = "kubernetes health check service ports";
-    let jump = |table, from, only_new: bool, text: &str, to: &str| {
+    let jump = |table, from, packets: Packets, text: &str, to: &str| {
         let mut rule = Rule::new();
-        if only_new && options.features.conntrack {
+        if packets == Packets::New && options.features.conntrack {
             rule = rule.with(Match::ConnectionState(Negatable::is("NEW")));
         }
         if !text.is_empty() {
-            rule = options.note(rule, || text.to_owned());
+            rule = options.commented(rule, || text.to_owned());
         }
         Jump {
             table,
@@ -185,20 +193,20 @@ fn jumps(options: &Options) -> Vec<Jump> {
             },
         }
     };
-    let filter = |from, only_new, text, to| jump(Table::Filter, from, only_new, text, to);
-    let nat = |from, text, to| jump(Table::Nat, from, false, text, to);
+    let filter = |from, packets, text, to| jump(Table::Filter, from, packets, text, to);
+    let nat = |from, text, to| jump(Table::Nat, from, Packets::All, text, to);
     vec![
-        filter("INPUT", false, "", names::FIREWALL),
-        filter("INPUT", true, FIREWALL, names::PROXY_FIREWALL),
-        filter("INPUT", false, HEALTH, names::NODE_PORTS),
-        filter("INPUT", true, EXTERNAL, names::EXTERNAL_SERVICES),
-        filter("FORWARD", true, FIREWALL, names::PROXY_FIREWALL),
-        filter("FORWARD", false, FORWARDING, names::FORWARD),
-        filter("FORWARD", true, PORTALS, names::SERVICES),
-        filter("FORWARD", true, EXTERNAL, names::EXTERNAL_SERVICES),
-        filter("OUTPUT", false, "", names::FIREWALL),
-        filter("OUTPUT", true, FIREWALL, names::PROXY_FIREWALL),
-        filter("OUTPUT", true, PORTALS, names::SERVICES),
+        filter("INPUT", Packets::All, "", names::FIREWALL),
+        filter("INPUT", Packets::New, FIREWALL, names::PROXY_FIREWALL),
+        filter("INPUT", Packets::All, HEALTH, names::NODE_PORTS),
+        filter("INPUT", Packets::New, EXTERNAL, names::EXTERNAL_SERVICES),
+        filter("FORWARD", Packets::New, FIREWALL, names::PROXY_FIREWALL),
+        filter("FORWARD", Packets::All, FORWARDING, names::FORWARD),
+        filter("FORWARD", Packets::New, PORTALS, names::SERVICES),
+        filter("FORWARD", Packets::New, EXTERNAL, names::EXTERNAL_SERVICES),
+        filter("OUTPUT", Packets::All, "", names::FIREWALL),
+        filter("OUTPUT", Packets::New, FIREWALL, names::PROXY_FIREWALL),
+        filter("OUTPUT", Packets::New, PORTALS, names::SERVICES),
         nat("PREROUTING", PORTALS, names::SERVICES),
         nat("OUTPUT", PORTALS, names::SERVICES),
         nat(
@@ -216,16 +224,17 @@ fn jumps(options: &Options) -> Vec<Jump> {
 fn to_node_ports(options: &Options) -> Vec<Rule> {
     let loopback = options.loopback();
     let node_ports = |rule| {
-        options.note(rule, || {
+        options.commented(rule, || {
             "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
                 .to_owned()
         })
     };
     let rules = match &options.node_ports {
         Served::All => {
-            let rule = match options.serves_localhost() {
-                true => Rule::new(),
-                false => Rule::new().not_destination(loopback),
+            let rule = if options.serves_localhost() {
+                Rule::new()
+            } else {
+                Rule::new().not_destination(loopback)
             };
             options.to_node(node_ports(rule))
         }

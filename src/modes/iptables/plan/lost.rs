@@ -1,4 +1,4 @@
-//! What a kernel's lack of features costs.
+//! What features that a kernel does not have cost.
 
 use crate::kernel::xtables::features::Features;
 
@@ -119,7 +119,7 @@ mod tests {
         assert!(impossible(&Features::ALL).is_empty());
         let none = Features::NONE;
         let mut named: Vec<_> = lost(&none).iter().map(|loss| loss.what).collect();
-        named.extend(impossible(&none).iter().map(|lack| lack.what));
+        named.extend(impossible(&none).iter().map(|missing| missing.what));
         assert_eq!(
             named.len(),
             12,

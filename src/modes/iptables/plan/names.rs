@@ -19,7 +19,7 @@ pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
 pub const FORWARD: &str = "KUBE-FORWARD";
 /// The kubelet's, with one rule that kube-proxy writes too (filter).
 pub const FIREWALL: &str = "KUBE-FIREWALL";
-/// Empty, in each table: whether somebody flushed it.
+/// Empty, in each table: shows whether the table was flushed.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
 /// Packets that connection tracking could not make sense of.
 pub const INVALID_DROPPED: &str = "ct_state_invalid_dropped_pkts";
@@ -71,7 +71,7 @@ pub fn endpoint(shown: &str, protocol: &str, endpoint: &str) -> String {
     format!("KUBE-SEP-{}", hash(&[shown, protocol, endpoint]))
 }
 
-/// A chain of the index of the shared chain `root`, for what `part` says.
+/// A chain of the index of the shared chain `root`, for the part that `part` names.
 pub(super) fn index(root: &str, part: &str) -> String {
     let hash = hash(&[root, " ", part]);
     // No hash of a ServicePort holds a dash.

@@ -23,13 +23,13 @@ use crate::{
 pub struct Options {
     /// iptables or ip6tables.
     pub family: Family,
-    /// How traffic of this node's pods is told from other traffic.
+    /// How traffic of this node's pods is distinguished from other traffic.
     pub detect_local: DetectLocal,
     /// This node's own address in this family: who may call a load balancer
     /// within the node's source range.
     pub node_ip: Option<IpAddr>,
     /// Addresses of the node in this family, as far as known. Only for kernels
-    /// that lack `addrtype`.
+    /// without `addrtype`.
     pub node_addresses: Vec<IpAddr>,
     /// SNAT everything that is sent to cluster IPs.
     pub masquerade_all: bool,
@@ -62,15 +62,15 @@ pub enum Dispatch {
     Indexed,
 }
 
-/// `--iptables-dispatch`.
+/// What `--iptables-dispatch` asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DispatchChoice {
     /// Linear for few ServicePorts, indexed for many.
     #[default]
     Auto,
-    /// Always linear.
+    /// Linear for however many.
     Linear,
-    /// Always indexed.
+    /// Indexed for however few.
     Indexed,
 }
 
@@ -81,7 +81,7 @@ const MANY: usize = 1000;
 const LARGE: usize = 1000;
 
 impl DispatchChoice {
-    /// The dispatch for so many ServicePorts. A change rewrites everything, so
+    /// Returns the dispatch for so many ServicePorts. A change rewrites everything, so
     /// what is in force `now` stays until their number clearly asks for the
     /// other.
     pub fn dispatch(self, service_ports: usize, now: Option<Dispatch>) -> Dispatch {
@@ -98,9 +98,9 @@ impl DispatchChoice {
     }
 }
 
-/// Whether so many endpoints of a family make a large cluster, whose rules go
+/// Returns whether so many endpoints of a family make a large cluster, whose rules go
 /// without most comments. As with [`DispatchChoice::dispatch`], what is so
-/// `now` stays until the number clearly says otherwise.
+/// `now` stays until the number clearly asks for the other.
 pub fn is_large_cluster(endpoints: usize, now: bool) -> bool {
     above(LARGE, endpoints, now)
 }
@@ -115,7 +115,7 @@ fn above(threshold: usize, count: usize, now: bool) -> bool {
 }
 
 impl Options {
-    /// What the configuration says, for few Services. `node` is this node's
+    /// Returns what follows from the configuration, for few Services. `node` is this node's
     /// object, `served` the addresses of node ports that follow from both.
     pub fn new(
         configuration: &KubeProxyConfiguration,
@@ -166,7 +166,7 @@ impl Options {
         asked && served && self.features.conntrack
     }
 
-    /// The family's loopback addresses.
+    /// Returns the family's loopback addresses.
     pub(super) fn loopback(&self) -> IpNet {
         match self.family {
             Family::V4 => LOOPBACK_V4,
@@ -174,13 +174,13 @@ impl Options {
         }
     }
 
-    /// The node's addresses, loopback too, for kernels that lack `addrtype`.
+    /// Returns the node's addresses, loopback too, for kernels without `addrtype`.
     pub(super) fn local_networks(&self) -> impl Iterator<Item = IpNet> {
         let loopback = std::iter::once(self.loopback());
         loopback.chain(self.node_addresses.iter().copied().map(IpNet::from))
     }
 
-    /// The rule, for what is sent to the node's own addresses.
+    /// Returns the rule, for what is sent to the node's own addresses.
     pub(super) fn to_node(&self, rule: Rule) -> Vec<Rule> {
         if self.features.addrtype {
             let local = Match::LocalAddress(Negatable::is(Side::Destination));
@@ -188,15 +188,15 @@ impl Options {
         }
         self.local_networks()
             .filter(|network| match &rule.destination {
-                Some(wanted) => wanted.value.contains(network) != wanted.negated,
+                Some(asked) => asked.value.contains(network) != asked.negated,
                 None => true,
             })
             .map(|network| rule.clone().destination(network))
             .collect()
     }
 
-    /// The rule with a comment, where the kernel has comments.
-    pub(super) fn note(&self, rule: Rule, text: impl FnOnce() -> String) -> Rule {
+    /// Returns the rule with a comment, where the kernel has comments.
+    pub(super) fn commented(&self, rule: Rule, text: impl FnOnce() -> String) -> Rule {
         if self.features.comment {
             rule.comment(text())
         } else {
@@ -209,7 +209,7 @@ fn covers_loopback(network: &IpNet) -> bool {
     network.addr().is_loopback() || network.contains(&IpAddr::from([127, 0, 0, 0]))
 }
 
-/// What is served of one family.
+/// Returns what is served of one family.
 fn node_ports(served: &Served, family: Family) -> Served {
     let Served::Within(networks) = served else {
         return Served::All;

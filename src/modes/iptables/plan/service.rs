@@ -22,7 +22,7 @@ use crate::{
     services::{ServicePort, SessionAffinity, TrafficPolicy},
 };
 
-/// The rules of one ServicePort of the options' family.
+/// Returns the rules of one ServicePort of the options' family.
 pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
     if !is_possible(port, &options.features) {
         return OwnerRules::default();
@@ -57,7 +57,7 @@ pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
     plan.rules
 }
 
-/// Whether rules can carry `port` with these features.
+/// Returns whether rules can carry `port` with these features.
 pub fn is_possible(port: &ServicePort, features: &Features) -> bool {
     port.name.protocol != Protocol::Sctp || features.sctp
 }
@@ -114,15 +114,18 @@ impl Plan<'_> {
     /// Answers to a caller on the endpoint's own pod would not come back
     /// through here, hence the first rule.
     fn endpoint_chain(&mut self, backend: &Backend) {
-        let note = |rule| match self.options.large_cluster {
-            true => rule,
-            false => self.options.note(rule, || self.shown.clone()),
+        let commented = |rule| {
+            if self.options.large_cluster {
+                rule
+            } else {
+                self.options.commented(rule, || self.shown.clone())
+            }
         };
-        let hairpin = note(Rule::new().source(host(backend.address.ip())));
-        let mut dnat = note(Rule::new().protocol(self.transport));
+        let hairpin = commented(Rule::new().source(host(backend.address.ip())));
+        let mut dnat = commented(Rule::new().protocol(self.transport));
         let sticky = self.port.session_affinity != SessionAffinity::None;
         if sticky && self.options.features.recent {
-            dnat = dnat.with(Match::NoteSource(backend.chain.clone()));
+            dnat = dnat.with(Match::RememberSource(backend.chain.clone()));
         }
         let dnat = dnat.with(Match::Transport(self.transport));
         let rules = vec![
@@ -173,9 +176,10 @@ impl Plan<'_> {
     /// to it, and the endpoint may be on another: answers must come back here.
     fn masquerade_internal(&self) -> Option<Rule> {
         let rule = self.to_service(self.port.cluster_ip?, "cluster IP");
-        let rule = match self.options.masquerade_all {
-            true => Some(rule),
-            false => self.options.detect_local.not_local(rule),
+        let rule = if self.options.masquerade_all {
+            Some(rule)
+        } else {
+            self.options.detect_local.not_local(rule)
         };
         rule.map(|rule| rule.jump(names::MARK_MASQ))
     }
@@ -191,8 +195,8 @@ impl Plan<'_> {
         if !self.endpoints.any || !self.accessible() {
             return;
         }
-        let note = |text: &str| {
-            self.options.note(Rule::new(), || {
+        let commented = |text: &str| {
+            self.options.commented(Rule::new(), || {
                 format!("{text} for {} external destinations", self.shown)
             })
         };
@@ -200,7 +204,7 @@ impl Plan<'_> {
         let mut rules = Vec::new();
         let policy_chain = match self.port.external_traffic_policy {
             TrafficPolicy::Cluster => {
-                rules.push(note("masquerade traffic").jump(names::MARK_MASQ));
+                rules.push(commented("masquerade traffic").jump(names::MARK_MASQ));
                 &self.chains.cluster
             }
             TrafficPolicy::Local => {
@@ -208,12 +212,12 @@ impl Plan<'_> {
                 // policy is Cluster, as if the call had gone out to the load
                 // balancer and come back.
                 if !self.endpoints.cluster.is_empty() {
-                    let pods = self.options.detect_local.local(note("pod traffic"));
+                    let pods = self.options.detect_local.local(commented("pod traffic"));
                     rules.extend(pods.map(|rule| rule.jump(cluster)));
-                    let masquerade = self.of_node(note("masquerade LOCAL traffic"));
+                    let masquerade = self.of_node(commented("masquerade LOCAL traffic"));
                     let to_mark = |rule: Rule| rule.jump(names::MARK_MASQ);
                     rules.extend(masquerade.into_iter().map(to_mark));
-                    let route = self.of_node(note("route LOCAL traffic"));
+                    let route = self.of_node(commented("route LOCAL traffic"));
                     rules.extend(route.into_iter().map(|rule| rule.jump(cluster)));
                 }
                 &self.chains.local
@@ -255,7 +259,7 @@ impl Plan<'_> {
             let rule = Rule::new().source(source);
             let rule = self
                 .options
-                .note(rule, || format!("{} loadbalancer IP", self.shown));
+                .commented(rule, || format!("{} loadbalancer IP", self.shown));
             rule.jump(self.chains.external.as_str())
         };
         let mut rules: Vec<Rule> = ranges.iter().copied().map(allow).collect();
@@ -267,7 +271,7 @@ impl Plan<'_> {
             rules.extend(addresses.map(|ip| allow(host(*ip))));
         }
         if self.options.features.comment {
-            rules.push(self.options.note(Rule::new(), || {
+            rules.push(self.options.commented(Rule::new(), || {
                 format!(
                     "other traffic to {} will be dropped by KUBE-PROXY-FIREWALL",
                     self.shown

@@ -25,16 +25,17 @@ impl Plan<'_> {
             let rule = self.to_service(ip, "cluster IP").jump(chain.as_str());
             self.enter(Table::Nat, names::SERVICES, Key::Address(ip), rule);
         } else {
-            let rule = self.refuse(self.to_service(ip, self.lack()));
+            let rule = self.refuse(self.to_service(ip, self.without()));
             self.enter(Table::Filter, names::SERVICES, Key::Address(ip), rule);
         }
     }
 
     pub(super) fn load_balancer_addresses(&mut self) {
         let filtered = self.has_source_ranges();
-        let chain = match filtered {
-            true => self.chains.firewall.clone(),
-            false => self.chains.external.clone(),
+        let chain = if filtered {
+            self.chains.firewall.clone()
+        } else {
+            self.chains.external.clone()
         };
         for ip in &self.port.load_balancer_ips {
             if filtered {
@@ -56,7 +57,7 @@ impl Plan<'_> {
             self.enter(Table::Nat, names::SERVICES, key, rule);
         }
         if !self.endpoints.external {
-            let rule = self.refuse(self.to_service(ip, self.lack()));
+            let rule = self.refuse(self.to_service(ip, self.without()));
             self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
         }
     }
@@ -71,7 +72,7 @@ impl Plan<'_> {
             let to_port = |rule: Rule| {
                 let rule = rule.protocol(transport);
                 self.options
-                    .note(rule, || self.shown.clone())
+                    .commented(rule, || self.shown.clone())
                     .destination_port(transport, node_port)
             };
             let external = self.chains.external.clone();
@@ -90,7 +91,7 @@ impl Plan<'_> {
             let rule = Rule::new().protocol(transport);
             let rule = self
                 .options
-                .note(rule, || format!("{} {}", self.shown, self.lack()));
+                .commented(rule, || format!("{} {}", self.shown, self.without()));
             for rule in self.options.to_node(rule) {
                 let rule = self.refuse(rule.destination_port(transport, node_port));
                 self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
@@ -107,7 +108,7 @@ impl Plan<'_> {
         let rule = Rule::new().protocol(Transport::Tcp);
         let rule = self
             .options
-            .note(rule, || format!("{} health check node port", self.shown))
+            .commented(rule, || format!("{} health check node port", self.shown))
             .destination_port(Transport::Tcp, port)
             .target(Target::Accept);
         let key = Key::Port(Transport::Tcp, port);
@@ -118,23 +119,26 @@ impl Plan<'_> {
     pub(super) fn to_service(&self, ip: IpAddr, what: &str) -> Rule {
         let rule = Rule::new().destination(host(ip)).protocol(self.transport);
         self.options
-            .note(rule, || format!("{} {what}", self.shown))
+            .commented(rule, || format!("{} {what}", self.shown))
             .destination_port(self.transport, self.port.port)
     }
 
-    fn lack(&self) -> &'static str {
-        match self.endpoints.any {
-            true => "has no local endpoints",
-            false => "has no endpoints",
+    fn without(&self) -> &'static str {
+        if self.endpoints.any {
+            "has no local endpoints"
+        } else {
+            "has no endpoints"
         }
     }
 
-    /// Only a Service that nobody could reach is refused: where other nodes
+    /// Only a Service that no client could reach is refused: where other nodes
     /// have endpoints, a client that tries again may get there.
     fn refuse(&self, rule: Rule) -> Rule {
-        rule.target(match self.endpoints.any || !self.options.features.reject {
-            true => Target::Drop,
-            false => Target::Reject,
+        let is_dropped = self.endpoints.any || !self.options.features.reject;
+        rule.target(if is_dropped {
+            Target::Drop
+        } else {
+            Target::Reject
         })
     }
 

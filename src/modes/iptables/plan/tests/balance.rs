@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use super::{
-    walk::{Fate, Packet, Ruleset},
+    walk::{Outcome, Packet, Ruleset},
     world::{endpoints, options, service},
 };
 use crate::{
@@ -37,7 +37,7 @@ fn sticky(port: ServicePort) -> ServicePort {
     }
 }
 
-fn lacking(change: fn(&mut Features)) -> Options {
+fn without(change: fn(&mut Features)) -> Options {
     let mut options = options();
     change(&mut options.features);
     options
@@ -49,9 +49,9 @@ fn shares(rules: &Ruleset, packets: impl Iterator<Item = Packet>) -> BTreeMap<So
     let mut count = 0.0;
     for packet in packets {
         count += 1.0;
-        for (fate, chance) in rules.fates(&packet) {
-            let Fate::To(endpoint, _) = fate else {
-                panic!("{packet:?} got nowhere: {fate:?}");
+        for (outcome, chance) in rules.outcomes(&packet) {
+            let Outcome::To(endpoint, _) = outcome else {
+                panic!("{packet:?} got nowhere: {outcome:?}");
             };
             *shares.entry(endpoint).or_default() += chance;
         }
@@ -114,10 +114,10 @@ fn at_random_each_has_its_share() {
     }
 }
 
-/// "Within a sixth", as is said of a kernel without `statistic`.
+/// "Within a sixth", as is documented of a kernel without `statistic`.
 #[test]
 fn by_source_port_each_has_nearly_its_share() {
-    let options = lacking(|features| features.statistic = false);
+    let options = without(|features| features.statistic = false);
     for weights in WEIGHTS {
         if weights.contains(&65535) {
             continue; // One in 65,536 of 4,096 ports a round is none.
@@ -130,23 +130,23 @@ fn by_source_port_each_has_nearly_its_share() {
 
 #[test]
 fn by_source_address_a_client_stays_and_each_has_nearly_its_share() {
-    let options = lacking(|features| features.recent = false);
+    let options = without(|features| features.recent = false);
     for weights in [&[1, 1][..], &[1, 1, 1], &[3; 10], &[5, 0, 1, 10]] {
         let port = sticky(weighted(weights));
         let rules = Ruleset::new([&port], &options);
         for packet in from_addresses().step_by(97) {
-            let first = rules.fates(&packet);
+            let first = rules.outcomes(&packet);
             assert_eq!(first.len(), 1, "{packet:?} may go to several: {first:?}");
             let again = Packet {
                 source_port: 50_000,
                 ..packet
             };
-            assert_eq!(rules.fates(&again), first);
+            assert_eq!(rules.outcomes(&again), first);
         }
         let shares = shares(&rules, from_addresses());
         assert_shares(&port, &shares, 0.25, &format!("{weights:?}"));
     }
-    // Neighbours are told apart.
+    // Neighbours go to different endpoints.
     let port = sticky(weighted(&[1, 1]));
     let neighbours = from_addresses().take(2);
     assert_eq!(
@@ -163,13 +163,17 @@ fn with_recent_a_client_returns_to_where_it_was_noted() {
     for (at, endpoint) in port.endpoints.all.iter().enumerate() {
         let chain = &planned.chains[at].name;
         let packet = Packet {
-            noted: [chain.clone()].into(),
+            remembered: [chain.clone()].into(),
             ..call()
         };
-        let fates: Vec<_> = rules.fates(&packet).into_keys().collect();
-        assert_eq!(fates, [Fate::To(endpoint.address, false)]);
+        let outcomes: Vec<_> = rules.outcomes(&packet).into_keys().collect();
+        assert_eq!(outcomes, [Outcome::To(endpoint.address, false)]);
     }
-    assert_eq!(rules.fates(&call()).len(), 3, "a new client goes anywhere");
+    assert_eq!(
+        rules.outcomes(&call()).len(),
+        3,
+        "a new client goes anywhere"
+    );
 }
 
 #[test]

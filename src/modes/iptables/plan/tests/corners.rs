@@ -2,7 +2,7 @@
 //! turn around (`pkg/proxy/iptables/proxier_test.go`).
 
 use super::{
-    walk::{Fate, Packet, Ruleset},
+    walk::{Outcome, Packet, Ruleset},
     world::{NODE_IP, endpoints, exposed, net, options, service},
 };
 use crate::{
@@ -37,23 +37,23 @@ pub(super) fn check(
     packet: &Packet,
     expect: Expect,
 ) {
-    let fates: Vec<Fate> = Ruleset::new([port], options)
-        .fates(packet)
+    let outcomes: Vec<Outcome> = Ruleset::new([port], options)
+        .outcomes(packet)
         .into_keys()
         .collect();
     let to = |endpoints: &[&str], masquerade| {
         let to = endpoints.iter();
-        to.map(|to| Fate::To(to.parse().expect("an endpoint"), masquerade))
+        to.map(|to| Outcome::To(to.parse().expect("an endpoint"), masquerade))
             .collect()
     };
-    let expected: Vec<Fate> = match expect {
+    let expected: Vec<Outcome> = match expect {
         Kept(endpoints) => to(endpoints, false),
         Masqueraded(endpoints) => to(endpoints, true),
-        Dropped => vec![Fate::Dropped],
-        Rejected => vec![Fate::Rejected],
-        Passed => vec![Fate::Passed],
+        Dropped => vec![Outcome::Dropped],
+        Rejected => vec![Outcome::Rejected],
+        Passed => vec![Outcome::Passed],
     };
-    assert_eq!(fates, expected, "{what}: {packet:?}");
+    assert_eq!(outcomes, expected, "{what}: {packet:?}");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn policies_endpoints_and_callers() {
             CLUSTER_IP,
             Masqueraded(&[HERE]),
         ),
-        // Nobody has endpoints.
+        // No Service has endpoints.
         (Cluster, Cluster, &[], POD, CLUSTER_IP, Rejected),
         (Cluster, Cluster, &[], OUTSIDE, EXTERNAL, Rejected),
         (Cluster, Cluster, &[], NODE_IP, CLUSTER_IP, Rejected),

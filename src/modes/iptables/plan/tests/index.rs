@@ -100,7 +100,7 @@ proptest! {
     fn linear_and_indexed_mean_the_same(ports in any_ports()) {
         let [linear, indexed] = [options(), indexed()].map(|o| Ruleset::new(&ports, &o));
         for packet in calls(&ports) {
-            prop_assert_eq!(linear.fates(&packet), indexed.fates(&packet), "{:?}", packet);
+            prop_assert_eq!(linear.outcomes(&packet), indexed.outcomes(&packet), "{:?}", packet);
         }
     }
 
@@ -131,7 +131,7 @@ proptest! {
     }
 }
 
-/// Rules looked at for the cheapest and the dearest of these cluster IPs.
+/// Rules tried for the cheapest and the dearest of these cluster IPs.
 fn costs(addresses: &[Ipv4Addr], options: &Options) -> (usize, usize) {
     let ports: Vec<ServicePort> = (0..)
         .zip(addresses)
@@ -223,9 +223,12 @@ fn ipv6_is_indexed_too() {
     for port in &ports {
         let mut packet = Packet::new("fd00:10:244::9", "::", 80);
         packet.destination = port.cluster_ip.unwrap();
-        let fates = rules.fates(&packet);
-        assert_eq!(fates.len(), 1);
-        assert!(format!("{fates:?}").contains("fd00:10:244::6"), "{fates:?}");
+        let outcomes = rules.outcomes(&packet);
+        assert_eq!(outcomes.len(), 1);
+        assert!(
+            format!("{outcomes:?}").contains("fd00:10:244::6"),
+            "{outcomes:?}"
+        );
         assert!(rules.cost(&packet) < 120);
     }
 }

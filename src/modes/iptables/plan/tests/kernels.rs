@@ -79,13 +79,13 @@ async fn there_and_back(options: &Options) {
             .map(|line| line.trim_end().to_owned())
             .collect()
     };
-    let (loaded, told) = (rules(&text), rules(&saved));
+    let (loaded, printed) = (rules(&text), rules(&saved));
     let different = loaded
         .iter()
-        .zip(&told)
-        .find(|(loaded, told)| loaded != told);
+        .zip(&printed)
+        .find(|(loaded, printed)| loaded != printed);
     assert_eq!(different, None, "{:?}", options.features);
-    assert_eq!(loaded.len(), told.len());
+    assert_eq!(loaded.len(), printed.len());
 }
 
 /// The kernel takes what is planned for kernels that have less, and prints

@@ -25,14 +25,14 @@ fn where_node_ports_are_served() {
     let within = |networks: &[&str]| Served::Within(networks.iter().map(|n| net(n)).collect());
     let to_node = Packet::new(OUTSIDE, NODE_IP, 30080);
     let to_localhost = Packet::new("127.0.0.1", "127.0.0.1", 30080);
-    let lacking = |change: fn(&mut Features)| {
+    let without = |change: fn(&mut Features)| {
         let mut features = Features::ALL;
         change(&mut features);
         features
     };
     let there = Masqueraded(&[HERE]);
-    let no_addrtype = lacking(|f| f.addrtype = false);
-    let no_conntrack = lacking(|f| f.conntrack = false);
+    let no_addrtype = without(|f| f.addrtype = false);
+    let no_conntrack = without(|f| f.conntrack = false);
     // Addresses, localhost wanted, features, to the node, to localhost.
     let cases = [
         (Served::All, true, Features::ALL, there, there),

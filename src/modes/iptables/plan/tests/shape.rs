@@ -71,7 +71,7 @@ fn uses(rule: &Rule) -> Vec<&'static str> {
     let matches = rule.matches.iter().filter_map(|one| match one {
         Match::Comment(_) => Some("comment"),
         Match::Probability(_) => Some("statistic"),
-        Match::RecentlySeen { .. } | Match::NoteSource(_) => Some("recent"),
+        Match::RecentlySeen { .. } | Match::RememberSource(_) => Some("recent"),
         Match::LocalAddress(_) => Some("addrtype"),
         Match::ConnectionState(_) => Some("conntrack"),
         Match::Account(_) => Some("nfacct"),

@@ -20,8 +20,8 @@ use crate::{
 /// All rules of a node.
 pub(super) struct Ruleset {
     pub(super) chains: HashMap<(Table, String), Vec<Rule>>,
-    /// Rules that were looked at.
-    looked_at: Cell<usize>,
+    /// How many rules were tried.
+    tried: Cell<usize>,
     mark: u32,
 }
 
@@ -34,12 +34,12 @@ pub(super) struct Packet {
     pub(super) port: u16,
     pub(super) through: &'static str,
     /// Lists of `recent` that hold the source.
-    pub(super) noted: HashSet<String>,
+    pub(super) remembered: HashSet<String>,
 }
 
 /// What became of it. Ordered so that it can be a key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fate {
+pub(super) enum Outcome {
     /// Sent to an endpoint; masqueraded or not.
     To(SocketAddr, bool),
     Dropped,
@@ -48,8 +48,8 @@ pub(super) enum Fate {
     Passed,
 }
 
-/// Fates with their chances, which add up to 1.
-pub(super) type Fates = BTreeMap<Fate, f64>;
+/// Outcomes with their chances, which add up to 1.
+pub(super) type Outcomes = BTreeMap<Outcome, f64>;
 
 #[derive(Clone)]
 struct State {
@@ -73,7 +73,7 @@ impl Packet {
             source_port: 40_000,
             port,
             through: "eth0",
-            noted: HashSet::new(),
+            remembered: HashSet::new(),
         }
     }
 }
@@ -89,7 +89,7 @@ impl Ruleset {
     ) -> Ruleset {
         let mut set = Ruleset {
             chains: HashMap::new(),
-            looked_at: Cell::new(0),
+            tried: Cell::new(0),
             mark: options.masquerade_mark,
         };
         let fixed = plan::fixed(options).rules;
@@ -143,16 +143,16 @@ impl Ruleset {
         rules.push(rule);
     }
 
-    /// Rules looked at for `packet`.
+    /// Returns how many rules are tried for `packet`.
     pub(super) fn cost(&self, packet: &Packet) -> usize {
-        self.looked_at.set(0);
-        self.fates(packet);
-        self.looked_at.get()
+        self.tried.set(0);
+        self.outcomes(packet);
+        self.tried.get()
     }
 
     /// What becomes of the packet: nat before routing, then filter where it
     /// goes then, and whether it is marked for masquerade in the end.
-    pub(super) fn fates(&self, packet: &Packet) -> Fates {
+    pub(super) fn outcomes(&self, packet: &Packet) -> Outcomes {
         let from_node = is_local(packet.source);
         let start = State {
             packet: packet.clone(),
@@ -160,7 +160,7 @@ impl Ruleset {
             chance: 1.0,
         };
         let hook = if from_node { "OUTPUT" } else { "PREROUTING" };
-        let mut fates = Fates::new();
+        let mut outcomes = Outcomes::new();
         for (mut state, ended) in self.chain(Table::Nat, hook, start) {
             let mut to = None;
             if let Ended::Verdict(Target::Dnat(address)) = ended {
@@ -175,16 +175,16 @@ impl Ruleset {
             };
             let masquerade = state.mark & self.mark != 0;
             for (state, ended) in self.chain(Table::Filter, hook, state) {
-                let fate = match (ended, to) {
-                    (Ended::Verdict(Target::Drop), _) => Fate::Dropped,
-                    (Ended::Verdict(Target::Reject), _) => Fate::Rejected,
-                    (_, Some(to)) => Fate::To(to, masquerade),
-                    (_, None) => Fate::Passed,
+                let outcome = match (ended, to) {
+                    (Ended::Verdict(Target::Drop), _) => Outcome::Dropped,
+                    (Ended::Verdict(Target::Reject), _) => Outcome::Rejected,
+                    (_, Some(to)) => Outcome::To(to, masquerade),
+                    (_, None) => Outcome::Passed,
                 };
-                *fates.entry(fate).or_default() += state.chance;
+                *outcomes.entry(outcome).or_default() += state.chance;
             }
         }
-        fates
+        outcomes
     }
 
     /// Every way through a chain.
@@ -200,7 +200,7 @@ impl Ruleset {
         for rule in rules.unwrap_or_default() {
             let mut next = Vec::new();
             for state in going {
-                self.looked_at.set(self.looked_at.get() + 1);
+                self.tried.set(self.tried.get() + 1);
                 let chance = chance(rule, &state);
                 if chance < 1.0 {
                     let mut passes = state.clone();
@@ -273,7 +273,7 @@ fn matches(one: &Match, rule: &Rule, state: &State) -> bool {
         *transport == packet.transport
     };
     match one {
-        Match::Comment(_) | Match::Account(_) | Match::NoteSource(_) => true,
+        Match::Comment(_) | Match::Account(_) | Match::RememberSource(_) => true,
         Match::Transport(transport) => needs(transport),
         Match::DestinationPort(transport, port) => needs(transport) && packet.port == *port,
         Match::DestinationPorts(transport, first, last) => {
@@ -294,8 +294,8 @@ fn matches(one: &Match, rule: &Rule, state: &State) -> bool {
             };
             is_local(address) != side.negated
         }
-        Match::RecentlySeen { list, .. } => packet.noted.contains(list),
-        other => panic!("nobody plans this here: {other:?}"),
+        Match::RecentlySeen { list, .. } => packet.remembered.contains(list),
+        other => panic!("not planned here: {other:?}"),
     }
 }
 
@@ -331,13 +331,13 @@ fn the_interpreter_knows_return_marks_and_chances() {
             .into_iter()
             .map(|(name, rules)| ((Table::Nat, name.to_owned()), rules))
             .collect(),
-        looked_at: Cell::new(0),
+        tried: Cell::new(0),
         mark: 4,
     };
-    let fates = set.fates(&Packet::new("198.51.100.1", "10.0.0.1", 80));
-    let expected = Fates::from([
-        (Fate::To(endpoint, false), 0.5),
-        (Fate::To(endpoint, true), 0.5),
+    let outcomes = set.outcomes(&Packet::new("198.51.100.1", "10.0.0.1", 80));
+    let expected = Outcomes::from([
+        (Outcome::To(endpoint, false), 0.5),
+        (Outcome::To(endpoint, true), 0.5),
     ]);
-    assert_eq!(fates, expected);
+    assert_eq!(outcomes, expected);
 }
