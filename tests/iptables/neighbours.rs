@@ -53,8 +53,8 @@ fn race(engine: &str) {
                 if done.load(Relaxed) {
                     break;
                 }
-                // iptables-nft-save begins again whenever somebody changed
-                // anything while it read, and starves beside a writer that
+                // iptables-nft-save begins again whenever rules changed
+                // while it read, and starves beside a writer that
                 // never pauses.
                 if engine == "nft" {
                     std::thread::sleep(PAUSE);

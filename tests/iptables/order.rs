@@ -1,4 +1,4 @@
-//! Nobody gets through who must not, and one bad Service harms no other.
+//! No client gets through that must not, and one bad Service harms no other.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

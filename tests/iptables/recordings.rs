@@ -53,8 +53,8 @@ fn in_kernel(engine: &str) {
         ] {
             let saved = Ruleset::parse(&sh(&format!("{program}-{engine}-save")));
             let saved = saved.without(|name| name.chain == "KUBE-IPTABLES-HINT");
-            let wanted = Ruleset::parse(&case.read(&format!("iptables/{file}")));
-            let mut found = wanted.differences(&saved);
+            let expected = Ruleset::parse(&case.read(&format!("iptables/{file}")));
+            let mut found = expected.differences(&saved);
             // The rule in it may be the kubelet's, in the same words: it stays.
             found.retain(|line| !line.starts_with("filter KUBE-FIREWALL: more:"));
             wrong.extend(

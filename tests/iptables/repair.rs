@@ -1,4 +1,4 @@
-//! What others break is mended, and nobody's connection suffers.
+//! What others break is mended, and no connection suffers.
 
 use std::time::Duration;
 
@@ -178,7 +178,7 @@ fn a_udp_port_that_is_renamed_keeps_its_flows() {
             });
         };
         in_force("default/dns:other");
-        // The sync that writes these rules comes after the one that looked at
+        // The sync that writes these rules comes after the one that examined
         // the flows of the first.
         lab.publish(&Service::new("next", 3), &["a"]);
         in_force("default/next:udp");

@@ -45,8 +45,8 @@ pub fn hint(engine: &str) {
 pub fn sh(line: &str) -> String {
     let output = Command::new("sh").args(["-ec", line]).output();
     let output = output.expect("a shell");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -130,7 +130,7 @@ impl Rig {
     }
 }
 
-/// What a folder of manifests says.
+/// what a folder of manifests has.
 pub fn map_of(folder: &Path, node: &str) -> ServiceMap {
     runtime().block_on(async {
         let mut tracker = Tracker::new(node);
@@ -171,11 +171,11 @@ pub struct Proxy {
 
 impl Proxy {
     pub fn start(host: &Host, manifests: &Path, flags: &[&'static str]) -> Proxy {
-        let door = File::open(format!("/run/netns/{}", host.name())).expect("the namespace");
+        let namespace = File::open(format!("/run/netns/{}", host.name())).expect("the namespace");
         let (stop, stopped) = oneshot::channel();
         let (manifests, flags): (PathBuf, Vec<_>) = (manifests.into(), flags.to_vec());
         let thread = std::thread::spawn(move || {
-            setns(door, CloneFlags::CLONE_NEWNET).expect("entering a namespace of ours");
+            setns(namespace, CloneFlags::CLONE_NEWNET).expect("entering a namespace of ours");
             runtime().block_on(async {
                 let registry = Registry::new();
                 let metrics = Metrics::register(&registry).expect("metrics");

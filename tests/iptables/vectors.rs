@@ -159,9 +159,12 @@ fn what_cannot_be_rendered_is_said() {
     ];
     for (arguments, code, word) in cases {
         let output = tripod(arguments);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
-        assert!(said.contains(word), "{arguments:?}: no {word:?} in {said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
+        assert!(
+            errors.contains(word),
+            "{arguments:?}: no {word:?} in {errors}"
+        );
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
 }
@@ -202,7 +205,7 @@ fn render(case: &Case, more: &[&str]) -> String {
         .args(more)
         .output()
         .expect("running tripod");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", case.name);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", case.name);
     String::from_utf8(output.stdout).expect("text")
 }

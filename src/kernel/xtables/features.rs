@@ -112,7 +112,7 @@ fn probes(family: Family) -> Vec<Probe> {
     let with = |one| Rule::new().with(one).target(Target::Return);
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
     let mark = Target::Mark { value: mask, mask };
-    let marked = Match::Mark(Negatable::is((mask, mask)));
+    let marked = Match::Mark(Negatable::Is((mask, mask)));
     let mut probes: Vec<Probe> = vec![
         (Table::Nat, Rule::new().comment("probe"), |f| &mut f.comment),
         (Table::Nat, with(Match::Probability(1 << 30)), |f| {
@@ -123,7 +123,7 @@ fn probes(family: Family) -> Vec<Probe> {
         }),
         (
             Table::Nat,
-            with(Match::LocalAddress(Negatable::is(Side::Destination))),
+            with(Match::LocalAddress(Negatable::Is(Side::Destination))),
             |f| &mut f.addrtype,
         ),
         (Table::Nat, Rule::new().with(marked).target(mark), |f| {
@@ -131,7 +131,7 @@ fn probes(family: Family) -> Vec<Probe> {
         }),
         (
             Table::Filter,
-            with(Match::ConnectionState(Negatable::is("NEW"))),
+            with(Match::ConnectionState(Negatable::Is("NEW"))),
             |f| &mut f.conntrack,
         ),
         (Table::Filter, with(Match::Account(account(family))), |f| {
@@ -168,7 +168,7 @@ fn probes(family: Family) -> Vec<Probe> {
     // bridges treat every packet; where it is not loaded, nothing comes to
     // iptables through a bridge's port.
     if std::path::Path::new("/proc/sys/net/bridge").exists() {
-        let rule = with(Match::Physdev(Negatable::is(Physdev::IsIn)));
+        let rule = with(Match::Physdev(Negatable::Is(Physdev::IsIn)));
         probes.push((Table::Filter, rule, |f| &mut f.physdev));
     }
     probes

@@ -78,13 +78,13 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What a rule asks of a packet, or that a packet must not have (`!`).
+/// What a rule asks of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Negatable<T> {
-    /// Everything but `value` matches.
-    pub negated: bool,
-    /// What is compared.
-    pub value: T,
+pub enum Negatable<T> {
+    /// Packets that have this match.
+    Is(T),
+    /// Packets that do not have this match (`!`).
+    IsNot(T),
 }
 
 /// Which end of a packet a match compares.
@@ -224,7 +224,7 @@ impl Rule {
 
     /// `-s NET`.
     pub fn source(mut self, net: impl Into<IpNet>) -> Rule {
-        self.source = Some(Negatable::is(net.into()));
+        self.source = Some(Negatable::Is(net.into()));
         self
     }
 
@@ -236,31 +236,31 @@ impl Rule {
 
     /// `! -s NET`.
     pub fn not_source(mut self, net: impl Into<IpNet>) -> Rule {
-        self.source = Some(Negatable::is_not(net.into()));
+        self.source = Some(Negatable::IsNot(net.into()));
         self
     }
 
     /// `-d NET`.
     pub fn destination(mut self, net: impl Into<IpNet>) -> Rule {
-        self.destination = Some(Negatable::is(net.into()));
+        self.destination = Some(Negatable::Is(net.into()));
         self
     }
 
     /// `-i LINK`, where a name that ends in `+` stands for all that begin so.
     pub fn input(mut self, link: impl Into<String>) -> Rule {
-        self.input = Some(Negatable::is(link.into()));
+        self.input = Some(Negatable::Is(link.into()));
         self
     }
 
     /// `! -i LINK`.
     pub fn not_input(mut self, link: impl Into<String>) -> Rule {
-        self.input = Some(Negatable::is_not(link.into()));
+        self.input = Some(Negatable::IsNot(link.into()));
         self
     }
 
     /// `! -d NET`.
     pub fn not_destination(mut self, net: impl Into<IpNet>) -> Rule {
-        self.destination = Some(Negatable::is_not(net.into()));
+        self.destination = Some(Negatable::IsNot(net.into()));
         self
     }
 
@@ -303,7 +303,7 @@ impl Rule {
     fn family(&self) -> Option<Family> {
         let nets = [&self.source, &self.destination];
         let net = nets.into_iter().flatten().next();
-        net.map(|net| Family::of(&net.value.addr()))
+        net.map(|net| Family::of(&net.value().addr()))
     }
 
     /// Returns the rule in the words of `iptables-save`, or of `ip6tables-save`
@@ -315,20 +315,27 @@ impl Rule {
 }
 
 impl<T> Negatable<T> {
-    /// Matches packets that have `value`.
-    pub fn is(value: T) -> Negatable<T> {
-        let negated = false;
-        Negatable { negated, value }
+    /// Returns what is compared.
+    pub fn value(&self) -> &T {
+        match self {
+            Negatable::Is(value) | Negatable::IsNot(value) => value,
+        }
     }
 
-    /// Matches packets that do not have `value`.
-    pub fn is_not(value: T) -> Negatable<T> {
-        let negated = true;
-        Negatable { negated, value }
+    /// Returns true if a packet matches of which `has` finds out whether it has the
+    /// value.
+    pub fn matches(&self, has: impl FnOnce(&T) -> bool) -> bool {
+        match self {
+            Negatable::Is(value) => has(value),
+            Negatable::IsNot(value) => !has(value),
+        }
     }
 
     fn bang(&self) -> &'static str {
-        if self.negated { "! " } else { "" }
+        match self {
+            Negatable::Is(_) => "",
+            Negatable::IsNot(_) => "! ",
+        }
     }
 }
 

@@ -10,7 +10,10 @@ use crate::net::Family;
 impl Negatable<IpNet> {
     /// iptables-save leaves out what every address matches.
     fn says_something(&self) -> bool {
-        self.negated || self.value.prefix_len() > 0
+        match self {
+            Negatable::Is(net) => net.prefix_len() > 0,
+            Negatable::IsNot(_) => true,
+        }
     }
 }
 
@@ -25,16 +28,16 @@ impl fmt::Display for Words<'_> {
         let rule = self.rule;
         let mut words = Spaced { f, first: true };
         if let Some(net) = rule.source.as_ref().filter(|net| net.says_something()) {
-            words.put(format_args!("{}-s {}", net.bang(), net.value))?;
+            words.put(format_args!("{}-s {}", net.bang(), net.value()))?;
         }
         if let Some((value, mask)) = rule.source_bits {
             words.put(format_args!("-s {value}/{mask}"))?;
         }
         if let Some(net) = rule.destination.as_ref().filter(|net| net.says_something()) {
-            words.put(format_args!("{}-d {}", net.bang(), net.value))?;
+            words.put(format_args!("{}-d {}", net.bang(), net.value()))?;
         }
         if let Some(link) = &rule.input {
-            words.put(format_args!("{}-i {}", link.bang(), link.value))?;
+            words.put(format_args!("{}-i {}", link.bang(), link.value()))?;
         }
         if let Some(protocol) = rule.protocol {
             words.put(format_args!("-p {protocol}"))?;
@@ -92,14 +95,14 @@ impl fmt::Display for MatchWords<'_> {
                 write!(f, "{transport} --sport {first}:{last}")
             }
             Match::Mark(mark) => {
-                let (value, mask) = mark.value;
+                let (value, mask) = mark.value();
                 write!(f, "mark {}--mark {value:#x}/{mask:#x}", mark.bang())
             }
             Match::ConnectionState(states) => {
-                write!(f, "conntrack {}--ctstate {}", states.bang(), states.value)
+                write!(f, "conntrack {}--ctstate {}", states.bang(), states.value())
             }
             Match::LocalAddress(side) => {
-                let (bang, side) = (side.bang(), side.value.short());
+                let (bang, side) = (side.bang(), side.value().short());
                 write!(f, "addrtype {bang}--{side}-type LOCAL")
             }
             Match::Probability(of) => {
@@ -125,7 +128,7 @@ impl fmt::Display for MatchWords<'_> {
                 }
                 Ok(())
             }
-            Match::Physdev(asked) => match asked.value {
+            Match::Physdev(asked) => match asked.value() {
                 Physdev::IsIn => write!(f, "physdev {}--physdev-is-in", asked.bang()),
             },
             Match::TransparentSocket => f.write_str("socket --transparent"),
@@ -204,7 +207,7 @@ mod tests {
             ),
             (
                 Rule::new()
-                    .with(Match::Mark(Negatable::is_not((0x4000, 0x4000))))
+                    .with(Match::Mark(Negatable::IsNot((0x4000, 0x4000))))
                     .target(Target::Return),
                 "-m mark ! --mark 0x4000/0x4000 -j RETURN",
             ),

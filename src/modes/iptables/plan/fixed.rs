@@ -89,7 +89,7 @@ fn mark_masq(options: &Options) -> Rule {
 }
 
 fn postrouting(options: &Options) -> Vec<Rule> {
-    let not_marked = Match::Mark(Negatable::is_not(marked(options)));
+    let not_marked = Match::Mark(Negatable::IsNot(marked(options)));
     // A packet may come by again, decapsulated or encrypted, and must not be
     // masqueraded twice.
     let unmark = Target::Mark {
@@ -118,7 +118,7 @@ fn firewall(options: &Options) -> Vec<Rule> {
     }
     let rule = Rule::new().not_source(LOOPBACK_V4).destination(LOOPBACK_V4);
     let rule = options.commented(rule, || "block incoming localnet connections".to_owned());
-    let answers = Negatable::is_not("RELATED,ESTABLISHED,DNAT");
+    let answers = Negatable::IsNot("RELATED,ESTABLISHED,DNAT");
     vec![
         rule.with(Match::ConnectionState(answers))
             .target(Target::Drop),
@@ -133,7 +133,7 @@ fn drops_invalid(options: &Options) -> bool {
 }
 
 fn forward(options: &Options) -> Vec<Rule> {
-    let state = |states| Match::ConnectionState(Negatable::is(states));
+    let state = |states| Match::ConnectionState(Negatable::Is(states));
     let mut rules = Vec::new();
     if drops_invalid(options) {
         let mut rule = Rule::new().with(state("INVALID"));
@@ -146,7 +146,7 @@ fn forward(options: &Options) -> Vec<Rule> {
     let first_packets = commented("kubernetes forwarding rules");
     rules.push(
         first_packets
-            .with(Match::Mark(Negatable::is(marked(options))))
+            .with(Match::Mark(Negatable::Is(marked(options))))
             .target(Target::Accept),
     );
     if options.features.conntrack {
@@ -177,7 +177,7 @@ fn jumps(options: &Options) -> Vec<Jump> {
     let jump = |table, from, packets: Packets, text: &str, to: &str| {
         let mut rule = Rule::new();
         if packets == Packets::New && options.features.conntrack {
-            rule = rule.with(Match::ConnectionState(Negatable::is("NEW")));
+            rule = rule.with(Match::ConnectionState(Negatable::Is("NEW")));
         }
         if !text.is_empty() {
             rule = options.commented(rule, || text.to_owned());

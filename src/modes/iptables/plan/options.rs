@@ -183,12 +183,12 @@ impl Options {
     /// Returns the rule, for what is sent to the node's own addresses.
     pub(super) fn to_node(&self, rule: Rule) -> Vec<Rule> {
         if self.features.addrtype {
-            let local = Match::LocalAddress(Negatable::is(Side::Destination));
+            let local = Match::LocalAddress(Negatable::Is(Side::Destination));
             return vec![rule.with(local)];
         }
         self.local_networks()
             .filter(|network| match &rule.destination {
-                Some(asked) => asked.value.contains(network) != asked.negated,
+                Some(asked) => asked.matches(|asked| asked.contains(network)),
                 None => true,
             })
             .map(|network| rule.clone().destination(network))

@@ -233,7 +233,7 @@ impl Plan<'_> {
     /// The rule, for calls from the node itself.
     fn of_node(&self, rule: Rule) -> Vec<Rule> {
         if self.options.features.addrtype {
-            let local = Match::LocalAddress(Negatable::is(Side::Source));
+            let local = Match::LocalAddress(Negatable::Is(Side::Source));
             return vec![rule.with(local)];
         }
         let networks = self.options.local_networks();

@@ -201,10 +201,10 @@ impl Builder<'_> {
         let mark = self.node.masquerade_mark;
         vec![
             self.commented("kubernetes forwarding rules")
-                .with(Match::Mark(Negatable::is((mark, mark))))
+                .with(Match::Mark(Negatable::Is((mark, mark))))
                 .target(Target::Accept),
             self.commented("kubernetes forwarding conntrack rule")
-                .with(Match::ConnectionState(Negatable::is("RELATED,ESTABLISHED")))
+                .with(Match::ConnectionState(Negatable::Is("RELATED,ESTABLISHED")))
                 .target(Target::Accept),
         ]
     }
@@ -222,7 +222,7 @@ impl Builder<'_> {
         let mut rules: Vec<Rule> = served
             .map(|set| self.in_set(Rule::new(), set).target(Target::Return))
             .into();
-        let new = Rule::new().with(Match::ConnectionState(Negatable::is("NEW")));
+        let new = Rule::new().with(Match::ConnectionState(Negatable::Is("NEW")));
         let refused = if self.features.reject {
             Target::Reject
         } else {
@@ -292,7 +292,7 @@ impl Builder<'_> {
         });
         let rest = [
             Rule::new()
-                .with(Match::Mark(Negatable::is_not((mark, mark))))
+                .with(Match::Mark(Negatable::IsNot((mark, mark))))
                 .target(Target::Return),
             // A packet that comes by again must not be masqueraded again.
             Rule::new().target(Target::Mark {
@@ -329,7 +329,7 @@ impl Builder<'_> {
         }
         rules.push(
             Rule::new()
-                .with(Match::LocalAddress(Negatable::is(Side::Destination)))
+                .with(Match::LocalAddress(Negatable::Is(Side::Destination)))
                 .jump(NODE_PORT),
         );
         // Other rules of nat must not lead away what IPVS is to get.
@@ -364,13 +364,13 @@ impl Builder<'_> {
     fn accept_at_both_ends(&self, rule: Rule) -> Vec<Rule> {
         let mut outside = rule.clone();
         if self.features.physdev {
-            outside = outside.with(Match::Physdev(Negatable::is_not(Physdev::IsIn)));
+            outside = outside.with(Match::Physdev(Negatable::IsNot(Physdev::IsIn)));
         }
         vec![
             outside
-                .with(Match::LocalAddress(Negatable::is_not(Side::Source)))
+                .with(Match::LocalAddress(Negatable::IsNot(Side::Source)))
                 .target(Target::Accept),
-            rule.with(Match::LocalAddress(Negatable::is(Side::Destination)))
+            rule.with(Match::LocalAddress(Negatable::Is(Side::Destination)))
                 .target(Target::Accept),
         ]
     }

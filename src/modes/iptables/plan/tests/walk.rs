@@ -237,10 +237,8 @@ impl Ruleset {
     }
 }
 
-fn agrees<T>(wanted: &Option<Negatable<T>>, matches: impl Fn(&T) -> bool) -> bool {
-    wanted
-        .as_ref()
-        .is_none_or(|wanted| matches(&wanted.value) != wanted.negated)
+fn agrees<T>(asked: &Option<Negatable<T>>, has: impl Fn(&T) -> bool) -> bool {
+    asked.as_ref().is_none_or(|asked| asked.matches(has))
 }
 
 /// The chance that a rule matches: 0, 1, or that of `statistic`.
@@ -282,18 +280,12 @@ fn matches(one: &Match, rule: &Rule, state: &State) -> bool {
         Match::SourcePorts(transport, first, last) => {
             needs(transport) && (*first..=*last).contains(&packet.source_port)
         }
-        Match::Mark(mark) => {
-            let (value, mask) = mark.value;
-            (state.mark & mask == value) != mark.negated
-        }
-        Match::ConnectionState(states) => states.value.contains("NEW") != states.negated,
-        Match::LocalAddress(side) => {
-            let address = match side.value {
-                Side::Source => packet.source,
-                Side::Destination => packet.destination,
-            };
-            is_local(address) != side.negated
-        }
+        Match::Mark(mark) => mark.matches(|(value, mask)| state.mark & mask == *value),
+        Match::ConnectionState(states) => states.matches(|states| states.contains("NEW")),
+        Match::LocalAddress(side) => side.matches(|side| match side {
+            Side::Source => is_local(packet.source),
+            Side::Destination => is_local(packet.destination),
+        }),
         Match::RecentlySeen { list, .. } => packet.remembered.contains(list),
         other => panic!("not planned here: {other:?}"),
     }
