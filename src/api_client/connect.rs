@@ -188,8 +188,9 @@ fn secured<C>(connector: C, config: &Config, http2: Http2) -> Result<HttpsConnec
         tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name.try_into()?));
     }
     let tls = tls.enable_http1();
-    Ok(match http2.enabled {
-        true => tls.enable_http2().wrap_connector(connector),
-        false => tls.wrap_connector(connector),
+    Ok(if http2.enabled {
+        tls.enable_http2().wrap_connector(connector)
+    } else {
+        tls.wrap_connector(connector)
     })
 }

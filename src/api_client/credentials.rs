@@ -194,9 +194,10 @@ async fn from_kubeconfig(
 
 /// Without a scheme it is plain HTTP, as client-go reads it.
 fn master_url(text: &str) -> Result<Uri, AccessError> {
-    let full = match text.contains("://") {
-        true => text.to_owned(),
-        false => format!("http://{text}"),
+    let full = if text.contains("://") {
+        text.to_owned()
+    } else {
+        format!("http://{text}")
     };
     full.parse().map_err(|reason| AccessError::Master {
         url: text.to_owned(),

@@ -82,9 +82,10 @@ impl Environment {
     /// When there is one that cannot be used.
     pub(super) fn proxy_for(&self, server: &Uri) -> Result<Option<Proxy>, ProxyError> {
         let secure = server.scheme() == Some(&Scheme::HTTPS);
-        let (origin, url) = match secure {
-            true => ("HTTPS_PROXY", &self.https),
-            false => ("HTTP_PROXY", &self.http),
+        let (origin, url) = if secure {
+            ("HTTPS_PROXY", &self.https)
+        } else {
+            ("HTTP_PROXY", &self.http)
         };
         if url.is_empty() {
             return Ok(None);
@@ -94,9 +95,10 @@ impl Environment {
         }
         let port = server.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let host = server.host().unwrap_or_default();
-        match self.passes_by(host, port) {
-            true => Ok(None),
-            false => Proxy::parse(origin, url).map(Some),
+        if self.passes_by(host, port) {
+            Ok(None)
+        } else {
+            Proxy::parse(origin, url).map(Some)
         }
     }
 
@@ -137,14 +139,13 @@ fn matches(entry: &str, host: &str, ip: Option<IpAddr>, port: u16) -> bool {
         .strip_prefix('*')
         .filter(|rest| rest.starts_with('.'))
         .unwrap_or(name);
-    match name.starts_with('.') {
-        true => host.ends_with(name),
-        false => {
-            host == name
-                || host
-                    .strip_suffix(name)
-                    .is_some_and(|rest| rest.ends_with('.'))
-        }
+    if name.starts_with('.') {
+        host.ends_with(name)
+    } else {
+        host == name
+            || host
+                .strip_suffix(name)
+                .is_some_and(|rest| rest.ends_with('.'))
     }
 }
 

@@ -143,9 +143,10 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     let arguments = without_empty(arguments);
     let matches = command().try_get_matches_from(arguments).map_err(|error| {
         let text = error.render().to_string().trim_end().to_owned();
-        match error.use_stderr() {
-            true => Stop::Refusal(text),
-            false => Stop::Answer(text),
+        if error.use_stderr() {
+            Stop::Refusal(text)
+        } else {
+            Stop::Answer(text)
         }
     })?;
     let (subcommand, matches) = match matches.subcommand() {

@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 
 use crate::{
-    net::{DetectLocal, ModeName, NodePortAddresses},
+    net::{DetectLocal, Family, ModeName, NodePortAddresses},
     sched::SchedulerName,
 };
 
@@ -24,8 +24,8 @@ pub struct Effective {
     /// This node's own address, if it is not to be taken from its Node. Its
     /// family is the primary one.
     pub node_ip: Option<IpAddr>,
-    /// The primary family is IPv6 (`bindAddress` is of it, even `::`).
-    pub prefers_ipv6: bool,
+    /// The primary family: that of `bindAddress`, even of `::`.
+    pub primary_family: Family,
     /// Where `/healthz` is served.
     pub healthz: Option<SocketAddr>,
     /// Where `/metrics` is served.

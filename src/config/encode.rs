@@ -101,9 +101,10 @@ impl KubeProxyConfiguration {
             ModeSection::Ipvs,
             ModeSection::Nftables,
         ] {
-            let (sync, min) = match section == own {
-                true => (self.sync_period, self.min_sync_period),
-                false => (Duration::ZERO, Duration::ZERO),
+            let (sync, min) = if section == own {
+                (self.sync_period, self.min_sync_period)
+            } else {
+                (Duration::ZERO, Duration::ZERO)
             };
             let fields = &mut value[section.name()];
             fields["syncPeriod"] = json!(duration::format(sync));
@@ -117,9 +118,10 @@ impl KubeProxyConfiguration {
 
 /// Go writes whole numbers without a point.
 fn number(value: f32) -> Value {
-    match value.fract() == 0.0 && value.abs() < 1e9 {
-        true => json!(value as i64),
-        false => json!(value),
+    if value.fract() == 0.0 && value.abs() < 1e9 {
+        json!(value as i64)
+    } else {
+        json!(value)
     }
 }
 

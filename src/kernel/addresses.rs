@@ -18,7 +18,7 @@ pub const LABEL: &str = "lo:tripod";
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The address.
+    /// The IP address.
     pub address: IpAddr,
     /// Length of its subnet's prefix, in bits.
     pub prefix: u8,
@@ -28,15 +28,15 @@ pub struct Address {
     pub interface: String,
     /// `RT_SCOPE_*`: 0 global, 253 link, 254 host.
     pub scope: u8,
-    /// `IFA_F_*`.
+    /// Flags, `IFA_F_*` of `linux/if_addr.h`.
     pub flags: u32,
-    /// Assigned by Tripod.
+    /// Whether Tripod assigned it, by its label.
     own: bool,
 }
 
 impl Address {
     /// Returns whether the kernel may choose it as the source of a packet to
-    /// another host (`inet_select_addr`, which looks at links that are down as
+    /// another host (`inet_select_addr`, which takes links that are down as
     /// well; `ipv6_dev_get_saddr`). One with a subnet never counts: [`retire`]
     /// is for addresses that are alone.
     pub fn is_eligible(&self) -> bool {
@@ -49,10 +49,10 @@ impl Address {
 }
 
 impl Address {
-    /// Returns true for an IPv6 address that other hosts cannot call without
-    /// naming a link (RFC 4291, 2.5.6). IPv4's 169.254.0.0/16 is different: its
-    /// addresses are routed where somebody configures that, and node ports are
-    /// served at them.
+    /// Returns whether it is an IPv6 address that other hosts cannot call
+    /// without naming a link (RFC 4291, 2.5.6). IPv4's 169.254.0.0/16 is
+    /// different: its addresses are routed where that is configured, and node
+    /// ports are served at them.
     pub fn is_of_link(&self) -> bool {
         matches!(self.address, IpAddr::V6(ip) if ip.is_unicast_link_local())
     }
@@ -73,8 +73,8 @@ impl Address {
     }
 }
 
-/// Returns the addresses that others gave this node, in both families: what its
-/// interfaces have, without those that Tripod assigned ([`list_own`]).
+/// Returns the addresses that other programs gave this node, in both families:
+/// what its interfaces have, without those that Tripod assigned ([`list_own`]).
 ///
 /// # Errors
 /// When the kernel cannot list addresses.
@@ -185,10 +185,10 @@ pub fn assign(
         .collect())
 }
 
-/// Takes back what [`assign`] did; an address that is gone already is fine.
+/// Removes what [`assign`] added; an address that is gone already is fine.
 ///
 /// # Errors
-/// The first that the kernel refused.
+/// The first removal that the kernel refused.
 pub fn unassign(socket: &mut Socket, index: u32, addresses: &[IpAddr]) -> Result<(), Error> {
     let requests: Vec<_> = addresses
         .iter()
@@ -216,7 +216,7 @@ fn request(kind: u16, flags: i32, operation: &'static str, index: u32, address: 
         .header(&header)
         .attribute(libc::IFA_LOCAL, &octets(&address))
         .attribute(libc::IFA_ADDRESS, &octets(&address))
-        // A deletion with a label deletes no address of another.
+        // A deletion with a label deletes no address of another program.
         .text(libc::IFA_LABEL, LABEL)
 }
 
@@ -324,7 +324,8 @@ fn plain(kind: u16, flags: i32, operation: &'static str, index: u32, address: Ip
         .attribute(libc::IFA_LOCAL, &octets)
         .attribute(libc::IFA_ADDRESS, &octets);
     if family == Family::V6 {
-        // It must answer at once, and nobody else on a dummy link could have it.
+        // It must answer at once, and no other host on a dummy link could have
+        // it.
         request = request
             .u32(libc::IFA_FLAGS, libc::IFA_F_NODAD)
             .attribute(libc::IFA_CACHEINFO, &deprecated());
@@ -332,25 +333,26 @@ fn plain(kind: u16, flags: i32, operation: &'static str, index: u32, address: Ip
     request
 }
 
-/// `struct ifa_cacheinfo`: preferred for no time, valid for ever, two stamps.
+/// Returns a `struct ifa_cacheinfo`: preferred for no time, valid for ever, two
+/// stamps.
 fn deprecated() -> [u8; 16] {
     let mut info = [0; 16];
     info[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
     info
 }
 
-/// Says that addresses of this node changed. Those that Tripod assigns itself
-/// do not count, nor do IPv6 addresses of a single link: the kernel gives one to
-/// each link that comes up, so each pod's link brings two changes of its own
-/// (tentative, then not), and nothing is served at them.
+/// Notifies of changes of this node's addresses. Those that Tripod assigns
+/// itself do not count, nor do IPv6 addresses of a single link: the kernel
+/// gives one to each link that comes up, so each pod's link brings two changes
+/// of its own (tentative, then not), and nothing is served at them.
 pub struct AddressChanges {
     socket: AsyncFd<Socket>,
     ignored: Option<&'static str>,
 }
 
 impl AddressChanges {
-    /// Listens in the current network namespace. Must be called within a tokio
-    /// runtime.
+    /// Subscribes to the changes in the current network namespace. Must be
+    /// called within a tokio runtime.
     ///
     /// # Errors
     /// When no netlink socket can be had.
@@ -380,8 +382,8 @@ impl AddressChanges {
         self
     }
 
-    /// Waits for the next change. Changes in quick succession may be told as
-    /// one, and those that came between two calls are not lost. Safe to drop
+    /// Waits for the next change. Changes in quick succession may be reported
+    /// as one, and those that came between two calls are not lost. Safe to drop
     /// while it waits.
     ///
     /// # Errors
@@ -410,139 +412,4 @@ impl AddressChanges {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_loopback_address_is_listed() {
-        let mut socket = Socket::open(Protocol::Route).unwrap();
-        let all = list(&mut socket).unwrap();
-        let loopback = all
-            .iter()
-            .find(|a| a.address == IpAddr::from([127, 0, 0, 1]))
-            .expect("this machine has a loopback address");
-        assert_eq!(
-            (loopback.interface.as_str(), loopback.prefix, loopback.scope),
-            ("lo", 8, libc::RT_SCOPE_HOST)
-        );
-    }
-
-    #[test]
-    fn the_kernel_chooses_no_address_that_was_retired() {
-        use crate::kernel::namespace::{in_namespace, ip};
-
-        in_namespace(|| {
-            // Addresses on a link that is down, as kube-proxy makes them, and
-            // another link without any of its own.
-            ip("link add services type bridge");
-            let there = ["10.96.0.1", "10.96.0.2", "fd00:96::1"].map(|a| a.parse().unwrap());
-            for address in there {
-                let bits = Family::of(&address).bits();
-                let more = if address.is_ipv6() { "nodad" } else { "" };
-                ip(&format!("addr add {address}/{bits} dev services {more}"));
-            }
-            ip("link add out type veth peer name far");
-            ip("link set far up");
-            ip("link set out up");
-            ip("route add 198.51.100.0/24 dev out");
-            let index = links::index("services").unwrap();
-            let mut socket = Socket::open(Protocol::Route).unwrap();
-            let mut listed = || -> Vec<Address> {
-                let all = list(&mut socket).unwrap().into_iter();
-                all.filter(|a| a.index == index).collect()
-            };
-            let source = || {
-                let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-                let connected = socket.connect("198.51.100.1:9");
-                connected
-                    .and_then(|()| socket.local_addr())
-                    .map(|a| a.ip())
-                    .ok()
-            };
-            assert_eq!(source(), Some(there[0]), "this is what is to be prevented");
-            assert!(listed().iter().all(Address::is_eligible), "{:?}", listed());
-
-            // Whoever has such an address as his own goes on.
-            let server = std::net::TcpListener::bind((there[0], 0)).unwrap();
-            let held = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
-            let mut other = Socket::open(Protocol::Route).unwrap();
-            for outcome in retire(&mut other, index, &there).unwrap() {
-                outcome.unwrap();
-            }
-            assert!(!listed().iter().any(Address::is_eligible), "{:?}", listed());
-            let mut now: Vec<IpAddr> = listed().iter().map(|a| a.address).collect();
-            now.sort();
-            assert_eq!(now, there);
-            assert_ne!(source(), Some(there[0]));
-            let (mut accepted, _) = server.accept().unwrap();
-            use std::io::{Read, Write};
-            (&held).write_all(b"x").unwrap();
-            accepted.read_exact(&mut [0]).unwrap();
-            let routes = std::process::Command::new("ip")
-                .args(["route", "show", "table", "local", "metric", "1"])
-                .output();
-            assert_eq!(routes.unwrap().stdout, b"", "nothing stands in any more");
-        });
-    }
-
-    #[test]
-    fn changes_by_others_are_told_and_our_own_are_not() {
-        use std::time::Duration;
-
-        use crate::kernel::namespace::{in_namespace, ip};
-
-        in_namespace(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
-                let mut socket = Socket::open(Protocol::Route).unwrap();
-                let mut changes = AddressChanges::open().unwrap();
-                let service = IpAddr::from([10, 96, 0, 1]);
-                assign(&mut socket, 1, &[service])
-                    .unwrap()
-                    .remove(0)
-                    .unwrap();
-                assert_eq!(list_own(&mut socket).unwrap()[0].address, service);
-                assert!(
-                    !list(&mut socket)
-                        .unwrap()
-                        .iter()
-                        .any(|a| a.address == service)
-                );
-                // Its notification is there already: the kernel sends before it
-                // acknowledges.
-                let quiet = tokio::time::timeout(Duration::from_millis(20), changes.changed());
-                assert!(quiet.await.is_err());
-                for step in [
-                    "addr add 192.0.2.1/32 dev lo",
-                    "addr del 192.0.2.1/32 dev lo",
-                    // With detection of duplicates it would be told twice.
-                    "addr add fd00::1/128 dev lo nodad",
-                ] {
-                    ip(step);
-                    let told = tokio::time::timeout(Duration::from_secs(10), changes.changed());
-                    told.await.expect(step).unwrap();
-                }
-                unassign(&mut socket, 1, &[service]).unwrap();
-                assert!(list_own(&mut socket).unwrap().is_empty());
-                // Of a pod: without detection of duplicates, it is there at once.
-                ip("link add pod type veth peer name far");
-                ip("link set far addrgenmode none");
-                ip("link set pod addrgenmode none");
-                ip("link set far up");
-                ip("link set pod up");
-                ip("addr add fe80::1/64 dev pod nodad");
-                ip("addr del fe80::1/64 dev pod");
-                let quiet = tokio::time::timeout(Duration::from_millis(20), changes.changed());
-                assert!(quiet.await.is_err(), "a link-local address counts");
-                for step in ["addr add 169.254.7.7/32 dev pod", "link del pod"] {
-                    ip(step);
-                    let told = tokio::time::timeout(Duration::from_secs(10), changes.changed());
-                    told.await.expect(step).unwrap();
-                }
-            });
-        });
-    }
-}
+mod tests;

@@ -1,5 +1,5 @@
-//! Every reader of the kernel's answers, on any bytes: for the fuzz targets in
-//! `fuzz/`, and for a property test that always runs.
+//! Runs every reader of the kernel's answers on any bytes: for the fuzz targets
+//! in `fuzz/`, and for a property test that always runs.
 
 use super::{
     addresses,
@@ -11,8 +11,8 @@ use super::{
 };
 use crate::net::Family;
 
-/// Reads `bytes` as a datagram, and as the body of each kind of answer. What
-/// comes of it does not matter; no bytes may make it panic or run for long.
+/// Reads `bytes` as a datagram, and as the body of each kind of answer. The
+/// result does not matter; no bytes may make it panic or run for long.
 pub fn fuzz(bytes: &[u8]) {
     let (kind, body) = match bytes.split_first_chunk() {
         Some((kind, body)) => (u16::from_ne_bytes(*kind), body),

@@ -1,10 +1,10 @@
-//! Network interfaces, as far as others here need them.
+//! Network interfaces: their index, kind and state, and dummy links.
 
 use nix::{errno::Errno, libc, net::if_::if_nametoindex};
 
 use super::netlink::{Error, Request, Socket};
 
-/// Index of the interface `name`.
+/// Returns the index of the interface `name`.
 ///
 /// # Errors
 /// When this network namespace has no such interface.
@@ -58,7 +58,7 @@ pub fn kind(socket: &mut Socket, index: u32) -> Result<Option<String>, Error> {
             }
             for attribute in attribute.nested() {
                 let attribute = attribute?;
-                if attribute.kind == INFO_KIND {
+                if attribute.kind == libc::IFLA_INFO_KIND {
                     return Ok(Some(attribute.text()?.to_owned()));
                 }
             }
@@ -71,13 +71,12 @@ pub fn kind(socket: &mut Socket, index: u32) -> Result<Option<String>, Error> {
     }
 }
 
-/// `IFLA_INFO_KIND` (`linux/if_link.h`).
-const INFO_KIND: u16 = 1;
-/// The kind of links that lead nowhere.
+/// The kind of links that only hold addresses.
 const DUMMY: &str = "dummy";
 
 /// Makes a dummy link of that name, as `ip link add NAME type dummy` does: it
-/// leads nowhere, and holds addresses. It stays down. True if it was not there.
+/// holds addresses, and drops every packet. It stays down. Returns true if it
+/// was not there.
 ///
 /// # Errors
 /// When this kernel has no dummy links (module `dummy`), a link of another kind
@@ -93,7 +92,7 @@ pub fn add_dummy(socket: &mut Socket, name: &str) -> Result<bool, Error> {
     .header(&[0; 16])
     .text(libc::IFLA_IFNAME, name)
     .nested(libc::IFLA_LINKINFO, |r| {
-        r.attribute(INFO_KIND, DUMMY.as_bytes())
+        r.attribute(libc::IFLA_INFO_KIND, DUMMY.as_bytes())
     });
     match socket.call(&request, |_| Ok(None::<()>)) {
         Ok(_) => Ok(true),
@@ -154,7 +153,7 @@ mod tests {
             ip("link add kube-ipvs0 type bridge");
             let error = add_dummy(&mut socket, "kube-ipvs0").unwrap_err();
             let text = error.to_string();
-            // A kernel without dummy links says that first.
+            // A kernel without dummy links refuses that first.
             let wanted = ["of kind bridge has that name", "no dummy links"];
             assert!(wanted.iter().any(|words| text.contains(words)), "{text}");
             delete(&mut socket, "kube-ipvs0").unwrap();

@@ -1,8 +1,8 @@
-//! Thin doors to the kernel. Nothing here knows of Services.
+//! Access to the kernel. Nothing here knows of Services.
 //!
-//! What Tripod puts into the kernel carries a mark by which a later process
-//! finds it again: routes and rules [`PROTOCOL`], addresses
-//! [`addresses::LABEL`], netfilter chains a name of their own.
+//! What Tripod puts into the kernel has a mark by which a later process finds
+//! it again: routes and rules [`PROTOCOL`], addresses [`addresses::LABEL`],
+//! netfilter chains a name of their own.
 
 pub mod addresses;
 pub mod conntrack;
@@ -33,8 +33,9 @@ pub use fuzz::fuzz;
 use std::net::IpAddr;
 
 /// The protocol number of Tripod's routes (`rtm_protocol`) and rules
-/// (`FRA_PROTOCOL`): who put them there. `linux/rtnetlink.h` gives out numbers
-/// to routing daemons; this one is taken by none of them.
+/// (`FRA_PROTOCOL`), which names the program that made them.
+/// `linux/rtnetlink.h` gives out numbers to routing daemons; none of them has
+/// this one.
 pub const PROTOCOL: u8 = 84;
 
 /// Returns the octets of an address, as netlink attributes hold them.

@@ -1,5 +1,5 @@
-//! Kernel modules. Mostly the kernel loads what it needs by itself; this is for
-//! what it does not know it needs.
+//! Kernel modules. Mostly the kernel loads what it needs by itself; this loads
+//! the others.
 
 use std::{
     io,
@@ -12,17 +12,17 @@ pub enum Error {
     /// modprobe(8) could not be run.
     #[error("module {name} could not be loaded: modprobe: {source}")]
     Run {
-        /// The module.
+        /// Name of the module.
         name: String,
         /// The system's reason.
         source: io::Error,
     },
-    /// It failed.
+    /// modprobe(8) failed.
     #[error("module {name} could not be loaded: {message}")]
     Failed {
-        /// The module.
+        /// Name of the module.
         name: String,
-        /// What it said.
+        /// Its output on stderr.
         message: String,
     },
 }
@@ -31,7 +31,7 @@ pub enum Error {
 /// not there yet.
 ///
 /// # Errors
-/// Why not, with the name of the module.
+/// When it cannot be loaded; the error has the name of the module.
 pub fn load(name: &str) -> Result<(), Error> {
     let outcome = Command::new("modprobe")
         .args(["--", name])

@@ -1,5 +1,5 @@
-//! What tests against the real kernel need: network namespaces, and a word when
-//! they cannot be had.
+//! Network namespaces for tests against the real kernel, and a message where
+//! there can be none.
 
 use nix::sched::{CloneFlags, unshare};
 
@@ -9,8 +9,8 @@ mod skip;
 
 pub(crate) use self::skip::skip;
 
-/// Returns whether the user is root; if not, the test is skipped, because
-/// `what` is for root alone.
+/// Returns whether the user is root. If not, the test is to be skipped, which
+/// is printed with `what` needs root.
 pub(crate) fn is_root(what: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {

@@ -1,4 +1,4 @@
-//! Where this node sends what is for an address (`linux/rtnetlink.h`).
+//! The next hop of packets to an address (`linux/rtnetlink.h`).
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -10,15 +10,15 @@ use super::{
 };
 use crate::net::Family;
 
-/// Another machine passes it on.
+/// `RTA_VIA`: a gateway of another family than the route.
 const RTA_VIA: u16 = 18;
 /// Offset of the attributes in a `struct rtnexthop`.
 const NEXT_HOP_HEADER: usize = 8;
 
-/// The first step to an address.
+/// The next hop to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NextHop {
-    /// None: the address is delivered here.
+    /// There is none: packets to the address are delivered here.
     Here,
     /// The address is a neighbour on the link of that index.
     Neighbour(u32),
@@ -27,7 +27,8 @@ pub enum NextHop {
 }
 
 impl NextHop {
-    /// Index of the link that packets leave through.
+    /// Returns the index of the link that packets leave through; `None` for
+    /// this node itself.
     pub fn link(self) -> Option<u32> {
         match self {
             NextHop::Here => None,
@@ -68,9 +69,12 @@ pub fn to(socket: &mut Socket, address: &IpAddr) -> Result<Option<NextHop>, Erro
                 _ => {}
             }
         }
-        Ok(link.map(|link| match gateway {
-            true => NextHop::Gateway(link),
-            false => NextHop::Neighbour(link),
+        Ok(link.map(|link| {
+            if gateway {
+                NextHop::Gateway(link)
+            } else {
+                NextHop::Neighbour(link)
+            }
         }))
     });
     const NO_WAY: [Errno; 5] = [
@@ -87,7 +91,7 @@ pub fn to(socket: &mut Socket, address: &IpAddr) -> Result<Option<NextHop>, Erro
 }
 
 /// Returns the links on which some route of `family`, in whichever table, has a
-/// gateway: who is on such a link has other ways than through this node.
+/// gateway: hosts on such a link have other routes than through this node.
 ///
 /// # Errors
 /// When the kernel cannot list routes.

@@ -1,4 +1,4 @@
-//! Which errors pass by themselves, and so say nothing about what was asked.
+//! Errors that pass by themselves, and so decide nothing about what was asked.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Routes of our own ([`PROTOCOL`]) in any table (`linux/rtnetlink.h`).
+//! Tripod's own routes ([`PROTOCOL`]) in any table (`linux/rtnetlink.h`).
 
 use std::{fmt, net::IpAddr};
 
@@ -12,27 +12,29 @@ use super::{
 };
 use crate::net::Family;
 
-/// The table of the kernel's own local routes (`RT_TABLE_LOCAL`), which holds
-/// the node's addresses and is looked up before every rule of ours.
+/// The table of the kernel's own local routes (`RT_TABLE_LOCAL`), which has the
+/// node's addresses and is searched before every rule of Tripod.
 pub const TABLE_LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
 
-/// What becomes of a packet that takes a route.
+/// What the kernel does with a packet that takes a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Delivered to a socket here, through the interface of that index.
+    /// The packet is delivered to a socket here, through the interface of that
+    /// index.
     Local(u32),
-    /// Refused: programs here get EACCES, others an ICMP "prohibited".
+    /// The packet is refused: programs here get EACCES, others an ICMP
+    /// "prohibited".
     Prohibit,
 }
 
-/// One route.
+/// A route of Tripod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Route {
     /// Number of its table.
     pub table: u32,
-    /// Where the packets go that take it.
+    /// Destination of the packets that take it.
     pub destination: IpNet,
-    /// What becomes of them.
+    /// What the kernel does with them.
     pub kind: Kind,
     /// Source address of packets that programs here send along it without
     /// having chosen one.
@@ -55,7 +57,7 @@ impl Route {
             Kind::Local(_) => (libc::RTN_LOCAL, libc::RT_SCOPE_HOST),
             Kind::Prohibit => (libc::RTN_PROHIBIT, libc::RT_SCOPE_UNIVERSE),
         };
-        // A deletion asks for no particular scope.
+        // A deletion matches any scope (`RT_SCOPE_NOWHERE`).
         let scope = if kind == libc::RTM_DELROUTE {
             libc::RT_SCOPE_NOWHERE
         } else {
@@ -107,7 +109,7 @@ pub fn add(socket: &mut Socket, routes: &[Route]) -> Result<Vec<Result<(), Error
 /// Deletes routes; one that is gone already is fine.
 ///
 /// # Errors
-/// The first that the kernel refused.
+/// The first deletion that the kernel refused.
 pub fn delete(socket: &mut Socket, routes: &[Route]) -> Result<(), Error> {
     let requests: Vec<_> = routes
         .iter()
@@ -168,8 +170,8 @@ pub(super) fn stand_in(kind: u16, address: IpAddr) -> Request {
 /// (`LOOPBACK_IFINDEX` of `net/flow.h`).
 const LOOPBACK: u32 = 1;
 
-/// Returns all routes of [`PROTOCOL`] in all tables that are of a [`Kind`] we
-/// make; none where the kernel lacks the family.
+/// Returns all routes of [`PROTOCOL`] in all tables that are of a [`Kind`];
+/// none where the kernel lacks the family.
 ///
 /// # Errors
 /// When the kernel cannot list routes.

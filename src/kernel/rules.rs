@@ -1,8 +1,9 @@
-//! Policy routing rules of our own ([`PROTOCOL`]): which packets look up which
+//! Tripod's own policy routing rules ([`PROTOCOL`]): which packets use which
 //! table (`linux/fib_rules.h`).
 
 use std::fmt;
 
+use neli::consts::rtnl::{FrAct, Frattr};
 use nix::{errno::Errno, libc};
 
 use super::{
@@ -11,40 +12,28 @@ use super::{
 };
 use crate::net::Family;
 
-const GOTO: u16 = 4;
-const PRIORITY: u16 = 6;
-const MARK: u16 = 10;
-const TABLE: u16 = 15;
-const MARK_MASK: u16 = 16;
-const FRA_PROTOCOL: u16 = 21;
-const IP_PROTOCOL: u16 = 22;
-const DESTINATION_PORTS: u16 = 24;
-
-const TO_TABLE: u8 = 1;
-const TO_RULE: u8 = 2;
-
 /// The highest port that a rule can name: `fib_rule_port_range_valid` of the
-/// kernel wants the end of a range to be *below* 65,535.
+/// kernel demands that a range ends *below* 65,535.
 pub const HIGHEST_PORT: u16 = u16::MAX - 1;
 
 /// What a rule does with the packets that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Action {
-    /// Looks the destination up in a table; without a match the next rule is
-    /// asked.
+    /// Searches a table for the destination; without a match the next rule is
+    /// tried.
     Lookup(u32),
     /// Goes on at the first rule of that priority, which must be higher than
     /// the rule's own.
     Goto(u32),
 }
 
-/// One rule.
+/// A policy routing rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Rule {
     /// IP family of the packets.
     pub family: Family,
-    /// Its place: lower is asked earlier. The kernel's own are 0 (table
-    /// local), 32766 (main) and 32767 (default).
+    /// Its priority: lower comes earlier. The kernel's own are 0 (table local),
+    /// 32766 (main) and 32767 (default).
     pub priority: u32,
     /// `IPPROTO_*` of the packets; `None`: all.
     pub ip_protocol: Option<u8>,
@@ -53,7 +42,7 @@ pub struct Rule {
     pub ports: Option<(u16, u16)>,
     /// The mark of the packets, all of it; `None`: whatever it is.
     pub mark: Option<u32>,
-    /// What it does.
+    /// What the rule does.
     pub action: Action,
 }
 
@@ -83,29 +72,32 @@ impl Rule {
         // struct fib_rule_hdr: family, lengths, TOS, table (0: see FRA_TABLE),
         // two reserved, action, flags.
         let action = match self.action {
-            Action::Lookup(_) => TO_TABLE,
-            Action::Goto(_) => TO_RULE,
+            Action::Lookup(_) => FrAct::FrActToTbl,
+            Action::Goto(_) => FrAct::FrActGoto,
         };
+        let action = u8::from(action);
         let header = [self.family.number(), 0, 0, 0, 0, 0, 0, action, 0, 0, 0, 0];
         let mut request = Request::new(kind, flags as u16, operation, self.to_string())
             .header(&header)
-            .u32(PRIORITY, self.priority)
-            .attribute(FRA_PROTOCOL, &[PROTOCOL]);
+            .u32(Frattr::Priority.into(), self.priority)
+            .attribute(Frattr::Protocol.into(), &[PROTOCOL]);
         request = match self.action {
-            Action::Lookup(table) => request.u32(TABLE, table),
-            Action::Goto(priority) => request.u32(GOTO, priority),
+            Action::Lookup(table) => request.u32(Frattr::Table.into(), table),
+            Action::Goto(priority) => request.u32(Frattr::Goto.into(), priority),
         };
         if let Some(protocol) = self.ip_protocol {
-            request = request.attribute(IP_PROTOCOL, &[protocol]);
+            request = request.attribute(Frattr::IpProto.into(), &[protocol]);
         }
         if let Some((first, last)) = self.ports {
             // struct fib_rule_port_range, in host order.
             let [a, b] = first.to_ne_bytes();
             let [c, d] = last.to_ne_bytes();
-            request = request.attribute(DESTINATION_PORTS, &[a, b, c, d]);
+            request = request.attribute(Frattr::DportRange.into(), &[a, b, c, d]);
         }
         if let Some(mark) = self.mark {
-            request = request.u32(MARK, mark).u32(MARK_MASK, u32::MAX);
+            request = request
+                .u32(Frattr::Fwmark.into(), mark)
+                .u32(Frattr::Fwmask.into(), u32::MAX);
         }
         request
     }
@@ -129,7 +121,7 @@ pub fn add(socket: &mut Socket, rules: &[Rule]) -> Result<Vec<Result<(), Error>>
 /// Deletes rules; one that is gone already is fine.
 ///
 /// # Errors
-/// The first that the kernel refused.
+/// The first deletion that the kernel refused.
 pub fn delete(socket: &mut Socket, rules: &[Rule]) -> Result<(), Error> {
     let requests: Vec<_> = rules
         .iter()
@@ -162,9 +154,9 @@ pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Rule>, Error> {
     }
 }
 
-/// Whether rules can match destination ports here. Tried with a rule on a table
-/// that does not exist, which is deleted again, because old kernels ignore
-/// what they do not know.
+/// Tries whether rules can match destination ports here, with a rule on a table
+/// that does not exist, which is deleted again: old kernels ignore what they do
+/// not know.
 ///
 /// # Errors
 /// The kernel's reason why they cannot.
@@ -197,7 +189,7 @@ pub fn supports_ports(socket: &mut Socket, family: Family) -> Result<(), Error> 
 /// Returns the rule that [`supports_ports`] tries, and what an old kernel makes
 /// of it.
 fn probes(family: Family) -> [Rule; 2] {
-    // The last priority there is: no packet gets that far.
+    // This is the last priority: no packet gets that far.
     let probe = Rule {
         family,
         priority: u32::MAX - 1,
@@ -234,14 +226,14 @@ pub(in crate::kernel) fn parse(
     let (mut owner, mut ip_protocol, mut ports, mut mark) = (0, None, None, None);
     for attribute in message.attributes(12) {
         let attribute = attribute?;
-        match attribute.kind {
-            PRIORITY => priority = attribute.u32()?,
-            TABLE => table = attribute.u32()?,
-            GOTO => target = Some(attribute.u32()?),
-            MARK => mark = Some(attribute.u32()?),
-            FRA_PROTOCOL => owner = attribute.u8()?,
-            IP_PROTOCOL => ip_protocol = Some(attribute.u8()?),
-            DESTINATION_PORTS => {
+        match Frattr::from(attribute.kind) {
+            Frattr::Priority => priority = attribute.u32()?,
+            Frattr::Table => table = attribute.u32()?,
+            Frattr::Goto => target = Some(attribute.u32()?),
+            Frattr::Fwmark => mark = Some(attribute.u32()?),
+            Frattr::Protocol => owner = attribute.u8()?,
+            Frattr::IpProto => ip_protocol = Some(attribute.u8()?),
+            Frattr::DportRange => {
                 let [a, b, c, d] = attribute
                     .payload
                     .try_into()
@@ -251,9 +243,9 @@ pub(in crate::kernel) fn parse(
             _ => {}
         }
     }
-    let action = match (header[7], target) {
-        (TO_TABLE, _) => Action::Lookup(table),
-        (TO_RULE, Some(priority)) => Action::Goto(priority),
+    let action = match (FrAct::from(header[7]), target) {
+        (FrAct::FrActToTbl, _) => Action::Lookup(table),
+        (FrAct::FrActGoto, Some(priority)) => Action::Goto(priority),
         _ => return Ok(None),
     };
     Ok((owner == PROTOCOL).then_some(Rule {

@@ -22,7 +22,8 @@ pub(super) enum NoScratch {
     /// them.
     #[error("no network namespace can be made: {0}")]
     Impossible(Errno),
-    /// For a reason that passes, such as a lack of memory or of processes.
+    /// None can be made now, for a passing reason, such as a lack of memory or
+    /// of processes.
     #[error("no network namespace for now: {0}")]
     ForNow(String),
 }
@@ -36,13 +37,16 @@ impl From<io::Error> for NoScratch {
 /// Gives the calling thread a network namespace of its own, in which loopback is
 /// up.
 fn enter() -> Result<(), NoScratch> {
-    // Of this thread only; see unshare(2).
-    unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| match passing::is_passing(errno) {
-        true => NoScratch::ForNow(errno.desc().to_owned()),
-        false => NoScratch::Impossible(errno),
+    // unshare(2) concerns this thread only.
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| {
+        if passing::is_passing(errno) {
+            NoScratch::ForNow(errno.desc().to_owned())
+        } else {
+            NoScratch::Impossible(errno)
+        }
     })?;
     // Loopback is the first link of every namespace. If it cannot be set up,
-    // what needs it says so.
+    // what needs it fails.
     let _ = Socket::open(Protocol::Route).and_then(|mut s| links::set_up(&mut s, 1));
     Ok(())
 }
@@ -56,14 +60,15 @@ pub(super) fn in_scratch<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, 
     thread::scope(|scope| {
         let inside = || enter().map(|()| work());
         let worker = thread::Builder::new().spawn_scoped(scope, inside)?;
-        // A panic of the work is a fault of ours; it must not pass for a lack.
+        // A panic of the work is a fault of the program; it must not count as a
+        // missing ability.
         worker
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
-/// As [`in_scratch`], for what is waited for.
+/// Does the same as [`in_scratch`] for a future.
 ///
 /// # Errors
 /// When no namespace can be made.

@@ -20,27 +20,28 @@ impl Error {
         self.source.kind() == io::ErrorKind::NotFound
     }
 
-    /// For a reason that says nothing about the setting, such as a lack of
-    /// memory.
+    /// Returns whether the reason is a passing one, such as a lack of memory,
+    /// which decides nothing about the setting.
     pub fn is_passing(&self) -> bool {
         passing::is_passing_io(&self.source)
     }
 
-    /// Why, without saying what.
+    /// Returns the reason, without the name of the setting.
     pub fn reason(&self) -> String {
         self.source.to_string()
     }
 }
 
 impl From<Error> for io::Error {
-    /// Keeps the kind; the text says what could not be done.
+    /// Preserves the kind; the text says what could not be done.
     fn from(error: Error) -> io::Error {
         io::Error::new(error.source.kind(), error)
     }
 }
 
 fn path(name: &str) -> Result<PathBuf, io::Error> {
-    // Interface names may hold dots, so a name with slashes is taken as it is.
+    // Interface names may contain dots, so that a name with slashes is taken as
+    // it is.
     let relative = if name.contains('/') {
         name.to_owned()
     } else {
@@ -59,8 +60,8 @@ fn path(name: &str) -> Result<PathBuf, io::Error> {
     Ok(PathBuf::from("/proc/sys").join(relative))
 }
 
-/// Value of `name`, as in `net.ipv4.ip_forward` or, where an interface's name
-/// holds a dot, `net/ipv4/conf/eth0.100/rp_filter`.
+/// Returns the value of `name`, as in `net.ipv4.ip_forward` or, where an
+/// interface's name contains a dot, `net/ipv4/conf/eth0.100/rp_filter`.
 ///
 /// # Errors
 /// When there is no such setting or it cannot be read.
@@ -85,10 +86,11 @@ pub fn write(name: &str, value: &str) -> Result<(), Error> {
         .map_err(|source| error("write", name, source))
 }
 
-/// Whether `name` has `value`, or can be set.
+/// Checks that `name` has `value`, or can be set.
 ///
 /// # Errors
-/// As [`write()`], except for what only the attempt would show.
+/// The same as of [`write()`], except for those that only the attempt would
+/// show.
 pub fn settable(name: &str, value: &str) -> Result<(), Error> {
     if read(name).is_ok_and(|present| present == value) {
         return Ok(());

@@ -76,9 +76,10 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Metric>, String> {
 
 fn check_name(name: &str) -> Result<(), String> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
-    match name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(good) {
-        true => Err(format!("{name:?} is no name")),
-        false => Ok(()),
+    if name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(good) {
+        Err(format!("{name:?} is no name"))
+    } else {
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     cli::Settings,
     kernel::probe::{Examination, Findings, Kernel, findings},
     modes::verdict::{self, Choice, ModeRequirements},
-    net::{Family, ModeName},
+    net::ModeName,
 };
 
 /// Prints what each mode would miss here.
@@ -20,9 +20,10 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
     };
     let kernel = examine(&requirements, true).leaving_out(&settings.own.without);
     let verdicts = verdict::verdicts(&kernel, &requirements);
-    let text = match json {
-        true => format!("{:#}\n", verdict::json(&verdicts)),
-        false => verdict::table(&verdicts),
+    let text = if json {
+        format!("{:#}\n", verdict::json(&verdicts))
+    } else {
+        verdict::table(&verdicts)
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
@@ -87,10 +88,7 @@ fn schedulers(requirements: &ModeRequirements) -> Vec<String> {
 pub(super) fn requirements(settings: &Settings) -> ModeRequirements {
     let configured = &settings.configuration.ipvs.scheduler;
     ModeRequirements {
-        primary: match settings.effective.prefers_ipv6 {
-            true => Family::V6,
-            false => Family::V4,
-        },
+        primary: settings.effective.primary_family,
         scheduler: match configured.as_str() {
             "" => "rr".to_owned(),
             name => name.to_owned(),

@@ -98,9 +98,10 @@ impl<M: Mode> TakeOver<M> {
             let Some(Ok(report)) = outcome else {
                 continue;
             };
-            *self.families.get_mut(family) = match report.failed.is_empty() {
-                true => Synced::Wholly,
-                false => Synced::Partly,
+            *self.families.get_mut(family) = if report.failed.is_empty() {
+                Synced::Wholly
+            } else {
+                Synced::Partly
             };
         }
         let now = Instant::now();

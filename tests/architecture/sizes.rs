@@ -34,7 +34,6 @@ const LONGER_FOR_NOW: &[&str] = &[
     "serve",
     "services_that_are_refused",
     "sets_change_when_nobody_gets_through_for_it",
-    "src/kernel/addresses.rs",
     "src/modes/ipvs/apply.rs",
     "src/modes/userspace/mod.rs",
     "src/modes/userspace/tests.rs",

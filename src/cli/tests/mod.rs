@@ -27,9 +27,10 @@ const TOP: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxy
 fn read_with(text: &str, arguments: &[&str]) -> Result<Settings, Stop> {
     let all = std::iter::once(&"tripod").chain(arguments);
     read(all.map(Into::into), |path| {
-        match path == Path::new("config") {
-            true => Ok(text.to_owned()),
-            false => Err(io::ErrorKind::NotFound.into()),
+        if path == Path::new("config") {
+            Ok(text.to_owned())
+        } else {
+            Err(io::ErrorKind::NotFound.into())
         }
     })
 }

@@ -15,7 +15,7 @@ use crate::{
         without_effect::without_effect,
     },
     net::{
-        DetectLocal, ModeName, NodePortAddresses,
+        DetectLocal, Family, ModeName, NodePortAddresses,
         address::{parse_cidr, parse_ip},
     },
 };
@@ -50,7 +50,7 @@ pub fn check(
     let effective = Effective {
         mode: check.mode(c),
         node_ip: check.node_ip(c),
-        prefers_ipv6: parse_ip(&c.bind_address).is_some_and(|ip| ip.is_ipv6()),
+        primary_family: parse_ip(&c.bind_address).map_or(Family::V4, |ip| Family::of(&ip)),
         healthz: check.bind(
             "healthzBindAddress",
             "healthz-bind-address",
@@ -75,13 +75,14 @@ pub fn check(
             .map(PathBuf::from),
     };
     check.warnings.extend(without_effect(c));
-    match check.problems.is_empty() {
-        true => Ok(Checked {
+    if check.problems.is_empty() {
+        Ok(Checked {
             configuration,
             effective,
             warnings: check.warnings,
-        }),
-        false => Err(check.problems),
+        })
+    } else {
+        Err(check.problems)
     }
 }
 

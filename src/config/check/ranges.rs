@@ -51,9 +51,10 @@ impl Check {
                 "it must be greater than 0",
             );
         }
-        let section = match self.blank_mode {
-            true => ModeSection::Iptables,
-            false => c.mode_section(),
+        let section = if self.blank_mode {
+            ModeSection::Iptables
+        } else {
+            c.mode_section()
         };
         let flag = match section {
             ModeSection::Ipvs => "ipvs-sync-period",

@@ -1,10 +1,10 @@
-//! Flows that connection tracking remembers, over ctnetlink
+//! The entries of connection tracking, over ctnetlink
 //! (`linux/netfilter/nfnetlink_conntrack.h`).
 //!
-//! nat rules are asked for the first packet of a flow only; the others go where
-//! that one went. A UDP flow lives for as long as its client sends, so that
-//! after a change of rules a flow that leads elsewhere must be deleted: its next
-//! packet is then a first one.
+//! nat rules apply to the first packet of a flow only; the others go where that
+//! one went. A UDP flow lives for as long as its client sends, so that after a
+//! change of rules a flow that leads elsewhere must be deleted: its next packet
+//! is then a first one.
 //!
 //! ```no_run
 //! use tripod::{
@@ -76,10 +76,10 @@ const FILTER_ORIGINAL: u16 = 1;
 const BY_PROTOCOL: u32 = 1 << 3;
 const BY_DESTINATION_PORT: u32 = 1 << 5;
 
-/// `IPPROTO_UDP`.
+/// The protocol number of UDP, `IPPROTO_UDP`.
 pub const UDP: u8 = libc::IPPROTO_UDP as u8;
 
-/// Which flows are meant. What is `None` may be anything.
+/// A pattern of flows. `None` matches anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Match {
     /// `IPPROTO_*`; one that has ports.
@@ -88,28 +88,28 @@ pub struct Match {
     pub destination: Option<IpAddr>,
     /// The port that the client called.
     pub port: Option<u16>,
-    /// Where the packets were led.
+    /// The source of the answers.
     pub reply: Reply,
 }
 
-/// Where answers come from: where nat led the packets, or what the client
-/// called, if it led them nowhere.
+/// The source of answers: the address that nat led the packets to, or the one
+/// that the client called, if nat led them nowhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// From anywhere.
+    /// Answers come from anywhere.
     Any,
-    /// From one of these.
+    /// Answers come from one of these.
     From(HashSet<Source>),
-    /// From none of these.
+    /// Answers come from none of these.
     NotFrom(HashSet<Source>),
 }
 
-/// A place that answers. What is `None` may be anything.
+/// A pattern of sources of answers. `None` matches anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
-    /// Its address.
+    /// The address that answers.
     pub address: Option<IpAddr>,
-    /// Its port.
+    /// The port that answers.
     pub port: Option<u16>,
 }
 
@@ -126,24 +126,25 @@ impl<T: Into<SocketAddr>> From<T> for Source {
 /// A flow in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// Where packets come from.
+    /// Source of the packets.
     pub source: SocketAddr,
-    /// Where they go.
+    /// Destination of the packets.
     pub destination: SocketAddr,
 }
 
-/// One entry of connection tracking.
+/// An entry of connection tracking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// `IPPROTO_*`.
+    /// Protocol number, `IPPROTO_*`.
     pub protocol: u8,
-    /// As the client sends.
+    /// The tuple of packets that the client sends.
     pub original: Tuple,
-    /// As answers are expected.
+    /// The tuple of the answers that are expected.
     pub reply: Tuple,
-    /// What names the entry to the kernel, as it came: the original tuple, a
-    /// number by which a later one with the same tuple mostly differs (it hashes
-    /// the place in memory too: `nf_ct_get_id`), the zone.
+    /// The attributes by which the kernel identifies the entry, as they came:
+    /// the original tuple, a number by which a later one with the same tuple
+    /// mostly differs (it hashes the place in memory too: `nf_ct_get_id`), the
+    /// zone.
     tuple: Vec<u8>,
     id: Option<Vec<u8>>,
     zone: Option<Vec<u8>>,
@@ -163,7 +164,7 @@ impl fmt::Display for Flow {
     }
 }
 
-/// Lists the flows of `family` that one of `matches` means. The cost is one
+/// Lists the flows of `family` that one of `matches` matches. The cost is one
 /// pass over the kernel's table, however many matches there are; none for no
 /// matches.
 ///
@@ -184,12 +185,12 @@ pub fn list(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<Ve
     Ok(flows)
 }
 
-/// Deletes the flows of `family` that one of `matches` means, and returns how
+/// Deletes the flows of `family` that one of `matches` matches, and returns how
 /// many there were. One that ended meanwhile is fine.
 ///
 /// # Errors
-/// As [`list`]; the first deletion that the kernel refused, after all others
-/// have been carried out.
+/// The same as of [`list`]; the first deletion that the kernel refused, after
+/// all others have been carried out.
 pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<usize, Error> {
     let flows = list(socket, family, matches)?;
     let requests: Vec<_> = flows.iter().map(|f| deletion(family, f)).collect();
@@ -207,10 +208,10 @@ pub fn delete(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<
 /// Returns how many flows of `family` nat changes an address or port of.
 ///
 /// # Errors
-/// As [`list`].
+/// The same as of [`list`].
 pub fn translated(socket: &mut Socket, family: Family) -> Result<usize, Error> {
     let mut count = 0;
-    // There may be hundreds of thousands: none is kept.
+    // There may be hundreds of thousands: none is stored.
     socket.dump(&dump(family, &[]), |message| {
         count += usize::from(parse(message)?.is_some_and(|flow| {
             let Tuple {
@@ -224,7 +225,7 @@ pub fn translated(socket: &mut Socket, family: Family) -> Result<usize, Error> {
     Ok(count)
 }
 
-/// Matches by what they say of the original direction.
+/// Matches, indexed by their original direction.
 struct Index<'a>(HashMap<Key, Vec<&'a Reply>>);
 
 /// Protocol, destination and port of a [`Match`].
@@ -275,7 +276,7 @@ fn dump(family: Family, matches: &[Match]) -> Request {
     let Some(first) = matches.first() else {
         return request;
     };
-    // The kernel wants the protocol for the sake of a port.
+    // The kernel takes a port only together with a protocol.
     if matches.iter().any(|m| m.protocol != first.protocol) {
         return request;
     }
@@ -297,7 +298,8 @@ fn dump(family: Family, matches: &[Match]) -> Request {
         .nested(FILTER, |r| r.u32(FILTER_ORIGINAL, flags))
 }
 
-/// Names the entry by its tuple: a deletion without one empties the table.
+/// Returns the request that deletes an entry, with its tuple: a deletion
+/// without one empties the table.
 fn deletion(family: Family, flow: &Flow) -> Request {
     let nested = TUPLE_ORIGINAL | libc::NLA_F_NESTED as u16;
     let mut request =
@@ -371,7 +373,7 @@ fn tuple(attributes: Attributes<'_>) -> Result<Option<(u8, Tuple)>, Malformed> {
     })())
 }
 
-/// Ports are in network order.
+/// Reads a port, which is in network order.
 fn port(payload: &[u8]) -> Result<u16, Malformed> {
     let bytes = payload.try_into().map(u16::from_be_bytes);
     bytes.map_err(|_| Malformed("port is not a number of 16 bits"))

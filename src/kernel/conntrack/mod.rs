@@ -1,5 +1,5 @@
-//! Connection tracking: its limits and timeouts, and the flows that it
-//! remembers ([`flows`]).
+//! Connection tracking: its limits and timeouts ([`settings`]), and its entries
+//! ([`flows`]).
 
 pub mod flows;
 mod settings;

@@ -2,27 +2,27 @@
 //! (Documentation/networking/nf_conntrack-sysctl.rst of the kernel), as
 //! kube-proxy sets them at start.
 //!
-//! What is to be set is worked out by [`plan`]; [`apply`] sets it. A kernel
-//! without connection tracking has nothing to set, and a container that may not
-//! set anything still runs: both are told, neither is fatal.
+//! [`plan`] computes the settings; [`apply`] makes them. A kernel without
+//! connection tracking has nothing to set, and a container that may not set
+//! anything still runs: both are logged, neither is fatal.
 
 use std::{fmt, fs, io, time::Duration};
 
 use crate::kernel::sysctl;
 
-/// Where the kernel says how many CPUs are online. The process' own CPU set
-/// says nothing about the size of the node.
+/// The file with the list of CPUs that are online. The process' own CPU set is
+/// not the size of the node.
 const ONLINE_CPUS: &str = "/sys/devices/system/cpu/online";
 
-/// Buckets of the table of connections. Can be written in the first network
-/// namespace only.
+/// The file with the number of buckets of the table of connections. It can be
+/// written in the first network namespace only.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
 /// Connections per bucket.
 const PER_BUCKET: u64 = 4;
 
-/// What users set: `conntrack` of KubeProxyConfiguration. Zero everywhere means:
-/// leave it as it is.
+/// What users configure: `conntrack` of KubeProxyConfiguration. Zero means for
+/// each: leave it as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Connections that may be tracked, for each CPU; 0: `min` is ignored too.
@@ -31,33 +31,33 @@ pub struct Options {
     pub min: u32,
     /// How long an established TCP connection may be idle.
     pub tcp_established: Duration,
-    /// How long a TCP connection is kept after one side closed.
+    /// How long a TCP connection stays in the table after one side closed it.
     pub tcp_close_wait: Duration,
     /// Packets outside the TCP window are tracked, not marked invalid.
     pub tcp_be_liberal: bool,
-    /// How long a UDP flow is kept that got no answer.
+    /// How long a UDP flow without answers stays in the table.
     pub udp: Duration,
-    /// How long a UDP flow is kept that got answers.
+    /// How long a UDP flow with answers stays in the table.
     pub udp_stream: Duration,
 }
 
-/// One setting.
+/// A kernel setting to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Its name, or the path of its file.
     pub name: &'static str,
-    /// The value to have.
+    /// The value to be set.
     pub value: u64,
-    /// A larger value is as good.
+    /// Whether a larger value is as good.
     pub at_least: bool,
 }
 
 /// A setting that could not be made.
 #[derive(Debug)]
 pub struct Unset {
-    /// The setting.
+    /// Name of the setting.
     pub setting: Setting,
-    /// Why not.
+    /// Why it could not be made.
     pub reason: Reason,
 }
 
@@ -67,9 +67,10 @@ pub enum Reason {
     /// This kernel has no such setting: connection tracking is not there, or
     /// not loaded yet.
     Missing,
-    /// It is not ours to change: a read-only file system, or a lack of rights.
+    /// It may not be changed: the file system is read-only, or privileges are
+    /// missing.
     Forbidden(io::Error),
-    /// Anything else.
+    /// It failed for another reason.
     Failed(io::Error),
 }
 
@@ -88,11 +89,11 @@ impl fmt::Display for Unset {
     }
 }
 
-/// Most entries that many CPUs are a reason for, even if the minimum is higher:
-/// a table for more takes too much memory (kubernetes #137002).
+/// Most entries that follow from the number of CPUs, even if the minimum is
+/// higher: a table for more takes too much memory (kubernetes #137002).
 const MOST_SCALED: u64 = 1 << 20;
 
-/// Returns what `options` mean on a node with so many CPUs.
+/// Returns the settings that `options` mean on a node with that number of CPUs.
 pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     let mut settings = Vec::new();
     let mut set = |name, value, at_least| {
@@ -106,9 +107,10 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     };
     if options.max_per_core > 0 {
         let scaled = u64::from(options.max_per_core) * u64::from(cpus);
-        let max = match scaled > MOST_SCALED {
-            true => MOST_SCALED,
-            false => scaled.max(options.min.into()),
+        let max = if scaled > MOST_SCALED {
+            MOST_SCALED
+        } else {
+            scaled.max(options.min.into())
         };
         set("net.netfilter.nf_conntrack_max", max, true);
         set(HASH_SIZE, max / PER_BUCKET, true);
@@ -137,43 +139,45 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
     settings
 }
 
-/// Where settings are read and written.
+/// Reads and writes settings; tests have an implementation of their own.
 pub trait Settings {
     /// Returns the present value.
     ///
     /// # Errors
     /// When there is no such setting, or it cannot be read as a number.
     fn read(&self, name: &str) -> io::Result<u64>;
-    /// Sets a value.
+    /// Sets the value of a setting.
     ///
     /// # Errors
     /// When the kernel does not take it.
     fn write(&mut self, name: &str, value: u64) -> io::Result<()>;
 }
 
-/// Those of the running kernel.
+/// The settings of the running kernel.
 #[derive(Debug)]
 pub struct Kernel;
 
 impl Settings for Kernel {
     fn read(&self, name: &str) -> io::Result<u64> {
-        let text = match name.starts_with('/') {
-            true => fs::read_to_string(name)?,
-            false => sysctl::read(name)?,
+        let text = if name.starts_with('/') {
+            fs::read_to_string(name)?
+        } else {
+            sysctl::read(name)?
         };
         text.trim().parse().map_err(io::Error::other)
     }
 
     fn write(&mut self, name: &str, value: u64) -> io::Result<()> {
-        match name.starts_with('/') {
-            true => fs::write(name, value.to_string()),
-            false => Ok(sysctl::write(name, &value.to_string())?),
+        if name.starts_with('/') {
+            fs::write(name, value.to_string())
+        } else {
+            Ok(sysctl::write(name, &value.to_string())?)
         }
     }
 }
 
-/// Makes those of `plan` that are not as they should be. Answers with those
-/// that could not be made.
+/// Makes those settings of `plan` that differ. Returns those that could not be
+/// made.
 pub fn apply(plan: &[Setting], settings: &mut impl Settings) -> Vec<Unset> {
     let mut unset = Vec::new();
     for setting in plan {
@@ -207,8 +211,8 @@ fn reason(error: io::Error) -> Reason {
     }
 }
 
-/// CPUs of the node that are online; what this process may use, if the kernel
-/// does not say.
+/// Returns the number of CPUs of the node that are online; of those that this
+/// process may use, if the kernel does not list them.
 pub fn cpus() -> u32 {
     let online = fs::read_to_string(ONLINE_CPUS).ok();
     online.and_then(|list| count(&list)).unwrap_or_else(|| {
@@ -217,7 +221,8 @@ pub fn cpus() -> u32 {
     })
 }
 
-/// Members of a list such as `0-3,8` (Documentation/admin-guide/cputopology.rst).
+/// Returns the number of members of a list such as `0-3,8`
+/// (Documentation/admin-guide/cputopology.rst).
 fn count(list: &str) -> Option<u32> {
     let mut count = 0u32;
     for range in list.trim().split(',') {
@@ -237,7 +242,7 @@ mod tests {
     const MAX: &str = "net.netfilter.nf_conntrack_max";
     const ESTABLISHED: &str = "net.netfilter.nf_conntrack_tcp_timeout_established";
 
-    /// kube-proxy's defaults.
+    /// Returns kube-proxy's defaults.
     fn defaults() -> Options {
         Options {
             max_per_core: 32_768,
@@ -260,7 +265,7 @@ mod tests {
         for (cpus, max) in [(1, 131_072), (4, 131_072), (5, 163_840), (96, 1_048_576)] {
             assert_eq!(limit(&defaults(), cpus), Some(("nf_conntrack_max", max)));
         }
-        // 32 CPUs make exactly the most: the minimum still counts.
+        // 32 CPUs reach exactly the limit: the minimum still counts.
         let generous = Options {
             min: 2_097_152,
             ..defaults()

@@ -1,4 +1,4 @@
-//! What can go wrong, always with the operation and the object in its text.
+//! Errors of netlink calls, each with the operation and the object in its text.
 
 use std::io;
 
@@ -14,7 +14,7 @@ pub struct Malformed(pub &'static str);
 /// Why a netlink call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel said no.
+    /// The kernel refused.
     #[error("cannot {operation} {object}: {}", reason(*.errno, .hint.as_deref()))]
     Refused {
         /// What was asked, a verb.
@@ -23,7 +23,7 @@ pub enum Error {
         object: String,
         /// The kernel's reason.
         errno: Errno,
-        /// The kernel's words (extended acknowledgement), where it has some.
+        /// The kernel's text (extended acknowledgement), where there is one.
         hint: Option<String>,
     },
     /// The socket failed.
@@ -69,8 +69,8 @@ fn reason(errno: Errno, hint: Option<&str>) -> String {
 }
 
 impl Error {
-    /// For a reason that says nothing about what was asked, such as a lack of
-    /// memory or of descriptors.
+    /// Returns whether the reason is a passing one, such as a lack of memory or
+    /// of descriptors, which decides nothing about what was asked.
     pub fn is_passing(&self) -> bool {
         matches!(self, Error::Unstable { .. }) || self.errno().is_some_and(passing::is_passing)
     }

@@ -1,5 +1,5 @@
-//! A small footing for every netlink subsystem: build requests, send several
-//! in one datagram, follow dumps, match answers, name what failed.
+//! The base of every netlink subsystem: build requests, send several in one
+//! datagram, follow dumps, match answers, name what failed.
 //!
 //! It stands on neli's low-level socket and not on its `NlRouter`, which sends
 //! one message a call: a change of a thousand routes would be a thousand round

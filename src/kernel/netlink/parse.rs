@@ -1,16 +1,13 @@
 //! Reading what the kernel sent: messages in a datagram, attributes in a
 //! message. Lengths are checked before use: no bytes make it panic or loop.
 
+use neli::consts::nl::NlmsgerrAttr;
 use nix::{errno::Errno, libc};
 
 use super::{error::Malformed, request::HEADER};
 
-/// Low bits of an attribute's type; the others are flags (`NLA_TYPE_MASK`).
-const TYPE_MASK: u16 = 0x3fff;
-/// `NLMSGERR_ATTR_MSG`: the extended acknowledgement's text.
-const ATTR_MESSAGE: u16 = 1;
-/// `NLMSGERR_ATTR_OFFS`: where in the request the fault is.
-const ATTR_OFFSET: u16 = 2;
+/// Low bits of an attribute's type; the others are flags (`linux/netlink.h`).
+const TYPE_MASK: u16 = libc::NLA_TYPE_MASK as u16;
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
@@ -24,12 +21,12 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     array(bytes, at).map(u32::from_ne_bytes)
 }
 
-/// One message of a datagram.
+/// A message of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Message type.
+    /// Message type (`nlmsg_type`).
     pub kind: u16,
-    /// `NLM_F_*`.
+    /// Flags, `NLM_F_*`.
     pub flags: u16,
     /// Sequence number of the request it answers; 0 in notifications.
     pub sequence: u32,
@@ -37,7 +34,7 @@ pub struct Message<'a> {
     pub body: &'a [u8],
 }
 
-/// What an `NLMSG_ERROR` says: an acknowledgement or a refusal.
+/// The content of an `NLMSG_ERROR`: an acknowledgement or a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub errno: Option<Errno>,
@@ -81,9 +78,9 @@ impl<'a> Message<'a> {
                 u32_at(self.body, 4).ok_or(Malformed("error message without its request"))? as usize
             };
             for attribute in self.attributes(echoed.saturating_add(4)).flatten() {
-                match attribute.kind {
-                    ATTR_MESSAGE => hint = attribute.text().ok().map(str::to_owned),
-                    ATTR_OFFSET => offset = attribute.u32().ok().map(|at| at as usize),
+                match NlmsgerrAttr::from(attribute.kind) {
+                    NlmsgerrAttr::Msg => hint = attribute.text().ok().map(str::to_owned),
+                    NlmsgerrAttr::Offset => offset = attribute.u32().ok().map(|at| at as usize),
                     _ => {}
                 }
             }
@@ -104,7 +101,7 @@ pub struct Messages<'a> {
 }
 
 impl<'a> Messages<'a> {
-    /// Over the bytes of one datagram.
+    /// Returns an iterator over the messages of one datagram.
     pub fn new(datagram: &'a [u8]) -> Messages<'a> {
         Messages { rest: datagram }
     }
@@ -133,17 +130,17 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// One attribute.
+/// An attribute of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attribute<'a> {
-    /// Its type, without flags.
+    /// Type of the attribute, without flags.
     pub kind: u16,
-    /// What it holds.
+    /// Content of the attribute.
     pub payload: &'a [u8],
 }
 
 impl<'a> Attribute<'a> {
-    /// As a number of 32 bits in host order.
+    /// Returns the content as a number of 32 bits in host order.
     ///
     /// # Errors
     /// When it has another size.
@@ -154,7 +151,7 @@ impl<'a> Attribute<'a> {
             .map_err(|_| Malformed("attribute is not a number of 32 bits"))
     }
 
-    /// As a number of 64 bits in host order.
+    /// Returns the content as a number of 64 bits in host order.
     ///
     /// # Errors
     /// When it has another size.
@@ -165,7 +162,7 @@ impl<'a> Attribute<'a> {
             .map_err(|_| Malformed("attribute is not a number of 64 bits"))
     }
 
-    /// As a number of 16 bits in host order.
+    /// Returns the content as a number of 16 bits in host order.
     ///
     /// # Errors
     /// When it has another size.
@@ -176,7 +173,7 @@ impl<'a> Attribute<'a> {
             .map_err(|_| Malformed("attribute is not a number of 16 bits"))
     }
 
-    /// As a number of 32 bits in network order.
+    /// Returns the content as a number of 32 bits in network order.
     ///
     /// # Errors
     /// When it has another size.
@@ -184,7 +181,7 @@ impl<'a> Attribute<'a> {
         self.u32().map(u32::from_be)
     }
 
-    /// As a number of 64 bits in network order.
+    /// Returns the content as a number of 64 bits in network order.
     ///
     /// # Errors
     /// When it has another size.
@@ -192,7 +189,8 @@ impl<'a> Attribute<'a> {
         self.u64().map(u64::from_be)
     }
 
-    /// As a number of 16 bits in network order, as ports are.
+    /// Returns the content as a number of 16 bits in network order, as ports
+    /// are.
     ///
     /// # Errors
     /// When it has another size.
@@ -200,7 +198,7 @@ impl<'a> Attribute<'a> {
         self.u16().map(u16::from_be)
     }
 
-    /// As a number of 8 bits.
+    /// Returns the content as a number of 8 bits.
     ///
     /// # Errors
     /// When it has another size.
@@ -211,7 +209,7 @@ impl<'a> Attribute<'a> {
         }
     }
 
-    /// As text, up to its NUL.
+    /// Returns the content as text, up to its NUL.
     ///
     /// # Errors
     /// When it is not UTF-8.
@@ -221,7 +219,7 @@ impl<'a> Attribute<'a> {
             .map_err(|_| Malformed("attribute is not text"))
     }
 
-    /// As an IPv4 or IPv6 address, by its length.
+    /// Returns the content as an IPv4 or IPv6 address, by its length.
     ///
     /// # Errors
     /// When it has neither length.
@@ -248,7 +246,8 @@ pub struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// Over those that follow a fixed header of `header` bytes in `body`.
+    /// Returns an iterator over the attributes after a fixed header of `header`
+    /// bytes in `body`.
     pub fn after(body: &'a [u8], header: usize) -> Attributes<'a> {
         let start = header.checked_next_multiple_of(4).unwrap_or(usize::MAX);
         Attributes {
@@ -290,7 +289,7 @@ mod tests {
         body.extend([0; HEADER]);
         let length = (4 + text.len() + 1) as u16;
         body.extend(length.to_ne_bytes());
-        body.extend(ATTR_MESSAGE.to_ne_bytes());
+        body.extend(u16::from(NlmsgerrAttr::Msg).to_ne_bytes());
         body.extend(text.as_bytes());
         body.push(0);
         body

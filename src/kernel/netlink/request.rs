@@ -5,10 +5,10 @@ use nix::libc;
 /// Size of `struct nlmsghdr`.
 pub(super) const HEADER: usize = 16;
 
-/// Longest attribute, a multiple of four as all that it holds.
+/// Longest attribute in bytes, a multiple of four as all that it contains.
 const LONGEST: usize = 65_532;
 
-/// One request: what goes on the wire, and the words for an error about it.
+/// A request: its message, and the words for an error about it.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub(super) operation: &'static str,
@@ -47,7 +47,7 @@ impl Request {
     }
 
     /// Appends an attribute. One longer than 65,531 bytes does not fit the
-    /// wire's length field and is cut; nothing that Tripod sends comes near.
+    /// length field and is cut; Tripod sends none that is nearly as long.
     #[must_use]
     pub fn attribute(mut self, kind: u16, payload: &[u8]) -> Request {
         let payload = &payload[..payload.len().min(usize::from(u16::MAX) - 4)];
@@ -77,7 +77,7 @@ impl Request {
         self.attribute(kind, &value.to_be_bytes())
     }
 
-    /// Appends a text attribute, with the NUL that the kernel wants.
+    /// Appends a text attribute, with the NUL that the kernel demands.
     #[must_use]
     pub fn text(self, kind: u16, value: &str) -> Request {
         let mut bytes = value.as_bytes().to_vec();
@@ -85,7 +85,7 @@ impl Request {
         self.attribute(kind, &bytes)
     }
 
-    /// Appends an attribute that holds the attributes which `fill` appends,
+    /// Appends an attribute that contains the attributes which `fill` appends,
     /// flagged as nested. What is longer than 65,528 bytes is cut.
     #[must_use]
     pub fn nested(mut self, kind: u16, fill: impl FnOnce(Request) -> Request) -> Request {
@@ -98,12 +98,12 @@ impl Request {
         filled
     }
 
-    /// All after the netlink header, as far as it was appended.
+    /// Returns all that was appended after the netlink header.
     pub(in crate::kernel) fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// Returns the message as bytes in netlink's format.
+    /// Returns the length of the message in bytes, with its header.
     pub(super) fn len(&self) -> usize {
         HEADER + self.body.len()
     }

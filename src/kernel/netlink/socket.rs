@@ -1,4 +1,4 @@
-//! The socket: sends requests, gathers answers.
+//! A netlink socket: sends requests, and collects their answers.
 
 use std::{
     io,
@@ -33,11 +33,11 @@ const ATTEMPTS: u32 = 10;
 /// Netlink protocols that Tripod speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// Links, addresses, routes, rules.
+    /// Routing netlink: links, addresses, routes, rules.
     Route,
-    /// Subsystems of netfilter: ipset, conntrack.
+    /// Subsystems of netfilter: ipset, conntrack, nf_tables, nfacct.
     Netfilter,
-    /// Families with a name, IPVS among them.
+    /// Generic netlink: families with a name, IPVS among them.
     Generic,
 }
 
@@ -49,7 +49,8 @@ pub struct Socket {
     private: PrivateErrors,
 }
 
-/// What an error number that is not the system's means; `None`: unknown.
+/// Returns the meaning of an error number that is not the system's; `None`:
+/// unknown.
 pub(in crate::kernel) type PrivateErrors = fn(i32) -> Option<&'static str>;
 
 impl Socket {
@@ -65,7 +66,7 @@ impl Socket {
     /// in `RTNLGRP_*`).
     ///
     /// # Errors
-    /// As [`Socket::open`]; also for an unknown group.
+    /// The same as of [`Socket::open`]; also for an unknown group.
     pub fn listen(protocol: Protocol, groups: &[u32]) -> Result<Socket, Error> {
         let family = match protocol {
             Protocol::Route => NlFamily::Route,
@@ -94,8 +95,8 @@ impl Socket {
         })
     }
 
-    /// Teaches the meaning of the error numbers that a subsystem has beside the
-    /// system's: they come as the hint of [`Error::Refused`].
+    /// Sets the meanings of the error numbers that a subsystem has beside the
+    /// system's: they become the hint of [`Error::Refused`].
     pub(in crate::kernel) fn explain(&mut self, private: PrivateErrors) {
         self.private = private;
     }
@@ -154,9 +155,9 @@ impl Socket {
     /// ("exists" of what is to be added, "no such" of what is to be removed).
     ///
     /// Only the last request of a datagram asks for an acknowledgement. The
-    /// kernel tells a refusal unasked, and before it looks at the next request:
-    /// what was not refused when the last is answered has been carried out.
-    /// That is one answer to take from the socket instead of 64.
+    /// kernel answers a refusal without being asked, and before it handles the
+    /// next request: what was not refused when the last is answered has been
+    /// carried out. That is one answer to read from the socket instead of 64.
     ///
     /// # Errors
     /// When the socket fails; what the kernel refuses is in the outcomes.
@@ -244,7 +245,7 @@ impl Socket {
     }
 
     /// Collects the answers to `sequence` up to its acknowledgement or the end
-    /// of its dump; true if the dump was interrupted by a change.
+    /// of its dump. Returns also whether the dump was interrupted by a change.
     fn gather<T>(
         &mut self,
         request: &Request,
@@ -283,7 +284,8 @@ impl Socket {
         mut each: impl FnMut(Message<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let length = loop {
-            // With MSG_TRUNC the kernel tells the true length of what it cut.
+            // With MSG_TRUNC the kernel returns the true length of a datagram
+            // that it cut.
             match self.inner.recv(&mut self.buffer[..], Msg::TRUNC) {
                 Ok((length, _)) => break length,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -300,9 +302,9 @@ impl Socket {
         Ok(())
     }
 
-    /// Takes what notifications wait and hands each to `each`, without waiting
-    /// for more (the socket must be non-blocking). True if some were lost
-    /// because they came faster than they were taken.
+    /// Reads the notifications that wait and calls `each` with each, without
+    /// waiting for more (the socket must be non-blocking). Returns true if some
+    /// were lost because they came faster than they were read.
     pub(in crate::kernel) fn drain(
         &mut self,
         mut each: impl FnMut(Message<'_>),

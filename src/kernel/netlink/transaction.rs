@@ -37,17 +37,17 @@ sockopt_impl!(
     bool
 );
 
-/// One request that the kernel refused.
+/// A request that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::kernel) struct Refusal {
     /// Which of the requests, from 0 on.
     pub index: usize,
     /// The kernel's reason.
     pub errno: Errno,
-    /// The kernel's words, where it has some.
+    /// The kernel's text, where there is one.
     pub hint: Option<String>,
-    /// Where in the request's body the attribute at fault begins, where the
-    /// kernel says so.
+    /// Offset of the attribute at fault in the request's body, where the kernel
+    /// gives it.
     pub offset: Option<usize>,
 }
 
@@ -63,18 +63,18 @@ pub(in crate::kernel) enum Fault {
 }
 
 impl Socket {
-    /// Makes the socket fit for transactions: answers are short, and there is
-    /// room for many. What the kernel does not grant is done without.
+    /// Prepares the socket for transactions: answers are short, and there is
+    /// room for many. What the kernel does not grant is left as it is.
     pub(in crate::kernel) fn expect_many_answers(&self) {
         let _ = setsockopt(&self.descriptor(), CapAck, &true);
         let _ = setsockopt(&self.descriptor(), sockopt::RcvBufForce, &ANSWERS);
     }
 
-    /// Sends `requests` in one datagram, however large, and gathers what the
-    /// kernel refused of it. The first and the last are the frame (begin and
+    /// Sends `requests` in one datagram, however large, and returns which of
+    /// them the kernel refused. The first and the last are the frame (begin and
     /// end); the last but one is acknowledged.
     ///
-    /// The kernel is through with the datagram when `send` returns, so that all
+    /// The kernel has handled the datagram when `send` returns, so that all
     /// answers wait in the socket by then.
     ///
     /// # Errors
@@ -165,11 +165,12 @@ impl Socket {
         }
     }
 
-    /// The number by which the kernel tells this socket from others
-    /// (`nl_pid`); notifications bear that of whose change they are about.
+    /// Returns the number by which the kernel identifies this socket
+    /// (`nl_pid`); notifications carry the number of the socket whose change
+    /// they are about.
     ///
     /// # Errors
-    /// When the system does not tell it.
+    /// When the system call fails.
     pub(in crate::kernel) fn port(&self) -> io::Result<u32> {
         self.inner.pid()
     }

@@ -5,7 +5,7 @@ use nix::{errno::Errno, libc};
 
 use super::netlink::{Error, Protocol, Request, Socket};
 
-/// NFNL_SUBSYS_ACCT in the upper byte: `NFNL_MSG_ACCT_*`.
+/// Message types `NFNL_MSG_ACCT_*`, with NFNL_SUBSYS_ACCT in the upper byte.
 const NEW: u16 = 7 << 8;
 const GET: u16 = 7 << 8 | 1;
 const DEL: u16 = 7 << 8 | 3;
@@ -25,7 +25,7 @@ fn request(kind: u16, flags: i32, operation: &'static str, name: &str) -> Reques
     .text(NAME, name)
 }
 
-/// Makes counters that start at 0. One that exists counts on.
+/// Makes counters that start at 0. One that exists is left as it is.
 ///
 /// # Errors
 /// When the kernel has no such counters (`nfnetlink_acct`) or refuses.

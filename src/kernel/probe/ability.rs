@@ -1,4 +1,5 @@
-//! What a kernel may be able to do, and where to get what it cannot.
+//! The abilities that a kernel may have, and where to get those that are
+//! missing.
 
 use std::{borrow::Cow, fmt};
 
@@ -7,37 +8,37 @@ use crate::{kernel::xtables::features::Features, net::Family};
 /// A match or target of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Extension {
-    /// `-m comment`.
+    /// The match `-m comment`.
     Comment,
-    /// `-m statistic`.
+    /// The match `-m statistic`.
     Statistic,
-    /// `-m recent`.
+    /// The match `-m recent`.
     Recent,
-    /// `-m addrtype`.
+    /// The match `-m addrtype`.
     Addrtype,
-    /// `-m mark` and `-j MARK`.
+    /// The match `-m mark` and the target `-j MARK`.
     Mark,
-    /// `-m conntrack`.
+    /// The match `-m conntrack`.
     Conntrack,
-    /// `-m nfacct`.
+    /// The match `-m nfacct`.
     Nfacct,
-    /// `-m set`.
+    /// The match `-m set`.
     Set,
-    /// `-m physdev`.
+    /// The match `-m physdev`.
     Physdev,
-    /// `-j REJECT`.
+    /// The target `-j REJECT`.
     Reject,
-    /// `-j DNAT`.
+    /// The target `-j DNAT`.
     Dnat,
-    /// `-j MASQUERADE`.
+    /// The target `-j MASQUERADE`.
     Masquerade,
-    /// `-j MASQUERADE --random-fully`.
+    /// The target `-j MASQUERADE --random-fully`.
     RandomFully,
-    /// `-j REDIRECT`.
+    /// The target `-j REDIRECT`.
     Redirect,
-    /// `-m socket`, in table mangle.
+    /// The match `-m socket`, in table mangle.
     Socket,
-    /// `-m sctp`.
+    /// The match `-m sctp`.
     Sctp,
 }
 
@@ -90,7 +91,7 @@ impl Extension {
         *self.of(&mut features)
     }
 
-    /// As a rule spells it.
+    /// Returns the match or target as a rule spells it.
     pub fn spelling(self) -> &'static str {
         self.facts(Family::V4).0
     }
@@ -117,8 +118,8 @@ impl Extension {
         }
     }
 
-    /// As a rule spells it, the module and the kernel option
-    /// (`net/netfilter/Kconfig`, `net/ipv4/netfilter/Kconfig`).
+    /// Returns the match or target as a rule spells it, the module and the
+    /// kernel option (`net/netfilter/Kconfig`, `net/ipv4/netfilter/Kconfig`).
     fn facts(self, family: Family) -> (&'static str, &'static str, &'static str) {
         let v6 = family == Family::V6;
         match self {
@@ -178,7 +179,7 @@ impl Extension {
 /// A kernel setting that has to be 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Setting {
-    /// Connections through IPVS are masqueraded.
+    /// `net.ipv4.vs.conntrack`: connections through IPVS can be masqueraded.
     VsConntrack,
     /// Loopback addresses can be called from elsewhere, and call there.
     RouteLocalnet,
@@ -206,22 +207,23 @@ impl Setting {
     }
 }
 
-/// Something that a kernel, these privileges and this container can do or not.
+/// Something that the kernel, with these privileges and in this container, can
+/// do or not.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ability {
     /// Changing this network namespace.
     NetAdmin,
-    /// A setting is as it should be, or can be made so.
+    /// A setting that is as it should be, or can be set.
     Setting(Setting),
     /// Sockets of that family.
     Sockets(Family),
-    /// Connection tracking can be asked and told over netlink.
+    /// Connection tracking can be read and changed over netlink.
     Conntrack,
     /// IP Virtual Server.
     Ipvs,
-    /// One of its schedulers, by name.
+    /// A scheduler of IPVS, by name.
     Scheduler(String),
-    /// A link that leads nowhere and holds service addresses.
+    /// A dummy link, which holds service addresses.
     DummyLink,
     /// A kind of ipset, as `ipset create` spells it.
     IpSet(&'static str),
@@ -229,7 +231,7 @@ pub enum Ability {
     Nat(Family),
     /// A match or target in it.
     Extension(Family, Extension),
-    /// Routing rules that tell packets by their destination port.
+    /// Routing rules that match packets by their destination port.
     PortRules(Family),
     /// Routes that deliver any address here.
     LocalRoutes(Family),

@@ -1,4 +1,5 @@
-//! What came of trying something: it works, it does not, or that is not known.
+//! The outcome of trying an ability: it works, it does not, or that is not
+//! known.
 
 use std::io;
 
@@ -10,21 +11,21 @@ use crate::kernel::{
     xtables::{self},
 };
 
-/// What came of trying something.
+/// The outcome of trying an ability.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It works.
+    /// The ability works.
     Works,
-    /// It does not, for this reason.
+    /// The ability is missing, for this reason.
     Missing(String),
-    /// It failed for a passing reason, which says nothing about it.
+    /// The try failed for a passing reason, which decides nothing.
     Unknown(String),
 }
 
 /// Why something that was tried did not work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unable {
-    /// It is not to be had here.
+    /// It does not work here.
     Missing(String),
     /// It failed for a passing reason.
     Unknown(String),
@@ -42,9 +43,10 @@ impl From<Result<(), Unable>> for Answer {
 
 impl Unable {
     fn new(passing: bool, why: String) -> Unable {
-        match passing {
-            true => Unable::Unknown(why),
-            false => Unable::Missing(why),
+        if passing {
+            Unable::Unknown(why)
+        } else {
+            Unable::Missing(why)
         }
     }
 }
@@ -55,12 +57,12 @@ impl From<Errno> for Unable {
     }
 }
 
-/// The kernel's own words; what was tried is known already.
+/// Takes the kernel's own words; what was tried is known already.
 impl From<&netlink::Error> for Unable {
     fn from(error: &netlink::Error) -> Unable {
         match error {
-            // ipset has error numbers that the system does not know; then our
-            // words tell.
+            // ipset has error numbers that the system does not know; the hint
+            // explains them.
             netlink::Error::Refused {
                 errno: Errno::UnknownErrno,
                 hint: Some(hint),
@@ -117,7 +119,7 @@ mod tests {
     use crate::net::Family;
 
     #[test]
-    fn a_passing_failure_is_no_lack() {
+    fn a_passing_failure_does_not_mean_missing() {
         let refused = |errno| {
             let error = netlink::Error::Refused {
                 operation: "create",

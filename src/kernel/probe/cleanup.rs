@@ -1,4 +1,4 @@
-//! Removing what a probe that was killed left among the node's own objects.
+//! Removes what a probe that was killed left among the node's own objects.
 
 use super::{
     ipvs::{LINK, SET},
@@ -27,28 +27,28 @@ const OWNED: Owned = Owned {
 /// Why something of it could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A link, a set, a route or a rule.
+    /// A link, a set, a route or a rule could not be removed.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// A chain.
+    /// A chain could not be removed.
     #[error(transparent)]
     Xtables(#[from] xtables::Error),
 }
 
-/// Removes what probes make and take away again, should one have been killed in
-/// between: chains, a link, a set, counters, a route and a routing rule; and what
-/// was found out. What is not there is fine.
+/// Removes what probes make and remove again, should one have been killed in
+/// between: chains, a link, a set, counters, a route and a routing rule; and
+/// the findings. What is not there is fine.
 ///
 /// # Errors
 /// The first thing that could not be removed, after all others were tried.
 pub async fn cleanup() -> Result<(), Error> {
-    // Of a file that is not there nothing is to be removed.
+    // The file need not exist.
     let _ = std::fs::remove_file(super::findings::PATH);
     let mut outcome = objects().map_err(Error::from);
     for family in Family::ALL {
         let removed = OWNED.remove(family, &Preserved::nothing()).await;
         outcome = outcome.and(removed.map_err(Error::from));
-        // Rules that count hold their counter, so chains go first.
+        // Rules that count use their counter, so chains go first.
         let _ = nfacct::delete(features::account(family));
     }
     outcome
@@ -62,7 +62,7 @@ fn objects() -> Result<(), netlink::Error> {
         outcome = outcome.and(deleted.map(drop));
         outcome = outcome.and(rules::forget_probe(&mut socket, family));
     }
-    // A kernel without sets holds none.
+    // A kernel without ipset has no sets.
     if let Ok(mut sets) = IpSets::open() {
         outcome = outcome.and(sets.destroy(SET));
     }

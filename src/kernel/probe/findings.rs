@@ -1,9 +1,9 @@
-//! What a process that may make network namespaces found out, kept for one that
-//! may not: the init container of a pod for the container that stays.
+//! The findings of a process that may make network namespaces, stored for one
+//! that may not: the init container of a pod for the container that stays.
 //!
-//! Without a namespace of its own, a process can try things among the node's own
-//! rules and links alone. Findings are true for one boot of one kernel; what a
-//! process itself may do is no part of them.
+//! Without a namespace of its own, a process can try things only among the
+//! node's own rules and links. Findings are true for one boot of one kernel;
+//! the privileges of a process are no part of them.
 
 use std::{
     collections::BTreeMap,
@@ -25,30 +25,30 @@ use crate::{
     net::Family,
 };
 
-/// Where findings are, if there are any.
+/// The file with the findings, if there are any.
 pub const PATH: &str = "/run/tripod/kernel.json";
 
-/// Of the format, with the abilities that it knows.
+/// Version of the format, with the abilities that it knows.
 const VERSION: u32 = 1;
 
-/// Longer than any file of findings.
+/// Most bytes of the file that are read; no file of findings is as long.
 const LONGEST: u64 = 64 * 1024;
 
-/// What was found out about a kernel, while it runs.
+/// The findings about a kernel, for as long as it runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Findings {
     version: u32,
-    /// Of this boot (`/proc/sys/kernel/random/boot_id`).
+    /// Id of the boot (`/proc/sys/kernel/random/boot_id`).
     boot_id: String,
-    /// Of this kernel (`uname -r`).
+    /// Version of the kernel (`uname -r`).
     kernel: String,
     /// Abilities as they are shown, each with the reason if it is missing.
     abilities: BTreeMap<String, Option<String>>,
     rules: Vec<Rules>,
 }
 
-/// What rules may use.
+/// What rules may use in one family and engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Rules {
     family: String,
@@ -63,23 +63,23 @@ pub enum Error {
     /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The file is no file that root alone may change.
+    /// The file is not a file that root alone may change.
     #[error("not a file of root's that nobody else may write to")]
     Untrusted,
-    /// It does not hold findings.
+    /// The file does not have the format of findings.
     #[error("{0}")]
     Malformed(#[from] serde_json::Error),
-    /// They are of another time, kernel or program.
+    /// The findings are of another boot, kernel or format.
     #[error("they are of {what} {found:?}, and this is {here:?}")]
     Elsewhere {
-        /// What differs.
+        /// Name of what differs.
         what: &'static str,
-        /// What the findings say.
+        /// The value in the findings.
         found: String,
-        /// What is so.
+        /// The value of this node.
         here: String,
     },
-    /// Which boot or kernel this is cannot be read.
+    /// The boot id or version of this kernel cannot be read.
     #[error(transparent)]
     Sysctl(#[from] sysctl::Error),
 }
@@ -99,10 +99,10 @@ fn engine_name(engine: Engine) -> &'static str {
     }
 }
 
-/// Returns what cannot be tried without changing something of the network
-/// namespace; all else a process tries itself, because it may be allowed less
-/// than another.
-fn is_kept(ability: &Ability) -> bool {
+/// Returns whether the ability is stored: it cannot be tried without a change
+/// of the network namespace. All others a process tries itself, because it may
+/// have fewer privileges than another.
+fn is_stored(ability: &Ability) -> bool {
     matches!(
         ability,
         Ability::Scheduler(_)
@@ -114,24 +114,27 @@ fn is_kept(ability: &Ability) -> bool {
 }
 
 impl Findings {
-    /// Returns the findings of `kernel`; `None` if they are not worth keeping,
-    /// because nothing was tried in a namespace of its own. What is not known
-    /// is left out.
+    /// Returns the findings of `kernel`; `None` if they are not worth storing,
+    /// because nothing was tried in a namespace of its own. What is unknown is
+    /// left out.
     ///
     /// # Errors
-    /// When boot and kernel cannot be told.
+    /// When the boot id or the version of the kernel cannot be read.
     pub fn of(kernel: &Kernel) -> Result<Option<Findings>, Error> {
         if !kernel.isolated {
             return Ok(None);
         }
-        let kept = kernel.tried.iter().filter(|(ability, _)| is_kept(ability));
-        let abilities = kept.filter_map(|(ability, answer)| {
-            let lack = match answer {
+        let stored = kernel
+            .tried
+            .iter()
+            .filter(|(ability, _)| is_stored(ability));
+        let abilities = stored.filter_map(|(ability, answer)| {
+            let missing = match answer {
                 Answer::Works => None,
                 Answer::Missing(why) => Some(why.clone()),
                 Answer::Unknown(_) => return None,
             };
-            Some((ability.to_string(), lack))
+            Some((ability.to_string(), missing))
         });
         let rules = kernel.toolkits.iter().filter_map(|(family, toolkit)| {
             let mut lacks = Vec::new();
@@ -206,13 +209,16 @@ impl Findings {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let same = |what, found: &str, here: String| match found == here {
-            true => Ok(()),
-            false => Err(Error::Elsewhere {
-                what,
-                found: found.to_owned(),
-                here,
-            }),
+        let same = |what, found: &str, here: String| {
+            if found == here {
+                Ok(())
+            } else {
+                Err(Error::Elsewhere {
+                    what,
+                    found: found.to_owned(),
+                    here,
+                })
+            }
         };
         same("format", &self.version.to_string(), VERSION.to_string())?;
         same("boot", &self.boot_id, boot_id()?)?;
@@ -221,11 +227,11 @@ impl Findings {
 
     /// Returns what is known of `ability`, if anything.
     pub(super) fn tried(&self, ability: &Ability) -> Option<Result<(), Unable>> {
-        if !is_kept(ability) {
+        if !is_stored(ability) {
             return None;
         }
-        let lack = self.abilities.get(&ability.to_string())?;
-        Some(match lack {
+        let missing = self.abilities.get(&ability.to_string())?;
+        Some(match missing {
             None => Ok(()),
             Some(why) => Err(Unable::Missing(why.clone())),
         })
@@ -288,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_what_is_not_known() {
+    fn what_is_unknown_is_not_stored() {
         let mut kernel = found();
         let unknown = Answer::Unknown("Cannot allocate memory".to_owned());
         kernel.tried.insert(Ability::DummyLink, unknown);

@@ -14,7 +14,7 @@ use crate::{
     net::Family,
 };
 
-/// Names of things that are made and taken away again.
+/// Names of objects that are made and removed again.
 pub(super) const LINK: &str = "tripod-probe";
 pub(super) const SET: &str = "TRIPOD-PROBE";
 
@@ -40,7 +40,7 @@ fn set(sets: &mut IpSets, kind: &str) -> Tried {
     let Some(kind) = Kind::of(kind) else {
         return Err(Unable::Missing("unknown".to_owned()));
     };
-    // One that was left by a process that was killed would be in the way.
+    // A set left by a process that was killed would be in the way.
     sets.destroy(SET)?;
     sets.create(&Set::new(SET, kind, Family::V4))?;
     Ok(sets.destroy(SET)?)

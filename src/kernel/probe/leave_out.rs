@@ -1,5 +1,5 @@
-//! Leaving out what was found: to keep off a match that this kernel has but that
-//! is broken, and to test how modes get along without.
+//! Leaves out abilities that were found: to avoid a match that this kernel has
+//! but that is broken, and to test how modes do without.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -33,15 +33,15 @@ fn abilities() -> Vec<Ability> {
     all
 }
 
-/// What is not to be used, whether it is there or not.
+/// Abilities that are not to be used, whether they are there or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaveOut(BTreeSet<Ability>);
 
 impl LeaveOut {
-    /// Also what `word` stands for, in both families.
+    /// Adds what `word` names, in both families.
     ///
     /// # Errors
-    /// When that is nothing; says what can be named.
+    /// When it names nothing; the error lists what can be named.
     pub fn add(&mut self, word: &str) -> Result<(), String> {
         let mut all = abilities();
         all.retain(|ability| ability.word() == word);
@@ -85,11 +85,11 @@ impl Kernel {
         self
     }
 
-    /// Schedulers of IPVS that are left out.
+    /// Returns the schedulers of IPVS that are left out.
     pub fn left_out_schedulers(&self) -> BTreeSet<Arc<str>> {
-        let lacks = self.tried.iter();
+        let answers = self.tried.iter();
         let left_out =
-            lacks.filter(|(_, answer)| matches!(answer, Answer::Missing(why) if why == WHY));
+            answers.filter(|(_, answer)| matches!(answer, Answer::Missing(why) if why == WHY));
         left_out
             .filter_map(|(ability, _)| match ability {
                 Ability::Scheduler(name) => Some(name.as_str().into()),

@@ -1,7 +1,7 @@
 //! What this kernel, these privileges and this container can really do: found
 //! out by trying, in a network namespace that goes away afterwards, or with
-//! scratch objects where none can be made. Version numbers tell little: vendors
-//! leave things out and port things back.
+//! temporary objects where none can be made. Version numbers are no proof:
+//! vendors leave things out and port things back.
 
 mod ability;
 mod answer;
@@ -36,34 +36,34 @@ use super::{
 };
 use crate::net::Family;
 
-/// What was found out: the one view of the kernel that verdicts judge and modes
-/// are made from.
+/// The abilities that were found: the one view of the kernel for verdicts and
+/// modes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// What came of each thing that was tried.
+    /// The answer for each ability that was tried.
     tried: BTreeMap<Ability, Answer>,
     /// The programs for table nat, where they work.
     toolkits: BTreeMap<Family, Toolkit>,
     /// Programs whose rules find sockets, where nothing works for table nat.
     markers: BTreeMap<Family, Xtables>,
-    /// It was tried in a network namespace of its own.
+    /// Whether abilities were tried in a network namespace of their own.
     isolated: bool,
 }
 
 /// What to examine a kernel for, and what is known already.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Examination<'a> {
-    /// Schedulers of IPVS that are asked for.
+    /// Schedulers of IPVS to try.
     pub schedulers: &'a [String],
-    /// What another process found out; used where this one can make no network
+    /// Findings of another process; used where this one can make no network
     /// namespace to try things in.
     pub findings: Option<&'a Findings>,
-    /// Of two iptables programs the one that works is taken, although the other
-    /// one did not answer.
+    /// Whether this is the last attempt: of two iptables programs the one that
+    /// works is taken, although the other one did not answer.
     pub last_attempt: bool,
 }
 
-/// The kinds of ipset that somebody here needs, as `ipset create` spells them.
+/// The kinds of ipset that modes need, as `ipset create` spells them.
 pub const IP_SETS: [&str; 5] = [
     "hash:ip",
     "hash:ip,port",
@@ -82,15 +82,15 @@ impl Kernel {
         })
     }
 
-    /// As [`Kernel::examine`], by what is known already.
+    /// Does the same as [`Kernel::examine`], with what is known already.
     pub fn examine_as(examination: &Examination<'_>) -> Kernel {
         let mut kernel = Kernel::default();
         kernel.record(Ability::NetAdmin, tries::net_admin());
         let place = in_scratch(|| ());
-        // Who can make a namespace finds out better by itself.
+        // A process that can make a namespace needs no findings of another.
         let isolated = !matches!(place, Err(NoScratch::Impossible(_)));
         let findings = examination.findings.filter(|_| !isolated);
-        // In a thread of its own, because it has a runtime of its own.
+        // It runs in a thread of its own, because it has a runtime of its own.
         let rules = thread::scope(|scope| {
             let work = || tries::xtables(findings, examination.last_attempt);
             let worker = thread::Builder::new().spawn_scoped(scope, work);
@@ -98,9 +98,9 @@ impl Kernel {
             let tried = match place.and_then(|()| in_scratch(objects)) {
                 Ok(tried) => tried,
                 // Without CAP_SYS_ADMIN, as in a container that has
-                // CAP_NET_ADMIN alone, things are tried where we are, under
-                // names of ours, and taken away at once. Without CAP_NET_ADMIN
-                // either each says so.
+                // CAP_NET_ADMIN alone, things are tried in the current
+                // namespace, under names of Tripod's own, and removed at once.
+                // Without CAP_NET_ADMIN each try is refused.
                 Err(NoScratch::Impossible(_)) => objects(),
                 Err(NoScratch::ForNow(why)) => tries::nothing_known(examination.schedulers, &why),
             };
@@ -113,7 +113,7 @@ impl Kernel {
             }
         });
         kernel.tried.extend(rules.tried);
-        // Those of IPVS are there once its module is.
+        // IPVS has its settings once its module is loaded.
         for setting in Setting::ALL {
             kernel.record(Ability::Setting(setting), tries::setting(setting));
         }
@@ -128,9 +128,9 @@ impl Kernel {
         self.tried.insert(ability, outcome.into());
     }
 
-    /// Why this is not to be used: it cannot be done, or whether it can is not
-    /// known; `None`: it can.
-    pub fn lack(&self, ability: &Ability) -> Option<&str> {
+    /// Returns why the ability is not to be used: it is missing, or it is
+    /// unknown whether it is there; `None`: it can be used.
+    pub fn why_unusable(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
             Some(Answer::Works) => None,
             Some(Answer::Missing(why) | Answer::Unknown(why)) => Some(why),
@@ -138,7 +138,8 @@ impl Kernel {
         }
     }
 
-    /// Why it is not known whether this can be done; `None`: it is known.
+    /// Returns why it is unknown whether the ability is there; `None`: it is
+    /// known.
     pub fn unknown(&self, ability: &Ability) -> Option<&str> {
         match self.tried.get(ability) {
             Some(Answer::Unknown(why)) => Some(why),
@@ -148,7 +149,7 @@ impl Kernel {
 
     /// Returns whether this kernel is known to have the ability.
     pub fn can(&self, ability: &Ability) -> bool {
-        self.lack(ability).is_none()
+        self.why_unusable(ability).is_none()
     }
 
     /// Returns a kernel that can do everything, with these schedulers of IPVS,
@@ -201,7 +202,7 @@ impl Kernel {
     /// Returns the same kernel, of which it is not known whether it can do
     /// this.
     #[cfg(test)]
-    pub(crate) fn not_knowing(mut self, ability: &Ability) -> Kernel {
+    pub(crate) fn with_unknown(mut self, ability: &Ability) -> Kernel {
         let why = "Cannot allocate memory".to_owned();
         self.tried.insert(ability.clone(), Answer::Unknown(why));
         self
@@ -216,7 +217,7 @@ impl Kernel {
         features
     }
 
-    /// iptables or ip6tables, and what its rules may use.
+    /// Returns iptables or ip6tables, and what its rules may use.
     ///
     /// # Errors
     /// When there is none that works.
@@ -229,28 +230,28 @@ impl Kernel {
             let reason = why.to_owned();
             return Err(xtables::Error::Unknown { family, reason });
         }
-        if let Some(why) = self.lack(&Ability::Nat(family)) {
+        if let Some(why) = self.why_unusable(&Ability::Nat(family)) {
             return Err(unusable(why));
         }
         let toolkit = self.toolkits.get(&family);
-        let toolkit = toolkit.ok_or_else(|| unusable("it was not looked for"))?;
+        let toolkit = toolkit.ok_or_else(|| unusable("it was not tried"))?;
         Ok(Toolkit {
             features: self.features(family),
             ..toolkit.clone()
         })
     }
 
-    /// Returns the program whose rules mark packets for sockets of ours.
+    /// Returns the program whose rules mark packets for Tripod's own sockets.
     ///
     /// # Errors
-    /// Why there is none.
+    /// When there is none; the error says why.
     pub fn marker(&self, family: Family) -> Result<Xtables, String> {
         for extension in [Extension::Socket, Extension::Mark] {
             let ability = Ability::Extension(family, extension);
             // Without a nat table only the first was tried, with the other in
             // the same rule.
             let tried = extension == Extension::Socket || self.toolkits.contains_key(&family);
-            if let Some(why) = self.lack(&ability).filter(|_| tried) {
+            if let Some(why) = self.why_unusable(&ability).filter(|_| tried) {
                 let remedy = ability.remedy();
                 return Err(format!(
                     "it takes iptables with {} in table mangle ({why}; {remedy})",
@@ -263,7 +264,7 @@ impl Kernel {
         found.cloned().ok_or_else(|| "it was not tried".to_owned())
     }
 
-    /// Notes what rules of `family` may use; if there are none, because of what.
+    /// Records what rules of `family` may use, or why there are no rules.
     fn set_features(&mut self, family: Family, found: Result<Probed, Unable>) {
         for extension in Extension::ALL {
             let outcome = match found.clone() {

@@ -1,4 +1,4 @@
-//! What sockets can do here.
+//! Probes of what sockets can do here.
 
 use std::{
     io::Write,
@@ -50,7 +50,7 @@ pub(super) fn transparent(family: Family) -> Tried {
     Ok(attempt()?)
 }
 
-/// Two sockets on one address.
+/// Tries two sockets on one address.
 pub(super) fn reuse_port() -> Tried {
     let attempt = || {
         let first = Socket::new(Domain::IPV4, Type::DGRAM, None)?;

@@ -1,8 +1,8 @@
-//! What one attempt found out.
+//! The outcome of one try.
 
 use super::{Ability, Findings, Unable};
 
-/// What came of one try.
+/// The outcome of one try: `Ok` if it works.
 pub(super) type Tried = Result<(), Unable>;
 
 /// Returns the answer of `findings` for `ability`, else the outcome of trying

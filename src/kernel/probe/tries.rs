@@ -1,4 +1,4 @@
-//! One try for each ability. Everything that a try makes it takes away.
+//! One try for each ability. A try removes everything that it makes.
 
 use std::net::IpAddr;
 
@@ -21,11 +21,11 @@ use crate::{
     net::Family,
 };
 
-/// A table of routes that nobody is likely to use.
+/// A routing table that no other program is likely to use.
 const TABLE: u32 = 0x5472_6970;
 
-/// Returns whether this network namespace can be changed: taking away what is
-/// not there is refused for lack of privilege before it is looked for
+/// Tries whether this network namespace can be changed: a removal of what is
+/// not there is refused for lack of privilege before the kernel searches for it
 /// (`rtnetlink_rcv_msg`).
 pub(super) fn net_admin() -> Tried {
     let mut socket = Socket::open(Protocol::Route)?;
@@ -88,7 +88,7 @@ pub(super) fn test_address(family: Family) -> IpAddr {
     }
 }
 
-/// Returns the route that is tried.
+/// Returns the route that the try adds.
 pub(super) fn test_route(family: Family) -> Result<Route, Error> {
     Ok(Route {
         table: TABLE,
@@ -113,7 +113,7 @@ fn port_rule(family: Family) -> Tried {
     Ok(rules::supports_ports(&mut socket, family)?)
 }
 
-/// Deletes the flows to an address that nobody has.
+/// Deletes the flows to an address that no host has.
 fn conntrack() -> Tried {
     let nobody = Match {
         protocol: flows::UDP,
@@ -190,13 +190,13 @@ pub(super) fn xtables(findings: Option<&Findings>, last_attempt: bool) -> Kernel
     kernel
 }
 
-/// What works of iptables.
+/// How much of iptables works.
 enum Found {
-    /// Table nat.
+    /// Table nat works.
     Toolkit(Toolkit, features::Probed),
-    /// Table mangle with the match for sockets, and why not nat.
+    /// Table mangle works with the match for sockets; and why nat does not.
     Marker(Xtables, Unable),
-    /// Why nothing does.
+    /// Nothing works, for this reason.
     Nothing(Unable),
 }
 
@@ -215,7 +215,7 @@ async fn usable(search: &Search<'_>) -> Found {
             Err(_) => {}
         }
     }
-    // Without nat, which is known, and with all else unknown, it is all that is
-    // asked again.
+    // Where nat is known to be missing and all else is unknown, only this is
+    // tried again.
     Found::Nothing(unknown.unwrap_or(why))
 }

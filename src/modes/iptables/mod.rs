@@ -96,7 +96,7 @@ impl Iptables {
     pub fn new(setup: Setup, kernel: &Kernel, registry: &Registry) -> Result<Iptables, SyncError> {
         let counters = Counters::register(registry).map_err(Error::from)?;
         let mut order = [Family::V4, Family::V6];
-        if setup.configured.prefers_ipv6 {
+        if setup.configured.primary_family == Family::V6 {
             order.reverse();
         }
         let (mut families, mut errors) = (Vec::new(), Vec::new());

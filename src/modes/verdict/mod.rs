@@ -94,7 +94,7 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements)
         undecided: false,
     };
     for need in needs::needs(mode, kernel, requirements) {
-        let Some(why) = kernel.lack(&need.ability) else {
+        let Some(why) = kernel.why_unusable(&need.ability) else {
             continue;
         };
         let missing = MissingCapability {

@@ -96,7 +96,7 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
         (ModeName::Userspace, Ability::Extension(v4, Extension::Dnat)),
     ];
     for (mode, ability) in cases {
-        let kernel = all().not_knowing(&ability);
+        let kernel = all().with_unknown(&ability);
         let choice = choose(mode, &kernel, &requirements());
         assert_eq!(choice.mode, None, "{mode}, {ability}");
         let open = choice.open().map(ToString::to_string).unwrap_or_default();
@@ -122,14 +122,14 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
     // What is known to be missing decides, whatever else is not known.
     let kernel = all()
         .without(&Ability::Ipvs)
-        .not_knowing(&Ability::DummyLink);
+        .with_unknown(&Ability::DummyLink);
     let choice = choose(ModeName::Ipvs, &kernel, &requirements());
     assert_eq!(choice.mode, Some(ModeName::Iptables));
     // What only makes it better does not keep it from running.
     let comment = Ability::Extension(v4, Extension::Comment);
     let choice = choose(
         ModeName::Iptables,
-        &all().not_knowing(&comment),
+        &all().with_unknown(&comment),
         &requirements(),
     );
     assert_eq!(choice.mode, Some(ModeName::Iptables));

@@ -147,9 +147,10 @@ async fn listen(
             }
         }
     };
-    match told {
-        true => tracing::info!(%service, %address, "health-check port served now"),
-        false => tracing::debug!(%service, %address, "health-check port opened"),
+    if told {
+        tracing::info!(%service, %address, "health-check port served now")
+    } else {
+        tracing::debug!(%service, %address, "health-check port opened")
     }
     serve(listener, connections, move |_| {
         let check = wanted.borrow().checks.get(&service).copied();

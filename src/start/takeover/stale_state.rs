@@ -78,9 +78,10 @@ impl StaleState {
                     ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&preserved).await,
                     ModeName::Iptables => iptables::is_there(&preserved).await,
                     ModeName::Userspace => {
-                        let routed = match running.is(mode) {
-                            true => running.with_rules(),
-                            false => vec![Family::V4, Family::V6],
+                        let routed = if running.is(mode) {
+                            running.with_rules()
+                        } else {
+                            Family::ALL.to_vec()
                         };
                         userspace::is_present(&preserved, &routed).await
                     }

@@ -116,7 +116,7 @@ pub(super) fn redirecting(kernel: &Kernel, family: Family) -> Result<Toolkit, xt
 
 fn has(kernel: &Kernel, family: Family, extension: Extension) -> Result<(), xtables::Error> {
     let ability = Ability::Extension(family, extension);
-    match kernel.lack(&ability) {
+    match kernel.why_unusable(&ability) {
         None => Ok(()),
         Some(why) => Err(xtables::Error::Unusable {
             family,

@@ -71,7 +71,7 @@ impl Local {
             family: *family,
             applied: Applied::default(),
             environment: None,
-            ports: match kernel.lack(&Ability::PortRules(*family)) {
+            ports: match kernel.why_unusable(&Ability::PortRules(*family)) {
                 Some(why) => Err(why.to_owned()),
                 None => Ok(()),
             },
