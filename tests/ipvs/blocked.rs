@@ -37,9 +37,10 @@ fn follows(lab: &Lab, what: &str, at: SocketAddr, endpoints: &[&str]) {
             let ip = backend.expect("a backend").host().addresses[of];
             format!("{} 1", SocketAddr::new(ip, BACKEND_PORT))
         });
-        match found == expected.collect::<Vec<_>>() {
-            true => Ok(()),
-            false => Err(format!("{found:?}")),
+        if found == expected.collect::<Vec<_>>() {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
         }
     });
     figure(what, format!("{:.1?}", began.elapsed()));
@@ -91,9 +92,12 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
             let guarded = guarded(number);
             lab.publish(&guarded, &["a"]);
             let cluster = guarded.cluster()[0];
-            eventually("its cluster IP", SOON, || match is_open(&lab, cluster) {
-                true => Ok(()),
-                false => Err(tripod.log()),
+            eventually("its cluster IP", SOON, || {
+                if is_open(&lab, cluster) {
+                    Ok(())
+                } else {
+                    Err(tripod.log())
+                }
             });
             // One comes and one goes, now and while rules are tried again.
             for endpoints in [["b", "c"], ["a", "b"]] {
@@ -110,9 +114,12 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
                 (&lab.outside, plain.ingress()[0]),
             ] {
                 let what = format!("{fault:?}: a Service that needs no other rule");
-                eventually(&what, SOON, || match is_open(&lab, at) {
-                    true => Ok(()),
-                    false => Err(tripod.log()),
+                eventually(&what, SOON, || {
+                    if is_open(&lab, at) {
+                        Ok(())
+                    } else {
+                        Err(tripod.log())
+                    }
                 });
                 eventually(&what, LATER, || {
                     ask(from, at).map_err(|error| format!("{at}: {error}"))
@@ -120,9 +127,10 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
             }
             lab.withdraw(&plain);
             eventually("it goes", SOON, || {
-                match is_open(&lab, plain.cluster()[0]) {
-                    true => Err(tripod.log()),
-                    false => Ok(()),
+                if is_open(&lab, plain.cluster()[0]) {
+                    Err(tripod.log())
+                } else {
+                    Ok(())
                 }
             });
             let livez = (lab.node.addresses[0], 10256).into();
@@ -147,9 +155,10 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
                     !early,
                     "{fault:?}: {open:?} are open, with the rules {rules:?}"
                 );
-                match open == BOTH {
-                    true => Ok(()),
-                    false => Err(tripod.log()),
+                if open == BOTH {
+                    Ok(())
+                } else {
+                    Err(tripod.log())
                 }
             });
             figure(
@@ -195,9 +204,10 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
         eventually("it follows", Duration::from_secs(20), || {
             let found = node::reals(&lab.node, web.cluster()[0]);
             let c = lab.backends[2].direct().to_string();
-            match found.iter().any(|real| real.starts_with(&c)) {
-                true => Ok(()),
-                false => Err(tripod.log()),
+            if found.iter().any(|real| real.starts_with(&c)) {
+                Ok(())
+            } else {
+                Err(tripod.log())
             }
         });
         assert_eq!(firewall(&lab), [false, true], "no fault");
@@ -225,9 +235,10 @@ fn what_was_open_before_the_start_follows_when_programs_fail() {
         assert!(!is_open(&lab, new.cluster()[0]));
         programs.mend();
         eventually("all is in force", LATER, || {
-            match firewall(&lab) == BOTH && is_open(&lab, new.cluster()[0]) {
-                true => Ok(()),
-                false => Err(tripod.log()),
+            if firewall(&lab) == BOTH && is_open(&lab, new.cluster()[0]) {
+                Ok(())
+            } else {
+                Err(tripod.log())
             }
         });
     });

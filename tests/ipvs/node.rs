@@ -16,7 +16,7 @@ pub fn spawn(lab: &Lab, more: &[&str]) -> Tripod {
     Tripod::spawn(command(lab, more))
 }
 
-/// Its command, complete.
+/// Returns the command that starts it, with all its arguments.
 pub fn command(lab: &Lab, more: &[&str]) -> Command {
     let mut command = lab.node.command(tripod_binary());
     command

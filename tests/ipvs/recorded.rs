@@ -19,7 +19,7 @@ pub struct State {
 }
 
 impl State {
-    /// What kube-proxy left.
+    /// Returns what kube-proxy left in the kernel.
     pub fn recorded(case: &Case) -> State {
         State {
             servers: servers(&case.read("ipvs/ipvsadm-save.txt")),

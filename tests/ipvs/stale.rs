@@ -18,9 +18,8 @@ fn what_a_killed_trial_left_goes() {
         let tripod = node::start(&lab, &["--ipvs-sync-period=2s"]);
         assert!(!left(), "it hinders the first sync");
         leave();
-        eventually("it goes", Duration::from_secs(20), || match left() {
-            true => Err(tripod.log()),
-            false => Ok(()),
+        eventually("it goes", Duration::from_secs(20), || {
+            if left() { Err(tripod.log()) } else { Ok(()) }
         });
         assert_eq!(tripod.logged(&["sync failed"]), 0, "{}", tripod.log());
     });

@@ -12,16 +12,16 @@ use crate::{
     net::Family,
 };
 
-/// `NFNL_SUBSYS_IPSET`
+/// The subsystem of nfnetlink (`NFNL_SUBSYS_IPSET`).
 const SUBSYSTEM: u16 = 6;
-// IPSET_CMD_*
+// Commands of the subsystem (`IPSET_CMD_*`).
 const CREATE: u16 = 2;
 const DESTROY: u16 = 3;
 const FLUSH: u16 = 4;
 const SWAP: u16 = 6;
 const LIST: u16 = 7;
 const TYPE: u16 = 13;
-// IPSET_ATTR_* of commands
+// Attributes of commands (`IPSET_ATTR_*`).
 const PROTOCOL: u16 = 1;
 pub(super) const NAME: u16 = 2;
 const TYPE_NAME: u16 = 3;
@@ -31,7 +31,7 @@ const FAMILY: u16 = 5;
 const FLAGS: u16 = 6;
 pub(super) const DATA: u16 = 7;
 pub(super) const ADT: u16 = 8;
-// IPSET_ATTR_* of creation
+// Attributes of a set when it is created (`IPSET_ATTR_*`).
 const PORT_FROM: u16 = 4;
 const PORT_TO: u16 = 5;
 const HASH_SIZE: u16 = 18;
@@ -39,7 +39,7 @@ const MAX_MEMBERS: u16 = 19;
 const REFERENCES: u16 = 25;
 /// `IPSET_PROTOCOL` of Linux 4.18 to now; kernels before 5.0 speak 6 only.
 const VERSIONS: [u8; 2] = [7, 6];
-/// `IPSET_FLAG_LIST_HEADER`
+/// Asks for sets without their members (`IPSET_FLAG_LIST_HEADER`).
 const LIST_HEADER: u32 = 1 << 2;
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
@@ -52,7 +52,7 @@ pub struct IpSets {
 }
 
 impl IpSets {
-    /// Opens them.
+    /// Opens the sets of the calling thread's network namespace.
     ///
     /// # Errors
     /// When this kernel has no ipset, or without `CAP_NET_ADMIN`.
@@ -110,7 +110,7 @@ impl IpSets {
             .text(NAME, what.name)
     }
 
-    /// The newest revision of that kind that kernel and we speak. Beyond those
+    /// Returns the newest revision of that kind that kernel and we speak. Beyond those
     /// that came with Linux 3.7, revisions add what nothing here asks for.
     fn revision(&mut self, set: &Set) -> Result<u8, Error> {
         let family = set.family_number();
@@ -236,7 +236,7 @@ impl IpSets {
             .map_err(explained)
     }
 
-    /// All sets, without their members.
+    /// Returns all sets, without their members.
     ///
     /// # Errors
     /// When the kernel refuses or its answer cannot be read.
@@ -257,7 +257,7 @@ impl IpSets {
             .map_err(explained)
     }
 
-    /// The members of the set of that name.
+    /// Returns the members of the set of that name.
     ///
     /// # Errors
     /// When there is none, or its members are of a kind unknown here.
@@ -338,7 +338,7 @@ pub(in crate::kernel) fn members(
     Ok(found)
 }
 
-/// `IPSET_ERR_HASH_FULL`
+/// What a set says that takes no more members (`IPSET_ERR_HASH_FULL`).
 const FULL: &str = "the set is full: all its members (maxelem) are there";
 
 /// Returns true if the kernel refused a member for want of room, in the set or in

@@ -1,4 +1,4 @@
-//! Members of sets.
+//! Members of sets, as the kernel reads and writes them.
 
 use std::{fmt, net::IpAddr};
 
@@ -10,53 +10,53 @@ use crate::kernel::{
     octets,
 };
 
-// IPSET_ATTR_*
+// Attributes of a member (`IPSET_ATTR_*`).
 const IP: u16 = 1;
 const CIDR: u16 = 3;
 const PORT: u16 = 4;
 const PROTOCOL: u16 = 7;
 const IP2: u16 = 20;
 const CIDR2: u16 = 21;
-// IPSET_ATTR_IPADDR_IPV4, IPSET_ATTR_IPADDR_IPV6
+// Attributes of an address (`IPSET_ATTR_IPADDR_IPV4`, `IPSET_ATTR_IPADDR_IPV6`).
 const V4: u16 = 1;
 const V6: u16 = 2;
 
 /// A member of a set. Prints as `ipset save` does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Element {
-    /// Of `hash:ip`.
+    /// A member of `hash:ip`.
     Ip(IpAddr),
-    /// Of `hash:net`.
+    /// A member of `hash:net`.
     Net(IpNet),
-    /// Of `bitmap:port`.
+    /// A member of `bitmap:port`.
     Port(u16),
-    /// Of `hash:ip,port`.
+    /// A member of `hash:ip,port`.
     IpPort {
-        /// The address.
+        /// The address that comes first.
         ip: IpAddr,
-        /// `IPPROTO_*`
+        /// The number of the transport protocol (`IPPROTO_*`).
         protocol: u8,
-        /// The port.
+        /// The port at that address.
         port: u16,
     },
-    /// Of `hash:ip,port,ip`.
+    /// A member of `hash:ip,port,ip`.
     IpPortIp {
-        /// The address.
+        /// The address that comes first.
         ip: IpAddr,
-        /// `IPPROTO_*`
+        /// The number of the transport protocol (`IPPROTO_*`).
         protocol: u8,
-        /// The port.
+        /// The port at that address.
         port: u16,
-        /// The other address.
+        /// The address that comes last.
         other: IpAddr,
     },
-    /// Of `hash:ip,port,net`.
+    /// A member of `hash:ip,port,net`.
     IpPortNet {
-        /// The address.
+        /// The address that comes first.
         ip: IpAddr,
-        /// `IPPROTO_*`
+        /// The number of the transport protocol (`IPPROTO_*`).
         protocol: u8,
-        /// The port.
+        /// The port at that address.
         port: u16,
         /// The network. A prefix of 0 bits is no member that the kernel takes.
         net: IpNet,
@@ -64,12 +64,12 @@ pub enum Element {
 }
 
 impl Element {
-    /// An [`Element::IpPort`].
+    /// Returns an [`Element::IpPort`] of these parts.
     pub fn ip_port(ip: IpAddr, protocol: u8, port: u16) -> Element {
         Element::IpPort { ip, protocol, port }
     }
 
-    /// Appends its attributes.
+    /// Appends its attributes to `request`.
     pub(super) fn write(&self, request: Request) -> Request {
         let ported = |request: Request, ip: &IpAddr, protocol: u8, port: u16| {
             number(address(request, IP, ip), PORT, port).attribute(PROTOCOL, &[protocol])

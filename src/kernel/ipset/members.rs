@@ -11,10 +11,10 @@ use super::{
 };
 use crate::kernel::netlink::{Error, Request};
 
-// IPSET_CMD_*
+// Commands of the subsystem (`IPSET_CMD_*`).
 const ADD: u16 = 9;
 const DEL: u16 = 10;
-/// `IPSET_ATTR_LINENO`
+/// The attribute for a line number (`IPSET_ATTR_LINENO`).
 const LINE: u16 = 9;
 /// Members in one message: they stay below the size of a datagram.
 const IN_A_MESSAGE: usize = 100;
@@ -23,9 +23,15 @@ const IN_A_MESSAGE: usize = 100;
 /// unless the process is killed.
 pub const TEMPORARY: &str = "TRIPOD-TEMPORARY";
 
-/// A member that the kernel refused, and why. Members that were refused for want
-/// of room have the reason in common, which names one of them.
-pub type Refused = (Element, Arc<Error>);
+/// A member that the kernel refused.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// The member.
+    pub element: Element,
+    /// Why. Members that were refused for want of room have the reason in common,
+    /// which names one of them.
+    pub error: Arc<Error>,
+}
 
 impl IpSets {
     /// Adds members; those that are there already are fine. Returns those that
@@ -121,7 +127,10 @@ impl IpSets {
                     error
                 }
             };
-            refused.push((member, error));
+            refused.push(Refused {
+                element: member,
+                error,
+            });
         }
         if without_room.is_empty() {
             return Ok(refused);
@@ -129,7 +138,10 @@ impl IpSets {
         match reason {
             Some(reason) => {
                 let others = without_room.into_iter();
-                refused.extend(others.map(|member| (member, Arc::clone(&reason))));
+                refused.extend(others.map(|element| Refused {
+                    element,
+                    error: Arc::clone(&reason),
+                }));
             }
             // There is room by now.
             None => refused.extend(self.change_members(command, operation, set, &without_room)?),
@@ -167,7 +179,7 @@ impl IpSets {
         let refused = self.add(larger, members)?;
         match refused.into_iter().next() {
             None => self.swap(TEMPORARY, name),
-            Some((_, error)) => Err(Error::Refused {
+            Some(Refused { error, .. }) => Err(Error::Refused {
                 operation: "enlarge",
                 object: format!("set {name}"),
                 errno: error.errno().unwrap_or(Errno::ENOMEM),

@@ -43,22 +43,22 @@ const MAX_MEMBERS: u32 = 65_536;
 /// What the members of a set are made of, as ipset(8) names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// `hash:ip`
+    /// Addresses: `hash:ip`.
     Ip,
-    /// `hash:ip,port`
+    /// Addresses with a protocol and port: `hash:ip,port`.
     IpPort,
-    /// `hash:ip,port,ip`
+    /// The same with a second address: `hash:ip,port,ip`.
     IpPortIp,
-    /// `hash:ip,port,net`
+    /// The same with a network: `hash:ip,port,net`.
     IpPortNet,
-    /// `hash:net`
+    /// Networks: `hash:net`.
     Net,
-    /// `bitmap:port` over all ports
+    /// Ports, of which all fit: `bitmap:port`.
     Port,
 }
 
 impl Kind {
-    /// All of them.
+    /// Every kind that Tripod knows.
     pub const ALL: [Kind; 6] = [
         Kind::Ip,
         Kind::IpPort,
@@ -68,7 +68,7 @@ impl Kind {
         Kind::Port,
     ];
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Ip => "hash:ip",
@@ -80,12 +80,12 @@ impl Kind {
         }
     }
 
-    /// The kind of that name.
+    /// Returns the kind of that name.
     pub fn of(name: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// How many looks at a packet a rule takes for it.
+    /// Returns how many parts of a packet a rule names for it.
     pub fn dimensions(self) -> usize {
         match self {
             Kind::Ip | Kind::Net | Kind::Port => 1,
@@ -101,7 +101,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A set.
+/// A set as it is created.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Set {
     /// Its name, at most [`LONGEST_NAME`] bytes.
@@ -117,7 +117,7 @@ pub struct Set {
 }
 
 impl Set {
-    /// A set with the kernel's default sizes.
+    /// Returns a set with the kernel's default sizes.
     pub fn new(name: impl Into<Cow<'static, str>>, kind: Kind, family: Family) -> Set {
         Set {
             name: name.into(),
@@ -128,7 +128,7 @@ impl Set {
         }
     }
 
-    /// The same set with room for that many members and a quarter more, and never
+    /// Returns the same set with room for that many members and a quarter more, and never
     /// less than by default.
     #[must_use]
     pub fn with_room_for(self, members: u32) -> Set {
@@ -142,7 +142,7 @@ impl Set {
         }
     }
 
-    /// How many members it takes; 0: any number.
+    /// Returns how many members it takes; 0: any number.
     pub fn room(&self) -> u32 {
         match self.kind {
             Kind::Port => 0,
@@ -162,7 +162,7 @@ impl Set {
 /// A set as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name.
+    /// The name that rules call it by.
     pub name: String,
     /// Its kind's name, which may be one that is not in [`Kind`].
     pub kind: String,
@@ -175,7 +175,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// It is what `set` asks for, whatever its size.
+    /// Returns true if it is what `set` asks for, whatever its size.
     pub fn is(&self, set: &Set) -> bool {
         let family = match set.kind {
             Kind::Port => true,

@@ -112,10 +112,10 @@ fn a_member_that_is_refused_is_named_and_the_others_are_in() {
         members.insert(120, bad);
         let refused = sets.add(&set, &members).unwrap();
         assert_eq!(refused.len(), 1, "{refused:?}");
-        assert_eq!(refused[0].0, bad);
+        assert_eq!(refused[0].element, bad);
         assert!(
             refused[0]
-                .1
+                .error
                 .to_string()
                 .contains("fd00::1,tcp:80 in set TEST")
         );
@@ -177,10 +177,10 @@ fn a_set_that_is_full_says_so() {
         sets.create(&set).unwrap();
         let members = [1, 2, 3].map(|last| Element::Ip([10, 0, 0, last].into()));
         let refused = sets.add(&set, &members).unwrap();
-        let [(member, error)] = &refused[..] else {
+        let [Refused { element, error }] = &refused[..] else {
             panic!("{refused:?}");
         };
-        assert_eq!(*member, members[2]);
+        assert_eq!(*element, members[2]);
         let wanted = "cannot add 10.0.0.3 in set SMALL: the set is full";
         assert!(error.to_string().starts_with(wanted), "{error}");
     });
@@ -210,12 +210,12 @@ fn members_without_room_are_not_sent_one_by_one() {
         assert_eq!(refused.len(), members.len() - 150);
         let mut reasons: Vec<_> = refused
             .iter()
-            .map(|(_, reason)| Arc::as_ptr(reason))
+            .map(|refused| Arc::as_ptr(&refused.error))
             .collect();
         reasons.dedup();
         assert_eq!(reasons.len(), 2, "reasons");
-        assert_eq!(refused[0].0, bad);
-        let full = refused[1].1.to_string();
+        assert_eq!(refused[0].element, bad);
+        let full = refused[1].error.to_string();
         assert!(full.contains("in set SMALL: the set is full"), "{full}");
     });
 }

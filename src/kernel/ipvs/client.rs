@@ -14,11 +14,11 @@ use crate::{
     net::Family,
 };
 
-/// `IPVS_GENL_NAME`
+/// The name of the generic netlink family (`IPVS_GENL_NAME`).
 const NAME: &str = "IPVS";
 const MODULE: &str = "ip_vs";
 
-// IPVS_CMD_ATTR_TIMEOUT_*
+// Attributes of GET_CONFIG and SET_CONFIG (`IPVS_CMD_ATTR_TIMEOUT_*`).
 const TIMEOUT_TCP: u16 = 4;
 const TIMEOUT_TCP_FIN: u16 = 5;
 const TIMEOUT_UDP: u16 = 6;
@@ -30,7 +30,7 @@ pub struct Timeouts {
     pub tcp: Duration,
     /// For TCP connections after a FIN.
     pub tcp_fin: Duration,
-    /// For UDP flows.
+    /// For UDP flows without a further packet.
     pub udp: Duration,
 }
 
@@ -42,7 +42,7 @@ pub struct Ipvs {
     family: u16,
     /// `None` where the kernel shows no such file.
     table: Option<Table>,
-    /// See [`Ipvs::was_loaded_anew`].
+    /// The answer of the next [`Ipvs::was_loaded_anew`].
     loaded_anew: bool,
 }
 
@@ -294,7 +294,7 @@ fn explained(error: Error, change: &Change) -> Error {
             Some("there is no such virtual server".to_owned())
         }
         (Errno::ENOENT, Change::EditReal(..)) => Some("there is no such real server".to_owned()),
-        // `ip_vs_new_dest`
+        // The checks of `ip_vs_new_dest`.
         (Errno::EINVAL, Change::AddReal(..) | Change::EditReal(..)) => Some(
             "its address is no host's (multicast, broadcast, another family), or no interface \
              of this network namespace is up yet"

@@ -1,4 +1,4 @@
-//! What IPVS answers.
+//! Reads what IPVS answers (`linux/ip_vs.h`).
 
 use std::{
     borrow::Cow,
@@ -14,11 +14,11 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// `IPVS_CMD_ATTR_SERVICE`, `IPVS_CMD_ATTR_DEST`
+/// Attributes of commands (`IPVS_CMD_ATTR_SERVICE`, `IPVS_CMD_ATTR_DEST`).
 pub(super) const SERVICE: u16 = 1;
 pub(super) const DEST: u16 = 2;
 
-/// `IPVS_SVC_ATTR_*`
+/// Attributes of a virtual server (`IPVS_SVC_ATTR_*`).
 pub(super) mod service {
     pub const AF: u16 = 1;
     pub const PROTOCOL: u16 = 2;
@@ -31,7 +31,7 @@ pub(super) mod service {
     pub const NETMASK: u16 = 9;
 }
 
-/// `IPVS_DEST_ATTR_*`
+/// Attributes of a real server (`IPVS_DEST_ATTR_*`).
 pub(super) mod dest {
     pub const ADDR: u16 = 1;
     pub const PORT: u16 = 2;

@@ -1,4 +1,4 @@
-//! Requests to IPVS.
+//! Writes requests to IPVS (`linux/ip_vs.h`).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,10 +14,10 @@ use crate::{
     net::Family,
 };
 
-/// `IPVS_GENL_VERSION`
+/// The version of the generic netlink family (`IPVS_GENL_VERSION`).
 const VERSION: u8 = 1;
 
-// IPVS_CMD_*
+// Commands of the generic netlink family (`IPVS_CMD_*`).
 const NEW_SERVICE: u8 = 1;
 const SET_SERVICE: u8 = 2;
 const DEL_SERVICE: u8 = 3;

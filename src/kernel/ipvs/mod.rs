@@ -78,7 +78,7 @@ const HASHED: u32 = 0x2;
 /// A virtual server, without its real servers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualServer {
-    /// What names it.
+    /// What names it to the kernel.
     pub id: ServerId,
     /// Its scheduler, at most 15 characters.
     pub scheduler: Cow<'static, str>,

@@ -15,10 +15,10 @@ use std::{
 use super::{Forwarding, ServerId};
 use crate::net::Protocol;
 
-/// A real server as the file tells of it.
+/// A real server as the file shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableReal {
-    /// Where it is.
+    /// The address and port that it listens at.
     pub address: SocketAddr,
     /// Its share of new connections.
     pub weight: u32,
@@ -26,11 +26,11 @@ pub struct TableReal {
     pub forwarding: Forwarding,
 }
 
-/// The file of one network namespace, held open.
+/// The open file of one network namespace.
 pub(super) struct Table(File);
 
 impl Table {
-    /// That of the calling thread's namespace.
+    /// Opens that of the calling thread's namespace.
     pub(super) fn open() -> io::Result<Table> {
         // Not `/proc/net`, which is that of the process's first thread.
         File::open("/proc/thread-self/net/ip_vs").map(Table)
@@ -107,7 +107,7 @@ fn real<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<TableReal> {
     })
 }
 
-/// `0A600001:0050`, or `[fd00:0096:…]:0050`.
+/// Reads an address as the file has it: `0A600001:0050`, or `[fd00:0096:…]:0050`.
 fn address(word: &str) -> Option<SocketAddr> {
     let (ip, port) = word.rsplit_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

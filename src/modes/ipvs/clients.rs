@@ -37,6 +37,15 @@ pub struct Clients {
     left_out: BTreeSet<Arc<str>>,
 }
 
+/// A member that the kernel refused to add or remove.
+#[derive(Debug)]
+pub struct RefusedMember {
+    /// The member.
+    pub member: Member,
+    /// Why; several may have the reason in common.
+    pub error: Arc<Error>,
+}
+
 impl Clients {
     /// Opens all of them; schedulers that are `left_out` count as missing.
     ///
@@ -262,10 +271,7 @@ impl Clients {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn change_members(
-        &mut self,
-        steps: &[MemberStep],
-    ) -> Result<Vec<(Member, Arc<Error>)>, Error> {
+    pub fn change_members(&mut self, steps: &[MemberStep]) -> Result<Vec<RefusedMember>, Error> {
         let mut refused = Vec::new();
         // Steps of one set and direction may go together: no order is asked
         // for among them, and what is asked for among sets is kept by `rank`.
@@ -287,13 +293,13 @@ impl Clients {
                 Action::Add => self.sets.add(&kernel, &elements)?,
                 Action::Remove => self.sets.remove(&kernel, &elements)?,
             };
-            refused.extend(outcome.into_iter().map(|(element, error)| {
-                let member = Member {
+            refused.extend(outcome.into_iter().map(|refused| RefusedMember {
+                member: Member {
                     set,
                     family,
-                    element,
-                };
-                (member, error)
+                    element: refused.element,
+                },
+                error: refused.error,
             }));
         }
         Ok(refused)

@@ -26,18 +26,18 @@ use crate::{
 /// What a step does with a member or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
-    /// It goes.
+    /// It is removed.
     Remove,
-    /// It comes.
+    /// It is added, where it is not there yet.
     Add,
 }
 
 /// A member that comes or goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberStep {
-    /// The member.
+    /// The member of a set.
     pub member: Member,
-    /// Whether it comes or goes.
+    /// What is done with it.
     pub action: Action,
 }
 
@@ -47,7 +47,7 @@ pub struct Steps {
     /// How many members each set has at most meanwhile; of sets that some member
     /// comes to.
     pub room: BTreeMap<(Set, Family), u32>,
-    /// Changes of sets.
+    /// Members of sets that come and go.
     pub members: MemberSteps,
     /// Virtual servers that are open, and follow their endpoints.
     pub follow: HashSet<Frontend>,
@@ -101,7 +101,7 @@ pub fn steps(dirty: &Dirty, needed: &Needs, servers: &Servers, excluded: &[IpNet
 pub struct Present<'a> {
     /// It spreads connections as desired.
     pub is_same: bool,
-    /// Its real servers.
+    /// The real servers that it sends to.
     pub reals: &'a [ListedReal],
 }
 

@@ -73,13 +73,13 @@ impl Observation {
 
 /// What the families of the mode share in a sync.
 pub struct Shared<'a> {
-    /// The kernel.
+    /// The interfaces of the kernel.
     pub clients: &'a mut Clients,
     /// What is to be in force.
     pub desired: &'a Desired,
     /// Settings of the mode.
     pub options: &'a Options,
-    /// Takes figures.
+    /// Takes how long flows were searched for, and how many were deleted.
     pub metrics: &'a dyn Metrics,
 }
 

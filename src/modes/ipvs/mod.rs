@@ -66,7 +66,7 @@ pub enum Error {
     },
 }
 
-/// ipvs mode.
+/// The mode that has the kernel's IPVS carry the traffic of Services.
 pub struct Ipvs {
     options: Options,
     node_ports: Arc<NodePorts>,

@@ -136,26 +136,28 @@ proptest! {
     }
 }
 
-fn member(set: Set, net: bool) -> Member {
+/// A member of `set`: a network that may call the frontend, or the frontend itself.
+fn member(set: Set) -> Member {
     let (ip, port) = ([203, 0, 113, 1].into(), 80);
     Member {
         set,
         family: Family::V4,
-        element: match net {
-            false => Element::ip_port(ip, 6, port),
-            true => Element::IpPortNet {
+        element: if set.admits() {
+            Element::IpPortNet {
                 ip,
                 protocol: 6,
                 port,
                 net: "198.18.0.0/15".parse().expect("a network"),
-            },
+            }
+        } else {
+            Element::ip_port(ip, 6, port)
         },
     }
 }
 
 /// A plan with a virtual server and these members.
 fn with(sets: &[Set]) -> ServicePlan {
-    let mut members: Vec<Member> = sets.iter().map(|set| member(*set, set.admits())).collect();
+    let mut members: Vec<Member> = sets.iter().copied().map(member).collect();
     members.sort_unstable();
     ServicePlan {
         servers: vec![plan::VirtualServer {

@@ -23,7 +23,7 @@ use nix::errno::Errno;
 use super::{
     Error,
     blocked::Blocked,
-    clients::Clients,
+    clients::{Clients, RefusedMember},
     desired::{Desired, Dirty, Serving},
     diff::{self, Action, MemberStep},
     drain::Drains,
@@ -55,7 +55,7 @@ pub struct Full {
 pub struct Execution<'a> {
     /// The family that everything else is of.
     pub family: Family,
-    /// The kernel.
+    /// The interfaces of the kernel.
     pub clients: &'a mut Clients,
     /// What is to be in force.
     pub desired: &'a Desired,
@@ -71,7 +71,7 @@ pub struct Execution<'a> {
     pub full: Option<&'a Full>,
     /// Takes what of each ServicePort is not in force, and what is pending.
     pub state: &'a mut FamilyState<Dirty>,
-    /// When it began.
+    /// When the sync of this family began.
     pub now: Instant,
     /// What came of the steps that were run.
     pub progress: Progress,
@@ -165,7 +165,7 @@ impl Execution<'_> {
         }
         let mut reasons: HashMap<Member, Arc<netlink::Error>> = HashMap::new();
         let mut last: Option<Arc<netlink::Error>> = None;
-        for (member, error) in refused {
+        for RefusedMember { member, error } in refused {
             let serving = dirty.members.get(&member).copied();
             let serving = serving.unwrap_or(Serving::BeginsOrEnds);
             self.progress.again.members.insert(member, serving);

@@ -70,7 +70,7 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Deletes virtual servers.
+    /// Deletes virtual servers with their real servers.
     pub(super) fn close(&mut self, frontends: &[Frontend]) -> Result<(), netlink::Error> {
         let ids = frontends.iter().map(Frontend::id);
         let changes: Vec<Change> = ids.map(Change::Delete).collect();

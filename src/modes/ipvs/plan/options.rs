@@ -47,7 +47,7 @@ pub struct Timeouts {
     pub tcp: Duration,
     /// For TCP connections after a FIN.
     pub tcp_fin: Duration,
-    /// For UDP flows.
+    /// For UDP flows without an answer or a further packet.
     pub udp: Duration,
 }
 

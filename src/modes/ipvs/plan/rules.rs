@@ -17,7 +17,7 @@ use crate::{
 pub struct FilledSets(u32);
 
 impl FilledSets {
-    /// Adds `set`.
+    /// Adds `set` to those that have members.
     pub fn insert(&mut self, set: Set) {
         self.0 |= 1 << set as u32;
     }

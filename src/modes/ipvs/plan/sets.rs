@@ -22,11 +22,11 @@ pub enum Set {
     ExternalIp,
     /// External IPs whose policy is Local.
     ExternalIpLocal,
-    /// Load-balancer IPs.
+    /// Load-balancer IPs and ports of every policy.
     LoadBalancer,
-    /// Those of them whose policy is Local.
+    /// Load-balancer IPs and ports whose policy is Local.
     LoadBalancerLocal,
-    /// Those of them that have source ranges.
+    /// Load-balancer IPs and ports that have source ranges.
     Firewall,
     /// Sources that may pass: the load balancer's own IP, where the node may.
     SourceIp,

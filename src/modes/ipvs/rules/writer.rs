@@ -74,7 +74,7 @@ pub enum Outcome {
     },
     /// They are not in force.
     Failed {
-        /// The reason.
+        /// What the program, or the thread, failed with.
         error: Error,
         /// What became of those before.
         previous: Previous,
