@@ -214,7 +214,7 @@ mod tests {
     };
 
     fn environment() -> Environment {
-        let local = Match::LocalAddress(Negatable::is(Side::Destination));
+        let local = Match::LocalAddress(Negatable::Is(Side::Destination));
         Environment {
             family: Family::V4,
             features: Features::ALL,

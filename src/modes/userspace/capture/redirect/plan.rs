@@ -130,7 +130,7 @@ pub fn node(
     // A network of everything names none: iptables leaves it out of the rule.
     let named = named.filter(|nets| nets.iter().all(|net| net.prefix_len() > 0));
     // A network alone would catch what goes to other machines in it.
-    let local = |rule: Rule| rule.with(Match::LocalAddress(Negatable::is(Side::Destination)));
+    let local = |rule: Rule| rule.with(Match::LocalAddress(Negatable::Is(Side::Destination)));
     match (features.addrtype, named) {
         (true, None) => vec![local(Rule::new())],
         (true, Some(nets)) => nets
@@ -223,7 +223,7 @@ pub fn rule_set(nat: Vec<Rule>, guards: Vec<Rule>, environment: &Environment) ->
         rule: commented(rule, "Tripod: userspace capture", environment).jump(CHAIN),
         place: Place::Top,
     };
-    let state = |states| Match::ConnectionState(Negatable::is(states));
+    let state = |states| Match::ConnectionState(Negatable::Is(states));
     let mut desired = RuleSet {
         chains: vec![chain(Table::Nat, nat)],
         jumps: vec![
