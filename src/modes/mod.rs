@@ -5,6 +5,7 @@ mod detect_local;
 pub mod iptables;
 pub mod ipvs;
 mod metrics;
+pub mod nftables;
 pub mod offloaded;
 pub mod references;
 pub mod render;
@@ -77,6 +78,9 @@ pub enum SyncError {
     /// iptables mode.
     #[error(transparent)]
     Iptables(#[from] iptables::Error),
+    /// nftables mode.
+    #[error(transparent)]
+    Nftables(#[from] nftables::Error),
     /// What both families need failed.
     #[error(transparent)]
     OfBoth(Arc<SyncError>),

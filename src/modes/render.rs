@@ -7,7 +7,7 @@ use super::{
         plan::{self, DispatchChoice},
         render as iptables,
     },
-    ipvs,
+    ipvs, nftables,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -36,7 +36,7 @@ pub struct Choices<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The mode has none.
-    #[error("{0} mode cannot be rendered; use --proxy-mode=ipvs or iptables")]
+    #[error("{0} mode cannot be rendered; use --proxy-mode=ipvs, nftables or iptables")]
     NoText(ModeName),
     /// The text could not be written.
     #[error(transparent)]
@@ -58,6 +58,20 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
             let options = ipvs::plan::Options::new(choices.configuration, choices.effective);
             let context = ipvs::plan::NodeContext::new(&options, node, choices.served, addresses);
             ipvs::render::render(map, context, choices.kernel, &mut text)?;
+        }
+        ModeName::Nftables => {
+            let node = map.this_node().map(|node| &**node);
+            for family in Family::ALL {
+                let (configuration, effective) = (choices.configuration, choices.effective);
+                let options = nftables::plan::Options::new(
+                    configuration,
+                    effective,
+                    family,
+                    node,
+                    choices.served,
+                );
+                nftables::render::render(map, &options, &mut text)?;
+            }
         }
         ModeName::Userspace => return Err(Error::NoText(mode)),
     }

@@ -7,6 +7,8 @@ use std::fmt;
 pub enum ModeName {
     /// Virtual servers in the kernel's IPVS.
     Ipvs,
+    /// Maps of nf_tables.
+    Nftables,
     /// The KUBE-SVC chains.
     Iptables,
     /// Connections accepted and spliced by Tripod itself.
@@ -22,6 +24,7 @@ impl fmt::Display for ModeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             ModeName::Ipvs => "ipvs",
+            ModeName::Nftables => "nftables",
             ModeName::Iptables => "iptables",
             ModeName::Userspace => "userspace",
         })

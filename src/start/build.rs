@@ -7,14 +7,15 @@ use prometheus::Registry;
 use super::mode::Running;
 use crate::{
     cli::Settings,
-    kernel::probe::Kernel,
+    kernel::probe::{Ability, Kernel},
     modes::{
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
+        nftables::{self, Nftables},
         offloaded::Offloaded,
         userspace::{self, Capture, Counters, Userspace, capture},
     },
-    net::{self, ModeName},
+    net::{self, Family, ModeName},
     node::{self, NodePorts},
     runner::metrics::Metrics,
 };
@@ -64,6 +65,17 @@ impl NodeContext<'_> {
                 let metrics = self.metrics.clone();
                 let mode = Ipvs::new(options, self.kernel, node_ports, Arc::new(metrics))?;
                 Running::Ipvs(Offloaded::new(mode))
+            }
+            ModeName::Nftables => {
+                let setup = nftables::Setup {
+                    configuration: self.settings.configuration.clone(),
+                    configured: self.settings.effective.clone(),
+                    node_ports: Arc::clone(self.node_ports),
+                    metrics: Arc::new(self.metrics.clone()),
+                };
+                let there = |family: &Family| self.kernel.can(&Ability::Sockets(*family));
+                let families: Vec<Family> = Family::ALL.into_iter().filter(there).collect();
+                Running::Nftables(Offloaded::new(Nftables::new(setup, &families)?))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {

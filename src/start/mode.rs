@@ -6,6 +6,7 @@ use crate::{
         Asked, Mode, Outcomes, SyncError,
         iptables::Iptables,
         ipvs::Ipvs,
+        nftables::Nftables,
         offloaded::Offloaded,
         userspace::{Handover, Userspace},
     },
@@ -16,6 +17,7 @@ use crate::{
 /// One of the modes.
 pub(super) enum Running {
     Ipvs(Offloaded<Ipvs>),
+    Nftables(Offloaded<Nftables>),
     Iptables(Box<Iptables>),
     Userspace(Box<Userspace>),
 }
@@ -26,7 +28,7 @@ impl Running {
     pub(super) fn handover(&self) -> Option<Handover> {
         match self {
             Running::Userspace(mode) => Some(mode.handover()),
-            Running::Ipvs(_) | Running::Iptables(_) => None,
+            Running::Ipvs(_) | Running::Nftables(_) | Running::Iptables(_) => None,
         }
     }
 }
@@ -35,6 +37,7 @@ impl Mode for Running {
     fn name(&self) -> ModeName {
         match self {
             Running::Ipvs(mode) => mode.name(),
+            Running::Nftables(mode) => mode.name(),
             Running::Iptables(mode) => mode.name(),
             Running::Userspace(mode) => mode.name(),
         }
@@ -43,6 +46,7 @@ impl Mode for Running {
     async fn prepare(&mut self) -> Result<(), SyncError> {
         match self {
             Running::Ipvs(mode) => mode.prepare().await,
+            Running::Nftables(mode) => mode.prepare().await,
             Running::Iptables(mode) => mode.prepare().await,
             Running::Userspace(mode) => mode.prepare().await,
         }
@@ -51,6 +55,7 @@ impl Mode for Running {
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
         match self {
             Running::Ipvs(mode) => mode.sync(map, asked).await,
+            Running::Nftables(mode) => mode.sync(map, asked).await,
             Running::Iptables(mode) => mode.sync(map, asked).await,
             Running::Userspace(mode) => mode.sync(map, asked).await,
         }
@@ -59,6 +64,7 @@ impl Mode for Running {
     async fn externally_modified(&mut self) {
         match self {
             Running::Ipvs(mode) => mode.externally_modified().await,
+            Running::Nftables(mode) => mode.externally_modified().await,
             Running::Iptables(mode) => mode.externally_modified().await,
             Running::Userspace(mode) => mode.externally_modified().await,
         }
@@ -67,6 +73,7 @@ impl Mode for Running {
     fn engines(&self) -> Vec<(Family, Engine)> {
         match self {
             Running::Ipvs(mode) => mode.engines(),
+            Running::Nftables(mode) => mode.engines(),
             Running::Iptables(mode) => mode.engines(),
             Running::Userspace(mode) => mode.engines(),
         }

@@ -11,7 +11,6 @@
 //! is its own work.
 
 mod clearing;
-mod nftables;
 mod stale_state;
 
 use std::sync::Arc;

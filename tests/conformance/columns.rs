@@ -117,17 +117,45 @@ const IPVS: Column = Column {
     on: true,
 };
 
-pub const COLUMNS: [Column; 9] = [
+const NFTABLES: Column = Column {
+    name: "host nftables",
+    kernel: Kernel::Host,
+    asked: "nftables",
+    mode: "nftables",
+    without: None,
+    // As in kube-proxy, node ports are served at the primary addresses alone
+    // unless others are named.
+    flags: &[
+        "--iptables-min-sync-period=0s",
+        "--nodeport-addresses=0.0.0.0/0,::/0",
+    ],
+    tools: Tools::Nft,
+    chain: None,
+    on: true,
+};
+
+pub const COLUMNS: [Column; 10] = [
     iptables("host iptables-nft", Kernel::Host, Tools::Nft, true),
     iptables("host iptables-legacy", Kernel::Host, Tools::Legacy, true),
     redirect("host userspace-redirect", Kernel::Host, Tools::Nft),
     local("host userspace-local", Kernel::Host),
+    NFTABLES,
     IPVS,
     iptables("full iptables-legacy", Kernel::Full, Tools::Legacy, true),
     redirect("full userspace-redirect", Kernel::Full, Tools::Legacy),
     local("full userspace-local", Kernel::Full),
     local("bare userspace-local", Kernel::Bare),
 ];
+
+impl Column {
+    /// Its flags, but for those that a case gives `others` of the same name.
+    pub fn flags_beside(&self, others: &[&str]) -> impl Iterator<Item = &'static str> {
+        let name = |flag: &str| flag.split('=').next().unwrap_or(flag).to_owned();
+        let others: Vec<String> = others.iter().map(|flag| name(flag)).collect();
+        let flags = self.flags.iter().copied();
+        flags.filter(move |flag| !others.contains(&name(flag)))
+    }
+}
 
 /// Some of the columns.
 pub type Columns = fn(&Column) -> bool;
@@ -149,6 +177,21 @@ pub fn in_iptables(column: &Column) -> bool {
     column.mode == "iptables"
 }
 
+pub fn nftables(column: &Column) -> bool {
+    column.mode == "nftables"
+}
+
+/// Modes in which what the node itself sends to a service address is asked for
+/// by rules that refuse.
+pub fn output_is_asked(column: &Column) -> bool {
+    ipvs(column) || nftables(column)
+}
+
+/// Modes without node ports at 127.0.0.1.
+pub fn not_on_loopback(column: &Column) -> bool {
+    ipvs(column) || nftables(column)
+}
+
 pub fn userspace(column: &Column) -> bool {
     column.mode == "userspace"
 }
@@ -156,7 +199,7 @@ pub fn userspace(column: &Column) -> bool {
 /// Modes in which something of the node's stands at a cluster IP, which
 /// refuses when there is nowhere to go.
 pub fn no_silence(column: &Column) -> bool {
-    !in_iptables(column)
+    !in_iptables(column) && !nftables(column)
 }
 
 /// iptables mode without `--without=addrtype`, and so on.

@@ -4,8 +4,8 @@
 
 use super::case::{Caller, Protocol, Target};
 use super::columns::{
-    Columns, in_iptables, ipvs, ipvs_without_reject, rules_without_addrtype, rules_without_reject,
-    rules_without_statistic, userspace,
+    Columns, in_iptables, ipvs_without_reject, output_is_asked, rules_without_addrtype,
+    rules_without_reject, rules_without_statistic, userspace,
 };
 use super::observation::{Answered, How, Observation, Source};
 
@@ -16,6 +16,7 @@ pub enum Why {
     NoSctpInUserspace,
     NobodyHereIsRefused,
     AddressTakenWhole,
+    OtherPortsRefused,
     OneServerForAllCallers,
     LoopbackIsNotServed,
     LoopbackOfBothFamilies,
@@ -33,11 +34,12 @@ pub enum Why {
 }
 
 impl Why {
-    pub const ALL: [Why; 18] = [
+    pub const ALL: [Why; 19] = [
         Why::ClientHidden,
         Why::NoSctpInUserspace,
         Why::NobodyHereIsRefused,
         Why::AddressTakenWhole,
+        Why::OtherPortsRefused,
         Why::OneServerForAllCallers,
         Why::LoopbackIsNotServed,
         Why::LoopbackOfBothFamilies,
@@ -73,6 +75,10 @@ impl Why {
                 "Cluster IPs are the node's in this mode: other ports are refused instead of \
                  being forwarded to the router."
             }
+            Why::OtherPortsRefused => {
+                "Ports of a cluster IP that its Service does not name are refused, as in \
+                 kube-proxy's nftables mode, instead of being forwarded to the router."
+            }
             Why::OneServerForAllCallers => {
                 "IPVS has one virtual server for all callers, as in kube-proxy: with \
                  `externalTrafficPolicy: Local` pods and the node reach the endpoints on the \
@@ -80,7 +86,8 @@ impl Why {
             }
             Why::LoopbackIsNotServed => {
                 "Node ports are not served at 127.0.0.1 in this mode, as in kube-proxy: IPVS \
-                 does not translate what comes from loopback."
+                 does not translate what comes from loopback, and nftables mode leaves \
+                 loopback to the node."
             }
             Why::LoopbackOfBothFamilies => {
                 "Node ports are served at ::1, too: no martian rule stands in the way of a \
@@ -221,7 +228,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         why: Why::OwnPacketsAreStopped,
-        columns: ipvs,
+        columns: output_is_asked,
         instead: |caller, target, protocol, observation| {
             let stopped = matches!(observation, Observation::Refused | Observation::Silent);
             let stopped = caller == Caller::Node && protocol == Protocol::Udp && stopped;

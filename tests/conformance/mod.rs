@@ -52,6 +52,7 @@ columns! {
     host_iptables_legacy: "host iptables-legacy",
     host_userspace_redirect: "host userspace-redirect",
     host_userspace_local: "host userspace-local",
+    host_nftables: "host nftables",
     guest_full_ipvs: "full ipvs",
     guest_full_iptables_legacy: "full iptables-legacy",
     guest_full_userspace_redirect: "full userspace-redirect",

@@ -205,7 +205,7 @@ impl Run<'_> {
         command
             .env("PATH", format!("{}:{path}", self.tools))
             .arg(format!("--proxy-mode={}", self.column.asked))
-            .args(self.column.flags)
+            .args(self.column.flags_beside(flags.arguments()))
             .args(flags.arguments())
             .arg("--manifests")
             .arg(&self.network.manifests)

@@ -245,8 +245,8 @@ fn modes() {
             ModeName::Userspace,
             false,
         ),
-        (None, &["--proxy-mode=nftables"], ModeName::Ipvs, true),
-        (Some("mode: nftables\n"), &[], ModeName::Ipvs, true),
+        (None, &["--proxy-mode=nftables"], ModeName::Nftables, false),
+        (Some("mode: nftables\n"), &[], ModeName::Nftables, false),
         // kube-proxy would not look at these in that mode.
         (
             Some("mode: iptables\nipvs: {scheduler: magic}\n"),

@@ -132,13 +132,7 @@ impl Check {
             "ipvs" => ModeName::Ipvs,
             "iptables" => ModeName::Iptables,
             "userspace" => ModeName::Userspace,
-            "nftables" => {
-                self.warnings.push(
-                    "mode nftables: Tripod has no such mode and runs the best one that this kernel can"
-                        .to_owned(),
-                );
-                ModeName::Ipvs
-            }
+            "nftables" => ModeName::Nftables,
             other => {
                 let why = match other {
                     "kernelspace" => "that is kube-proxy's mode on Windows; ",

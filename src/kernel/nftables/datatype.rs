@@ -161,6 +161,7 @@ impl DataType {
             (DataType::CtDirection, &[1]) => f.write_str("reply"),
             (DataType::Port, &[high, low]) => write!(f, "{}", u16::from_be_bytes([high, low])),
             (DataType::IfName, _) => match name(octets) {
+                Some(name) if name.len() == octets.len() => write!(f, "\"{name}*\""),
                 Some(name) => write!(f, "\"{name}\""),
                 None => hex(octets, f),
             },
@@ -237,8 +238,10 @@ fn address(octets: &[u8]) -> Option<IpAddr> {
     Some(Ipv6Addr::from(octets).into())
 }
 
+/// A name, or without its NUL the beginning of names.
 fn name(octets: &[u8]) -> Option<&str> {
-    let end = octets.iter().position(|octet| *octet == 0)?;
+    let end = octets.iter().position(|octet| *octet == 0);
+    let end = end.unwrap_or(octets.len());
     let name = std::str::from_utf8(&octets[..end]).ok()?;
     let plain = |c: char| !c.is_control() && c != '"';
     name.chars().all(plain).then_some(name)

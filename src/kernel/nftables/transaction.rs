@@ -92,6 +92,18 @@ impl Transaction {
         self.steps.iter().map(count).sum()
     }
 
+    /// How many steps it has, however many elements they are of: the number of
+    /// the next one.
+    pub fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Makes the changes of `other`, of the same table, after these.
+    pub fn append(&mut self, other: Transaction) -> &mut Self {
+        self.steps.extend(other.steps);
+        self
+    }
+
     /// Adds the table; one that is there stays as it is.
     pub fn add_table(&mut self) -> &mut Self {
         self.step(Step::AddTable)

@@ -54,6 +54,8 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
     }
     match mode {
         ModeName::Ipvs => ipvs(&mut needs, kernel, requirements),
+        // What it needs is found out when it runs.
+        ModeName::Nftables => return needs,
         ModeName::Iptables => iptables(&mut needs, kernel, requirements.primary),
         ModeName::Userspace => userspace(&mut needs, kernel, requirements),
     }

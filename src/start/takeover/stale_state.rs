@@ -5,14 +5,17 @@ use std::fmt;
 
 use ipnet::IpNet;
 
-use super::nftables;
 use crate::{
     kernel::{
         conntrack::flows,
         netlink::{Protocol, Socket},
         xtables::{Engine, remove::Preserved},
     },
-    modes::{SyncError, iptables, ipvs, userspace},
+    modes::{
+        SyncError, iptables, ipvs,
+        nftables::{self, cleanup},
+        userspace,
+    },
     net::{Family, ModeName},
 };
 
@@ -26,8 +29,9 @@ pub(super) enum StaleState {
 }
 
 impl StaleState {
-    pub(super) const ALL: [StaleState; 4] = [
+    pub(super) const ALL: [StaleState; 5] = [
         StaleState::Of(ModeName::Ipvs),
+        StaleState::Of(ModeName::Nftables),
         StaleState::Of(ModeName::Iptables),
         StaleState::Of(ModeName::Userspace),
         StaleState::Nftables,
@@ -54,8 +58,13 @@ impl StaleState {
                 let retired = iptables::retire(&bare).await;
                 retired.map_err(|error| words(&error))?
             }
+            StaleState::Of(ModeName::Nftables)
+                if !running.is(ModeName::Nftables) && !bare.is_empty() =>
+            {
+                cleanup::retire(nftables::TABLE, &bare).map_err(|error| words(&error))?
+            }
             StaleState::Nftables if !bare.is_empty() => {
-                nftables::retire(&bare).map_err(|error| words(&error))?
+                cleanup::retire(cleanup::KUBE_PROXY, &bare).map_err(|error| words(&error))?
             }
             _ => Vec::new(),
         };
@@ -76,6 +85,7 @@ impl StaleState {
                 let preserved = running.preserved(mode);
                 match mode {
                     ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&preserved).await,
+                    ModeName::Nftables => !running.is(mode) && cleanup::is_there(nftables::TABLE),
                     ModeName::Iptables => iptables::is_there(&preserved).await,
                     ModeName::Userspace => {
                         let routed = if running.is(mode) {
@@ -87,7 +97,7 @@ impl StaleState {
                     }
                 }
             }
-            StaleState::Nftables => nftables::is_there(),
+            StaleState::Nftables => cleanup::is_there(cleanup::KUBE_PROXY),
         }
     }
 
@@ -101,11 +111,19 @@ impl StaleState {
         exclude: &[IpNet],
     ) -> Result<(), String> {
         match self {
+            StaleState::Of(ModeName::Nftables) => {
+                match running.is_some_and(|running| running.is(ModeName::Nftables)) {
+                    true => Ok(()),
+                    false => cleanup::clean(nftables::TABLE).map_err(|error| error.to_string()),
+                }
+            }
             StaleState::Of(mode) => {
                 let cleaned = clean(mode, running, exclude).await;
                 cleaned.map_err(|error| error.to_string())
             }
-            StaleState::Nftables => nftables::clean().map_err(|error| error.to_string()),
+            StaleState::Nftables => {
+                cleanup::clean(cleanup::KUBE_PROXY).map_err(|error| error.to_string())
+            }
         }
     }
 }
@@ -114,7 +132,7 @@ impl fmt::Display for StaleState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StaleState::Of(mode) => write!(f, "{mode} mode"),
-            StaleState::Nftables => f.write_str("nftables mode"),
+            StaleState::Nftables => f.write_str("kube-proxy's nftables mode"),
         }
     }
 }
@@ -169,6 +187,7 @@ async fn clean(
     let runs = running.is_some_and(|running| running.is(mode));
     let redirected = running.map_or_else(Vec::new, Running::with_rules);
     match mode {
+        ModeName::Nftables => Ok(()),
         ModeName::Userspace if runs => {
             Ok(userspace::cleanup_except(&preserved, &redirected).await?)
         }

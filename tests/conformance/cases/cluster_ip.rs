@@ -106,6 +106,7 @@ fn several_ports() -> Vec<Case> {
         .calls(ClusterIp)
         .at_port(SECOND_PORT)
         .sees(Unserved)
+        .but(nftables, Why::OtherPortsRefused, Refused)
         .but(ipvs, Why::AddressTakenWhole, Refused),
         case(
             "The same port number over TCP and UDP serves both",
@@ -135,6 +136,7 @@ fn several_ports() -> Vec<Case> {
         .calls(ClusterIp)
         .over(Udp)
         .sees(Unserved)
+        .but(nftables, Why::OtherPortsRefused, Refused)
         .but(ipvs, Why::AddressTakenWhole, Refused)
         .then("it is UDP alone", |web| web.without("TCP"))
         .when(Pod)
@@ -147,6 +149,7 @@ fn several_ports() -> Vec<Case> {
         .when(Pod)
         .calls(ClusterIp)
         .sees(Unserved)
+        .but(nftables, Why::OtherPortsRefused, Refused)
         .but(ipvs, Why::AddressTakenWhole, Refused),
     ]
 }
@@ -239,6 +242,7 @@ fn datagrams_and_other_ports() -> Vec<Case> {
             .calls(ClusterIp)
             .at_port(99)
             .sees(Unserved)
+            .but(nftables, Why::OtherPortsRefused, Refused)
             .but(ipvs, Why::AddressTakenWhole, Refused),
     ]
 }

@@ -28,8 +28,8 @@ use super::case::Target::{
 };
 use super::case::{Case, Flags, case};
 use super::columns::{
-    in_iptables, ipvs, ipvs_without_wrr, no_silence, rules_without_conntrack, rules_without_recent,
-    userspace,
+    in_iptables, ipvs, ipvs_without_wrr, nftables, no_silence, not_on_loopback,
+    rules_without_conntrack, rules_without_recent, userspace,
 };
 use super::differences::Why;
 use super::endpoints::Pod::{A, B, C, OnNode, OnOther};

@@ -44,7 +44,7 @@ fn callers() -> Vec<Case> {
             .over([Tcp, Udp])
             .by(V4)
             .sees(each(ALL).seeing_the_node())
-            .but(ipvs, Why::LoopbackIsNotServed, Refused)
+            .but(not_on_loopback, Why::LoopbackIsNotServed, Refused)
             .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused),
         case("At ::1 node ports are refused", node_port(ALL))
             .when(Node)

@@ -1,0 +1,447 @@
+//! From what is in force to what is to be: which elements and chains come and
+//! which go, as one transaction.
+
+use std::{collections::BTreeMap, hash::Hash, sync::Arc};
+
+use hashbrown::{HashMap, HashSet};
+
+use super::plan::{
+    Fixed, Options, ServiceElements, SetId, Sets, SharedChain, Slots, fixed, service_port,
+};
+use crate::{
+    kernel::nftables::{Datum, Element, Table, Transaction},
+    modes::references::References,
+    net::Family,
+    services::{ServicePort, ServicePortName, SessionAffinity},
+};
+
+/// What Tripod calls its tables, one of each family.
+pub const TABLE: &str = "tripod";
+
+/// What a table holds, so to speak: the ServicePorts from which it follows.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    options: Options,
+    ports: HashMap<ServicePortName, AppliedPort>,
+    /// How many ServicePorts need each element that several may need.
+    shared: References<(SetId, Element)>,
+    /// How many need each chain.
+    chains: References<SharedChain>,
+}
+
+/// A ServicePort as it is in force.
+#[derive(Clone, Debug)]
+struct AppliedPort {
+    port: Arc<ServicePort>,
+    /// Where its endpoints are, if not where those of a new one would be.
+    slots: Option<Box<Slots>>,
+}
+
+impl AppliedPort {
+    fn new(port: &Arc<ServicePort>, before: Option<&AppliedPort>) -> AppliedPort {
+        let slots = before.and_then(|before| {
+            let slots = Slots::after(port, &before.slots());
+            (slots != Slots::new(port)).then(|| Box::new(slots))
+        });
+        AppliedPort {
+            port: Arc::clone(port),
+            slots,
+        }
+    }
+
+    fn slots(&self) -> Slots {
+        match &self.slots {
+            Some(slots) => (**slots).clone(),
+            None => Slots::new(&self.port),
+        }
+    }
+
+    fn elements(&self, options: &Options) -> ServiceElements {
+        service_port(&self.port, &self.slots(), options)
+    }
+
+    fn has_affinity(&self) -> bool {
+        self.port.session_affinity != SessionAffinity::None
+    }
+}
+
+/// Elements of each set, each with the number of the ServicePort that it is for.
+type BySet = BTreeMap<SetId, Vec<(Element, usize)>>;
+
+/// What is to be changed for some ServicePorts.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// The ServicePorts, as they will be; `None`: gone.
+    ports: Vec<(ServicePortName, Option<AppliedPort>)>,
+    removed: BySet,
+    added: BySet,
+    shared: HashMap<(SetId, Element), i32>,
+    chains: HashMap<SharedChain, i32>,
+    /// Where clients must not be sent any more because of what they were sent
+    /// to before.
+    pub forgotten: Routes,
+}
+
+/// Pairs of a frontend and an endpoint, as [`SetId::Affinity`] has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes {
+    /// Key of a service address, and the endpoint.
+    services: HashSet<Box<[u8]>>,
+    /// Key of a node port, and the endpoint.
+    node_ports: HashSet<Box<[u8]>>,
+}
+
+impl Routes {
+    /// Adds those of a ServicePort's elements.
+    fn extend(&mut self, elements: &ServiceElements) {
+        for (set, element) in &elements.own {
+            let routes = match set {
+                SetId::Endpoints => &mut self.services,
+                SetId::NodePortEndpoints => &mut self.node_ports,
+                _ => continue,
+            };
+            let Some(Datum::Value(endpoint)) = &element.data else {
+                continue;
+            };
+            // The slot is the last value of the key.
+            let frontend = element.key.len().saturating_sub(4);
+            routes.insert([&element.key[..frontend], endpoint].concat().into());
+        }
+    }
+
+    fn remove(&mut self, other: &Routes) {
+        self.services
+            .retain(|route| !other.services.contains(route));
+        self.node_ports
+            .retain(|route| !other.node_ports.contains(route));
+    }
+
+    /// Nothing is among them.
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty() && self.node_ports.is_empty()
+    }
+
+    /// Returns how many there are.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.services.len() + self.node_ports.len()
+    }
+
+    /// Returns true if an element of [`SetId::Affinity`] is one of them, in a
+    /// table whose addresses have `address` octets.
+    pub fn contain(&self, element: &Element, address: usize) -> bool {
+        let Some(Datum::Value(endpoint)) = &element.data else {
+            return false;
+        };
+        // The client comes first, then the service address.
+        let is_in = |routes: &HashSet<Box<[u8]>>, from: usize| {
+            let frontend = element.key.get(from..).unwrap_or_default();
+            routes.contains(&*[frontend, endpoint].concat())
+        };
+        is_in(&self.services, address) || is_in(&self.node_ports, 2 * address)
+    }
+}
+
+impl Applied {
+    /// Nothing but the fixed part.
+    pub fn new(options: Options) -> Applied {
+        Applied {
+            options,
+            ports: HashMap::new(),
+            shared: References::default(),
+            chains: References::default(),
+        }
+    }
+
+    /// The options that it was made with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// How many ServicePorts are in force.
+    pub fn len(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// The ServicePort as it is in force.
+    pub fn get(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
+        self.ports.get(name).map(|applied| &applied.port)
+    }
+
+    /// The names of those in force.
+    pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
+        self.ports.keys()
+    }
+
+    /// What is to be changed so that these ServicePorts are in force, or not any
+    /// more.
+    pub fn change<'a>(
+        &self,
+        ports: impl IntoIterator<Item = (&'a ServicePortName, Option<&'a Arc<ServicePort>>)>,
+    ) -> Change {
+        let mut change = Change::default();
+        for (name, port) in ports {
+            let before = self.ports.get(name);
+            let after = port.map(|port| AppliedPort::new(port, before));
+            change.compare(before, after.as_ref(), &self.options);
+            change.ports.push((name.clone(), after));
+        }
+        change
+    }
+
+    /// The change is in force.
+    pub fn commit(&mut self, change: Change) {
+        for (name, port) in change.ports {
+            match port {
+                Some(port) => drop(self.ports.insert(name, port)),
+                None => drop(self.ports.remove(&name)),
+            }
+        }
+        count(&mut self.shared, change.shared);
+        count(&mut self.chains, change.chains);
+    }
+
+    /// Where clients may be sent again because they were sent there before.
+    pub fn routes_after(&self, change: &Change) -> Routes {
+        let mut routes = Routes::default();
+        let changed = change.ports.iter().filter_map(|(_, port)| port.as_ref());
+        for port in changed.filter(|port| port.has_affinity()) {
+            routes.extend(&port.elements(&self.options));
+        }
+        routes
+    }
+}
+
+fn count<K: Eq + Hash + Clone>(references: &mut References<K>, deltas: HashMap<K, i32>) {
+    for (key, delta) in deltas {
+        for _ in delta..0 {
+            references.release(&key);
+        }
+        for _ in 0..delta {
+            references.add(key.clone());
+        }
+    }
+}
+
+/// Returns what comes to be needed, or what is no longer needed by anybody.
+fn turned<'a, K: Eq + Hash>(
+    references: &References<K>,
+    deltas: &'a HashMap<K, i32>,
+    turns: fn(u32, u32) -> bool,
+) -> Vec<&'a K> {
+    let turned = deltas.iter().filter(|(key, delta)| {
+        let before = references.count(key);
+        turns(before, before.saturating_add_signed(**delta))
+    });
+    turned.map(|(key, _)| key).collect()
+}
+
+impl Change {
+    /// Returns true if nothing is to be done in the kernel.
+    pub fn is_empty(&self) -> bool {
+        let mut deltas = self.shared.values().chain(self.chains.values());
+        self.removed.is_empty() && self.added.is_empty() && deltas.all(|delta| *delta == 0)
+    }
+
+    fn compare(
+        &mut self,
+        before: Option<&AppliedPort>,
+        after: Option<&AppliedPort>,
+        options: &Options,
+    ) {
+        let owner = self.ports.len();
+        let of = |port: Option<&AppliedPort>| {
+            let elements = port.map(|port| port.elements(options));
+            elements.unwrap_or_default()
+        };
+        let (old, new) = (of(before), of(after));
+        if before.is_some_and(AppliedPort::has_affinity) {
+            let mut gone = Routes::default();
+            gone.extend(&old);
+            if after.is_some_and(AppliedPort::has_affinity) {
+                let mut stay = Routes::default();
+                stay.extend(&new);
+                gone.remove(&stay);
+            }
+            self.forgotten.services.extend(gone.services);
+            self.forgotten.node_ports.extend(gone.node_ports);
+        }
+        for (needs, delta) in [(&old, -1), (&new, 1)] {
+            for element in &needs.shared {
+                *self.shared.entry(element.clone()).or_default() += delta;
+            }
+            for chain in &needs.chains {
+                *self.chains.entry(chain.clone()).or_default() += delta;
+            }
+        }
+        let (gone, come) = if before.is_some() {
+            differing(old.own, new.own)
+        } else {
+            (Vec::new(), new.own)
+        };
+        for (elements, by_set) in [(gone, &mut self.removed), (come, &mut self.added)] {
+            for (set, element) in elements {
+                by_set.entry(set).or_default().push((element, owner));
+            }
+        }
+    }
+
+    /// What goes to the kernel, where `applied` is in force.
+    pub fn batch(self, applied: &Applied, sets: &Sets) -> Batch {
+        let mut batch = Batch::new(applied.options.family);
+        let new: fn(u32, u32) -> bool = |before, after| before == 0 && after > 0;
+        let old: fn(u32, u32) -> bool = |before, after| before > 0 && after == 0;
+        batch.chains(
+            &turned(&applied.chains, &self.chains, new),
+            &applied.options,
+            sets,
+        );
+        let mut gone: Vec<String> = Vec::new();
+        for chain in turned(&applied.chains, &self.chains, old) {
+            gone.extend(chain.names());
+        }
+        let (mut removed, mut added) = (self.removed, self.added);
+        for (turn, by_set) in [(old, &mut removed), (new, &mut added)] {
+            for (set, element) in turned(&applied.shared, &self.shared, turn) {
+                let elements = by_set.entry(*set).or_default();
+                elements.push((element.clone(), usize::MAX));
+            }
+        }
+        for (set, elements) in removed {
+            let elements = elements.into_iter().map(|(element, _)| element).collect();
+            batch.transaction.delete_elements(sets.get(set), elements);
+        }
+        batch.add(added, sets);
+        for name in &gone {
+            batch.transaction.flush_chain(name.as_str());
+        }
+        for name in gone {
+            batch.transaction.delete_chain(name);
+        }
+        batch.change = Change {
+            ports: self.ports,
+            shared: self.shared,
+            chains: self.chains,
+            forgotten: self.forgotten,
+            ..Change::default()
+        };
+        batch
+    }
+}
+
+/// A transaction and whom it is for.
+#[derive(Debug)]
+pub struct Batch {
+    /// What goes to the kernel.
+    pub transaction: Transaction,
+    /// Which ServicePort each element of a step is for, as numbers of those of
+    /// the change.
+    owners: HashMap<usize, Vec<usize>>,
+    /// What of the change is left to be committed.
+    pub change: Change,
+}
+
+impl Batch {
+    fn new(family: Family) -> Batch {
+        Batch {
+            transaction: Transaction::new(Table::new(family, TABLE)),
+            owners: HashMap::new(),
+            change: Change::default(),
+        }
+    }
+
+    /// A table with what `change` adds to an empty one, in the place of the one
+    /// that `exists`. `affinity` are clients that stay on their endpoints.
+    pub fn whole(
+        change: Change,
+        empty: &Applied,
+        sets: &Sets,
+        exists: bool,
+        affinity: Vec<Element>,
+    ) -> Batch {
+        let options = &empty.options;
+        let mut batch = Batch::new(options.family);
+        if exists {
+            batch.transaction.delete_table();
+        }
+        batch.transaction.add_table();
+        for set in sets.of(options) {
+            batch.transaction.add_set(set);
+        }
+        let Fixed { chains, elements } = fixed(options, sets);
+        for (chain, _) in &chains {
+            batch.transaction.add_chain(chain.clone());
+        }
+        for (chain, rules) in chains {
+            for rule in rules {
+                batch.transaction.add_rule(&chain.name, rule);
+            }
+        }
+        for (set, element) in elements {
+            batch.transaction.add_elements(sets.get(set), vec![element]);
+        }
+        let affinities = sets.get(SetId::Affinity);
+        batch.transaction.add_elements(affinities, affinity);
+        let variable = change.batch(empty, sets);
+        batch.append(variable);
+        batch
+    }
+
+    fn append(&mut self, other: Batch) {
+        let before = self.transaction.steps();
+        self.transaction.append(other.transaction);
+        let owners = other.owners.into_iter();
+        self.owners = owners
+            .map(|(step, owners)| (step + before, owners))
+            .collect();
+        self.change = other.change;
+    }
+
+    fn chains(&mut self, chains: &[&SharedChain], options: &Options, sets: &Sets) {
+        let mut chains = chains.to_vec();
+        chains.sort_unstable();
+        let all: Vec<_> = chains
+            .iter()
+            .flat_map(|chain| chain.chains(options, sets))
+            .collect();
+        for (chain, _) in &all {
+            self.transaction.add_chain(chain.clone());
+        }
+        for (chain, rules) in all {
+            for rule in rules {
+                self.transaction.add_rule(&chain.name, rule);
+            }
+        }
+    }
+
+    fn add(&mut self, added: BySet, sets: &Sets) {
+        for (set, elements) in added {
+            let (elements, owners): (Vec<_>, Vec<_>) = elements.into_iter().unzip();
+            self.owners.insert(self.transaction.steps(), owners);
+            self.transaction.add_elements(sets.get(set), elements);
+        }
+    }
+
+    /// The ServicePort for which an element of a step is.
+    pub fn owner(&self, step: usize, element: usize) -> Option<&ServicePortName> {
+        let owner = self.owners.get(&step)?.get(element)?;
+        self.change.ports.get(*owner).map(|(name, _)| name)
+    }
+}
+
+type Own = Vec<(SetId, Element)>;
+
+/// What only `old` has, and what only `new` has. A map's element whose data
+/// differ is deleted and added.
+fn differing(old: Own, new: Own) -> (Own, Own) {
+    let kept: HashSet<(SetId, Element)> = {
+        let old: HashSet<&(SetId, Element)> = old.iter().collect();
+        let common = new.iter().filter(|element| old.contains(element));
+        common.cloned().collect()
+    };
+    let only = |own: Own| {
+        let only = own.into_iter().filter(|element| !kept.contains(element));
+        only.collect()
+    };
+    (only(old), only(new))
+}

@@ -1,0 +1,303 @@
+//! The table of one family: what is in force, and bringing it in step.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashSet;
+use nix::errno::Errno;
+
+use super::{
+    Error,
+    diff::{Applied, Batch, Routes, TABLE},
+    observe::observe,
+    plan::{Options, SetId, Sets},
+};
+use crate::{
+    kernel::nftables::{Failure, Refused, Rules, Table, Transaction},
+    modes::{SyncReport, state::FamilyState},
+    net::Family,
+    services::{Changes, ServiceMap, ServicePortName},
+};
+
+/// So often a table is written anew where others change nf_tables meanwhile, or
+/// elements of it are refused.
+const ATTEMPTS: u32 = 20;
+
+/// What one sync did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Done {
+    /// ServicePorts that were compared.
+    pub examined: usize,
+}
+
+/// The table of one family.
+pub struct FamilyTable {
+    family: Family,
+    rules: Rules,
+    sets: Sets,
+    /// What is in force; `None`: that is not known, and the table is written anew.
+    applied: Option<Applied>,
+    /// What is pending is where clients must not be sent any more, although they
+    /// were.
+    state: FamilyState<Vec<Routes>>,
+}
+
+impl FamilyTable {
+    /// In the network namespace of the calling thread. Changes nothing.
+    ///
+    /// # Errors
+    /// When no netlink socket can be had.
+    pub fn open(family: Family) -> Result<FamilyTable, Error> {
+        Ok(FamilyTable {
+            family,
+            rules: Rules::open()?,
+            sets: Sets::new(family),
+            applied: None,
+            state: FamilyState::default(),
+        })
+    }
+
+    /// The family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// The number by which notifications name its socket.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn port(&self) -> Result<u32, Error> {
+        Ok(self.rules.port()?)
+    }
+
+    /// Returns the ServicePorts that are not in force as asked, with the reasons.
+    #[cfg(test)]
+    pub fn failed(&self) -> &BTreeMap<ServicePortName, String> {
+        self.state.failed()
+    }
+
+    /// Adds what is not in force to a report.
+    pub fn report(&self, report: &mut SyncReport) {
+        self.state.report(report);
+    }
+
+    /// The options that are in force.
+    pub fn options(&self) -> Option<&Options> {
+        self.applied.as_ref().map(Applied::options)
+    }
+
+    /// Somebody else changed the table: the next sync writes it anew.
+    pub fn externally_modified(&mut self) {
+        if self.applied.take().is_some() {
+            tracing::warn!(
+                "{}: somebody else changed table {TABLE} of nf_tables; it is written anew",
+                self.family
+            );
+        }
+    }
+
+    /// Puts what `map` has of the family in force.
+    ///
+    /// # Errors
+    /// When nothing was put in force.
+    pub fn sync(
+        &mut self,
+        map: &ServiceMap,
+        changes: &Changes,
+        options: Options,
+    ) -> Result<Done, Error> {
+        if self.options().is_some_and(|applied| *applied != options) {
+            self.applied = None;
+        }
+        let done = match self.applied.take() {
+            Some(applied) => self.step(applied, map, changes)?,
+            None => None,
+        };
+        let done = match done {
+            Some(done) => done,
+            None => self.rewrite(map, options)?,
+        };
+        self.forget();
+        Ok(done)
+    }
+
+    /// Brings what changed in force; `None` if the table is not as it is thought
+    /// to be.
+    fn step(
+        &mut self,
+        mut applied: Applied,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> Result<Option<Done>, Error> {
+        let mut names = self.dirty(&applied, map, changes);
+        let examined = names.len();
+        if changes.full || changes.retry {
+            self.state.retry_all();
+        }
+        for name in &names {
+            self.state.retry(name);
+        }
+        loop {
+            let ports = names.iter().map(|name| (name, map.get(name)));
+            let change = applied.change(ports);
+            if change.is_empty() {
+                applied.commit(change);
+                break;
+            }
+            let batch = change.batch(&applied, &self.sets);
+            match self.rules.run(&batch.transaction, None) {
+                Ok(()) => {
+                    self.state.pending().push(batch.change.forgotten.clone());
+                    applied.commit(batch.change);
+                    break;
+                }
+                Err(Failure::Refused(refused)) => {
+                    let Some(named) = by_owner(&batch, &refused) else {
+                        let first = refused.first().map(|refused| refused.error.to_string());
+                        let why = first.unwrap_or_default();
+                        tracing::warn!("{}: {why}; the table is written anew", self.family);
+                        return Ok(None);
+                    };
+                    names.retain(|name| !named.contains_key(name));
+                    for (name, why) in named {
+                        self.state.fail(name, why);
+                    }
+                }
+                Err(failure) => return Err(failure.first().into()),
+            }
+        }
+        self.applied = Some(applied);
+        Ok(Some(Done { examined }))
+    }
+
+    /// The ServicePorts that may not be in force as they are to be.
+    fn dirty(
+        &self,
+        applied: &Applied,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> HashSet<ServicePortName> {
+        let ours = |name: &&ServicePortName| name.family == self.family;
+        let mut names: HashSet<_> = changes.ports.iter().filter(ours).cloned().collect();
+        if changes.full {
+            let differs = |name: &&ServicePortName| applied.get(name) != map.get(name);
+            let there = map.iter().map(|port| &port.name).filter(ours);
+            let all = there.chain(applied.names());
+            names.extend(all.filter(differs).cloned());
+        }
+        if changes.full || changes.retry {
+            names.extend(self.state.failed().keys().cloned());
+        }
+        names
+    }
+
+    /// Writes the whole table: the new one is in force in the moment in which the
+    /// old one goes.
+    fn rewrite(&mut self, map: &ServiceMap, options: Options) -> Result<Done, Error> {
+        self.state.retry_all();
+        let affinity = self.sets.get(SetId::Affinity).clone();
+        let mut outcome = Err(Error::Unstable);
+        for _ in 0..ATTEMPTS {
+            let observed = match observe(&mut self.rules, self.family, &affinity) {
+                // The table went meanwhile.
+                Err(error) if error.errno() == Some(Errno::ENOENT) => continue,
+                observed => observed?,
+            };
+            let mut applied = Applied::new(options.clone());
+            let state = &self.state;
+            let ports = map
+                .iter()
+                .filter(|port| port.name.family == self.family && !state.has_failed(&port.name));
+            let change = applied.change(ports.map(|port| (&port.name, Some(port))));
+            let routes = applied.routes_after(&change);
+            let address = usize::from(self.family.bits() / 8);
+            let mut clients = observed.affinity;
+            clients.retain(|client| routes.contain(client, address));
+            let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
+            match self
+                .rules
+                .run(&batch.transaction, Some(observed.generation))
+            {
+                Ok(()) => {
+                    applied.commit(batch.change);
+                    let examined = applied.len();
+                    self.applied = Some(applied);
+                    self.state.take_pending();
+                    self.state.applied();
+                    return Ok(Done { examined });
+                }
+                Err(Failure::Changed) => {}
+                Err(Failure::Refused(refused)) => {
+                    let Some(named) = by_owner(&batch, &refused) else {
+                        return Err(Failure::Refused(refused).first().into());
+                    };
+                    outcome = Err(Failure::Refused(refused).first().into());
+                    for (name, why) in named {
+                        self.state.fail(name, why);
+                    }
+                }
+                Err(failure) => return Err(failure.first().into()),
+            }
+        }
+        outcome
+    }
+
+    /// Deletes what is remembered of clients whose endpoints are gone. New entries
+    /// of that kind do not come any more.
+    fn forget(&mut self) {
+        let mut forgotten = self.state.take_pending();
+        forgotten.retain(|routes| !routes.is_empty());
+        if forgotten.is_empty() {
+            return;
+        }
+        if let Err(error) = self.forget_routes(&forgotten) {
+            let why = format!("clients may be sent to endpoints that are gone: {error}");
+            self.state.leave_unfinished(why);
+            *self.state.pending() = forgotten;
+        }
+    }
+
+    fn forget_routes(&mut self, forgotten: &[Routes]) -> Result<(), Error> {
+        let table = Table::new(self.family, TABLE);
+        let affinity = self.sets.get(SetId::Affinity);
+        let address = usize::from(self.family.bits() / 8);
+        let clients = self.rules.elements(&table, affinity)?;
+        let mut left: Vec<_> = clients
+            .into_iter()
+            .filter(|client| forgotten.iter().any(|r| r.contain(client, address)))
+            .collect();
+        while !left.is_empty() {
+            let mut transaction = Transaction::new(table.clone());
+            for client in &left {
+                // A step each: what has gone by itself is refused, and named.
+                transaction.delete_elements(affinity, vec![client.clone()]);
+            }
+            let refused = match self.rules.run(&transaction, None) {
+                Ok(()) => return Ok(()),
+                Err(Failure::Refused(refused)) => refused,
+                Err(failure) => return Err(failure.first().into()),
+            };
+            let gone = |refused: &Refused| match refused.error.errno() {
+                Some(Errno::ENOENT) => refused.step,
+                _ => None,
+            };
+            let gone: HashSet<usize> = refused.iter().filter_map(gone).collect();
+            if gone.is_empty() {
+                return Err(Failure::Refused(refused).first().into());
+            }
+            let mut at = 0..;
+            left.retain(|_| at.next().is_some_and(|at| !gone.contains(&at)));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the ServicePorts whose elements were refused, with the reasons; `None`
+/// if something was refused that is not, or not known to be, an element of one.
+fn by_owner(batch: &Batch, refused: &[Refused]) -> Option<BTreeMap<ServicePortName, String>> {
+    let each = refused.iter().map(|refused| {
+        let owner = batch.owner(refused.step?, refused.element?)?;
+        Some((owner.clone(), refused.error.to_string()))
+    });
+    each.collect::<Option<BTreeMap<_, _>>>()
+        .filter(|named| !named.is_empty())
+}

@@ -1,0 +1,221 @@
+//! nftables mode: rules of nf_tables that do not grow with Services, and maps that
+//! do.
+//!
+//! Each family has a table of its own. A change is planned for the ServicePorts
+//! concerned, as they were and as they are, and the difference is one transaction.
+//! At the start, and when somebody else changed the table, it is written anew, in
+//! one transaction as well: what keeps out and what lets through are in force at
+//! the same moment.
+
+pub mod cleanup;
+mod diff;
+mod execute;
+mod observe;
+pub mod plan;
+pub mod render;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
+
+pub use self::diff::TABLE;
+use self::{execute::FamilyTable, plan::Options};
+use super::{Asked, Mode, Outcomes, SyncError, SyncReport, Unsupported, stale::StaleFlows};
+use crate::{
+    config::{Effective, KubeProxyConfiguration},
+    kernel::{netlink, nftables::Watcher, sysctl, xtables::Engine},
+    modes::Metrics,
+    net::{Family, ModeName, PerFamily},
+    node::NodePorts,
+    services::{Changes, ServiceMap},
+};
+
+/// How often notifications of the kernel are read.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Whether connection tracking finds no packet outside a TCP window invalid
+/// (`Documentation/networking/nf_conntrack-sysctl.rst`).
+const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
+
+/// Why nftables mode cannot run or did not sync.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel refused something, or could not be asked.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// Others changed something each time the table was to be written.
+    #[error("others go on changing nf_tables, so that our table cannot be written")]
+    Unstable,
+}
+
+/// What nftables mode is made from.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The configuration.
+    pub configuration: KubeProxyConfiguration,
+    /// What it means.
+    pub configured: Effective,
+    /// On which addresses node ports are served.
+    pub node_ports: Arc<NodePorts>,
+    /// What takes the figures.
+    pub metrics: Arc<dyn Metrics>,
+}
+
+/// nftables mode.
+pub struct Nftables {
+    setup: Setup,
+    families: Vec<ServedFamily>,
+    watcher: Watcher,
+    /// When notifications are read next. Kept here, as whoever waits for it may
+    /// stop and begin again at any time.
+    look: Instant,
+}
+
+struct ServedFamily {
+    table: FamilyTable,
+    /// Stale flows that could not be deleted yet.
+    flows: StaleFlows,
+}
+
+impl Nftables {
+    /// The mode for these `families`; changes nothing yet.
+    ///
+    /// # Errors
+    /// When the kernel's notifications cannot be had.
+    pub fn new(setup: Setup, families: &[Family]) -> Result<Nftables, SyncError> {
+        let open = |family: &Family| {
+            Ok(ServedFamily {
+                table: FamilyTable::open(*family)?,
+                flows: StaleFlows::default(),
+            })
+        };
+        let families: Result<Vec<ServedFamily>, Error> = families.iter().map(open).collect();
+        let families = families?;
+        let own: Result<Vec<u32>, Error> = families.iter().map(|f| f.table.port()).collect();
+        let watcher = Watcher::open(&own?).map_err(Error::from)?;
+        Ok(Nftables {
+            setup,
+            families,
+            watcher,
+            look: Instant::now() + LOOK,
+        })
+    }
+
+    /// Reads what others changed; true if that concerns a table of ours.
+    fn read_notifications(&mut self) -> bool {
+        let changes = match self.watcher.changes() {
+            Ok(changes) => changes,
+            Err(error) => {
+                tracing::debug!("notifications of nf_tables: {error}");
+                return false;
+            }
+        };
+        let mut concerned = false;
+        for state in &mut self.families {
+            if changes.concern(state.table.family(), TABLE) {
+                concerned = true;
+                state.table.externally_modified();
+            }
+        }
+        concerned
+    }
+}
+
+impl ServedFamily {
+    fn unsupported(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unsupported> {
+        let all = map.iter().filter(|_| changes.full);
+        let named = changes.ports.iter().filter(|_| !changes.full);
+        let ports = all.chain(named.filter_map(|name| map.get(name)));
+        let served = ports.filter(|port| port.name.family == self.table.family());
+        served.flat_map(|port| plan::unsupported(port)).collect()
+    }
+
+    /// Whether packets outside a TCP window are invalid is what the kernel says,
+    /// whatever was configured; it is read at each `full` sync.
+    fn observe_liberality(&self, full: bool, options: &mut Options) {
+        let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
+        if let Some(applied) = applied {
+            options.tcp_be_liberal = applied;
+        }
+        if !full && applied.is_some() {
+            return;
+        }
+        match sysctl::read(TCP_BE_LIBERAL) {
+            Ok(value) => options.tcp_be_liberal = value != "0",
+            // Connection tracking is not loaded yet; it comes with this value.
+            Err(error) if error.is_missing() => options.tcp_be_liberal = false,
+            Err(error) => tracing::debug!("{}: {error}", self.table.family()),
+        }
+    }
+
+    async fn sync(
+        &mut self,
+        setup: &Setup,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> Result<SyncReport, SyncError> {
+        let family = self.table.family();
+        let mut options = Options::new(
+            &setup.configuration,
+            &setup.configured,
+            family,
+            map.this_node().map(|node| &**node),
+            &setup.node_ports.served(),
+        );
+        self.observe_liberality(changes.full, &mut options);
+        let done = self.table.sync(map, changes, options)?;
+        self.flows
+            .clear(family, map, changes, &*setup.metrics)
+            .await;
+        let mut report = SyncReport {
+            examined: done.examined,
+            unfinished: self.flows.unfinished().into_iter().collect(),
+            unsupported: self.unsupported(map, changes),
+            ..SyncReport::default()
+        };
+        self.table.report(&mut report);
+        Ok(report)
+    }
+}
+
+impl Mode for Nftables {
+    fn name(&self) -> ModeName {
+        ModeName::Nftables
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        let node = map.this_node().map(|node| &**node);
+        self.setup.node_ports.update(node);
+        self.read_notifications();
+        // A family that is not served has nothing to do.
+        let mut outcomes: Outcomes =
+            PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
+        for state in &mut self.families {
+            let family = state.table.family();
+            if let Some(changes) = asked.get(family) {
+                let outcome = state.sync(&self.setup, map, changes).await;
+                *outcomes.get_mut(family) = Some(outcome);
+            }
+        }
+        outcomes
+    }
+
+    async fn externally_modified(&mut self) {
+        loop {
+            sleep_until(self.look).await;
+            self.look = Instant::now() + LOOK;
+            if self.read_notifications() {
+                return;
+            }
+        }
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        let families = self.families.iter();
+        families
+            .map(|state| (state.table.family(), Engine::NfTables))
+            .collect()
+    }
+}

@@ -1,0 +1,332 @@
+//! Chains of which there is one for each number of slots, and so on: as many as
+//! ServicePorts differ in kind, however many ServicePorts there are.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Options, Sets, frontend,
+    sets::{self, SetId},
+    slots::LOCAL,
+};
+use crate::{
+    kernel::nftables::{
+        Chain, ChainType, Ct, Direction, Dynset, DynsetOp, Field, Hook, Jhash, Mark, MarkValue,
+        Meta, Numgen, Rule, Statement, Target, Test, Verdict,
+    },
+    modes::detect_local::DetectLocal,
+    net::{Family, Protocol},
+};
+
+/// Bits of a connection's state and of its status (`enum ip_conntrack_info` and
+/// `enum ip_conntrack_status`).
+pub(super) const STATE_INVALID: u32 = 1;
+pub(super) const STATE_NEW: u32 = 8;
+pub(super) const STATUS_DNAT: u32 = 32;
+
+/// Just after the kernel translated destinations (`NF_IP_PRI_NAT_DST`).
+pub(super) const AFTER_DNAT: i32 = -99;
+
+/// Hash of `sh`: any number but 0, for which the kernel would take a random one.
+const SEED: u32 = 0x7472_6970;
+
+/// The chains to which [`Remember`](SharedChain::Remember) belongs.
+const REMEMBER: &str = "remember";
+
+/// A chain that ServicePorts share, and that is there while one needs it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SharedChain {
+    /// Chooses an endpoint.
+    Pick(Pick),
+    /// Writes down where a client was sent, for that long.
+    Remember(Duration),
+    /// Leads new connections of clients that stay on their endpoint there.
+    RememberHooks,
+}
+
+/// How an endpoint is chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Pick {
+    /// From how many slots.
+    pub slots: u32,
+    /// From which ones.
+    pub from: Endpoints,
+    /// Where the client called.
+    pub called: Called,
+    /// Whose source is translated.
+    pub masquerade: Masquerade,
+    /// Clients stay on their endpoint.
+    pub affinity: bool,
+    /// By what a slot is chosen.
+    pub scheduler: Scheduler,
+}
+
+/// Which slots of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Endpoints {
+    /// The first ones.
+    All,
+    /// Those of endpoints on this node, where the address has others, too.
+    Local,
+}
+
+/// Where a client called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Called {
+    /// A service address.
+    Address,
+    /// A node port.
+    NodePort,
+}
+
+/// Whose source is translated to the node's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Masquerade {
+    /// Nobody's.
+    Nobody,
+    /// That of callers which are no pods of this node.
+    NotLocal,
+    /// Everybody's.
+    Everybody,
+}
+
+/// By what a slot is chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scheduler {
+    /// At random.
+    Random,
+    /// By a hash of the client's address.
+    SourceHash,
+    /// One after the other. The kernel counts for each rule, so each ServicePort
+    /// has a chain of its own, which this names.
+    RoundRobin(Arc<str>),
+}
+
+impl SharedChain {
+    /// The chains and their rules, each after those to which it leads.
+    pub fn chains(&self, options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
+        match self {
+            SharedChain::Pick(pick) => vec![(Chain::new(pick.name()), pick.rules(options, sets))],
+            SharedChain::Remember(timeout) => {
+                let rules = remember(*timeout, options.family, sets);
+                vec![(Chain::new(remember_name(*timeout)), rules)]
+            }
+            SharedChain::RememberHooks => remember_hooks(options.family, sets),
+        }
+    }
+
+    /// The names of these chains.
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            SharedChain::Pick(pick) => vec![pick.name()],
+            SharedChain::Remember(timeout) => vec![remember_name(*timeout)],
+            SharedChain::RememberHooks => vec![
+                REMEMBER.to_owned(),
+                "remember-prerouting".to_owned(),
+                "remember-output".to_owned(),
+            ],
+        }
+    }
+
+    /// A verdict that leads there.
+    pub(super) fn goto(&self) -> Verdict {
+        let name = self.names().into_iter().next().unwrap_or_default();
+        Verdict::Goto(name.into())
+    }
+}
+
+impl Pick {
+    fn name(&self) -> String {
+        let called = match self.called {
+            Called::Address => "pick",
+            Called::NodePort => "node-port",
+        };
+        let mut name = format!("{called}-{}", self.slots);
+        if self.from == Endpoints::Local {
+            name.push_str("-local");
+        }
+        match self.masquerade {
+            Masquerade::Nobody => {}
+            Masquerade::NotLocal => name.push_str("-masquerade-not-local"),
+            Masquerade::Everybody => name.push_str("-masquerade"),
+        }
+        if self.affinity {
+            name.push_str("-affinity");
+        }
+        match &self.scheduler {
+            Scheduler::Random => {}
+            Scheduler::SourceHash => name.push_str("-sh"),
+            Scheduler::RoundRobin(owner) => {
+                name.push_str("-rr/");
+                name.push_str(owner);
+            }
+        }
+        name
+    }
+
+    fn rules(&self, options: &Options, sets: &Sets) -> Vec<Rule> {
+        let family = options.family;
+        let mut rules = Vec::new();
+        let mark = || Statement::SetMark(Mark::Packet, MarkValue::Or(options.masquerade_mark));
+        match self.masquerade {
+            Masquerade::Nobody => {}
+            Masquerade::NotLocal => {
+                let not_local = not_local(&options.detect_local, family);
+                rules.extend(not_local.map(|not_local| Rule::new([not_local, mark()])));
+            }
+            Masquerade::Everybody => rules.push(Rule::new([mark()])),
+        }
+        let to = |key: Vec<Field>, id: SetId| {
+            let target = Target::Map(key, (&**sets.get(id)).into());
+            Rule::new([Statement::Dnat(family, target)])
+        };
+        if self.affinity {
+            rules.push(to(sets::client(family), SetId::Affinity));
+        }
+        let (called, map) = match self.called {
+            Called::Address => (sets::service(family), SetId::Endpoints),
+            Called::NodePort => (sets::node_port(), SetId::NodePortEndpoints),
+        };
+        let with = |slot: Field| to([called.clone(), vec![slot]].concat(), map);
+        rules.push(with(self.slot(family)));
+        if self.slots > 1 {
+            // The number of slots and what is in them change at once, but not
+            // for a packet that is between two rules: the first slot is there
+            // as long as any.
+            let first = Numgen {
+                random: true,
+                modulus: 1,
+                offset: self.offset(),
+            };
+            rules.push(with(Field::Numgen(first)));
+        }
+        rules
+    }
+
+    fn offset(&self) -> u32 {
+        match self.from {
+            Endpoints::All => 0,
+            Endpoints::Local => LOCAL,
+        }
+    }
+
+    fn slot(&self, family: Family) -> Field {
+        let (modulus, offset) = (self.slots, self.offset());
+        let number = |random| {
+            Field::Numgen(Numgen {
+                random,
+                modulus,
+                offset,
+            })
+        };
+        match self.scheduler {
+            Scheduler::Random => number(true),
+            Scheduler::RoundRobin(_) => number(false),
+            Scheduler::SourceHash => Field::Jhash(Jhash {
+                of: vec![Field::SourceAddress(family)],
+                modulus,
+                seed: SEED,
+                offset,
+            }),
+        }
+    }
+}
+
+/// Matches what does not come from a pod of this node, if that can be told.
+fn not_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
+    let (field, same) = local(detect, family)?;
+    let other = match same {
+        Test::Prefix(ip, length) => Test::NotPrefix(ip, length),
+        Test::Is(octets) => Test::IsNot(octets),
+        same => same,
+    };
+    Some(Statement::Match(field, other))
+}
+
+/// Matches what comes from a pod of this node, if that can be told.
+pub(super) fn is_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
+    local(detect, family).map(|(field, test)| Statement::Match(field, test))
+}
+
+fn local(detect: &DetectLocal, family: Family) -> Option<(Field, Test)> {
+    match detect {
+        DetectLocal::Unknown => None,
+        DetectLocal::Within(network) => Some((
+            Field::SourceAddress(family),
+            Test::Prefix(network.network(), network.prefix_len()),
+        )),
+        DetectLocal::Through(link) => {
+            let octets = match link.strip_suffix('+') {
+                // Only so much of the name is compared.
+                Some(prefix) => prefix.as_bytes().to_vec(),
+                None => crate::kernel::nftables::Value::Name(link.clone()).octets(),
+            };
+            Some((Field::Meta(Meta::InputName), Test::Is(octets)))
+        }
+    }
+}
+
+fn remember_name(timeout: Duration) -> String {
+    format!("{REMEMBER}-{}", timeout.as_secs())
+}
+
+/// The protocol has to be matched before ports of a connection are used.
+fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
+    let of = |protocol| {
+        let octets = vec![frontend::number(protocol)];
+        let matched = Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(octets));
+        Rule::new([matched, statement()])
+    };
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .map(of)
+        .into()
+}
+
+/// What the client called, in a packet that was translated.
+fn called(family: Family) -> Vec<Field> {
+    let original = Some(Direction::Original);
+    vec![
+        Field::Ct(Ct::DestinationAddress(family), original),
+        Field::Meta(Meta::L4Proto),
+        Field::Ct(Ct::DestinationPort, original),
+    ]
+}
+
+/// An entry that is there keeps its endpoint, and begins anew with its timeout.
+fn remember(timeout: Duration, family: Family, sets: &Sets) -> Vec<Rule> {
+    each_protocol(|| {
+        let mut key = vec![Field::SourceAddress(family)];
+        key.extend(called(family));
+        Statement::Dynset(Dynset {
+            op: DynsetOp::Update,
+            set: (&**sets.get(SetId::Affinity)).into(),
+            key,
+            timeout: Some(timeout),
+            data: sets::endpoint(family),
+            counter: false,
+            limit: None,
+        })
+    })
+}
+
+fn remember_hooks(family: Family, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
+    let timeouts = |key: Vec<Field>, id| {
+        each_protocol(|| Statement::VerdictMap(key.clone(), (&**sets.get(id)).into()))
+    };
+    let mut rules = timeouts(called(family), SetId::AffinityTimeouts);
+    let node_port = called(family).split_off(1);
+    rules.extend(timeouts(node_port, SetId::NodePortAffinityTimeouts));
+    let hook = |name, hook| {
+        let translated = Rule::new([
+            Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW)),
+            Statement::Match(Field::Ct(Ct::Status, None), Test::Any(STATUS_DNAT)),
+            Statement::Verdict(Verdict::Jump(REMEMBER.into())),
+        ]);
+        let chain = Chain::base(name, ChainType::Filter, hook, AFTER_DNAT);
+        (chain, vec![translated])
+    };
+    vec![
+        (Chain::new(REMEMBER), rules),
+        hook("remember-prerouting", Hook::Prerouting),
+        hook("remember-output", Hook::Output),
+    ]
+}

@@ -1,0 +1,261 @@
+//! What does not depend on ServicePorts: chains with their rules.
+
+use super::{
+    Options, Sets,
+    chains::{self, STATE_INVALID, STATE_NEW, STATUS_DNAT},
+    sets::{self, SetId},
+};
+use crate::{
+    kernel::nftables::{
+        Chain, ChainType, Ct, Element, Fib, Field, Hook, Mark, MarkValue, Meta, Reject, Rule,
+        Statement, Test, Value, Verdict, concat,
+    },
+    net::Family,
+};
+
+/// Where destinations are translated (`NF_IP_PRI_NAT_DST`), and sources
+/// (`NF_IP_PRI_NAT_SRC`).
+const DNAT: i32 = -100;
+const SNAT: i32 = 100;
+/// After destinations were translated: what still has a service address is to be
+/// refused.
+const FILTER: i32 = -90;
+/// `RTN_LOCAL` of `linux/rtnetlink.h`.
+const LOCAL: u32 = 2;
+
+const SERVICES: &str = "services";
+const REFUSE: &str = "refuse";
+const REFUSE_NODE_PORTS: &str = "refuse-node-ports";
+const FROM_CLUSTER: &str = "from-cluster";
+const NODE_PORTS_FROM_CLUSTER: &str = "node-ports-from-cluster";
+
+/// Where packets to addresses with an external policy of Local go.
+pub(super) const BY_CALLER: &str = "by-caller";
+/// The same for node ports.
+pub(super) const NODE_PORTS_BY_CALLER: &str = "node-ports-by-caller";
+
+/// Chains with their rules, each after those to which it leads, and the elements
+/// of sets that no ServicePort adds to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    /// Chains with their rules.
+    pub chains: Vec<(Chain, Vec<Rule>)>,
+    /// Elements.
+    pub elements: Vec<(SetId, Element)>,
+}
+
+/// What does not depend on ServicePorts.
+pub fn fixed(options: &Options, sets: &Sets) -> Fixed {
+    let plan = Plan {
+        options,
+        sets,
+        family: options.family,
+    };
+    let networks = options.node_ports.iter().flatten();
+    let ranges = networks.map(|network| {
+        let ends = [network.network(), network.broadcast()].map(|ip| concat(&[Value::Ip(ip)]));
+        let [first, last] = ends;
+        let end = (first != last).then(|| last.into());
+        let element = Element {
+            end,
+            ..Element::new(first)
+        };
+        (SetId::NodePortAddresses, element)
+    });
+    Fixed {
+        chains: plan.chains(),
+        elements: ranges.collect(),
+    }
+}
+
+struct Plan<'a> {
+    options: &'a Options,
+    sets: &'a Sets,
+    family: Family,
+}
+
+impl Plan<'_> {
+    fn chains(&self) -> Vec<(Chain, Vec<Rule>)> {
+        let jump = |chain: &str| Rule::new([Statement::Verdict(Verdict::Jump(chain.into()))]);
+        let new = |chain: &str| {
+            let new = Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_NEW));
+            Rule::new([new, Statement::Verdict(Verdict::Jump(chain.into()))])
+        };
+        let nat = |name, hook, priority| Chain::base(name, ChainType::Nat, hook, priority);
+        let filter = |name, hook| Chain::base(name, ChainType::Filter, hook, FILTER);
+        let mut forward = self.drops_invalid();
+        forward.push(new(REFUSE));
+        vec![
+            (
+                Chain::new(FROM_CLUSTER),
+                vec![self.look_up(sets::service(self.family), SetId::FromCluster)],
+            ),
+            (
+                Chain::new(NODE_PORTS_FROM_CLUSTER),
+                vec![self.look_up(sets::node_port(), SetId::NodePortsFromCluster)],
+            ),
+            (
+                Chain::new(BY_CALLER),
+                self.by_caller(
+                    FROM_CLUSTER,
+                    self.look_up(sets::service(self.family), SetId::FromOutside),
+                ),
+            ),
+            (
+                Chain::new(NODE_PORTS_BY_CALLER),
+                self.by_caller(
+                    NODE_PORTS_FROM_CLUSTER,
+                    self.look_up(sets::node_port(), SetId::NodePortsFromOutside),
+                ),
+            ),
+            (Chain::new(SERVICES), self.services()),
+            (Chain::new(REFUSE), self.refuse()),
+            (Chain::new(REFUSE_NODE_PORTS), self.refuse_node_ports()),
+            (
+                filter("filter-input", Hook::Input),
+                vec![new(REFUSE), new(REFUSE_NODE_PORTS)],
+            ),
+            (filter("filter-forward", Hook::Forward), forward),
+            (
+                filter("filter-output", Hook::Output),
+                vec![new(REFUSE), new(REFUSE_NODE_PORTS)],
+            ),
+            (
+                nat("postrouting", Hook::Postrouting, SNAT),
+                self.postrouting(),
+            ),
+            (
+                nat("prerouting", Hook::Prerouting, DNAT),
+                vec![jump(SERVICES)],
+            ),
+            (nat("output", Hook::Output, DNAT), vec![jump(SERVICES)]),
+        ]
+    }
+
+    fn look_up(&self, key: Vec<Field>, id: SetId) -> Rule {
+        Rule::new([Statement::VerdictMap(key, (&**self.sets.get(id)).into())])
+    }
+
+    fn contained(&self, key: Vec<Field>, id: SetId) -> Statement {
+        Statement::In(key, (&**self.sets.get(id)).into())
+    }
+
+    /// Who is not let through is dropped before anything is translated.
+    fn services(&self) -> Vec<Rule> {
+        let service = sets::service(self.family);
+        let mut caller = service.clone();
+        caller.push(Field::SourceAddress(self.family));
+        let ranges = (&**self.sets.get(SetId::SourceRanges)).into();
+        let forbidden = Rule::new([
+            self.contained(service.clone(), SetId::Filtered),
+            Statement::NotIn(caller, ranges),
+            Statement::Verdict(Verdict::Drop),
+        ]);
+        let mut to_node = self.to_node();
+        let map = (&**self.sets.get(SetId::NodePorts)).into();
+        to_node.push(Statement::VerdictMap(sets::node_port(), map));
+        vec![
+            forbidden.commented("loadBalancerSourceRanges"),
+            self.look_up(service, SetId::Services),
+            Rule::new(to_node).commented("node ports"),
+        ]
+    }
+
+    /// Matches what is sent to the node's addresses that serve node ports; never
+    /// loopback, which the kernel does not translate.
+    fn to_node(&self) -> Vec<Statement> {
+        let destination = Field::DestinationAddress(self.family);
+        let loopback = self.options.loopback();
+        let not_loopback = Test::NotPrefix(loopback.addr(), loopback.prefix_len());
+        let mut statements = vec![Statement::Match(destination.clone(), not_loopback)];
+        if self.options.node_ports.is_some() {
+            statements.push(self.contained(vec![destination], SetId::NodePortAddresses));
+        }
+        statements.push(is_nodes_own(false));
+        statements
+    }
+
+    /// Pods here and the node itself are not outside: to them the policy is
+    /// Cluster, as if the call had gone out to the load balancer and come back.
+    fn by_caller(&self, from_cluster: &str, others: Rule) -> Vec<Rule> {
+        let goto = || Statement::Verdict(Verdict::Goto(from_cluster.into()));
+        let pods = chains::is_local(&self.options.detect_local, self.family);
+        let mark = MarkValue::Or(self.options.masquerade_mark);
+        let node = Rule::new([
+            is_nodes_own(true),
+            Statement::SetMark(Mark::Packet, mark),
+            goto(),
+        ]);
+        let pods = pods.map(|pods| Rule::new([pods, goto()]));
+        let pods = pods.map(|rule| rule.commented("pods of this node"));
+        pods.into_iter()
+            .chain([node.commented("the node itself"), others])
+            .collect()
+    }
+
+    fn refuse(&self) -> Vec<Rule> {
+        let reject = || Statement::Reject(Reject::PortUnreachable(self.family));
+        let cluster_ip = vec![Field::DestinationAddress(self.family)];
+        vec![
+            Rule::new([
+                self.contained(sets::service(self.family), SetId::Refused),
+                reject(),
+            ]),
+            Rule::new([self.contained(cluster_ip, SetId::ClusterIps), reject()]),
+        ]
+    }
+
+    fn refuse_node_ports(&self) -> Vec<Rule> {
+        let mut statements = self.to_node();
+        statements.push(self.contained(sets::node_port(), SetId::RefusedNodePorts));
+        statements.push(Statement::Reject(Reject::PortUnreachable(self.family)));
+        vec![Rule::new(statements)]
+    }
+
+    /// The kernel does not translate packets that connection tracking calls
+    /// invalid: they would reach the client from an address that it never called,
+    /// and be answered with a reset (kubernetes issue 74839).
+    fn drops_invalid(&self) -> Vec<Rule> {
+        if self.options.tcp_be_liberal {
+            return Vec::new();
+        }
+        let invalid = Statement::Match(Field::Ct(Ct::State, None), Test::Any(STATE_INVALID));
+        vec![Rule::new([invalid, Statement::Verdict(Verdict::Drop)])]
+    }
+
+    /// A packet may come by again, decapsulated or encrypted, and must not be
+    /// masqueraded twice.
+    fn postrouting(&self) -> Vec<Rule> {
+        let mark = self.options.masquerade_mark;
+        let marked = Field::Masked(Box::new(Field::Meta(Meta::Mark)), mark);
+        let masquerade = Statement::Masquerade { fully_random: true };
+        let to_itself = vec![
+            Field::SourceAddress(self.family),
+            Field::DestinationAddress(self.family),
+        ];
+        vec![
+            Rule::new([
+                Statement::Match(marked, Test::Is(mark.to_ne_bytes().to_vec())),
+                Statement::SetMark(Mark::Packet, MarkValue::Xor(mark)),
+                masquerade.clone(),
+            ])
+            .commented("kubernetes service traffic requiring SNAT"),
+            Rule::new([
+                Statement::Match(Field::Ct(Ct::Status, None), Test::Any(STATUS_DNAT)),
+                self.contained(to_itself, SetId::Hairpin),
+                masquerade,
+            ])
+            .commented("endpoints that call themselves"),
+        ]
+    }
+}
+
+/// Matches where an address of the packet, the source's or the destination's, is
+/// one of the node's own.
+fn is_nodes_own(source: bool) -> Statement {
+    let fib = Fib {
+        source,
+        input: false,
+    };
+    Statement::Match(Field::Fib(fib), Test::Is(LOCAL.to_ne_bytes().to_vec()))
+}

@@ -1,0 +1,297 @@
+//! What one ServicePort needs.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{
+    Options,
+    chains::{Called, Endpoints, Masquerade, Pick, Scheduler, SharedChain},
+    fixed::{BY_CALLER, NODE_PORTS_BY_CALLER},
+    frontend::{Frontend, Role},
+    sets::SetId,
+    slots::{LOCAL, Slots},
+    unsupported,
+};
+use crate::{
+    kernel::nftables::{Datum, Element, Value, Verdict, concat},
+    modes::detect_local::DetectLocal,
+    services::{Endpoint, ServicePort, SessionAffinity, TrafficPolicy},
+};
+
+/// What one ServicePort needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceElements {
+    /// Elements of sets that are its own: no other ServicePort has their keys.
+    pub own: Vec<(SetId, Element)>,
+    /// Elements that others may need as well.
+    pub shared: Vec<(SetId, Element)>,
+    /// Chains that others may need as well.
+    pub chains: Vec<SharedChain>,
+}
+
+/// What a ServicePort of the options' family needs, whose endpoints have these
+/// slots.
+pub fn service_port(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElements {
+    let all = &port.endpoints;
+    let mut plan = Plan {
+        port,
+        slots,
+        options,
+        comment: port.name.to_string(),
+        scheduler: unsupported::scheduler(port),
+        any: all.has_any && all.all.iter().any(takes_connections),
+        seen: Vec::new(),
+        needs: ServiceElements::default(),
+    };
+    plan.cluster_ip();
+    for ip in &port.external_ips {
+        plan.external(plan.at(*ip));
+    }
+    plan.source_ranges();
+    for ip in &port.load_balancer_ips {
+        plan.external(plan.at(*ip));
+    }
+    if let Some(node_port) = port.node_port {
+        plan.external(Frontend {
+            ip: None,
+            protocol: port.name.protocol,
+            port: node_port,
+        });
+    }
+    plan.hairpin();
+    plan.needs.chains.sort();
+    plan.needs.chains.dedup();
+    plan.needs
+}
+
+fn takes_connections(endpoint: &Endpoint) -> bool {
+    let usable = endpoint.ready || (endpoint.serving && endpoint.terminating);
+    usable && endpoint.weight > 0
+}
+
+struct Plan<'a> {
+    port: &'a ServicePort,
+    slots: &'a Slots,
+    options: &'a Options,
+    /// The ServicePort as kube-proxy calls it.
+    comment: String,
+    scheduler: Scheduler,
+    /// Some endpoint in the cluster takes connections, even if not from here.
+    any: bool,
+    /// What has its elements; a Service may name an address twice.
+    seen: Vec<Frontend>,
+    needs: ServiceElements,
+}
+
+impl Plan<'_> {
+    fn at(&self, ip: IpAddr) -> Frontend {
+        Frontend {
+            ip: Some(ip),
+            protocol: self.port.name.protocol,
+            port: self.port.port,
+        }
+    }
+
+    /// False if the frontend was served already.
+    fn begin(&mut self, frontend: Frontend) -> bool {
+        let first = !self.seen.contains(&frontend);
+        if first {
+            self.seen.push(frontend);
+        }
+        first
+    }
+
+    /// Who is no pod of this node may have routed the whole service network to
+    /// it, and the endpoint may be on another: answers must come back here.
+    fn cluster_ip(&mut self) {
+        let Some(ip) = self.port.cluster_ip else {
+            return;
+        };
+        let element = Element::new(concat(&[Value::Ip(ip)]));
+        self.needs.shared.push((SetId::ClusterIps, element));
+        let frontend = self.at(ip);
+        self.begin(frontend);
+        if !self.any {
+            return self.refuse(frontend);
+        }
+        let slots = match self.port.internal_traffic_policy {
+            TrafficPolicy::Cluster => &self.slots.cluster,
+            TrafficPolicy::Local => &self.slots.local,
+        };
+        let masquerade = match (self.options.masquerade_all, &self.options.detect_local) {
+            (true, _) => Masquerade::Everybody,
+            (false, DetectLocal::Unknown) => Masquerade::Nobody,
+            (false, _) => Masquerade::NotLocal,
+        };
+        self.serve(frontend, Role::All, Endpoints::All, masquerade, slots.len());
+        self.fill(frontend, slots, 0);
+        self.remember(frontend);
+    }
+
+    fn external(&mut self, frontend: Frontend) {
+        if !self.begin(frontend) {
+            return;
+        }
+        if !self.any {
+            return self.refuse(frontend);
+        }
+        let Slots { cluster, local } = self.slots;
+        self.fill(frontend, cluster, 0);
+        self.remember(frontend);
+        if self.port.external_traffic_policy == TrafficPolicy::Cluster {
+            let everybody = Masquerade::Everybody;
+            return self.serve(
+                frontend,
+                Role::All,
+                Endpoints::All,
+                everybody,
+                cluster.len(),
+            );
+        }
+        let chain = match frontend.ip {
+            Some(_) => BY_CALLER,
+            None => NODE_PORTS_BY_CALLER,
+        };
+        self.verdict(frontend, Role::All, Verdict::Goto(chain.into()));
+        self.fill(frontend, local, LOCAL);
+        let nobody = Masquerade::Nobody;
+        self.serve(
+            frontend,
+            Role::FromOutside,
+            Endpoints::Local,
+            nobody,
+            local.len(),
+        );
+        let (from, count) = if cluster.is_empty() {
+            (Endpoints::Local, local.len())
+        } else {
+            (Endpoints::All, cluster.len())
+        };
+        self.serve(frontend, Role::FromCluster, from, nobody, count);
+    }
+
+    /// Only a Service that nobody could reach is refused: where other nodes have
+    /// endpoints, a client that tries again may get there.
+    fn refuse(&mut self, frontend: Frontend) {
+        let element = Element::new(frontend.key(&[])).commented(&self.comment);
+        self.needs.own.push((frontend.set(Role::Refused), element));
+        if frontend.ip.is_some() {
+            // It is not looked up as a node port then.
+            self.verdict(frontend, Role::All, Verdict::Return);
+        }
+    }
+
+    fn serve(
+        &mut self,
+        frontend: Frontend,
+        role: Role,
+        from: Endpoints,
+        masquerade: Masquerade,
+        slots: usize,
+    ) {
+        let slots = u32::try_from(slots).unwrap_or(LOCAL);
+        if slots == 0 {
+            return self.verdict(frontend, role, Verdict::Drop);
+        }
+        let pick = SharedChain::Pick(Pick {
+            slots,
+            from,
+            called: match frontend.ip {
+                Some(_) => Called::Address,
+                None => Called::NodePort,
+            },
+            masquerade,
+            affinity: self.port.session_affinity != SessionAffinity::None,
+            scheduler: self.scheduler.clone(),
+        });
+        self.verdict(frontend, role, pick.goto());
+        self.needs.chains.push(pick);
+    }
+
+    fn verdict(&mut self, frontend: Frontend, role: Role, verdict: Verdict) {
+        let element = Element::with(frontend.key(&[]), Datum::Verdict(verdict));
+        let element = element.commented(&self.comment);
+        self.needs.own.push((frontend.set(role), element));
+    }
+
+    fn fill(&mut self, frontend: Frontend, slots: &[std::net::SocketAddr], first: u32) {
+        let set = frontend.set(Role::Endpoints);
+        let elements = (first..).zip(slots).map(|(slot, endpoint)| {
+            let key = frontend.key(&[Value::Number(slot)]);
+            let to = concat(&[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())]);
+            (set, Element::with(key, Datum::Value(to.into())))
+        });
+        self.needs.own.extend(elements);
+    }
+
+    fn remember(&mut self, frontend: Frontend) {
+        let SessionAffinity::ClientIp { timeout } = self.port.session_affinity else {
+            return;
+        };
+        let chain = SharedChain::Remember(timeout);
+        self.verdict(frontend, Role::Timeouts, chain.goto());
+        let both = [chain, SharedChain::RememberHooks];
+        self.needs.chains.extend(both);
+    }
+
+    /// Without endpoints nobody is served anyway.
+    fn source_ranges(&mut self) {
+        let ranges = &self.port.load_balancer_source_ranges;
+        if ranges.is_empty() || !self.any {
+            return;
+        }
+        let mut ips = self.port.load_balancer_ips.to_vec();
+        ips.sort_unstable();
+        ips.dedup();
+        for ip in ips {
+            self.source_ranges_of(ip);
+        }
+    }
+
+    fn source_ranges_of(&mut self, ip: IpAddr) {
+        let ranges = &self.port.load_balancer_source_ranges;
+        let frontend = self.at(ip);
+        let element = Element::new(frontend.key(&[])).commented(&self.comment);
+        self.needs.own.push((SetId::Filtered, element));
+        let mut allowed: Vec<IpNet> = ranges.iter().map(IpNet::trunc).collect();
+        // Where the load balancer's address is one of the node's own, the node
+        // calls from that.
+        let own = |node_ip: IpAddr| ranges.iter().any(|range| range.contains(&node_ip));
+        if self.options.node_ip.is_some_and(own) {
+            allowed.push(IpNet::from(ip));
+        }
+        // The set takes no ranges that overlap.
+        for network in IpNet::aggregate(&allowed) {
+            let ends = [network.network(), network.broadcast()];
+            let [first, last] = ends.map(|ip| frontend.key(&[Value::Ip(ip)]));
+            let end = (first != last).then(|| last.into());
+            let element = Element {
+                end,
+                ..Element::new(first)
+            };
+            let element = element.commented(&self.comment);
+            self.needs.own.push((SetId::SourceRanges, element));
+        }
+    }
+
+    /// Answers to a caller on the endpoint's own pod would not come back through
+    /// here. Only endpoints of this node call themselves through it; where one
+    /// runs need not be known.
+    fn hairpin(&mut self) {
+        let all = &self.port.endpoints.all;
+        let mut ips: Vec<IpAddr> = (self.slots.cluster.iter().chain(&self.slots.local))
+            .filter(|slot| {
+                let found = all.binary_search_by(|endpoint| endpoint.address.cmp(slot));
+                let found = found.ok().and_then(|at| all.get(at));
+                found.is_some_and(|e| e.local || e.node_name.is_none())
+            })
+            .map(|slot| slot.ip())
+            .collect();
+        ips.sort_unstable();
+        ips.dedup();
+        let twice = |ip| Element::new(concat(&[Value::Ip(ip), Value::Ip(ip)]));
+        let elements = ips.into_iter().map(|ip| (SetId::Hairpin, twice(ip)));
+        self.needs.shared.extend(elements);
+    }
+}

@@ -1,0 +1,253 @@
+//! The sets and maps of a table, which hold what differs from Service to Service.
+
+use std::sync::Arc;
+
+use super::Options;
+use crate::{
+    kernel::nftables::{Comment, Data, DataType, Field, Meta, Numgen, Set, Type},
+    net::Family,
+};
+
+/// A set or a map of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SetId {
+    /// Service address, protocol, port: what becomes of the packet.
+    Services,
+    /// Protocol, node port: what becomes of the packet.
+    NodePorts,
+    /// With an external policy of Local: what becomes of calls from this node's
+    /// pods and from the node.
+    FromCluster,
+    /// The same for node ports.
+    NodePortsFromCluster,
+    /// With an external policy of Local: what becomes of other calls.
+    FromOutside,
+    /// The same for node ports.
+    NodePortsFromOutside,
+    /// Service address, protocol, port, slot: the endpoint's address and port.
+    Endpoints,
+    /// Protocol, node port, slot: the endpoint's address and port.
+    NodePortEndpoints,
+    /// Load-balancer addresses, protocols and ports with source ranges.
+    Filtered,
+    /// Those with the ranges that may call them.
+    SourceRanges,
+    /// Addresses, protocols and ports that are refused.
+    Refused,
+    /// Protocols and node ports that are refused.
+    RefusedNodePorts,
+    /// Cluster IPs, whose other ports are refused.
+    ClusterIps,
+    /// Endpoints that may be sent to themselves, twice each.
+    Hairpin,
+    /// Client, service address, protocol, port: the endpoint that it was sent
+    /// to. Rules write it.
+    Affinity,
+    /// Service address, protocol, port: for how long clients stay on their
+    /// endpoint.
+    AffinityTimeouts,
+    /// The same for node ports.
+    NodePortAffinityTimeouts,
+    /// Networks whose addresses serve node ports.
+    NodePortAddresses,
+}
+
+impl SetId {
+    /// All of them, in the order in which they are added.
+    pub const ALL: [SetId; 18] = [
+        SetId::Services,
+        SetId::NodePorts,
+        SetId::FromCluster,
+        SetId::NodePortsFromCluster,
+        SetId::FromOutside,
+        SetId::NodePortsFromOutside,
+        SetId::Endpoints,
+        SetId::NodePortEndpoints,
+        SetId::Filtered,
+        SetId::SourceRanges,
+        SetId::Refused,
+        SetId::RefusedNodePorts,
+        SetId::ClusterIps,
+        SetId::Hairpin,
+        SetId::Affinity,
+        SetId::AffinityTimeouts,
+        SetId::NodePortAffinityTimeouts,
+        SetId::NodePortAddresses,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            SetId::Services => "services",
+            SetId::NodePorts => "node-ports",
+            SetId::FromCluster => "from-cluster",
+            SetId::NodePortsFromCluster => "node-ports-from-cluster",
+            SetId::FromOutside => "from-outside",
+            SetId::NodePortsFromOutside => "node-ports-from-outside",
+            SetId::Endpoints => "endpoints",
+            SetId::NodePortEndpoints => "node-port-endpoints",
+            SetId::Filtered => "filtered",
+            SetId::SourceRanges => "source-ranges",
+            SetId::Refused => "refused",
+            SetId::RefusedNodePorts => "refused-node-ports",
+            SetId::ClusterIps => "cluster-ips",
+            SetId::Hairpin => "hairpin",
+            SetId::Affinity => "affinity",
+            SetId::AffinityTimeouts => "affinity-services",
+            SetId::NodePortAffinityTimeouts => "affinity-node-ports",
+            SetId::NodePortAddresses => "node-port-addresses",
+        }
+    }
+
+    fn comment(self) -> &'static str {
+        match self {
+            SetId::Services => "addresses of Services",
+            SetId::NodePorts => "node ports of Services",
+            SetId::FromCluster | SetId::NodePortsFromCluster => {
+                "externalTrafficPolicy Local: calls from pods here and from the node"
+            }
+            SetId::FromOutside | SetId::NodePortsFromOutside => {
+                "externalTrafficPolicy Local: other calls"
+            }
+            SetId::Endpoints => "a slot of a Service's address: an endpoint",
+            SetId::NodePortEndpoints => "a slot of a node port: an endpoint",
+            SetId::Filtered => "load-balancer addresses with loadBalancerSourceRanges",
+            SetId::SourceRanges => "who may call them",
+            SetId::Refused => "addresses of Services without endpoints",
+            SetId::RefusedNodePorts => "node ports of Services without endpoints",
+            SetId::ClusterIps => "their other ports are refused",
+            SetId::Hairpin => "endpoints that call themselves are masqueraded",
+            SetId::Affinity => "clients, what they called, and where they were sent",
+            SetId::AffinityTimeouts | SetId::NodePortAffinityTimeouts => {
+                "how long clients stay on their endpoint"
+            }
+            SetId::NodePortAddresses => "where node ports are served",
+        }
+    }
+}
+
+/// Clients whose endpoints are remembered at most; each takes about 200 octets.
+const MOST_CLIENTS: u32 = 1 << 18;
+
+/// The sets of a family's table.
+#[derive(Clone, Debug)]
+pub struct Sets(Vec<Arc<Set>>);
+
+impl Sets {
+    /// Those of a family.
+    pub fn new(family: Family) -> Sets {
+        Sets(SetId::ALL.map(|id| Arc::new(set(id, family))).into())
+    }
+
+    /// The set of that name.
+    pub fn get(&self, id: SetId) -> &Arc<Set> {
+        // All have a place, in the order of the enumeration.
+        &self.0[id as usize]
+    }
+
+    /// All of them that the options ask for.
+    pub fn of<'a>(&'a self, options: &'a Options) -> impl Iterator<Item = &'a Arc<Set>> {
+        let all = SetId::ALL.into_iter();
+        let needed = all.filter(|id| match id {
+            SetId::NodePortAddresses => options.node_ports.is_some(),
+            _ => true,
+        });
+        needed.map(|id| self.get(id))
+    }
+}
+
+/// Service address, protocol and port of a packet.
+pub(super) fn service(family: Family) -> Vec<Field> {
+    let mut key = vec![Field::DestinationAddress(family)];
+    key.extend(node_port());
+    key
+}
+
+/// Protocol and node port of a packet.
+pub(super) fn node_port() -> Vec<Field> {
+    vec![Field::Meta(Meta::L4Proto), Field::DestinationPort]
+}
+
+/// An endpoint.
+pub(super) fn endpoint(family: Family) -> Vec<Field> {
+    vec![Field::DestinationAddress(family), Field::DestinationPort]
+}
+
+/// The client, and what it calls.
+pub(super) fn client(family: Family) -> Vec<Field> {
+    let mut key = vec![Field::SourceAddress(family)];
+    key.extend(service(family));
+    key
+}
+
+/// A slot, as it stands in the declaration of a map: the number of slots is no
+/// part of its type.
+fn slot() -> Field {
+    Field::Numgen(Numgen {
+        random: true,
+        modulus: 1,
+        offset: 0,
+    })
+}
+
+fn set(id: SetId, family: Family) -> Set {
+    let (name, address) = (id.name(), address(family));
+    let of_node_port = vec![DataType::Protocol, DataType::Port];
+    let of_service = vec![address, DataType::Protocol, DataType::Port];
+    let verdicts = |key| Set::map(name, Type::Named(key), Data::Verdict);
+    let keys = |key| Set::new(name, Type::Named(key));
+    let endpoints = || Data::Values(Type::Of(endpoint(family)));
+    let slots = |mut key: Vec<Field>| {
+        key.push(slot());
+        Set::map(name, Type::Of(key), endpoints())
+    };
+    let ranges = |key| Set {
+        interval: true,
+        ..keys(key)
+    };
+    let set = match id {
+        SetId::Services | SetId::FromCluster | SetId::FromOutside | SetId::AffinityTimeouts => {
+            verdicts(of_service)
+        }
+        SetId::NodePorts
+        | SetId::NodePortsFromCluster
+        | SetId::NodePortsFromOutside
+        | SetId::NodePortAffinityTimeouts => verdicts(of_node_port),
+        SetId::Endpoints => slots(service(family)),
+        SetId::NodePortEndpoints => slots(node_port()),
+        SetId::Filtered | SetId::Refused => keys(of_service),
+        SetId::RefusedNodePorts => keys(of_node_port),
+        SetId::SourceRanges => ranges([of_service, vec![address]].concat()),
+        SetId::NodePortAddresses => ranges(vec![address]),
+        SetId::ClusterIps => keys(vec![address]),
+        SetId::Hairpin => keys(vec![address, address]),
+        SetId::Affinity => Set {
+            dynamic: true,
+            timeouts: true,
+            size: Some(MOST_CLIENTS),
+            ..Set::map(name, Type::Of(client(family)), endpoints())
+        },
+    };
+    Set {
+        comment: Some(Comment::new(id.comment())),
+        ..set
+    }
+}
+
+fn address(family: Family) -> DataType {
+    match family {
+        Family::V4 => DataType::Ipv4,
+        Family::V6 => DataType::Ipv6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_set_is_found_by_its_place() {
+        for (at, id) in SetId::ALL.into_iter().enumerate() {
+            assert_eq!(id as usize, at, "{id:?}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Which endpoint takes which slot. A Service has as many slots as its endpoints
+//! have weights; each new connection takes one of them.
+
+use std::{collections::HashMap, net::SocketAddr};
+
+use crate::services::{Endpoint, ServicePort};
+
+/// Slots of one kind of traffic of a ServicePort at most, unless there are more
+/// endpoints. Weights whose ratio would take more are rounded.
+const MOST: u64 = 1024;
+
+/// The first slot of endpoints on this node where the same address also has
+/// slots of all endpoints.
+pub(super) const LOCAL: u32 = 1 << 16;
+
+/// Endpoints by slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slots {
+    /// For traffic with policy Cluster.
+    pub cluster: Box<[SocketAddr]>,
+    /// For traffic with policy Local.
+    pub local: Box<[SocketAddr]>,
+}
+
+impl Slots {
+    /// Slots of a ServicePort that had none before.
+    pub fn new(port: &ServicePort) -> Slots {
+        Slots::after(port, &Slots::default())
+    }
+
+    /// Slots of a ServicePort that had others `before`: as few as possible change.
+    pub fn after(port: &ServicePort, before: &Slots) -> Slots {
+        let of = |indices: &[u32], before: &[SocketAddr]| {
+            let all = &port.endpoints.all;
+            let chosen = indices.iter().filter_map(|at| all.get(*at as usize));
+            let chosen: Vec<&Endpoint> = chosen.filter(|endpoint| endpoint.weight > 0).collect();
+            assign(&shares(&chosen), before)
+        };
+        Slots {
+            cluster: of(&port.endpoints.cluster, &before.cluster),
+            local: of(&port.endpoints.local, &before.local),
+        }
+    }
+}
+
+/// How many slots each endpoint takes: its weight, as small as the ratio allows.
+fn shares(endpoints: &[&Endpoint]) -> Vec<(SocketAddr, u64)> {
+    let weights = || endpoints.iter().map(|endpoint| u64::from(endpoint.weight));
+    let divisor = weights().fold(0, greatest_common_divisor).max(1);
+    let sum = weights().sum::<u64>() / divisor;
+    let most = MOST.max(endpoints.len() as u64);
+    let share = |endpoint: &&Endpoint| {
+        let weight = u64::from(endpoint.weight) / divisor;
+        let share = if sum > most {
+            ((weight * most + sum / 2) / sum).max(1)
+        } else {
+            weight
+        };
+        (endpoint.address, share)
+    };
+    let fitting = endpoints.iter().take(LOCAL as usize);
+    fitting.map(share).collect()
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    match b {
+        0 => a,
+        b => greatest_common_divisor(b, a % b),
+    }
+}
+
+/// Gives slots to endpoints by their shares. Who has a slot `before` keeps it, as
+/// far as there are so many slots now.
+fn assign(shares: &[(SocketAddr, u64)], before: &[SocketAddr]) -> Box<[SocketAddr]> {
+    let mut left: HashMap<SocketAddr, u64> = shares.iter().copied().collect();
+    let count = shares.iter().map(|(_, share)| share).sum::<u64>();
+    let count = usize::try_from(count).unwrap_or(0).min(LOCAL as usize);
+    let mut keep = |address: &SocketAddr| {
+        let left = left.get_mut(address).filter(|left| **left > 0)?;
+        *left -= 1;
+        Some(*address)
+    };
+    let mut slots: Vec<Option<SocketAddr>> = before.iter().take(count).map(&mut keep).collect();
+    slots.resize(count, None);
+    let mut rest = spread(shares, &left).into_iter();
+    let fill = |slot: Option<SocketAddr>| slot.or_else(|| rest.next());
+    slots.into_iter().filter_map(fill).collect()
+}
+
+/// The shares that are `left`, those of one endpoint as far from each other as
+/// possible, as one who takes slots in turn would like them.
+fn spread(shares: &[(SocketAddr, u64)], left: &HashMap<SocketAddr, u64>) -> Vec<SocketAddr> {
+    let mut placed = Vec::new();
+    for (address, _) in shares {
+        let count = left.get(address).copied().unwrap_or(0);
+        // The middle of each of so many equal parts of a whole.
+        let places = (0..count).map(|at| ((2 * at + 1) << 32) / (2 * count));
+        placed.extend(places.map(|place| (place, *address)));
+    }
+    placed.sort_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, address)| address).collect()
+}

@@ -1,0 +1,6 @@
+//! Tests of nftables mode.
+
+mod increments;
+mod kernel;
+mod model;
+mod world;

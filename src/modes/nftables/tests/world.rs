@@ -1,0 +1,168 @@
+//! ServicePorts made by hand, and random ones.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use proptest::prelude::*;
+
+use crate::{
+    net::{Family, Protocol},
+    services::{
+        Endpoint, Endpoints, Preferences, ServiceName, ServicePort, ServicePortName,
+        SessionAffinity, TrafficPolicy,
+    },
+};
+
+/// The address with this last part.
+pub fn ip(family: Family, network: u8, last: u16) -> IpAddr {
+    let [high, low] = last.to_be_bytes();
+    match family {
+        Family::V4 => [10, network, high, low].into(),
+        Family::V6 => [0xfd00, u16::from(network), 0, 0, 0, 0, 0, last].into(),
+    }
+}
+
+/// A Service of a cluster IP alone, TCP port 80, without endpoints.
+pub fn service(family: Family, number: u16) -> ServicePort {
+    ServicePort {
+        name: ServicePortName {
+            service: ServiceName {
+                namespace: "default".into(),
+                name: format!("web-{number}").into(),
+            },
+            port: "http".into(),
+            protocol: Protocol::Tcp,
+            family,
+        },
+        cluster_ip: Some(ip(family, 96, number)),
+        port: 80,
+        node_port: None,
+        external_ips: Box::default(),
+        load_balancer_ips: Box::default(),
+        load_balancer_source_ranges: Box::default(),
+        session_affinity: SessionAffinity::None,
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+        health_check_node_port: None,
+        preferences: None,
+        conflicts: Box::default(),
+        endpoints: endpoints(family, &[]),
+    }
+}
+
+/// The same with endpoints of weight 1, by their last parts; even ones are on
+/// this node.
+pub fn on(family: Family, number: u16, last: &[u16]) -> ServicePort {
+    let weighed: Vec<_> = last.iter().map(|last| (*last, 1)).collect();
+    ServicePort {
+        endpoints: endpoints(family, &weighed),
+        ..service(family, number)
+    }
+}
+
+/// Everything that can be called from outside.
+pub fn exposed(port: ServicePort) -> ServicePort {
+    let family = port.name.family;
+    let ServicePort { cluster_ip, .. } = port;
+    let number = match cluster_ip {
+        Some(IpAddr::V4(ip)) => u16::from_be_bytes([ip.octets()[2], ip.octets()[3]]),
+        Some(IpAddr::V6(ip)) => ip.segments()[7],
+        None => 0,
+    };
+    ServicePort {
+        node_port: Some(30_000 + number),
+        external_ips: [ip(family, 51, number)].into(),
+        load_balancer_ips: [ip(family, 113, number)].into(),
+        ..port
+    }
+}
+
+/// Last part and weight of each; even ones are on this node. All are ready.
+pub fn endpoints(family: Family, of: &[(u16, u16)]) -> Arc<Endpoints> {
+    let mut all: Vec<Endpoint> = of
+        .iter()
+        .map(|(last, weight)| Endpoint {
+            address: (ip(family, 244, *last), 8080).into(),
+            local: last.is_multiple_of(2),
+            ready: true,
+            serving: true,
+            terminating: false,
+            node_name: Some("node".into()),
+            weight: *weight,
+        })
+        .collect();
+    all.sort_by_key(|endpoint| endpoint.address);
+    all.dedup_by_key(|endpoint| endpoint.address);
+    let cluster: Box<[u32]> = (0..).zip(&all).map(|(index, _)| index).collect();
+    let local = (0..).zip(&all).filter(|(_, endpoint)| endpoint.local);
+    Arc::new(Endpoints {
+        cluster: cluster.clone(),
+        local: local.map(|(index, _)| index).collect(),
+        all_reachable: cluster,
+        has_any: !all.is_empty(),
+        all: all.into(),
+    })
+}
+
+/// The same with an annotation that asks for a scheduler.
+pub fn scheduled(port: ServicePort, scheduler: &str) -> ServicePort {
+    let preferences = Preferences {
+        scheduler: Some(scheduler.into()),
+        ..Preferences::NONE
+    };
+    ServicePort {
+        preferences: Some(Arc::new(preferences)),
+        ..port
+    }
+}
+
+/// Clients of a port stay on their endpoint for so many seconds.
+pub fn sticky(port: ServicePort, seconds: u64) -> ServicePort {
+    let timeout = Duration::from_secs(seconds);
+    ServicePort {
+        session_affinity: SessionAffinity::ClientIp { timeout },
+        ..port
+    }
+}
+
+prop_compose! {
+    /// Any ServicePort of that number.
+    pub fn any_port(family: Family, number: u16)(
+        endpoints_of in prop::collection::btree_map(1u16..9, 0u16..4, 0..6),
+        (outside, ranges, scheduler) in (any::<bool>(), 0u8..4, 0u8..6),
+        (internal, external) in (any::<bool>(), any::<bool>()),
+        affinity in prop::option::weighted(0.3, prop::sample::select(vec![5u64, 10_800])),
+        twice in any::<bool>(),
+    ) -> ServicePort {
+        let of: Vec<_> = endpoints_of.into_iter().collect();
+        let policy = |local: bool| {
+            if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
+        };
+        let mut port = ServicePort {
+            endpoints: endpoints(family, &of),
+            internal_traffic_policy: policy(internal),
+            external_traffic_policy: policy(external),
+            ..service(family, number)
+        };
+        if outside {
+            port = exposed(port);
+            let networks = match family {
+                Family::V4 => ["10.1.0.0/16", "10.1.2.0/24", "10.7.0.1/32"],
+                Family::V6 => ["fd01::/64", "fd01::/96", "fd07::1/128"],
+            };
+            let networks = networks.iter().take(usize::from(ranges));
+            port.load_balancer_source_ranges = networks.map(|n| n.parse().unwrap()).collect();
+            if twice {
+                port.external_ips = port.load_balancer_ips.clone();
+            }
+        }
+        if let Some(seconds) = affinity {
+            port = sticky(port, seconds);
+        }
+        match scheduler {
+            1 => scheduled(port, "rr"),
+            2 => scheduled(port, "sh"),
+            3 => scheduled(port, "lc"),
+            _ => port,
+        }
+    }
+}
