@@ -87,7 +87,7 @@ impl Tripod {
         })
     }
 
-    /// Open descriptors.
+    /// Returns how many descriptors it has open.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.0.id())).map_or(0, Iterator::count)
     }

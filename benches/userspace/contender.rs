@@ -11,7 +11,7 @@ use std::{
 
 /// Something that clients can call to reach the backend.
 pub trait Contender {
-    /// Its name.
+    /// Returns its name, for the table.
     fn name(&self) -> &'static str;
     /// Where clients call.
     fn address(&self) -> SocketAddr;
@@ -100,7 +100,7 @@ impl Process {
         let begun = Instant::now();
         while TcpStream::connect(address).is_err() {
             if begun.elapsed() > Duration::from_secs(10) {
-                println!("{address} is left out: nobody answers there");
+                println!("{address} is left out: nothing answers there");
                 return None;
             }
             thread::yield_now();

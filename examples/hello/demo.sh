@@ -94,7 +94,7 @@ ip netns exec node "$tripod" --proxy-mode=userspace --manifests /run/manifests \
 tripod_pid=$!
 until_true call
 
-say "The client pod calls 10.96.0.10. Nobody has that address; who answers?"
+say "The client pod calls 10.96.0.10. No interface has that address; what answers?"
 for _ in 1 2 3 4 5 6; do
     name=$(call) || fail "a call failed"
     echo "    $name"
@@ -123,7 +123,7 @@ only_alice() {
 until_true only_alice
 for _ in $(seq 20); do call >>/run/edited || fail "a call failed"; done
 tally /run/edited
-[ "$(sort -u /run/edited)" = alice ] || fail "somebody else answered"
+[ "$(sort -u /run/edited)" = alice ] || fail "another backend answered"
 
 # --- the end ------------------------------------------------------------------
 say "Tripod ends, and takes its rules and routes with it: tripod cleanup"

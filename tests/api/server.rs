@@ -49,13 +49,13 @@ pub struct Script {
     pub gone_as_status: bool,
     /// It wants this token.
     pub token: Option<String>,
-    /// Nobody is let in.
+    /// It accepts no connection.
     pub down: bool,
-    /// How long it takes to find out that nobody is let in.
+    /// How long it takes to refuse a connection.
     pub refuse_after: Duration,
     /// How long each answer and each event takes.
     pub slow: Duration,
-    /// How often someone tried meanwhile.
+    /// Connections that were refused.
     pub refused: u32,
     /// Answers to the next requests, whatever they ask for: collection, HTTP
     /// status, `Retry-After`.
@@ -139,7 +139,7 @@ impl Server {
         self.connections.lock().unwrap().abort_all();
     }
 
-    /// Is back.
+    /// Accepts connections again.
     pub fn up(&self) {
         self.script().down = false;
     }
@@ -459,7 +459,7 @@ fn unescape(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// A body.
+/// The body of an answer.
 pub enum Feed {
     /// It is there.
     Whole(Option<Bytes>),

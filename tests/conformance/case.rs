@@ -8,7 +8,7 @@ use super::differences::{self, Why};
 use super::objects::Service;
 use super::observation::Observation;
 
-/// Who calls.
+/// The client of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Caller {
     /// A pod on the node that is no endpoint.
@@ -25,7 +25,7 @@ pub enum Caller {
     Outside,
 }
 
-/// What is called.
+/// The address that is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     ClusterIp,

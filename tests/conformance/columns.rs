@@ -3,7 +3,7 @@
 /// A kernel that conformance is tested on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// This machine's.
+    /// The kernel of the machine that runs the tests.
     Host,
     /// User-Mode Linux with its modules: IPVS, and the legacy iptables only.
     Full,
@@ -54,7 +54,7 @@ pub struct Column {
     pub mode: &'static str,
     /// `--without`, in a variant of a column; see [`without`](super::without).
     pub without: Option<&'static str>,
-    /// Further flags.
+    /// Flags beyond `--proxy-mode` and `--without`.
     pub flags: &'static [&'static str],
     pub tools: Tools,
     /// A chain in the nat table that shows which backend was used, if any.

@@ -64,11 +64,11 @@ impl Why {
             }
             Why::NoSctpInUserspace => {
                 "Userspace mode does not carry SCTP: associations cannot be spliced with \
-                 their streams and several addresses. Nobody answers; the node refuses."
+                 their streams and several addresses. Nothing answers; the node refuses."
             }
             Why::NobodyHereIsRefused => {
                 "With `internalTrafficPolicy: Local` and no endpoint on the node, kube-proxy's \
-                 iptables mode drops packets. Nobody can listen there, so the client is \
+                 iptables mode drops packets. Nothing can listen there, so the client is \
                  refused at once here."
             }
             Why::AddressTakenWhole => {
@@ -209,7 +209,7 @@ pub const RULES: &[Rule] = &[
                 Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp => {
                     Some(Observation::Silent)
                 }
-                // One that is nobody's is refused by the node itself.
+                // One that no Service has is refused by the node itself.
                 Target::NodePort => Some(Observation::SilentOrRefused),
                 _ => None,
             }
@@ -237,7 +237,7 @@ pub const RULES: &[Rule] = &[
                 | Target::SecondNodePort
                 | Target::NodeAddress
                 | Target::SecondNodeAddress => None,
-                // A node port that is nobody's is refused by the node itself.
+                // A node port that no Service has is refused by the node itself.
                 Target::NodePort => stopped.then_some(Observation::StoppedOrRefused),
                 _ => stopped.then_some(Observation::Stopped),
             }

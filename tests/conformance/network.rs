@@ -3,7 +3,7 @@
 //! ```text
 //!                      wire 192.0.2.1, the router
 //!        ┌────────────────┬──────────────┬─────────────┐
-//!    outside .20      node .10       other .30      (nobody else)
+//!    outside .20      node .10       other .30      (no other)   
 //!                   ┌────┼────┐          │
 //!                client  a    b          c
 //!           10.244.0.9  .11  .12     10.244.1.13

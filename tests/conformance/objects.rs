@@ -30,7 +30,7 @@ pub enum Contested {
     NodePorts,
 }
 
-/// An address that nobody else has.
+/// An address that no other Service has.
 fn beside(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(v4) => (u32::from(v4) + (1 << 8)).to_be_bytes().into(),

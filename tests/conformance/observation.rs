@@ -9,7 +9,7 @@ use super::endpoints::Pod;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observation {
     Answered(Answered),
-    /// Told at once that nobody listens.
+    /// Refused at once: nothing listens there.
     Refused,
     /// No word at all.
     Silent,
@@ -42,9 +42,9 @@ pub struct Answered {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Each of them, and nobody else.
+    /// Each of them, and no other.
     Each,
-    /// One of them or several, and nobody else.
+    /// One of them or several, and no other.
     Some,
     /// In proportion to their numbers.
     Shares,
@@ -77,7 +77,7 @@ fn alike(pods: impl IntoIterator<Item = Pod>) -> Vec<(Pod, u32)> {
     pods.into_iter().map(|pod| (pod, 1)).collect()
 }
 
-/// Each of these answers, and nobody else.
+/// Each of these answers, and no other.
 pub fn each(pods: impl IntoIterator<Item = Pod>) -> Observation {
     answered(alike(pods), How::Each)
 }

@@ -2,7 +2,7 @@
 //!
 //! All cases go side by side through their stages, so that each stage takes one
 //! sync and not one a case: what the objects of all cases then are is published
-//! in one step, with a Service that nobody knew before, the *barrier*. Once that
+//! in one step, with a Service that is new, the *barrier*. Once that
 //! can be called, what each case promises has to come true, soon.
 
 use std::sync::Mutex;
@@ -40,7 +40,7 @@ const SLOW: Duration = Duration::from_secs(3);
 pub struct Patience {
     /// For an answer.
     pub answer: Duration,
-    /// Of nobody answering, to be called silent.
+    /// How long nothing answers, to be called silent.
     pub silence: Duration,
     /// For a promise to come true once the barrier stands.
     promise: Duration,

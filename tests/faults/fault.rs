@@ -33,7 +33,7 @@ impl Mode {
     }
 }
 
-/// What fails.
+/// What fails while Tripod serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The programs that read and write rules.

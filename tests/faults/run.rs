@@ -26,7 +26,7 @@ const WHILE: Duration = Duration::from_secs(3);
 const LATER: Duration = Duration::from_secs(40);
 /// How late the slow API server is.
 const SLOW: Duration = Duration::from_secs(2);
-/// Of nobody answering, to be called silent.
+/// How long nothing answers, to be called silent.
 const SILENCE: Duration = Duration::from_secs(1);
 
 const HEALTH: u16 = 31_000;
@@ -226,7 +226,7 @@ impl<'a> Bench<'a> {
         let at = service.cluster()[family];
         eventually(&format!("{} at {at}", service.name), LATER, || {
             self.reach(service, family)
-                .ok_or("nobody answers".to_owned())
+                .ok_or("nothing answers".to_owned())
         });
     }
 

@@ -64,7 +64,7 @@ impl Backend {
         self.process = None;
     }
 
-    /// SIGSTOP: the kernel still accepts for it, but nobody answers.
+    /// SIGSTOP: the kernel still accepts for it, but nothing answers.
     pub fn freeze(&self) {
         if let Some(process) = &self.process {
             process.signal(Signal::SIGSTOP);
@@ -152,7 +152,7 @@ pub fn answer_in(host: &Host) -> Group {
 /// Totals since the backend's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Connections accepted.
+    /// Connections that were accepted.
     pub accepted: u64,
     /// Connections whose client ended them properly.
     pub ended: u64,

@@ -1,4 +1,4 @@
-//! Clients.
+//! Clients: what they send, and which backend answers.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -10,7 +10,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::host::Host;
 
-/// Nobody in a laboratory is that slow; what hangs longer is a failure.
+/// Nothing in a laboratory is that slow; what hangs longer is a failure.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection from `host`, with a time limit on connecting and reading.

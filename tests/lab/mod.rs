@@ -8,7 +8,7 @@
 //!                                                        └── c       10.244.0.13
 //! ```
 //!
-//! Service addresses belong to nobody: pods and the outside host send them to
+//! No interface has a service address: pods and the outside host send them to
 //! the node, and what happens there is Tripod's work.
 
 mod backend;

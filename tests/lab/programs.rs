@@ -16,13 +16,13 @@ use nix::{
 /// What is wrong with the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramFault {
-    /// Somebody holds the lock.
+    /// Another process holds the lock.
     Locked,
     /// The rules cannot be read: native rules in a table, say.
     SaveFails,
     /// They cannot be written.
     RestoreFails,
-    /// They can neither be read nor written, nor is that ever said.
+    /// They can neither be read nor written, nor does that ever show.
     Hang,
     /// No process can be made of them.
     Missing,

@@ -23,7 +23,7 @@ pub struct Ruleset(BTreeMap<ChainName, Vec<Words>>);
 pub struct ChainName {
     /// `nat` and so on.
     pub table: String,
-    /// Its name.
+    /// `KUBE-SERVICES` and so on.
     pub chain: String,
 }
 

@@ -109,7 +109,7 @@ fn no_sandbox() -> Option<&'static str> {
         .as_deref()
 }
 
-/// Runs a command to its end and hands back whether it succeeded, and what it said.
+/// Runs a command to its end; returns whether it succeeded, and what it printed.
 fn finish(mut command: Command) -> (bool, String) {
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     command

@@ -58,7 +58,7 @@ impl Lab {
             "addr add 192.0.2.10/24 dev eth0",
             "addr add 2001:db8::10/64 dev eth0 nodad",
         ]);
-        // It also ends the way of service addresses that nobody captures: having
+        // It also ends the way of service addresses that are not captured: having
         // no route for them, it says so.
         outside.ip(&[
             "link set eth0 up",

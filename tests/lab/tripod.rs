@@ -164,7 +164,7 @@ impl Tripod {
         self.process.pid()
     }
 
-    /// What it has said so far.
+    /// Returns what it has logged so far.
     pub fn log(&self) -> String {
         self.log.lock().expect("no holder panics").clone()
     }
@@ -178,7 +178,7 @@ impl Tripod {
     }
 
     /// Waits until one line of the log has all these words, and no other: what
-    /// a sync could not honour is said after it, when calls may have been
+    /// a sync could not honour is logged after it, when calls may have been
     /// answered already.
     pub fn logs_once(&self, words: &[&str]) {
         let what = format!("the log says {words:?}");
@@ -223,7 +223,7 @@ impl Tripod {
             .expect("memory of a running process")
     }
 
-    /// Open descriptors.
+    /// Returns how many descriptors it has open.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .expect("a running process")
@@ -252,7 +252,7 @@ impl Tripod {
         self.ended()
     }
 
-    /// SIGTERM.
+    /// Sends SIGTERM, and waits for nothing.
     pub fn ask_to_end(&self) {
         self.process.signal(Signal::SIGTERM);
     }
@@ -274,7 +274,7 @@ impl Tripod {
         self.process.signal(Signal::SIGSTOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT: it goes on after [`Tripod::freeze`].
     pub fn thaw(&self) {
         self.process.signal(Signal::SIGCONT);
     }

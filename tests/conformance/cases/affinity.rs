@@ -1,4 +1,4 @@
-//! `sessionAffinity: ClientIP`.
+//! `sessionAffinity: ClientIP`: clients stay with an endpoint.
 
 use super::*;
 

@@ -237,13 +237,16 @@ fn datagrams_and_other_ports() -> Vec<Case> {
         .over(Udp)
         .with_large_datagrams()
         .sees(each(ALL)),
-        case("Other ports of a cluster IP are nobody's", cluster_ip(ALL))
-            .when(Pod)
-            .calls(ClusterIp)
-            .at_port(99)
-            .sees(Unserved)
-            .but(nftables, Why::OtherPortsRefused, Refused)
-            .but(ipvs, Why::AddressTakenWhole, Refused),
+        case(
+            "Other ports of a cluster IP are not served",
+            cluster_ip(ALL),
+        )
+        .when(Pod)
+        .calls(ClusterIp)
+        .at_port(99)
+        .sees(Unserved)
+        .but(nftables, Why::OtherPortsRefused, Refused)
+        .but(ipvs, Why::AddressTakenWhole, Refused),
     ]
 }
 

@@ -46,7 +46,7 @@ pub fn cases() -> Vec<Case> {
         .sees(sticky(ALL))
         .but(in_iptables, Why::RandomAlone, each(ALL)),
         case(
-            "A scheduler that nobody knows: the usual one",
+            "An unknown scheduler: the usual one",
             cluster_ip(ALL).annotated("tripod.proxy/scheduler", "astrology"),
         )
         .when([Pod, Node])

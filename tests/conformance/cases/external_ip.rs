@@ -1,4 +1,4 @@
-//! External IPs.
+//! External IPs: who calls them, and who owns them.
 
 use super::*;
 use crate::conformance::addresses::address;

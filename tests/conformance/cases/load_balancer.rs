@@ -6,7 +6,7 @@ pub fn cases() -> Vec<Case> {
     [callers(), kinds(), shared_addresses(), health_checks()].concat()
 }
 
-/// Who calls.
+/// Who calls, and what endpoints see of it.
 fn callers() -> Vec<Case> {
     vec![
         case(

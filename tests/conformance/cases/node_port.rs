@@ -1,4 +1,4 @@
-//! Node ports.
+//! Node ports: at which addresses, for whom, and what endpoints see.
 
 use super::*;
 
@@ -6,7 +6,7 @@ pub fn cases() -> Vec<Case> {
     [callers(), ports_and_flags()].concat()
 }
 
-/// Who calls.
+/// Who calls, and what endpoints see of it.
 fn callers() -> Vec<Case> {
     vec![
         case(

@@ -227,7 +227,7 @@ fn topology() -> Vec<Case> {
         .calls([NodePort, LoadBalancer, ExternalIp])
         .sees(each([A, C])),
         case(
-            "Hints that are missing for one endpoint are not heeded",
+            "Hints have no effect where one endpoint has none",
             cluster_ip([]).with([
                 ready(A).for_zone("east"),
                 ready(B).for_zone("west"),
@@ -238,7 +238,7 @@ fn topology() -> Vec<Case> {
         .calls(ClusterIp)
         .sees(each(ALL)),
         case(
-            "Hints for other zones alone are not heeded",
+            "Hints for other zones alone have no effect",
             cluster_ip([]).with(ALL.map(|pod| ready(pod).for_zone("west"))),
         )
         .when(Pod)

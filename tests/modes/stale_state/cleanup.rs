@@ -1,4 +1,4 @@
-//! `tripod cleanup`.
+//! `tripod cleanup` removes what is Tripod's, and leaves what is not.
 
 use super::super::probe::{kernel, node};
 use super::foreign::{EXCLUDED, foreign};

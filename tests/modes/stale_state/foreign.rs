@@ -4,7 +4,7 @@ use super::super::probe::kernel;
 use super::{engines, feed, restore};
 use crate::lab::Host;
 
-/// Virtual servers here are somebody else's, whatever their port.
+/// Virtual servers here are another program's, whatever their port.
 pub const EXCLUDED: &str = "--ipvs-exclude-cidrs=198.18.9.0/24";
 
 /// The kubelet, in its own engine: its marks, its KUBE-FIREWALL, and what old
@@ -70,7 +70,7 @@ COMMIT
 COMMIT
 ";
 
-/// A set that a rule uses, and one that nobody does.
+/// A set that a rule uses, and one that no rule does.
 const SETS: &str = "\
 create KUBE-ROUTER-PODS hash:ip family inet hashsize 1024 maxelem 65536
 add KUBE-ROUTER-PODS 10.1.2.3

@@ -1,4 +1,4 @@
-//! What an earlier proxy left goes, and what is somebody else's stays.
+//! What an earlier proxy left goes, and what is another program's stays.
 
 mod cleanup;
 mod foreign;

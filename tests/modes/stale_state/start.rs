@@ -165,7 +165,7 @@ fn nothing_goes_before_there_is_something_to_serve() {
         left::nftables(&node);
         let before = State::of(&node);
         let kubeconfig = "/run/kubeconfig";
-        // Nobody listens there.
+        // Nothing listens there.
         let text = "{apiVersion: v1, kind: Config, current-context: it, \
                     contexts: [{name: it, context: {cluster: it, user: it}}], \
                     clusters: [{name: it, cluster: {server: 'http://127.0.0.1:1'}}], \
