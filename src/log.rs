@@ -22,7 +22,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-/// How lines look (`--logging-format`).
+/// The format of lines (`--logging-format`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// Time, level, message, `key=value`.

@@ -86,7 +86,7 @@ pub enum AccessError {
     Plugin {
         /// The file.
         path: PathBuf,
-        /// The program.
+        /// Path of the program.
         command: String,
         /// What is wrong with it.
         #[source]
@@ -106,7 +106,7 @@ pub enum AccessError {
     Token {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Why it cannot be used.
         #[source]
         reason: std::io::Error,
     },

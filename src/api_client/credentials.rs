@@ -113,7 +113,7 @@ pub(super) async fn load(connection: &Connection) -> Result<Loaded, AccessError>
         Some(url) => Some(Proxy::parse("proxy-url of the kubeconfig", url)?),
         None => Environment::of_this_process().proxy_for(&config.cluster_url)?,
     };
-    // Ours counts.
+    // This program's own value counts.
     config.proxy_url = None;
     let client = move || connect::client(config, proxy, Http2::of_this_process());
     // It may read the system's certificates.

@@ -35,7 +35,7 @@ pub enum PluginError {
     /// It did not end in time.
     #[error("it did not end within {} s and was killed", .0.as_secs())]
     Hangs(Duration),
-    /// It failed.
+    /// The plugin failed.
     #[error("it failed ({status}): {message}")]
     Failed {
         /// How it ended.

@@ -7,7 +7,7 @@ use std::{env, net::IpAddr};
 use http::{HeaderValue, Uri, uri::Scheme};
 use ipnet::IpNet;
 
-/// A proxy.
+/// A proxy between this program and the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) kind: ProxyKind,
@@ -44,7 +44,7 @@ pub enum ProxyError {
     Scheme {
         /// Where it was found.
         origin: String,
-        /// The scheme.
+        /// The scheme of the URL.
         scheme: String,
     },
     /// `HTTP_PROXY` may have been set by the sender of a request.
@@ -157,7 +157,7 @@ fn bare(host: &str) -> &str {
     inner.unwrap_or(host)
 }
 
-/// `host:port` taken apart; an IPv6 address with a port has brackets.
+/// Splits `host:port`; an IPv6 address with a port has brackets.
 fn split_port(entry: &str) -> (&str, Option<&str>) {
     match entry.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
@@ -220,7 +220,7 @@ impl Proxy {
     }
 }
 
-/// For messages.
+/// Shows the proxy in messages, without credentials.
 fn without_password(url: &str) -> String {
     match url.rsplit_once('@') {
         Some((_, place)) => format!("...@{place}"),

@@ -1,5 +1,5 @@
-//! A flag: its name, its meaning, and how a value gets where it belongs. The
-//! rules are those of pflag, which kube-proxy's flags go by.
+//! Flags: name, meaning, and where their values are stored. The rules are those
+//! of pflag, which kube-proxy's flags go by.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use clap::{Arg, ArgAction, builder::ValueParser};
 use super::Options;
 use crate::{config::notation, duration};
 
-/// A flag.
+/// A flag of the command line.
 pub(super) struct Flag {
-    /// Without dashes.
+    /// Name of the flag, without dashes.
     pub(super) name: &'static str,
     /// One letter that means the same.
     pub(super) short: Option<char>,
-    /// What stands for the value in the help.
+    /// Placeholder of the value in the help.
     pub(super) value_name: &'static str,
     pub(super) help: &'static str,
     pub(super) field: Field,
-    /// It still counts when there is a configuration file.
+    /// Whether it still counts when there is a configuration file.
     pub(super) beside_file: bool,
-    /// It is not in the help.
+    /// Whether it is not in the help.
     pub(super) hidden: bool,
 }
 
-/// Where a flag's value belongs. Where it is a place, the flag's default is
-/// what stands there before any flag is read.
+/// Where a flag's value is stored. The default of a flag with a field is the
+/// field's value before any flag is read.
 #[derive(Clone, Copy)]
 pub(super) enum Field {
     Switch(fn(&mut Options) -> &mut bool),
@@ -107,7 +107,7 @@ impl Flag {
         self
     }
 
-    /// Puts a value where it belongs.
+    /// Stores a value.
     pub(super) fn set(&self, options: &mut Options, text: &str) -> Result<(), String> {
         match self.field {
             Field::Switch(at) => {

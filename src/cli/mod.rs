@@ -1,5 +1,5 @@
 //! The command line: kube-proxy's flags with kube-proxy's names and meanings,
-//! ours beside them, and the subcommands.
+//! Tripod's own flags, and the subcommands.
 
 mod flag;
 mod flags;
@@ -51,17 +51,17 @@ Examples:
 /// The end of the program before it began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// This was asked for, and goes to standard output.
+    /// Text that was asked for, for standard output.
     Answer(String),
     /// The command line or the configuration is wrong.
     Refusal(String),
 }
 
 impl Stop {
-    /// Prints it. Answers with the status to exit with: 0 or 2.
+    /// Prints the text. Returns the status to exit with: 0 or 2.
     pub fn print(&self) -> ExitCode {
         match self {
-            // Who reads may leave early, as `head` does.
+            // The reader may close its end early, as `head` does.
             Stop::Answer(text) => {
                 let _ = writeln!(io::stdout(), "{text}");
                 ExitCode::SUCCESS
@@ -78,7 +78,7 @@ impl Stop {
 /// names.
 ///
 /// # Errors
-/// See [`read`].
+/// The same as of [`read`].
 pub fn from_process() -> Result<Settings, Stop> {
     read(std::env::args_os(), |path| fs::read_to_string(path))
 }
@@ -96,7 +96,7 @@ pub fn read(
     settings::settle(parse(arguments)?, read_file)
 }
 
-/// The command line as clap knows it.
+/// Returns the command line's definition for clap.
 pub fn command() -> Command {
     let command = Command::new("tripod")
         .about(ABOUT)
@@ -188,7 +188,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
 /// Leaves out empty arguments that are no flag's value: templates of manifests
 /// leave them behind, and kube-proxy passes over them.
 fn without_empty(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut kept: Vec<OsString> = Vec::new();
+    let mut remaining: Vec<OsString> = Vec::new();
     let mut is_value = true; // The first is the program's name.
     for argument in arguments {
         if argument.is_empty() && !is_value {
@@ -196,9 +196,9 @@ fn without_empty(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
         }
         let text = argument.to_str().filter(|_| !is_value);
         is_value = text.is_some_and(|text| flags::all().any(|flag| flag.is_before_value(text)));
-        kept.push(argument);
+        remaining.push(argument);
     }
-    kept
+    remaining
 }
 
 /// kube-proxy takes flag names with underscores for those with dashes

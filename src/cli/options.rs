@@ -1,4 +1,4 @@
-//! What the flags say, before a configuration file has its say.
+//! The values of the flags, before a configuration file is read.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,38 +8,38 @@ use crate::{
     modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
 };
 
-/// What the flags say. `Default`: when there are none.
+/// The values of the flags. `Default` is a command line without flags.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Flags that a configuration file can express.
     pub configuration: KubeProxyConfiguration,
     /// Flags that depend on the mode, which another flag may name later.
     pub periods: Periods,
-    /// `--cluster-cidr`.
+    /// Value of `--cluster-cidr`.
     pub cluster_cidr: String,
-    /// `--hostname-override`.
+    /// Value of `--hostname-override`.
     pub hostname_override: Option<String>,
     /// `--healthz-port` and `--metrics-port`, which kube-proxy deprecates.
     pub ports: (Option<u16>, Option<u16>),
-    /// `--master`.
+    /// Value of `--master`.
     pub master: String,
-    /// `--config`.
+    /// Value of `--config`.
     pub config: String,
-    /// `--write-config-to`.
+    /// Value of `--write-config-to`.
     pub write_config_to: String,
-    /// `--cleanup`.
+    /// Value of `--cleanup`.
     pub cleanup: bool,
-    /// `--init-only`.
+    /// Value of `--init-only`.
     pub init_only: bool,
-    /// `--version`.
+    /// Value of `--version`.
     pub version: Version,
     /// `--machine-id-file` and `--boot-id-file`, which nothing reads.
     pub id_files: (String, String),
-    /// Flags that kube-proxy has not.
+    /// Flags that only Tripod has.
     pub own: Own,
 }
 
-/// Flags that kube-proxy has not.
+/// Flags that only Tripod has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Own {
     /// Folder of manifests to serve instead of an API server's objects.
@@ -55,7 +55,7 @@ pub struct Own {
     pub capture: Requested,
     /// End rather than run in a worse mode than the one asked for.
     pub strict_mode: bool,
-    /// What the probe found and is not to be used.
+    /// Abilities that are not to be used although the probe found them.
     pub without: LeaveOut,
     /// How long a silent UDP client keeps its backend in userspace mode.
     pub udp_timeout: Duration,
@@ -72,7 +72,7 @@ pub struct Own {
     pub tcp_user_timeout: Duration,
     /// How long connections may keep the process from ending.
     pub drain_timeout: Duration,
-    /// `--proxy-port-range`.
+    /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
 }
 
@@ -101,13 +101,13 @@ impl Default for Own {
 /// Sync periods, each for one mode.
 #[derive(Clone, Debug, Default)]
 pub struct Periods {
-    /// `--iptables-sync-period`.
+    /// Value of `--iptables-sync-period`.
     pub iptables: Option<Duration>,
-    /// `--iptables-min-sync-period`.
+    /// Value of `--iptables-min-sync-period`.
     pub iptables_min: Option<Duration>,
-    /// `--ipvs-sync-period`.
+    /// Value of `--ipvs-sync-period`.
     pub ipvs: Option<Duration>,
-    /// `--ipvs-min-sync-period`.
+    /// Value of `--ipvs-min-sync-period`.
     pub ipvs_min: Option<Duration>,
 }
 
@@ -123,7 +123,7 @@ pub enum Version {
     Raw,
 }
 
-/// A command line, taken apart.
+/// A parsed command line.
 #[derive(Clone, Debug)]
 pub(super) struct CommandLine {
     pub(super) options: Options,

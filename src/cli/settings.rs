@@ -1,4 +1,4 @@
-//! Flags and configuration file made into one.
+//! Joins flags and configuration file.
 
 use std::{
     io,
@@ -13,33 +13,33 @@ use crate::config::{
     self, Checked, ConfigFile, Effective, KubeProxyConfiguration, Logging, Problem, bind,
 };
 
-/// Everything that the user wants.
+/// Everything that the user asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// What to do.
+    /// The job to do.
     pub job: Job,
     /// The configuration, complete, as `/configz` shows it.
     pub configuration: KubeProxyConfiguration,
-    /// What it means.
+    /// The values that follow from the configuration.
     pub effective: Effective,
     /// Address of the API server, if it is not to be the kubeconfig's.
     pub master: Option<String>,
-    /// What only Tripod has.
+    /// Values of flags that only Tripod has.
     pub own: Own,
     /// The configuration file that was read, to be
     /// [watched](config::watch_file) while serving.
     pub file: Option<ConfigFile>,
-    /// What has no effect or another one than might be thought, a line each,
-    /// for the log.
+    /// Lines for the log about settings that have no effect, or another one
+    /// than might be expected.
     pub warnings: Vec<String>,
     /// Every flag with its value or its default, by name, for `/flagz`.
     pub flags: Vec<(&'static str, String)>,
 }
 
-/// What to do.
+/// The job to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// Serve.
+    /// Serve until a signal ends the process.
     Serve,
     /// Do what needs full privileges (conntrack settings, kernel modules),
     /// and exit.
@@ -48,7 +48,7 @@ pub enum Job {
     Cleanup,
     /// Print which modes can run here, as JSON or as a table, and exit.
     Probe {
-        /// As JSON.
+        /// Whether to print JSON.
         json: bool,
     },
     /// Print what the mode would put into the kernel for the objects in this
@@ -58,7 +58,7 @@ pub enum Job {
     WriteConfig(PathBuf),
 }
 
-/// Has the file its say, and checks what comes out.
+/// Applies the configuration file and the flags, and checks the result.
 pub(super) fn settle(
     mut line: CommandLine,
     read_file: impl Fn(&Path) -> io::Result<String>,
@@ -261,7 +261,7 @@ fn refusal(problems: &[Problem], file: Option<&ConfigFile>) -> Stop {
     Stop::Refusal(text)
 }
 
-/// Returns the version line, in kube-proxy's form with our name: `Tripod
+/// Returns the version line, in kube-proxy's form with Tripod's name: `Tripod
 /// v0.1.0`.
 fn version(asked: &Version) -> Option<String> {
     let version = env!("CARGO_PKG_VERSION");

@@ -5,16 +5,16 @@ use std::net::SocketAddr;
 
 use crate::net::address::parse_ip;
 
-/// Where `/healthz` is served if nothing else is said.
+/// The default address of `/healthz`.
 pub const HEALTHZ_PORT: u16 = 10256;
-/// Where `/metrics` is served if nothing else is said.
+/// The default address of `/metrics`.
 pub const METRICS_PORT: u16 = 10249;
 
 const NOTATION: &str =
     "write an IP address, with a port or without, like 0.0.0.0:10256 or [::]:10256";
 
-/// `text` with `port`, if it is an IP address alone; anything else stays as
-/// it is.
+/// Returns `text` with `port`, if it is an IP address alone; any other text is
+/// returned as it is.
 pub fn with_port(text: &str, port: u16) -> String {
     match parse_ip(text) {
         Some(_) if text.contains(':') => format!("[{text}]:{port}"),
@@ -26,7 +26,8 @@ pub fn with_port(text: &str, port: u16) -> String {
 /// Reads `IP:port`.
 ///
 /// # Errors
-/// Says what is wrong with anything else, a host name and port 0 among them.
+/// When it is anything else, a host name and port 0 included; the error says
+/// what is wrong.
 pub fn parse(text: &str) -> Result<SocketAddr, String> {
     let (host, port) = split(text).ok_or(NOTATION)?;
     let ip = parse_ip(host).ok_or_else(|| format!("{host:?} is not an IP address"))?;
@@ -36,10 +37,11 @@ pub fn parse(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Whether a flag can have this value: an IP address, `IP:port`, or nothing.
+/// Checks that a flag can have this value: an IP address, `IP:port`, or
+/// nothing.
 ///
 /// # Errors
-/// Says what is wrong with anything else.
+/// When it is anything else; the error says what is wrong.
 pub fn check_flag(text: &str) -> Result<(), String> {
     if text.is_empty() || parse_ip(text).is_some() {
         return Ok(());

@@ -18,43 +18,44 @@ pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// `kind` of the file.
 pub const KIND: &str = "KubeProxyConfiguration";
 
-/// What a file says.
+/// The content of a file.
 #[derive(Clone, Debug)]
 pub struct Decoded {
-    /// With defaults for what is not said or cannot be used.
+    /// The configuration, with defaults for fields that are absent or cannot be
+    /// used.
     pub configuration: KubeProxyConfiguration,
     /// Values that cannot be used.
     pub problems: Vec<Problem>,
-    /// What is ignored, a line each.
+    /// Lines about what is ignored.
     pub warnings: Vec<String>,
 }
 
 /// Why a file is no configuration at all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAConfiguration {
-    /// It has no content.
+    /// The file has no content.
     #[error("it is empty; it must hold a {KIND} of apiVersion {API_VERSION}")]
     Empty,
-    /// It is neither YAML nor JSON.
+    /// The file is neither YAML nor JSON.
     #[error("it is neither YAML nor JSON: {0}")]
     Syntax(String),
-    /// It is something else.
-    #[error("its {field} is {found}; it must be {wanted}")]
+    /// The file is of another kind or version.
+    #[error("its {field} is {found}; it must be {expected}")]
     Other {
         /// `kind` or `apiVersion`.
         field: &'static str,
-        /// What it has there.
+        /// The value in the file.
         found: String,
-        /// What it must have.
-        wanted: &'static str,
+        /// The value that it must have.
+        expected: &'static str,
     },
 }
 
 /// Reads the text of a file.
 ///
 /// # Errors
-/// When the text is no `KubeProxyConfiguration` v1alpha1. Fields that cannot
-/// be used are in the answer, so that all can be told at once.
+/// When the text is no `KubeProxyConfiguration` v1alpha1. Fields that cannot be
+/// used are in the result, so that all can be reported at once.
 pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
     let mut documents = tree::parse(text)
         .map_err(NotAConfiguration::Syntax)?
@@ -68,16 +69,16 @@ pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
             )));
         }
     };
-    for (field, wanted) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+    for (field, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
         let found = entries.iter().rev().find(|(key, _)| key == field);
         match found.map(|(_, value)| value) {
-            Some(Tree::Text(found)) if found == wanted => {}
+            Some(Tree::Text(found)) if found == expected => {}
             other => {
                 let found = other.map_or("missing".to_owned(), Tree::to_string);
                 return Err(NotAConfiguration::Other {
                     field,
                     found,
-                    wanted,
+                    expected,
                 });
             }
         }
@@ -195,7 +196,7 @@ fn addresses(top: &mut Section<'_>, c: &mut KubeProxyConfiguration) {
     c.metrics_bind_address = bind::with_port(&c.metrics_bind_address, bind::METRICS_PORT);
 }
 
-/// What a file can say once a mode.
+/// Fields that a file can have once for each mode.
 struct Periods {
     sync: Duration,
     min: Duration,
@@ -205,7 +206,7 @@ struct Periods {
 }
 
 impl Periods {
-    /// With the defaults of v1alpha1, which leave a minimum of zero in ipvs
+    /// Returns the defaults of v1alpha1, which leave a minimum of zero in ipvs
     /// mode and nowhere else.
     fn read(section: &mut Section<'_>, min: Duration) -> Periods {
         let mut periods = Periods {

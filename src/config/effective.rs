@@ -1,4 +1,4 @@
-//! What a configuration means, with each value in its own type.
+//! The values that follow from a configuration, each in its own type.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,7 +19,8 @@ use crate::{
 /// [`KubeProxyConfiguration`](super::KubeProxyConfiguration) itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effective {
-    /// The mode to begin with; what this kernel lacks may lead to another.
+    /// The mode to begin with; another one runs where this kernel does not have
+    /// what it needs.
     pub mode: ModeName,
     /// This node's own address, if it is not to be taken from its Node. Its
     /// family is the primary one.
@@ -32,7 +33,7 @@ pub struct Effective {
     pub metrics: Option<SocketAddr>,
     /// How often everything is compared with the kernel.
     pub sync_period: Duration,
-    /// Least time between two syncs, if anybody chose one.
+    /// Least time between two syncs, if it is configured.
     pub min_sync_period: Option<Duration>,
     /// SNAT everything that is sent to cluster IPs.
     pub masquerade_all: bool,
@@ -40,9 +41,10 @@ pub struct Effective {
     pub masquerade_bit: u8,
     /// Scheduler of Services that name none.
     pub scheduler: SchedulerName,
-    /// Virtual servers with addresses of these are somebody else's.
+    /// Virtual servers with addresses in these networks belong to other
+    /// programs.
     pub ipvs_exclude: Vec<IpNet>,
-    /// How traffic from this node's pods is told from other traffic.
+    /// How traffic from this node's pods is distinguished from other traffic.
     pub detect_local: DetectLocal,
     /// Which of the node's addresses serve node ports.
     pub node_ports: NodePortAddresses,

@@ -116,7 +116,7 @@ impl KubeProxyConfiguration {
     }
 }
 
-/// Go writes whole numbers without a point.
+/// Returns a number as Go writes it: whole ones without a point.
 fn number(value: f32) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e9 {
         json!(value as i64)
@@ -125,7 +125,7 @@ fn number(value: f32) -> Value {
     }
 }
 
-/// Go writes a list that was never made as null.
+/// Returns a list as Go writes it: one that was never made is null.
 fn list(items: &[String]) -> Value {
     match items {
         [] => Value::Null,

@@ -1,5 +1,4 @@
-//! `KubeProxyConfiguration`, with the values that kube-proxy 1.36 gives to
-//! what is not said.
+//! `KubeProxyConfiguration`, with the defaults of kube-proxy 1.36.
 //!
 //! The form is that of kube-proxy's internal type
 //! (`pkg/proxy/apis/config/types.go`): what a file says once a mode (sync
@@ -14,7 +13,7 @@ use super::bind::{HEALTHZ_PORT, METRICS_PORT};
 pub struct KubeProxyConfiguration {
     /// Feature gates by name.
     pub feature_gates: BTreeMap<String, bool>,
-    /// How the API server is talked to.
+    /// The connection to the API server.
     pub client_connection: ClientConnection,
     /// What is logged, and how.
     pub logging: Logging,
@@ -28,7 +27,7 @@ pub struct KubeProxyConfiguration {
     pub metrics_bind_address: String,
     /// An address that cannot be bound ends the program.
     pub bind_address_hard_fail: bool,
-    /// Serve `/debug/pprof`.
+    /// Whether to serve `/debug/pprof`.
     pub enable_profiling: bool,
     /// Show metrics that were hidden since this version.
     pub show_hidden_metrics_for_version: String,
@@ -38,20 +37,20 @@ pub struct KubeProxyConfiguration {
     pub sync_period: Duration,
     /// Least time between two syncs.
     pub min_sync_period: Duration,
-    /// Somebody chose `min_sync_period`: it is not a default.
+    /// Whether `min_sync_period` is configured and not a default.
     pub min_sync_period_given: bool,
     /// SNAT everything that is sent to cluster IPs.
     pub masquerade_all: bool,
     /// For iptables mode, and for ipvs mode where it uses iptables.
     pub iptables: Iptables,
-    /// For ipvs mode.
+    /// Settings of ipvs mode.
     pub ipvs: Ipvs,
-    /// For kube-proxy's nftables mode.
+    /// Settings of kube-proxy's nftables mode.
     pub nftables: Nftables,
-    /// For Windows.
+    /// Settings for Windows, which nothing reads.
     pub winkernel: Winkernel,
-    /// How traffic from this node's pods is told from other traffic; empty:
-    /// by cluster CIDR.
+    /// How traffic from this node's pods is distinguished from other traffic;
+    /// empty: by cluster CIDR.
     pub detect_local_mode: String,
     /// What `detect_local_mode` needs.
     pub detect_local: Detect,
@@ -65,11 +64,11 @@ pub struct KubeProxyConfiguration {
     pub config_sync_period: Duration,
     /// Ports for redirecting capture in userspace mode.
     pub port_range: String,
-    /// For Windows.
+    /// Settings for Windows, which nothing reads.
     pub windows_run_as_service: bool,
 }
 
-/// How the API server is talked to.
+/// The connection to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientConnection {
     /// Path of a kubeconfig file; empty: that of the pod's service account.
@@ -89,11 +88,11 @@ pub struct ClientConnection {
 pub struct Logging {
     /// `text` or `json`.
     pub format: String,
-    /// Longest time that a line may be held back.
+    /// Longest time that a line may be buffered.
     pub flush_frequency: Duration,
-    /// `--v`.
+    /// Verbosity, as `--v` sets it.
     pub verbosity: u32,
-    /// `--vmodule`.
+    /// Verbosity of some source files, as `--vmodule` sets it.
     pub vmodule: Vec<VmoduleItem>,
     /// For format `text`.
     pub text: StreamOptions,
@@ -104,9 +103,9 @@ pub struct Logging {
 /// Another verbosity for some source files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmoduleItem {
-    /// Which files.
+    /// Pattern of the files' names.
     pub file_pattern: String,
-    /// Their verbosity.
+    /// Verbosity of these files.
     pub verbosity: u32,
 }
 
@@ -119,7 +118,7 @@ pub struct StreamOptions {
     pub info_buffer_size: String,
 }
 
-/// For iptables mode.
+/// Settings of iptables mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Iptables {
     /// Bit of the packet mark that asks for SNAT, 0 to 31.
@@ -128,12 +127,12 @@ pub struct Iptables {
     pub localhost_node_ports: bool,
 }
 
-/// For ipvs mode.
+/// Settings of ipvs mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ipvs {
     /// Name of the scheduler; empty: rr.
     pub scheduler: String,
-    /// CIDRs of virtual servers that are somebody else's.
+    /// CIDRs of virtual servers that belong to other programs.
     pub exclude_cidrs: Vec<String>,
     /// Do not answer ARP for service addresses.
     pub strict_arp: bool,
@@ -145,34 +144,34 @@ pub struct Ipvs {
     pub udp_timeout: Duration,
 }
 
-/// For kube-proxy's nftables mode.
+/// Settings of kube-proxy's nftables mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nftables {
     /// Bit of the packet mark that asks for SNAT, 0 to 31.
     pub masquerade_bit: i32,
 }
 
-/// For Windows; accepted only.
+/// Settings for Windows, which are accepted and not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Winkernel {
-    /// `networkName`.
+    /// The field `networkName`.
     pub network_name: String,
-    /// `sourceVip`.
+    /// The field `sourceVip`.
     pub source_vip: String,
-    /// `enableDSR`.
+    /// The field `enableDSR`.
     pub enable_dsr: bool,
-    /// `rootHnsEndpointName`.
+    /// The field `rootHnsEndpointName`.
     pub root_hns_endpoint_name: String,
-    /// `forwardHealthCheckVip`.
+    /// The field `forwardHealthCheckVip`.
     pub forward_health_check_vip: bool,
 }
 
-/// What the ways to tell local traffic need.
+/// Parameters of the ways to detect local traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Detect {
-    /// For `BridgeInterface`.
+    /// Name of the bridge, for `BridgeInterface`.
     pub bridge_interface: String,
-    /// For `InterfaceNamePrefix`.
+    /// Prefix of interface names, for `InterfaceNamePrefix`.
     pub interface_name_prefix: String,
     /// For `ClusterCIDR`: one CIDR, or one of each family.
     pub cluster_cidrs: Vec<String>,

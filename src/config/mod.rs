@@ -2,8 +2,8 @@
 //! defaults and its checks, and the notations that its values are written in.
 //!
 //! A file is [decoded](decode) into a [`KubeProxyConfiguration`], which flags
-//! may change (`crate::cli`), and which is then made into [`Effective`]
-//! values: what is wrong with it is said all at once.
+//! may change (`crate::cli`), and which is then made into [`Effective`] values;
+//! everything that is wrong with it is reported at once.
 
 pub mod bind;
 mod check;

@@ -9,7 +9,7 @@ use crate::duration;
 /// `k8s.io/component-base/cli/flag`) into `gates`.
 ///
 /// # Errors
-/// Names the part that is no such pair.
+/// When a part is no such pair; the error names it.
 pub fn feature_gates(text: &str, gates: &mut BTreeMap<String, bool>) -> Result<(), String> {
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         let wrong = || format!("{pair:?} is not of the form Gate=true or Gate=false");
@@ -83,7 +83,7 @@ pub fn list(text: &str) -> Option<Vec<String>> {
 /// Reads `pattern=N,...` of `--vmodule`.
 ///
 /// # Errors
-/// Names the part that is no such pair.
+/// When a part is no such pair; the error names it.
 pub fn vmodule(text: &str) -> Result<Vec<VmoduleItem>, String> {
     let items = text.split(',').filter(|item| !item.is_empty());
     items
@@ -107,7 +107,7 @@ pub fn vmodule(text: &str) -> Result<Vec<VmoduleItem>, String> {
 /// Reads a duration that must not be zero.
 ///
 /// # Errors
-/// As [`duration::parse`], and for zero.
+/// The same as of [`duration::parse`], and for zero.
 pub fn positive(text: &str) -> Result<Duration, String> {
     match duration::parse(text)? {
         Duration::ZERO => Err("it must be greater than 0".to_owned()),

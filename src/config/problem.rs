@@ -1,4 +1,4 @@
-//! What is wrong with one field.
+//! Problems of the fields of a configuration.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// `value` of `field` is wrong because of `why`.
+    /// Returns the problem that `value` of `field` is wrong because of `why`.
     pub(super) fn invalid(
         field: impl Into<String>,
         flag: Option<&'static str>,

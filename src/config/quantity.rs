@@ -1,7 +1,7 @@
 //! Quantities of the Kubernetes API (`k8s.io/apimachinery/pkg/api/resource`),
 //! which sizes of log buffers are written in: `0`, `512`, `64Ki`, `1M`, `1e3`.
 
-/// Suffixes that multiply.
+/// Suffixes, and the factors that they stand for.
 const SUFFIXES: [&str; 16] = [
     "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei",
 ];
@@ -9,7 +9,7 @@ const SUFFIXES: [&str; 16] = [
 /// Returns whether `text` is a quantity, and not a zero one.
 ///
 /// # Errors
-/// With an example, if it is none.
+/// When it is no quantity; the error has an example.
 pub fn is_nonzero(text: &str) -> Result<bool, String> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let end = unsigned

@@ -1,12 +1,12 @@
-//! Takes the fields out of a group of them, and notes what is wrong with the
-//! group: values of another type, unknown fields, fields given twice.
+//! Reads the fields of a group, and records what is wrong with the group:
+//! values of another type, unknown fields, fields given twice.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{Problem, tree::Tree};
 use crate::duration;
 
-/// What was found wrong so far.
+/// The problems found so far.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     /// Values that cannot be used.
@@ -17,7 +17,7 @@ pub(super) struct Findings {
 
 /// A group of fields.
 pub(super) struct Section<'a> {
-    /// Of the group, with a dot behind it; empty for the top.
+    /// Path of the group, with a dot behind it; empty for the top.
     prefix: String,
     entries: &'a [(String, Tree)],
     known: Vec<&'static str>,
@@ -25,7 +25,8 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Has `read` take what it knows from `entries`, and notes the rest.
+    /// Has `read` take the fields that it knows from `entries`, and records the
+    /// others.
     pub(super) fn visit(
         prefix: String,
         entries: &'a [(String, Tree)],
@@ -54,15 +55,15 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A field whose zero value is as good as any other: only an absent or
-    /// null one leaves the default.
+    /// Reads a field whose zero value is as good as any other: only an absent
+    /// or null one leaves the default.
     pub(super) fn pointer<T: Readable>(&mut self, name: &'static str, into: &mut T) {
         if let Some(value) = self.take(name) {
             *into = value;
         }
     }
 
-    /// A group within this one.
+    /// Reads a group within this one.
     pub(super) fn section(&mut self, name: &'static str, read: impl FnOnce(&mut Section<'_>)) {
         let nothing = &[][..];
         let entries = match self.entry(name) {
@@ -77,7 +78,7 @@ impl<'a> Section<'a> {
         Section::visit(prefix, entries, self.findings, read);
     }
 
-    /// The groups of a list.
+    /// Reads the groups of a list.
     pub(super) fn sections(&mut self, name: &'static str, mut read: impl FnMut(&mut Section<'_>)) {
         let items = match self.entry(name) {
             Some(Tree::List(items)) => items,
@@ -97,7 +98,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Notes a field as known that is read elsewhere.
+    /// Records a field as known that is read elsewhere.
     pub(super) fn skip(&mut self, name: &'static str) {
         self.known.push(name);
     }

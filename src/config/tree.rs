@@ -1,5 +1,5 @@
 //! A YAML or JSON document as it is written: nothing is resolved, so that
-//! fields given twice and fields that nobody knows can be named.
+//! fields given twice and unknown fields can be named.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::{
     de::{MapAccess, SeqAccess, Visitor},
 };
 
-/// A value.
+/// A value of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Tree {
     Null,
@@ -17,7 +17,7 @@ pub(super) enum Tree {
     Float(f64),
     Text(String),
     List(Vec<Tree>),
-    /// In the order of the file, with duplicates.
+    /// The fields in the order of the file, with duplicates.
     Map(Vec<(String, Tree)>),
 }
 

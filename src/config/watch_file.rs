@@ -1,4 +1,4 @@
-//! Waits until somebody changes the configuration file.
+//! Waits until the configuration file is changed.
 
 use std::{io, path::PathBuf};
 
@@ -9,15 +9,15 @@ use crate::kernel::inotify;
 /// A configuration file that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFile {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What it said.
+    /// Text of the file as it was read.
     pub text: String,
 }
 
-/// Ends when the file is written to or renamed, or says something else already
-/// than what was read; the program should then end with an error, so that its
-/// keeper starts it with what the file says now.
+/// Ends when the file is written to or renamed, or already differs from what
+/// was read; the program should then end with an error, so that its supervisor
+/// starts it with what is in the file now.
 ///
 /// As for kube-proxy (`Options.eventHandler` of
 /// `cmd/kube-proxy/app/options.go`), it is the file that counts, not the name:
@@ -38,8 +38,8 @@ pub async fn watch_file(file: &ConfigFile) -> io::Result<()> {
         let mut ready = inotify.readable().await?;
         match ready.get_inner().read_events() {
             Ok(events) => {
-                // Without being asked, the kernel says IN_IGNORED when the file
-                // is gone, and IN_Q_OVERFLOW when it could not say all.
+                // The kernel always sends IN_IGNORED when the file is gone, and
+                // IN_Q_OVERFLOW when it dropped events.
                 let changes = changes | AddWatchFlags::IN_Q_OVERFLOW;
                 if events.iter().any(|event| event.mask.intersects(changes)) {
                     return Ok(());
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// Whether the watch of `config` ends after `change`.
+    /// Returns whether the watch of `config` ends after `change`.
     async fn ends(name: &str, change: impl FnOnce(&Path)) -> bool {
         let folder = Folder::new(name);
         let file = folder.file("config");

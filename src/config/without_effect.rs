@@ -1,4 +1,5 @@
-//! What is accepted for kube-proxy's sake and does nothing here.
+//! Fields that are accepted for compatibility with kube-proxy and have no
+//! effect here.
 
 use super::KubeProxyConfiguration;
 

@@ -55,8 +55,8 @@ pub(crate) fn is_unusable(ip: &IpAddr) -> bool {
     ip.is_unspecified() || ip.is_multicast() || *ip == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
-/// Returns whether the API server forbids the address as external IPs because
-/// whoever claims one could take over the node's own traffic.
+/// Returns whether the API server forbids the address as an external IP because
+/// a Service with it could take over the node's own traffic.
 pub(crate) fn is_special(ip: &IpAddr) -> bool {
     is_unusable(ip)
         || ip.is_loopback()

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 
-/// How traffic from this node's pods is told from other traffic.
+/// How traffic from this node's pods is distinguished from other traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DetectLocal {
     /// Its source is in one of these, at most one a family. If there is none,

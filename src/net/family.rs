@@ -8,9 +8,9 @@ use nix::libc;
 /// dual-stack Service has ServicePorts in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
-    /// IPv4.
+    /// IP version 4.
     V4,
-    /// IPv6.
+    /// IP version 6.
     V6,
 }
 
@@ -65,9 +65,9 @@ impl fmt::Display for Family {
 /// A `T` for IPv4 and one for IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerFamily<T> {
-    /// IPv4's.
+    /// The value of IPv4.
     pub v4: T,
-    /// IPv6's.
+    /// The value of IPv6.
     pub v6: T,
 }
 

@@ -9,9 +9,9 @@ use nix::libc;
 pub enum Protocol {
     /// TCP, the default where a manifest names none.
     Tcp,
-    /// UDP.
+    /// User Datagram Protocol.
     Udp,
-    /// SCTP.
+    /// Stream Control Transmission Protocol.
     Sctp,
 }
 

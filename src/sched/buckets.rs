@@ -16,7 +16,7 @@ const BITS: u32 = 8;
 const ROUNDS: u64 = 16;
 /// The table grows up to this size for [`ROUNDS`]; beyond it, turns shrink.
 const MAX_BITS: u32 = 16;
-/// Other buckets that are looked at when the server of an address is unusable.
+/// Other buckets that are tried when the server of an address is unusable.
 const PROBES: u32 = 16;
 /// Any fixed key will do: it must only spread differently from [`hash_32`].
 const PROBE_KEY: Key = [1, 2];

@@ -21,10 +21,10 @@ const DEFAULT_PRIME: usize = 4;
 /// `generate_hash_secret`: fixed, so that all nodes agree on the table.
 const OFFSET_KEY: Key = [2_654_435_761; 2];
 const SKIP_KEY: Key = [2_654_446_892; 2];
-/// Other entries that are looked at when the server of a client is unusable.
+/// Other entries that are tried when the server of a client is unusable.
 const PROBES: u32 = 32;
 /// An entry that no server has.
-const NOBODY: u32 = u32::MAX;
+const UNASSIGNED: u32 = u32::MAX;
 
 pub(super) struct Maglev {
     /// What the table was made from: each server and its latest weight other
@@ -98,13 +98,13 @@ fn populate(members: &[(SocketAddr, u32)]) -> Box<[u32]> {
         })
         .collect();
 
-    let mut table = vec![NOBODY; size as usize].into_boxed_slice();
+    let mut table = vec![UNASSIGNED; size as usize].into_boxed_slice();
     let mut free = size;
     loop {
         for (member, walk) in walks.iter_mut().enumerate() {
             for _ in 0..walk.turns {
                 // The size is prime, so each walk comes by every entry.
-                while table[walk.at as usize] != NOBODY {
+                while table[walk.at as usize] != UNASSIGNED {
                     walk.at = (walk.at + walk.skip) % size;
                 }
                 table[walk.at as usize] = member as u32;

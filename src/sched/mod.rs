@@ -74,14 +74,14 @@ pub struct RealServer {
     pub address: SocketAddr,
     /// Share of the load it takes; 0: no new connections.
     pub weight: u32,
-    /// Its connections.
+    /// Numbers of its connections.
     pub load: Arc<Load>,
 }
 
-/// What a scheduler may look at beside the real servers.
+/// What a scheduler may use beside the real servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
-    /// Who calls.
+    /// Address and port of the client.
     pub client: SocketAddr,
     /// The address that the client called.
     pub destination: IpAddr,

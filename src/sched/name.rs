@@ -7,24 +7,24 @@ use std::{fmt, str::FromStr};
 /// default for `--ipvs-scheduler`, means [`SchedulerName::Rr`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SchedulerName {
-    /// Round robin.
+    /// `rr`: round robin.
     #[default]
     Rr,
     /// Weighted random; not in IPVS.
     Random,
     /// Weighted round robin.
     Wrr,
-    /// Least connections.
+    /// `lc`: least connections.
     Lc,
     /// Weighted least connections.
     Wlc,
     /// Shortest expected delay.
     Sed,
-    /// Never queue.
+    /// `nq`: never queue.
     Nq,
-    /// Source hashing.
+    /// `sh`: source hashing.
     Sh,
-    /// Destination hashing.
+    /// `dh`: destination hashing.
     Dh,
     /// Maglev hashing of the source.
     Mh,
@@ -85,7 +85,7 @@ pub enum SchedulerNameError {
         /// The name as given.
         name: String,
     },
-    /// Nobody has it.
+    /// No scheduler has this name.
     #[error("no scheduler is called {name:?}; choose one of {}", valid_names())]
     Unknown {
         /// The name as given.

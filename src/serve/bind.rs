@@ -1,4 +1,4 @@
-//! Listening on an address, again and again where it is taken.
+//! Listens on an address, and tries again while another program has it.
 
 use std::{
     io,
@@ -21,11 +21,12 @@ pub struct Bind {
     /// The address. A wildcard of either family means every address of both,
     /// as it does for kube-proxy (Go's `net.Listen`).
     pub address: SocketAddr,
-    /// Give up at once when it cannot be bound (`bindAddressHardFail`).
+    /// Whether to give up at once when it cannot be bound
+    /// (`bindAddressHardFail`).
     pub hard_fail: bool,
 }
 
-/// An address could not be bound, and was to be.
+/// An address could not be bound, and `bindAddressHardFail` is set.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve {what} on {address}: {source}; free the port, or choose another address")]
 pub struct BindError {
@@ -35,14 +36,15 @@ pub struct BindError {
 }
 
 impl Bind {
-    /// Listens, if need be after trying for long. `what` is to be served.
+    /// Returns a listener, trying again until the address can be bound. `what`
+    /// names what is to be served.
     pub(super) async fn listen(self, what: &'static str) -> Result<TcpListener, BindError> {
         let address = self.address;
-        let mut told = None;
+        let mut logged = None;
         loop {
             let source = match bind(address) {
                 Ok(listener) => {
-                    if told.is_some() {
+                    if logged.is_some() {
                         tracing::info!("serving {what} on {address} now");
                     }
                     return Ok(listener);
@@ -58,10 +60,10 @@ impl Bind {
                 return Err(error);
             }
             let text = error.to_string();
-            if told.as_ref() != Some(&text) {
+            if logged.as_ref() != Some(&text) {
                 let seconds = BIND_AGAIN.as_secs();
                 tracing::error!("{text}; trying again every {seconds} s");
-                told = Some(text);
+                logged = Some(text);
             }
             tokio::time::sleep(BIND_AGAIN).await;
         }
@@ -71,7 +73,8 @@ impl Bind {
 /// Listens on `address`.
 ///
 /// # Errors
-/// When it is taken, not this node's, or not for this process to use.
+/// When another program has it, it is not this node's, or this process may not
+/// use it.
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     if !address.ip().is_unspecified() {
         return listen(address);
@@ -95,7 +98,8 @@ fn has_no_ipv6(error: &io::Error) -> bool {
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let kind = Type::STREAM.cloexec().nonblocking();
     let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))?;
-    // Connections of an earlier process in TIME_WAIT are no obstacle.
+    // With it, connections of an earlier process in TIME_WAIT do not prevent
+    // binding.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;

@@ -10,7 +10,7 @@ pub(super) struct Metric {
     pub(super) samples: Vec<Sample>,
 }
 
-/// One line.
+/// A line of the scrape with a value.
 #[derive(Debug, PartialEq)]
 pub(super) struct Sample {
     pub(super) name: String,

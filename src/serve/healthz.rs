@@ -15,7 +15,7 @@ use crate::{
     runner::health::{FamilyHealth, Health, Snapshot},
 };
 
-/// What Go prints for a time that was never set.
+/// Go's text for a time that was never set.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 /// Answers both paths and counts the answers.
@@ -96,8 +96,8 @@ struct FamilyStatus {
 fn body(snapshot: &Snapshot, fine: bool, node_eligible: Option<bool>) -> String {
     let now = SystemTime::now();
     let body = Body {
-        // Proxies of old touched this time at every look at the clock, and
-        // there are load balancers that want it to be recent.
+        // kube-proxies of old updated this time at every request, and some load
+        // balancers demand that it is recent.
         last_updated: time(if fine {
             Some(now)
         } else {
@@ -126,7 +126,7 @@ fn by_family<S: Serializer>(
     map.end()
 }
 
-/// RFC 3339 with as many digits as it takes, as Go writes it.
+/// Returns the time in RFC 3339 with as many digits as needed, as Go writes it.
 fn time(at: Option<SystemTime>) -> String {
     match at.map(Timestamp::try_from) {
         Some(Ok(at)) => at.to_string(),

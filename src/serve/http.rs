@@ -36,7 +36,7 @@ const LIFETIME: Duration = Duration::from_secs(30);
 /// kernel still has to send when our side is closed.
 const TAKES_NOTHING: Duration = Duration::from_secs(10);
 
-/// What an answer may depend on.
+/// The parts of a request that an answer may depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
     /// The path, without query.
@@ -64,22 +64,22 @@ impl Answer {
         }
     }
 
-    /// 200 with plain text.
+    /// Returns 200 with plain text.
     pub(super) fn text(body: impl Into<Vec<u8>>) -> Answer {
         Answer::new("text/plain; charset=utf-8", body)
     }
 
-    /// 200 with JSON.
+    /// Returns 200 with JSON.
     pub(super) fn json(body: impl Into<Vec<u8>>) -> Answer {
         Answer::new("application/json", body)
     }
 
-    /// 200 with metrics in the Prometheus text format, version 0.0.4.
+    /// Returns 200 with metrics in the Prometheus text format, version 0.0.4.
     pub(super) fn metrics(body: Vec<u8>) -> Answer {
         Answer::new("text/plain; version=0.0.4; charset=utf-8", body)
     }
 
-    /// 404.
+    /// Returns 404 with plain text.
     pub(super) fn not_found() -> Answer {
         Answer::text("404 page not found\n").with_status(StatusCode::NOT_FOUND)
     }
@@ -146,7 +146,7 @@ async fn answer_once(stream: TcpStream, answer: impl Fn(Asked<'_>) -> Answer) {
         let answer = respond(&request, &answer);
         async move { Ok::<_, Infallible>(answer.into_response()) }
     });
-    // A client that breaks off is no event of ours.
+    // A client that breaks off is not logged.
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)

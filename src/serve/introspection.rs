@@ -19,7 +19,7 @@ use super::{
 };
 use crate::net::ModeName;
 
-/// Under which name `/configz` shows the configuration: its API group.
+/// Name under which `/configz` shows the configuration: its API group.
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
 
 /// The paths, sorted.
@@ -34,23 +34,23 @@ const PATHS: [&str; 8] = [
     "/statusz",
 ];
 
-/// How traffic is carried.
+/// The mode that runs, and why no better one does.
 #[derive(Clone, Debug)]
 pub struct Running {
     /// The mode that runs.
     pub mode: ModeName,
-    /// Why each better mode that was asked for is not it.
+    /// Why each better mode was passed over.
     pub passed_over: Vec<String>,
     /// One word for each thing that these miss.
     pub wanting: Vec<String>,
 }
 
-/// What to tell about this process.
+/// What the pages show about this process.
 #[derive(Debug)]
 pub struct Introspection {
     registry: Registry,
-    /// How often `/healthz` was asked. Whoever asks finds the one check behind
-    /// it, `ping`, passed: that somebody is there to answer.
+    /// Number of requests to `/healthz`. The one check behind it, `ping`,
+    /// passes whenever the process can answer.
     checks: AtomicU64,
     running: Running,
     configuration: Value,

@@ -26,9 +26,9 @@ pub use self::{
 use self::{connections::Connections, healthz::Probes};
 use crate::runner::health::Health;
 
-/// Has `registry` show how probes were answered, and answers with what is to
-/// be run: it serves `/healthz` and `/livez` at `at`, and ends only when the
-/// address cannot be bound and that is to be final.
+/// Registers the metrics of probes with `registry`. Returns the task to run: it
+/// serves `/healthz` and `/livez` at `at`, and ends only when the address
+/// cannot be bound and that is to be final.
 ///
 /// # Errors
 /// When `registry` has metrics of these names already.
@@ -46,9 +46,9 @@ pub fn health(
     })
 }
 
-/// Registers the metrics that describe this process, and answers with what is
-/// to be run: it serves metrics and pages for people at `at`, and ends only
-/// when the address cannot be bound and that is to be final.
+/// Registers the metrics that describe this process. Returns the task to run:
+/// it serves metrics and pages for people at `at`, and ends only when the
+/// address cannot be bound and that is to be final.
 ///
 /// # Errors
 /// When the registry has metrics of these names already.
@@ -66,7 +66,7 @@ pub fn metrics(
     })
 }
 
-/// Something cannot be served at all.
+/// Why something cannot be served at all.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Its address cannot be bound.

@@ -83,7 +83,7 @@ const GAUGES: [Metric; 7] = [
 
 const KIB: f64 = 1024.0;
 
-/// Has `registry` show them.
+/// Registers the metrics with `registry`.
 ///
 /// # Errors
 /// When it has metrics of these names already.

@@ -166,7 +166,7 @@ async fn probes_are_answered_in_kube_proxys_words() {
     expect("/healthz", 200, &healthz);
     expect("/livez", 200, &livez);
 
-    // The node is about to go: load balancers should look elsewhere, but the
+    // The node is about to go: load balancers should send elsewhere, but the
     // proxy lives.
     let node = json!({"metadata": {"name": "n"}, "spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}});
     let node = serde_json::from_value(node).unwrap();

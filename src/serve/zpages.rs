@@ -15,7 +15,7 @@ const COMPONENT: &str = "kube-proxy";
 /// Versions of the JSON form; both have the same fields here.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 
-/// How a page is wanted.
+/// The form of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Text,
@@ -28,7 +28,7 @@ pub(super) struct Pages {
     pub(super) started: SystemTime,
     pub(super) paths: Vec<&'static str>,
     pub(super) flags: BTreeMap<String, String>,
-    /// Lines about how traffic is carried.
+    /// Lines about the mode that runs.
     pub(super) remarks: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ fn heading(page: &str) -> String {
 }
 
 fn page(asked: Asked<'_>, kind: &str, make: impl FnOnce(Form) -> Answer) -> Answer {
-    match wanted(asked.accept, kind) {
+    match accepted(asked.accept, kind) {
         Some(form) => make(form),
         None => Answer::text(format!(
             "this page comes as text/plain, or as application/json;v={};g=config.k8s.io;as={kind}\n",
@@ -109,7 +109,7 @@ fn object(form: Form, kind: &str, mut fields: Value) -> Answer {
 
 /// Returns the first form in an `Accept` header (RFC 9110, section 12.5.1) that
 /// the page of `kind` comes in. Weights are left out of account.
-fn wanted(accept: &str, kind: &str) -> Option<Form> {
+fn accepted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);
     }
@@ -210,7 +210,7 @@ mod tests {
             ("application/json;v=v1beta1;g=config.k8s.io;as=Flagz", None),
             ("image/png", None),
         ] {
-            assert_eq!(wanted(accept, "Statusz"), form, "{accept}");
+            assert_eq!(accepted(accept, "Statusz"), form, "{accept}");
         }
         let answer = pages().statusz(asked("image/png"));
         assert_eq!(answer.status, StatusCode::NOT_ACCEPTABLE);

@@ -1,5 +1,5 @@
 //! Every flag: those of kube-proxy 1.36 with its names, defaults and meanings,
-//! and ours among them.
+//! and those that only Tripod has.
 
 mod objects;
 mod observing;
@@ -21,7 +21,7 @@ pub(super) const GROUPS: [(&str, &[Flag]); 9] = [
     ("Running", running::RUNNING),
 ];
 
-/// Returns every flag.
+/// Returns every flag, in the order of the help.
 pub(super) fn all() -> impl Iterator<Item = &'static Flag> {
     GROUPS.iter().flat_map(|(_, flags)| flags.iter())
 }

@@ -1,4 +1,4 @@
-//! Flags about how traffic is carried, in any mode and in each.
+//! Flags about proxying, in any mode and in each.
 
 use std::time::Duration;
 
@@ -39,9 +39,9 @@ pub(super) const PROXYING: &[Flag] = &[
             },
             "",
         ),
-        "Leave out what tripod probe found, as if this kernel lacked it: a match that is broken \
-         here, or a test. Names with commas, such as recent,dummy,ipvs-wrr; an unknown one has \
-         all of them told",
+        "Leave out what tripod probe found, as if this kernel did not have it: a match that is \
+         broken here, or a test. Names with commas, such as recent,dummy,ipvs-wrr; an unknown \
+         one has all of them listed",
     )
     .beside_file(),
     Flag::new(
@@ -65,7 +65,7 @@ pub(super) const PROXYING: &[Flag] = &[
         "detect-local-mode",
         "HOW",
         |o| &mut o.configuration.detect_local_mode,
-        "How traffic from this node's own pods is told from other traffic: ClusterCIDR, NodeCIDR, \
+        "How traffic from this node's own pods is distinguished from other traffic: ClusterCIDR, NodeCIDR, \
          BridgeInterface or InterfaceNamePrefix. Without it: ClusterCIDR",
     ),
     Flag::text(
@@ -159,7 +159,7 @@ pub(super) const IPVS: &[Flag] = &[
         "ipvs-exclude-cidrs",
         "CIDRS",
         Field::List(|o| &mut o.configuration.ipvs.exclude_cidrs),
-        "Virtual servers with addresses in these CIDRs are somebody else's and left alone",
+        "Virtual servers with addresses in these CIDRs belong to other programs and are left alone",
     ),
     Flag::switch(
         "ipvs-strict-arp",

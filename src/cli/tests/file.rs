@@ -183,7 +183,7 @@ fn numbers_are_read_as_kube_proxy_reads_them() {
 
 #[test]
 fn a_family_that_is_served_whole_is_told() {
-    for (cluster, node_ports, untold) in [
+    for (cluster, node_ports, unnamed) in [
         ("10.0.0.0/8,fd00::/8", "[192.0.2.0/24]", Some("IPv6")),
         ("10.0.0.0/8,fd00::/8", "['2001:db8::/64']", Some("IPv4")),
         ("fd00::/8", "[192.0.2.0/24]", Some("IPv6")),
@@ -194,9 +194,13 @@ fn a_family_that_is_served_whole_is_told() {
     ] {
         let text = format!("{TOP}clusterCIDR: '{cluster}'\nnodePortAddresses: {node_ports}\n");
         let warnings = settings_of_file(&text, &[]).warnings;
-        let told = untold.map(|family| format!("names no {family} CIDR"));
-        assert_eq!(warnings.len(), usize::from(told.is_some()), "{warnings:?}");
-        for (words, warning) in told.iter().zip(&warnings) {
+        let expected = unnamed.map(|family| format!("names no {family} CIDR"));
+        assert_eq!(
+            warnings.len(),
+            usize::from(expected.is_some()),
+            "{warnings:?}"
+        );
+        for (words, warning) in expected.iter().zip(&warnings) {
             assert!(warning.contains(words), "{warning}");
         }
     }

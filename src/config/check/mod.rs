@@ -1,5 +1,5 @@
-//! Makes [`Effective`] values out of a configuration and says everything that
-//! is wrong with it (`pkg/proxy/apis/config/validation` has kube-proxy's
+//! Makes [`Effective`] values out of a configuration and reports everything
+//! that is wrong with it (`pkg/proxy/apis/config/validation` has kube-proxy's
 //! rules).
 
 mod ranges;
@@ -23,11 +23,11 @@ use crate::{
 /// A configuration without faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
-    /// Complete: with the values that depend on others.
+    /// The complete configuration, with the values that depend on others.
     pub configuration: KubeProxyConfiguration,
-    /// What it means.
+    /// The values that follow from it.
     pub effective: Effective,
-    /// What has no effect, a line each.
+    /// Lines about fields without effect.
     pub warnings: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ struct Check {
 }
 
 impl Check {
-    /// Notes a problem; one that was known of the field before says enough.
+    /// Records a problem, unless one of the field is known already.
     fn invalid(
         &mut self,
         field: impl Into<String>,
@@ -193,9 +193,9 @@ impl Check {
         valid
     }
 
-    /// Where another mode was asked for by name, kube-proxy does not even look
-    /// at what is for ipvs, so it must not keep a node from starting there. A
-    /// blank mode is ipvs.
+    /// Where another mode is configured by name, kube-proxy does not check what
+    /// is for ipvs, so it must not prevent a node from starting there. A blank
+    /// mode is ipvs.
     fn invalid_for_ipvs(
         &mut self,
         c: &KubeProxyConfiguration,
@@ -216,7 +216,8 @@ impl Check {
         let (field, flag, name) = ("ipvs.scheduler", "ipvs-scheduler", &c.ipvs.scheduler);
         match name.parse() {
             Ok(scheduler) => return scheduler,
-            // Valid for kube-proxy, so it must not keep a node from starting.
+            // It is valid for kube-proxy, so it must not prevent a node from
+            // starting.
             Err(why @ SchedulerNameError::KernelOnly { .. }) => {
                 let problem = Problem::invalid(field, Some(flag), name, why);
                 self.warnings.push(format!("{problem}; using rr"));

@@ -1,4 +1,4 @@
-//! Values that have to lie between others.
+//! Checks of values that have to lie within ranges.
 
 use super::Check;
 use crate::{

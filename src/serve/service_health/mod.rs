@@ -2,7 +2,7 @@
 //! balancers ask there whether this node has endpoints of a Service whose
 //! external traffic policy is Local.
 //!
-//! Here is counted; `ports` has the listeners.
+//! This file counts endpoints; `ports` has the listeners.
 
 mod ports;
 
@@ -22,10 +22,11 @@ use crate::{
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
-/// What is to be served, and where.
+/// The health checks to serve, and the addresses to serve them at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Wanted {
-    /// Where each port is served; a wildcard is every address of the node.
+struct Desired {
+    /// Addresses at which each port is served; a wildcard is every address of
+    /// the node.
     addresses: BTreeSet<IpAddr>,
     checks: BTreeMap<ServiceName, Check>,
 }
@@ -36,7 +37,7 @@ struct Check {
     port: u16,
     /// Endpoints on this node that take new connections.
     local_endpoints: usize,
-    /// The Service has addresses of these families.
+    /// Families of which the Service has addresses.
     families: PerFamily<bool>,
 }
 
@@ -51,7 +52,7 @@ struct Part {
 pub struct ServiceHealth {
     addresses: Box<dyn FnMut() -> Vec<IpAddr> + Send>,
     parts: HashMap<ServiceName, BTreeMap<ServicePortName, Part>>,
-    wanted: watch::Sender<Wanted>,
+    desired: watch::Sender<Desired>,
 }
 
 impl ServiceHealth {
@@ -64,32 +65,32 @@ impl ServiceHealth {
         health: Arc<Health>,
         events: Recorder,
     ) -> ServiceHealth {
-        let (wanted, see) = watch::channel(Wanted::default());
-        tokio::spawn(ports::keep(see, health, events));
+        let (desired, receiver) = watch::channel(Desired::default());
+        tokio::spawn(ports::maintain(receiver, health, events));
         ServiceHealth {
             addresses: Box::new(addresses),
             parts: HashMap::new(),
-            wanted,
+            desired,
         }
     }
 
-    /// Looks at both families of a ServicePort of which one came in force: their
-    /// endpoints are the same pods, and whoever asks here is to hear of those that
-    /// went, though the other family cannot follow.
-    fn look_at_both(&mut self, name: &ServicePortName, map: &ServiceMap) -> bool {
+    /// Updates both families of a ServicePort of which one came in force: their
+    /// endpoints are the same pods, and load balancers must be informed of
+    /// those that went, though the other family cannot follow.
+    fn update_both(&mut self, name: &ServicePortName, map: &ServiceMap) -> bool {
         let mut concerned = false;
         for family in Family::ALL {
             let name = ServicePortName {
                 family,
                 ..name.clone()
             };
-            concerned |= self.look_at(&name, map.get(&name).map(|port| &**port));
+            concerned |= self.update(&name, map.get(&name).map(|port| &**port));
         }
         concerned
     }
 
     /// Returns whether it has, or had, a health-check port.
-    fn look_at(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
+    fn update(&mut self, name: &ServicePortName, port: Option<&ServicePort>) -> bool {
         let service = &name.service;
         if let Some(part) = port.and_then(part) {
             let parts = self.parts.entry(service.clone()).or_default();
@@ -129,8 +130,9 @@ fn part(port: &ServicePort) -> Option<Part> {
     })
 }
 
-/// Endpoints of a Service with several ports are the same pods, and so are
-/// those of both families: addresses count once, and the larger family counts.
+/// Returns the number of local endpoints. Those of a Service with several ports
+/// are the same pods, and so are those of both families: addresses count once,
+/// and the larger family counts.
 fn local_endpoints(parts: &BTreeMap<ServicePortName, Part>) -> usize {
     let count = |family| {
         let parts = parts.iter().filter(|(name, _)| name.family == family);
@@ -150,11 +152,11 @@ impl AfterSync for ServiceHealth {
             let names = checked.map(|port| &port.name).chain(known);
             let names = names.filter(|name| name.family == family).cloned();
             for name in names.collect::<BTreeSet<_>>() {
-                self.look_at_both(&name, map);
+                self.update_both(&name, map);
             }
         } else {
             for name in &changes.ports {
-                concerned |= self.look_at_both(name, map);
+                concerned |= self.update_both(name, map);
             }
         }
         if !concerned {
@@ -164,13 +166,13 @@ impl AfterSync for ServiceHealth {
             .full
             .then(|| (self.addresses)().into_iter().collect());
         let checks = self.checks();
-        self.wanted.send_if_modified(|wanted| {
-            let now = Wanted {
-                addresses: addresses.unwrap_or_else(|| std::mem::take(&mut wanted.addresses)),
+        self.desired.send_if_modified(|desired| {
+            let now = Desired {
+                addresses: addresses.unwrap_or_else(|| std::mem::take(&mut desired.addresses)),
                 checks,
             };
-            let before = std::mem::replace(wanted, now);
-            before != *wanted
+            let before = std::mem::replace(desired, now);
+            before != *desired
         });
     }
 }

@@ -14,7 +14,7 @@ use hyper::{
 use serde_json::Value;
 use tokio::{sync::watch, task::JoinHandle};
 
-use super::Wanted;
+use super::Desired;
 use crate::{
     events::{Event, Recorder, Regarding, Severity},
     runner::health::Health,
@@ -35,7 +35,8 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// the longest.
 const BIND_AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
-/// Tells load balancers that can weigh how many endpoints are here.
+/// Header with the number of endpoints here, for load balancers that have
+/// weights.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
 /// One listener of one Service.
@@ -62,17 +63,18 @@ impl Drop for Listening {
     }
 }
 
-/// Opens and closes ports as `wanted` says, until its sender goes.
-pub(super) async fn keep(
-    mut wanted: watch::Receiver<Wanted>,
+/// Opens and closes ports so that they match `desired`, until its sender is
+/// dropped.
+pub(super) async fn maintain(
+    mut desired: watch::Receiver<Desired>,
     health: Arc<Health>,
     events: Recorder,
 ) {
     let mut open: BTreeMap<Place, Listening> = BTreeMap::new();
     // There may be many ports: they share what one server may have.
     let connections = Arc::new(Connections::default());
-    while wanted.changed().await.is_ok() {
-        let places = places(&wanted.borrow_and_update());
+    while desired.changed().await.is_ok() {
+        let places = places(&desired.borrow_and_update());
         // A port may go from one Service to another: closed before it is opened.
         let gone: Vec<Place> = open
             .keys()
@@ -89,7 +91,7 @@ pub(super) async fn keep(
             open.entry(place.clone()).or_insert_with(|| {
                 Listening(tokio::spawn(listen(
                     place,
-                    wanted.clone(),
+                    desired.clone(),
                     Arc::clone(&connections),
                     Arc::clone(&health),
                     events.clone(),
@@ -99,26 +101,26 @@ pub(super) async fn keep(
     }
 }
 
-fn places(wanted: &Wanted) -> BTreeSet<Place> {
-    let places = wanted.checks.iter().flat_map(|(service, check)| {
+fn places(desired: &Desired) -> BTreeSet<Place> {
+    let places = desired.checks.iter().flat_map(|(service, check)| {
         let at = |address: &IpAddr| Place {
             service: service.clone(),
             address: SocketAddr::new(*address, check.port),
         };
-        wanted.addresses.iter().map(at)
+        desired.addresses.iter().map(at)
     });
     places.collect()
 }
 
 async fn listen(
     place: Place,
-    wanted: watch::Receiver<Wanted>,
+    desired: watch::Receiver<Desired>,
     connections: Arc<Connections>,
     health: Arc<Health>,
     events: Recorder,
 ) {
     let Place { service, address } = place;
-    let mut told = false;
+    let mut logged = false;
     let mut refused = false;
     let mut pause = BIND_AGAIN.0;
     let listener = loop {
@@ -126,8 +128,8 @@ async fn listen(
             Ok(listener) => break listener,
             Err(_) if !std::mem::replace(&mut refused, true) => tokio::time::sleep(MOMENT).await,
             Err(error) => {
-                if !told {
-                    told = true;
+                if !logged {
+                    logged = true;
                     let note = format!(
                         "health-check node port {} cannot be served on {}: {error}; load balancers will pass this node over until it can",
                         address.port(),
@@ -147,16 +149,16 @@ async fn listen(
             }
         }
     };
-    if told {
+    if logged {
         tracing::info!(%service, %address, "health-check port served now")
     } else {
         tracing::debug!(%service, %address, "health-check port opened")
     }
     serve(listener, connections, move |_| {
-        let check = wanted.borrow().checks.get(&service).copied();
+        let check = desired.borrow().checks.get(&service).copied();
         let count = check.map_or(0, |check| check.local_endpoints);
         let health = health.snapshot();
-        // A family that fails is no fault of Services of the other.
+        // A family that fails does not concern Services of the other.
         let healthy = check.map_or(health.healthy, |check| {
             let mut families = check.families.iter();
             families.any(|(family, has)| *has && health.is_healthy(family))
@@ -167,7 +169,7 @@ async fn listen(
 }
 
 fn answer(service: &ServiceName, count: usize, healthy: bool) -> Answer {
-    // Laid out as kube-proxy lays it out, for checks that match on text.
+    // The layout is kube-proxy's, for checks that match on text.
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": {},\n\t\t\"name\": {}\n\t}},\n\t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}\n}}",
         Value::from(&*service.namespace),

@@ -104,8 +104,8 @@ impl Bench {
     }
 
     fn counts(&self) -> Vec<(String, u16, usize)> {
-        let wanted = self.serving.wanted.borrow();
-        let checks = wanted.checks.iter();
+        let desired = self.serving.desired.borrow();
+        let checks = desired.checks.iter();
         checks
             .map(|(s, c)| (s.name.to_string(), c.port, c.local_endpoints))
             .collect()
@@ -175,7 +175,7 @@ async fn endpoints_of_a_service_are_counted_once() {
     bench.sync(true, &[], &ports);
     assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 3)]);
 
-    // Only what changed is looked at.
+    // Only what changed is updated.
     bench.sync(false, std::slice::from_ref(&more), &ports[..1]);
     assert_eq!(bench.counts(), [("web".to_owned(), 30_000, 2)]);
     bench.sync(false, &[], &[]);
@@ -286,5 +286,5 @@ async fn a_port_that_is_taken_is_named_once_and_tried_again() {
     bench.sync(true, &[], &ports);
     let answer = eventually(check, |answer| answer.is_some()).await.unwrap();
     assert!(answer.contains("\"name\": \"web\""));
-    assert!(bench.events.try_recv().is_err(), "it was said already");
+    assert!(bench.events.try_recv().is_err(), "it was reported already");
 }
