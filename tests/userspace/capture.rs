@@ -36,7 +36,7 @@ pub(super) fn traces(host: &Host) -> BTreeSet<String> {
     }
     for command in commands {
         for line in host.show(command).lines() {
-            // Empty tables of the firewall come into being when somebody looks.
+            // Empty tables of the firewall come into being when they are read.
             let built_in = line.starts_with(':') && !line.contains(" - ");
             if !(line.starts_with(['#', '*']) || line == "COMMIT" || built_in) {
                 lines.insert(format!("{command}: {}", line.trim_end()));

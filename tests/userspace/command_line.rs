@@ -45,11 +45,14 @@ fn what_is_not_understood_names_itself_and_exits_2() {
     ];
     for (arguments, words) in cases {
         let output = tripod(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
         for word in words {
-            assert!(said.contains(word), "{arguments:?}: no {word:?} in: {said}");
+            assert!(
+                message.contains(word),
+                "{arguments:?}: no {word:?} in: {message}"
+            );
         }
-        assert!(!said.contains("panicked"), "{said}");
+        assert!(!message.contains("panicked"), "{message}");
     }
 }

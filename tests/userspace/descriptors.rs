@@ -1,4 +1,4 @@
-//! When descriptors run out, accepting waits; nobody is turned away, and what
+//! When descriptors run out, accepting waits; no client is turned away, and what
 //! Tripod needs for itself is left.
 
 use std::io::{ErrorKind, Read, Write};

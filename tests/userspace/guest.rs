@@ -63,12 +63,12 @@ fn transparent_says_what_is_missing_and_serves() {
         command.arg("--userspace-transparent");
         let tripod = Tripod::start_as(&lab, command);
         for family in ["IPv4", "IPv6"] {
-            let said = [
+            let message = [
                 "--userspace-transparent does nothing for",
                 family,
                 "xt_socket",
             ];
-            assert_eq!(tripod.logged(&said), 1, "{}", tripod.log());
+            assert_eq!(tripod.logged(&message), 1, "{}", tripod.log());
         }
         for to in web.external() {
             ask(&lab.outside, to).expect("an answer");

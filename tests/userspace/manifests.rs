@@ -47,7 +47,7 @@ fn oddities_are_named_once_and_the_rest_works(lab: &mut Lab) {
             ask(&lab.client, to)
         });
     }
-    // Another change, so that everything is looked at again.
+    // Another change, so that everything is compared again.
     lab.publish(&web, &["a"]);
     comes_to_reach("the change", &["a"], || ask(&lab.client, web.cluster()[0]));
     for words in oddities {

@@ -44,11 +44,11 @@ fn answered_by(names: &[&str], from: &Host, to: SocketAddr) {
     }
 }
 
-/// How long nobody answers a datagram that is turned away: far longer than
+/// How long there is no answer to a datagram that is turned away: far longer than
 /// those that are let in wait.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// Nobody answers: a connection is neither accepted nor refused.
+/// There is no answer: a connection is neither accepted nor refused.
 fn turned_away(from: &Host, to: SocketAddr) {
     let what = format!("from {} to {to}", from.name());
     let heard = from.enter(|| TcpStream::connect_timeout(&to, SILENCE));

@@ -88,7 +88,7 @@ fn weight_zero_lets_connections_end_by_themselves(lab: &mut Lab) {
         assert_eq!(say(stream, "name").expect("it lives on"), *name);
     }
     weigh(lab, [0, 0, 0]);
-    eventually("nobody takes a connection", SOON, || {
+    eventually("no backend takes a connection", SOON, || {
         match ask(&lab.client, to) {
             Err(_) => Ok(()),
             Ok(name) => Err(name),
@@ -144,8 +144,8 @@ fn a_scheduler_that_is_not_here_is_named_and_replaced(lab: &mut Lab) {
     publish(lab, &web);
     let tripod = lab.tripod();
     ask(&lab.client, web.cluster()[0]).expect("an answer");
-    let said = ["Service default/web", SCHEDULER, "lblc", "wlc is used"];
-    tripod.logs_once(&said);
-    let said = ["Service default/web", "tripod.proxy/forwarding", "dr"];
-    tripod.logs_once(&said);
+    let message = ["Service default/web", SCHEDULER, "lblc", "wlc is used"];
+    tripod.logs_once(&message);
+    let message = ["Service default/web", "tripod.proxy/forwarding", "dr"];
+    tripod.logs_once(&message);
 }

@@ -1,4 +1,4 @@
-//! `tripod.proxy/proxy-protocol: v2`: endpoints are told who called.
+//! `tripod.proxy/proxy-protocol: v2`: a header names the client to endpoints.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -19,13 +19,13 @@ const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 /// What a header says: who called, and what.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct Header {
     client: SocketAddr,
     called: SocketAddr,
 }
 
 /// Reads a header and nothing behind it.
-fn read_header(stream: &mut TcpStream) -> io::Result<Told> {
+fn read_header(stream: &mut TcpStream) -> io::Result<Header> {
     let mut fixed = [0; 16];
     stream.read_exact(&mut fixed)?;
     assert_eq!(fixed[..12], *SIGNATURE);
@@ -46,7 +46,7 @@ fn read_header(stream: &mut TcpStream) -> io::Result<Told> {
         }
     };
     let port = |at: usize| u16::from_be_bytes([rest[2 * size + at], rest[2 * size + at + 1]]);
-    Ok(Told {
+    Ok(Header {
         client: SocketAddr::new(ip(0), port(0)),
         called: SocketAddr::new(ip(size), port(2)),
     })
@@ -74,23 +74,23 @@ fn listen(
     });
 }
 
-/// Says at once what the header told, then says back all that comes.
-fn tell(mut stream: TcpStream) -> io::Result<()> {
-    let Told { client, called } = read_header(&mut stream)?;
+/// Sends at once what the header names, then sends back all that comes.
+fn report(mut stream: TcpStream) -> io::Result<()> {
+    let Header { client, called } = read_header(&mut stream)?;
     writeln!(stream, "{client} {called}")?;
     let mut reader = stream.try_clone()?;
     io::copy(&mut reader, &mut stream).map(drop)
 }
 
-/// What the backend was told, as it says before it is asked anything.
-fn told(stream: &TcpStream) -> Told {
+/// Returns what the backend got, which it sends before it is asked anything.
+fn header(stream: &TcpStream) -> Header {
     let mut line = String::new();
     let mut reader = BufReader::with_capacity(1, stream);
     reader
         .read_line(&mut line)
-        .expect("a backend that was told");
+        .expect("a backend that got a header");
     let (client, called) = line.trim().split_once(' ').expect("two addresses");
-    Told {
+    Header {
         client: client.parse().expect("an address"),
         called: called.parse().expect("an address"),
     }
@@ -106,7 +106,7 @@ fn endpoints_are_told_who_called_and_what(lab: &mut Lab) {
     lab.add_backends(&["a", "b"]);
     lab.publish(&web, &["a"]);
     lab.publish(&plain, &["b"]);
-    listen(lab, "a", tell);
+    listen(lab, "a", report);
     let _tripod = lab.tripod();
     let node_ports = lab
         .node
@@ -115,8 +115,13 @@ fn endpoints_are_told_who_called_and_what(lab: &mut Lab) {
     let call = |from: &Host, to: SocketAddr| {
         let stream = tcp(from, to).unwrap_or_else(|e| panic!("{to} from {}: {e}", from.name()));
         let client = stream.local_addr().expect("an open socket");
-        let told = told(&stream);
-        assert_eq!(told, Told { client, called: to }, "from {}", from.name());
+        let header = header(&stream);
+        assert_eq!(
+            header,
+            Header { client, called: to },
+            "from {}",
+            from.name()
+        );
     };
     for to in [web.cluster(), node_ports, web.external(), web.ingress()].concat() {
         for from in lab.cluster_clients() {
@@ -136,11 +141,11 @@ fn streams_follow_the_header_intact(lab: &mut Lab) {
     const LONG: u64 = 8 << 20;
     let web = web();
     lab.add_backends(&["a"]).publish_all(&web);
-    listen(lab, "a", tell);
+    listen(lab, "a", report);
     let _tripod = lab.tripod();
     for to in web.cluster() {
         let stream = tcp(&lab.client, to).expect("a connection");
-        assert_eq!(told(&stream).called, to);
+        assert_eq!(header(&stream).called, to);
         let mut writer = stream.try_clone().expect("a second handle");
         let sender = std::thread::spawn(move || {
             send_pattern(&mut writer, LONG)?;
@@ -167,7 +172,7 @@ fn each_endpoint_that_is_tried_reads_one_header(lab: &mut Lab) {
         count.fetch_add(1, Relaxed);
         Ok(())
     });
-    listen(lab, "b", tell);
+    listen(lab, "b", report);
     let _tripod = lab.tripod();
     for to in web.cluster() {
         let before = met.load(Relaxed);
@@ -178,12 +183,12 @@ fn each_endpoint_that_is_tried_reads_one_header(lab: &mut Lab) {
             let mut stream = tcp(&lab.client, to).expect("a connection");
             let client = stream.local_addr().expect("an open socket");
             stream.write_all(b"question\n").expect("asking");
-            assert_eq!(told(&stream), Told { client, called: to });
-            let mut said = [0; 9];
+            assert_eq!(header(&stream), Header { client, called: to });
+            let mut answer = [0; 9];
             stream
-                .read_exact(&mut said)
-                .expect("what was said comes back");
-            assert_eq!(said, *b"question\n", "nothing else was said to b");
+                .read_exact(&mut answer)
+                .expect("what was sent comes back");
+            assert_eq!(answer, *b"question\n", "nothing else was sent to b");
         }
     }
 }
@@ -196,8 +201,8 @@ fn datagrams_have_no_header_and_that_is_said(lab: &mut Lab) {
         let answer = crate::lab::udp_ask(&lab.client, to).expect("an answer");
         assert_eq!(answer, "a");
     }
-    let said = ["Service default/web", ANNOTATION, "not on UDP datagrams"];
-    tripod.logs_once(&said);
+    let message = ["Service default/web", ANNOTATION, "not on UDP datagrams"];
+    tripod.logs_once(&message);
     assert_eq!(
         tripod.logged(&[ANNOTATION]),
         1,

@@ -198,8 +198,8 @@ fn what_makes_backends_reset_is_sent_to_two_at_most(lab: &mut Lab) {
             stream.write_all(b"reset\n").expect("a request");
             let error = stream.read(&mut [0]).expect_err("a reset");
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-            let told = accepted(lab, &mut asked) - before;
-            assert_eq!(told, most, "{} {to}", service.name);
+            let reached = accepted(lab, &mut asked) - before;
+            assert_eq!(reached, most, "{} {to}", service.name);
         }
     }
 }
@@ -224,8 +224,8 @@ fn an_end_is_an_answer(lab: &mut Lab) {
             // their way by then.
             while stream.write_all(b"name\n").is_ok() {}
         }
-        let told = accepted(lab, &mut asked) - before;
-        assert_eq!(told, CALLS, "others were told");
+        let reached = accepted(lab, &mut asked) - before;
+        assert_eq!(reached, CALLS, "others were reached");
     }
 }
 
@@ -236,11 +236,11 @@ fn a_client_that_gives_up_is_not_dialed_for(lab: &mut Lab) {
         backend.blackhole();
     }
     let tripod = lab.tripod();
-    let come_to_be = |wanted: f64| {
+    let come_to_be = |expected: f64| {
         crate::lab::eventually("connections", Duration::from_secs(2), || {
             match tripod.metric(&lab.node, "tripod_userspace_connections") {
-                Some(open) if open == wanted => Ok(()),
-                other => Err(format!("{other:?}, not {wanted}")),
+                Some(open) if open == expected => Ok(()),
+                other => Err(format!("{other:?}, not {expected}")),
             }
         });
     };
@@ -260,7 +260,7 @@ fn a_client_that_gives_up_is_not_dialed_for(lab: &mut Lab) {
     }
 }
 
-/// A slice of endpoints that are no pods: nobody answers there.
+/// A slice of endpoints that are no pods: nothing answers there.
 fn silent_slice(service: &Service, ready: bool) -> String {
     let addresses = (30..=250).map(
         |last| json!({"addresses": [format!("10.244.0.{last}")], "conditions": {"ready": ready}}),

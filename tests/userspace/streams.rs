@@ -115,7 +115,7 @@ fn an_upload_that_the_backend_resets_does_not_end_in_order(lab: &mut Lab) {
     for to in cluster {
         for n in 0..60 {
             let mut stream = begin(lab, to, &format!("spurn {}", 1 << (n % 20)));
-            // Whoever writes meets the reset; after an orderly end it would
+            // A side that writes meets the reset; after an orderly end it would
             // be a broken pipe (`tcp_reset` in net/ipv4/tcp_input.c).
             let error = send_pattern(&mut stream, u64::MAX).expect_err("a reset");
             assert_eq!(error.kind(), ErrorKind::ConnectionReset, "upload {n}");
@@ -148,7 +148,7 @@ fn a_vanished_backend_is_noticed_and_a_reader_that_pauses_is_not_cut_off(lab: &m
     }
 }
 
-/// What nobody reads must not pile up in Tripod.
+/// What is not read must not pile up in Tripod.
 fn a_frozen_reader_stops_the_writer(lab: &mut Lab) {
     let (tripod, cluster) = one_backend(lab);
     let before = tripod.resident_kib();
@@ -165,7 +165,7 @@ fn a_frozen_reader_stops_the_writer(lab: &mut Lab) {
         }
         assert!(
             sent < 256 * MIB,
-            "{sent} bytes went somewhere, and nobody reads"
+            "{sent} bytes went somewhere, and nothing is read"
         );
     };
     assert_eq!(stopped.kind(), ErrorKind::WouldBlock);

@@ -162,7 +162,7 @@ fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
     let mut old = start(lab, 0, &flags);
     under_load(lab, &web.cluster(), |calls| {
         calls.more();
-        let mut held = Open::to(lab, &web.cluster());
+        let mut open = Open::to(lab, &web.cluster());
         let new = start(lab, 1, &[]);
         calls.more();
         compares_everything(&old);
@@ -172,7 +172,7 @@ fn a_new_process_first_and_nobody_notices(lab: &mut Lab) {
         let addresses = web.cluster().into_iter().cycle().take(16);
         let mut fresh = Open::to(lab, &addresses.collect::<Vec<_>>());
         a_goes(lab, &web, calls);
-        held.are_served("the old process was asked to end");
+        open.are_served("the old process was asked to end");
         let late = Service::new("late", 11);
         lab.publish(&late, &["b"]);
         for to in late.cluster() {
@@ -199,14 +199,14 @@ fn an_old_process_ends_first_and_nobody_notices(lab: &mut Lab) {
     let lab = &*lab;
     let mut old = start(lab, 0, &["--userspace-drain-timeout=30s"]);
     under_load(lab, &web.cluster(), |calls| {
-        let mut held = Open::to(lab, &web.cluster());
+        let mut open = Open::to(lab, &web.cluster());
         old.ask_to_end();
         calls.more();
         a_goes(lab, &web, calls);
         let new = start(lab, 1, &[]);
         calls.more();
-        held.are_served("a successor is there");
-        drop(held);
+        open.are_served("a successor is there");
+        drop(open);
         assert!(old.ended().success(), "the old process ended badly");
         calls.more();
         new
@@ -244,8 +244,8 @@ fn a_successor_that_is_killed_leaves_the_addresses_to_the_old_one(lab: &mut Lab)
         if asked_to_end {
             old.ask_to_end();
         }
-        let mut held = Open::to(lab, &web.cluster());
-        held.are_served("by the new process");
+        let mut open = Open::to(lab, &web.cluster());
+        open.are_served("by the new process");
         new.kill();
         for to in web.cluster() {
             comes_to_reach("the old process", &["a", "b", "c"], || ask(&lab.client, to));
@@ -293,7 +293,7 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
             _ => Ok(()),
         }
     });
-    let mut held = Open::to(lab, &web.cluster());
+    let mut open = Open::to(lab, &web.cluster());
     std::fs::write(file, text("oomScoreAdj: -998\n")).expect("a change");
     eventually("it knows", SOON, || match tripod.logged(&["was changed"]) {
         0 => Err(tripod.log()),
@@ -303,8 +303,8 @@ fn a_changed_configuration_file_lets_connections_end(lab: &mut Lab) {
     for to in web.cluster() {
         comes_to_reach("an endpoint that came", &["b"], || ask(&lab.client, to));
     }
-    held.are_served("the file was changed");
-    drop(held);
+    open.are_served("the file was changed");
+    drop(open);
     // So that whoever started it starts it again.
     assert!(!tripod.ended().success());
 }

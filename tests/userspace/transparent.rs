@@ -26,8 +26,8 @@ fn transparent(lab: &Lab) -> Tripod {
     command.arg("--userspace-transparent");
     let tripod = Tripod::start_as(lab, command);
     for family in ["IPv4", "IPv6"] {
-        let said = [family, "endpoints see clients"];
-        assert_eq!(tripod.logged(&said), 1, "{}", tripod.log());
+        let message = [family, "endpoints see clients"];
+        assert_eq!(tripod.logged(&message), 1, "{}", tripod.log());
     }
     tripod
 }

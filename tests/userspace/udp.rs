@@ -205,7 +205,7 @@ fn a_client_that_called_too_early_is_served(lab: &mut Lab) {
                 socket
                     .set_read_timeout(Some(Duration::from_millis(200)))
                     .expect("a time limit");
-                comes_to_fail("nobody is there yet", || udp_say(&socket, "hello?"));
+                comes_to_fail("there is no Service yet", || udp_say(&socket, "hello?"));
                 lab.publish_all(there);
                 let what = format!("the Service that came, {to} from {}", from.name());
                 comes_to_reach(&what, &["a"], || udp_say(&socket, "hello"));

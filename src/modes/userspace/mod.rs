@@ -156,7 +156,7 @@ impl Userspace {
         let ports = RedirectPorts::new(options.port_range.clone(), descriptors.clone());
         Ok(Userspace {
             node: NodeContext {
-                methods: PerFamily::each(|family| capture.method(family)),
+                methods: capture.methods(),
                 addresses: Vec::new(),
                 node_ports: options.node_ports.served(),
                 opens_listeners: true,
@@ -207,7 +207,8 @@ impl Userspace {
         self.node.opens_listeners = !self.yields();
         if full || self.node.addresses.is_empty() {
             self.node.addresses = self.observer.node_addresses()?;
-            self.capture.serve_node_ports(&self.node.node_ports);
+            self.capture
+                .serve_node_ports(Arc::clone(&self.node.node_ports));
         }
         Ok(())
     }

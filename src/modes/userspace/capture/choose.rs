@@ -50,19 +50,6 @@ pub struct Choice {
     pub reasons: Vec<String>,
 }
 
-impl Choice {
-    /// Returns the method for `family`.
-    pub fn method(&self, family: Family) -> Method {
-        *self.methods.get(family)
-    }
-
-    /// Returns the families that use `method`.
-    pub fn families(&self, method: Method) -> Vec<Family> {
-        let families = Family::ALL.into_iter();
-        families.filter(|f| self.method(*f) == method).collect()
-    }
-}
-
 /// Chooses, by what was found out of `kernel`.
 ///
 /// # Errors

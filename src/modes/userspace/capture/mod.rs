@@ -123,37 +123,44 @@ pub struct Report {
     /// What else failed for now, with the reason.
     pub unfinished: Vec<String>,
     /// What this kernel cannot do and an operator should know. Each is logged
-    /// once in the life of a [`Redirect`] or [`Local`].
+    /// once in the life of a [`Capture`].
     pub messages: Vec<String>,
 }
 
 #[cfg(test)]
-impl Scope {
-    /// That of both families: what `changed`, or everything.
-    fn of_both(changed: Option<&[Frontend]>) -> Scopes {
-        PerFamily::each(|_| {
+impl Capture {
+    /// Returns capture of both families by `method`.
+    fn of_both(method: Method) -> Capture {
+        let choice = Choice {
+            methods: PerFamily::each(|_| method),
+            reasons: Vec::new(),
+        };
+        let kernel = crate::kernel::probe::Kernel::examine(&[]);
+        Capture::new(choice, &kernel).expect("the kernel's way of capture")
+    }
+
+    /// Syncs both families: what `changed`, or everything. Returns what became of
+    /// both together.
+    async fn sync_both(
+        &mut self,
+        desired: &Desired,
+        changed: Option<&[Frontend]>,
+    ) -> Result<Report, Error> {
+        let scopes = PerFamily::each(|_| {
             Some(Scope {
-                extent: match changed {
-                    Some(_) => Extent::Changed,
-                    None => Extent::Full,
-                },
+                extent: changed.map_or(Extent::Full, |_| Extent::Changed),
                 changed: changed.unwrap_or_default().to_vec(),
             })
-        })
+        });
+        let mut all = Report::default();
+        for (_, outcome) in self.sync(desired, &scopes).await {
+            let report = outcome.unwrap_or_else(|| Ok(Report::default()))?;
+            all.failed.extend(report.failed);
+            all.unfinished.extend(report.unfinished);
+            all.messages.extend(report.messages);
+        }
+        Ok(all)
     }
-}
-
-/// Returns what became of all families together.
-#[cfg(test)]
-fn joined(outcomes: Outcomes) -> Result<Report, Error> {
-    let mut all = Report::default();
-    for (_, outcome) in outcomes {
-        let report = outcome.unwrap_or_else(|| Ok(Report::default()))?;
-        all.failed.extend(report.failed);
-        all.unfinished.extend(report.unfinished);
-        all.messages.extend(report.messages);
-    }
-    Ok(all)
 }
 
 /// Why a sync or a clean-up did not take effect.

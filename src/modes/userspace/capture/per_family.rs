@@ -1,96 +1,135 @@
-//! The two ways of capture as one: each family goes its own.
+//! Each family is captured in its own way.
 
 use std::sync::Arc;
 
-use super::{Choice, Desired, Error, Extent, Local, Method, Outcomes, Redirect, Scopes};
+use super::{
+    Choice, Desired, Error, Extent, Local, Method, Outcomes, Redirect, Report, Scope, Scopes,
+};
 use crate::{
     kernel::{
         probe::Kernel,
         xtables::{Engine, remove::Preserved},
     },
+    log_once::LogOnce,
     net::{Family, PerFamily},
     node::Served,
 };
 
 /// Brings packets for service addresses to our listeners.
 pub struct Capture {
-    choice: Choice,
-    redirect: Option<Redirect>,
-    local: Option<Local>,
+    families: PerFamily<FamilyCapture>,
+    node_ports: Arc<Served>,
+}
+
+/// Capture of one family.
+struct FamilyCapture {
+    way: Way,
+    logged: LogOnce,
     /// An earlier run may have captured the other way; that goes once this
     /// one is in force.
-    other_way_cleaned: PerFamily<bool>,
+    other_way_cleaned: bool,
+}
+
+/// How a family is captured.
+enum Way {
+    Redirect(Box<Redirect>),
+    Local(Box<Local>),
 }
 
 impl Capture {
     /// Returns capture by the methods of `choice`, which was made for this `kernel`.
+    /// Node ports answer on all of the node's addresses.
     ///
     /// # Errors
     /// When the sockets or programs for it are not to be had.
     pub fn new(choice: Choice, kernel: &Kernel) -> Result<Self, Error> {
-        let redirected = choice.families(Method::Redirect);
-        let routed = choice.families(Method::Local);
+        let family = |family| -> Result<FamilyCapture, Error> {
+            Ok(FamilyCapture {
+                way: match choice.methods.get(family) {
+                    Method::Redirect => Way::Redirect(Box::new(Redirect::new(family, kernel)?)),
+                    Method::Local => Way::Local(Box::new(Local::new(family, kernel)?)),
+                },
+                logged: LogOnce::default(),
+                other_way_cleaned: false,
+            })
+        };
         Ok(Capture {
-            redirect: (!redirected.is_empty())
-                .then(|| Redirect::new(&redirected, kernel))
-                .transpose()?,
-            local: (!routed.is_empty())
-                .then(|| Local::new(&routed, kernel))
-                .transpose()?,
-            choice,
-            other_way_cleaned: PerFamily::default(),
+            families: PerFamily {
+                v4: family(Family::V4)?,
+                v6: family(Family::V6)?,
+            },
+            node_ports: Arc::new(Served::All),
         })
     }
 
-    /// On which addresses node ports are to be served; in force with the next
+    /// Sets on which addresses node ports are to be served; in force with the next
     /// full sync.
-    pub fn serve_node_ports(&mut self, served: &Arc<Served>) {
-        if let Some(redirect) = &mut self.redirect {
-            redirect.serve_node_ports(Arc::clone(served));
-        }
+    pub fn serve_node_ports(&mut self, served: Arc<Served>) {
+        self.node_ports = served;
     }
 
-    /// Returns the engines that capture by rules uses.
+    /// Returns the engine of each family that its rules are in.
     pub fn engines(&self) -> Vec<(Family, Engine)> {
-        self.redirect
-            .as_ref()
-            .map_or_else(Vec::new, Redirect::engines)
+        let families = self.families.iter();
+        let engines = families.filter_map(|(family, capture)| match &capture.way {
+            Way::Redirect(redirect) => Some((family, redirect.engine())),
+            Way::Local(_) => None,
+        });
+        engines.collect()
     }
 
-    /// Returns how `family` is captured.
-    pub fn method(&self, family: Family) -> Method {
-        self.choice.method(family)
+    /// Returns how each family is captured.
+    pub fn methods(&self) -> PerFamily<Method> {
+        self.families.as_ref().map(|_, family| family.method())
     }
 
     /// Makes the kernel capture what is desired of the families that `scopes` names.
     pub async fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
-        let mut outcomes = match &mut self.local {
-            Some(local) => local.sync(desired, scopes),
-            None => Outcomes::default(),
+        let served = &self.node_ports;
+        let PerFamily { v4, v6 } = &mut self.families;
+        let v4 = v4.sync(Family::V4, desired, scopes.v4.as_ref(), served);
+        let v6 = v6.sync(Family::V6, desired, scopes.v6.as_ref(), served);
+        let (v4, v6) = tokio::join!(v4, v6);
+        PerFamily { v4, v6 }
+    }
+}
+
+impl FamilyCapture {
+    fn method(&self) -> Method {
+        match self.way {
+            Way::Redirect(_) => Method::Redirect,
+            Way::Local(_) => Method::Local,
+        }
+    }
+
+    async fn sync(
+        &mut self,
+        family: Family,
+        desired: &Desired,
+        scope: Option<&Scope>,
+        served: &Served,
+    ) -> Option<Result<Report, Error>> {
+        let scope = scope?;
+        let mut report = Report::default();
+        let synced = match &mut self.way {
+            Way::Redirect(redirect) => redirect.sync(desired, scope, served, &mut report).await,
+            Way::Local(local) => local.sync(desired, scope, &mut report),
         };
-        if let Some(redirect) = &mut self.redirect {
-            for (family, outcome) in redirect.sync(desired, scopes).await {
-                if outcome.is_some() {
-                    *outcomes.get_mut(family) = outcome;
-                }
+        if let Err(error) = synced {
+            return Some(Err(error));
+        }
+        report
+            .messages
+            .retain(|message| self.logged.is_new(message));
+        if scope.extent >= Extent::Retry && !self.other_way_cleaned {
+            match cleanup_other_way(family, self.method()).await {
+                Ok(()) => self.other_way_cleaned = true,
+                Err(error) => report.unfinished.push(format!(
+                    "what another way of capture had installed is not removed: {error}"
+                )),
             }
         }
-        for (family, outcome) in outcomes.iter_mut() {
-            let scope = scopes.get(family).as_ref();
-            let due = scope.is_some_and(|scope| scope.extent >= Extent::Retry);
-            if let Some(Ok(report)) = outcome
-                && due
-                && !*self.other_way_cleaned.get(family)
-            {
-                match cleanup_other_way(family, self.choice.method(family)).await {
-                    Ok(()) => *self.other_way_cleaned.get_mut(family) = true,
-                    Err(error) => report.unfinished.push(format!(
-                        "what another way of capture had installed is not removed: {error}"
-                    )),
-                }
-            }
-        }
-        outcomes
+        Some(Ok(report))
     }
 }
 

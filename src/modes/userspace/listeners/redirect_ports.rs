@@ -100,9 +100,9 @@ impl RedirectPorts {
     /// already.
     fn picked(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
         for _ in 0..PICKS {
-            let held = self.bind(protocol, family, 0)?;
-            if self.used.insert(held.key) {
-                return Ok(held);
+            let taken = self.bind(protocol, family, 0)?;
+            if self.used.insert(taken.key) {
+                return Ok(taken);
             }
         }
         Err(io::Error::new(
@@ -117,9 +117,9 @@ impl RedirectPorts {
         family: Family,
         port: u16,
     ) -> io::Result<RedirectPort> {
-        let held = self.bind(protocol, family, port)?;
-        self.used.insert(held.key);
-        Ok(held)
+        let taken = self.bind(protocol, family, port)?;
+        self.used.insert(taken.key);
+        Ok(taken)
     }
 
     fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
@@ -159,8 +159,8 @@ impl RedirectPorts {
     }
 
     /// Takes the port back.
-    pub fn release(&mut self, held: &RedirectPort) {
-        self.used.remove(&held.key);
+    pub fn release(&mut self, taken: &RedirectPort) {
+        self.used.remove(&taken.key);
     }
 }
 
@@ -212,18 +212,18 @@ mod tests {
         let probe = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         let first = probe.local_addr().unwrap().port().clamp(1024, 65_000);
         let mut ports = RedirectPorts::new(Some(first..=first + 2), Descriptors::of_this_process());
-        let mut held = Vec::new();
+        let mut taken = Vec::new();
         let error = loop {
             match ports.take(Protocol::Tcp, Family::V4) {
-                Ok(port) => held.push(port),
+                Ok(port) => taken.push(port),
                 Err(error) => break error,
             }
         };
-        assert!(held.len() <= 2, "the first is taken by another");
-        assert!(held.iter().all(|h| h.address.port() > first));
+        assert!(taken.len() <= 2, "the first is taken by another");
+        assert!(taken.iter().all(|h| h.address.port() > first));
         assert!(error.to_string().contains("--proxy-port-range"), "{error}");
 
-        if let Some(one) = held.pop() {
+        if let Some(one) = taken.pop() {
             ports.release(&one);
             let port = one.address.port();
             drop(one);
@@ -241,9 +241,9 @@ mod tests {
         for families in [[Family::V4, Family::V6], [Family::V6, Family::V4]] {
             let mut ports = RedirectPorts::new(Some(port..=port), Descriptors::of_this_process());
             for protocol in [Protocol::Tcp, Protocol::Udp] {
-                let held = families.map(|family| ports.take(protocol, family).unwrap());
-                assert!(held.iter().all(|held| held.address.port() == port));
-                held.iter().for_each(|held| ports.release(held));
+                let taken = families.map(|family| ports.take(protocol, family).unwrap());
+                assert!(taken.iter().all(|taken| taken.address.port() == port));
+                taken.iter().for_each(|taken| ports.release(taken));
             }
         }
     }
@@ -255,8 +255,8 @@ mod tests {
         let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
         let mut seen = HashSet::new();
         for _ in 0..2_000 {
-            let held = ports.take(Protocol::Udp, Family::V4).unwrap();
-            assert!(seen.insert(held.address.port()), "{held:?}");
+            let taken = ports.take(Protocol::Udp, Family::V4).unwrap();
+            assert!(seen.insert(taken.address.port()), "{taken:?}");
         }
     }
 
@@ -264,9 +264,9 @@ mod tests {
     fn a_held_udp_port_refuses_and_no_other_program_gets_it() {
         for family in [Family::V4, Family::V6] {
             let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
-            let held = ports.take(Protocol::Udp, family).unwrap();
-            let taken = std::net::UdpSocket::bind(held.address).unwrap_err();
-            assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+            let taken = ports.take(Protocol::Udp, family).unwrap();
+            let error = std::net::UdpSocket::bind(taken.address).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
 
             let call = || {
                 let (local, to) = match family {
@@ -274,7 +274,7 @@ mod tests {
                     Family::V6 => ("[::1]:0", "::1"),
                 };
                 let client = std::net::UdpSocket::bind(local).unwrap();
-                client.connect((to, held.address.port())).unwrap();
+                client.connect((to, taken.address.port())).unwrap();
                 client.send(b"?").unwrap();
                 client
             };
@@ -282,7 +282,7 @@ mod tests {
             assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
 
             let listeners: Vec<_> = (0..2)
-                .map(|_| sockets::udp(Bind::of_node(held.address)).unwrap())
+                .map(|_| sockets::udp(Bind::of_node(taken.address)).unwrap())
                 .collect();
             let mut heard = 0;
             for _ in 0..64 {
@@ -299,11 +299,11 @@ mod tests {
     #[test]
     fn a_held_port_refuses_until_there_is_a_listener() {
         let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
-        let held = ports.take(Protocol::Tcp, Family::V4).unwrap();
-        let target = ("127.0.0.1", held.address.port());
+        let taken = ports.take(Protocol::Tcp, Family::V4).unwrap();
+        let target = ("127.0.0.1", taken.address.port());
         let refused = std::net::TcpStream::connect(target).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        let listener = sockets::start(sockets::tcp(Bind::of_node(held.address)).unwrap()).unwrap();
+        let listener = sockets::start(sockets::tcp(Bind::of_node(taken.address)).unwrap()).unwrap();
         std::net::TcpStream::connect(target).unwrap();
         drop(listener);
         // A program that another test starts has a copy of the listener for a

@@ -65,8 +65,8 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Unsupporte
     let udp = port.name.protocol == Protocol::Udp;
     let proxy_protocol = preferences.proxy_protocol.filter(|_| udp).map(|version| {
         let why = format!(
-            "{version} is sent on TCP connections, not on UDP datagrams: after nat rules nobody \
-             knows which address a datagram was sent to"
+            "{version} is sent on TCP connections, not on UDP datagrams: after nat rules the \
+             address that a datagram was sent to is not known"
         );
         Reason::new(Preferences::PROXY_PROTOCOL, why)
     });

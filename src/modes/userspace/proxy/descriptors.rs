@@ -85,11 +85,11 @@ impl Descriptors {
     fn counted(&self, open: usize) {
         let budget = &self.0;
         let total = self.total();
-        let held = total.saturating_sub(self.free());
+        let taken = total.saturating_sub(self.free());
         // A connection holds permits before its second socket is open: with
         // many of these, nothing else would seem to be open.
-        let mut outside = open.saturating_sub(held);
-        if held == 0 {
+        let mut outside = open.saturating_sub(taken);
+        if taken == 0 {
             budget.outside.store(outside, Relaxed);
         }
         outside = outside.max(budget.outside.load(Relaxed));
@@ -202,14 +202,14 @@ mod tests {
         let descriptors = Descriptors::with_limit(1_000);
         descriptors.counted(300);
         assert_eq!(descriptors.total(), 1_000 - 300 - SPARE);
-        let held = descriptors.try_take(600).expect("free");
+        let taken = descriptors.try_take(600).expect("free");
         // Few of them have a socket yet.
         descriptors.counted(350);
         assert_eq!(descriptors.total(), 1_000 - 300 - SPARE);
         // More is open elsewhere than is free: no new ones, but no fewer.
         descriptors.counted(600 + 380);
         assert_eq!((descriptors.free(), descriptors.total()), (0, 600));
-        drop(held);
+        drop(taken);
         descriptors.counted(380);
         assert_eq!(descriptors.total(), 1_000 - 380 - SPARE);
         descriptors.counted(80);

@@ -30,26 +30,19 @@ use self::{
     diff::Applied,
     plan::{Environment, Object},
 };
-use super::{Desired, Error, Extent, Frontend, Outcomes, Report, Scope, Scopes};
+use super::{Desired, Error, Extent, Frontend, Report, Scope};
 use crate::{
     kernel::{
         links,
         netlink::{self, Protocol, Socket},
         probe::{Ability, Kernel},
     },
-    log_once::LogOnce,
     net::Family,
 };
 
-/// Captures by routes. Owns every route and rule of our mark in its tables.
+/// Captures a family by routes. Owns every route and rule of our mark in its tables.
 pub struct Local {
     socket: Socket,
-    families: Vec<FamilyRoutes>,
-    logged: LogOnce,
-}
-
-/// What one family has in the kernel.
-struct FamilyRoutes {
     family: Family,
     applied: Applied,
     /// That of the last full sync; `None`: the next sync must be full.
@@ -62,50 +55,22 @@ struct FamilyRoutes {
 }
 
 impl Local {
-    /// Returns capture of these families of `kernel`.
+    /// Returns capture of this family of `kernel`.
     ///
     /// # Errors
     /// When no netlink socket can be had.
-    pub fn new(families: &[Family], kernel: &Kernel) -> Result<Local, Error> {
-        let families = families.iter().map(|family| FamilyRoutes {
-            family: *family,
+    pub fn new(family: Family, kernel: &Kernel) -> Result<Local, Error> {
+        Ok(Local {
+            socket: Socket::open(Protocol::Route)?,
+            family,
             applied: Applied::default(),
             environment: None,
-            ports: match kernel.why_unusable(&Ability::PortRules(*family)) {
+            ports: match kernel.why_unusable(&Ability::PortRules(family)) {
                 Some(why) => Err(why.to_owned()),
                 None => Ok(()),
             },
             empty: false,
-        });
-        Ok(Local {
-            socket: Socket::open(Protocol::Route)?,
-            families: families.collect(),
-            logged: LogOnce::default(),
         })
-    }
-
-    /// Makes the kernel capture what is desired; frontends of other families are
-    /// left out.
-    ///
-    /// Blocks, about 10 µs for each object that changes. Listeners may be bound
-    /// before or after. A frontend whose Service is gone must stay desired until
-    /// its last connection has ended: routing carries every packet, and there is
-    /// no conntrack that would remember. New clients are refused meanwhile, as
-    /// nothing listens.
-    pub fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
-        let mut outcomes = Outcomes::default();
-        for state in &mut self.families {
-            let Some(scope) = scopes.get(state.family) else {
-                continue;
-            };
-            let mut report = Report::default();
-            let synced = state.sync(&mut self.socket, desired, scope, &mut report);
-            report
-                .messages
-                .retain(|message| self.logged.is_new(message));
-            *outcomes.get_mut(state.family) = Some(synced.map(|()| report));
-        }
-        outcomes
     }
 
     /// Removes everything that this way of capture ever installs in these
@@ -134,19 +99,20 @@ impl Local {
         });
         found.unwrap_or(false)
     }
-}
 
-fn remove_all(socket: &mut Socket, objects: Vec<Object>) -> Result<(), Error> {
-    if objects.is_empty() {
-        return Ok(());
-    }
-    execute::remove(socket, links::index("lo")?, objects)
-}
-
-impl FamilyRoutes {
-    fn sync(
+    /// Makes the kernel capture what is desired; frontends of other families are
+    /// left out.
+    ///
+    /// Blocks, about 10 µs for each object that changes. Listeners may be bound
+    /// before or after. A frontend whose Service is gone must stay desired until
+    /// its last connection has ended: routing carries every packet, and there is
+    /// no conntrack that would remember. New clients are refused meanwhile, as
+    /// nothing listens.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked or refused as a whole.
+    pub fn sync(
         &mut self,
-        socket: &mut Socket,
         desired: &Desired,
         scope: &Scope,
         report: &mut Report,
@@ -158,32 +124,28 @@ impl FamilyRoutes {
             let changed = scope.changed.iter().filter(|f| f.family == self.family);
             let changed: BTreeSet<_> = changed.copied().collect();
             let difference = self.applied.update(desired, &changed, &environment, report);
-            let refused = execute::run(socket, environment.loopback, difference)?;
+            let refused = execute::run(&mut self.socket, environment.loopback, difference)?;
             self.finish(&refused, changed.iter(), environment, report);
             return Ok(());
         }
         if desired.keys().any(|f| f.family == self.family) {
-            return self.reconcile(socket, desired, report);
+            return self.reconcile(desired, report);
         }
         if full || !self.empty {
             // No need of an environment that may not be there.
-            let observed = observe::installed(socket, self.family)?;
+            let observed = observe::installed(&mut self.socket, self.family)?;
             self.applied = Applied::default();
-            remove_all(socket, observed)?;
+            remove_all(&mut self.socket, observed)?;
             self.empty = true;
         }
         Ok(())
     }
 
     /// Compares all that is desired with all that the kernel has.
-    fn reconcile(
-        &mut self,
-        socket: &mut Socket,
-        desired: &Desired,
-        report: &mut Report,
-    ) -> Result<(), Error> {
+    fn reconcile(&mut self, desired: &Desired, report: &mut Report) -> Result<(), Error> {
         let family = self.family;
-        let Some(environment) = observe::environment(socket, family, self.ports.is_ok())? else {
+        let ports = self.ports.is_ok();
+        let Some(environment) = observe::environment(&mut self.socket, family, ports)? else {
             let ours = desired.keys().filter(|f| f.family == family);
             let reason = format!("this kernel has no {family}");
             report.failed.extend(ours.map(|f| (*f, reason.clone())));
@@ -200,9 +162,9 @@ impl FamilyRoutes {
         }
         self.empty = false;
         self.applied = Applied::of(desired, &environment, report);
-        let observed = observe::installed(socket, family)?;
+        let observed = observe::installed(&mut self.socket, family)?;
         let difference = self.applied.reconcile(observed, &environment);
-        let refused = execute::run(socket, environment.loopback, difference)?;
+        let refused = execute::run(&mut self.socket, environment.loopback, difference)?;
         let all: Vec<_> = self.applied.frontends().copied().collect();
         self.finish(&refused, all.iter(), environment, report);
         Ok(())
@@ -228,4 +190,11 @@ impl FamilyRoutes {
             }
         }
     }
+}
+
+fn remove_all(socket: &mut Socket, objects: Vec<Object>) -> Result<(), Error> {
+    if objects.is_empty() {
+        return Ok(());
+    }
+    execute::remove(socket, links::index("lo")?, objects)
 }

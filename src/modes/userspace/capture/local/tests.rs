@@ -18,10 +18,9 @@ use crate::{
     kernel::{
         addresses,
         namespace::{in_namespace, ip},
-        probe::Kernel,
         routes, rules,
     },
-    modes::userspace::capture::{self, OtherPorts, Target},
+    modes::userspace::capture::{Capture, Method, OtherPorts, Target},
     net,
 };
 
@@ -71,11 +70,14 @@ fn expected(desired: &Desired, family: Family) -> BTreeSet<Object> {
 }
 
 fn sync(
-    mode: &mut Local,
+    local: &mut Capture,
     desired: &Desired,
     changed: Option<&[Frontend]>,
 ) -> Result<Report, Error> {
-    capture::joined(mode.sync(desired, &Scope::of_both(changed)))
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(local.sync_both(desired, changed))
 }
 
 #[test]
@@ -111,8 +113,7 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
         });
         runner
             .run(&steps, |steps| {
-                let both = [Family::V4, Family::V6];
-                let mut local = Local::new(&both, &Kernel::examine(&[])).unwrap();
+                let mut local = Capture::of_both(Method::Local);
                 let mut desired = Desired::new();
                 for (step, restart) in steps {
                     let changed: Vec<_> = step.iter().map(|(f, _)| *f).collect();
@@ -123,7 +124,7 @@ fn the_kernel_follows_step_by_step_and_a_new_process_takes_over() {
                         };
                     }
                     if restart {
-                        local = Local::new(&both, &Kernel::examine(&[])).unwrap();
+                        local = Capture::of_both(Method::Local);
                     }
                     let report = sync(&mut local, &desired, Some(&changed)).unwrap();
                     prop_assert_eq!(report.failed, vec![]);
@@ -145,7 +146,7 @@ fn a_full_sync_repairs_what_others_broke() {
     in_namespace(|| {
         let web = frontend(net::Protocol::Tcp, "10.96.0.1", 80);
         let desired = Desired::from([(web, target(OtherPorts::Refuse))]);
-        let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
+        let mut local = Capture::of_both(Method::Local);
         sync(&mut local, &desired, None).unwrap();
         let right = present(Family::V4);
         let mut socket = Socket::open(Protocol::Route).unwrap();
@@ -182,7 +183,7 @@ fn a_full_sync_repairs_what_others_broke() {
 fn an_address_of_the_node_is_left_alone() {
     in_namespace(|| {
         ip("addr add 192.0.2.1/32 dev lo");
-        let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
+        let mut local = Capture::of_both(Method::Local);
         let own = frontend(net::Protocol::Tcp, "192.0.2.1", 80);
         let desired = Desired::from([(own, target(OtherPorts::Refuse))]);
         let report = sync(&mut local, &desired, None).unwrap();
@@ -201,7 +202,7 @@ fn what_cannot_be_captured_is_named_and_the_rest_works() {
         let good = frontend(net::Protocol::Tcp, "10.96.0.1", 80);
         let bad = frontend(net::Protocol::Tcp, "127.0.0.1", 80);
         let desired = Desired::from([good, bad].map(|f| (f, target(OtherPorts::Refuse))));
-        let mut local = Local::new(&[Family::V4], &Kernel::examine(&[])).unwrap();
+        let mut local = Capture::of_both(Method::Local);
         let report = sync(&mut local, &desired, None).unwrap();
         assert_eq!(report.failed.len(), 1);
         assert_eq!(report.failed[0].0, bad);
@@ -222,11 +223,12 @@ fn a_connected_socket_takes_a_route_that_came_later() {
         ip("addr add fd00::1/64 dev out nodad");
         ip("route add 10.96.0.0/24 dev out");
         ip("route add fd96::/64 dev out");
+        let mut socket = Socket::open(Protocol::Route).unwrap();
         for (first, second) in [("10.96.0.1", "10.96.0.2"), ("fd96::1", "fd96::2")] {
             let [first, second] = [first, second].map(|a| frontend(net::Protocol::Udp, a, 5353));
             let refuse = target(OtherPorts::Refuse);
             let mut desired = Desired::from([(first, refuse.clone())]);
-            let mut local = Local::new(&[first.family], &Kernel::examine(&[])).unwrap();
+            let mut local = Capture::of_both(Method::Local);
             sync(&mut local, &desired, None).unwrap();
 
             let to = SocketAddr::new(second.address.unwrap(), second.port);
@@ -246,9 +248,9 @@ fn a_connected_socket_takes_a_route_that_came_later() {
             client.send(b"early").unwrap();
 
             desired.insert(second, refuse);
-            let rules = rules::list(&mut local.socket, second.family).unwrap();
+            let rules = rules::list(&mut socket, second.family).unwrap();
             sync(&mut local, &desired, Some(&[second])).unwrap();
-            let after = rules::list(&mut local.socket, second.family).unwrap();
+            let after = rules::list(&mut socket, second.family).unwrap();
             assert_eq!(rules, after, "no rule came or stayed");
             client.send(b"late").unwrap();
             let mut buffer = [0; 16];

@@ -13,7 +13,7 @@
 //! - a UDP client that keeps its socket is led where connection tracking led
 //!   it first, whatever the rules say by now ([`stale`] helps);
 //! - a node's own program needs some route to the service address, be it the
-//!   default route: the kernel looks for one before nat. kube-proxy's modes
+//!   default route: the kernel asks for one before nat. kube-proxy's modes
 //!   need the same.
 
 mod diff;
@@ -22,10 +22,10 @@ mod stale;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeSet, mem, sync::Arc};
+use std::{collections::BTreeSet, mem};
 
 use self::{diff::Applied, plan::Environment, stale::Stale};
-use super::{Desired, Error, Extent, Frontend, Outcomes, Report, Scopes, choose::redirecting};
+use super::{Desired, Error, Extent, Frontend, Report, Scope, choose::redirecting};
 use crate::{
     kernel::{
         addresses,
@@ -41,7 +41,6 @@ use crate::{
             transaction::{Group, Op, Transaction},
         },
     },
-    log_once::LogOnce,
     net::Family,
     node::Served,
 };
@@ -54,15 +53,8 @@ const OWNED: Owned = Owned {
     shared: None,
 };
 
-/// Captures by nat rules. Owns its chains and the jumps to them.
+/// Captures a family by nat rules. Owns its chains and the jumps to them.
 pub struct Redirect {
-    families: Vec<FamilyRules>,
-    node_ports: Arc<Served>,
-    logged: LogOnce,
-}
-
-/// What one family has in the kernel.
-struct FamilyRules {
     writer: Writer,
     features: Features,
     applied: Applied,
@@ -72,85 +64,59 @@ struct FamilyRules {
 }
 
 impl Redirect {
-    /// Returns capture of these families of `kernel`. Node ports answer on all of the
-    /// node's addresses.
+    /// Returns capture of this family of `kernel`.
     ///
     /// # Errors
-    /// When nat does not work in one of them: see [`super::choose()`].
-    pub fn new(families: &[Family], kernel: &Kernel) -> Result<Redirect, Error> {
-        let mut states = Vec::new();
-        for family in families {
-            let tools = redirecting(kernel, *family)?;
-            states.push(FamilyRules {
-                features: tools.features,
-                writer: Writer {
-                    xtables: tools.xtables,
-                    engine: tools.engine,
-                },
-                applied: Applied::default(),
-                in_force: false,
-                stale: Stale::default(),
-            });
-        }
+    /// When nat does not work in it: see [`super::choose()`].
+    pub fn new(family: Family, kernel: &Kernel) -> Result<Redirect, Error> {
+        let tools = redirecting(kernel, family)?;
         Ok(Redirect {
-            families: states,
-            node_ports: Arc::new(Served::All),
-            logged: LogOnce::default(),
+            features: tools.features,
+            writer: Writer {
+                xtables: tools.xtables,
+                engine: tools.engine,
+            },
+            applied: Applied::default(),
+            in_force: false,
+            stale: Stale::default(),
         })
     }
 
-    /// Returns the engine of each family that its rules are in.
-    pub fn engines(&self) -> Vec<(Family, Engine)> {
-        let families = self.families.iter();
-        let engines = families.map(|state| (state.writer.family(), state.writer.engine));
-        engines.collect()
-    }
-
-    /// Serves node ports on these addresses from the next full sync on.
-    pub fn serve_node_ports(&mut self, node_ports: Arc<Served>) {
-        self.node_ports = node_ports;
+    /// Returns the engine that its rules are in.
+    pub fn engine(&self) -> Engine {
+        self.writer.engine
     }
 
     /// Makes the kernel capture what is desired; frontends of other families are
-    /// left out. A full sync writes everything anew in one step, and repairs jumps.
+    /// left out. A full sync compares everything and repairs jumps; node ports are
+    /// `served` as it found them.
     ///
     /// A frontend's target must be another port than its own: conntrack sees
     /// no translation where nothing changes, and the guard would refuse it.
-    pub async fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
-        let node_ports = &self.node_ports;
-        let mut families = self.families.iter_mut();
-        let sync = async |state: Option<&mut FamilyRules>| {
-            let state = state?;
-            let family = state.writer.family();
-            let scope = scopes.get(family).as_ref()?;
-            let mut report = Report::default();
-            // While this fails or is cancelled, what is recorded is not what the
-            // kernel has.
-            let in_force = mem::take(&mut state.in_force);
-            let synced = if in_force && scope.extent < Extent::Full {
-                state.update(desired, &scope.changed, &mut report).await
-            } else {
-                state.compare(desired, node_ports, &mut report).await
-            };
-            Some((family, synced.map(|()| report)))
-        };
-        let (one, other) = tokio::join!(sync(families.next()), sync(families.next()));
-        let mut outcomes = Outcomes::default();
-        for (family, mut outcome) in [one, other].into_iter().flatten() {
-            if let Ok(report) = &mut outcome {
-                report
-                    .messages
-                    .retain(|message| self.logged.is_new(message));
-            }
-            *outcomes.get_mut(family) = Some(outcome);
+    ///
+    /// # Errors
+    /// When the kernel could not be asked or refused as a whole.
+    pub async fn sync(
+        &mut self,
+        desired: &Desired,
+        scope: &Scope,
+        served: &Served,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        // While this fails or is cancelled, what is recorded is not what the kernel
+        // has.
+        let in_force = mem::take(&mut self.in_force);
+        if in_force && scope.extent < Extent::Full {
+            self.update(desired, &scope.changed, report).await
+        } else {
+            self.compare(desired, served, report).await
         }
-        outcomes
     }
 
     /// Removes everything that this way of capture ever installs in these
     /// families, also what an earlier process left, through whichever engine of
     /// the kernel, but for those that are `preserved`. Twice is harmless; nothing of
-    /// others is touched.
+    /// others is changed.
     ///
     /// # Errors
     /// When something of it could not be removed.
@@ -166,14 +132,12 @@ impl Redirect {
     pub async fn is_present(family: Family, preserved: &Preserved) -> bool {
         OWNED.is_there(family, preserved).await
     }
-}
 
-impl FamilyRules {
     /// Compares everything with the kernel.
     async fn compare(
         &mut self,
         desired: &Desired,
-        node_ports: &Served,
+        served: &Served,
         report: &mut Report,
     ) -> Result<(), Error> {
         let family = self.writer.family();
@@ -185,7 +149,7 @@ impl FamilyRules {
             features: self.features,
             destination: plan::destination(&own, family, before, &services)
                 .filter(|_| self.features.dnat),
-            node: plan::node(&self.features, node_ports, &own, family),
+            node: plan::node(&self.features, served, &own, family),
         };
         report.messages.extend(self.shortcomings());
         let tables = environment.tables();

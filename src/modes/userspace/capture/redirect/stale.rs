@@ -4,7 +4,7 @@
 //! astray is refused and connects anew; a UDP socket keeps its flow alive with
 //! each datagram and is never led right: one that called before the Service was
 //! there goes past the rules, one of a Service that came back goes to a local
-//! port that nobody listens on.
+//! port without a listener.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// Frontends whose rules changed and whose flows were not yet looked through.
+/// Frontends whose rules changed and whose flows were not yet examined.
 #[derive(Debug, Default)]
 pub struct Stale {
     frontends: BTreeSet<Frontend>,
@@ -28,7 +28,7 @@ impl Stale {
         self.frontends.extend(changed.into_iter().filter(udp));
     }
 
-    /// Nothing is left to look through.
+    /// Returns whether nothing is left to examine.
     pub fn is_empty(&self) -> bool {
         self.frontends.is_empty()
     }

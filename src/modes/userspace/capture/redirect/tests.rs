@@ -7,10 +7,9 @@ use crate::{
     kernel::{
         conntrack::flows::tests::{enter_udp, udp},
         namespace::{in_namespace, ip},
-        probe::Kernel,
         xtables::{Search, Xtables},
     },
-    modes::userspace::capture::{self, OtherPorts, Target},
+    modes::userspace::capture::{Capture, Method, OtherPorts, Target},
     net,
 };
 
@@ -51,28 +50,17 @@ fn block_on(test: impl Future<Output = ()>) {
         .block_on(test);
 }
 
-async fn sync(
-    mode: &mut Redirect,
-    desired: &Desired,
-    changed: Option<&[Frontend]>,
-) -> Result<Report, Error> {
-    capture::joined(mode.sync(desired, &capture::Scope::of_both(changed)).await)
-}
-
 #[test]
 fn rules_follow_are_repaired_and_go() {
     in_namespace(|| {
         ip("addr add 192.0.2.1/32 dev lo");
         block_on(async {
-            let mut redirect = Redirect::new(&BOTH, &Kernel::examine(&[])).unwrap();
+            let mut redirect = Capture::of_both(Method::Redirect);
             let web = frontend(Family::V4, Some("10.96.0.1"), 80);
             let web6 = frontend(Family::V6, Some("fd96::1"), 80);
             let node = frontend(Family::V4, None, 30_080);
             let mut desired = Desired::from([web, web6, node].map(|f| (f, target(40_000))));
-            assert_eq!(
-                sync(&mut redirect, &desired, None).await.unwrap().failed,
-                []
-            );
+            assert_eq!(redirect.sync_both(&desired, None).await.unwrap().failed, []);
             let v4 = ours(Family::V4).await;
             for part in [
                 "-A PREROUTING -m comment",
@@ -92,7 +80,8 @@ fn rules_follow_are_repaired_and_go() {
             desired.remove(&web6);
             let https = frontend(Family::V4, Some("10.96.0.1"), 443);
             desired.insert(https, target(40_001));
-            sync(&mut redirect, &desired, Some(&[web6, https]))
+            redirect
+                .sync_both(&desired, Some(&[web6, https]))
                 .await
                 .unwrap();
             let step = ours(Family::V4).await;
@@ -108,16 +97,17 @@ fn rules_follow_are_repaired_and_go() {
             };
             let broken = format!("*nat\n-F {}\n-F PREROUTING\nCOMMIT\n", plan::CHAIN);
             xtables.restore(&broken).await.unwrap();
-            sync(&mut redirect, &desired, None).await.unwrap();
+            redirect.sync_both(&desired, None).await.unwrap();
             assert_eq!(sorted(ours(Family::V4).await), sorted(step));
 
             // A failed step is made good by the next one, of its own accord.
             xtables.restore(&broken).await.unwrap();
             desired.remove(&https);
-            sync(&mut redirect, &desired, Some(&[https]))
+            redirect
+                .sync_both(&desired, Some(&[https]))
                 .await
                 .unwrap_err();
-            sync(&mut redirect, &desired, Some(&[])).await.unwrap();
+            redirect.sync_both(&desired, Some(&[])).await.unwrap();
             let good = ours(Family::V4).await;
             assert!(!good.contains("--dport 443") && good.contains("--dport 30080"));
 
@@ -163,30 +153,31 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
                     enter_udp(socket, client, called, served);
                 }
             };
-            let mut redirect = Redirect::new(&BOTH, &Kernel::examine(&[])).unwrap();
+            let mut redirect = Capture::of_both(Method::Redirect);
             let mut desired = Desired::from([(dns, target(40_000)), (node, target(40_001))]);
             enter(socket);
-            let report = sync(&mut redirect, &desired, None).await.unwrap();
+            let report = redirect.sync_both(&desired, None).await.unwrap();
             assert_eq!(report, Report::default());
             assert_eq!(udp(socket, Family::V4), [good, strange]);
 
             // Nothing changed: no flows are read.
             let stray = ("10.0.0.1:1002", "10.96.0.10:53", "192.0.2.1:39999");
             enter_udp(socket, stray.0, stray.1, stray.2);
-            sync(&mut redirect, &desired, None).await.unwrap();
+            redirect.sync_both(&desired, None).await.unwrap();
             desired.insert(other, target(40_002));
-            sync(&mut redirect, &desired, Some(&[other, node]))
+            redirect
+                .sync_both(&desired, Some(&[other, node]))
                 .await
                 .unwrap();
             assert_eq!(udp(socket, Family::V4).len(), 3);
 
             // Another listener, in one step; and it went, in a full sync.
             desired.insert(dns, target(39_999));
-            sync(&mut redirect, &desired, Some(&[dns])).await.unwrap();
+            redirect.sync_both(&desired, Some(&[dns])).await.unwrap();
             let led = "10.96.0.10:53 192.0.2.1:39999";
             assert_eq!(udp(socket, Family::V4), [led, strange]);
             desired.remove(&dns);
-            sync(&mut redirect, &desired, None).await.unwrap();
+            redirect.sync_both(&desired, None).await.unwrap();
             assert_eq!(udp(socket, Family::V4), [strange]);
 
             // What could not be written is made good, and its flows with it.
@@ -195,11 +186,12 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             xtables.restore(&broken).await.unwrap();
             enter_udp(socket, "10.0.0.1:1006", "10.96.0.11:53", "192.0.2.1:40002");
             desired.remove(&other);
-            sync(&mut redirect, &desired, Some(&[other]))
+            redirect
+                .sync_both(&desired, Some(&[other]))
                 .await
                 .unwrap_err();
             assert_eq!(udp(socket, Family::V4).len(), 2);
-            sync(&mut redirect, &desired, Some(&[])).await.unwrap();
+            redirect.sync_both(&desired, Some(&[])).await.unwrap();
             assert_eq!(udp(socket, Family::V4), [strange]);
         });
     });

@@ -54,7 +54,7 @@ pub fn comes_back(client: Path, endpoint: Path, pod: bool) -> bool {
     }
 }
 
-/// What the kernel said of the way to an address.
+/// What the kernel reported of the way to an address.
 #[derive(Debug)]
 struct Known {
     path: Option<Path>,
