@@ -136,21 +136,10 @@ impl<P: Default> FamilyState<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        net::{Family, Protocol},
-        services::ServiceName,
-    };
+    use crate::services::service_ports::port_name;
 
     fn name(port: &str) -> ServicePortName {
-        ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: "web".into(),
-            },
-            port: port.into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        }
+        port_name(&format!("web:{port}"))
     }
 
     #[test]

@@ -79,6 +79,17 @@ impl Policy {
     }
 }
 
+fn no_local_endpoints(registry: &Registry) -> prometheus::Result<IntGaugeVec> {
+    let help =
+        "ServicePorts with a traffic policy of Local that have endpoints, but none on this node.";
+    let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
+    let gauge = IntGaugeVec::new(Opts::new(name, help), &[FAMILY, POLICY])?;
+    for (family, policy) in family_policies() {
+        gauge.with_label_values(&[family_label(family), policy.label()]);
+    }
+    registered(registry, gauge)
+}
+
 impl Metrics {
     /// Registers all metrics with `registry`, at zero.
     ///
@@ -117,15 +128,7 @@ impl Metrics {
                 "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
                 "When a sync last succeeded, in seconds since 1970.",
             )?,
-            no_local_endpoints: {
-                let help = "ServicePorts with a traffic policy of Local that have endpoints, but none on this node.";
-                let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
-                let gauge = IntGaugeVec::new(Opts::new(name, help), &[FAMILY, POLICY])?;
-                for (family, policy) in family_policies() {
-                    gauge.with_label_values(&[family_label(family), policy.label()]);
-                }
-                registered(registry, gauge)?
-            },
+            no_local_endpoints: no_local_endpoints(registry)?,
             conntrack_duration: histogram(
                 registry,
                 "kubeproxy_conntrack_reconciler_sync_duration_seconds",

@@ -18,13 +18,8 @@ const LONGER_FOR_NOW: &[&str] = &[
     "data",
     "elements",
     "filter",
-    "flags_show_in_the_rules",
     "known",
-    "policies_endpoints_and_callers",
-    "register",
     "serve",
-    "what_needs_no_rule_goes_on_when_programs_fail",
-    "where_node_ports_are_served",
 ];
 
 /// Returns all files with Rust code, except what is built from them.

@@ -49,81 +49,84 @@ fn with_an_index_everything_beside_it_equals_the_recordings() {
     }
 }
 
+const V4: &str = "iptables-save.txt";
+const V6: &str = "ip6tables-save.txt";
+
+/// Flags, the file that shows them, and a part of a rule there.
+const FLAGS: [(&[&str], &str, &str); 12] = [
+    (
+        &["--iptables-masquerade-bit=3"],
+        V4,
+        "-j MARK --set-xmark 0x8/0x8",
+    ),
+    (
+        &["--iptables-masquerade-bit=3"],
+        V6,
+        "-m mark ! --mark 0x8/0x8 -j RETURN",
+    ),
+    (
+        &["--detect-local-mode=NodeCIDR"],
+        V4,
+        "! -s 10.244.0.0/24 -d 10.0.1.20/32",
+    ),
+    (
+        &["--detect-local-mode=NodeCIDR"],
+        V6,
+        "! -s fd00:10:244::/64 -d fd00:10:96::20/128",
+    ),
+    (
+        &[
+            "--detect-local-mode=BridgeInterface",
+            "--pod-bridge-interface=cni0",
+        ],
+        V4,
+        "-d 10.0.1.20/32 ! -i cni0 -p tcp",
+    ),
+    (
+        &[
+            "--detect-local-mode=InterfaceNamePrefix",
+            "--pod-interface-name-prefix=cali",
+        ],
+        V6,
+        "-d fd00:10:96::20/128 ! -i cali+ -p tcp",
+    ),
+    (
+        &["--iptables-localhost-nodeports=false"],
+        V4,
+        "! -d 127.0.0.0/8 -m comment",
+    ),
+    (
+        &["--nodeport-addresses=192.168.0.0/16"],
+        V4,
+        "-d 192.168.0.0/16 -m comment",
+    ),
+    // A family that is not named is served whole.
+    (
+        &["--nodeport-addresses=192.168.0.0/16"],
+        V6,
+        "! -d ::1/128 -m comment",
+    ),
+    (
+        &["--nodeport-addresses=0.0.0.0/0"],
+        V4,
+        "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS",
+    ),
+    (&["--masquerade-all"], V6, "-d fd00:10:96::20/128 -p tcp"),
+    (
+        &["--iptables-dispatch=indexed"],
+        V4,
+        "-d 10.0.0.0/22 -j KUBE-SVC-IDX-",
+    ),
+];
+
 /// Flags, the file that shows them, and a rule that they make.
 #[test]
 fn flags_show_in_the_rules() {
-    const V4: &str = "iptables-save.txt";
-    const V6: &str = "ip6tables-save.txt";
-    let cases: [(&[&str], &str, &str); 12] = [
-        (
-            &["--iptables-masquerade-bit=3"],
-            V4,
-            "-j MARK --set-xmark 0x8/0x8",
-        ),
-        (
-            &["--iptables-masquerade-bit=3"],
-            V6,
-            "-m mark ! --mark 0x8/0x8 -j RETURN",
-        ),
-        (
-            &["--detect-local-mode=NodeCIDR"],
-            V4,
-            "! -s 10.244.0.0/24 -d 10.0.1.20/32",
-        ),
-        (
-            &["--detect-local-mode=NodeCIDR"],
-            V6,
-            "! -s fd00:10:244::/64 -d fd00:10:96::20/128",
-        ),
-        (
-            &[
-                "--detect-local-mode=BridgeInterface",
-                "--pod-bridge-interface=cni0",
-            ],
-            V4,
-            "-d 10.0.1.20/32 ! -i cni0 -p tcp",
-        ),
-        (
-            &[
-                "--detect-local-mode=InterfaceNamePrefix",
-                "--pod-interface-name-prefix=cali",
-            ],
-            V6,
-            "-d fd00:10:96::20/128 ! -i cali+ -p tcp",
-        ),
-        (
-            &["--iptables-localhost-nodeports=false"],
-            V4,
-            "! -d 127.0.0.0/8 -m comment",
-        ),
-        (
-            &["--nodeport-addresses=192.168.0.0/16"],
-            V4,
-            "-d 192.168.0.0/16 -m comment",
-        ),
-        // A family that is not named is served whole.
-        (
-            &["--nodeport-addresses=192.168.0.0/16"],
-            V6,
-            "! -d ::1/128 -m comment",
-        ),
-        (
-            &["--nodeport-addresses=0.0.0.0/0"],
-            V4,
-            "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS",
-        ),
-        (&["--masquerade-all"], V6, "-d fd00:10:96::20/128 -p tcp"),
-        (
-            &["--iptables-dispatch=indexed"],
-            V4,
-            "-d 10.0.0.0/22 -j KUBE-SVC-IDX-",
-        ),
-    ];
     let dual = recorded::cases()
         .into_iter()
         .find(|case| case.name == "17-dualstack");
     let dual = dual.expect("the case");
-    for (flags, file, rule) in cases {
+    for (flags, file, rule) in FLAGS {
         let text = render(&dual, flags);
         let (v4, v6) = text
             .split_once("# ip6tables-restore")

@@ -69,6 +69,47 @@ fn guarded(number: u8) -> Service {
         .spec("loadBalancerSourceRanges", ranges)
 }
 
+/// Checks that neither virtual servers nor addresses are there for its
+/// load-balancer IPs.
+fn is_closed(lab: &Lab, guarded: &Service, fault: ProgramFault) {
+    for at in guarded.ingress() {
+        assert!(!is_open(lab, at), "{fault:?}: {at} is open");
+        let addresses = lab.node.show("ip -o addr show dev kube-ipvs0");
+        let address = format!(" {}/", at.ip());
+        assert!(!addresses.contains(&address), "{fault:?}: {addresses}");
+    }
+}
+
+/// Publishes and withdraws a Service whose rules are those that are in force.
+fn plain_service_comes_and_goes(lab: &Lab, tripod: &Tripod, number: u8, fault: ProgramFault) {
+    let plain = Service::new("plain", number).with_load_balancer();
+    lab.publish(&plain, &["c"]);
+    for (from, at) in [
+        (&lab.node, plain.cluster()[0]),
+        (&lab.outside, plain.ingress()[0]),
+    ] {
+        let what = format!("{fault:?}: a Service that needs no other rule");
+        eventually(&what, SOON, || {
+            if is_open(lab, at) {
+                Ok(())
+            } else {
+                Err(tripod.log())
+            }
+        });
+        eventually(&what, LATER, || {
+            ask(from, at).map_err(|error| format!("{at}: {error}"))
+        });
+    }
+    lab.withdraw(&plain);
+    eventually("it goes", SOON, || {
+        if is_open(lab, plain.cluster()[0]) {
+            Err(tripod.log())
+        } else {
+            Ok(())
+        }
+    });
+}
+
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn what_needs_no_rule_goes_on_when_programs_fail() {
@@ -106,45 +147,14 @@ fn what_needs_no_rule_goes_on_when_programs_fail() {
                     follows(&lab, &format!("{fault:?}, {at}"), at, &endpoints);
                 }
             }
-            // As one that there is: its rules are in force.
-            let plain = Service::new("plain", number + 1).with_load_balancer();
-            lab.publish(&plain, &["c"]);
-            for (from, at) in [
-                (&lab.node, plain.cluster()[0]),
-                (&lab.outside, plain.ingress()[0]),
-            ] {
-                let what = format!("{fault:?}: a Service that needs no other rule");
-                eventually(&what, SOON, || {
-                    if is_open(&lab, at) {
-                        Ok(())
-                    } else {
-                        Err(tripod.log())
-                    }
-                });
-                eventually(&what, LATER, || {
-                    ask(from, at).map_err(|error| format!("{at}: {error}"))
-                });
-            }
-            lab.withdraw(&plain);
-            eventually("it goes", SOON, || {
-                if is_open(&lab, plain.cluster()[0]) {
-                    Err(tripod.log())
-                } else {
-                    Ok(())
-                }
-            });
+            plain_service_comes_and_goes(&lab, &tripod, number + 1, fault);
             let livez = (lab.node.addresses[0], 10256).into();
             let answer = get(&lab.node, livez, "/livez").expect("an answer");
             assert!(answer.starts_with("HTTP/1.1 200"), "{fault:?}: {answer}");
 
             // Who may not call finds nothing there before the rule is in force.
             assert_eq!(firewall(&lab), NONE, "{fault:?}: no fault");
-            for at in guarded.ingress() {
-                assert!(!is_open(&lab, at), "{fault:?}: {at} is open");
-                let addresses = lab.node.show("ip -o addr show dev kube-ipvs0");
-                let address = format!(" {}/", at.ip());
-                assert!(!addresses.contains(&address), "{fault:?}: {addresses}");
-            }
+            is_closed(&lab, &guarded, fault);
             programs.mend();
             let began = Instant::now();
             eventually("it is open when the rule is in", LATER, || {

@@ -223,7 +223,7 @@ mod tests {
         net::{Family, PerFamily, Protocol},
         node::Served,
         sched::SchedulerName,
-        services::{Retry, ServiceName, ServicePortName},
+        services::{Retry, service_ports::port_name},
     };
 
     const KIND: GroupKind = GroupKind::Internal;
@@ -256,18 +256,9 @@ mod tests {
             address: ([10, 1, 0, 1], 80).into(),
             weight: 1,
         };
-        let service = ServiceName {
-            namespace: "default".into(),
-            name: "web".into(),
-        };
         GroupPlan {
             name: GroupName {
-                port: ServicePortName {
-                    service,
-                    port: "http".into(),
-                    protocol: Protocol::Tcp,
-                    family: Family::V4,
-                },
+                port: port_name("web:http"),
                 kind: KIND,
             },
             cluster_ip: Some([10, 96, 0, 1].into()),

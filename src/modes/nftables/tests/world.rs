@@ -5,10 +5,10 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use proptest::prelude::*;
 
 use crate::{
-    net::{Family, Protocol},
+    net::Family,
     services::{
-        Endpoint, Endpoints, Preferences, ServiceName, ServicePort, ServicePortName,
-        SessionAffinity, TrafficPolicy,
+        Endpoint, Endpoints, Preferences, ServicePort, SessionAffinity, TrafficPolicy,
+        service_ports::{self, service_port},
     },
 };
 
@@ -23,30 +23,7 @@ pub fn ip(family: Family, network: u8, last: u16) -> IpAddr {
 
 /// A Service of a cluster IP alone, TCP port 80, without endpoints.
 pub fn service(family: Family, number: u16) -> ServicePort {
-    ServicePort {
-        name: ServicePortName {
-            service: ServiceName {
-                namespace: "default".into(),
-                name: format!("web-{number}").into(),
-            },
-            port: "http".into(),
-            protocol: Protocol::Tcp,
-            family,
-        },
-        cluster_ip: Some(ip(family, 96, number)),
-        port: 80,
-        node_port: None,
-        external_ips: Box::default(),
-        load_balancer_ips: Box::default(),
-        load_balancer_source_ranges: Box::default(),
-        session_affinity: SessionAffinity::None,
-        internal_traffic_policy: TrafficPolicy::Cluster,
-        external_traffic_policy: TrafficPolicy::Cluster,
-        health_check_node_port: None,
-        preferences: None,
-        conflicts: Box::default(),
-        endpoints: endpoints(family, &[]),
-    }
+    service_port(&format!("web-{number}:http"), ip(family, 96, number))
 }
 
 /// The same with endpoints of weight 1, by their last parts; even ones are on
@@ -78,29 +55,13 @@ pub fn exposed(port: ServicePort) -> ServicePort {
 
 /// Last part and weight of each; even ones are on this node. All are ready.
 pub fn endpoints(family: Family, of: &[(u16, u16)]) -> Arc<Endpoints> {
-    let mut all: Vec<Endpoint> = of
-        .iter()
-        .map(|(last, weight)| Endpoint {
-            address: (ip(family, 244, *last), 8080).into(),
-            local: last.is_multiple_of(2),
-            ready: true,
-            serving: true,
-            terminating: false,
-            node_name: Some("node".into()),
-            weight: *weight,
-        })
-        .collect();
-    all.sort_by_key(|endpoint| endpoint.address);
-    all.dedup_by_key(|endpoint| endpoint.address);
-    let cluster: Box<[u32]> = (0..).zip(&all).map(|(index, _)| index).collect();
-    let local = (0..).zip(&all).filter(|(_, endpoint)| endpoint.local);
-    Arc::new(Endpoints {
-        cluster: cluster.clone(),
-        local: local.map(|(index, _)| index).collect(),
-        all_reachable: cluster,
-        has_any: !all.is_empty(),
-        all: all.into(),
-    })
+    let all = of.iter().map(|(last, weight)| Endpoint {
+        local: last.is_multiple_of(2),
+        node_name: Some("node".into()),
+        weight: *weight,
+        ..service_ports::endpoint((ip(family, 244, *last), 8080))
+    });
+    service_ports::endpoints(all)
 }
 
 /// The same with an annotation that asks for a scheduler.

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     net::{Family, Protocol},
     sched::SchedulerName,
-    services::{Retry, ServiceName, ServicePortName},
+    services::{Retry, ServicePortName, service_ports::port_name},
 };
 
 /// Longer than anything here takes unless it hangs.
@@ -119,13 +119,8 @@ impl Proxy {
 
 fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {
     let name = ServicePortName {
-        service: ServiceName {
-            namespace: "default".into(),
-            name: "test".into(),
-        },
-        port: "".into(),
         protocol,
-        family: Family::V4,
+        ..port_name("test")
     };
     GroupPlan {
         cluster_ip: Some([10, 96, 0, 1].into()),

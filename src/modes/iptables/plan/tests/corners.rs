@@ -56,125 +56,24 @@ pub(super) fn check(
     assert_eq!(outcomes, expected, "{what}: {packet:?}");
 }
 
-#[test]
-fn policies_endpoints_and_callers() {
-    use TrafficPolicy::{Cluster, Local};
-    const BOTH: &[&str] = &[HERE, THERE];
-    const CLUSTER_IP: (&str, u16) = ("10.96.0.1", 80);
-    const EXTERNAL: (&str, u16) = ("198.51.100.1", 80);
-    const BALANCER: (&str, u16) = ("203.0.113.1", 80);
-    const NODE_PORT: (&str, u16) = (NODE_IP, 30080);
-    const LOCALHOST: (&str, u16) = ("127.0.0.1", 30080);
-    // Internal policy, external policy, endpoints, caller, called, outcome.
-    type Case = (
-        TrafficPolicy,
-        TrafficPolicy,
-        &'static [&'static str],
-        &'static str,
-        (&'static str, u16),
-        Expect,
-    );
-    let cases: [Case; 36] = [
-        (Cluster, Cluster, BOTH, POD, CLUSTER_IP, Kept(BOTH)),
-        (
-            Cluster,
-            Cluster,
-            BOTH,
-            OUTSIDE,
-            CLUSTER_IP,
-            Masqueraded(BOTH),
-        ),
-        (
-            Cluster,
-            Cluster,
-            BOTH,
-            NODE_IP,
-            CLUSTER_IP,
-            Masqueraded(BOTH),
-        ),
-        (Cluster, Cluster, BOTH, OUTSIDE, EXTERNAL, Masqueraded(BOTH)),
-        (Cluster, Cluster, BOTH, POD, BALANCER, Masqueraded(BOTH)),
-        (
-            Cluster,
-            Cluster,
-            BOTH,
-            OUTSIDE,
-            NODE_PORT,
-            Masqueraded(BOTH),
-        ),
-        (Cluster, Cluster, BOTH, POD, NODE_PORT, Masqueraded(BOTH)),
-        (
-            Cluster,
-            Cluster,
-            BOTH,
-            "127.0.0.1",
-            LOCALHOST,
-            Masqueraded(BOTH),
-        ),
-        (Cluster, Cluster, BOTH, OUTSIDE, ("10.96.0.1", 81), Passed),
-        (Cluster, Cluster, BOTH, OUTSIDE, ("10.96.0.2", 80), Passed),
-        (Cluster, Cluster, BOTH, OUTSIDE, (NODE_IP, 30081), Passed),
-        // The same node port behind another node's address.
-        (Cluster, Cluster, BOTH, POD, ("192.168.77.3", 30080), Passed),
-        // A pod that gets itself must see an address it can answer through us.
-        (
-            Cluster,
-            Cluster,
-            &[HERE],
-            "10.244.0.6",
-            CLUSTER_IP,
-            Masqueraded(&[HERE]),
-        ),
-        // No Service has endpoints.
-        (Cluster, Cluster, &[], POD, CLUSTER_IP, Rejected),
-        (Cluster, Cluster, &[], OUTSIDE, EXTERNAL, Rejected),
-        (Cluster, Cluster, &[], NODE_IP, CLUSTER_IP, Rejected),
-        (Cluster, Cluster, &[], OUTSIDE, BALANCER, Rejected),
-        (Cluster, Cluster, &[], OUTSIDE, NODE_PORT, Rejected),
-        (Local, Local, &[], OUTSIDE, NODE_PORT, Rejected),
-        (Local, Local, &[], POD, CLUSTER_IP, Rejected),
-        // Internal policy.
-        (Local, Cluster, BOTH, POD, CLUSTER_IP, Kept(&[HERE])),
-        (
-            Local,
-            Cluster,
-            BOTH,
-            OUTSIDE,
-            CLUSTER_IP,
-            Masqueraded(&[HERE]),
-        ),
-        (Local, Cluster, &[THERE], POD, CLUSTER_IP, Dropped),
-        (
-            Local,
-            Cluster,
-            &[THERE],
-            OUTSIDE,
-            BALANCER,
-            Masqueraded(&[THERE]),
-        ),
-        // External policy: pods and the node are not outside.
-        (Cluster, Local, BOTH, OUTSIDE, BALANCER, Kept(&[HERE])),
-        (Cluster, Local, BOTH, OUTSIDE, NODE_PORT, Kept(&[HERE])),
-        (Cluster, Local, BOTH, POD, BALANCER, Kept(BOTH)),
-        (Cluster, Local, BOTH, POD, NODE_PORT, Kept(BOTH)),
-        (Cluster, Local, BOTH, NODE_IP, BALANCER, Masqueraded(BOTH)),
-        (Cluster, Local, BOTH, OUTSIDE, CLUSTER_IP, Masqueraded(BOTH)),
-        (Cluster, Local, &[THERE], OUTSIDE, BALANCER, Dropped),
-        (Cluster, Local, &[THERE], OUTSIDE, NODE_PORT, Dropped),
-        (Cluster, Local, &[THERE], POD, BALANCER, Kept(&[THERE])),
-        (
-            Cluster,
-            Local,
-            &[THERE],
-            NODE_IP,
-            NODE_PORT,
-            Masqueraded(&[THERE]),
-        ),
-        // Both.
-        (Local, Local, BOTH, POD, BALANCER, Kept(BOTH)),
-        (Local, Local, &[THERE], POD, CLUSTER_IP, Dropped),
-    ];
-    for (internal, external, at, from, (to, number), expect) in cases {
+const BOTH: &[&str] = &[HERE, THERE];
+const CLUSTER_IP: (&str, u16) = ("10.96.0.1", 80);
+const EXTERNAL: (&str, u16) = ("198.51.100.1", 80);
+const BALANCER: (&str, u16) = ("203.0.113.1", 80);
+const NODE_PORT: (&str, u16) = (NODE_IP, 30080);
+const LOCALHOST: (&str, u16) = ("127.0.0.1", 30080);
+
+/// Endpoints, caller, called, outcome.
+type Case = (
+    &'static [&'static str],
+    &'static str,
+    (&'static str, u16),
+    Expect,
+);
+
+/// Checks what comes of each case under an internal and an external policy.
+fn check_policies(internal: TrafficPolicy, external: TrafficPolicy, cases: &[Case]) {
+    for (at, from, (to, number), expect) in cases {
         let at: Vec<_> = at.iter().map(|at| (*at, *at == HERE, 1)).collect();
         let port = ServicePort {
             internal_traffic_policy: internal,
@@ -183,14 +82,91 @@ fn policies_endpoints_and_callers() {
             ..exposed("web")
         };
         let what = format!("internal {internal:?}, external {external:?}, {at:?}");
-        check(
-            &what,
-            &port,
-            &options(),
-            &Packet::new(from, to, number),
-            expect,
-        );
+        let packet = Packet::new(from, to, *number);
+        check(&what, &port, &options(), &packet, *expect);
     }
+}
+
+#[test]
+fn both_policies_are_cluster() {
+    use TrafficPolicy::Cluster;
+    check_policies(
+        Cluster,
+        Cluster,
+        &[
+            (BOTH, POD, CLUSTER_IP, Kept(BOTH)),
+            (BOTH, OUTSIDE, CLUSTER_IP, Masqueraded(BOTH)),
+            (BOTH, NODE_IP, CLUSTER_IP, Masqueraded(BOTH)),
+            (BOTH, OUTSIDE, EXTERNAL, Masqueraded(BOTH)),
+            (BOTH, POD, BALANCER, Masqueraded(BOTH)),
+            (BOTH, OUTSIDE, NODE_PORT, Masqueraded(BOTH)),
+            (BOTH, POD, NODE_PORT, Masqueraded(BOTH)),
+            (BOTH, "127.0.0.1", LOCALHOST, Masqueraded(BOTH)),
+            (BOTH, OUTSIDE, ("10.96.0.1", 81), Passed),
+            (BOTH, OUTSIDE, ("10.96.0.2", 80), Passed),
+            (BOTH, OUTSIDE, (NODE_IP, 30081), Passed),
+            // The same node port behind another node's address.
+            (BOTH, POD, ("192.168.77.3", 30080), Passed),
+            // A pod that gets itself must see an address it can answer through us.
+            (&[HERE], "10.244.0.6", CLUSTER_IP, Masqueraded(&[HERE])),
+            // No Service has endpoints.
+            (&[], POD, CLUSTER_IP, Rejected),
+            (&[], OUTSIDE, EXTERNAL, Rejected),
+            (&[], NODE_IP, CLUSTER_IP, Rejected),
+            (&[], OUTSIDE, BALANCER, Rejected),
+            (&[], OUTSIDE, NODE_PORT, Rejected),
+        ],
+    );
+}
+
+#[test]
+fn a_policy_is_local() {
+    use TrafficPolicy::{Cluster, Local};
+    check_policies(
+        Local,
+        Local,
+        &[
+            (&[], OUTSIDE, NODE_PORT, Rejected),
+            (&[], POD, CLUSTER_IP, Rejected),
+        ],
+    );
+    check_policies(
+        Local,
+        Cluster,
+        &[
+            // Internal policy.
+            (BOTH, POD, CLUSTER_IP, Kept(&[HERE])),
+            (BOTH, OUTSIDE, CLUSTER_IP, Masqueraded(&[HERE])),
+            (&[THERE], POD, CLUSTER_IP, Dropped),
+            (&[THERE], OUTSIDE, BALANCER, Masqueraded(&[THERE])),
+        ],
+    );
+    check_policies(
+        Cluster,
+        Local,
+        &[
+            // External policy: pods and the node are not outside.
+            (BOTH, OUTSIDE, BALANCER, Kept(&[HERE])),
+            (BOTH, OUTSIDE, NODE_PORT, Kept(&[HERE])),
+            (BOTH, POD, BALANCER, Kept(BOTH)),
+            (BOTH, POD, NODE_PORT, Kept(BOTH)),
+            (BOTH, NODE_IP, BALANCER, Masqueraded(BOTH)),
+            (BOTH, OUTSIDE, CLUSTER_IP, Masqueraded(BOTH)),
+            (&[THERE], OUTSIDE, BALANCER, Dropped),
+            (&[THERE], OUTSIDE, NODE_PORT, Dropped),
+            (&[THERE], POD, BALANCER, Kept(&[THERE])),
+            (&[THERE], NODE_IP, NODE_PORT, Masqueraded(&[THERE])),
+        ],
+    );
+    check_policies(
+        Local,
+        Local,
+        &[
+            // Both.
+            (BOTH, POD, BALANCER, Kept(BOTH)),
+            (&[THERE], POD, CLUSTER_IP, Dropped),
+        ],
+    );
 }
 
 #[test]
