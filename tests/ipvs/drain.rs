@@ -12,11 +12,8 @@ use crate::lab::{Capture, EndpointChoice, Lab, Service, Share, ask, eventually, 
 #[ignore = "for a guest kernel with IPVS"]
 fn an_endpoint_that_leaves_keeps_its_connections() {
     run(Share::Alone, || {
-        let mut lab = Lab::new(Capture::Redirect);
-        lab.add_backends(&["a", "b"]);
         let service = Service::new("web", 1).with_external_ip();
-        let at = service.external()[0];
-        lab.publish_all(&service);
+        let (lab, at) = published(&service);
         let _tripod = node::start(&lab, &[]);
         let reals = |what: &str, expected: &[&str]| await_reals(&lab, at, what, expected);
         let both = ["10.244.0.11:8080 1", "10.244.0.12:8080 1"];
@@ -50,13 +47,10 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
 #[ignore = "for a guest kernel with IPVS"]
 fn a_drain_timeout_of_zero_moves_clients_at_once() {
     run(Share::Alone, || {
-        let mut lab = Lab::new(Capture::Redirect);
-        lab.add_backends(&["a", "b"]);
         let service = Service::new("nfs", 1)
             .with_external_ip()
             .annotated("tripod.proxy/drain-timeout", "0s");
-        let at = service.external()[0];
-        lab.publish_all(&service);
+        let (lab, at) = published(&service);
         let _tripod = node::start(&lab, &[]);
         let mut open = connection_to(&lab, &service, "a");
         lab.publish(&service, &["b"]);
@@ -69,11 +63,8 @@ fn a_drain_timeout_of_zero_moves_clients_at_once() {
 #[ignore = "for a guest kernel with IPVS"]
 fn a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so() {
     run(Share::Alone, || {
-        let mut lab = Lab::new(Capture::Redirect);
-        lab.add_backends(&["a", "b"]);
         let service = Service::new("web", 1).with_external_ip();
-        let at = service.external()[0];
-        lab.publish_all(&service);
+        let (lab, at) = published(&service);
         let mut tripod = node::start(&lab, &[]);
         let mut open = connection_to(&lab, &service, "a");
         lab.publish_endpoints(
@@ -92,6 +83,15 @@ fn a_drain_goes_on_after_a_restart_and_ends_when_a_flag_says_so() {
         reals(&drains[1..]);
         assert!(say(&mut open, "name").is_err(), "it goes on");
     });
+}
+
+/// Returns a laboratory in which backends `a` and `b` serve `service`, and where that is
+/// called from outside.
+fn published(service: &Service) -> (Lab, SocketAddr) {
+    let mut lab = Lab::new(Capture::Redirect);
+    lab.add_backends(&["a", "b"]);
+    lab.publish_all(service);
+    (lab, service.external()[0])
 }
 
 /// Waits until the virtual server at `at` has these real servers.

@@ -76,11 +76,11 @@ fn members_of_each_kind_are_what_ipset_says_they_are() {
                 assert!(sets.add(&set, &members).unwrap().is_empty());
                 assert!(sets.add(&set, &members).unwrap().is_empty());
                 let mut listed = sets.members("TEST").unwrap();
-                let mut wanted = members.clone();
+                let mut expected = members.clone();
                 listed.sort();
-                wanted.sort();
-                assert_eq!(listed, wanted, "{kind} {family}");
-                let mut printed: Vec<String> = wanted.iter().map(Element::to_string).collect();
+                expected.sort();
+                assert_eq!(listed, expected, "{kind} {family}");
+                let mut printed: Vec<String> = expected.iter().map(Element::to_string).collect();
                 printed.sort();
                 assert_eq!(printed, saved("TEST"), "{kind} {family}");
                 let all = sets.list().unwrap();
@@ -181,8 +181,8 @@ fn a_set_that_is_full_says_so() {
             panic!("{refused:?}");
         };
         assert_eq!(*element, members[2]);
-        let wanted = "cannot add 10.0.0.3 in set SMALL: the set is full";
-        assert!(error.to_string().starts_with(wanted), "{error}");
+        let expected = "cannot add 10.0.0.3 in set SMALL: the set is full";
+        assert!(error.to_string().starts_with(expected), "{error}");
     });
 }
 

@@ -48,6 +48,8 @@ pub struct ServedFamily {
 /// What a sync of one family has to do.
 #[derive(Debug, Default)]
 pub struct Work {
+    /// Everything is compared with the kernel, which is observed for that.
+    pub observes: bool,
     dirty: Dirty,
     /// How many ServicePorts were planned.
     examined: usize,

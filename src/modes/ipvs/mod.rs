@@ -170,13 +170,12 @@ impl Ipvs {
     }
 
     /// Finds out what the plans of both families depend on, and updates what is
-    /// desired by those that are `asked` for. Returns their work, and which of them have
-    /// to observe the kernel.
+    /// desired by those that are `asked` for. Returns their work.
     fn update_desired(
         &mut self,
         map: &ServiceMap,
         asked: Asked<'_>,
-    ) -> Result<(PerFamily<Option<Work>>, PerFamily<bool>), netlink::Error> {
+    ) -> Result<PerFamily<Option<Work>>, netlink::Error> {
         let node = map.this_node().map(|node| &**node);
         if self.node_ports.update(node) {
             self.forget();
@@ -194,7 +193,7 @@ impl Ipvs {
         }
         // The node may be another one now.
         let due = self.must_observe(asked);
-        let works = asked.map(|family, changes| {
+        Ok(asked.map(|family, changes| {
             let changes = changes?;
             let mut names: BTreeSet<ServicePortName> = changes.ports.iter().cloned().collect();
             if *due.get(family) {
@@ -203,9 +202,10 @@ impl Ipvs {
                 names.extend(all.filter(|name| name.family == family).cloned());
             }
             let of_family = self.families.get_mut(family);
-            Some(of_family.update(&mut self.desired, map, names))
-        });
-        Ok((works, due))
+            let mut work = of_family.update(&mut self.desired, map, names);
+            work.observes = *due.get(family);
+            Some(work)
+        }))
     }
 
     /// Observes what the kernel holds of the `due` families. Virtual servers and
@@ -249,10 +249,12 @@ impl Mode for Ipvs {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        let (mut works, due) = match self.update_desired(map, asked) {
+        let mut works = match self.update_desired(map, asked) {
             Ok(works) => works,
             Err(error) => return both_failed(asked, Error::from(error)),
         };
+        let observes = |work: &Option<Work>| work.as_ref().is_some_and(|work| work.observes);
+        let due = works.as_ref().map(|_, work| observes(work));
         let mut observations = PerFamily::default();
         if due.v4 || due.v6 {
             match self.observe(due) {
