@@ -69,6 +69,7 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
                     family,
                     node,
                     choices.served,
+                    nftables::plan::Features::of(choices.kernel, family),
                 );
                 nftables::render::render(map, &options, &mut text)?;
             }

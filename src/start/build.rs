@@ -7,7 +7,7 @@ use prometheus::Registry;
 use super::mode::Running;
 use crate::{
     cli::Settings,
-    kernel::probe::{Ability, Kernel},
+    kernel::probe::Kernel,
     modes::{
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
@@ -15,7 +15,7 @@ use crate::{
         offloaded::Offloaded,
         userspace::{self, Capture, Counters, Userspace, capture},
     },
-    net::{self, Family, ModeName},
+    net::{self, ModeName},
     node::{self, NodePorts},
     runner::metrics::Metrics,
 };
@@ -73,9 +73,7 @@ impl NodeContext<'_> {
                     node_ports: Arc::clone(self.node_ports),
                     metrics: Arc::new(self.metrics.clone()),
                 };
-                let there = |family: &Family| self.kernel.can(&Ability::Sockets(*family));
-                let families: Vec<Family> = Family::ALL.into_iter().filter(there).collect();
-                Running::Nftables(Offloaded::new(Nftables::new(setup, &families)?))
+                Running::Nftables(Offloaded::new(Nftables::new(setup, self.kernel)?))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {

@@ -3,6 +3,7 @@
 
 use std::{borrow::Cow, fmt};
 
+use super::nft_part::NftPart;
 use crate::{kernel::xtables::features::Features, net::Family};
 
 /// A match or target of iptables.
@@ -231,6 +232,8 @@ pub enum Ability {
     Nat(Family),
     /// A match or target in it.
     Extension(Family, Extension),
+    /// Something that rules of nf_tables use.
+    Nftables(Family, NftPart),
     /// Routing rules that match packets by their destination port.
     PortRules(Family),
     /// Routes that deliver any address here.
@@ -263,6 +266,7 @@ impl Ability {
             }
             Ability::Nat(_) => "nat",
             Ability::Extension(_, extension) => extension.word(),
+            Ability::Nftables(_, part) => part.word(),
             Ability::PortRules(_) => "port-rules",
             Ability::LocalRoutes(_) => "local-routes",
             Ability::Transparent(_) => "transparent-sockets",
@@ -325,6 +329,7 @@ impl Ability {
                     _ => module(name, option),
                 }
             }
+            Ability::Nftables(_, part) => part.facts().1.to_owned(),
             Ability::PortRules(_) => {
                 "a kernel of 4.17 or later with CONFIG_IP_MULTIPLE_TABLES and \
                  CONFIG_IPV6_MULTIPLE_TABLES"
@@ -354,6 +359,7 @@ impl fmt::Display for Ability {
             Ability::Extension(family, extension) => {
                 write!(f, "{family} {}", extension.facts(*family).0)
             }
+            Ability::Nftables(family, part) => write!(f, "{family} {}", part.facts().0),
             Ability::PortRules(family) => write!(f, "{family} routing rules by port"),
             Ability::LocalRoutes(family) => write!(f, "{family} local routes"),
             Ability::Transparent(family) => write!(f, "{family} transparent sockets"),

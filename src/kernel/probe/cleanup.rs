@@ -7,7 +7,7 @@ use super::{
 use crate::{
     kernel::{
         ipset::IpSets,
-        links, netlink, nfacct, routes, rules,
+        links, netlink, nfacct, nftables, routes, rules,
         xtables::{
             self, SCRATCH, features,
             remove::{Owned, Preserved},
@@ -62,6 +62,12 @@ fn objects() -> Result<(), netlink::Error> {
         outcome = outcome.and(deleted.map(drop));
         outcome = outcome.and(rules::forget_probe(&mut socket, family));
     }
+    // A kernel without nf_tables has no tables.
+    if let Ok(mut tables) = nftables::Rules::open() {
+        for family in Family::ALL {
+            let _ = tables.delete_table(family, super::nftables::TABLE);
+        }
+    }
     // A kernel without ipset has no sets.
     if let Ok(mut sets) = IpSets::open() {
         outcome = outcome.and(sets.destroy(SET));
@@ -93,6 +99,7 @@ mod tests {
                     $program-$engine -w -A TRIPOD-PROBE -j RETURN
                     $program-$engine -w -N MINE
                 done; done
+                nft add table ip tripod-probe; nft add table ip6 tripod-probe; nft add table ip mine
                 ipset create TRIPOD-PROBE hash:ip; ipset create MINE hash:ip",
             );
             let counters = [features::account(Family::V4), features::account(Family::V6)];
@@ -109,12 +116,13 @@ mod tests {
             let left = || {
                 let rules = sh("for program in iptables ip6tables; do
                         $program-nft-save; $program-legacy-save; done");
-                let objects = sh("ipset list -n; ip link; ip route show table all");
+                let objects =
+                    sh("ipset list -n; nft list tables; ip link; ip route show table all");
                 let left = format!("{rules}{objects}").to_lowercase();
                 (left.matches("probe").count(), left.matches("mine").count())
             };
             let before = left();
-            assert!(before.0 >= 13, "{before:?}");
+            assert!(before.0 >= 15, "{before:?}");
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()

@@ -108,6 +108,7 @@ fn is_stored(ability: &Ability) -> bool {
         Ability::Scheduler(_)
             | Ability::DummyLink
             | Ability::IpSet(_)
+            | Ability::Nftables(..)
             | Ability::PortRules(_)
             | Ability::LocalRoutes(_)
     )

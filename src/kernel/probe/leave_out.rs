@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{Ability, Answer, Extension, IP_SETS, Kernel, Unable};
+use super::{Ability, Answer, Extension, IP_SETS, Kernel, NftPart, Unable};
 use crate::net::Family;
 
 /// Why something that is left out cannot be used.
@@ -29,6 +29,7 @@ fn abilities() -> Vec<Ability> {
             Ability::Transparent(family),
         ]);
         all.extend(Extension::ALL.map(|extension| Ability::Extension(family, extension)));
+        all.extend(NftPart::ALL.map(|part| Ability::Nftables(family, part)));
     }
     all
 }

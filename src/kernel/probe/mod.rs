@@ -9,6 +9,8 @@ mod cleanup;
 pub mod findings;
 mod ipvs;
 mod leave_out;
+mod nft_part;
+mod nftables;
 mod sockets;
 mod tried;
 mod tries;
@@ -22,6 +24,7 @@ pub use self::{
     cleanup::cleanup,
     findings::Findings,
     leave_out::LeaveOut,
+    nft_part::NftPart,
 };
 use self::{
     answer::{Answer, Unable},
@@ -185,6 +188,9 @@ impl Kernel {
             }
             for extension in Extension::ALL {
                 can(Ability::Extension(family, extension));
+            }
+            for part in NftPart::ALL {
+                can(Ability::Nftables(family, part));
             }
         }
         kernel

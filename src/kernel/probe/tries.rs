@@ -67,6 +67,7 @@ pub(super) fn objects(schedulers: &[String], findings: Option<&Findings>) -> Ker
     let dummy = kept_or(findings, &Ability::DummyLink, super::ipvs::dummy_link);
     kernel.record(Ability::DummyLink, dummy);
     super::ipvs::sets(&mut kernel, findings);
+    super::nftables::parts(&mut kernel, findings);
     super::ipvs::virtual_servers(schedulers, &mut kernel, findings);
     kernel
 }

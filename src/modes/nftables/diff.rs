@@ -255,7 +255,7 @@ impl Change {
             elements.unwrap_or_default()
         };
         let (old, new) = (of(before), of(after));
-        if before.is_some_and(AppliedPort::has_affinity) {
+        if options.features.dynamic_maps && before.is_some_and(AppliedPort::has_affinity) {
             let mut gone = Routes::default();
             gone.extend(&old);
             if after.is_some_and(AppliedPort::has_affinity) {

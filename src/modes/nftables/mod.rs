@@ -21,16 +21,34 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
 
 pub use self::diff::TABLE;
-use self::{execute::FamilyTable, plan::Options};
+use self::{
+    execute::FamilyTable,
+    plan::{Features, Options},
+};
 use super::{Asked, Mode, Outcomes, SyncError, SyncReport, Unsupported, stale::StaleFlows};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::{netlink, nftables::Watcher, sysctl, xtables::Engine},
+    kernel::{
+        netlink,
+        nftables::Watcher,
+        probe::{Ability, Kernel, NftPart},
+        sysctl,
+        xtables::Engine,
+    },
     modes::Metrics,
     net::{Family, ModeName, PerFamily},
     node::NodePorts,
     services::{Changes, ServiceMap},
 };
+
+/// Without these there is no nftables mode, beside either numgen or hash.
+pub const REQUIRED: [NftPart; 5] = [
+    NftPart::Tables,
+    NftPart::Ct,
+    NftPart::Nat,
+    NftPart::Masquerade,
+    NftPart::Ranges,
+];
 
 /// How often notifications of the kernel are read.
 const LOOK: Duration = Duration::from_millis(250);
@@ -75,23 +93,33 @@ pub struct Nftables {
 
 struct ServedFamily {
     table: FamilyTable,
+    features: Features,
     /// Stale flows that could not be deleted yet.
     flows: StaleFlows,
 }
 
 impl Nftables {
-    /// The mode for these `families`; changes nothing yet.
+    /// The mode on a `kernel` that was examined, for the families that it can
+    /// serve; changes nothing yet.
     ///
     /// # Errors
     /// When the kernel's notifications cannot be had.
-    pub fn new(setup: Setup, families: &[Family]) -> Result<Nftables, SyncError> {
-        let open = |family: &Family| {
+    pub fn new(setup: Setup, kernel: &Kernel) -> Result<Nftables, SyncError> {
+        let open = |family: Family| {
             Ok(ServedFamily {
-                table: FamilyTable::open(*family)?,
+                table: FamilyTable::open(family)?,
+                features: Features::of(kernel, family),
                 flows: StaleFlows::default(),
             })
         };
-        let families: Result<Vec<ServedFamily>, Error> = families.iter().map(open).collect();
+        let able = |family: &Family| {
+            let mut required = REQUIRED
+                .map(|part| Ability::Nftables(*family, part))
+                .into_iter();
+            kernel.can(&Ability::Sockets(*family)) && required.all(|ability| kernel.can(&ability))
+        };
+        let families = Family::ALL.into_iter().filter(able).map(open);
+        let families: Result<Vec<ServedFamily>, Error> = families.collect();
         let families = families?;
         let own: Result<Vec<u32>, Error> = families.iter().map(|f| f.table.port()).collect();
         let watcher = Watcher::open(&own?).map_err(Error::from)?;
@@ -129,7 +157,9 @@ impl ServedFamily {
         let named = changes.ports.iter().filter(|_| !changes.full);
         let ports = all.chain(named.filter_map(|name| map.get(name)));
         let served = ports.filter(|port| port.name.family == self.table.family());
-        served.flat_map(|port| plan::unsupported(port)).collect()
+        served
+            .flat_map(|port| plan::unsupported(port, self.features))
+            .collect()
     }
 
     /// Whether packets outside a TCP window are invalid is what the kernel says,
@@ -163,6 +193,7 @@ impl ServedFamily {
             family,
             map.this_node().map(|node| &**node),
             &setup.node_ports.served(),
+            self.features,
         );
         self.observe_liberality(changes.full, &mut options);
         let done = self.table.sync(map, changes, options)?;

@@ -2,8 +2,8 @@
 
 use super::{ModeRequirements, Need};
 use crate::{
-    kernel::probe::{Ability, Extension, IP_SETS, Kernel, Setting},
-    modes::{iptables, userspace::capture::Requested},
+    kernel::probe::{Ability, Extension, IP_SETS, Kernel, NftPart, Setting},
+    modes::{iptables, nftables, userspace::capture::Requested},
     net::{Family, ModeName},
 };
 
@@ -54,8 +54,10 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
     }
     match mode {
         ModeName::Ipvs => ipvs(&mut needs, kernel, requirements),
-        // What it needs is found out when it runs.
-        ModeName::Nftables => return needs,
+        ModeName::Nftables => {
+            needs.extend(nftables(kernel, requirements.primary));
+            needs.push(useful(Ability::Conntrack, UDP_CLIENTS));
+        }
         ModeName::Iptables => iptables(&mut needs, kernel, requirements.primary),
         ModeName::Userspace => userspace(&mut needs, kernel, requirements),
     }
@@ -74,23 +76,79 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
     if !kernel.can(&sockets) {
         return needs;
     }
-    needs.push(decisive(Ability::Nat(other), OF_OTHER_FAMILY));
-    // Without a nat table its extensions are beside the point.
-    if kernel.can(&Ability::Nat(other)) {
-        let theirs = match mode {
-            ModeName::Ipvs => extensions(other),
-            _ => rules(kernel, other),
-        };
-        needs.extend(theirs.into_iter().map(|need| {
-            if need.required {
-                decisive(need.ability, OF_OTHER_FAMILY)
-            } else {
-                need
+    let theirs = match mode {
+        ModeName::Nftables => nftables(kernel, other),
+        _ => {
+            needs.push(decisive(Ability::Nat(other), OF_OTHER_FAMILY));
+            match mode {
+                // Without a nat table its extensions are beside the point.
+                _ if !kernel.can(&Ability::Nat(other)) => Vec::new(),
+                ModeName::Ipvs => extensions(other),
+                _ => rules(kernel, other),
             }
-        }));
+        }
+    };
+    needs.extend(theirs.into_iter().map(|need| {
+        if need.required {
+            decisive(need.ability, OF_OTHER_FAMILY)
+        } else {
+            need
+        }
+    }));
+    needs
+}
+
+/// What the rules of nftables mode use.
+fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
+    let of = |part| Ability::Nftables(family, part);
+    // Without tables nothing else was tried.
+    if !kernel.can(&of(NftPart::Tables)) {
+        return vec![required(
+            of(NftPart::Tables),
+            "tables with maps of Services",
+        )];
+    }
+    let mut needs: Vec<Need> = nftables::REQUIRED
+        .into_iter()
+        .map(|part| {
+            required(
+                of(part),
+                "rules that send connections to endpoints and back",
+            )
+        })
+        .collect();
+    let hash = kernel.can(&of(NftPart::Hash));
+    needs.push(if hash || kernel.can(&of(NftPart::Numgen)) {
+        useful(
+            of(NftPart::Numgen),
+            "without it, connections are spread over endpoints by a hash of the client's port",
+        )
+    } else {
+        required(of(NftPart::Numgen), "spreading connections over endpoints")
+    });
+    for (part, effect) in [
+        (NftPart::Hash, "without it, there is no scheduler sh"),
+        (
+            NftPart::Fib,
+            "without it, node ports answer on the addresses of the Node object alone",
+        ),
+        (
+            NftPart::Reject,
+            "without it, clients of Services without endpoints time out instead of being refused",
+        ),
+        (
+            NftPart::DynamicMaps,
+            "without it, a hash of the client's address stands for session affinity, which does \
+             not end and moves clients when endpoints come or go",
+        ),
+    ] {
+        needs.push(useful(of(part), effect));
     }
     needs
 }
+
+const UDP_CLIENTS: &str =
+    "without it, UDP clients that keep their socket may go on calling an endpoint that is gone";
 
 const OF_OTHER_FAMILY: &str = "without it, Services of that family are not served";
 
@@ -121,10 +179,7 @@ fn ipvs(needs: &mut Vec<Need>, kernel: &Kernel, requirements: &ModeRequirements)
             "masquerading connections through IPVS",
         ));
     }
-    needs.push(useful(
-        Ability::Conntrack,
-        "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
-    ));
+    needs.push(useful(Ability::Conntrack, UDP_CLIENTS));
 }
 
 /// What the rules around virtual servers use.
@@ -188,10 +243,7 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
     if kernel.can(&Ability::Nat(family)) {
         needs.extend(rules(kernel, family));
     }
-    needs.push(useful(
-        Ability::Conntrack,
-        "without it, UDP clients that keep their socket may go on calling an endpoint that is gone",
-    ));
+    needs.push(useful(Ability::Conntrack, UDP_CLIENTS));
     needs.push(useful(
         Ability::Setting(Setting::RouteLocalnet),
         "without it, node ports are not served on loopback addresses",

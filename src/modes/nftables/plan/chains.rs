@@ -187,17 +187,12 @@ impl Pick {
             Called::NodePort => (sets::node_port(), SetId::NodePortEndpoints),
         };
         let with = |slot: Field| to([called.clone(), vec![slot]].concat(), map);
-        rules.push(with(self.slot(family)));
+        rules.push(with(self.slot(options, self.slots)));
         if self.slots > 1 {
             // The number of slots and what is in them change at once, but not
             // for a packet that is between two rules: the first slot is there
             // as long as any.
-            let first = Numgen {
-                random: true,
-                modulus: 1,
-                offset: self.offset(),
-            };
-            rules.push(with(Field::Numgen(first)));
+            rules.push(with(self.slot(options, 1)));
         }
         rules
     }
@@ -209,8 +204,9 @@ impl Pick {
         }
     }
 
-    fn slot(&self, family: Family) -> Field {
-        let (modulus, offset) = (self.slots, self.offset());
+    /// One of the first so many slots.
+    fn slot(&self, options: &Options, modulus: u32) -> Field {
+        let (family, offset) = (options.family, self.offset());
         let number = |random| {
             Field::Numgen(Numgen {
                 random,
@@ -218,14 +214,23 @@ impl Pick {
                 offset,
             })
         };
-        match self.scheduler {
-            Scheduler::Random => number(true),
-            Scheduler::RoundRobin(_) => number(false),
-            Scheduler::SourceHash => Field::Jhash(Jhash {
-                of: vec![Field::SourceAddress(family)],
+        let hash = |of| {
+            Field::Jhash(Jhash {
+                of,
                 modulus,
                 seed: SEED,
                 offset,
+            })
+        };
+        match self.scheduler {
+            Scheduler::SourceHash => hash(vec![Field::SourceAddress(family)]),
+            Scheduler::RoundRobin(_) => number(false),
+            Scheduler::Random if options.features.numgen => number(true),
+            // Each connection of a client has another port. With an address of
+            // IPv6 the hash would need more registers than there are.
+            Scheduler::Random => hash(match family {
+                Family::V4 => vec![Field::SourceAddress(family), Field::SourcePort],
+                Family::V6 => vec![Field::SourcePort],
             }),
         }
     }

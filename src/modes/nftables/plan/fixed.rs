@@ -62,10 +62,22 @@ pub fn fixed(options: &Options, sets: &Sets) -> Fixed {
         };
         (SetId::NodePortAddresses, element)
     });
+    let named = options.node_addresses.iter();
+    let own = named.filter(|_| !options.features.fib).map(|ip| {
+        let element = Element::new(concat(&[Value::Ip(*ip)]));
+        (SetId::NodeAddresses, element)
+    });
     Fixed {
         chains: plan.chains(),
-        elements: ranges.collect(),
+        elements: ranges.chain(own).collect(),
     }
+}
+
+/// Of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Source,
+    Destination,
 }
 
 struct Plan<'a> {
@@ -171,7 +183,7 @@ impl Plan<'_> {
         if self.options.node_ports.is_some() {
             statements.push(self.contained(vec![destination], SetId::NodePortAddresses));
         }
-        statements.push(is_nodes_own(false));
+        statements.push(self.is_nodes_own(Side::Destination));
         statements
     }
 
@@ -182,7 +194,7 @@ impl Plan<'_> {
         let pods = chains::is_local(&self.options.detect_local, self.family);
         let mark = MarkValue::Or(self.options.masquerade_mark);
         let node = Rule::new([
-            is_nodes_own(true),
+            self.is_nodes_own(Side::Source),
             Statement::SetMark(Mark::Packet, mark),
             goto(),
         ]);
@@ -193,8 +205,32 @@ impl Plan<'_> {
             .collect()
     }
 
+    fn reject(&self) -> Statement {
+        if self.options.features.reject {
+            Statement::Reject(Reject::PortUnreachable(self.family))
+        } else {
+            Statement::Verdict(Verdict::Drop)
+        }
+    }
+
+    /// Matches where an address of the packet is one of the node's own.
+    fn is_nodes_own(&self, side: Side) -> Statement {
+        if self.options.features.fib {
+            let fib = Fib {
+                source: side == Side::Source,
+                input: false,
+            };
+            return Statement::Match(Field::Fib(fib), Test::Is(LOCAL.to_ne_bytes().to_vec()));
+        }
+        let address = match side {
+            Side::Source => Field::SourceAddress(self.family),
+            Side::Destination => Field::DestinationAddress(self.family),
+        };
+        self.contained(vec![address], SetId::NodeAddresses)
+    }
+
     fn refuse(&self) -> Vec<Rule> {
-        let reject = || Statement::Reject(Reject::PortUnreachable(self.family));
+        let reject = || self.reject();
         let cluster_ip = vec![Field::DestinationAddress(self.family)];
         vec![
             Rule::new([
@@ -208,7 +244,7 @@ impl Plan<'_> {
     fn refuse_node_ports(&self) -> Vec<Rule> {
         let mut statements = self.to_node();
         statements.push(self.contained(sets::node_port(), SetId::RefusedNodePorts));
-        statements.push(Statement::Reject(Reject::PortUnreachable(self.family)));
+        statements.push(self.reject());
         vec![Rule::new(statements)]
     }
 
@@ -248,14 +284,4 @@ impl Plan<'_> {
             .commented("endpoints that call themselves"),
         ]
     }
-}
-
-/// Matches where an address of the packet, the source's or the destination's, is
-/// one of the node's own.
-fn is_nodes_own(source: bool) -> Statement {
-    let fib = Fib {
-        source,
-        input: false,
-    };
-    Statement::Match(Field::Fib(fib), Test::Is(LOCAL.to_ne_bytes().to_vec()))
 }

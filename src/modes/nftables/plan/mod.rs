@@ -23,7 +23,7 @@ mod unsupported;
 pub use self::{
     chains::SharedChain,
     fixed::{Fixed, fixed},
-    options::Options,
+    options::{Features, Options},
     service::{ServiceElements, service_port},
     sets::{SetId, Sets},
     slots::Slots,

@@ -6,6 +6,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
     config::{Effective, KubeProxyConfiguration},
+    kernel::probe::{Ability, Kernel, NftPart},
     modes::detect_local::DetectLocal,
     net::Family,
     node::Served,
@@ -40,6 +41,50 @@ pub struct Options {
     /// The kernel finds no packet outside a TCP window invalid
     /// (`nf_conntrack_tcp_be_liberal`).
     pub tcp_be_liberal: bool,
+    /// What rules may use.
+    pub features: Features,
+    /// Addresses of the node in this family, as far as its Node says. Only for
+    /// kernels that lack `fib`.
+    pub node_addresses: Vec<IpAddr>,
+}
+
+/// What rules may use; each has something that takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// Numbers at random; else endpoints are chosen by the client's port.
+    pub numgen: bool,
+    /// Hashes of packets.
+    pub hash: bool,
+    /// Whose an address is, by the routes; else the Node says it.
+    pub fib: bool,
+    /// Refusing; else packets are dropped.
+    pub reject: bool,
+    /// Maps that rules change; else a hash of the client's address stands for
+    /// affinity.
+    pub dynamic_maps: bool,
+}
+
+impl Features {
+    /// All of them.
+    pub const ALL: Features = Features {
+        numgen: true,
+        hash: true,
+        fib: true,
+        reject: true,
+        dynamic_maps: true,
+    };
+
+    /// Returns what rules of `family` may use on a kernel.
+    pub fn of(kernel: &Kernel, family: Family) -> Features {
+        let has = |part| kernel.can(&Ability::Nftables(family, part));
+        Features {
+            numgen: has(NftPart::Numgen),
+            hash: has(NftPart::Hash),
+            fib: has(NftPart::Fib),
+            reject: has(NftPart::Reject),
+            dynamic_maps: has(NftPart::DynamicMaps),
+        }
+    }
 }
 
 impl Options {
@@ -51,10 +96,18 @@ impl Options {
         family: Family,
         node: Option<&Node>,
         served: &Served,
+        features: Features,
     ) -> Options {
         let of_family = |ip: &IpAddr| Family::of(ip) == family;
         let addresses = node.map(|node| &*node.addresses).unwrap_or_default();
-        let first = addresses.iter().copied().find(of_family);
+        let mut addresses: Vec<IpAddr> = addresses.iter().copied().filter(of_family).collect();
+        let first = addresses.first().copied();
+        addresses.sort_unstable();
+        addresses.dedup();
+        if features.fib {
+            // The kernel knows them.
+            addresses.clear();
+        }
         Options {
             family,
             detect_local: DetectLocal::new(&configured.detect_local, family, node),
@@ -63,6 +116,8 @@ impl Options {
             masquerade_mark: 1 << configured.masquerade_bit,
             node_ports: node_ports(served, family),
             tcp_be_liberal: configuration.conntrack.tcp_be_liberal,
+            features,
+            node_addresses: addresses,
         }
     }
 
@@ -77,6 +132,8 @@ impl Options {
             masquerade_mark: 0x4000,
             node_ports: None,
             tcp_be_liberal: false,
+            features: Features::ALL,
+            node_addresses: Vec::new(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What one ServicePort needs.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 
@@ -39,7 +39,7 @@ pub fn service_port(port: &ServicePort, slots: &Slots, options: &Options) -> Ser
         slots,
         options,
         comment: port.name.to_string(),
-        scheduler: unsupported::scheduler(port),
+        scheduler: unsupported::scheduler(port, &options.features),
         any: all.has_any && all.all.iter().any(takes_connections),
         seen: Vec::new(),
         needs: ServiceElements::default(),
@@ -202,7 +202,7 @@ impl Plan<'_> {
                 None => Called::NodePort,
             },
             masquerade,
-            affinity: self.port.session_affinity != SessionAffinity::None,
+            affinity: self.affinity().is_some(),
             scheduler: self.scheduler.clone(),
         });
         self.verdict(frontend, role, pick.goto());
@@ -225,8 +225,18 @@ impl Plan<'_> {
         self.needs.own.extend(elements);
     }
 
+    /// For how long clients stay on their endpoint, where rules can see to that.
+    fn affinity(&self) -> Option<Duration> {
+        match self.port.session_affinity {
+            SessionAffinity::ClientIp { timeout } if self.options.features.dynamic_maps => {
+                Some(timeout)
+            }
+            _ => None,
+        }
+    }
+
     fn remember(&mut self, frontend: Frontend) {
-        let SessionAffinity::ClientIp { timeout } = self.port.session_affinity else {
+        let Some(timeout) = self.affinity() else {
             return;
         };
         let chain = SharedChain::Remember(timeout);

@@ -50,11 +50,13 @@ pub enum SetId {
     NodePortAffinityTimeouts,
     /// Networks whose addresses serve node ports.
     NodePortAddresses,
+    /// The node's addresses, where the kernel does not say which they are.
+    NodeAddresses,
 }
 
 impl SetId {
     /// All of them, in the order in which they are added.
-    pub const ALL: [SetId; 18] = [
+    pub const ALL: [SetId; 19] = [
         SetId::Services,
         SetId::NodePorts,
         SetId::FromCluster,
@@ -73,6 +75,7 @@ impl SetId {
         SetId::AffinityTimeouts,
         SetId::NodePortAffinityTimeouts,
         SetId::NodePortAddresses,
+        SetId::NodeAddresses,
     ];
 
     fn name(self) -> &'static str {
@@ -95,6 +98,7 @@ impl SetId {
             SetId::AffinityTimeouts => "affinity-services",
             SetId::NodePortAffinityTimeouts => "affinity-node-ports",
             SetId::NodePortAddresses => "node-port-addresses",
+            SetId::NodeAddresses => "node-addresses",
         }
     }
 
@@ -121,6 +125,7 @@ impl SetId {
                 "how long clients stay on their endpoint"
             }
             SetId::NodePortAddresses => "where node ports are served",
+            SetId::NodeAddresses => "the node's own, by its Node",
         }
     }
 }
@@ -149,6 +154,8 @@ impl Sets {
         let all = SetId::ALL.into_iter();
         let needed = all.filter(|id| match id {
             SetId::NodePortAddresses => options.node_ports.is_some(),
+            SetId::NodeAddresses => !options.features.fib,
+            SetId::Affinity => options.features.dynamic_maps,
             _ => true,
         });
         needed.map(|id| self.get(id))
@@ -218,7 +225,7 @@ fn set(id: SetId, family: Family) -> Set {
         SetId::RefusedNodePorts => keys(of_node_port),
         SetId::SourceRanges => ranges([of_service, vec![address]].concat()),
         SetId::NodePortAddresses => ranges(vec![address]),
-        SetId::ClusterIps => keys(vec![address]),
+        SetId::ClusterIps | SetId::NodeAddresses => keys(vec![address]),
         SetId::Hairpin => keys(vec![address, address]),
         SetId::Affinity => Set {
             dynamic: true,

@@ -1,18 +1,22 @@
 //! What Services ask of Tripod that nftables mode cannot do.
 
-use super::chains::Scheduler;
+use super::{Features, chains::Scheduler};
 use crate::{
     modes::{Reason, Unsupported},
-    services::{Forwarding, Preferences, ServicePort},
+    services::{Forwarding, Preferences, ServicePort, SessionAffinity},
 };
 
 /// How the endpoints of `port` are chosen: as it asks, where the kernel's maps can
 /// do that, else at random.
-pub(super) fn scheduler(port: &ServicePort) -> Scheduler {
+pub(super) fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
+    let sticky = port.session_affinity != SessionAffinity::None;
+    if sticky && !features.dynamic_maps && features.hash {
+        return Scheduler::SourceHash;
+    }
     match port.preferences().scheduler.as_deref() {
         // Weights are slots.
-        Some("rr" | "wrr") => Scheduler::RoundRobin(chain_name(port).into()),
-        Some("sh") => Scheduler::SourceHash,
+        Some("rr" | "wrr") if features.numgen => Scheduler::RoundRobin(chain_name(port).into()),
+        Some("sh") if features.hash => Scheduler::SourceHash,
         _ => Scheduler::Random,
     }
 }
@@ -25,14 +29,19 @@ fn chain_name(port: &ServicePort) -> String {
 }
 
 /// Returns what of the preferences of `port` is not done.
-pub fn unsupported(port: &ServicePort) -> impl Iterator<Item = Unsupported> {
+pub fn unsupported(port: &ServicePort, features: Features) -> impl Iterator<Item = Unsupported> {
     let asked = port.preferences();
-    let known = |name: &str| ["random", "rr", "wrr", "sh"].contains(&name);
+    let known = |name: &str| match name {
+        "random" => true,
+        "rr" | "wrr" => features.numgen,
+        "sh" => features.hash,
+        _ => false,
+    };
     let other = asked.scheduler.as_ref().filter(|name| !known(name));
     let scheduler = other.map(|name| {
         let why = format!(
             "endpoints are chosen at random, by their weights, instead of by {name:?}; this mode \
-             has random, rr, wrr and sh, ipvs and userspace mode have others"
+             has random, and on most kernels rr, wrr and sh; ipvs and userspace mode have others"
         );
         Reason::new(Preferences::SCHEDULER, why)
     });

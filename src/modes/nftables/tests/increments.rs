@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use super::{
     super::{
         diff::{Applied, Batch},
-        plan::{Options, Sets},
+        plan::{Features, Options, Sets},
     },
     model::Model,
-    world::{any_port, exposed, on, sticky},
+    world::{any_port, exposed, on, scheduled, sticky},
 };
 use crate::{
     modes::detect_local::DetectLocal,
@@ -200,4 +200,52 @@ fn clients_are_forgotten_with_the_endpoints_that_go() {
         "each address and the node port"
     );
     assert_eq!(forgotten(None).len(), 8);
+}
+
+/// Takes something from what rules may use.
+type Missing = fn(&mut Features);
+
+/// What a kernel lacks is in none of the rules, and something takes its place.
+#[test]
+fn rules_use_nothing_that_is_missing() {
+    let without = |change: Missing| {
+        let mut options = Options {
+            node_addresses: vec!["10.7.0.1".parse().unwrap()],
+            ..options(Family::V4)
+        };
+        change(&mut options.features);
+        let ports = [
+            sticky(exposed(on(Family::V4, 1, &[1, 3])), 60),
+            scheduled(on(Family::V4, 2, &[1, 3]), "rr"),
+            scheduled(on(Family::V4, 3, &[1, 3]), "sh"),
+            on(Family::V4, 4, &[]),
+        ];
+        let model = Table::new(options, &ports).model;
+        let rules: Vec<String> = model.chains.into_values().flatten().collect();
+        rules.join("\n")
+    };
+    let cases: [(Missing, &str, &str); 5] = [
+        (
+            |f| f.numgen = false,
+            "numgen",
+            "jhash ip saddr . th sport mod 2",
+        ),
+        (|f| f.hash = false, "jhash", "numgen random mod 2"),
+        (|f| f.fib = false, "fib", "ip saddr @node-addresses"),
+        (|f| f.reject = false, "reject", "@refused drop"),
+        (
+            |f| f.dynamic_maps = false,
+            "@affinity ",
+            "jhash ip saddr mod 2",
+        ),
+    ];
+    for (missing, word, instead) in cases {
+        let rules = without(missing);
+        assert!(!rules.contains(word), "{word}: {rules}");
+        assert!(rules.contains(instead), "{instead}: {rules}");
+    }
+    let whole = without(|_| {});
+    for word in ["numgen inc", "jhash", "fib", "reject", "update @affinity "] {
+        assert!(whole.contains(word), "{word}: {whole}");
+    }
 }

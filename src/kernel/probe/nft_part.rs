@@ -1,0 +1,106 @@
+//! What nf_tables may be able to do.
+
+/// Something that rules of nf_tables use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NftPart {
+    /// Tables of the family, with maps of concatenations.
+    Tables,
+    /// Conditions on connections.
+    Ct,
+    /// Translation of destinations by a map.
+    Nat,
+    /// Translation of sources to the node's address.
+    Masquerade,
+    /// Sets whose elements are concatenations with ranges.
+    Ranges,
+    /// Numbers at random, or one after the other.
+    Numgen,
+    /// Hashes of packets.
+    Hash,
+    /// Whose an address is, by the routes.
+    Fib,
+    /// Refusing.
+    Reject,
+    /// Maps that rules change, with timeouts.
+    DynamicMaps,
+}
+
+impl NftPart {
+    /// All of them. What comes later is tried only where the first is there.
+    pub const ALL: [NftPart; 10] = [
+        NftPart::Tables,
+        NftPart::Ct,
+        NftPart::Nat,
+        NftPart::Masquerade,
+        NftPart::Ranges,
+        NftPart::Numgen,
+        NftPart::Hash,
+        NftPart::Fib,
+        NftPart::Reject,
+        NftPart::DynamicMaps,
+    ];
+
+    /// Returns the part in one word.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            NftPart::Tables => "nft",
+            NftPart::Ct => "nft-ct",
+            NftPart::Nat => "nft-nat",
+            NftPart::Masquerade => "nft-masquerade",
+            NftPart::Ranges => "nft-ranges",
+            NftPart::Numgen => "nft-numgen",
+            NftPart::Hash => "nft-hash",
+            NftPart::Fib => "nft-fib",
+            NftPart::Reject => "nft-reject",
+            NftPart::DynamicMaps => "nft-dynset",
+        }
+    }
+
+    /// Returns what it is called, the module and the kernel option
+    /// (`net/netfilter/Kconfig`).
+    pub(super) fn facts(self) -> (&'static str, &'static str) {
+        match self {
+            NftPart::Tables => (
+                "nf_tables",
+                "modprobe nf_tables, or a kernel with CONFIG_NF_TABLES",
+            ),
+            NftPart::Ct => (
+                "nf_tables ct",
+                "modprobe nft_ct, or a kernel with CONFIG_NFT_CT",
+            ),
+            NftPart::Nat => (
+                "nf_tables nat by maps",
+                "modprobe nft_chain_nat nft_nat, or a kernel with CONFIG_NFT_NAT",
+            ),
+            NftPart::Masquerade => (
+                "nf_tables masquerade",
+                "modprobe nft_masq, or a kernel with CONFIG_NFT_MASQ",
+            ),
+            NftPart::Ranges => (
+                "nf_tables ranges in concatenations",
+                "a kernel of 5.6 or later",
+            ),
+            NftPart::Numgen => (
+                "nf_tables numgen",
+                "modprobe nft_numgen, or a kernel with CONFIG_NFT_NUMGEN",
+            ),
+            NftPart::Hash => (
+                "nf_tables hash",
+                "modprobe nft_hash, or a kernel with CONFIG_NFT_HASH",
+            ),
+            NftPart::Fib => (
+                "nf_tables fib",
+                "modprobe nft_fib_ipv4 nft_fib_ipv6, or a kernel with CONFIG_NFT_FIB_IPV4 and \
+                 CONFIG_NFT_FIB_IPV6",
+            ),
+            NftPart::Reject => (
+                "nf_tables reject",
+                "modprobe nft_reject_ipv4 nft_reject_ipv6, or a kernel with CONFIG_NFT_REJECT",
+            ),
+            NftPart::DynamicMaps => (
+                "nf_tables dynamic maps with timeouts",
+                "a kernel of 4.3 or later",
+            ),
+        }
+    }
+}

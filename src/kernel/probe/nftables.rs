@@ -1,0 +1,189 @@
+//! What nf_tables can do: each part in a rule of a table of ours, which goes at
+//! once. No packet meets one of these rules, or it is let through.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Ability, Findings, Kernel, NftPart, Unable, tried::Tried};
+use crate::{
+    kernel::nftables::{
+        Chain, ChainType, Ct, Data, DataType, Dynset, DynsetOp, Failure, Fib, Field, Hook, Jhash,
+        Meta, Numgen, Reject, Rule, Rules, Set, Statement, Table, Target, Test, Transaction, Type,
+    },
+    net::Family,
+};
+
+/// The table that is made and taken away again.
+pub(super) const TABLE: &str = "tripod-probe";
+
+/// A mark that no packet has: what follows is not reached.
+const NOBODY: u32 = 0x5472_6970;
+
+/// Tries each part in both families.
+pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
+    for family in Family::ALL {
+        let mut tables = Ok(());
+        for part in NftPart::ALL {
+            let ability = Ability::Nftables(family, part);
+            let outcome = match &tables {
+                Ok(()) => super::tried::kept_or(findings, &ability, || attempt(family, part)),
+                Err(Unable::Missing(_)) => Err(Unable::Missing(
+                    "there are no tables to use it in".to_owned(),
+                )),
+                Err(unknown) => Err(unknown.clone()),
+            };
+            if part == NftPart::Tables {
+                tables = outcome.clone();
+            }
+            kernel.record(ability, outcome);
+        }
+    }
+}
+
+fn attempt(family: Family, part: NftPart) -> Tried {
+    let mut rules = Rules::open()?;
+    // One that was left by a process that was killed would be in the way.
+    rules.delete_table(family, TABLE)?;
+    let outcome = rules.run(&transaction(family, part), None);
+    outcome.map_err(Failure::first)?;
+    rules.delete_table(family, TABLE)?;
+    Ok(())
+}
+
+fn transaction(family: Family, part: NftPart) -> Transaction {
+    let (kind, hook) = match part {
+        NftPart::Nat => (ChainType::Nat, Hook::Prerouting),
+        NftPart::Masquerade => (ChainType::Nat, Hook::Postrouting),
+        NftPart::Reject => (ChainType::Filter, Hook::Input),
+        _ => (ChainType::Filter, Hook::Prerouting),
+    };
+    let (set, statement) = used(family, part);
+    let mut transaction = Transaction::new(Table::new(family, TABLE));
+    transaction.add_table();
+    transaction.add_chain(Chain::base("probe", kind, hook, 0));
+    if let Some(set) = &set {
+        transaction.add_set(set);
+    }
+    let nobody = Test::Is(NOBODY.to_ne_bytes().to_vec());
+    let nobody = Statement::Match(Field::Meta(Meta::Mark), nobody);
+    transaction.add_rule("probe", Rule::new([nobody, statement]));
+    transaction
+}
+
+/// Returns a statement that uses the part, and the set that it uses, if any.
+fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
+    let address = match family {
+        Family::V4 => DataType::Ipv4,
+        Family::V6 => DataType::Ipv6,
+    };
+    let number = |number: u32| Test::Is(number.to_ne_bytes().to_vec());
+    let key = || {
+        vec![
+            Field::DestinationAddress(family),
+            Field::Meta(Meta::L4Proto),
+        ]
+    };
+    let types = || Type::Named(vec![address, DataType::Protocol]);
+    let endpoint = || vec![Field::DestinationAddress(family), Field::DestinationPort];
+    let endpoints = || Data::Values(Type::Of(endpoint()));
+    match part {
+        NftPart::Tables => {
+            let set = Arc::new(Set::map("probe", types(), Data::Verdict));
+            let statement = Statement::VerdictMap(key(), (&*set).into());
+            (Some(set), statement)
+        }
+        NftPart::Ct => (
+            None,
+            Statement::Match(Field::Ct(Ct::State, None), Test::Any(8)),
+        ),
+        NftPart::Nat => {
+            let set = Arc::new(Set::map("probe", Type::Of(key()), endpoints()));
+            let target = Target::Map(key(), (&*set).into());
+            (Some(set), Statement::Dnat(family, target))
+        }
+        NftPart::Masquerade => (None, Statement::Masquerade { fully_random: true }),
+        NftPart::Ranges => {
+            let set = Arc::new(Set {
+                interval: true,
+                ..Set::new("probe", types())
+            });
+            let statement = Statement::In(key(), (&*set).into());
+            (Some(set), statement)
+        }
+        NftPart::Numgen => {
+            let numgen = Numgen {
+                random: true,
+                modulus: 2,
+                offset: 0,
+            };
+            (None, Statement::Match(Field::Numgen(numgen), number(0)))
+        }
+        NftPart::Hash => {
+            let hash = Jhash {
+                of: vec![Field::SourceAddress(family)],
+                modulus: 2,
+                seed: 1,
+                offset: 0,
+            };
+            (None, Statement::Match(Field::Jhash(hash), number(0)))
+        }
+        NftPart::Fib => {
+            let fib = Fib {
+                source: false,
+                input: false,
+            };
+            (None, Statement::Match(Field::Fib(fib), number(2)))
+        }
+        NftPart::Reject => (None, Statement::Reject(Reject::PortUnreachable(family))),
+        NftPart::DynamicMaps => {
+            let set = Arc::new(Set {
+                dynamic: true,
+                timeouts: true,
+                size: Some(16),
+                ..Set::map("probe", Type::Of(key()), endpoints())
+            });
+            let statement = Statement::Dynset(Dynset {
+                op: DynsetOp::Update,
+                set: (&*set).into(),
+                key: key(),
+                timeout: Some(Duration::from_secs(1)),
+                data: endpoint(),
+                counter: false,
+                limit: None,
+            });
+            (Some(set), statement)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::namespace::in_namespace;
+
+    #[test]
+    fn this_kernel_has_all_of_it_and_nothing_is_left() {
+        in_namespace(|| {
+            let mut kernel = Kernel::default();
+            parts(&mut kernel, None);
+            for family in Family::ALL {
+                for part in NftPart::ALL {
+                    let ability = Ability::Nftables(family, part);
+                    assert_eq!(kernel.why_unusable(&ability), None, "{ability}");
+                }
+                assert!(Rules::open().unwrap().tables(family).unwrap().is_empty());
+            }
+        });
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_missing() {
+        // A rule of a chain that the kernel does not have.
+        in_namespace(|| {
+            let mut transaction = transaction(Family::V4, NftPart::Ct);
+            transaction.add_rule("nowhere", Rule::default());
+            let refused = Rules::open().unwrap().run(&transaction, None);
+            let unable = Unable::from(refused.map_err(Failure::first).unwrap_err());
+            assert!(matches!(unable, Unable::Missing(_)), "{unable:?}");
+        });
+    }
+}
