@@ -428,7 +428,7 @@ mod tests {
             let nft = of(Engine::NfTables).await;
             let read = nft.read("nat", |_| {}).await;
             assert!(matches!(read, Err(Error::Incompatible { .. })), "{read:?}");
-            let saved = nft.lines_with("nat", "").await;
+            let saved = nft.saved("nat").await;
             assert!(
                 matches!(saved, Err(Error::Incompatible { .. })),
                 "{saved:?}"
@@ -443,11 +443,7 @@ mod tests {
              add rule ip nat prerouting tcp dport 99 dnat to 10.2.2.2:9'
              iptables-nft -t nat -A OUTPUT -j ACCEPT",
             async || {
-                let saved = of(Engine::NfTables)
-                    .await
-                    .lines_with("nat", "")
-                    .await
-                    .unwrap();
+                let saved = of(Engine::NfTables).await.saved("nat").await.unwrap();
                 assert!(saved.contains("-A OUTPUT -j ACCEPT"), "{saved}");
                 let (_, engine) = Xtables::chosen(&Search::new(Family::V4)).await.unwrap();
                 assert_eq!(engine, Engine::NfTables);

@@ -51,44 +51,30 @@ pub struct Features {
 
 impl Features {
     /// A kernel that has everything.
-    pub const ALL: Features = Features {
-        comment: true,
-        statistic: true,
-        recent: true,
-        addrtype: true,
-        mark: true,
-        conntrack: true,
-        nfacct: true,
-        set: true,
-        physdev: true,
-        reject: true,
-        dnat: true,
-        masquerade: true,
-        random_fully: true,
-        redirect: true,
-        socket: true,
-        sctp: true,
-    };
-
+    pub const ALL: Features = Features::each(true);
     /// A kernel that has nothing.
-    pub const NONE: Features = Features {
-        comment: false,
-        statistic: false,
-        recent: false,
-        addrtype: false,
-        mark: false,
-        conntrack: false,
-        nfacct: false,
-        set: false,
-        physdev: false,
-        reject: false,
-        dnat: false,
-        masquerade: false,
-        random_fully: false,
-        redirect: false,
-        socket: false,
-        sctp: false,
-    };
+    pub const NONE: Features = Features::each(false);
+
+    const fn each(is_there: bool) -> Features {
+        Features {
+            comment: is_there,
+            statistic: is_there,
+            recent: is_there,
+            addrtype: is_there,
+            mark: is_there,
+            conntrack: is_there,
+            nfacct: is_there,
+            set: is_there,
+            physdev: is_there,
+            reject: is_there,
+            dnat: is_there,
+            masquerade: is_there,
+            random_fully: is_there,
+            redirect: is_there,
+            socket: is_there,
+            sctp: is_there,
+        }
+    }
 }
 
 /// A feature: which table it is tried in, with what, and its field.
@@ -337,11 +323,11 @@ mod tests {
                         }
                     );
                     for table in ["nat", "filter"] {
-                        let saved = xtables.lines_with(table, "").await.unwrap();
+                        let saved = xtables.saved(table).await.unwrap();
                         assert!(!saved.contains("PROBE"), "{saved}");
                     }
                     assert_eq!(here(&xtables).await, Probed::known(features));
-                    let saved = xtables.lines_with("nat", "").await.unwrap();
+                    let saved = xtables.saved("nat").await.unwrap();
                     assert!(!saved.contains("PROBE"), "{saved}");
                 }
             });

@@ -1,17 +1,17 @@
 //! The whole plan as text that iptables-restore reads.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::HashSet,
     fmt::{self, Write},
 };
 
 use super::plan::{self, Options};
 use crate::{
     kernel::xtables::{
-        desired::{Chain, Contents, OwnerRules, RuleSet},
+        desired::{Chain, Contents, Entry, OwnerRules, RuleSet},
         rule::{Rule, Table},
+        transaction::{Group, Op, Transaction},
     },
-    net::Family,
     services::ServiceMap,
 };
 
@@ -26,19 +26,16 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
     let ports = map.iter().filter(|port| port.name.family == family);
     let mut ports: Vec<_> = ports.collect();
     ports.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut text = Text {
-        family,
-        tables: Default::default(),
-    };
+    let mut text = Text::default();
     let RuleSet { chains, jumps } = plan::fixed(options).rules;
     for chain in &chains {
         text.declare(chain.table, &chain.name);
         if !matches!(chain.contents, Contents::Shared { .. }) {
-            text.rules(chain.table, &chain.name, chain.contents.rules());
+            text.rules(chain.table, &chain.name, chain.contents.rules().to_vec());
         }
     }
     for jump in jumps {
-        text.rule(jump.table, jump.from, &jump.rule);
+        text.rule(jump.table, jump.from, jump.rule);
     }
     let mut reached = HashSet::new();
     for port in ports {
@@ -47,69 +44,52 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
             entries,
             steps,
         } = plan::service_port(port, options);
-        for Chain { table, name, rules } in &chains {
-            text.declare(*table, name);
-            text.rules(*table, name, rules);
+        for Chain { table, name, rules } in chains {
+            text.declare(table, &name);
+            text.rules(table, &name, rules);
         }
         for step in steps {
-            text.declare(step.table, &step.to);
-            if reached.insert((step.table, step.to)) {
-                text.rule(step.table, &step.chain, &step.rule);
+            if reached.insert((step.table, step.to.clone())) {
+                text.declare(step.table, &step.to);
+                text.rule(step.table, &step.chain, step.rule);
             }
         }
         for entry in entries {
-            text.rule(entry.table, &entry.chain, &entry.rule);
+            text.rule(entry.table, &entry.chain, entry.rule);
         }
     }
     for chain in &chains {
         if let Contents::Shared { closing } = &chain.contents {
-            text.rules(chain.table, &chain.name, closing);
+            text.rules(chain.table, &chain.name, closing.clone());
         }
     }
-    text.write(out)
+    text.0.sort_by(|a, b| a.chain().cmp(b.chain()));
+    let groups: Vec<Group<()>> = vec![Group::common(text.0)];
+    write!(out, "{}", Transaction { family, groups })
 }
 
-/// Lines by table and chain.
-struct Text {
-    family: Family,
-    tables: BTreeMap<Table, Lines>,
-}
-
+/// What is to be written: chains without their rules, so that these come after all
+/// chains.
 #[derive(Default)]
-struct Lines {
-    declared: BTreeSet<String>,
-    rules: BTreeMap<String, Vec<String>>,
-}
+struct Text(Vec<Op>);
 
 impl Text {
     fn declare(&mut self, table: Table, chain: &str) {
-        let lines = self.tables.entry(table).or_default();
-        lines.declared.insert(chain.to_owned());
+        self.0.push(Op::Fill(Chain {
+            table,
+            name: chain.to_owned(),
+            rules: Vec::new(),
+        }));
     }
 
-    fn rules(&mut self, table: Table, chain: &str, rules: &[Rule]) {
+    fn rules(&mut self, table: Table, chain: &str, rules: Vec<Rule>) {
         for rule in rules {
             self.rule(table, chain, rule);
         }
     }
 
-    fn rule(&mut self, table: Table, chain: &str, rule: &Rule) {
-        let line = format!("-A {chain} {}", rule.words(self.family));
-        let rules = &mut self.tables.entry(table).or_default().rules;
-        rules.entry(chain.to_owned()).or_default().push(line);
-    }
-
-    fn write(&self, out: &mut impl Write) -> fmt::Result {
-        for (table, lines) in &self.tables {
-            writeln!(out, "*{table}")?;
-            for chain in &lines.declared {
-                writeln!(out, ":{chain} - [0:0]")?;
-            }
-            for line in lines.rules.values().flatten() {
-                writeln!(out, "{line}")?;
-            }
-            writeln!(out, "COMMIT")?;
-        }
-        Ok(())
+    fn rule(&mut self, table: Table, chain: &str, rule: Rule) {
+        let chain = chain.to_owned();
+        self.0.push(Op::Append(Entry { table, chain, rule }));
     }
 }

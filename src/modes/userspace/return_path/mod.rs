@@ -27,11 +27,11 @@ use crate::{
         xtables::{
             self, Xtables,
             desired::{Contents, FixedChain, Jump, Place, RuleSet},
-            difference::Comparison,
+            difference::difference,
             observed::{Interest, Observed},
             remove::{Owned, Preserved},
             rule::{Match, Table, Target},
-            transaction::{Group, Transaction},
+            transaction::Transaction,
         },
     },
     log_once::LogOnce,
@@ -73,7 +73,8 @@ fn desired() -> RuleSet {
             table: Table::Mangle,
             from: "PREROUTING",
             rule: xtables::rule::Rule::new().jump(CHAIN),
-            place: Place::Top,
+            // After others' marks, which would replace ours.
+            place: Place::End,
         }],
     }
 }
@@ -110,13 +111,8 @@ fn route(family: Family, loopback: u32) -> Route {
 }
 
 /// Returns the steps that make what was `observed` lead answers here.
-fn repair(observed: Observed, family: Family) -> Transaction<()> {
-    let (mut comparison, mut ops) = Comparison::begin(observed, &desired(), family);
-    ops.extend(comparison.stale_jumps());
-    Transaction {
-        family,
-        groups: vec![Group::common(ops)],
-    }
+fn repair(observed: &Observed, family: Family) -> Transaction<()> {
+    difference(observed, &desired(), family)
 }
 
 /// Keeps the way of answers in force, or away.
@@ -268,7 +264,7 @@ async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
     let mut observed = Observed::new(interest);
     let line = |line: &str| observed.line(Table::Mangle, line);
     xtables.read(Table::Mangle.name(), line).await?;
-    let transaction = repair(observed, xtables.family());
+    let transaction = repair(&observed, xtables.family());
     if transaction.is_empty() {
         return Ok(());
     }

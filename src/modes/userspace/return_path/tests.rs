@@ -139,15 +139,14 @@ fn what_is_wrong_is_repaired_and_what_is_right_left_alone() {
         saved
             .iter()
             .for_each(|line| observed.line(Table::Mangle, line));
-        repair(observed, Family::V4).to_string()
+        repair(&observed, Family::V4).to_string()
     };
     assert_eq!(batch(&[&declared, foreign, &jump, &own]), "");
     let odd = format!("-A PREROUTING -p tcp -j {CHAIN}");
-    let insert = format!("-I PREROUTING -j {CHAIN}");
     let cases: [(&[&str], &[&str]); 5] = [
-        (&[foreign], &[&declared, &own, &insert]),
+        (&[foreign], &[&declared, &own, &jump]),
         (&[&declared, &jump], &[&declared, &own]),
-        (&[&declared, &own], &[&insert]),
+        (&[&declared, &own], &[&jump]),
         (
             &[&declared, &jump, &own, &jump],
             &[&format!("-D PREROUTING -j {CHAIN}")],
@@ -157,7 +156,7 @@ fn what_is_wrong_is_repaired_and_what_is_right_left_alone() {
             &[
                 &declared,
                 &own,
-                &insert,
+                &jump,
                 &format!("-D PREROUTING -p tcp -j {CHAIN}"),
             ],
         ),

@@ -69,7 +69,7 @@ async fn there_and_back(options: &Options) {
         .unwrap_or_else(|e| panic!("{:?}: {e}", options.features));
     let mut saved = String::new();
     for table in ["mangle", "filter", "nat"] {
-        saved += &xtables.lines_with(table, "").await.expect("saved");
+        saved += &xtables.saved(table).await.expect("saved");
     }
     let rules = |text: &str| -> Vec<String> {
         let mut rules: Vec<_> = text.lines().filter(|line| line.starts_with("-A")).collect();

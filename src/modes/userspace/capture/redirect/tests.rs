@@ -35,8 +35,7 @@ fn target(port: u16) -> Target {
 /// Our lines in both tables of `family`, without those that declare chains.
 async fn ours(family: Family) -> String {
     let xtables = Xtables::chosen(&Search::new(family)).await.unwrap().0;
-    let saved = xtables.lines_with("filter", "").await.unwrap()
-        + &xtables.lines_with("nat", "").await.unwrap();
+    let saved = xtables.saved("filter").await.unwrap() + &xtables.saved("nat").await.unwrap();
     let rules = saved.lines().filter(|line| line.starts_with("-A"));
     let ours = rules.filter(|line| line.contains(plan::CHAIN));
     ours.map(|line| format!("{line}\n")).collect()
@@ -120,7 +119,7 @@ fn rules_follow_are_repaired_and_go() {
                 .await
                 .unwrap();
             assert_eq!(ours(Family::V4).await + &ours(Family::V6).await, "");
-            let left = xtables.lines_with("nat", "").await.unwrap();
+            let left = xtables.saved("nat").await.unwrap();
             assert!(left.contains("-A POSTROUTING -s 192.0.2.0/24"), "{left}");
         });
     });
