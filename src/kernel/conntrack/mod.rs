@@ -1,4 +1,4 @@
-//! Connection tracking: its limits and timeouts ([`settings`]), and its entries
+//! Connection tracking: its limits and timeouts (`settings`), and its entries
 //! ([`flows`]).
 
 pub mod flows;

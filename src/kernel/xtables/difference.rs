@@ -1,7 +1,7 @@
 //! The difference between rules that are desired and those that are there, as
 //! steps. Pure.
 //!
-//! What is there is either known from what was applied ([`Applied`]) or was
+//! What is there is either known from what was applied (`Applied`) or was
 //! observed ([`Comparison`]); the steps come about in the same way.
 //!
 //! Nothing is emptied to begin with: what is right stays, so that connections and

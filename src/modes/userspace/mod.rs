@@ -1,9 +1,9 @@
 //! Userspace mode: accept a connection, pick an endpoint, splice the bytes;
 //! when a backend does not answer, retry on another.
 //!
-//! [`plan`] says which service groups a ServicePort needs, [`diff`] what to do about
-//! them, and [`execute`] does it: a group has a set of [`listeners`], and [`capture`]
-//! brings the packets to them. What carries the bytes ([`proxy`]) runs on the
+//! `plan` says which service groups a ServicePort needs, `diff` what to do about
+//! them, and `execute` does it: a group has a set of `listeners`, and [`capture`]
+//! brings the packets to them. What carries the bytes (`proxy`) runs on the
 //! workers, sees service groups only, and reads them without locks.
 
 pub mod capture;
