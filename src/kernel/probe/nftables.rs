@@ -141,18 +141,23 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
                 size: Some(16),
                 ..Set::map("probe", Type::Of(key()), endpoints())
             });
-            let statement = Statement::Dynset(Dynset {
-                op: DynsetOp::Update,
-                set: (&*set).into(),
-                key: key(),
-                timeout: Some(Duration::from_secs(1)),
-                data: endpoint(),
-                counter: false,
-                limit: None,
-            });
+            let statement = update(&set, key(), endpoint());
             (Some(set), statement)
         }
     }
+}
+
+/// A statement that writes an element with a timeout.
+fn update(set: &Set, key: Vec<Field>, data: Vec<Field>) -> Statement {
+    Statement::Dynset(Dynset {
+        op: DynsetOp::Update,
+        set: set.into(),
+        key,
+        timeout: Some(Duration::from_secs(1)),
+        data,
+        counter: false,
+        limit: None,
+    })
 }
 
 #[cfg(test)]
