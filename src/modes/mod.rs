@@ -107,7 +107,7 @@ pub trait Mode: Send {
     /// failed for single ServicePorts is in the report.
     fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>)
     -> impl Future<Output = Outcomes> + Send;
-    /// Waits until somebody disturbs what this mode installed, where it can
+    /// Waits until another process changes what this mode installed, where it can
     /// notice: then a full sync is due. May be dropped while it waits.
     fn externally_modified(&mut self) -> impl Future<Output = ()> + Send {
         std::future::pending()

@@ -208,7 +208,7 @@ fn equal_weights_share_equally() {
 }
 
 /// The first connections of a cluster's nodes, also where the servers came one
-/// by one before anybody called.
+/// by one before any client called.
 #[test]
 fn nodes_begin_with_different_servers() {
     use SchedulerName::{Lc, Nq, Rr, Sed, Wlc, Wrr};

@@ -127,7 +127,7 @@ impl WeightedRoundRobin {
         } else {
             self.top
         };
-        // Passes above the best weight left would find nobody. Their number is
+        // Passes above the best weight left would find no server. Their number is
         // up to whoever chose the weights, so they are not walked.
         let level = next_level.min(best);
         in_pass(0, level)

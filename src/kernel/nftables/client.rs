@@ -28,7 +28,7 @@ const GET_ELEMENTS: u16 = 10 << 8 | 13;
 const GET_GENERATION: u16 = 10 << 8 | 16;
 // enum nft_gen_attributes
 const GENERATION_ID: u16 = 1;
-/// How often a reading of several lists is begun anew when somebody changed
+/// How often a reading of several lists is begun anew when another process changed
 /// something meanwhile.
 const ATTEMPTS: u32 = 20;
 /// By so much the pause before each further attempt to list elements grows,
@@ -80,7 +80,7 @@ impl Rules {
         })
     }
 
-    /// A number that grows by one with each change that anybody makes.
+    /// A number that grows by one with each change, whichever process makes it.
     ///
     /// # Errors
     /// When the kernel has no nf_tables, or refuses.
@@ -91,7 +91,7 @@ impl Rules {
         Ok(found.first().copied().unwrap_or(0))
     }
 
-    /// Runs a transaction, whole or not at all. `generation`: only if nobody
+    /// Runs a transaction, whole or not at all. `generation`: only if no process
     /// changed anything since.
     ///
     /// # Errors
@@ -253,7 +253,7 @@ impl Rules {
         }))
     }
 
-    /// Reads what takes several lists, again from the start where somebody
+    /// Reads what takes several lists, again from the start where a process
     /// changed something meanwhile; also returns the generation that was read.
     fn unchanged<T>(
         &mut self,

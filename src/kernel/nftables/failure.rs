@@ -8,7 +8,7 @@ use crate::kernel::netlink::{Error, Refusal};
 /// Why a transaction was not carried out, or is not known to have been.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// Somebody changed something since the generation that it was made for.
+    /// Something was changed since the generation that it was made for.
     /// Nothing was carried out.
     #[error("somebody else changed nf_tables meanwhile")]
     Changed,

@@ -193,7 +193,7 @@ impl Transaction {
     }
 
     /// What goes to the kernel: a frame, and one message a change, elements
-    /// many to a message. `generation`: refused if somebody made another since.
+    /// many to a message. `generation`: refused if another was made since.
     pub(super) fn requests(&self, generation: Option<u32>) -> impl Iterator<Item = Request> {
         let [high, low] = SUBSYSTEM.to_be_bytes();
         let frame = move |kind| Request::new(kind, 0, "", "").header(&[0, 0, high, low]);

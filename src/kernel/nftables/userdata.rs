@@ -71,7 +71,7 @@ impl UserData {
     }
 }
 
-/// The attributes in user data that may come from anybody: reading ends with
+/// The attributes in user data that any process may have written: reading ends with
 /// the first that is cut.
 pub(super) fn attributes(octets: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = octets;

@@ -16,7 +16,7 @@ use crate::{
 pub(super) const TABLE: &str = "tripod-probe";
 
 /// A mark that no packet has: what follows is not reached.
-const NOBODY: u32 = 0x5472_6970;
+const UNUSED_MARK: u32 = 0x5472_6970;
 
 /// Tries each part in both families.
 pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
@@ -63,9 +63,9 @@ fn transaction(family: Family, part: NftPart) -> Transaction {
     if let Some(set) = &set {
         transaction.add_set(set);
     }
-    let nobody = Test::Is(NOBODY.to_ne_bytes().to_vec());
-    let nobody = Statement::Match(Field::Meta(Meta::Mark), nobody);
-    transaction.add_rule("probe", Rule::new([nobody, statement]));
+    let unmatched = Test::Is(UNUSED_MARK.to_ne_bytes().to_vec());
+    let unmatched = Statement::Match(Field::Meta(Meta::Mark), unmatched);
+    transaction.add_rule("probe", Rule::new([unmatched, statement]));
     transaction
 }
 

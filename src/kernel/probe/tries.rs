@@ -116,14 +116,14 @@ fn port_rule(family: Family) -> Tried {
 
 /// Deletes the flows to an address that no host has.
 fn conntrack() -> Tried {
-    let nobody = Match {
+    let none = Match {
         protocol: flows::UDP,
         destination: Some(test_address(Family::V4)),
         port: Some(1),
         reply: Reply::Any,
     };
     let mut socket = Socket::open(Protocol::Netfilter)?;
-    flows::delete(&mut socket, Family::V4, &[nobody])?;
+    flows::delete(&mut socket, Family::V4, &[none])?;
     Ok(())
 }
 

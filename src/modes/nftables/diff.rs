@@ -223,7 +223,7 @@ fn count<K: Eq + Hash + Clone>(references: &mut References<K>, deltas: HashMap<K
     }
 }
 
-/// Returns what comes to be needed, or what is no longer needed by anybody.
+/// Returns what comes to be needed, or what no ServicePort needs any longer.
 fn turned<'a, K: Eq + Hash>(
     references: &References<K>,
     deltas: &'a HashMap<K, i32>,

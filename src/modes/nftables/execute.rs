@@ -85,7 +85,7 @@ impl FamilyTable {
         self.applied.as_ref().map(Applied::options)
     }
 
-    /// Somebody else changed the table: the next sync writes it anew.
+    /// Another process changed the table: the next sync writes it anew.
     pub fn externally_modified(&mut self) {
         if self.applied.take().is_some() {
             tracing::warn!(

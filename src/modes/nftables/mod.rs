@@ -3,7 +3,7 @@
 //!
 //! Each family has a table of its own. A change is planned for the ServicePorts
 //! concerned, as they were and as they are, and the difference is one transaction.
-//! At the start, and when somebody else changed the table, it is written anew, in
+//! At the start, and when another process changed the table, it is written anew, in
 //! one transaction as well: what keeps out and what lets through are in force at
 //! the same moment.
 

@@ -13,7 +13,7 @@ use super::diff::TABLE;
 /// A table as it was at one moment.
 #[derive(Debug)]
 pub struct Observed {
-    /// The moment: a transaction that is run with it fails if anybody changed
+    /// The moment: a transaction that is run with it fails if a process changed
     /// something since.
     pub generation: u32,
     /// There is such a table.

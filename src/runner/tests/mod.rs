@@ -323,7 +323,7 @@ fn other_tasks_run_however_short_the_periods_are() {
         end.send(()).unwrap();
     });
     let ended = ended.recv_timeout(Duration::from_secs(10));
-    ended.expect("nobody but the runner has a turn");
+    ended.expect("only the runner has a turn");
 }
 
 #[tokio::test(start_paused = true)]

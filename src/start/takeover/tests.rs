@@ -277,8 +277,8 @@ fn clearing_delays_neither_syncs_nor_probes() {
         begins
             .recv_timeout(DEADLINE)
             .expect("the pass is under way");
-        let disturbed = tokio::time::timeout(Duration::ZERO, bench.0.externally_modified());
-        assert!(disturbed.await.is_err());
+        let modified = tokio::time::timeout(Duration::ZERO, bench.0.externally_modified());
+        assert!(modified.await.is_err());
         go.send(()).unwrap();
         bench.cleared().await;
         assert_eq!(bench.0.stale, StaleState::ALL, "what failed is tried again");

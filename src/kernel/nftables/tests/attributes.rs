@@ -1,5 +1,5 @@
 //! What is sent and read, for values from anywhere: it reads as what it was, and
-//! octets that somebody changed make nothing panic.
+//! octets that were changed make nothing panic.
 
 use std::{
     collections::BTreeMap,
@@ -144,7 +144,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Messages of every kind, of which somebody changed some octets.
+    /// Messages of every kind, with some octets changed.
     #[test]
     fn changed_octets_make_no_reader_panic(
         v6 in any::<bool>(),

@@ -59,7 +59,7 @@ fn a_table_that_somebody_keeps_changing_is_read_as_of_one_moment() {
                 begun.send(()).unwrap();
                 let mut number = 0;
                 while !end.load(Ordering::Relaxed) {
-                    // Without a pause now and then nobody could read at all.
+                    // Without a pause now and then no reader would ever finish.
                     if number % 4 == 0 {
                         thread::yield_now();
                         rules.generation().unwrap();

@@ -81,12 +81,12 @@ pub enum Called {
 /// Whose source is translated to the node's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Masquerade {
-    /// Nobody's.
-    Nobody,
+    /// That of no caller.
+    None,
     /// That of callers which are no pods of this node.
     NotLocal,
-    /// Everybody's.
-    Everybody,
+    /// That of every caller.
+    All,
 }
 
 /// By what a slot is chosen.
@@ -145,9 +145,9 @@ impl Pick {
             name.push_str("-local");
         }
         match self.masquerade {
-            Masquerade::Nobody => {}
+            Masquerade::None => {}
             Masquerade::NotLocal => name.push_str("-masquerade-not-local"),
-            Masquerade::Everybody => name.push_str("-masquerade"),
+            Masquerade::All => name.push_str("-masquerade"),
         }
         if self.affinity {
             name.push_str("-affinity");
@@ -168,12 +168,12 @@ impl Pick {
         let mut rules = Vec::new();
         let mark = || Statement::SetMark(Mark::Packet, MarkValue::Or(options.masquerade_mark));
         match self.masquerade {
-            Masquerade::Nobody => {}
+            Masquerade::None => {}
             Masquerade::NotLocal => {
                 let not_local = not_local(&options.detect_local, family);
                 rules.extend(not_local.map(|not_local| Rule::new([not_local, mark()])));
             }
-            Masquerade::Everybody => rules.push(Rule::new([mark()])),
+            Masquerade::All => rules.push(Rule::new([mark()])),
         }
         let to = |key: Vec<Field>, id: SetId| {
             let target = Target::Map(key, (&**sets.get(id)).into());

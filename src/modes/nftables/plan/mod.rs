@@ -8,7 +8,7 @@
 //! A packet to a service address finds in map `services` the chain that chooses
 //! among as many slots as the Service has; that looks the chosen slot up in map
 //! `endpoints`. An endpoint has as many slots as its weight, so a change of
-//! endpoints changes elements, and rules only where nobody had that number of
+//! endpoints changes elements, and rules only where no ServicePort had that number of
 //! slots before.
 
 mod chains;

@@ -120,8 +120,8 @@ impl Plan<'_> {
             TrafficPolicy::Local => &self.slots.local,
         };
         let masquerade = match (self.options.masquerade_all, &self.options.detect_local) {
-            (true, _) => Masquerade::Everybody,
-            (false, DetectLocal::Unknown) => Masquerade::Nobody,
+            (true, _) => Masquerade::All,
+            (false, DetectLocal::Unknown) => Masquerade::None,
             (false, _) => Masquerade::NotLocal,
         };
         self.serve(frontend, Role::All, Endpoints::All, masquerade, slots.len());
@@ -140,14 +140,8 @@ impl Plan<'_> {
         self.fill(frontend, cluster, 0);
         self.remember(frontend);
         if self.port.external_traffic_policy == TrafficPolicy::Cluster {
-            let everybody = Masquerade::Everybody;
-            return self.serve(
-                frontend,
-                Role::All,
-                Endpoints::All,
-                everybody,
-                cluster.len(),
-            );
+            let all = Masquerade::All;
+            return self.serve(frontend, Role::All, Endpoints::All, all, cluster.len());
         }
         let chain = match frontend.ip {
             Some(_) => BY_CALLER,
@@ -155,12 +149,12 @@ impl Plan<'_> {
         };
         self.verdict(frontend, Role::All, Verdict::Goto(chain.into()));
         self.fill(frontend, local, LOCAL);
-        let nobody = Masquerade::Nobody;
+        let none = Masquerade::None;
         self.serve(
             frontend,
             Role::FromOutside,
             Endpoints::Local,
-            nobody,
+            none,
             local.len(),
         );
         let (from, count) = if cluster.is_empty() {
@@ -168,10 +162,10 @@ impl Plan<'_> {
         } else {
             (Endpoints::All, cluster.len())
         };
-        self.serve(frontend, Role::FromCluster, from, nobody, count);
+        self.serve(frontend, Role::FromCluster, from, none, count);
     }
 
-    /// Only a Service that nobody could reach is refused: where other nodes have
+    /// Only a Service that no client could reach is refused: where other nodes have
     /// endpoints, a client that tries again may get there.
     fn refuse(&mut self, frontend: Frontend) {
         let element = Element::new(frontend.key(&[])).commented(&self.comment);
@@ -245,7 +239,7 @@ impl Plan<'_> {
         self.needs.chains.extend(both);
     }
 
-    /// Without endpoints nobody is served anyway.
+    /// Without endpoints no client is served anyway.
     fn source_ranges(&mut self) {
         let ranges = &self.port.load_balancer_source_ranges;
         if ranges.is_empty() || !self.any {

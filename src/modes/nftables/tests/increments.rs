@@ -148,7 +148,7 @@ fn the_slot_of_an_endpoint_that_goes_is_filled_by_the_last_one() {
         ]
     );
     assert!(text.contains("goto pick-3-masquerade-not-local"), "{text}");
-    // Nobody chooses among four any more.
+    // No ServicePort chooses among four any more.
     assert!(
         text.ends_with("delete chain ip tripod pick-4-masquerade-not-local\n"),
         "{text}"
