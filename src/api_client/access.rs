@@ -72,7 +72,7 @@ pub enum AccessError {
     /// The kubeconfig cannot be used.
     #[error("kubeconfig {}: {reason}", path.display())]
     Kubeconfig {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -84,7 +84,7 @@ pub enum AccessError {
     /// The kubeconfig's credential plugin gives no credentials.
     #[error("kubeconfig {}: credential plugin {command:?}: {reason}", path.display())]
     Plugin {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
         /// Path of the program.
         command: String,
@@ -104,7 +104,7 @@ pub enum AccessError {
     /// A file with a token cannot be read.
     #[error("token file {}: {reason}", path.display())]
     Token {
-        /// The file.
+        /// Path of the file with the token.
         path: PathBuf,
         /// Why it cannot be used.
         #[source]

@@ -75,10 +75,10 @@ pub enum SyncError {
     /// What ipvs mode needs could not be put into the kernel.
     #[error(transparent)]
     Ipvs(#[from] ipvs::Error),
-    /// iptables mode.
+    /// Rules of iptables mode could not be put into the kernel.
     #[error(transparent)]
     Iptables(#[from] iptables::Error),
-    /// nftables mode.
+    /// The table of nftables mode could not be put into the kernel.
     #[error(transparent)]
     Nftables(#[from] nftables::Error),
     /// What both families need failed.
@@ -91,7 +91,7 @@ pub enum SyncError {
 
 /// One way to carry a Service's traffic to its endpoints.
 pub trait Mode: Send {
-    /// Its name.
+    /// Returns the name of the mode.
     fn name(&self) -> ModeName;
     /// Does what takes full privileges, for a process that will run without
     /// them (`--init-only`). Carries no traffic and breaks none.

@@ -20,13 +20,13 @@ use crate::{
 /// What decides about the rules beside the Services.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices<'a> {
-    /// The configuration.
+    /// The configuration, as it was read.
     pub configuration: &'a KubeProxyConfiguration,
     /// What it means.
     pub effective: &'a Effective,
     /// What there is for rules.
     pub kernel: &'a Kernel,
-    /// `--iptables-dispatch`.
+    /// How chains are found, `--iptables-dispatch`.
     pub dispatch: DispatchChoice,
     /// Which of the node's addresses serve node ports.
     pub served: &'a Served,

@@ -58,7 +58,7 @@ impl Hook {
 /// What a base chain is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainType {
-    /// Any.
+    /// Accepts and drops packets, at any hook.
     Filter,
     /// First packets of connections, to translate addresses.
     Nat,
@@ -86,7 +86,7 @@ impl ChainType {
 pub enum Policy {
     /// It is dropped.
     Drop = 0,
-    /// It passes.
+    /// The packet passes where no rule decides.
     Accept = 1,
 }
 
@@ -103,10 +103,10 @@ pub struct Base {
     pub policy: Policy,
 }
 
-/// A chain.
+/// A chain: of a hook of the kernel, or one that rules lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name.
+    /// The name, unique in its table.
     pub name: String,
     /// Where the kernel calls it; without, only rules lead to it.
     pub base: Option<Base>,

@@ -46,9 +46,9 @@ pub struct Contents {
     /// The generation that was read; a transaction that is run with it fails if
     /// there is a later one.
     pub generation: u32,
-    /// The table.
+    /// The table that was read.
     pub table: Table,
-    /// Its chains.
+    /// Its chains with their rules, as they are listed.
     pub chains: Vec<ListedChain>,
     /// Its rules, in their order in each chain.
     pub rules: Vec<ListedRule>,

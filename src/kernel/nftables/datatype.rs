@@ -23,7 +23,7 @@ pub enum DataType {
     Ipv6,
     /// A transport protocol.
     Protocol,
-    /// A port.
+    /// A transport port, in network order.
     Port,
     /// A packet or connection mark.
     Mark,

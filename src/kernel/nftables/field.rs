@@ -12,9 +12,9 @@ use crate::net::Family;
 /// One value of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Field {
-    /// Source address.
+    /// The source address, from the header.
     SourceAddress(Family),
-    /// Destination address.
+    /// The destination address, from the header.
     DestinationAddress(Family),
     /// Source port, whatever the protocol.
     SourcePort,
@@ -39,9 +39,9 @@ pub enum Field {
 /// `meta …` (`enum nft_meta_keys`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Meta {
-    /// Transport protocol.
+    /// The transport protocol, `IPPROTO_*`.
     L4Proto = 16,
-    /// The mark.
+    /// The mark of the packet.
     Mark = 3,
     /// Name of the interface by which it came.
     InputName = 6,
@@ -75,7 +75,7 @@ pub enum Ct {
     Direction,
     /// What was done with the connection.
     Status,
-    /// Its mark.
+    /// The mark of the connection.
     Mark,
     /// Source address; it takes a direction.
     SourceAddress(Family),
@@ -175,26 +175,26 @@ pub struct Numgen {
     pub random: bool,
     /// How many numbers there are.
     pub modulus: u32,
-    /// The least.
+    /// What is added: the least number that comes out.
     pub offset: u32,
 }
 
 /// A hash of fields, from `offset` to `offset + modulus - 1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Jhash {
-    /// Of what.
+    /// The fields that are hashed together.
     pub of: Vec<Field>,
     /// How many numbers there are.
     pub modulus: u32,
     /// What makes it differ from others; 0: the kernel chooses, and does not
     /// tell.
     pub seed: u32,
-    /// The least.
+    /// What is added: the least number that comes out.
     pub offset: u32,
 }
 
 impl Field {
-    /// Its type.
+    /// Returns the type that nft shows it as.
     pub fn data_type(&self) -> DataType {
         let address = |family: &Family| match family {
             Family::V4 => DataType::Ipv4,

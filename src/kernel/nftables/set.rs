@@ -100,7 +100,7 @@ impl Type {
 /// Data of a map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Verdicts.
+    /// Each key has a verdict.
     Verdict,
     /// Values. They have to be declared as the key is: by types or by fields.
     Values(Type),
@@ -109,7 +109,7 @@ pub enum Data {
 /// A set or a map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Its name.
+    /// The name, unique in its table.
     pub name: Arc<str>,
     /// What its keys are.
     pub key: Type,

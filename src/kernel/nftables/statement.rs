@@ -38,7 +38,7 @@ pub enum Statement {
     /// Translates the destination to this node's address, and to this port. A
     /// port takes a match of the protocol before it.
     Redirect(Option<u16>),
-    /// Refuses.
+    /// Refuses the packet, with an answer to its sender.
     Reject(Reject),
     /// Changes a set by what the packet holds.
     Dynset(Dynset),
@@ -72,7 +72,7 @@ pub enum Test {
 /// A set as a rule refers to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetName {
-    /// Its name.
+    /// The name of the set.
     pub name: Arc<str>,
     /// It holds ranges: then `nft` wants numbers of the key in network order.
     pub ranges: bool,
@@ -90,19 +90,19 @@ impl From<&Set> for SetName {
     }
 }
 
-/// Whose mark.
+/// Which mark a statement sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// The packet's.
+    /// The mark of the packet.
     Packet,
-    /// The connection's.
+    /// The mark of the connection.
     Connection,
 }
 
 /// What a mark is set to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MarkValue {
-    /// This number.
+    /// The mark becomes this number.
     Is(u32),
     /// What it is, and these bits.
     Or(u32),
@@ -139,11 +139,11 @@ pub enum Reject {
 /// by its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dynset {
-    /// How.
+    /// What is done to the element.
     pub op: DynsetOp,
     /// Which set; it has to be dynamic.
     pub set: SetName,
-    /// The key.
+    /// The fields that make the key.
     pub key: Vec<Field>,
     /// Instead of the set's own.
     pub timeout: Option<Duration>,

@@ -22,7 +22,7 @@ const COMMENT: u8 = 0;
 pub struct Table {
     /// Whose packets it sees.
     pub family: Family,
-    /// Its name.
+    /// The name, unique in its family.
     pub name: String,
     /// For who lists it.
     pub comment: Option<Comment>,

@@ -44,7 +44,7 @@ pub struct Transaction {
     steps: Vec<Step>,
 }
 
-/// One change.
+/// One change of a transaction.
 #[derive(Clone, Debug)]
 enum Step {
     AddTable,

@@ -24,7 +24,7 @@ impl Comment {
         Comment(comment.into())
     }
 
-    /// The text.
+    /// Returns the text of the comment.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -7,11 +7,11 @@ use super::datatype::DataType;
 /// A value of a key or a datum.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
-    /// An address.
+    /// An address of either family.
     Ip(IpAddr),
     /// A transport protocol (`IPPROTO_*`).
     Protocol(u8),
-    /// A port.
+    /// A transport port, sent in network order.
     Port(u16),
     /// A number of 32 bits: a mark, a slot.
     Number(u32),

@@ -11,7 +11,7 @@ const VERDICT: u16 = 2;
 const CODE: u16 = 1;
 const CHAIN: u16 = 2;
 
-/// A verdict.
+/// What becomes of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// The packet passes this hook.
@@ -70,7 +70,7 @@ impl fmt::Display for Verdict {
 pub enum Datum {
     /// Octets, as [`concat`](super::concat) makes them.
     Value(Box<[u8]>),
-    /// A verdict.
+    /// A verdict, for verdict maps.
     Verdict(Verdict),
 }
 

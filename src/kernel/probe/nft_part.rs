@@ -19,7 +19,7 @@ pub enum NftPart {
     Hash,
     /// Whose an address is, by the routes.
     Fib,
-    /// Refusing.
+    /// Refusing packets with an answer.
     Reject,
     /// Maps that rules change, with timeouts.
     DynamicMaps,

@@ -40,7 +40,7 @@ pub struct Clients {
 /// A member that the kernel refused to add or remove.
 #[derive(Debug)]
 pub struct RefusedMember {
-    /// The member.
+    /// The member that was refused.
     pub member: Member,
     /// Why; several may have the reason in common.
     pub error: Arc<Error>,

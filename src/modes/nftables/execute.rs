@@ -56,7 +56,7 @@ impl FamilyTable {
         })
     }
 
-    /// The family.
+    /// Returns the family of the table.
     pub fn family(&self) -> Family {
         self.family
     }

@@ -71,7 +71,7 @@ pub enum Error {
 /// What nftables mode is made from.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The configuration.
+    /// The configuration, as it was read.
     pub configuration: KubeProxyConfiguration,
     /// What it means.
     pub configured: Effective,
@@ -81,7 +81,7 @@ pub struct Setup {
     pub metrics: Arc<dyn Metrics>,
 }
 
-/// nftables mode.
+/// nftables mode, for the families that this kernel can serve.
 pub struct Nftables {
     setup: Setup,
     families: Vec<ServedFamily>,

@@ -104,7 +104,7 @@ struct Pending {
     uncaptured: BTreeMap<Frontend, String>,
 }
 
-/// Userspace mode.
+/// Userspace mode: what decides, and the workers that carry the bytes.
 pub struct Userspace {
     options: Options,
     cluster_local: Arc<ClusterLocal>,

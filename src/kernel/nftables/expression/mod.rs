@@ -57,9 +57,9 @@ pub enum Header {
 /// How a register is compared (`enum nft_cmp_ops`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// Equal.
+    /// Holds where the register has these octets.
     Equal = 0,
-    /// Not equal.
+    /// Holds where the register has other octets.
     NotEqual = 1,
     /// Greater or equal.
     AtLeast = 5,
@@ -101,13 +101,13 @@ impl DynsetOp {
 /// port, where they are given, and `NF_NAT_RANGE_*`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
-    /// Least address.
+    /// Register of the least address.
     pub address: Option<Register>,
-    /// Greatest address.
+    /// Register of the greatest address.
     pub last_address: Option<Register>,
-    /// Least port.
+    /// Register of the least port.
     pub port: Option<Register>,
-    /// Greatest port.
+    /// Register of the greatest port.
     pub last_port: Option<Register>,
     /// `NF_NAT_RANGE_*` of `linux/netfilter/nf_nat.h`.
     pub flags: u32,
@@ -145,30 +145,30 @@ impl fmt::Display for Limit {
 /// them where registers are given.
 const GIVEN: u32 = 1 | 2;
 
-/// One instruction.
+/// One instruction of a rule (`NFTA_EXPR_*` of `linux/netfilter/nf_tables.h`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expression {
     /// Loads octets of a header.
     Payload {
         /// What the offset counts from.
         header: Header,
-        /// In octets.
+        /// Distance from there, in octets.
         offset: u32,
-        /// In octets.
+        /// How much is loaded, in octets.
         len: u32,
-        /// Where to.
+        /// The register that is loaded.
         to: Register,
     },
     /// Loads or sets what the kernel knows of the packet (`enum nft_meta_keys`).
     Meta {
-        /// Which.
+        /// The number of what is loaded or set.
         key: u32,
         /// Loaded or set.
         access: Access,
     },
     /// Loads or sets what it knows of the connection (`enum nft_ct_keys`).
     Ct {
-        /// Which.
+        /// The number of what is loaded or set.
         key: u32,
         /// 0: original, 1: reply.
         direction: Option<u8>,
@@ -179,9 +179,9 @@ pub enum Expression {
     Compare {
         /// What is compared.
         from: Register,
-        /// How.
+        /// The comparison that must hold.
         how: Comparison,
-        /// With what.
+        /// The octets that it is compared with.
         with: Box<[u8]>,
     },
     /// Goes on if the register is in this range, ends included, or if not.
@@ -190,25 +190,25 @@ pub enum Expression {
         from: Register,
         /// Not in it.
         inverted: bool,
-        /// The least.
+        /// The least value of the range.
         low: Box<[u8]>,
-        /// The greatest.
+        /// The greatest value of the range.
         high: Box<[u8]>,
     },
     /// `(from & mask) ^ xor`
     Bitwise {
-        /// Operand.
+        /// The register of the operand.
         from: Register,
-        /// Result.
+        /// The register of the result.
         to: Register,
-        /// Kept bits.
+        /// The bits that are kept.
         mask: Box<[u8]>,
-        /// Turned bits.
+        /// The bits that are inverted.
         xor: Box<[u8]>,
     },
     /// Host order to network order.
     ToNetworkOrder {
-        /// In place.
+        /// The register whose numbers are converted in place.
         register: Register,
         /// How many octets.
         len: u32,
@@ -219,7 +219,7 @@ pub enum Expression {
     Lookup {
         /// Name of the set or map.
         set: Arc<str>,
-        /// The key.
+        /// The register where the key begins.
         from: Register,
         /// Goes on if it has not.
         inverted: bool,
@@ -228,16 +228,16 @@ pub enum Expression {
     },
     /// Loads a constant.
     Immediate {
-        /// Where to.
+        /// The register that is loaded.
         to: Register,
-        /// The octets.
+        /// The octets that are loaded.
         octets: Box<[u8]>,
     },
     /// Ends with a verdict.
     Verdict(Verdict),
     /// A number of each packet: counting up, or random.
     Numgen {
-        /// Where to.
+        /// The register that is loaded.
         to: Register,
         /// One above the greatest, without offset.
         modulus: u32,
@@ -246,13 +246,13 @@ pub enum Expression {
         /// What is added.
         offset: u32,
     },
-    /// Jenkins hash.
+    /// Jenkins hash of registers (`NFT_HASH_JENKINS`).
     Jhash {
-        /// Of what.
+        /// The first register that is hashed.
         from: Register,
         /// Of how many octets.
         len: u32,
-        /// Where to.
+        /// The register that is loaded.
         to: Register,
         /// One above the greatest, without offset.
         modulus: u32,
@@ -263,48 +263,48 @@ pub enum Expression {
     },
     /// Looks an address up in the routes.
     Fib {
-        /// Where to.
+        /// The register that is loaded.
         to: Register,
-        /// `enum nft_fib_result`
+        /// What is loaded, of `enum nft_fib_result`.
         result: u32,
-        /// `enum nft_fib_flags`
+        /// What is looked up, of `enum nft_fib_flags`.
         flags: u32,
     },
     /// Translates an address.
     Nat {
         /// The source, not the destination.
         source: bool,
-        /// `NFPROTO_*`
+        /// The family of the address, `NFPROTO_*`.
         family: u32,
-        /// To what.
+        /// The addresses and ports to translate to.
         range: Range,
     },
     /// Translates the source to this node's address.
     Masquerade {
-        /// `NF_NAT_RANGE_*`
+        /// How ports are chosen, `NF_NAT_RANGE_*`.
         flags: u32,
     },
     /// Translates the destination to this node's address.
     Redirect {
-        /// The port.
+        /// The register of the port, where that is translated.
         port: Option<Register>,
-        /// `NF_NAT_RANGE_*`
+        /// How ports are chosen, `NF_NAT_RANGE_*`.
         flags: u32,
     },
-    /// Refuses.
+    /// Refuses the packet, with an answer to its sender.
     Reject {
-        /// `enum nft_reject_types`
+        /// The kind of answer, of `enum nft_reject_types`.
         kind: u32,
         /// Code of the ICMP message.
         code: u8,
     },
     /// Changes a set.
     Dynset {
-        /// Its name.
+        /// The name of the set.
         set: Arc<str>,
-        /// How.
+        /// What is done to the element.
         op: DynsetOp,
-        /// The key.
+        /// The register where the key begins.
         key: Register,
         /// The data, for a map.
         data: Option<Register>,
@@ -326,7 +326,7 @@ pub enum Expression {
     Notrack,
     /// One that is not known here.
     Other {
-        /// Its name.
+        /// The name that the kernel gives it.
         name: String,
     },
 }

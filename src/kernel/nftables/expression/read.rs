@@ -26,7 +26,7 @@ impl Expression {
         all(list, DEEPEST)
     }
 
-    /// Reads one.
+    /// Reads one expression from its attributes.
     pub(in crate::kernel::nftables) fn read(
         attribute: Attribute<'_>,
     ) -> Result<Expression, Malformed> {

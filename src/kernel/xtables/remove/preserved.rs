@@ -20,7 +20,7 @@ enum Chains {
 }
 
 impl Preserved {
-    /// Nothing stays.
+    /// Returns a value with which nothing stays.
     pub fn nothing() -> Preserved {
         Preserved::default()
     }

@@ -92,7 +92,7 @@ pub enum Masquerade {
 /// By what a slot is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheduler {
-    /// At random.
+    /// A random one for each connection.
     Random,
     /// By a hash of the client's address.
     SourceHash,

@@ -40,7 +40,7 @@ pub(super) const NODE_PORTS_BY_CALLER: &str = "node-ports-by-caller";
 pub struct Fixed {
     /// Chains with their rules.
     pub chains: Vec<(Chain, Vec<Rule>)>,
-    /// Elements.
+    /// Elements of sets that no ServicePort adds to.
     pub elements: Vec<(SetId, Element)>,
 }
 

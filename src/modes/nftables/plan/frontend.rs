@@ -13,7 +13,7 @@ use crate::{
 pub struct Frontend {
     /// One of its addresses; `None`: any of the node's, at the node port.
     pub ip: Option<IpAddr>,
-    /// The protocol.
+    /// The transport protocol that is called.
     pub protocol: Protocol,
     /// The port there.
     pub port: u16,
@@ -66,7 +66,7 @@ impl Frontend {
     }
 }
 
-/// `IPPROTO_*`
+/// Returns the number of the protocol, `IPPROTO_*`.
 pub(super) fn number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Tcp => 6,

@@ -174,7 +174,7 @@ pub(super) fn node_port() -> Vec<Field> {
     vec![Field::Meta(Meta::L4Proto), Field::DestinationPort]
 }
 
-/// An endpoint.
+/// Returns the fields that name an endpoint.
 pub(super) fn endpoint(family: Family) -> Vec<Field> {
     vec![Field::DestinationAddress(family), Field::DestinationPort]
 }

@@ -17,9 +17,9 @@ pub enum Requested {
     /// [`Method::Redirect`] where the kernel can, else [`Method::Local`].
     #[default]
     Auto,
-    /// [`Method::Redirect`] only.
+    /// [`Method::Redirect`], or no capture at all.
     Redirect,
-    /// [`Method::Local`] only.
+    /// [`Method::Local`], or no capture at all.
     Local,
 }
 
@@ -28,7 +28,7 @@ pub enum Requested {
 pub enum Method {
     /// nat rules: [`super::Redirect`].
     Redirect,
-    /// Routes: [`super::Local`].
+    /// By routes, see [`super::Local`].
     Local,
 }
 

@@ -35,7 +35,7 @@ pub enum GroupKind {
 }
 
 impl GroupKind {
-    /// All kinds.
+    /// All kinds of service groups.
     pub const ALL: [GroupKind; 3] = [
         GroupKind::Internal,
         GroupKind::External,
@@ -46,7 +46,7 @@ impl GroupKind {
 /// Identity of a service group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupName {
-    /// The ServicePort.
+    /// The ServicePort that the group belongs to.
     pub port: ServicePortName,
     /// Its addresses of this kind, and those treated alike.
     pub kind: GroupKind,
@@ -64,7 +64,7 @@ pub struct Target {
 /// What a service group should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupPlan {
-    /// Identity.
+    /// The name that the group is known by.
     pub name: GroupName,
     /// The ServicePort's cluster IP.
     pub cluster_ip: Option<IpAddr>,

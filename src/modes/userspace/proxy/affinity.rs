@@ -45,7 +45,7 @@ impl Affinity {
         }
     }
 
-    /// Its timeout.
+    /// Returns how long a client stays on its endpoint.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }

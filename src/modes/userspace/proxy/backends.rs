@@ -76,7 +76,7 @@ pub struct Tried {
 }
 
 impl Tried {
-    /// Adds one.
+    /// Records that `endpoint` was tried.
     pub fn add(&mut self, endpoint: SocketAddr) {
         self.endpoints.insert(endpoint);
     }

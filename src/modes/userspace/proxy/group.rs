@@ -25,7 +25,7 @@ use crate::{
 /// Where a service group's traffic goes. Immutable; a change swaps in a new one.
 #[derive(Debug)]
 pub struct Routing {
-    /// The endpoints.
+    /// The endpoints that connections go to.
     pub backends: Backends,
     /// The endpoints for cluster-local clients, where they differ.
     pub cluster_local: Option<Backends>,

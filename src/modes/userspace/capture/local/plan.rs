@@ -61,9 +61,9 @@ const TABLES_END: u32 = TABLE_REFUSED;
 pub enum Object {
     /// The node may answer from this address.
     Address(IpAddr),
-    /// A route.
+    /// A route of table local.
     Route(Route),
-    /// A rule.
+    /// A routing rule.
     Rule(Rule),
 }
 
@@ -127,7 +127,7 @@ pub enum Delivery {
 /// What this kernel and node offer a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// The family.
+    /// The family that is captured.
     pub family: Family,
     /// Rules can match ports.
     pub ports: bool,

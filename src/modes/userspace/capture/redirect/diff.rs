@@ -33,7 +33,7 @@ pub struct Applied {
 /// The steps from what is in force to what is desired.
 #[derive(Debug, Default)]
 pub struct Difference {
-    /// The steps.
+    /// The steps that lead from one to the other.
     pub ops: Vec<Op>,
     /// The frontends whose rules are to be added or deleted.
     pub frontends: Vec<Frontend>,

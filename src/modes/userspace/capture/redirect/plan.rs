@@ -41,7 +41,7 @@ const STATES: &str = "INVALID,NEW,UNTRACKED";
 /// What rules for a family are made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// The family.
+    /// The family that is captured.
     pub family: Family,
     /// What is possible.
     pub features: Features,
@@ -54,7 +54,7 @@ pub struct Environment {
 /// Where nat rules lead, and what is called directly by no one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener {
-    /// Its protocol.
+    /// The transport protocol that is captured.
     pub protocol: Protocol,
     /// Its local port.
     pub port: u16,

@@ -40,7 +40,7 @@ pub struct Limits {
 /// A connected backend.
 #[derive(Debug)]
 pub struct Dialed {
-    /// The connection.
+    /// The connection to the endpoint.
     pub stream: TcpStream,
     /// Its share in the endpoint's load.
     pub lease: Lease,

@@ -78,9 +78,9 @@ pub enum Progress {
 /// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The client.
+    /// The client that connected.
     Client,
-    /// The backend.
+    /// The endpoint that was chosen.
     Backend,
 }
 
@@ -100,7 +100,7 @@ enum Fault {
     Receiver(io::ErrorKind),
 }
 
-/// One direction.
+/// One direction of a relayed connection.
 #[derive(Debug)]
 struct Direction {
     phase: Phase,

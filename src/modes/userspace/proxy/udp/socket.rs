@@ -22,7 +22,7 @@ use tokio::net::UdpSocket;
 pub struct Received {
     /// Bytes of the datagram.
     pub len: usize,
-    /// The sender.
+    /// The address that the datagram came from.
     pub from: SocketAddr,
     /// The address it was sent to.
     pub to: IpAddr,
