@@ -43,8 +43,8 @@ pub fn load(name: &str) -> Result<(), Error> {
     match outcome {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let message = said.lines().next().unwrap_or_default().trim().to_owned();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let message = stderr.lines().next().unwrap_or_default().trim().to_owned();
             Err(Error::Failed { name, message })
         }
         Err(source) => Err(Error::Run { name, source }),

@@ -1,4 +1,4 @@
-//! How this node's pods are told from others, in rules of one family.
+//! How this node's pods are distinguished from others, in rules of one family.
 
 use ipnet::IpNet;
 
@@ -8,10 +8,10 @@ use crate::{
     services::Node,
 };
 
-/// How traffic of this node's pods is told from other traffic, in one family.
+/// How traffic of this node's pods is distinguished from other traffic, in one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DetectLocal {
-    /// It cannot be told: nothing is treated as traffic from outside.
+    /// It cannot be distinguished: nothing is treated as traffic from outside.
     #[default]
     Unknown,
     /// By its source, which is in this network of the family.

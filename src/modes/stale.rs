@@ -168,7 +168,7 @@ impl StaleFlows {
 /// Why flows were not deleted.
 #[derive(Debug)]
 pub struct Failure {
-    /// What the kernel said.
+    /// What the kernel answered.
     pub error: netlink::Error,
     /// It will be the same the next time.
     pub is_lasting: bool,

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DetectLocal {
     /// Its source is in one of these, at most one a family. If there is none,
-    /// it cannot be told.
+    /// it cannot be known.
     ClusterCidr(Vec<IpNet>),
     /// Its source is in a pod CIDR of this Node.
     NodeCidr,

@@ -13,7 +13,7 @@ const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
 
 /// Sets the limits and timeouts of connection tracking and our place in the
 /// order of those that are ended when memory runs out. What cannot be set is
-/// told, and keeps nothing from starting.
+/// logged, and keeps nothing from starting.
 pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) {
     let score = configuration.oom_score_adj;
     if let Err(error) = fs::write(OOM_SCORE_ADJ, score.to_string()) {

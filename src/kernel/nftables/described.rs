@@ -106,7 +106,7 @@ fn read_field(kind: u32, data: &[u8]) -> Option<Field> {
     let number = |kind| userdata::number(data, kind);
     Some(match kind {
         PAYLOAD => {
-            let told = (number(0)?, number(1)?);
+            let place = (number(0)?, number(1)?);
             let all = [
                 Field::SourceAddress(Family::V4),
                 Field::DestinationAddress(Family::V4),
@@ -115,7 +115,8 @@ fn read_field(kind: u32, data: &[u8]) -> Option<Field> {
                 Field::SourcePort,
                 Field::DestinationPort,
             ];
-            all.into_iter().find(|field| payload(field) == Some(told))?
+            all.into_iter()
+                .find(|field| payload(field) == Some(place))?
         }
         META => Field::Meta(Meta::of_number(number(0)?)?),
         CT => {

@@ -262,17 +262,17 @@ impl Found {
         Ok(Found(found))
     }
 
-    /// Returns true if an element is told more than once. The kernel dumps a
+    /// Returns true if an element is listed more than once. The kernel dumps a
     /// hash table that grows in the background by the number of elements that it
-    /// told already: it tells some twice, and others never
+    /// listed already: it lists some twice, and others never
     /// (`nft_rhash_walk` in `net/netfilter/nft_set_hash.c`). The generation is
     /// the same then.
     pub(super) fn repeats(messages: &[Found]) -> bool {
         let mut seen = HashSet::new();
         let raw = messages.iter().flat_map(|found| &found.0);
-        let told = raw.filter(|raw| !raw.is_catchall);
-        let mut told = told.map(|raw| (&raw.element.key, &raw.element.end, raw.is_end));
-        !told.all(|one| seen.insert(one))
+        let listed = raw.filter(|raw| !raw.is_catchall);
+        let mut listed = listed.map(|raw| (&raw.element.key, &raw.element.end, raw.is_end));
+        !listed.all(|one| seen.insert(one))
     }
 
     /// The elements of `set` in all messages of its dump, in no order.

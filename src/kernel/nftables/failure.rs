@@ -34,14 +34,14 @@ pub struct Refused {
     pub error: Error,
 }
 
-/// So many refusals are told in one text.
-const TOLD: usize = 5;
+/// So many refusals are named in one text.
+const NAMED: usize = 5;
 
 fn all(refused: &[Refused]) -> String {
-    let told = refused.iter().take(TOLD).map(|r| r.error.to_string());
-    let mut text = told.collect::<Vec<_>>().join("; ");
-    if refused.len() > TOLD {
-        text.push_str(&format!("; and {} more", refused.len() - TOLD));
+    let named = refused.iter().take(NAMED).map(|r| r.error.to_string());
+    let mut text = named.collect::<Vec<_>>().join("; ");
+    if refused.len() > NAMED {
+        text.push_str(&format!("; and {} more", refused.len() - NAMED));
     }
     text
 }

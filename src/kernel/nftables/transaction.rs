@@ -254,11 +254,11 @@ impl Transaction {
             Step::AddChain(chain) => chain.write(request(NEW_CHAIN, create)),
             Step::DeleteChain(name) => request(DELETE_CHAIN, 0).text(chain::NAME, name),
             Step::FlushChain(name) => rule(DELETE_RULE, 0, name),
-            Step::AddRule(chain, told) => told.write(rule(NEW_RULE, append, chain)),
-            Step::InsertRule(chain, told) => told.write(rule(NEW_RULE, create, chain)),
-            Step::ReplaceRule(chain, handle, told) => {
+            Step::AddRule(chain, desired) => desired.write(rule(NEW_RULE, append, chain)),
+            Step::InsertRule(chain, desired) => desired.write(rule(NEW_RULE, create, chain)),
+            Step::ReplaceRule(chain, handle, desired) => {
                 let replace = libc::NLM_F_REPLACE as u16;
-                told.write(rule(NEW_RULE, replace, chain).be64(rule::HANDLE, *handle))
+                desired.write(rule(NEW_RULE, replace, chain).be64(rule::HANDLE, *handle))
             }
             Step::DeleteRule(chain, handle) => {
                 rule(DELETE_RULE, 0, chain).be64(rule::HANDLE, *handle)
@@ -292,8 +292,8 @@ impl Part<'_> {
     /// Which of its elements is at fault, where the kernel says where in the
     /// message the fault is, or there is only one.
     pub(super) fn element(&self, body: &[u8], offset: Option<usize>) -> Option<usize> {
-        let told = offset.and_then(|offset| element::at(offset, body, self.elements));
-        told.or((self.elements.len() == 1).then_some(0))
+        let named = offset.and_then(|offset| element::at(offset, body, self.elements));
+        named.or((self.elements.len() == 1).then_some(0))
     }
 
     /// A verb and an object for an error about it, or about one of its elements.

@@ -124,9 +124,9 @@ mod tests {
             for (kind, _) in attributes(&octets) {
                 let _ = (number(&octets, kind), comment(&octets, kind));
             }
-            let told = Comment::new(&text);
-            let data = UserData::default().number(3, 7).comment(0, Some(&told));
-            prop_assert_eq!(comment(data.octets().unwrap(), 0), Some(told));
+            let written = Comment::new(&text);
+            let data = UserData::default().number(3, 7).comment(0, Some(&written));
+            prop_assert_eq!(comment(data.octets().unwrap(), 0), Some(written));
             prop_assert_eq!(number(data.octets().unwrap(), 3), Some(7));
         }
     }

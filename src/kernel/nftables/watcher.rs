@@ -28,7 +28,7 @@ pub struct Watcher {
 /// What others changed since it was last asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The last generation that was told, if any was.
+    /// The last generation that was named, if any was.
     pub generation: Option<u32>,
     /// Tables of IPv4 and IPv6 in which something was changed.
     pub tables: BTreeSet<(Family, String)>,
@@ -83,8 +83,8 @@ impl Watcher {
 /// Notes what a notification is about.
 pub(in crate::kernel) fn note(message: Message<'_>, changes: &mut Changes) {
     if message.kind == NEW_GENERATION {
-        let told = generation_of(message).ok().flatten();
-        changes.generation = told.or(changes.generation);
+        let named = generation_of(message).ok().flatten();
+        changes.generation = named.or(changes.generation);
         return;
     }
     let family = message.header::<HEADER>().map(|header| header[0]);

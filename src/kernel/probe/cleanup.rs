@@ -84,8 +84,8 @@ mod tests {
 
     fn sh(script: &str) -> String {
         let output = Command::new("sh").args(["-ec", script]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{script}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {stderr}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 

@@ -61,7 +61,7 @@ pub enum Error {
     Rules {
         /// The family whose rules they are.
         family: Family,
-        /// What the program said.
+        /// What the program answered.
         source: xtables::Error,
     },
 }

@@ -209,12 +209,12 @@ impl Expression {
             Expression::Counter { packets, bytes } => r
                 .be64(counter::BYTES, *bytes)
                 .be64(counter::PACKETS, *packets),
-            Expression::Limit(told) => r
-                .be64(limit::RATE, told.rate)
-                .be64(limit::UNIT, told.seconds)
-                .be32(limit::BURST, told.burst)
+            Expression::Limit(given) => r
+                .be64(limit::RATE, given.rate)
+                .be64(limit::UNIT, given.seconds)
+                .be32(limit::BURST, given.burst)
                 .be32(limit::KIND, 0)
-                .be32(limit::FLAGS, if told.over { limit::OVER } else { 0 }),
+                .be32(limit::FLAGS, if given.over { limit::OVER } else { 0 }),
             Expression::Notrack | Expression::Other { .. } => r,
         }
     }

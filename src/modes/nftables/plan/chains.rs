@@ -236,7 +236,7 @@ impl Pick {
     }
 }
 
-/// Matches what does not come from a pod of this node, if that can be told.
+/// Matches what does not come from a pod of this node, if that can be known.
 fn not_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
     let (field, same) = local(detect, family)?;
     let other = match same {
@@ -247,7 +247,7 @@ fn not_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
     Some(Statement::Match(field, other))
 }
 
-/// Matches what comes from a pod of this node, if that can be told.
+/// Matches what comes from a pod of this node, if that can be known.
 pub(super) fn is_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
     local(detect, family).map(|(field, test)| Statement::Match(field, test))
 }

@@ -27,7 +27,7 @@ const LOOPBACK_V6: IpNet = IpNet::V6(Ipv6Net::new_assert(std::net::Ipv6Addr::LOC
 pub struct Options {
     /// The family of the table.
     pub family: Family,
-    /// How traffic of this node's pods is told from other traffic.
+    /// How traffic of this node's pods is distinguished from other traffic.
     pub detect_local: DetectLocal,
     /// This node's own address in this family: who may call a load balancer
     /// within the node's source range.
