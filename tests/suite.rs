@@ -11,4 +11,5 @@ mod faults;
 mod iptables;
 mod ipvs;
 mod modes;
+mod nftables;
 mod userspace;

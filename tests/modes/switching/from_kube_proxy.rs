@@ -216,6 +216,7 @@ macro_rules! take_over {
 }
 
 const IPVS: [&str; 1] = ["--proxy-mode=ipvs"];
+const NFT: [&str; 1] = ["--proxy-mode=nftables"];
 const IPTABLES: [&str; 1] = ["--proxy-mode=iptables"];
 const REDIRECT: [&str; 2] = ["--proxy-mode=userspace", "--userspace-capture=redirect"];
 const LOCAL: [&str; 2] = ["--proxy-mode=userspace", "--userspace-capture=local"];
@@ -230,6 +231,9 @@ take_over! {
     nftables_to_nft: "host", Old::Nftables, IPTABLES, "nft";
     nftables_to_redirect: "host", Old::Nftables, REDIRECT, "nft";
     nftables_to_local: "host", Old::Nftables, LOCAL, "nft";
+    nft_to_nftables: "host", Old::Mode("iptables", "nft"), NFT, "nft";
+    legacy_to_nftables: "host", Old::Mode("iptables", "legacy"), NFT, "nft";
+    nftables_to_nftables: "host", Old::Nftables, NFT, "nft";
     iptables_to_ipvs: "full", Old::Mode("iptables", "legacy"), IPVS, "legacy";
     ipvs_to_ipvs: "full", Old::Mode("ipvs", "legacy"), IPVS, "legacy";
     ipvs_to_iptables: "full", Old::Mode("ipvs", "legacy"), IPTABLES, "legacy";

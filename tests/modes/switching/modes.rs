@@ -9,17 +9,27 @@ use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run};
 /// Starts a further process on the node in that mode, and no other, which can run
 /// beside another.
 fn start(lab: &Lab, mode: &str, number: u16) -> Tripod {
-    let flags = ["--strict-proxy-mode", "--cluster-cidr=10.244.0.0/24"];
+    // In nftables mode the default is the addresses of the Node object.
+    let flags = [
+        "--strict-proxy-mode",
+        "--cluster-cidr=10.244.0.0/24",
+        "--nodeport-addresses=all",
+    ];
     Tripod::start_beside(lab, mode, number, &flags)
 }
 
 /// What a mode leaves in the kernel.
-fn traces(lab: &Lab) -> [(&'static str, bool); 3] {
+fn traces(lab: &Lab) -> [(&'static str, bool); 4] {
     let nat = lab.node.show("iptables-save -t nat");
+    // A guest may have no nf_tables.
+    let tables = lab.node.command("nft").args(["list", "tables"]).output();
+    let tables = tables.map(|output| output.stdout).unwrap_or_default();
+    let tables = String::from_utf8_lossy(&tables);
     let links = lab.node.show("ip -o link");
     [
         ("userspace", nat.contains("TRIPOD")),
         ("iptables", nat.contains(":KUBE-SVC-")),
+        ("nftables", tables.contains("table ip tripod")),
         ("ipvs", links.contains("kube-ipvs0")),
     ]
 }
@@ -31,7 +41,7 @@ fn clients_notice_nothing() {
         let order: &[&str] = if full {
             &["userspace", "iptables", "ipvs", "userspace"]
         } else {
-            &["userspace", "iptables", "userspace"]
+            &["userspace", "nftables", "iptables", "nftables", "userspace"]
         };
         let mut lab = Lab::new(Capture::Redirect);
         let web = Service::new("web", 10).with_node_port();

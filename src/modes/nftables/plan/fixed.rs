@@ -13,9 +13,11 @@ use crate::{
     net::Family,
 };
 
-/// Where destinations are translated (`NF_IP_PRI_NAT_DST`), and sources
-/// (`NF_IP_PRI_NAT_SRC`).
-const DNAT: i32 = -100;
+/// Where destinations are translated: just before others do (`NF_IP_PRI_NAT_DST`),
+/// so that new connections come here as soon as the table is there, also while what
+/// another mode or proxy left is still in force.
+const DNAT: i32 = -101;
+/// Where sources are translated (`NF_IP_PRI_NAT_SRC`).
 const SNAT: i32 = 100;
 /// After destinations were translated: what still has a service address is to be
 /// refused.

@@ -1,0 +1,87 @@
+//! What others change is repaired within a second, and no connection breaks.
+
+use std::time::Duration;
+
+use super::start;
+use crate::lab::{self, Capture, Lab, Service, Share, ask, eventually, say, tcp, tripod_binary};
+
+/// The bar is one second; the machine may be busy.
+const SOON: Duration = Duration::from_secs(3);
+
+fn with_lab(body: fn(&mut Lab)) {
+    lab::run(Share::Beside, || {
+        body(Lab::new(Capture::Redirect).three_backends());
+    });
+}
+
+#[test]
+fn flushed_tables_come_back_and_connections_live_on() {
+    with_lab(|lab| {
+        let service = Service::new("web", 1);
+        lab.publish_all(&service);
+        let _tripod = start(lab);
+        let to = service.cluster()[0];
+        let serves = |what: &str| {
+            eventually(what, SOON, || {
+                ask(&lab.client, to).map_err(|e| e.to_string())
+            });
+        };
+        serves("the Service is in force");
+        let mut open = tcp(&lab.client, to).expect("a connection");
+        say(&mut open, "name").expect("an answer");
+        let whole = lab.node.show("nft list table ip tripod");
+        for breakage in [
+            "flush ruleset",
+            "delete table ip tripod",
+            "flush chain ip tripod services",
+            "flush map ip tripod endpoints",
+            "insert rule ip tripod prerouting ip daddr 10.96.0.0/16 drop",
+        ] {
+            lab.node.show(&format!("nft {breakage}"));
+            eventually(breakage, SOON, || {
+                let tables = lab.node.show("nft list tables");
+                if !tables.contains("table ip tripod") {
+                    return Err(tables);
+                }
+                let now = lab.node.show("nft list table ip tripod");
+                let same = now.lines().count() == whole.lines().count();
+                same.then_some(()).ok_or(now)
+            });
+            serves(breakage);
+            say(&mut open, "name").expect("the connection lives on");
+        }
+    });
+}
+
+#[test]
+fn foreign_tables_stay_and_cleanup_leaves_them_alone() {
+    with_lab(|lab| {
+        for foreign in [
+            "table ip mine",
+            "chain ip mine c",
+            "rule ip mine c accept",
+            "table inet tripod",
+            "chain inet tripod c",
+        ] {
+            lab.node.show(&format!("nft add {foreign}"));
+        }
+        let service = Service::new("web", 1);
+        lab.publish_all(&service);
+        let tripod = start(lab);
+        let to = service.cluster()[0];
+        ask(&lab.client, to).expect("it is served");
+        drop(tripod);
+        ask(&lab.client, to).expect("it is served without the process");
+        let binary = tripod_binary();
+        lab.node.show(&format!("{} --cleanup", binary.display()));
+        let left = lab.node.show("nft list ruleset");
+        for (table, stays) in [
+            ("table ip mine {", true),
+            ("table inet tripod {", true),
+            ("table ip tripod {", false),
+            ("table ip6 tripod {", false),
+        ] {
+            assert_eq!(left.contains(table), stays, "{table} in {left}");
+        }
+    });
+}
