@@ -36,7 +36,7 @@ pub struct NodePorts {
     /// `Some` if `primary` is configured, with the address that `bindAddress`
     /// names, if it does.
     primary: Option<Option<IpAddr>>,
-    /// The networks that are configured.
+    /// The networks that are served whatever the node's object says.
     networks: Vec<IpNet>,
     served: ArcSwap<Served>,
 }
@@ -47,11 +47,21 @@ impl NodePorts {
     /// `pkg/proxy/util`), but where the primary addresses are named, which are
     /// of both. `node_ip` is `bindAddress`, where that names an address.
     pub fn new(configured: &NodePortAddresses, node_ip: Option<IpAddr>) -> Self {
-        let NodePortAddresses { primary, networks } = configured.clone();
-        let served = if primary || !networks.is_empty() {
-            Served::Within(Vec::new())
-        } else {
+        let NodePortAddresses {
+            primary,
+            mut networks,
+        } = configured.clone();
+        let served = if !primary && networks.is_empty() {
             Served::All
+        } else {
+            if !primary {
+                let named = networks.clone();
+                networks.extend(NodePortAddresses::every().into_iter().filter(|every| {
+                    let of_family = |n: &IpNet| n.addr().is_ipv4() == every.addr().is_ipv4();
+                    !named.iter().any(of_family)
+                }));
+            }
+            Served::Within(networks.clone())
         };
         let ports = NodePorts {
             primary: primary.then_some(node_ip),
@@ -66,22 +76,16 @@ impl NodePorts {
     /// changed what is served. Until the object is known, `primary` serves no
     /// address: it asks for less than all.
     pub fn update(&self, node: Option<&Node>) -> bool {
-        if **self.served.load() == Served::All {
+        let Some(node_ip) = self.primary else {
             return false;
-        }
+        };
         let known = node.map(|n| &*n.addresses).unwrap_or_default();
         let mut networks = self.networks.clone();
-        match self.primary {
-            Some(node_ip) => networks.extend(Family::ALL.into_iter().filter_map(|family| {
-                let of_family = |ip: &IpAddr| Family::of(ip) == family;
-                let listed = known.iter().copied().find(of_family);
-                node_ip.filter(of_family).or(listed).map(IpNet::from)
-            })),
-            None => networks.extend(NodePortAddresses::every().into_iter().filter(|every| {
-                let of_family = |n: &IpNet| n.addr().is_ipv4() == every.addr().is_ipv4();
-                !self.networks.iter().any(of_family)
-            })),
-        }
+        networks.extend(Family::ALL.into_iter().filter_map(|family| {
+            let of_family = |ip: &IpAddr| Family::of(ip) == family;
+            let listed = known.iter().copied().find(of_family);
+            node_ip.filter(of_family).or(listed).map(IpNet::from)
+        }));
         let served = Served::Within(networks);
         let changed = **self.served.load() != served;
         if changed {

@@ -1,5 +1,7 @@
 //! What nf_tables can do: each part in a rule of a table of ours, which goes at
-//! once. No packet meets one of these rules, or it is let through.
+//! once. No packet meets one of these rules, or it is let through. The kernel takes
+//! milliseconds for each transaction, so all parts are tried in one; only where that
+//! is refused each is tried by itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,11 +23,13 @@ const UNUSED_MARK: u32 = 0x5472_6970;
 /// Tries each part in both families.
 pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
     for family in Family::ALL {
+        let has_all = findings.is_none() && attempt(family, &NftPart::ALL).is_ok();
         let mut tables = Ok(());
         for part in NftPart::ALL {
             let ability = Ability::Nftables(family, part);
             let outcome = match &tables {
-                Ok(()) => super::tried::kept_or(findings, &ability, || attempt(family, part)),
+                Ok(()) if has_all => Ok(()),
+                Ok(()) => super::tried::kept_or(findings, &ability, || attempt(family, &[part])),
                 Err(Unable::Missing(_)) => Err(Unable::Missing(
                     "there are no tables to use it in".to_owned(),
                 )),
@@ -39,17 +43,27 @@ pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
     }
 }
 
-fn attempt(family: Family, part: NftPart) -> Tried {
+fn attempt(family: Family, parts: &[NftPart]) -> Tried {
     let mut rules = Rules::open()?;
     // One that was left by a process that was killed would be in the way.
     rules.delete_table(family, TABLE)?;
-    let outcome = rules.run(&transaction(family, part), None);
+    let outcome = rules.run(&transaction(family, parts), None);
     outcome.map_err(Failure::first)?;
     rules.delete_table(family, TABLE)?;
     Ok(())
 }
 
-fn transaction(family: Family, part: NftPart) -> Transaction {
+fn transaction(family: Family, parts: &[NftPart]) -> Transaction {
+    let mut transaction = Transaction::new(Table::new(family, TABLE));
+    transaction.add_table();
+    for part in parts {
+        add(&mut transaction, family, *part);
+    }
+    transaction
+}
+
+/// Adds a chain of the part's own with a rule that uses it.
+fn add(transaction: &mut Transaction, family: Family, part: NftPart) {
     let (kind, hook) = match part {
         NftPart::Nat => (ChainType::Nat, Hook::Prerouting),
         NftPart::Masquerade => (ChainType::Nat, Hook::Postrouting),
@@ -57,16 +71,13 @@ fn transaction(family: Family, part: NftPart) -> Transaction {
         _ => (ChainType::Filter, Hook::Prerouting),
     };
     let (set, statement) = used(family, part);
-    let mut transaction = Transaction::new(Table::new(family, TABLE));
-    transaction.add_table();
-    transaction.add_chain(Chain::base("probe", kind, hook, 0));
+    transaction.add_chain(Chain::base(part.word(), kind, hook, 0));
     if let Some(set) = &set {
         transaction.add_set(set);
     }
     let unmatched = Test::Is(UNUSED_MARK.to_ne_bytes().to_vec());
     let unmatched = Statement::Match(Field::Meta(Meta::Mark), unmatched);
-    transaction.add_rule("probe", Rule::new([unmatched, statement]));
-    transaction
+    transaction.add_rule(part.word(), Rule::new([unmatched, statement]));
 }
 
 /// Returns a statement that uses the part, and the set that it uses, if any.
@@ -87,7 +98,7 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
     let endpoints = || Data::Values(Type::Of(endpoint()));
     match part {
         NftPart::Tables => {
-            let set = Arc::new(Set::map("probe", types(), Data::Verdict));
+            let set = Arc::new(Set::map(part.word(), types(), Data::Verdict));
             let statement = Statement::VerdictMap(key(), (&*set).into());
             (Some(set), statement)
         }
@@ -96,7 +107,7 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
             Statement::Match(Field::Ct(Ct::State, None), Test::Any(8)),
         ),
         NftPart::Nat => {
-            let set = Arc::new(Set::map("probe", Type::Of(key()), endpoints()));
+            let set = Arc::new(Set::map(part.word(), Type::Of(key()), endpoints()));
             let target = Target::Map(key(), (&*set).into());
             (Some(set), Statement::Dnat(family, target))
         }
@@ -104,7 +115,7 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
         NftPart::Ranges => {
             let set = Arc::new(Set {
                 interval: true,
-                ..Set::new("probe", types())
+                ..Set::new(part.word(), types())
             });
             let statement = Statement::In(key(), (&*set).into());
             (Some(set), statement)
@@ -139,7 +150,7 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
                 dynamic: true,
                 timeouts: true,
                 size: Some(16),
-                ..Set::map("probe", Type::Of(key()), endpoints())
+                ..Set::map(part.word(), Type::Of(key()), endpoints())
             });
             let statement = update(&set, key(), endpoint());
             (Some(set), statement)
@@ -184,7 +195,7 @@ mod tests {
     fn what_cannot_be_had_is_missing() {
         // A rule of a chain that the kernel does not have.
         in_namespace(|| {
-            let mut transaction = transaction(Family::V4, NftPart::Ct);
+            let mut transaction = transaction(Family::V4, &[NftPart::Ct]);
             transaction.add_rule("nowhere", Rule::default());
             let refused = Rules::open().unwrap().run(&transaction, None);
             let unable = Unable::from(refused.map_err(Failure::first).unwrap_err());

@@ -111,12 +111,6 @@ impl StaleState {
         exclude: &[IpNet],
     ) -> Result<(), String> {
         match self {
-            StaleState::Of(ModeName::Nftables) => {
-                match running.is_some_and(|running| running.is(ModeName::Nftables)) {
-                    true => Ok(()),
-                    false => cleanup::clean(nftables::TABLE).map_err(|error| error.to_string()),
-                }
-            }
             StaleState::Of(mode) => {
                 let cleaned = clean(mode, running, exclude).await;
                 cleaned.map_err(|error| error.to_string())
@@ -158,7 +152,7 @@ impl Running {
 
     fn with_rules(&self) -> Vec<Family> {
         let with = |family: &Family| self.has_rules(*family);
-        [Family::V4, Family::V6].into_iter().filter(with).collect()
+        Family::ALL.into_iter().filter(with).collect()
     }
 
     fn has_rules(&self, family: Family) -> bool {
@@ -187,7 +181,8 @@ async fn clean(
     let runs = running.is_some_and(|running| running.is(mode));
     let redirected = running.map_or_else(Vec::new, Running::with_rules);
     match mode {
-        ModeName::Nftables => Ok(()),
+        ModeName::Nftables if runs => Ok(()),
+        ModeName::Nftables => Ok(cleanup::clean(nftables::TABLE).map_err(nftables::Error::from)?),
         ModeName::Userspace if runs => {
             Ok(userspace::cleanup_except(&preserved, &redirected).await?)
         }
