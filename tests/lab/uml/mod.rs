@@ -139,10 +139,28 @@ fn boot(profile: Profile, id: &str, job: &Job) -> Command {
             modules().expect("modules").display()
         ))
         .current_dir(&job.path)
+        .envs(preload(job).map(|library| ("LD_PRELOAD", library)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     command
+}
+
+/// Builds the library without which the guest's kernel cannot run a process on this
+/// processor; `None` where it needs none.
+fn preload(job: &Job) -> Option<PathBuf> {
+    let processor = fs::read_to_string("/proc/cpuinfo").expect("the processor");
+    if !processor.contains("amx_tile") {
+        return None;
+    }
+    job.script("preload.rs", include_str!("preload.rs"));
+    let built = Command::new("rustc")
+        .args(["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort"])
+        .args(["-Copt-level=1", "-o", "libpreload.so", "preload.rs"])
+        .current_dir(&job.path)
+        .status();
+    assert!(built.expect("running rustc").success(), "preload.rs");
+    Some(job.path.join("libpreload.so"))
 }
 
 /// Returns all that the guest prints, and prints it as it comes.
