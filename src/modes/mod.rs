@@ -4,6 +4,7 @@
 mod detect_local;
 pub mod iptables;
 pub mod ipvs;
+pub mod localhost;
 mod metrics;
 pub mod nftables;
 pub mod offloaded;

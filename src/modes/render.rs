@@ -1,13 +1,16 @@
 //! What a mode would put into the kernel, as text: `tripod render`.
 
-use std::fmt::{self, Write};
+use std::{
+    fmt::{self, Write},
+    net::IpAddr,
+};
 
 use super::{
     iptables::{
         plan::{self, DispatchChoice},
         render as iptables,
     },
-    ipvs, nftables,
+    ipvs, localhost, nftables,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -30,6 +33,8 @@ pub struct Choices<'a> {
     pub dispatch: DispatchChoice,
     /// Which of the node's addresses serve node ports.
     pub served: &'a Served,
+    /// The loopback addresses that are to serve them, in modes that listen there.
+    pub loopback: &'a [IpAddr],
 }
 
 /// Why there is no text.
@@ -58,6 +63,7 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
             let options = ipvs::plan::Options::new(choices.configuration, choices.effective);
             let context = ipvs::plan::NodeContext::new(&options, node, choices.served, addresses);
             ipvs::render::render(map, context, choices.kernel, &mut text)?;
+            localhost::render(map, choices.loopback, &mut text)?;
         }
         ModeName::Nftables => {
             let node = map.this_node().map(|node| &**node);
@@ -73,6 +79,7 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
                 );
                 nftables::render::render(map, &options, &mut text)?;
             }
+            localhost::render(map, choices.loopback, &mut text)?;
         }
         ModeName::Userspace => return Err(Error::NoText(mode)),
     }

@@ -1,6 +1,9 @@
 //! The addresses of the node on which node ports are served.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
@@ -9,6 +12,12 @@ use crate::{
     net::{Family, NodePortAddresses},
     services::Node,
 };
+
+/// What `localhost` resolves to (RFC 6761).
+const LOOPBACK: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
 
 /// Which addresses serve node ports now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +47,7 @@ pub struct NodePorts {
     primary: Option<Option<IpAddr>>,
     /// The networks that are served whatever the node's object says.
     networks: Vec<IpNet>,
+    loopback: Vec<IpAddr>,
     served: ArcSwap<Served>,
 }
 
@@ -51,6 +61,11 @@ impl NodePorts {
             primary,
             mut networks,
         } = configured.clone();
+        let own = |address: &IpAddr| {
+            let named = networks.iter().filter(|named| named.addr().is_loopback());
+            named.into_iter().any(|named| named.contains(address))
+        };
+        let loopback = LOOPBACK.into_iter().filter(own).collect();
         let served = if !primary && networks.is_empty() {
             Served::All
         } else {
@@ -66,6 +81,7 @@ impl NodePorts {
         let ports = NodePorts {
             primary: primary.then_some(node_ip),
             networks,
+            loopback,
             served: ArcSwap::from_pointee(served),
         };
         ports.update(None);
@@ -92,6 +108,13 @@ impl NodePorts {
             self.served.store(Arc::new(served));
         }
         changed
+    }
+
+    /// Returns the loopback addresses that the configuration asks for by name:
+    /// 127.0.0.1 and ::1, each within a network that is of loopback addresses alone.
+    /// All addresses of a family are no such network (KEP-6032).
+    pub fn loopback(&self) -> &[IpAddr] {
+        &self.loopback
     }
 
     /// Returns the addresses that serve node ports now.
@@ -180,6 +203,24 @@ mod tests {
         assert!(within.served().contains(&ip("192.0.2.1")));
         assert!(!within.served().contains(&ip("198.51.100.1")));
         assert!(within.served().contains(&ip("2001:db8::1")), "unnamed");
+    }
+
+    #[test]
+    fn loopback_is_asked_for_by_name() {
+        for (networks, expected) in [
+            ("127.0.0.0/8,::1/128", &["127.0.0.1", "::1"] as &[&str]),
+            ("0.0.0.0/0,127.0.0.1/32", &["127.0.0.1"]),
+            ("::1/128", &["::1"]),
+            ("127.0.0.2/32", &[]),
+            ("0.0.0.0/0,::/0", &[]),
+            ("192.0.2.0/24", &[]),
+        ] {
+            let ports = NodePorts::new(&within(networks), None);
+            let expected: Vec<IpAddr> = expected.iter().map(|text| ip(text)).collect();
+            assert_eq!(ports.loopback(), expected, "{networks}");
+        }
+        let all = NodePorts::new(&NodePortAddresses::default(), None);
+        assert!(all.loopback().is_empty());
     }
 
     /// Networks, an address, and whether that serves node ports.

@@ -1,23 +1,25 @@
 //! Builds the mode that the settings ask for.
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, net::IpAddr, sync::Arc};
 
 use prometheus::Registry;
 
 use super::mode::Running;
 use crate::{
     cli::Settings,
-    kernel::probe::Kernel,
+    kernel::probe::{Ability, Kernel},
     modes::{
         iptables::{self, Iptables},
         ipvs::{self, Ipvs},
+        localhost::LocalhostNodePorts,
         nftables::{self, Nftables},
         offloaded::Offloaded,
-        userspace::{self, Capture, Counters, Userspace, capture},
+        userspace::{self, Capture, Counters, NodePortRelay, Userspace, capture},
     },
-    net::{self, ModeName},
+    net::{self, Family, ModeName},
     node::{self, NodePorts},
     runner::metrics::Metrics,
+    sched::SchedulerName,
 };
 
 /// Returns how userspace mode distinguishes pods from other clients.
@@ -64,7 +66,8 @@ impl NodeContext<'_> {
                 let node_ports = Arc::clone(self.node_ports);
                 let metrics = self.metrics.clone();
                 let mode = Ipvs::new(options, self.kernel, node_ports, Arc::new(metrics))?;
-                Running::Ipvs(Offloaded::new(mode))
+                let relay = self.localhost(effective.scheduler)?;
+                Running::Ipvs(LocalhostNodePorts::new(Offloaded::new(mode), relay))
             }
             ModeName::Nftables => {
                 let setup = nftables::Setup {
@@ -73,7 +76,9 @@ impl NodeContext<'_> {
                     node_ports: Arc::clone(self.node_ports),
                     metrics: Arc::new(self.metrics.clone()),
                 };
-                Running::Nftables(Offloaded::new(Nftables::new(setup, self.kernel)?))
+                let mode = Nftables::new(setup, self.kernel)?;
+                let relay = self.localhost(SchedulerName::Random)?;
+                Running::Nftables(LocalhostNodePorts::new(Offloaded::new(mode), relay))
             }
             ModeName::Iptables => {
                 let setup = iptables::Setup {
@@ -96,9 +101,36 @@ impl NodeContext<'_> {
         for reason in &choice.reasons {
             tracing::info!("{reason}");
         }
-        let effective = &settings.effective;
         let capture = Capture::new(choice, self.kernel)?;
+        Ok(Userspace::new(
+            self.data_path()?,
+            self.kernel,
+            capture,
+            Counters::register(self.registry)?,
+        )?)
+    }
+
+    /// Returns what serves node ports on loopback addresses, by `scheduler` unless a
+    /// Service names one; `None`: the configuration names no loopback address.
+    fn localhost(&self, scheduler: SchedulerName) -> Result<Option<NodePortRelay>, Box<dyn Error>> {
+        let addresses = self.node_ports.loopback().iter().copied();
+        let able = |ip: &IpAddr| self.kernel.can(&Ability::Sockets(Family::of(ip)));
+        let addresses: Vec<IpAddr> = addresses.filter(able).collect();
+        if addresses.is_empty() {
+            return Ok(None);
+        }
         let options = userspace::Options {
+            scheduler,
+            ..self.data_path()?
+        };
+        let counters = Counters::register(self.registry)?;
+        Ok(Some(NodePortRelay::new(&options, addresses, counters)?))
+    }
+
+    fn data_path(&self) -> Result<userspace::Options, Box<dyn Error>> {
+        let settings = self.settings;
+        let effective = &settings.effective;
+        Ok(userspace::Options {
             node: node::name(&settings.configuration.hostname_override)?.into(),
             port_range: effective.proxy_ports.clone(),
             udp_timeout: settings.own.udp_timeout,
@@ -112,12 +144,6 @@ impl NodeContext<'_> {
                 time: settings.own.dial_timeout,
             },
             tcp_user_timeout: settings.own.tcp_user_timeout,
-        };
-        Ok(Userspace::new(
-            options,
-            self.kernel,
-            capture,
-            Counters::register(self.registry)?,
-        )?)
+        })
     }
 }

@@ -6,6 +6,7 @@ use crate::{
         Asked, Mode, Outcomes, SyncError,
         iptables::Iptables,
         ipvs::Ipvs,
+        localhost::LocalhostNodePorts,
         nftables::Nftables,
         offloaded::Offloaded,
         userspace::{Handover, Userspace},
@@ -16,8 +17,8 @@ use crate::{
 
 /// One of the modes.
 pub(super) enum Running {
-    Ipvs(Offloaded<Ipvs>),
-    Nftables(Offloaded<Nftables>),
+    Ipvs(LocalhostNodePorts<Offloaded<Ipvs>>),
+    Nftables(LocalhostNodePorts<Offloaded<Nftables>>),
     Iptables(Box<Iptables>),
     Userspace(Box<Userspace>),
 }
@@ -28,7 +29,9 @@ impl Running {
     pub(super) fn handover(&self) -> Option<Handover> {
         match self {
             Running::Userspace(mode) => Some(mode.handover()),
-            Running::Ipvs(_) | Running::Nftables(_) | Running::Iptables(_) => None,
+            Running::Ipvs(mode) => mode.handover(),
+            Running::Nftables(mode) => mode.handover(),
+            Running::Iptables(_) => None,
         }
     }
 }

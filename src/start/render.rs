@@ -38,6 +38,7 @@ pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
         kernel: &kernel,
         dispatch: settings.own.iptables_dispatch,
         served: &served,
+        loopback: node_ports.loopback(),
     };
     let text = render::render(effective.mode, tracker.map(), &choices)?;
     std::io::stdout().write_all(text.as_bytes())?;

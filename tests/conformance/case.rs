@@ -67,14 +67,17 @@ pub enum Flags {
     NodePortCidrs,
     /// The same said as `primary`.
     NodePortPrimary,
+    /// The same, and loopback addresses.
+    NodePortLocalhost,
 }
 
 impl Flags {
-    pub const ALL: [Flags; 4] = [
+    pub const ALL: [Flags; 5] = [
         Flags::Usual,
         Flags::MasqueradeAll,
         Flags::NodePortCidrs,
         Flags::NodePortPrimary,
+        Flags::NodePortLocalhost,
     ];
 
     pub fn arguments(self) -> &'static [&'static str] {
@@ -83,6 +86,7 @@ impl Flags {
             Flags::MasqueradeAll => &["--masquerade-all"],
             Flags::NodePortCidrs => &["--nodeport-addresses=192.0.2.0/24,2001:db8::/64"],
             Flags::NodePortPrimary => &["--nodeport-addresses=primary"],
+            Flags::NodePortLocalhost => &["--nodeport-addresses=primary,localhost"],
         }
     }
 }

@@ -187,8 +187,8 @@ pub fn output_is_asked(column: &Column) -> bool {
     ipvs(column) || nftables(column)
 }
 
-/// Modes without node ports at 127.0.0.1.
-pub fn not_on_loopback(column: &Column) -> bool {
+/// Modes with node ports on loopback addresses only where those are named.
+pub fn loopback_by_name(column: &Column) -> bool {
     ipvs(column) || nftables(column)
 }
 

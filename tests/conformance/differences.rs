@@ -31,10 +31,11 @@ pub enum Why {
     LoopbackUnguarded,
     DroppedNotRefused,
     RoundRobinInstead,
+    LoopbackIsRelayed,
 }
 
 impl Why {
-    pub const ALL: [Why; 19] = [
+    pub const ALL: [Why; 20] = [
         Why::ClientHidden,
         Why::NoSctpInUserspace,
         Why::NobodyHereIsRefused,
@@ -54,6 +55,7 @@ impl Why {
         Why::LoopbackUnguarded,
         Why::DroppedNotRefused,
         Why::RoundRobinInstead,
+        Why::LoopbackIsRelayed,
     ];
 
     pub fn text(self) -> &'static str {
@@ -85,9 +87,7 @@ impl Why {
                  node, too, while there are any."
             }
             Why::LoopbackIsNotServed => {
-                "Node ports are not served at 127.0.0.1 in this mode, as in kube-proxy: IPVS \
-                 does not translate what comes from loopback, and nftables mode leaves \
-                 loopback to the node."
+                "Node ports are served at 127.0.0.1 only if `--nodeport-addresses` names it."
             }
             Why::LoopbackOfBothFamilies => {
                 "Node ports are served at ::1, too: no martian rule stands in the way of a \
@@ -131,6 +131,10 @@ impl Why {
             Why::RoundRobinInstead => {
                 "Without its scheduler a Service is served by rr, which heeds no weights; an Event \
                  on the Service says so."
+            }
+            Why::LoopbackIsRelayed => {
+                "What is sent to loopback is relayed, as in kube-proxy's nftables mode (KEP-6032): TCP \
+                 alone, which an Event says, and with a policy of Local to endpoints on the node."
             }
         }
     }

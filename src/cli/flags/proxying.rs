@@ -93,7 +93,8 @@ pub(super) const PROXYING: &[Flag] = &[
         Field::List(|o| &mut o.configuration.node_port_addresses),
         "Node addresses that serve node ports: those within these CIDRs (all of a family that none \
          of them is of), and those that words stand for: `primary` the addresses of the Node \
-         object, `localhost` loopback addresses, `all` every address; all, if there is none",
+         object, `localhost` loopback addresses (in ipvs and nftables mode TCP alone, by sockets of \
+         Tripod), `all` every address; all, if there is none",
     ),
     Flag::switch(
         "masquerade-all",

@@ -44,6 +44,8 @@ pub struct Executor {
     retiring: BTreeMap<Frontend, Vec<InUse>>,
     /// That a filter does not fit was logged.
     filter_logged: bool,
+    /// What helps where another program has the port of an address.
+    if_taken: &'static str,
 }
 
 /// Places of a ServicePort that could not be bound, each with the reason.
@@ -51,7 +53,13 @@ type Failed = BTreeMap<(GroupKind, Place), String>;
 
 impl Executor {
     /// Returns an executor with no groups yet, whose listeners are on `workers`.
-    pub fn new(shared: Arc<Shared>, workers: Workers, ports: RedirectPorts) -> Self {
+    /// `if_taken` says what helps where another program has the port of an address.
+    pub fn new(
+        shared: Arc<Shared>,
+        workers: Workers,
+        ports: RedirectPorts,
+        if_taken: &'static str,
+    ) -> Self {
         Executor {
             shared,
             workers,
@@ -64,6 +72,7 @@ impl Executor {
             closing: BTreeMap::new(),
             retiring: BTreeMap::new(),
             filter_logged: false,
+            if_taken,
         }
     }
 
@@ -163,7 +172,7 @@ impl Executor {
                     Place::LocalPort => self.listen_on_local_port(&name(kind)),
                     Place::Address(bind) => {
                         let listening = self.listen(&name(kind), bind);
-                        listening.map_err(|error| cannot_bind(bind.address, &error))
+                        listening.map_err(|error| self.cannot_bind(bind.address, &error))
                     }
                 };
                 if let Err(why) = listening {
@@ -174,7 +183,7 @@ impl Executor {
                 let group = self.groups.get_mut(&name(kind));
                 let reserved = group.map(|group| group.reserve(&self.shared, bind));
                 if let Some(Err(error)) = reserved {
-                    let why = cannot_bind(bind.address, &error);
+                    let why = self.cannot_bind(bind.address, &error);
                     failed.insert((kind, Place::Address(bind)), why);
                 }
             }
@@ -298,6 +307,18 @@ impl Executor {
         })
     }
 
+    fn cannot_bind(&self, address: SocketAddr, error: &io::Error) -> String {
+        if error.kind() == io::ErrorKind::AddrInUse {
+            let helps = self.if_taken;
+            format!(
+                "cannot listen on {address}: another program on this node has that port on this \
+                 address or on all addresses; {helps}"
+            )
+        } else {
+            format!("cannot listen on {address}: {error}")
+        }
+    }
+
     fn capture(&mut self, frontend: &Frontend, target: Option<Target>) {
         if self.desired.get(frontend) == target.as_ref() {
             return;
@@ -412,17 +433,5 @@ fn log_filter(filtered: io::Result<()>, service: &str, logged: &mut bool) {
              on the listener: {error}; give fewer loadBalancerSourceRanges, or raise \
              net.core.optmem_max"
         );
-    }
-}
-
-fn cannot_bind(address: SocketAddr, error: &io::Error) -> String {
-    if error.kind() == io::ErrorKind::AddrInUse {
-        format!(
-            "cannot listen on {address}: another program on this node has that port on this \
-             address or on all addresses; bind it to one address, or use \
-             --userspace-capture=redirect"
-        )
-    } else {
-        format!("cannot listen on {address}: {error}")
     }
 }

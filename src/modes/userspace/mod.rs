@@ -12,7 +12,9 @@ mod diff;
 mod execute;
 mod handover;
 mod listeners;
+mod node_port_relay;
 mod observe;
+mod options;
 mod plan;
 mod proxy;
 mod return_path;
@@ -22,15 +24,15 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io, mem,
-    ops::RangeInclusive,
     sync::Arc,
-    time::Duration,
 };
 
 pub use self::{
     capture::Capture,
     cleanup::{cleanup, cleanup_except, is_present},
     handover::{Handover, Predecessor, Successor},
+    node_port_relay::{NodePortRelay, relayed},
+    options::{Options, workers},
     proxy::{
         cluster_local::{DetectLocal, Links},
         counters::Counters,
@@ -45,55 +47,18 @@ use self::{
     listeners::redirect_ports::RedirectPorts,
     observe::Observer,
     plan::listen::NodeContext,
-    proxy::{Shared, cluster_local::ClusterLocal, transparent::Transparent, udp, workers::Workers},
+    proxy::{cluster_local::ClusterLocal, workers::Workers},
     return_path::ReturnPath,
 };
 use super::{Asked, Mode, Outcomes, SyncReport, both_failed, state::FamilyState};
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
     net::{Family, ModeName, PerFamily},
-    node::NodePorts,
-    sched::SchedulerName,
     services::{Node, ServiceMap},
 };
 
-/// How the mode is to run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The node's name.
-    pub node: Arc<str>,
-    /// `--proxy-port-range`: local ports for redirect capture.
-    pub port_range: Option<RangeInclusive<u16>>,
-    /// `--udp-timeout`: how long an idle UDP client keeps its backend.
-    pub udp_timeout: Duration,
-    /// `--ipvs-scheduler`: the scheduler of Services that name none.
-    pub scheduler: SchedulerName,
-    /// `--nodeport-addresses`: where node ports are served.
-    pub node_ports: Arc<NodePorts>,
-    /// How pods are distinguished from other clients.
-    pub detect_local: DetectLocal,
-    /// Threads of the data path.
-    pub workers: usize,
-    /// `--userspace-transparent`: endpoints see the client's address.
-    pub transparent: bool,
-    /// `--userspace-dial-attempts` and `--userspace-dial-timeout`.
-    pub dial: DialLimits,
-    /// `--userspace-tcp-user-timeout`: how long a peer may acknowledge nothing
-    /// of what is under way to it; zero: as long as the kernel allows.
-    pub tcp_user_timeout: Duration,
-}
-
-/// Threads of the data path when none are asked for, at most: more would
-/// multiply listening sockets for little.
-const MOST_WORKERS: usize = 8;
-
-/// Returns how many threads `--userspace-workers=asked` stands for.
-pub fn workers(asked: usize) -> usize {
-    match asked {
-        0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_WORKERS)),
-        n => n,
-    }
-}
+/// What helps where another program has the port of a service address.
+const IF_TAKEN: &str = "bind it to one address, or use --userspace-capture=redirect";
 
 /// What of a family is not captured as it should be.
 #[derive(Debug, Default)]
@@ -133,23 +98,10 @@ impl Userspace {
         capture: Capture,
         counters: Counters,
     ) -> io::Result<Self> {
-        let cluster_local = Arc::new(ClusterLocal::new(options.detect_local.clone()));
-        let transparent = Arc::new(Transparent::new(Arc::clone(&cluster_local)));
-        let descriptors = Descriptors::of_this_process();
-        let local_ports = udp::LocalPorts::of_this_node();
-        let shared = Arc::new(Shared {
-            node: Arc::clone(&options.node),
-            udp: udp::Resources::new(&descriptors, local_ports, options.udp_timeout),
-            descriptors: descriptors.clone(),
-            counters,
-            udp_timeout: options.udp_timeout,
-            dial: options.dial,
-            tcp_user_timeout: options.tcp_user_timeout,
-            cluster_local: Arc::clone(&cluster_local),
-            transparent: Arc::clone(&transparent),
-            next_worker: Default::default(),
-            ports_logged: Default::default(),
-        });
+        let shared = options.shared(counters);
+        let descriptors = shared.descriptors.clone();
+        let cluster_local = Arc::clone(&shared.cluster_local);
+        let transparent = Arc::clone(&shared.transparent);
         let handover = Handover::new(shared.counters.connections.clone());
         let workers = Workers::start(options.workers, &shared)?;
         descriptors.count(true);
@@ -162,7 +114,7 @@ impl Userspace {
                 opens_listeners: true,
             },
             return_path: ReturnPath::new(options.transparent, transparent, kernel),
-            executor: Executor::new(shared, workers, ports),
+            executor: Executor::new(shared, workers, ports, IF_TAKEN),
             observer: Observer::default(),
             options,
             cluster_local,

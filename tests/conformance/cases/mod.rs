@@ -28,7 +28,7 @@ use super::case::Target::{
 };
 use super::case::{Case, Flags, case};
 use super::columns::{
-    in_iptables, ipvs, ipvs_without_wrr, nftables, no_silence, not_on_loopback,
+    in_iptables, ipvs, ipvs_without_wrr, loopback_by_name, nftables, no_silence,
     rules_without_conntrack, rules_without_recent, userspace,
 };
 use super::differences::Why;

@@ -3,7 +3,7 @@
 use super::*;
 
 pub fn cases() -> Vec<Case> {
-    [callers(), ports_and_flags()].concat()
+    [callers(), ports_and_flags(), localhost()].concat()
 }
 
 /// Who calls, and what endpoints see of it.
@@ -44,7 +44,7 @@ fn callers() -> Vec<Case> {
             .over([Tcp, Udp])
             .by(V4)
             .sees(each(ALL).seeing_the_node())
-            .but(not_on_loopback, Why::LoopbackIsNotServed, Refused)
+            .but(loopback_by_name, Why::LoopbackIsNotServed, Refused)
             .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused),
         case("At ::1 node ports are refused", node_port(ALL))
             .when(Node)
@@ -149,5 +149,81 @@ fn ports_and_flags() -> Vec<Case> {
         .when(Outside)
         .calls(NodePort)
         .sees(each(HERE).seeing_the_caller()),
+    ]
+}
+
+/// Loopback addresses that serve node ports because they are named.
+fn localhost() -> Vec<Case> {
+    let case = |name, service| case(name, service).with_flags(Flags::NodePortLocalhost);
+    vec![
+        case(
+            "--nodeport-addresses=primary,localhost: the node calls 127.0.0.1",
+            node_port(ALL),
+        )
+        .when(Node)
+        .calls(Loopback)
+        .by(V4)
+        .sees(each(ALL).seeing_the_node())
+        .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused)
+        .when(Node)
+        .calls(Loopback)
+        .over(Udp)
+        .by(V4)
+        .sees(each(ALL).seeing_the_node())
+        .but(loopback_by_name, Why::LoopbackIsRelayed, Refused)
+        .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused)
+        .when([Outside, Pod, Node])
+        .calls(NodePort)
+        .sees(each(ALL)),
+        case(
+            "--nodeport-addresses=primary,localhost: the node calls ::1",
+            node_port(ALL),
+        )
+        .when(Node)
+        .calls(Loopback)
+        .by(V6)
+        .sees(Refused)
+        .but(
+            |column| !in_iptables(column),
+            Why::LoopbackOfBothFamilies,
+            each(ALL).seeing_the_node(),
+        ),
+        case(
+            "--nodeport-addresses=primary,localhost: endpoints come and go",
+            node_port(ALL),
+        )
+        .when(Node)
+        .calls(Loopback)
+        .by(V4)
+        .sees(each(ALL))
+        .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused)
+        .then("one endpoint is left", |web| web.on([A]))
+        .when(Node)
+        .calls(Loopback)
+        .by(V4)
+        .sees(each([A]))
+        .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused)
+        .then("none is", |web| web.on([]))
+        .when(Node)
+        .calls(Loopback)
+        .by(V4)
+        .sees(Refused),
+        case(
+            "--nodeport-addresses=primary,localhost: external policy Local",
+            node_port(ALL).external_policy("Local"),
+        )
+        .when(Node)
+        .calls(Loopback)
+        .by(V4)
+        .sees(each(ALL))
+        .but(loopback_by_name, Why::LoopbackIsRelayed, each(HERE))
+        .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused)
+        .then("none is on the node", |web| web.on(ELSEWHERE))
+        .when(Node)
+        .calls(Loopback)
+        .by(V4)
+        .sees(each(ELSEWHERE))
+        .but(loopback_by_name, Why::LoopbackIsRelayed, Refused)
+        .but(rules_without_conntrack, Why::LoopbackUnguarded, Refused),
     ]
 }

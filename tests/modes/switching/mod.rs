@@ -1,6 +1,7 @@
 //! From one proxy to the next while clients go on calling.
 
 mod from_kube_proxy;
+mod localhost;
 mod modes;
 
 use std::io;

@@ -111,11 +111,6 @@ struct Candidate<'a> {
 /// Returns the service groups of `port`, where Services that name no scheduler
 /// have `default`.
 pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
-    let scheduler = preferences::scheduler(port, default).unwrap_or_else(|used| used.instead);
-    let affinity = match port.session_affinity {
-        SessionAffinity::None => None,
-        SessionAffinity::ClientIp { timeout } => Some(timeout),
-    };
     let own = port
         .addresses()
         .filter(|_| port.node_port == Some(port.port));
@@ -140,24 +135,61 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
         match alike {
             Some(alike) => alike.frontends.extend(candidate.frontends),
             None => groups.push(GroupPlan {
-                name: GroupName {
-                    port: port.name.clone(),
-                    kind: candidate.kind,
-                },
-                cluster_ip: port.cluster_ip,
                 not_at: Arc::clone(&not_at),
-                frontends: candidate.frontends,
-                targets,
                 cluster_local,
-                allowed: candidate.allowed.into(),
-                scheduler,
-                affinity,
-                proxy_protocol: port.preferences().proxy_protocol,
-                retry: port.preferences().retry.unwrap_or_default(),
+                ..group(port, default, candidate, targets)
             }),
         }
     }
     groups
+}
+
+/// Returns the service group of the node port of `port` alone, for addresses that
+/// only this node itself calls; `None`: it has no node port over TCP. With an external
+/// policy of Local it has the endpoints on this node alone (KEP-6032).
+pub fn node_port(port: &ServicePort, default: SchedulerName) -> Option<GroupPlan> {
+    let is_tcp = port.name.protocol == Protocol::Tcp;
+    let candidate = Candidate {
+        kind: GroupKind::External,
+        frontends: vec![Frontend {
+            protocol: port.name.protocol,
+            family: port.name.family,
+            address: None,
+            port: port.node_port.filter(|_| is_tcp)?,
+        }],
+        policy: port.external_traffic_policy,
+        allowed: &[],
+    };
+    let targets = targets(&port.endpoints, candidate.policy);
+    Some(group(port, default, candidate, targets))
+}
+
+/// Returns the service group of `candidate`, for `targets` whoever calls.
+fn group(
+    port: &ServicePort,
+    default: SchedulerName,
+    candidate: Candidate<'_>,
+    targets: Vec<Target>,
+) -> GroupPlan {
+    GroupPlan {
+        name: GroupName {
+            port: port.name.clone(),
+            kind: candidate.kind,
+        },
+        cluster_ip: port.cluster_ip,
+        frontends: candidate.frontends,
+        not_at: [].into(),
+        targets,
+        cluster_local: None,
+        allowed: candidate.allowed.into(),
+        scheduler: preferences::scheduler(port, default).unwrap_or_else(|used| used.instead),
+        affinity: match port.session_affinity {
+            SessionAffinity::None => None,
+            SessionAffinity::ClientIp { timeout } => Some(timeout),
+        },
+        proxy_protocol: port.preferences().proxy_protocol,
+        retry: port.preferences().retry.unwrap_or_default(),
+    }
 }
 
 /// Returns the addresses of `port` by kind, in the order in which they claim what

@@ -1,0 +1,222 @@
+//! Node ports at 127.0.0.1 and ::1 in modes of the kernel (KEP-6032).
+//!
+//! What is sent to a loopback address does not leave it: translating it takes
+//! `route_localnet`, which exposes the node's own services to its neighbours, and
+//! cannot be done with IPv6 at all. So sockets of this process listen there, where
+//! `--nodeport-addresses` names loopback, and connections are relayed as in userspace
+//! mode.
+
+use std::{
+    fmt::{self, Write},
+    net::{IpAddr, SocketAddr},
+};
+
+use super::{
+    Asked, Mode, Outcomes, Reason, SyncError, Unsupported,
+    userspace::{self, Handover, NodePortRelay},
+};
+use crate::{
+    kernel::xtables::Engine,
+    net::{Family, ModeName, Protocol},
+    services::{Changes, ServiceMap, ServicePort},
+};
+
+/// A mode with node ports on loopback addresses, where they are asked for.
+pub struct LocalhostNodePorts<M> {
+    mode: M,
+    relay: Option<NodePortRelay>,
+}
+
+impl<M: Mode> LocalhostNodePorts<M> {
+    /// Adds `relay` to `mode`; `None`: loopback is not to be served.
+    pub fn new(mode: M, relay: Option<NodePortRelay>) -> LocalhostNodePorts<M> {
+        LocalhostNodePorts { mode, relay }
+    }
+
+    /// Returns what talks to processes that take over the relay's connections.
+    pub fn handover(&self) -> Option<Handover> {
+        self.relay.as_ref().map(NodePortRelay::handover)
+    }
+}
+
+/// Returns why the node port of `port` is not served on loopback addresses, if it has
+/// one that is not.
+fn unsupported(port: &ServicePort) -> Option<Unsupported> {
+    let protocol = port.name.protocol;
+    let number = port.node_port.filter(|_| protocol != Protocol::Tcp)?;
+    let why = format!(
+        "only TCP is relayed there, so that {protocol} port {number} is refused; userspace mode \
+         relays UDP, too"
+    );
+    Some(Reason::new("a node port on localhost", why).at(&port.name))
+}
+
+/// Returns what cannot be done of what a sync of `changes` was asked for.
+fn all_unsupported<'a>(
+    family: Family,
+    map: &'a ServiceMap,
+    changes: &'a Changes,
+) -> impl Iterator<Item = Unsupported> + 'a {
+    let all = map.iter().filter(|_| changes.full);
+    let named = changes.ports.iter().filter(|_| !changes.full);
+    let ports = all.chain(named.filter_map(|name| map.get(name)));
+    let ports = ports.filter(move |port| port.name.family == family);
+    ports.filter_map(|port| unsupported(port))
+}
+
+/// Writes, as comments, where node ports would be listened on at the loopback
+/// `addresses`, and where connections would go.
+///
+/// # Errors
+/// Only those of `text`.
+pub fn render(map: &ServiceMap, addresses: &[IpAddr], text: &mut impl Write) -> fmt::Result {
+    let mut ports: Vec<_> = map.iter().filter(|port| port.node_port.is_some()).collect();
+    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    for address in addresses {
+        let family = Family::of(address);
+        for port in ports.iter().filter(|port| port.name.family == family) {
+            let Some((number, endpoints)) = userspace::relayed(port) else {
+                continue;
+            };
+            let at = SocketAddr::new(*address, number);
+            write!(text, "# listen {at} for {}:", port.name)?;
+            for endpoint in &endpoints {
+                write!(text, " {endpoint}")?;
+            }
+            let none = if endpoints.is_empty() { " refused" } else { "" };
+            writeln!(text, "{none}")?;
+        }
+    }
+    Ok(())
+}
+
+impl<M: Mode> Mode for LocalhostNodePorts<M> {
+    fn name(&self) -> ModeName {
+        self.mode.name()
+    }
+
+    async fn prepare(&mut self) -> Result<(), SyncError> {
+        self.mode.prepare().await
+    }
+
+    async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        let mut outcomes = self.mode.sync(map, asked).await;
+        let Some(relay) = &mut self.relay else {
+            return outcomes;
+        };
+        for (family, relayed) in relay.sync(map, asked) {
+            // What the mode could not do as a whole will be asked for again.
+            let (Some(relayed), Some(Ok(report)), Some(changes)) = (
+                relayed,
+                outcomes.get_mut(family).as_mut(),
+                asked.get(family),
+            ) else {
+                continue;
+            };
+            report.failed.extend(relayed.failed);
+            report.unfinished.extend(relayed.unfinished);
+            report
+                .unsupported
+                .extend(all_unsupported(family, map, changes));
+        }
+        outcomes
+    }
+
+    async fn externally_modified(&mut self) {
+        let Some(relay) = &mut self.relay else {
+            return self.mode.externally_modified().await;
+        };
+        tokio::select! {
+            () = self.mode.externally_modified() => {}
+            () = relay.other_processes_changed() => {}
+        }
+    }
+
+    fn engines(&self) -> Vec<(Family, Engine)> {
+        self.mode.engines()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::{
+        Endpoint, ServicePortName, TrafficPolicy,
+        service_ports::{endpoint, endpoints, service_port},
+    };
+
+    fn web() -> ServicePort {
+        let here = Endpoint {
+            local: true,
+            ..endpoint(([10, 244, 0, 1], 8080))
+        };
+        ServicePort {
+            node_port: Some(30_080),
+            endpoints: endpoints([here, endpoint(([10, 244, 1, 2], 8080))]),
+            ..service_port("web:http", [10, 96, 0, 1])
+        }
+    }
+
+    fn over(protocol: Protocol) -> ServicePort {
+        let name = ServicePortName {
+            protocol,
+            ..web().name
+        };
+        ServicePort { name, ..web() }
+    }
+
+    #[test]
+    fn what_would_be_listened_on_is_shown() {
+        let without_endpoints = ServicePort {
+            node_port: Some(30_081),
+            ..service_port("none", [10, 96, 0, 2])
+        };
+        let local = ServicePort {
+            name: service_port("local:http", [10, 96, 0, 3]).name,
+            external_traffic_policy: TrafficPolicy::Local,
+            ..web()
+        };
+        let inside = service_port("inside", [10, 96, 0, 4]);
+        let udp = over(Protocol::Udp);
+        let map: ServiceMap = [web(), without_endpoints, local, inside, udp]
+            .into_iter()
+            .collect();
+        let rendered = |addresses: &[&str]| {
+            let addresses = addresses.iter().map(|text| text.parse().unwrap());
+            let mut text = String::new();
+            render(&map, &addresses.collect::<Vec<_>>(), &mut text).unwrap();
+            text
+        };
+        let expected = "# listen 127.0.0.1:30080 for default/local:http: 10.244.0.1:8080\n\
+                        # listen 127.0.0.1:30081 for default/none: refused\n\
+                        # listen 127.0.0.1:30080 for default/web:http: 10.244.0.1:8080 \
+                        10.244.1.2:8080\n";
+        assert_eq!(rendered(&["127.0.0.1", "::1"]), expected);
+        assert_eq!(rendered(&["::1"]), "");
+        assert_eq!(rendered(&[]), "");
+    }
+
+    #[test]
+    fn what_is_not_relayed_is_reported_for_what_was_asked() {
+        let map: ServiceMap = [web(), over(Protocol::Udp), over(Protocol::Sctp)]
+            .into_iter()
+            .collect();
+        let reported = |family, changes: &Changes| -> Vec<Protocol> {
+            let all = all_unsupported(family, &map, changes);
+            let mut all: Vec<_> = all.map(|unsupported| unsupported.port.protocol).collect();
+            all.sort_unstable();
+            all
+        };
+        let full = Changes {
+            full: true,
+            ..Changes::default()
+        };
+        let both = [Protocol::Udp, Protocol::Sctp];
+        assert_eq!(reported(Family::V4, &full), both);
+        assert_eq!(reported(Family::V6, &full), []);
+        let mut some = Changes::default();
+        some.ports.insert(over(Protocol::Udp).name);
+        some.ports.insert(web().name);
+        assert_eq!(reported(Family::V4, &some), [Protocol::Udp]);
+    }
+}

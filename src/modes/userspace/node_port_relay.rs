@@ -1,0 +1,319 @@
+//! The data path of this mode for node ports at addresses that only this node itself
+//! calls, in modes whose kernel part does not translate what is sent there.
+//!
+//! Nothing is captured: it listens on the addresses themselves.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use super::{
+    capture::Method,
+    diff::diff,
+    execute::Executor,
+    handover::{Handover, OtherProcesses},
+    listeners::redirect_ports::RedirectPorts,
+    options::Options,
+    plan::{self, listen::NodeContext},
+    proxy::{counters::Counters, descriptors::Descriptors, workers::Workers},
+};
+use crate::{
+    modes::{Asked, SyncReport, state::FamilyState},
+    net::{Family, PerFamily},
+    node::Served,
+    sched::SchedulerName,
+    services::{Changes, ServiceMap, ServicePort, ServicePortName},
+};
+
+/// What helps where another program has a node port.
+const IF_TAKEN: &str = "bind it to other addresses, or leave loopback out of --nodeport-addresses";
+
+/// Returns the node port of `port`, if it is one that is relayed, and the endpoints that
+/// its connections may reach.
+pub fn relayed(port: &ServicePort) -> Option<(u16, Vec<SocketAddr>)> {
+    let plan = plan::node_port(port, SchedulerName::default())?;
+    let targets = plan.targets.iter().filter(|target| target.weight > 0);
+    Some((
+        port.node_port?,
+        targets.map(|target| target.address).collect(),
+    ))
+}
+
+/// Listeners on node ports, TCP alone, and the workers that carry their connections.
+pub struct NodePortRelay {
+    scheduler: SchedulerName,
+    descriptors: Descriptors,
+    executor: Executor,
+    families: PerFamily<FamilyState<()>>,
+    node: NodeContext,
+    /// The other processes that a sync was asked for about.
+    reported: OtherProcesses,
+    handover: Handover,
+}
+
+impl NodePortRelay {
+    /// Returns a relay for `addresses` of the node that listens nowhere yet.
+    ///
+    /// # Errors
+    /// When its threads cannot be started.
+    pub fn new(
+        options: &Options,
+        addresses: Vec<IpAddr>,
+        counters: Counters,
+    ) -> io::Result<NodePortRelay> {
+        let shared = options.shared(counters);
+        let descriptors = shared.descriptors.clone();
+        let handover = Handover::new(shared.counters.connections.clone());
+        let workers = Workers::start(options.workers, &shared)?;
+        descriptors.count(true);
+        let ports = RedirectPorts::new(None, descriptors.clone());
+        Ok(NodePortRelay {
+            scheduler: options.scheduler,
+            descriptors,
+            executor: Executor::new(shared, workers, ports, IF_TAKEN),
+            families: PerFamily::default(),
+            node: NodeContext {
+                methods: PerFamily::each(|_| Method::Local),
+                addresses,
+                node_ports: Arc::new(Served::All),
+                opens_listeners: true,
+            },
+            reported: OtherProcesses::default(),
+            handover,
+        })
+    }
+
+    /// Returns what talks to processes that take over, or from which this one does.
+    pub fn handover(&self) -> Handover {
+        self.handover.clone()
+    }
+
+    /// Returns whether it serves addresses of `family`.
+    pub fn serves(&self, family: Family) -> bool {
+        let mut addresses = self.node.addresses.iter();
+        addresses.any(|address| Family::of(address) == family)
+    }
+
+    /// Makes the listeners match what `map` has of the families that are `asked` for.
+    /// Returns what is not in force of each.
+    pub fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> PerFamily<Option<SyncReport>> {
+        let others = self.handover.other_processes();
+        let handed_over = self.handover.differs(&others);
+        self.node.opens_listeners = others.yields_to().is_none();
+        if handed_over {
+            for (_, state) in self.families.iter_mut() {
+                state.forget();
+            }
+        }
+        let reports = asked.map(|family, changes| {
+            let changes = changes.filter(|_| self.serves(family))?;
+            Some(self.sync_family(family, map, changes))
+        });
+        // Sockets of a predecessor are its own to hand over.
+        if handed_over && (others.yields_to().is_some() || !others.has_predecessor()) {
+            self.executor.hand_over(others.yields_to());
+        }
+        // Until there is a listener, there is nothing to hand over.
+        let listens = self.executor.ports().next().is_some() || self.handover.has_served();
+        if listens && asked.v4.is_some() && asked.v6.is_some() {
+            self.handover.acted_on(others);
+            self.reported = others;
+        }
+        reports
+    }
+
+    fn sync_family(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> SyncReport {
+        let full = self.families.get(family).must_observe(changes);
+        self.descriptors.count(full);
+        let names = self.due(family, map, changes, full);
+        let mut report = SyncReport::default();
+        // Removals first: another Service may have what one gives up.
+        let (present, gone): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| map.get(name).is_some());
+        for name in gone.into_iter().chain(present) {
+            report.examined += 1;
+            let applied = self.apply(&name, map);
+            let state = self.families.get_mut(family);
+            state.retry(&name);
+            if let Err(why) = applied {
+                state.fail(name, why);
+            }
+        }
+        let this = PerFamily::each(|one| one == family);
+        self.executor.close(this);
+        self.executor.retire(this);
+        let state = self.families.get_mut(family);
+        state.applied();
+        state.report(&mut report);
+        report
+    }
+
+    /// Returns the ServicePorts that a sync of `family` has to compare: all if `full`.
+    fn due(
+        &self,
+        family: Family,
+        map: &ServiceMap,
+        changes: &Changes,
+        full: bool,
+    ) -> BTreeSet<ServicePortName> {
+        if full {
+            let all = map.iter().filter(|port| port.node_port.is_some());
+            let all = all.map(|port| &port.name).chain(self.executor.ports());
+            return all.filter(|name| name.family == family).cloned().collect();
+        }
+        let failed = self.families.get(family).failed().keys();
+        let again = failed.filter(|_| changes.retry);
+        changes.ports.iter().chain(again).cloned().collect()
+    }
+
+    /// Opens, changes or closes what one ServicePort needs.
+    fn apply(&mut self, name: &ServicePortName, map: &ServiceMap) -> Result<(), String> {
+        let plan = map
+            .get(name)
+            .and_then(|port| plan::node_port(port, self.scheduler));
+        if plan.is_none() {
+            self.executor.forget_clients(name);
+        }
+        let applied = self.executor.applied(name);
+        let difference = diff(plan.into_iter().collect(), &applied, &self.node);
+        self.executor.open(name, difference)
+    }
+
+    /// Waits until another process takes over from this one, or does not any more:
+    /// then a sync of both families is due.
+    pub async fn other_processes_changed(&mut self) {
+        self.reported = self.handover.changed(self.reported).await;
+    }
+}
+
+impl Drop for NodePortRelay {
+    /// While sockets close one after the other, those of a successor change their
+    /// numbers, by which connections are handed over.
+    fn drop(&mut self) {
+        if !self.node.opens_listeners {
+            self.executor.fall_silent();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read,
+        net::{TcpListener, TcpStream},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::{
+        modes::userspace::{DetectLocal, DialLimits},
+        net::NodePortAddresses,
+        node::NodePorts,
+        services::service_ports::{endpoint, endpoints, service_port},
+    };
+
+    /// A loopback address of this process's own, where all ports are free: process ids
+    /// have 22 bits (proc(5), `pid_max`).
+    fn own_address() -> IpAddr {
+        let own = std::process::id() & 0x3f_ffff;
+        std::net::Ipv4Addr::from_bits(0x7f80_0000 | own).into()
+    }
+
+    fn relay() -> NodePortRelay {
+        let options = Options {
+            node: "here".into(),
+            port_range: None,
+            udp_timeout: Duration::from_secs(1),
+            scheduler: SchedulerName::Rr,
+            node_ports: Arc::new(NodePorts::new(&NodePortAddresses::default(), None)),
+            detect_local: DetectLocal::PodCidrs,
+            workers: 1,
+            transparent: false,
+            dial: DialLimits {
+                attempts: 2,
+                time: Duration::from_secs(5),
+            },
+            tcp_user_timeout: Duration::ZERO,
+        };
+        let counters = Counters::register(&prometheus::Registry::new()).unwrap();
+        NodePortRelay::new(&options, vec![own_address()], counters).unwrap()
+    }
+
+    /// A Service whose node port leads to an endpoint that sends `byte`.
+    fn service(name: &str, node_port: u16, byte: u8) -> ServicePort {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                let _ = io::Write::write_all(&mut stream, &[byte]);
+            }
+        });
+        ServicePort {
+            node_port: Some(node_port),
+            endpoints: endpoints([endpoint(address)]),
+            ..service_port(name, [10, 96, 0, 1])
+        }
+    }
+
+    fn call(port: u16) -> io::Result<u8> {
+        let mut stream = TcpStream::connect((own_address(), port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        let mut byte = [0];
+        stream.read_exact(&mut byte).map(|()| byte[0])
+    }
+
+    /// A sync of IPv4 alone.
+    fn sync(relay: &mut NodePortRelay, map: &ServiceMap, changes: &Changes) -> SyncReport {
+        let asked = PerFamily {
+            v4: Some(changes),
+            v6: None,
+        };
+        relay.sync(map, asked).v4.expect("it serves IPv4")
+    }
+
+    fn changed(names: &[&ServicePort]) -> Changes {
+        Changes {
+            ports: names.iter().map(|port| port.name.clone()).collect(),
+            ..Changes::default()
+        }
+    }
+
+    #[test]
+    fn only_what_changed_is_compared_and_what_failed_when_a_retry_is_due() {
+        let (one, two) = (service("one", 30_001, 1), service("two", 30_002, 2));
+        let taken = TcpListener::bind((own_address(), 30_002)).unwrap();
+        let mut relay = relay();
+        let mut map: ServiceMap = [one.clone(), two.clone()].into_iter().collect();
+        let first = sync(&mut relay, &map, &Changes::default());
+        assert_eq!(first.examined, 2, "everything is new");
+        let failed: Vec<_> = first.failed.iter().map(|(name, _)| name).collect();
+        assert_eq!(failed, [&two.name]);
+        assert_eq!(call(30_001).unwrap(), 1);
+
+        let other = service("one", 30_003, 3);
+        map = [other, two.clone()].into_iter().collect();
+        let second = sync(&mut relay, &map, &changed(&[&one]));
+        assert_eq!((second.examined, second.failed.len()), (1, 1));
+        assert_eq!(call(30_003).unwrap(), 3);
+        assert!(call(30_001).is_err(), "no longer its node port");
+
+        drop(taken);
+        let idle = sync(&mut relay, &map, &Changes::default());
+        assert_eq!((idle.examined, idle.failed.len()), (0, 1), "not its time");
+        let retry = Changes {
+            retry: true,
+            ..Changes::default()
+        };
+        let again = sync(&mut relay, &map, &retry);
+        assert_eq!((again.examined, again.failed.len()), (1, 0));
+        assert_eq!(call(30_002).unwrap(), 2);
+
+        map = ServiceMap::default();
+        sync(&mut relay, &map, &changed(&[&one, &two]));
+        assert!(call(30_002).is_err() && call(30_003).is_err());
+        assert_eq!(relay.executor.ports().count(), 0);
+    }
+}

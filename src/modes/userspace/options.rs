@@ -1,0 +1,75 @@
+//! How the data path is to run.
+
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+
+use super::proxy::{
+    Shared,
+    cluster_local::{ClusterLocal, DetectLocal},
+    counters::Counters,
+    descriptors::Descriptors,
+    tcp::Limits as DialLimits,
+    transparent::Transparent,
+    udp,
+};
+use crate::{node::NodePorts, sched::SchedulerName};
+
+/// How the mode is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The node's name.
+    pub node: Arc<str>,
+    /// `--proxy-port-range`: local ports for redirect capture.
+    pub port_range: Option<RangeInclusive<u16>>,
+    /// `--udp-timeout`: how long an idle UDP client keeps its backend.
+    pub udp_timeout: Duration,
+    /// `--ipvs-scheduler`: the scheduler of Services that name none.
+    pub scheduler: SchedulerName,
+    /// `--nodeport-addresses`: where node ports are served.
+    pub node_ports: Arc<NodePorts>,
+    /// How pods are distinguished from other clients.
+    pub detect_local: DetectLocal,
+    /// Threads of the data path.
+    pub workers: usize,
+    /// `--userspace-transparent`: endpoints see the client's address.
+    pub transparent: bool,
+    /// `--userspace-dial-attempts` and `--userspace-dial-timeout`.
+    pub dial: DialLimits,
+    /// `--userspace-tcp-user-timeout`: how long a peer may acknowledge nothing
+    /// of what is under way to it; zero: as long as the kernel allows.
+    pub tcp_user_timeout: Duration,
+}
+
+/// Threads of the data path when none are asked for, at most: more would
+/// multiply listening sockets for little.
+const MOST_WORKERS: usize = 8;
+
+/// Returns how many threads `--userspace-workers=asked` stands for.
+pub fn workers(asked: usize) -> usize {
+    match asked {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MOST_WORKERS)),
+        n => n,
+    }
+}
+
+impl Options {
+    /// Returns what all connections and associations of a data path share, which
+    /// counts with `counters`.
+    pub(super) fn shared(&self, counters: Counters) -> Arc<Shared> {
+        let cluster_local = Arc::new(ClusterLocal::new(self.detect_local.clone()));
+        let descriptors = Descriptors::of_this_process();
+        let local_ports = udp::LocalPorts::of_this_node();
+        Arc::new(Shared {
+            node: Arc::clone(&self.node),
+            udp: udp::Resources::new(&descriptors, local_ports, self.udp_timeout),
+            descriptors,
+            counters,
+            udp_timeout: self.udp_timeout,
+            dial: self.dial,
+            tcp_user_timeout: self.tcp_user_timeout,
+            transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
+            cluster_local,
+            next_worker: Default::default(),
+            ports_logged: Default::default(),
+        })
+    }
+}
