@@ -128,7 +128,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
 
     let handover = proxy.handover();
     let mut runner = Runner::new(
-        TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()),
+        TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()).giving_way(handover.clone()),
         Tracker::new(&node),
         options,
         Arc::clone(&health),

@@ -2,10 +2,11 @@
 //! from another.
 //!
 //! A process that carries connections itself, in userspace mode or for node ports on
-//! localhost, and whose first sync is in force listens on an abstract unix socket (`unix(7)`), which belongs to the network namespace as
-//! service addresses do, is gone with the process and needs no privileges. A
-//! process in any mode that is about to sync for the first time finds these
-//! sockets and sends over each connection, which stays open as long as it runs:
+//! localhost, and whose first sync is in force listens on an abstract unix socket
+//! (`unix(7)`), which belongs to the network namespace as service addresses do, is
+//! gone with the process and needs no privileges. A process in any mode that is about
+//! to sync for the first time finds these sockets and sends over each connection,
+//! which stays open as long as it runs:
 //!
 //! ```text
 //! successor                              predecessor

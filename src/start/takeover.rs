@@ -25,7 +25,7 @@ use self::{
 use super::Done;
 use crate::{
     kernel::{probe, xtables::Engine},
-    modes::{Asked, Mode, Outcomes},
+    modes::{Asked, Mode, Outcomes, userspace::Handover},
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
 };
@@ -71,6 +71,8 @@ pub(super) struct TakeOver<M> {
     /// The removal that is under way, beside the syncs.
     clearing: Option<Clearing>,
     pass: Pass,
+    /// While it has a successor, what others have is that one's and stays.
+    handover: Option<Handover>,
 }
 
 impl<M: Mode> TakeOver<M> {
@@ -86,7 +88,13 @@ impl<M: Mode> TakeOver<M> {
             since: None,
             clearing: None,
             pass: clearing::pass,
+            handover: None,
         }
+    }
+
+    /// Has it remove nothing while `handover` knows of a successor.
+    pub(super) fn giving_way(self, handover: Option<Handover>) -> TakeOver<M> {
+        TakeOver { handover, ..self }
     }
 
     /// Returns whether this mode carries all that is desired now, or never
@@ -131,7 +139,7 @@ impl<M: Mode> TakeOver<M> {
 
     /// Begins to remove stale state, unless that is under way.
     fn clear_stale(&mut self, since: Instant) {
-        if self.clearing.is_some() {
+        if self.clearing.is_some() || has_successor(self.handover.as_ref()) {
             return;
         }
         let overlaps = self.overlap_ends().is_some_and(|end| Instant::now() < end);
@@ -187,6 +195,7 @@ impl<M: Mode> Mode for TakeOver<M> {
             found,
             check_at,
             clearing,
+            handover,
             ..
         } = self;
         let back = async {
@@ -200,6 +209,9 @@ impl<M: Mode> Mode for TakeOver<M> {
             while ends.is_some_and(|end| *check_at < end) {
                 sleep_until(*check_at).await;
                 *check_at = Instant::now() + PAUSE;
+                if has_successor(handover.as_ref()) {
+                    continue;
+                }
                 if !present(found.to_vec(), running.clone()).await.is_empty() {
                     tracing::debug!("another process put back what another mode had");
                     return;
@@ -216,6 +228,10 @@ impl<M: Mode> Mode for TakeOver<M> {
     fn engines(&self) -> Vec<(Family, Engine)> {
         self.mode.engines()
     }
+}
+
+fn has_successor(handover: Option<&Handover>) -> bool {
+    handover.is_some_and(Handover::has_successor)
 }
 
 /// Removes what any mode ever installed. All are tried, even if one fails.

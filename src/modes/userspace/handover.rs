@@ -85,6 +85,11 @@ impl Handover {
         self.0.others.borrow().serving > 0
     }
 
+    /// Returns whether a process that takes over is there.
+    pub fn has_successor(&self) -> bool {
+        self.other_processes().yields_to().is_some()
+    }
+
     /// Returns whether this process has served at all.
     pub fn has_served(&self) -> bool {
         self.0.applied.borrow().is_some()
