@@ -17,7 +17,12 @@ pub enum ModeName {
 
 impl ModeName {
     /// All of them, in the order in which one falls back to the next.
-    pub const ALL: [ModeName; 3] = [ModeName::Ipvs, ModeName::Iptables, ModeName::Userspace];
+    pub const ALL: [ModeName; 4] = [
+        ModeName::Ipvs,
+        ModeName::Nftables,
+        ModeName::Iptables,
+        ModeName::Userspace,
+    ];
 }
 
 impl fmt::Display for ModeName {

@@ -7,7 +7,7 @@ use tokio::{sync::oneshot, time::sleep};
 use super::Done;
 use crate::{
     cli::Settings,
-    kernel::probe::{Examination, Findings, Kernel, findings},
+    kernel::probe::{Examination, Findings, Kernel, Scope, findings},
     modes::verdict::{self, Choice, ModeRequirements},
     net::ModeName,
 };
@@ -18,7 +18,7 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
         transparent: true,
         ..requirements(settings)
     };
-    let kernel = examine(&requirements, true).leaving_out(&settings.own.without);
+    let kernel = examine(&requirements, Scope::Everything, true).leaving_out(&settings.own.without);
     let verdicts = verdict::verdicts(&kernel, &requirements);
     let text = if json {
         format!("{:#}\n", verdict::json(&verdicts))
@@ -31,7 +31,7 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
 
 /// Returns the kernel as the operator's requirements see it, without what is to
 /// be left out.
-fn examine(requirements: &ModeRequirements, last_attempt: bool) -> Kernel {
+fn examine(requirements: &ModeRequirements, scope: Scope, last_attempt: bool) -> Kernel {
     let findings = match Findings::read(Path::new(findings::PATH)) {
         Ok(findings) => findings,
         Err(error) => {
@@ -43,14 +43,19 @@ fn examine(requirements: &ModeRequirements, last_attempt: bool) -> Kernel {
         schedulers: &schedulers(requirements),
         findings: findings.as_ref(),
         last_attempt,
+        scope,
     })
 }
 
 /// Does the same as [`examine`] on a thread of its own: a program may hang.
-async fn examined(requirements: &ModeRequirements, last_attempt: bool) -> Result<Kernel, String> {
+async fn examined(
+    requirements: &ModeRequirements,
+    scope: Scope,
+    last_attempt: bool,
+) -> Result<Kernel, String> {
     let (sender, receiver) = oneshot::channel();
     let requirements = requirements.clone();
-    let work = move || sender.send(examine(&requirements, last_attempt));
+    let work = move || sender.send(examine(&requirements, scope, last_attempt));
     let spawned = thread::Builder::new().spawn(work);
     spawned.map_err(|error| format!("no thread to examine it: {error}"))?;
     let ended = |_| "its examination came to no end".to_owned();
@@ -131,12 +136,22 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     let requirements = requirements(settings);
     let configured = settings.effective.mode;
     let (mut attempts, mut pause, mut logged) = (0, PAUSE, false);
+    // A node in nftables mode needs no programs, not even to find that out.
+    let mut scope = match configured {
+        ModeName::Nftables => Scope::WithoutPrograms,
+        _ => Scope::Everything,
+    };
     loop {
         attempts += 1;
         let last_attempt = attempts > PATIENCE;
-        let unknown = match examined(&requirements, last_attempt).await {
+        let unknown = match examined(&requirements, scope, last_attempt).await {
             Ok(found) => {
                 let kernel = found.clone().leaving_out(&settings.own.without);
+                let asked = verdict::verdict(configured, &kernel, &requirements);
+                if scope == Scope::WithoutPrograms && !asked.missing.is_empty() {
+                    scope = Scope::Everything;
+                    continue;
+                }
                 let choice = verdict::choose(configured, &kernel, &requirements);
                 match choice.open() {
                     None if last_attempt || choice.unknown().is_empty() => {

@@ -202,29 +202,30 @@ pub fn no_silence(column: &Column) -> bool {
     !in_iptables(column) && !nftables(column)
 }
 
-/// iptables mode without `--without=addrtype`, and so on.
-fn rules_without(column: &Column, word: &str) -> bool {
+/// iptables mode without this word, or nftables mode without that.
+fn rules_without(column: &Column, word: &str, nft: &str) -> bool {
     in_iptables(column) && column.without == Some(word)
+        || nftables(column) && column.without == Some(nft)
 }
 
 pub fn rules_without_addrtype(column: &Column) -> bool {
-    rules_without(column, "addrtype")
+    rules_without(column, "addrtype", "nft-fib")
 }
 
 pub fn rules_without_conntrack(column: &Column) -> bool {
-    rules_without(column, "conntrack")
+    in_iptables(column) && column.without == Some("conntrack")
 }
 
 pub fn rules_without_recent(column: &Column) -> bool {
-    rules_without(column, "recent")
+    rules_without(column, "recent", "nft-dynset")
 }
 
 pub fn rules_without_statistic(column: &Column) -> bool {
-    rules_without(column, "statistic")
+    rules_without(column, "statistic", "nft-numgen")
 }
 
 pub fn rules_without_reject(column: &Column) -> bool {
-    rules_without(column, "reject")
+    rules_without(column, "reject", "nft-reject")
 }
 
 pub fn ipvs_without_reject(column: &Column) -> bool {

@@ -110,15 +110,15 @@ impl Why {
             }
             Why::NoSctp => "This kernel has no SCTP.",
             Why::SpreadByPort => {
-                "Without the statistic match rules choose by the client's port. Ports of a client \
+                "Without the statistic match, or numgen, rules choose by the client's port. Ports of a client \
                  follow one another: its next connections may all meet the same endpoint."
             }
             Why::AffinityByAddress => {
-                "Without the recent match the client's address chooses the endpoint: affinity \
+                "Without the recent match, or dynamic maps, the client's address chooses the endpoint: affinity \
                  does not end."
             }
             Why::NamedAddressesAlone => {
-                "Without the addrtype match rules know of the node's addresses only what its \
+                "Without the addrtype match, or fib, rules know of the node's addresses only what its \
                  Node object says, and loopback."
             }
             Why::LoopbackUnguarded => {
@@ -126,7 +126,7 @@ impl Why {
                  loopback: node ports are not served there."
             }
             Why::DroppedNotRefused => {
-                "Without the REJECT target who is to be refused hears nothing instead."
+                "Without the REJECT target, or reject, who is to be refused hears nothing instead."
             }
             Why::RoundRobinInstead => {
                 "Without its scheduler a Service is served by rr, which heeds no weights; an Event \
@@ -234,7 +234,10 @@ pub const RULES: &[Rule] = &[
         why: Why::OwnPacketsAreStopped,
         columns: output_is_asked,
         instead: |caller, target, protocol, observation| {
-            let stopped = matches!(observation, Observation::Refused | Observation::Silent);
+            let stopped = matches!(
+                observation,
+                Observation::Refused | Observation::Silent | Observation::SilentOrRefused
+            );
             let stopped = caller == Caller::Node && protocol == Protocol::Udp && stopped;
             match target {
                 Target::Loopback

@@ -183,6 +183,7 @@ macro_rules! without {
 without! {
     host_without_iptables: "host iptables-nft",
     host_without_userspace: "host userspace-redirect",
+    host_without_nftables: "host nftables",
     guest_without_ipvs: "full ipvs",
 }
 

@@ -87,6 +87,19 @@ const IPVS: &[Row] = &[
     ("ipvs-wrr", Then::Adapts, false),
 ];
 
+const NFTABLES: &[Row] = &[
+    ("nft", Then::FallsBack("iptables"), true),
+    ("nft-ct", Then::FallsBack("iptables"), false),
+    ("nft-nat", Then::FallsBack("iptables"), true),
+    ("nft-masquerade", Then::FallsBack("iptables"), false),
+    ("nft-ranges", Then::FallsBack("iptables"), false),
+    ("nft-numgen", Then::Adapts, true),
+    ("nft-hash", Then::Adapts, true),
+    ("nft-fib", Then::Adapts, true),
+    ("nft-reject", Then::Adapts, true),
+    ("nft-dynset", Then::Adapts, true),
+];
+
 /// Cases that every variant runs, by parts of their names; those that fall back
 /// run the first alone.
 const BASE: [&str; 4] = [
@@ -103,6 +116,7 @@ pub fn variants() -> impl Iterator<Item = Variant> {
     let columns = [
         ("host iptables-nft", IPTABLES),
         ("host userspace-redirect", USERSPACE),
+        ("host nftables", NFTABLES),
         ("full ipvs", IPVS),
     ];
     columns.into_iter().flat_map(|(name, rows)| {
@@ -147,6 +161,7 @@ impl Variant {
             flags: match self.column.asked {
                 // Redirect capture that is asked for by name has no other way.
                 "userspace" => &["--userspace-capture=auto"],
+                "nftables" => self.column.flags,
                 _ => &["--ipvs-min-sync-period=0s", "--iptables-min-sync-period=0s"],
             },
             ..self.column.clone()

@@ -59,19 +59,20 @@ fn serves(lab: &mut Lab) {
 
 on_each_capture!(serves);
 
-/// Starts it in the mode that it chooses.
-fn in_the_best_mode(lab: &Lab) -> Tripod {
+/// Starts it in this mode, or in the one that it chooses.
+fn start_in(lab: &Lab, mode: Option<&str>) -> Tripod {
     let mut command = lab.node.command("sh");
     as_container(&mut command);
     command
         .arg("--manifests")
         .arg(lab.manifests())
         .args(["--hostname-override", "node", "--v", "2"])
-        .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64");
+        .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
+        .args(mode.map(|mode| format!("--proxy-mode={mode}")));
     Tripod::start_on(&lab.node, command)
 }
 
-fn with_a_service(body: fn(&Lab, &Service)) {
+fn with_a_service(body: impl FnOnce(&Lab, &Service) + Send) {
     lab::run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Redirect);
         lab.add_backends(&["a"]);
@@ -83,32 +84,40 @@ fn with_a_service(body: fn(&Lab, &Service)) {
 
 const ROUTE_LOCALNET: &str = "cat /proc/sys/net/ipv4/conf/all/route_localnet";
 
-/// ipvs mode where the kernel can, else iptables mode.
+/// ipvs mode where the kernel can, else nftables mode.
 #[test]
 fn the_best_mode_serves() {
     with_a_service(|lab, service| {
         let ipvs = kernel() == "full";
         prepare(lab, "--v=2");
-        if !ipvs {
-            // Not one without the other.
-            let guard = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8";
-            assert!(lab.node.show("iptables-save -t filter").contains(guard));
-            assert_eq!(lab.node.show(ROUTE_LOCALNET).trim(), "1");
-        }
-        let tripod = in_the_best_mode(lab);
-        let address = service.cluster()[0];
-        assert_eq!(ask(&lab.node, address).expect("a call"), "a");
-        if !ipvs {
-            let loopback = ([127, 0, 0, 1], service.node_port()).into();
-            assert_eq!(ask(&lab.node, loopback).expect("a call"), "a");
-        }
-        let mode = if ipvs { "ipvs" } else { "iptables" };
+        let tripod = start_in(lab, None);
+        assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+        let mode = if ipvs { "ipvs" } else { "nftables" };
         let mode = format!("mode={mode}");
         assert_eq!(tripod.logged(&["starting", &mode]), 1, "{}", tripod.log());
-        let fallen_back = tripod.logged(&["WARN", "running in iptables mode"]);
+        let fallen_back = tripod.logged(&["WARN", "running in nftables mode"]);
         assert_eq!(fallen_back, usize::from(!ipvs));
         let elsewhere = tripod.logged(&["WARN", "hashsize"]);
         assert_eq!(tripod.logged(&["WARN"]) - elsewhere, fallen_back);
+    });
+}
+
+#[test]
+fn iptables_mode_serves() {
+    with_a_service(|lab, service| {
+        prepare(lab, "--proxy-mode=iptables");
+        // Not one without the other.
+        let guard = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8";
+        assert!(lab.node.show("iptables-save -t filter").contains(guard));
+        assert_eq!(lab.node.show(ROUTE_LOCALNET).trim(), "1");
+        let tripod = start_in(lab, Some("iptables"));
+        let loopback = ([127, 0, 0, 1], service.node_port()).into();
+        for address in [service.cluster()[0], loopback] {
+            assert_eq!(ask(&lab.node, address).expect("a call"), "a", "{address}");
+        }
+        assert_eq!(tripod.logged(&["starting", "mode=iptables"]), 1);
+        let elsewhere = tripod.logged(&["WARN", "hashsize"]);
+        assert_eq!(tripod.logged(&["WARN"]), elsewhere, "{}", tripod.log());
     });
 }
 
@@ -154,22 +163,32 @@ impl Monitor {
 /// Among the node's own rules nothing is tried that the init container has found
 /// out.
 #[test]
-fn what_the_init_container_found_is_not_tried_again() {
-    with_a_service(|lab, service| {
+fn nftables_mode_does_not_try_again_what_the_init_container_found() {
+    is_not_tried_again("nftables", "table ip tripod", "table ip tripod-probe");
+}
+
+#[test]
+fn iptables_mode_does_not_try_again_what_the_init_container_found() {
+    is_not_tried_again("iptables", "KUBE-SERVICES", "TRIPOD-PROBE");
+}
+
+/// `made` shows that the mode serves, and `tried` that something was tried.
+fn is_not_tried_again(mode: &'static str, made: &'static str, tried: &'static str) {
+    with_a_service(move |lab, service| {
         let serves = |tripod: &Tripod| {
-            assert_eq!(tripod.logged(&["starting", "mode=iptables"]), 1);
+            assert_eq!(tripod.logged(&["starting", &format!("mode={mode}")]), 1);
             assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
         };
-        prepare(lab, "--v=2");
+        prepare(lab, &format!("--proxy-mode={mode}"));
         let mut monitor = Monitor::start(lab);
-        let mut tripod = in_the_best_mode(lab);
+        let mut tripod = start_in(lab, Some(mode));
         serves(&tripod);
         tripod.terminate();
         let seen = monitor.so_far(lab);
-        assert!(seen.contains("KUBE-SERVICES"), "{seen}");
-        let tried = seen.lines().find(|line| line.contains("TRIPOD-PROBE"));
-        assert_eq!(tried, None);
-        assert_eq!(tripod.logged(&["WARN"]), 1, "{}", tripod.log());
+        assert!(seen.contains(made), "{seen}");
+        let found = seen.lines().find(|line| line.contains(tried));
+        assert_eq!(found, None);
+        assert_eq!(tripod.logged(&["WARN"]), 0, "{}", tripod.log());
 
         // What is not of this boot is not used, and that is said.
         let path = "/run/tripod/kernel.json";
@@ -178,11 +197,11 @@ fn what_the_init_container_found_is_not_tried_again() {
         let boot = std::fs::read_to_string(boot).expect("an id");
         assert!(found.contains(boot.trim()), "{found}");
         std::fs::write(path, found.replace(boot.trim(), "another")).expect("writing");
-        let tripod = in_the_best_mode(lab);
+        let tripod = start_in(lab, Some(mode));
         serves(&tripod);
         let words = ["is not used", "they are of boot \"another\""];
         assert_eq!(tripod.logged(&words), 1, "{}", tripod.log());
-        assert!(monitor.so_far(lab).contains("TRIPOD-PROBE"));
+        assert!(monitor.so_far(lab).contains(tried));
         monitor.process.kill();
     });
 }
@@ -190,9 +209,10 @@ fn what_the_init_container_found_is_not_tried_again() {
 #[test]
 fn without_the_init_container_it_serves_what_it_can() {
     with_a_service(|lab, service| {
-        let tripod = in_the_best_mode(lab);
+        let falls_back = kernel() == "full";
+        let tripod = start_in(lab, (!falls_back).then_some("iptables"));
         assert_eq!(tripod.logged(&["starting", "mode=iptables"]), 1);
-        if kernel() == "full" {
+        if falls_back {
             let warning = ["WARN", "no ipvs mode", "net.ipv4.vs.conntrack=1"];
             assert_eq!(tripod.logged(&warning), 1, "{}", tripod.log());
         }

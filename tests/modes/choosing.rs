@@ -36,15 +36,15 @@ fn the_default_is_the_best_that_the_kernel_can_and_why_is_said() {
             .expect("the metric");
         let better: &[&str] = match mode {
             "ipvs" => &[],
-            "iptables" => &["ipvs"],
-            _ => &["ipvs", "iptables"],
+            "nftables" => &["ipvs"],
+            _ => &["ipvs", "nftables", "iptables"],
         };
         let missing = match mode {
             "ipvs" => "",
-            "iptables" => "ipvs,dummy",
+            "nftables" => "ipvs,dummy",
             _ => {
                 "ipvs,dummy,ipset-hash-ip,ipset-hash-ip-port,ipset-hash-ip-port-ip,\
-                 ipset-hash-ip-port-net,ipset-bitmap-port,nat"
+                 ipset-hash-ip-port-net,ipset-bitmap-port,nat,nft"
             }
         };
         let value = i32::from(!better.is_empty());
@@ -107,7 +107,7 @@ fn without_privileges_each_mode_says_what_it_lacks() {
             .args(["--manifests=/run", "--conntrack-max-per-core=0"]);
         let (status, stderr) = ended(command);
         assert_eq!(status, Some(1), "{stderr}");
-        for mode in ["ipvs", "iptables", "userspace"] {
+        for mode in ["ipvs", "nftables", "iptables", "userspace"] {
             let line = format!("{mode:<10} cannot run");
             let after = stderr.split_once(&line).map(|(_, after)| after);
             let next = after.unwrap_or_default().lines().nth(1).unwrap_or_default();

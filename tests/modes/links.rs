@@ -15,7 +15,7 @@ fn the_link_of_a_pod_causes_no_full_sync_and_an_address_of_the_node_does() {
         // Each mode of this kernel.
         let modes: &[&str] = match default_mode() {
             "ipvs" => &["ipvs", "iptables", "userspace"],
-            "iptables" => &["iptables", "userspace"],
+            "nftables" => &["nftables", "iptables", "userspace"],
             _ => &["userspace"],
         };
         for mode in modes {

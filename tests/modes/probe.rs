@@ -55,7 +55,7 @@ fn the_table_is_right_for_this_kernel() {
         assert_eq!(json["default"], default_mode(), "{json:#}");
         let modes = json["modes"].as_array().expect("a list");
         let names: Vec<_> = modes.iter().map(|mode| &mode["mode"]).collect();
-        assert_eq!(names, ["ipvs", "iptables", "userspace"]);
+        assert_eq!(names, ["ipvs", "nftables", "iptables", "userspace"]);
         for mode in modes {
             let missing = mode["missing"].as_array().expect("a list");
             assert_eq!(mode["canRun"] == true, missing.is_empty(), "{mode:#}");
@@ -74,7 +74,7 @@ pub fn default_mode() -> &'static str {
     match kernel().as_str() {
         "full" => "ipvs",
         "bare" => "userspace",
-        _ => "iptables",
+        _ => "nftables",
     }
 }
 
@@ -96,7 +96,7 @@ fn what_is_left_out_is_missing_in_every_view() {
         let node = node();
         let (probed, ..) = output_of(&node, &["probe", "--without=local-routes", "-o", "json"]);
         let probed: serde_json::Value = serde_json::from_str(&probed).expect("JSON");
-        let userspace = &probed["modes"][2];
+        let userspace = &probed["modes"][3];
         let mut lacks = userspace["missing"].as_array().expect("a list").iter();
         // With nat userspace mode needs no routes.
         let routes = lacks.find(|lack| lack["name"] == "local-routes");

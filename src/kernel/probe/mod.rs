@@ -64,6 +64,18 @@ pub struct Examination<'a> {
     /// Whether this is the last attempt: of two iptables programs the one that
     /// works is taken, although the other one did not answer.
     pub last_attempt: bool,
+    /// What is examined.
+    pub scope: Scope,
+}
+
+/// What of a kernel is examined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// All that any mode uses.
+    #[default]
+    Everything,
+    /// What can be tried without a program: all that nftables mode uses.
+    WithoutPrograms,
 }
 
 /// The kinds of ipset that modes need, as `ipset create` spells them.
@@ -95,7 +107,10 @@ impl Kernel {
         let findings = examination.findings.filter(|_| !isolated);
         // It runs in a thread of its own, because it has a runtime of its own.
         let rules = thread::scope(|scope| {
-            let work = || tries::xtables(findings, examination.last_attempt);
+            let work = || match examination.scope {
+                Scope::Everything => tries::xtables(findings, examination.last_attempt),
+                Scope::WithoutPrograms => Kernel::default(),
+            };
             let worker = thread::Builder::new().spawn_scoped(scope, work);
             let objects = || tries::objects(examination.schedulers, findings);
             let tried = match place.and_then(|()| in_scratch(objects)) {

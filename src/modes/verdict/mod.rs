@@ -152,14 +152,8 @@ pub struct Choice {
 /// because of what is not known.
 pub fn choose(requested: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Choice {
     let mut considered = Vec::new();
-    // Nothing falls back to nftables mode yet.
-    let next = match requested {
-        ModeName::Nftables => ModeName::Iptables,
-        other => other,
-    };
-    let from_next = ModeName::ALL.into_iter().skip_while(|mode| *mode != next);
-    let asked = (requested != next).then_some(requested);
-    for mode in asked.into_iter().chain(from_next) {
+    let from_requested = ModeName::ALL.into_iter();
+    for mode in from_requested.skip_while(|mode| *mode != requested) {
         let verdict = verdict(mode, kernel, requirements);
         let (can_run, is_open) = (verdict.can_run(), verdict.is_open());
         considered.push(verdict);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernel::probe::Extension;
+use crate::kernel::probe::{Extension, NftPart};
 
 fn requirements() -> ModeRequirements {
     ModeRequirements {
@@ -10,46 +10,79 @@ fn requirements() -> ModeRequirements {
     }
 }
 
+/// What is taken away, and the mode that the default gives without it, with the word
+/// that names it.
 #[test]
-fn one_thing_taken_away_after_another_leads_to_the_right_mode_with_the_right_words() {
+fn one_thing_taken_away_leads_to_the_right_mode_with_the_right_words() {
     let v4 = Family::V4;
-    let redirected = [Ability::Nat(v4)];
-    let _ = redirected;
+    let extension = |extension| Ability::Extension(v4, extension);
     let cases: [(Ability, ModeName, &str); 9] = [
-        (Ability::Ipvs, ModeName::Iptables, "IPVS"),
-        (Ability::DummyLink, ModeName::Iptables, "dummy"),
+        (Ability::Ipvs, ModeName::Nftables, "IPVS"),
+        (Ability::DummyLink, ModeName::Nftables, "dummy"),
         (
             Ability::IpSet("hash:ip,port,ip"),
-            ModeName::Iptables,
+            ModeName::Nftables,
             "ip_set_hash_ipportip",
         ),
-        (
-            Ability::Extension(v4, Extension::Set),
-            ModeName::Iptables,
-            "xt_set",
-        ),
-        (
-            Ability::Extension(v4, Extension::Mark),
-            ModeName::Userspace,
-            "xt_mark",
-        ),
-        (Ability::Extension(v4, Extension::Dnat), ModeName::Ipvs, ""),
-        (
-            Ability::Extension(v4, Extension::Comment),
-            ModeName::Ipvs,
-            "",
-        ),
-        (Ability::Nat(v4), ModeName::Userspace, "iptable_nat"),
+        (extension(Extension::Set), ModeName::Nftables, "xt_set"),
+        (extension(Extension::Mark), ModeName::Nftables, "xt_mark"),
+        (Ability::Nat(v4), ModeName::Nftables, "iptable_nat"),
+        (extension(Extension::Dnat), ModeName::Ipvs, ""),
+        (extension(Extension::Comment), ModeName::Ipvs, ""),
         (Ability::Nat(Family::V6), ModeName::Ipvs, ""),
     ];
     for (gone, mode, word) in cases {
-        let kernel = Kernel::with_everything(&["rr".to_owned()]).without(&gone);
-        let choice = choose(ModeName::Ipvs, &kernel, &requirements());
-        assert_eq!(choice.mode, Some(mode), "without {gone}");
-        let said: Vec<String> = choice.passed_over().collect();
-        assert!(said.join("\n").contains(word), "without {gone}: {said:?}");
-        assert_eq!(said.is_empty(), word.is_empty(), "without {gone}: {said:?}");
+        leads_to(&[gone], mode, &[word]);
     }
+}
+
+/// What is taken away beside IPVS.
+#[test]
+fn each_mode_falls_back_to_the_next() {
+    let v4 = Family::V4;
+    let part = |part| Ability::Nftables(v4, part);
+    let extension = |extension| Ability::Extension(v4, extension);
+    let cases: [(&[Ability], ModeName, &[&str]); 6] = [
+        (&[part(NftPart::Tables)], ModeName::Iptables, &["nf_tables"]),
+        (&[part(NftPart::Nat)], ModeName::Iptables, &["nft_nat"]),
+        (&[part(NftPart::Numgen)], ModeName::Nftables, &[]),
+        (&[part(NftPart::Reject)], ModeName::Nftables, &[]),
+        (
+            &[part(NftPart::Nat), extension(Extension::Mark)],
+            ModeName::Userspace,
+            &["nft_nat", "xt_mark"],
+        ),
+        (
+            &[part(NftPart::Tables), Ability::Nat(v4)],
+            ModeName::Userspace,
+            &["nf_tables", "iptable_nat"],
+        ),
+    ];
+    for (gone, mode, words) in cases {
+        let gone = [&[Ability::Ipvs], gone].concat();
+        leads_to(&gone, mode, &[&["ip_vs"], words].concat());
+    }
+}
+
+/// Asserts that ipvs mode, asked for on a kernel with everything but `gone`, gives
+/// `mode`, with `words` in what is said about it.
+fn leads_to(gone: &[Ability], mode: ModeName, words: &[&str]) {
+    let everything = Kernel::with_everything(&["rr".to_owned()]);
+    let kernel = gone
+        .iter()
+        .fold(everything, |kernel, gone| kernel.without(gone));
+    let choice = choose(ModeName::Ipvs, &kernel, &requirements());
+    assert_eq!(choice.mode, Some(mode), "without {gone:?}");
+    let reasons: Vec<String> = choice.passed_over().collect();
+    for word in words {
+        let named = reasons.join("\n").contains(word);
+        assert!(named, "without {gone:?}: no {word:?} in {reasons:?}");
+    }
+    assert_eq!(
+        reasons.is_empty(),
+        mode == ModeName::Ipvs,
+        "{gone:?}: {reasons:?}"
+    );
 }
 
 #[test]
@@ -58,7 +91,7 @@ fn nothing_runs_without_privileges_and_each_mode_says_why() {
     let choice = choose(ModeName::Ipvs, &kernel, &requirements());
     assert_eq!(choice.mode, None);
     let said: Vec<String> = choice.passed_over().collect();
-    assert_eq!(said.len(), 3);
+    assert_eq!(said.len(), 4);
     assert!(
         said.iter().all(|line| line.contains("CAP_NET_ADMIN")),
         "{said:?}"
@@ -86,6 +119,13 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
         (ModeName::Ipvs, Ability::Nat(v4)),
         (ModeName::Ipvs, Ability::NetAdmin),
         (ModeName::Ipvs, Ability::Extension(v4, Extension::Set)),
+        (ModeName::Nftables, Ability::Nftables(v4, NftPart::Tables)),
+        (ModeName::Nftables, Ability::Nftables(v4, NftPart::Nat)),
+        // Services of the other family would be left to no mode.
+        (
+            ModeName::Nftables,
+            Ability::Nftables(Family::V6, NftPart::Nat),
+        ),
         (ModeName::Iptables, Ability::Nat(v4)),
         (ModeName::Iptables, Ability::Extension(v4, Extension::Mark)),
         // Rules of the other family would be taken for another mode's.
@@ -124,7 +164,7 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
         .without(&Ability::Ipvs)
         .with_unknown(&Ability::DummyLink);
     let choice = choose(ModeName::Ipvs, &kernel, &requirements());
-    assert_eq!(choice.mode, Some(ModeName::Iptables));
+    assert_eq!(choice.mode, Some(ModeName::Nftables));
     // What only makes it better does not keep it from running.
     let comment = Ability::Extension(v4, Extension::Comment);
     let choice = choose(

@@ -8,6 +8,15 @@ use crate::conformance::network::Network;
 use crate::conformance::run::{Run, run_in};
 use crate::lab::{Tripod, get, tripod_binary};
 
+/// All modes, each before the one that it falls back to.
+const MODES: [&str; 4] = ["ipvs", "nftables", "iptables", "userspace"];
+/// What nftables mode lacks in the guest.
+const NO_NF_TABLES: &str = "IPv4 nf_tables (";
+/// Begins the line of a rule in what nft lists.
+const IN_CHAIN: &str = "\t\t";
+/// Begins the line of a set's type, which the kernel does not read.
+const TYPE: &str = "\t\ttype";
+
 /// One Tripod after another on this kernel; words and cells.
 pub fn run_here(column: &Column) -> Vec<(String, String)> {
     let network = Network::new();
@@ -68,12 +77,12 @@ impl Run<'_> {
         let left_out = format!("left out by --without: {word}");
         assert_eq!(tripod.logged(&["INFO", &left_out]), 1, "{left_out}");
         let (asked, runs) = (self.column.asked, self.column.mode);
-        let passed_over: &[&str] = match (asked, runs) {
-            ("ipvs", "userspace") => &["ipvs", "iptables"],
-            (asked, runs) if asked != runs => &[asked],
-            _ => &[],
-        };
-        for mode in passed_over {
+        let from_asked = MODES.iter().skip_while(|mode| **mode != asked);
+        let passed_over: Vec<_> = from_asked.take_while(|mode| **mode != runs).collect();
+        let has_nf_tables = self.column.kernel == Kernel::Host;
+        for mode in &passed_over {
+            let lacks_nf_tables = **mode == "nftables" && !has_nf_tables;
+            let lack = if lacks_nf_tables { NO_NF_TABLES } else { &lack };
             let sentence = format!("no {mode} mode here, for lack of {lack}");
             let line = format!("running in {runs} mode: {sentence}");
             assert_eq!(
@@ -84,10 +93,10 @@ impl Run<'_> {
             );
             assert!(page("/statusz").contains(&sentence), "{sentence}");
         }
-        let (reason, value) = if passed_over.is_empty() {
-            ("", 0)
-        } else {
-            (*word, 1)
+        let (reason, value) = match &passed_over[..] {
+            [] => (String::new(), 0),
+            over if over.contains(&&"nftables") && !has_nf_tables => (format!("{word},nft"), 1),
+            _ => ((*word).to_owned(), 1),
         };
         let metric = format!("tripod_mode_fallback{{reason=\"{reason}\"}} {value}");
         let metrics = page("/metrics");
@@ -117,7 +126,9 @@ impl Run<'_> {
                 if line.starts_with('*') {
                     table = line;
                 }
-                line.starts_with("-A") && (line.contains(rules) || table == rules)
+                let of_nft = line.starts_with(IN_CHAIN) && !line.starts_with(TYPE);
+                let is_rule = line.starts_with("-A") || of_nft;
+                is_rule && (line.contains(rules) || table == rules)
             })
         };
         if let Some(rules) = variant.as_ref().and_then(|variant| variant.thing.rules) {
@@ -137,6 +148,9 @@ impl Run<'_> {
     /// All rules of the node.
     fn saved(&self) -> String {
         let mut saved = String::new();
+        if self.column.mode == "nftables" {
+            saved += &self.network.node.show("nft list ruleset");
+        }
         for tools in [Tools::Nft, Tools::Legacy] {
             // nf_tables cannot be asked in the guest.
             if self.column.kernel == Kernel::Host || tools == Tools::Legacy {

@@ -41,7 +41,7 @@ const fn object(word: &'static str, what: &'static str, get: &'static str) -> Th
     }
 }
 
-pub const THINGS: [Thing; 22] = [
+pub const THINGS: [Thing; 32] = [
     extension(
         "comment",
         "IPv4 -m comment",
@@ -187,4 +187,72 @@ pub const THINGS: [Thing; 22] = [
         rules: None,
         cases: &["Weights"],
     },
+    object(
+        "nft",
+        "IPv4 nf_tables",
+        "modprobe nf_tables, or a kernel with CONFIG_NF_TABLES",
+    ),
+    extension(
+        "nft-ct",
+        "IPv4 nf_tables ct",
+        "modprobe nft_ct, or a kernel with CONFIG_NFT_CT",
+        "ct state",
+        &[],
+    ),
+    extension(
+        "nft-nat",
+        "IPv4 nf_tables nat by maps",
+        "modprobe nft_chain_nat nft_nat, or a kernel with CONFIG_NFT_NAT",
+        "dnat ",
+        &[],
+    ),
+    extension(
+        "nft-masquerade",
+        "IPv4 nf_tables masquerade",
+        "modprobe nft_masq, or a kernel with CONFIG_NFT_MASQ",
+        "masquerade",
+        &[],
+    ),
+    object(
+        "nft-ranges",
+        "IPv4 nf_tables ranges in concatenations",
+        "a kernel of 5.6 or later",
+    ),
+    extension(
+        "nft-numgen",
+        "IPv4 nf_tables numgen",
+        "modprobe nft_numgen, or a kernel with CONFIG_NFT_NUMGEN",
+        "numgen",
+        &["equal share", "Weights of slices"],
+    ),
+    object(
+        "nft-hash",
+        "IPv4 nf_tables hash",
+        "modprobe nft_hash, or a kernel with CONFIG_NFT_HASH",
+    ),
+    extension(
+        "nft-fib",
+        "IPv4 nf_tables fib",
+        "modprobe nft_fib_ipv4 nft_fib_ipv6, or a kernel with CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6",
+        "fib ",
+        &[
+            "At every address",
+            "From the node to its own",
+            "from a pod and from the node",
+        ],
+    ),
+    extension(
+        "nft-reject",
+        "IPv4 nf_tables reject",
+        "modprobe nft_reject_ipv4 nft_reject_ipv6, or a kernel with CONFIG_NFT_REJECT",
+        "reject",
+        &["Without endpoints callers", "Other ports of a cluster IP"],
+    ),
+    extension(
+        "nft-dynset",
+        "IPv4 nf_tables dynamic maps with timeouts",
+        "a kernel of 4.3 or later",
+        "update @",
+        &["Clients stick to", "endpoint goes sticks", "Affinity ends"],
+    ),
 ];

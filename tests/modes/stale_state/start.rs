@@ -173,7 +173,7 @@ fn nothing_goes_before_there_is_something_to_serve() {
         std::fs::write(kubeconfig, text).expect("writing it");
         let modes: &[&str] = match kernel().as_str() {
             "full" => &["ipvs"],
-            _ => &["iptables", "userspace"],
+            _ => &["nftables", "iptables", "userspace"],
         };
         for mode in modes {
             let mut command = node.command(tripod_binary());
