@@ -66,14 +66,13 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
             localhost::render(map, choices.loopback, &mut text)?;
         }
         ModeName::Nftables => {
-            let node = map.this_node().map(|node| &**node);
             for family in Family::ALL {
                 let (configuration, effective) = (choices.configuration, choices.effective);
                 let options = nftables::plan::Options::new(
                     configuration,
                     effective,
                     family,
-                    node,
+                    map,
                     choices.served,
                     nftables::plan::Features::of(choices.kernel, family),
                 );

@@ -209,7 +209,10 @@ impl<M: Mode> Runner<M> {
                     }
                 }
                 Event::EndpointSliceGone(_) => events.slices += 1,
-                Event::Node(_) | Event::NodeGone(_) => {}
+                Event::Node(_)
+                | Event::NodeGone(_)
+                | Event::ServiceCidr(_)
+                | Event::ServiceCidrGone(_) => {}
             }
         }
         let changes = self.tracker.apply(batch.events);

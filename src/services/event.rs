@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{EndpointSlice, Node, Service, ServiceName, SliceName};
+use super::{EndpointSlice, Node, Service, ServiceCidr, ServiceName, SliceName};
 
 /// One object came, changed or went.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,10 @@ pub enum Event {
     Node(Arc<Node>),
     /// A Node went.
     NodeGone(Arc<str>),
+    /// A ServiceCIDR came or changed.
+    ServiceCidr(Arc<ServiceCidr>),
+    /// A ServiceCIDR went.
+    ServiceCidrGone(Arc<str>),
 }
 
 /// Events that are folded together, so that no mode sees the map between two of

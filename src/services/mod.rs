@@ -7,6 +7,8 @@
 
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 mod assemble;
 mod changes;
 mod endpoint;
@@ -20,6 +22,7 @@ mod owners;
 mod port;
 mod select;
 mod service;
+mod service_cidr;
 mod slice;
 mod tracker;
 mod trigger;
@@ -41,6 +44,7 @@ pub use oddity::Oddity;
 pub use owners::{AddressKind, Conflict};
 pub use port::{ServiceName, ServicePort, ServicePortName, SessionAffinity, TrafficPolicy};
 pub use service::{Created, NotServed, Port, Service, Serving};
+pub use service_cidr::ServiceCidr;
 pub use slice::{EndpointSlice, Hints, Owner, SliceEndpoint, SliceName, SlicePort};
 pub use tracker::Tracker;
 pub use trigger::Trigger;
@@ -50,6 +54,7 @@ pub use trigger::Trigger;
 pub struct ServiceMap {
     ports: hashbrown::HashMap<ServicePortName, Arc<ServicePort>>,
     node: Option<Arc<Node>>,
+    service_networks: Vec<IpNet>,
 }
 
 impl ServiceMap {
@@ -61,6 +66,12 @@ impl ServiceMap {
     /// Returns the object of this node, once it is known.
     pub fn this_node(&self) -> Option<&Arc<Node>> {
         self.node.as_ref()
+    }
+
+    /// Returns the networks that cluster IPs are allocated from, disjoint, as far as
+    /// ServiceCIDRs name them.
+    pub fn service_networks(&self) -> &[IpNet] {
+        &self.service_networks
     }
 
     /// Returns all ServicePorts, in no particular order.
@@ -88,7 +99,7 @@ impl FromIterator<ServicePort> for ServiceMap {
             .map(|port| (port.name.clone(), Arc::new(port)));
         ServiceMap {
             ports: named.collect(),
-            node: None,
+            ..ServiceMap::default()
         }
     }
 }

@@ -193,8 +193,7 @@ fn addresses_that_are_skipped() {
         *serving.external_ips,
         ["192.0.2.1".parse::<std::net::IpAddr>().expect("ip")]
     );
-    let ranges =
-        ["10.0.0.0/8", "fd00::/8"].map(|range| range.parse::<ipnet::IpNet>().expect("net"));
+    let ranges = ["10.0.0.0/8", "fd00::/8"].map(|range| range.parse::<IpNet>().expect("net"));
     assert_eq!(*serving.load_balancer_source_ranges, ranges);
     let fields: Vec<_> = warnings
         .iter()

@@ -1,14 +1,19 @@
 //! Folds events into the service map. Work follows the change: only Services
 //! that an event concerns are rebuilt.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use hashbrown::{HashMap, HashSet};
+use ipnet::IpNet;
 use tracing::info;
 
 use super::{
-    Changes, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceMap, ServiceName,
-    ServicePort, SliceName,
+    Changes, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr, ServiceMap,
+    ServiceName, ServicePort, SliceName,
     assemble::service_ports,
     owners::AddressOwnership,
     select::{NodeWeights, ThisNode},
@@ -24,6 +29,7 @@ pub struct Tracker {
     slices: HashMap<SliceName, Option<ServiceName>>,
     /// Weights of the nodes that have one.
     weights: NodeWeights,
+    service_cidrs: BTreeMap<Arc<str>, Arc<ServiceCidr>>,
     ownership: AddressOwnership,
     map: ServiceMap,
 }
@@ -53,6 +59,7 @@ impl Tracker {
             services: HashMap::new(),
             slices: HashMap::new(),
             weights: NodeWeights::new(),
+            service_cidrs: BTreeMap::new(),
             ownership: AddressOwnership::default(),
             map: ServiceMap::default(),
         }
@@ -129,8 +136,15 @@ impl Tracker {
                 // pods go on running here when the object is deleted.
                 Event::NodeGone(name) if name == self.this.name => {}
                 Event::NodeGone(name) => reweighed.set_weight(&mut self.weights, &name, None),
+                Event::ServiceCidr(cidr) => {
+                    self.service_cidrs.insert(Arc::clone(&cidr.name), cidr);
+                }
+                Event::ServiceCidrGone(name) => {
+                    self.service_cidrs.remove(&name);
+                }
             }
         }
+        let networks_changed = self.set_service_networks();
         if zone != self.this.zone {
             dirty.extend(self.services_where(EndpointSlice::has_zone_hints));
         }
@@ -139,15 +153,26 @@ impl Tracker {
             dirty.extend(self.services_where(|slice| slice.weighs_by(&reweighed)));
         }
         let mut changes = Changes {
-            // Decides which endpoints are local and where node ports are
-            // served, for all Services. kube-proxy restarts for this.
-            full: node_changed,
+            // The Node decides which endpoints are local and where node ports are
+            // served, for all Services. kube-proxy restarts for this. Networks of
+            // cluster IPs are of no Service.
+            full: node_changed || networks_changed,
             ..Changes::default()
         };
         for name in dirty {
             self.rebuild(&name, &mut changes, &mut odd);
         }
         (changes, odd)
+    }
+
+    /// Returns true if the ServiceCIDRs name other networks than before.
+    fn set_service_networks(&mut self) -> bool {
+        let cidrs = self.service_cidrs.values();
+        let networks: Vec<IpNet> = cidrs.flat_map(|cidr| cidr.networks.to_vec()).collect();
+        let networks = IpNet::aggregate(&networks);
+        let changed = networks != self.map.service_networks;
+        self.map.service_networks = networks;
+        changed
     }
 
     /// Returns the Services that have such a slice. Walks through all, for

@@ -26,11 +26,12 @@ use crate::{
     config::{self, ConfigFile},
     events::{self, Event, Recorder},
     modes::userspace::{self, Handover},
+    net::ModeName,
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, schedule},
     serve::{self, Bind, Introspection, service_health::ServiceHealth},
     services::Tracker,
-    watch::Source,
+    watch::{Source, api},
 };
 
 /// Events that may wait for the API server; more are dropped.
@@ -146,7 +147,11 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
-    let batches = source.follow(&node, settings.own.node_weights);
+    let batches = source.follow(api::Settings {
+        node_weights: settings.own.node_weights,
+        service_cidrs: mode == ModeName::Nftables,
+        ..api::Settings::for_node(&node)
+    });
     let sockets = userspace::workers(settings.own.workers);
     let (batches, serves) = succession::announced(batches, sockets, handover.clone());
     runner.follow(serves);

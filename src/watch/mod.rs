@@ -35,20 +35,13 @@ impl Source {
         }
     }
 
-    /// Follows the objects that a proxy on the node called `node` needs: the
-    /// first batch is the complete state, each later one what changed. Weights
-    /// of Nodes always count in a folder, where all Nodes are read anyway; from
-    /// the API server only with `node_weights`.
-    pub fn follow(&self, node: &str, node_weights: bool) -> Receiver<Batch> {
+    /// Follows the objects that a proxy needs: the first batch is the complete
+    /// state, each later one what changed. `settings` say which are asked of the API
+    /// server; in a folder all are read anyway.
+    pub fn follow(&self, settings: api::Settings) -> Receiver<Batch> {
         match self {
             Source::Folder(folder) => manifests::spawn(folder),
-            Source::Cluster(access) => {
-                let settings = api::Settings {
-                    node_weights,
-                    ..api::Settings::for_node(node)
-                };
-                api::spawn(access.clone(), settings)
-            }
+            Source::Cluster(access) => api::spawn(access.clone(), settings),
         }
     }
 }

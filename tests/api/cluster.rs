@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 pub const SERVICES: &str = "/api/v1/services";
 pub const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 pub const NODES: &str = "/api/v1/nodes";
+pub const SERVICE_CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 
 /// Namespace and name.
 type Key = (String, String);
@@ -93,6 +94,7 @@ fn collection(object: &Value) -> &'static str {
         Some("Service") => SERVICES,
         Some("EndpointSlice") => SLICES,
         Some("Node") => NODES,
+        Some("ServiceCIDR") => SERVICE_CIDRS,
         other => panic!("no collection of {other:?}"),
     }
 }

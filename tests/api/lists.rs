@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, time::Duration};
 use serde_json::json;
 
 use super::{
-    cluster::{NODES, SERVICES, SLICES},
-    objects::{node, service, slice},
+    cluster::{NODES, SERVICE_CIDRS, SERVICES, SLICES},
+    objects::{node, service, service_cidr, slice},
     pipe,
     recorder::{NODE, Recorder},
     server::Server,
@@ -291,4 +291,39 @@ async fn other_nodes_are_none_of_our_business_unless_weights_are_asked_for() {
         .filter(|query| query.starts_with(NODES));
     let named = |query: &&String| query.contains("fieldSelector=metadata.name%3Dnode-a");
     assert_eq!(of_nodes.clone().filter(named).count(), of_nodes.count());
+}
+
+#[tokio::test(start_paused = true)]
+async fn service_cidrs_are_followed_where_they_are_asked_for() {
+    let server = Server::new();
+    let first = service_cidr("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]);
+    server.change(|cluster| {
+        cluster.put(service("back", 1));
+        cluster.put(first);
+    });
+    let mut recorder = Recorder::start(pipe::access(&server));
+    assert_eq!(recorder.next(SOON).await, Some(1), "the Service alone");
+
+    let networks = |recorder: &Recorder| {
+        let networks = recorder.tracker().map().service_networks().iter();
+        networks.map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let mut recorder = Recorder::with_service_cidrs(pipe::access(&server));
+    assert_eq!(recorder.next(SOON).await, Some(2));
+    assert_eq!(networks(&recorder), ["10.96.0.0/16", "fd00:96::/112"]);
+    let more = service_cidr("more", &["10.97.0.0/16"]);
+    server.change(|cluster| cluster.put(more.clone()));
+    assert_eq!(recorder.next(SOON).await, Some(1));
+    assert_eq!(networks(&recorder), ["10.96.0.0/15", "fd00:96::/112"]);
+    server.change(|cluster| cluster.delete(&more));
+    assert_eq!(recorder.next(SOON).await, Some(1));
+    assert_eq!(networks(&recorder), ["10.96.0.0/16", "fd00:96::/112"]);
+
+    // A server before 1.33 has none; one without the right does not give them.
+    for code in [404, 403] {
+        server.script().refuse = vec![(SERVICE_CIDRS, code, None); 1000];
+        let mut recorder = Recorder::with_service_cidrs(pipe::access(&server));
+        assert_eq!(recorder.next(SOON).await, Some(1), "{code}");
+        assert!(networks(&recorder).is_empty());
+    }
 }

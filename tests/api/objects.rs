@@ -64,3 +64,14 @@ pub fn node(name: &str, zone: &str) -> Value {
         },
     })
 }
+
+/// A ServiceCIDR with these networks.
+pub fn service_cidr(name: &str, networks: &[&str]) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": {"name": name},
+        "spec": {"cidrs": networks},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}

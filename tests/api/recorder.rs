@@ -45,6 +45,15 @@ impl Recorder {
         Recorder::with(access, settings)
     }
 
+    /// As [`Recorder::start`], with ServiceCIDRs.
+    pub fn with_service_cidrs(access: Access) -> Recorder {
+        let settings = Settings {
+            service_cidrs: true,
+            ..Settings::for_node(NODE)
+        };
+        Recorder::with(access, settings)
+    }
+
     fn with(access: Access, settings: Settings) -> Recorder {
         Recorder {
             batches: api::spawn(access, settings),
@@ -104,7 +113,8 @@ impl Recorder {
                 Event::Node(node) => node.name.to_string(),
                 Event::ServiceGone(name) => format!("-{}", name.name),
                 Event::EndpointSliceGone(name) => format!("-{}", name.name),
-                Event::NodeGone(name) => format!("-{name}"),
+                Event::NodeGone(name) | Event::ServiceCidrGone(name) => format!("-{name}"),
+                Event::ServiceCidr(cidr) => cidr.name.to_string(),
             };
             let bare = name.trim_start_matches('-');
             assert!(!self.untouched.contains(&bare), "{name} did not change");

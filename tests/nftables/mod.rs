@@ -1,5 +1,6 @@
 //! nftables mode beside what others do.
 
+mod cluster_ips;
 mod localhost;
 mod repair;
 

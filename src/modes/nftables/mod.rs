@@ -191,7 +191,7 @@ impl ServedFamily {
             &setup.configuration,
             &setup.configured,
             family,
-            map.this_node().map(|node| &**node),
+            map,
             &setup.node_ports.served(),
             self.features,
         );

@@ -15,7 +15,7 @@ pub struct Call {
 
 /// All calls that the program makes. `deploy/kustomize/base/rbac.yaml` allows
 /// them.
-pub const CALLS: [Call; 4] = [
+pub const CALLS: [Call; 5] = [
     Call {
         group: "",
         version: "v1",
@@ -32,6 +32,13 @@ pub const CALLS: [Call; 4] = [
         group: "",
         version: "v1",
         resource: "nodes",
+        verbs: &["list", "watch"],
+    },
+    // In nftables mode alone.
+    Call {
+        group: "networking.k8s.io",
+        version: "v1",
+        resource: "servicecidrs",
         verbs: &["list", "watch"],
     },
     // Written by `crate::events`: created, and patched when they repeat.
@@ -59,7 +66,7 @@ mod tests {
     use kube::Resource;
 
     use super::{super::kind::Kind, *};
-    use crate::services::{EndpointSlice, Node, Service};
+    use crate::services::{EndpointSlice, Node, Service, ServiceCidr};
 
     #[test]
     fn they_are_the_paths_that_are_asked_for() {
@@ -67,6 +74,7 @@ mod tests {
             Service::PATH.to_owned(),
             EndpointSlice::PATH.to_owned(),
             Node::PATH.to_owned(),
+            ServiceCidr::PATH.to_owned(),
             Event::url_path(&(), None),
         ];
         assert_eq!(CALLS.map(|call| call.path()), paths);

@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 
 use super::wire;
 use crate::services::{
-    EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceName, SliceName,
+    EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceCidr, ServiceName,
+    SliceName,
 };
 
 /// A kind of objects.
@@ -119,6 +120,36 @@ impl Kind for EndpointSlice {
 
     fn gone(name: SliceName) -> Event {
         Event::EndpointSliceGone(name)
+    }
+}
+
+/// Servers before 1.33 have none in this version.
+impl Kind for ServiceCidr {
+    type Name = Arc<str>;
+    type Wire = wire::ServiceCidr;
+    const PLURAL: &str = "ServiceCIDRs";
+    const PATH: &str = "/apis/networking.k8s.io/v1/servicecidrs";
+    const LABELS: Option<&str> = None;
+    const DISPENSABLE: bool = true;
+
+    fn meta(wire: &wire::ServiceCidr) -> &wire::Meta {
+        &wire.metadata
+    }
+
+    fn name(meta: &wire::Meta, names: &mut Names) -> Option<Arc<str>> {
+        Node::name(meta, names)
+    }
+
+    fn reduce(wire: wire::ServiceCidr, names: &mut Names) -> Result<Reduced<Self>, Invalid> {
+        ServiceCidr::reduce(&wire.into(), names)
+    }
+
+    fn came(object: Arc<Self>) -> Event {
+        Event::ServiceCidr(object)
+    }
+
+    fn gone(name: Arc<str>) -> Event {
+        Event::ServiceCidrGone(name)
     }
 }
 

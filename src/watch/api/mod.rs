@@ -20,8 +20,8 @@
 //!
 //! Events are created by `crate::events`, through [`Access::client`].
 //!
-//! ServiceCIDRs are not watched: kube-proxy uses them in nftables mode alone,
-//! to refuse cluster IPs that no Service has.
+//! ServiceCIDRs are watched for nftables mode alone, which drops what is sent to
+//! cluster IPs that no Service has, as in kube-proxy.
 
 use std::{
     sync::{
@@ -41,7 +41,7 @@ use tracing::warn;
 use self::{follow::Follower, intake::Intake, kind::Elsewhere, known::Known, pause::Pauses};
 use crate::{
     api_client::Access,
-    services::{Batch, EndpointSlice, Event, Names, Node, Service},
+    services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceCidr},
 };
 
 mod ask;
@@ -67,6 +67,8 @@ pub struct Settings {
     pub node_name: String,
     /// Weights of Nodes count: all Nodes are followed.
     pub node_weights: bool,
+    /// ServiceCIDRs are followed, too.
+    pub service_cidrs: bool,
     /// Longest pause after a first failure ...
     pub first_pause: Duration,
     /// ... which doubles with each one that follows, up to this. Half of a
@@ -81,6 +83,7 @@ impl Settings {
         Settings {
             node_name: name.into(),
             node_weights: false,
+            service_cidrs: false,
             first_pause: Duration::from_millis(800),
             longest_pause: Duration::from_secs(30),
         }
@@ -88,11 +91,10 @@ impl Settings {
 }
 
 /// Follows Services, EndpointSlices, this Node, and on request the weights of
-/// others, in a task of its own on the Tokio runtime that this is called in.
+/// others and ServiceCIDRs, in a task of its own on the Tokio runtime that this is called in.
 ///
 /// The first batch has all objects, once Services and EndpointSlices are
-/// complete, and this Node and the weights of others are known, or known to be
-/// absent or forbidden. Each later one has what changed in reduced form, each
+/// complete, and the rest is known, or known to be absent or forbidden. Each later one has what changed in reduced form, each
 /// object at most once. Whatever happens to the server, the last known state
 /// stays in force. The task ends when the receiver is dropped.
 pub fn spawn(access: Access, settings: Settings) -> mpsc::Receiver<Batch> {
@@ -113,6 +115,8 @@ struct Objects {
     /// `None`: weights of Nodes do not count, not even that of this node, as
     /// there would be none to compare it with.
     elsewhere: Option<Mutex<Known<Elsewhere>>>,
+    /// `None`: they are not followed.
+    service_cidrs: Option<Mutex<Known<ServiceCidr>>>,
     weight_logged: AtomicBool,
 }
 
@@ -124,6 +128,7 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         slices: Mutex::new(Known::new()),
         node: Mutex::new(Known::new()),
         elsewhere: settings.node_weights.then(|| Mutex::new(Known::new())),
+        service_cidrs: settings.service_cidrs.then(|| Mutex::new(Known::new())),
         weight_logged: AtomicBool::new(false),
     };
     let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
@@ -157,9 +162,16 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
             follower.run().await;
         }
     };
+    let service_cidrs = async {
+        if let Some(known) = &objects.service_cidrs {
+            let intake = Intake::new(names, known);
+            let follower = Follower::new(access, None, intake, changes, pauses());
+            follower.run().await;
+        }
+    };
     tokio::select! {
         () = async {
-            tokio::join!(services.run(), slices.run(), node.run(), elsewhere);
+            tokio::join!(services.run(), slices.run(), node.run(), elsewhere, service_cidrs);
          } => {}
         () = objects.send(changes, sender) => {}
     }
@@ -195,6 +207,10 @@ impl Objects {
                 .elsewhere
                 .as_ref()
                 .is_none_or(|elsewhere| elsewhere.lock().is_settled())
+            && self
+                .service_cidrs
+                .as_ref()
+                .is_none_or(|service_cidrs| service_cidrs.lock().is_settled())
     }
 
     fn batch(&self) -> Batch {
@@ -203,6 +219,9 @@ impl Objects {
         match &self.elsewhere {
             Some(elsewhere) => elsewhere.lock().send_changes(&mut events),
             None => self.leave_out_weights(&mut events),
+        }
+        if let Some(service_cidrs) = &self.service_cidrs {
+            service_cidrs.lock().send_changes(&mut events);
         }
         self.services.lock().send_changes(&mut events);
         self.slices.lock().send_changes(&mut events);

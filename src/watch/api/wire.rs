@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::{core::v1 as core, discovery::v1 as discovery},
+    api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
 use serde::Deserialize;
@@ -169,6 +169,22 @@ impl From<Node> for core::Node {
                 addresses: status.addresses,
                 ..core::NodeStatus::default()
             }),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct ServiceCidr {
+    pub(super) metadata: Meta,
+    spec: Option<networking::ServiceCIDRSpec>,
+}
+
+impl From<ServiceCidr> for networking::ServiceCIDR {
+    fn from(wire: ServiceCidr) -> Self {
+        networking::ServiceCIDR {
+            metadata: wire.metadata.into_api(),
+            spec: wire.spec,
+            status: None,
         }
     }
 }

@@ -16,7 +16,8 @@ use super::{
     versions::Versions,
 };
 use crate::services::{
-    EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceName, SliceName,
+    EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceCidr, ServiceName,
+    SliceName,
 };
 
 /// What a scan found under a file's name.
@@ -55,6 +56,7 @@ struct File {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Key {
     Node(Arc<str>),
+    ServiceCidr(Arc<str>),
     Service(ServiceName),
     EndpointSlice(SliceName),
 }
@@ -62,6 +64,7 @@ enum Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Object {
     Node(Arc<Node>),
+    ServiceCidr(Arc<ServiceCidr>),
     Service(Arc<Service>),
     EndpointSlice(Arc<EndpointSlice>),
 }
@@ -311,12 +314,16 @@ impl Object {
                 wrap(EndpointSlice::reduce(slice, names)?, Object::EndpointSlice)
             }
             ApiObject::Node(node) => wrap(Node::reduce(node, names)?, Object::Node),
+            ApiObject::ServiceCidr(cidr) => {
+                wrap(ServiceCidr::reduce(cidr, names)?, Object::ServiceCidr)
+            }
         })
     }
 
     fn key(&self) -> Key {
         match self {
             Object::Node(node) => Key::Node(Arc::clone(&node.name)),
+            Object::ServiceCidr(cidr) => Key::ServiceCidr(Arc::clone(&cidr.name)),
             Object::Service(service) => Key::Service(service.name.clone()),
             Object::EndpointSlice(slice) => Key::EndpointSlice(slice.name.clone()),
         }
@@ -325,6 +332,7 @@ impl Object {
     fn event(&self) -> Event {
         match self {
             Object::Node(node) => Event::Node(Arc::clone(node)),
+            Object::ServiceCidr(cidr) => Event::ServiceCidr(Arc::clone(cidr)),
             Object::Service(service) => Event::Service(Arc::clone(service)),
             Object::EndpointSlice(slice) => Event::EndpointSlice(Arc::clone(slice)),
         }
@@ -335,6 +343,7 @@ impl Key {
     fn gone(self) -> Event {
         match self {
             Key::Node(name) => Event::NodeGone(name),
+            Key::ServiceCidr(name) => Event::ServiceCidrGone(name),
             Key::Service(name) => Event::ServiceGone(name),
             Key::EndpointSlice(name) => Event::EndpointSliceGone(name),
         }
@@ -345,6 +354,7 @@ impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Key::Node(name) => write!(f, "Node {name}"),
+            Key::ServiceCidr(name) => write!(f, "ServiceCIDR {name}"),
             Key::Service(name) => write!(f, "Service {name}"),
             Key::EndpointSlice(name) => write!(f, "EndpointSlice {name}"),
         }

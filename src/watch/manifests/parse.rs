@@ -7,6 +7,7 @@ use k8s_openapi::{
     api::{
         core::v1::{Node, Service},
         discovery::v1::EndpointSlice,
+        networking::v1::ServiceCIDR,
     },
 };
 use serde::{
@@ -27,6 +28,7 @@ pub(super) enum ApiObject {
     Service(Box<Service>),
     EndpointSlice(Box<EndpointSlice>),
     Node(Box<Node>),
+    ServiceCidr(Box<ServiceCIDR>),
 }
 
 /// The objects of one document; a `T` is made of each.
@@ -51,6 +53,7 @@ enum Kind {
     Service,
     EndpointSlice,
     Node,
+    ServiceCidr,
 }
 
 impl Kind {
@@ -59,6 +62,7 @@ impl Kind {
             (Service::API_VERSION, Service::KIND) => Some(Kind::Service),
             (EndpointSlice::API_VERSION, EndpointSlice::KIND) => Some(Kind::EndpointSlice),
             (Node::API_VERSION, Node::KIND) => Some(Kind::Node),
+            (ServiceCIDR::API_VERSION, ServiceCIDR::KIND) => Some(Kind::ServiceCidr),
             _ => None,
         }
     }
@@ -309,6 +313,7 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed {
             Kind::Service => ApiObject::Service(Box::deserialize(deserializer)?),
             Kind::EndpointSlice => ApiObject::EndpointSlice(Box::deserialize(deserializer)?),
             Kind::Node => ApiObject::Node(Box::deserialize(deserializer)?),
+            Kind::ServiceCidr => ApiObject::ServiceCidr(Box::deserialize(deserializer)?),
         })
     }
 }

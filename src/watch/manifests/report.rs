@@ -108,8 +108,8 @@ impl fmt::Display for Report {
             ),
             Report::IgnoredKind { file, kind } => write!(
                 f,
-                "{}: {kind} is ignored: a service proxy reads v1 Service, v1 Node and \
-                 discovery.k8s.io/v1 EndpointSlice",
+                "{}: {kind} is ignored: a service proxy reads v1 Service, v1 Node, \
+                 discovery.k8s.io/v1 EndpointSlice and networking.k8s.io/v1 ServiceCIDR",
                 show(file)
             ),
             Report::Duplicate {

@@ -1,5 +1,7 @@
 //! What does not depend on ServicePorts: chains with their rules.
 
+use ipnet::IpNet;
+
 use super::{
     Options, Sets,
     chains::{self, STATE_INVALID, STATE_NEW, STATUS_DNAT},
@@ -53,17 +55,10 @@ pub fn fixed(options: &Options, sets: &Sets) -> Fixed {
         sets,
         family: options.family,
     };
-    let networks = options.node_ports.iter().flatten();
-    let ranges = networks.map(|network| {
-        let ends = [network.network(), network.broadcast()].map(|ip| concat(&[Value::Ip(ip)]));
-        let [first, last] = ends;
-        let end = (first != last).then(|| last.into());
-        let element = Element {
-            end,
-            ..Element::new(first)
-        };
-        (SetId::NodePortAddresses, element)
-    });
+    let node_ports = options.node_ports.iter().flatten();
+    let node_ports = node_ports.map(|network| (SetId::NodePortAddresses, range(network)));
+    let services = options.service_cidrs.iter();
+    let services = services.map(|network| (SetId::ServiceCidrs, range(network)));
     let named = options.node_addresses.iter();
     let own = named.filter(|_| !options.features.fib).map(|ip| {
         let element = Element::new(concat(&[Value::Ip(*ip)]));
@@ -71,7 +66,18 @@ pub fn fixed(options: &Options, sets: &Sets) -> Fixed {
     });
     Fixed {
         chains: plan.chains(),
-        elements: ranges.chain(own).collect(),
+        elements: node_ports.chain(services).chain(own).collect(),
+    }
+}
+
+/// Returns the element with all addresses of `network`.
+fn range(network: &IpNet) -> Element {
+    let ends = [network.network(), network.broadcast()].map(|ip| concat(&[Value::Ip(ip)]));
+    let [first, last] = ends;
+    let end = (first != last).then(|| last.into());
+    Element {
+        end,
+        ..Element::new(first)
     }
 }
 
@@ -233,14 +239,22 @@ impl Plan<'_> {
 
     fn refuse(&self) -> Vec<Rule> {
         let reject = || self.reject();
-        let cluster_ip = vec![Field::DestinationAddress(self.family)];
-        vec![
+        let address = || vec![Field::DestinationAddress(self.family)];
+        let mut rules = vec![
             Rule::new([
                 self.contained(sets::service(self.family), SetId::Refused),
                 reject(),
             ]),
-            Rule::new([self.contained(cluster_ip, SetId::ClusterIps), reject()]),
-        ]
+            Rule::new([self.contained(address(), SetId::ClusterIps), reject()]),
+        ];
+        if !self.options.service_cidrs.is_empty() {
+            let unallocated = Rule::new([
+                self.contained(address(), SetId::ServiceCidrs),
+                Statement::Verdict(Verdict::Drop),
+            ]);
+            rules.push(unallocated.commented("cluster IPs that no Service has"));
+        }
+        rules
     }
 
     fn refuse_node_ports(&self) -> Vec<Rule> {

@@ -10,7 +10,7 @@ use crate::{
     modes::detect_local::DetectLocal,
     net::Family,
     node::Served,
-    services::Node,
+    services::ServiceMap,
 };
 
 /// 127.0.0.0/8 (RFC 1122, section 3.2.1.3).
@@ -38,6 +38,8 @@ pub struct Options {
     pub masquerade_mark: u32,
     /// Networks whose addresses serve node ports, disjoint; `None`: all do.
     pub node_ports: Option<Vec<IpNet>>,
+    /// Networks that cluster IPs are allocated from, disjoint.
+    pub service_cidrs: Vec<IpNet>,
     /// The kernel finds no packet outside a TCP window invalid
     /// (`nf_conntrack_tcp_be_liberal`).
     pub tcp_be_liberal: bool,
@@ -88,17 +90,20 @@ impl Features {
 }
 
 impl Options {
-    /// What the configuration says. `node` is this node's object, `served` the
-    /// addresses of node ports that follow from both.
+    /// What the configuration says, and the objects of `map` that are no Services.
+    /// `served` are the addresses of node ports that follow from both.
     pub fn new(
         configuration: &KubeProxyConfiguration,
         configured: &Effective,
         family: Family,
-        node: Option<&Node>,
+        map: &ServiceMap,
         served: &Served,
         features: Features,
     ) -> Options {
         let of_family = |ip: &IpAddr| Family::of(ip) == family;
+        let is_of_family = |network: &IpNet| of_family(&network.addr());
+        let node = map.this_node().map(|node| &**node);
+        let networks = map.service_networks().iter().copied();
         let addresses = node.map(|node| &*node.addresses).unwrap_or_default();
         let mut addresses: Vec<IpAddr> = addresses.iter().copied().filter(of_family).collect();
         let first = addresses.first().copied();
@@ -115,6 +120,7 @@ impl Options {
             masquerade_all: configured.masquerade_all,
             masquerade_mark: 1 << configured.masquerade_bit,
             node_ports: node_ports(served, family),
+            service_cidrs: networks.filter(is_of_family).collect(),
             tcp_be_liberal: configuration.conntrack.tcp_be_liberal,
             features,
             node_addresses: addresses,
@@ -131,6 +137,7 @@ impl Options {
             masquerade_all: false,
             masquerade_mark: 0x4000,
             node_ports: None,
+            service_cidrs: Vec::new(),
             tcp_be_liberal: false,
             features: Features::ALL,
             node_addresses: Vec::new(),

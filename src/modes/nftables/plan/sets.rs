@@ -38,6 +38,9 @@ pub enum SetId {
     RefusedNodePorts,
     /// Cluster IPs, whose other ports are refused.
     ClusterIps,
+    /// Networks that cluster IPs are allocated from; what no Service has there is
+    /// dropped.
+    ServiceCidrs,
     /// Endpoints that may be sent to themselves, twice each.
     Hairpin,
     /// Client, service address, protocol, port: the endpoint that it was sent
@@ -56,7 +59,7 @@ pub enum SetId {
 
 impl SetId {
     /// All of them, in the order in which they are added.
-    pub const ALL: [SetId; 19] = [
+    pub const ALL: [SetId; 20] = [
         SetId::Services,
         SetId::NodePorts,
         SetId::FromCluster,
@@ -70,6 +73,7 @@ impl SetId {
         SetId::Refused,
         SetId::RefusedNodePorts,
         SetId::ClusterIps,
+        SetId::ServiceCidrs,
         SetId::Hairpin,
         SetId::Affinity,
         SetId::AffinityTimeouts,
@@ -93,6 +97,7 @@ impl SetId {
             SetId::Refused => "refused",
             SetId::RefusedNodePorts => "refused-node-ports",
             SetId::ClusterIps => "cluster-ips",
+            SetId::ServiceCidrs => "service-cidrs",
             SetId::Hairpin => "hairpin",
             SetId::Affinity => "affinity",
             SetId::AffinityTimeouts => "affinity-services",
@@ -119,6 +124,7 @@ impl SetId {
             SetId::Refused => "addresses of Services without endpoints",
             SetId::RefusedNodePorts => "node ports of Services without endpoints",
             SetId::ClusterIps => "their other ports are refused",
+            SetId::ServiceCidrs => "where no other address answers",
             SetId::Hairpin => "endpoints that call themselves are masqueraded",
             SetId::Affinity => "clients, what they called, and where they were sent",
             SetId::AffinityTimeouts | SetId::NodePortAffinityTimeouts => {
@@ -155,6 +161,7 @@ impl Sets {
         let needed = all.filter(|id| match id {
             SetId::NodePortAddresses => options.node_ports.is_some(),
             SetId::NodeAddresses => !options.features.fib,
+            SetId::ServiceCidrs => !options.service_cidrs.is_empty(),
             SetId::Affinity => options.features.dynamic_maps,
             _ => true,
         });
@@ -224,7 +231,7 @@ fn set(id: SetId, family: Family) -> Set {
         SetId::Filtered | SetId::Refused => keys(of_service),
         SetId::RefusedNodePorts => keys(of_node_port),
         SetId::SourceRanges => ranges([of_service, vec![address]].concat()),
-        SetId::NodePortAddresses => ranges(vec![address]),
+        SetId::NodePortAddresses | SetId::ServiceCidrs => ranges(vec![address]),
         SetId::ClusterIps | SetId::NodeAddresses => keys(vec![address]),
         SetId::Hairpin => keys(vec![address, address]),
         SetId::Affinity => Set {

@@ -187,6 +187,20 @@ fn any_node() -> impl Strategy<Value = Event> {
     })
 }
 
+fn any_service_cidr() -> impl Strategy<Value = Event> {
+    let networks = vec!["10.96.0.0/16", "10.96.0.0/12", "fd00:96::/112"];
+    let networks = prop::sample::subsequence(networks, 0..=2);
+    (prop::sample::select(vec!["one", "two"]), networks).prop_map(|(name, networks)| {
+        Event::ServiceCidr(Arc::new(ServiceCidr {
+            name: name.into(),
+            networks: networks
+                .iter()
+                .map(|net| net.parse().expect("net"))
+                .collect(),
+        }))
+    })
+}
+
 fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => any_service(),
@@ -195,6 +209,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => (0..3_usize).prop_map(|name| Event::ServiceGone(service_name(NAMES[name]))),
         2 => (0..3_usize).prop_map(|name| slice_gone(NAMES[name])),
         1 => prop::sample::select(vec!["here", "there"]).prop_map(|name| Event::NodeGone(name.into())),
+        1 => any_service_cidr(),
+        1 => prop::sample::select(vec!["one", "two"]).prop_map(|name| Event::ServiceCidrGone(name.into())),
     ]
 }
 
@@ -257,13 +273,15 @@ fn remaining(events: &[Event]) -> Vec<Event> {
             (Event::EndpointSlice(new), Event::EndpointSlice(old)) => new.name != old.name,
             (Event::EndpointSliceGone(gone), Event::EndpointSlice(old)) => *gone != old.name,
             (Event::Node(new), Event::Node(old)) => new.name != old.name,
+            (Event::ServiceCidr(new), Event::ServiceCidr(old)) => new.name != old.name,
+            (Event::ServiceCidrGone(gone), Event::ServiceCidr(old)) => *gone != old.name,
             // The last known state of our own stays in force.
             (Event::NodeGone(gone), Event::Node(old)) => *gone != old.name || &**gone == "here",
             _ => true,
         });
         if matches!(
             event,
-            Event::Service(_) | Event::EndpointSlice(_) | Event::Node(_)
+            Event::Service(_) | Event::EndpointSlice(_) | Event::Node(_) | Event::ServiceCidr(_)
         ) {
             remaining.push(event.clone());
         }

@@ -24,6 +24,8 @@ fn take(folder: &mut Folder, files: &[(&str, Found)]) -> (Vec<String>, Vec<Strin
         Event::EndpointSliceGone(name) => format!("-slice {name}"),
         Event::Node(node) => format!("+node {}", node.name),
         Event::NodeGone(name) => format!("-node {name}"),
+        Event::ServiceCidr(cidr) => format!("+service cidr {}", cidr.name),
+        Event::ServiceCidrGone(name) => format!("-service cidr {name}"),
     });
     let reports = outcome.reports.iter().map(ToString::to_string);
     (events.collect(), reports.collect())
@@ -200,8 +202,8 @@ fn oddities_are_named() {
         reports,
         [
             "x.yml: Service default/a is there more than once: the last one counts",
-            "x.yml: v1 Pod is ignored: a service proxy reads v1 Service, v1 Node and \
-             discovery.k8s.io/v1 EndpointSlice",
+            "x.yml: v1 Pod is ignored: a service proxy reads v1 Service, v1 Node, \
+             discovery.k8s.io/v1 EndpointSlice and networking.k8s.io/v1 ServiceCIDR",
             "x.yml: document 5: Service other/b: spec.externalIPs[0] is \"nowhere\": not an IP \
              address; this value is left out",
             "x.yml: document 5: Service other/b: spec.externalIPs[1] is \"fd00::1\": the Service \

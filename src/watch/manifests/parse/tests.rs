@@ -13,6 +13,7 @@ fn kinds(contents: &Contents<ApiObject>) -> Vec<&'static str> {
             ApiObject::Service(_) => "Service",
             ApiObject::EndpointSlice(_) => "EndpointSlice",
             ApiObject::Node(_) => "Node",
+            ApiObject::ServiceCidr(_) => "ServiceCIDR",
         })
         .collect()
 }

@@ -1,0 +1,94 @@
+//! A ServiceCIDR object, reduced to what proxying needs.
+
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use k8s_openapi::api::networking::v1 as api;
+
+use super::{
+    invalid::{Inspection, Invalid, Reduced},
+    names::Names,
+};
+use crate::net::address::parse_cidr;
+
+/// Networks from which cluster IPs are allocated (KEP-1880).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// Name of the ServiceCIDR.
+    pub name: Arc<str>,
+    /// One network, or one of each family.
+    pub networks: Box<[IpNet]>,
+}
+
+impl ServiceCidr {
+    /// Reduces a ServiceCIDR of the API.
+    ///
+    /// # Errors
+    /// A ServiceCIDR without a name cannot be used.
+    pub fn reduce(
+        object: &api::ServiceCIDR,
+        names: &mut Names,
+    ) -> Result<Reduced<ServiceCidr>, Invalid> {
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let mut inspection = Inspection::of("ServiceCIDR", name);
+        if name.is_empty() {
+            return Err(inspection.refuse("metadata.name", "", "an object needs a name"));
+        }
+        let spec = object.spec.as_ref();
+        let listed = spec.and_then(|spec| spec.cidrs.as_deref());
+        let mut networks = Vec::new();
+        for (i, text) in listed.unwrap_or_default().iter().enumerate() {
+            match parse_cidr(text) {
+                Some(network) => networks.push(network),
+                None => {
+                    let field = format!("spec.cidrs[{i}]");
+                    inspection.skip(field, text, "not a CIDR such as 10.96.0.0/12");
+                }
+            }
+        }
+        let object = ServiceCidr {
+            name: names.share(name),
+            networks: networks.into(),
+        };
+        Ok(inspection.finish(object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+
+    fn object(name: &str, cidrs: &[&str]) -> api::ServiceCIDR {
+        api::ServiceCIDR {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(api::ServiceCIDRSpec {
+                cidrs: Some(cidrs.iter().map(|cidr| (*cidr).to_owned()).collect()),
+            }),
+            status: None,
+        }
+    }
+
+    #[test]
+    fn networks_that_cannot_be_read_are_left_out() {
+        let object = object("kubernetes", &["10.96.0.0/12", "ten", "fd00:10:96::/112"]);
+        let reduced = ServiceCidr::reduce(&object, &mut Names::default()).unwrap();
+        let networks = ["10.96.0.0/12", "fd00:10:96::/112"].map(|net| net.parse().unwrap());
+        assert_eq!(*reduced.object.networks, networks);
+        let warnings: Vec<String> = reduced.warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            warnings,
+            ["ServiceCIDR kubernetes: spec.cidrs[1] is \"ten\": not a CIDR such as 10.96.0.0/12"]
+        );
+    }
+
+    #[test]
+    fn one_without_a_name_is_refused() {
+        let refused = ServiceCidr::reduce(&object("", &[]), &mut Names::default());
+        assert_eq!(refused.unwrap_err().field, "metadata.name");
+    }
+}
