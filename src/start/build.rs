@@ -14,7 +14,7 @@ use crate::{
         localhost::LocalhostNodePorts,
         nftables::{self, Nftables},
         offloaded::Offloaded,
-        userspace::{self, Capture, Counters, NodePortRelay, Userspace, capture},
+        userspace::{self, Capture, Counters, NodePortRelay, RelayMetrics, Userspace, capture},
     },
     net::{self, Family, ModeName},
     node::{self, NodePorts},
@@ -124,7 +124,9 @@ impl NodeContext<'_> {
             ..self.data_path()?
         };
         let counters = Counters::register(self.registry)?;
-        Ok(Some(NodePortRelay::new(&options, addresses, counters)?))
+        let metrics = RelayMetrics::register(self.registry)?;
+        let relay = NodePortRelay::new(&options, addresses, counters, metrics)?;
+        Ok(Some(relay))
     }
 
     fn data_path(&self) -> Result<userspace::Options, Box<dyn Error>> {

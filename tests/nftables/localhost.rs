@@ -64,6 +64,15 @@ fn endpoints_are_followed_and_connections_stay() {
             let name = say(&mut stream, "name").expect("an answer");
             open.push((stream, name));
         }
+        let listeners =
+            || tripod.metric(&lab.node, "kubeproxy_nftables_localhost_nodeport_listeners");
+        let come_to = |count: f64| {
+            eventually(&format!("{count} listeners"), SOON, || match listeners() {
+                Some(now) if now == count => Ok(()),
+                other => Err(format!("{other:?}")),
+            });
+        };
+        come_to(2.0);
         for to in at(&web) {
             assert!(udp_ask(&lab.node, to).is_err(), "UDP at {to}");
         }
@@ -88,6 +97,7 @@ fn endpoints_are_followed_and_connections_stay() {
             let answer = say(stream, "name").expect("the connection lives on");
             assert_eq!(answer, *name);
         }
+        come_to(0.0);
         assert_eq!(tripod.logged(&["ERROR"]), 0, "{}", tripod.log());
     });
 }
@@ -136,6 +146,8 @@ fn a_port_that_another_program_has_is_the_trouble_of_its_service() {
             comes_to_reach(lab, "what can be served", to, &["a", "b", "c"]);
         }
         tripod.logs_once(&["default/taken:tcp", "cannot listen on 127.0.0.1:30002"]);
+        let failures = "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total";
+        assert!(tripod.metric(&lab.node, failures) >= Some(1.0));
         drop(other);
         comes_to_reach(lab, "the port that got free", v4, &["a", "b", "c"]);
         tripod.logs_once(&["default/taken:tcp", "in force again"]);

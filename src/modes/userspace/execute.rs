@@ -23,7 +23,10 @@ use super::{
     },
     proxy::{Shared, affinity::Affinity, workers::Workers},
 };
-use crate::{net::PerFamily, services::ServicePortName};
+use crate::{
+    net::{Family, PerFamily},
+    services::ServicePortName,
+};
 
 /// The service groups that exist, and what is captured for them.
 pub struct Executor {
@@ -101,6 +104,15 @@ impl Executor {
     /// Returns the ServicePorts that have groups.
     pub fn ports(&self) -> impl Iterator<Item = &ServicePortName> {
         self.groups.keys().map(|name| &name.port)
+    }
+
+    /// Returns how many service groups of `family` listen somewhere.
+    pub fn listening(&self, family: Family) -> usize {
+        let groups = self.groups.iter();
+        let groups = groups.filter(|(name, _)| name.port.family == family);
+        groups
+            .filter(|(_, group)| group.listens_on().next().is_some())
+            .count()
     }
 
     /// Returns the ServicePort that `frontend` belongs to.

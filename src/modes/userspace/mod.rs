@@ -31,7 +31,7 @@ pub use self::{
     capture::Capture,
     cleanup::{cleanup, cleanup_except, is_present},
     handover::{Handover, Predecessor, Successor},
-    node_port_relay::{NodePortRelay, relayed},
+    node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, workers},
     proxy::{
         cluster_local::{DetectLocal, Links},

@@ -10,6 +10,8 @@ use std::{
     sync::Arc,
 };
 
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+
 use super::{
     capture::Method,
     diff::diff,
@@ -30,6 +32,41 @@ use crate::{
 
 /// What helps where another program has a node port.
 const IF_TAKEN: &str = "bind it to other addresses, or leave loopback out of --nodeport-addresses";
+
+/// What is counted of it, under kube-proxy's names (KEP-6032).
+#[derive(Clone, Debug)]
+pub struct RelayMetrics {
+    listeners: IntGaugeVec,
+    failures: IntCounterVec,
+}
+
+impl RelayMetrics {
+    /// Returns metrics that are all zero, and shown by `registry`.
+    ///
+    /// # Errors
+    /// When `registry` has metrics of these names already.
+    pub fn register(registry: &Registry) -> prometheus::Result<RelayMetrics> {
+        let options = |what: &str, help: &str| {
+            Opts::new(
+                format!("kubeproxy_nftables_localhost_nodeport_{what}"),
+                help,
+            )
+        };
+        let listeners = options("listeners", "Node ports that are relayed on loopback.");
+        let failures = options(
+            "listener_creation_failures_total",
+            "Times that a node port could not be listened on.",
+        );
+        let listeners = IntGaugeVec::new(listeners, &["ip_family"])?;
+        let failures = IntCounterVec::new(failures, &["ip_family"])?;
+        registry.register(Box::new(listeners.clone()))?;
+        registry.register(Box::new(failures.clone()))?;
+        Ok(RelayMetrics {
+            listeners,
+            failures,
+        })
+    }
+}
 
 /// Returns the node port of `port`, if it is one that is relayed, and the endpoints that
 /// its connections may reach.
@@ -52,6 +89,7 @@ pub struct NodePortRelay {
     /// The other processes that a sync was asked for about.
     reported: OtherProcesses,
     handover: Handover,
+    metrics: RelayMetrics,
 }
 
 impl NodePortRelay {
@@ -63,6 +101,7 @@ impl NodePortRelay {
         options: &Options,
         addresses: Vec<IpAddr>,
         counters: Counters,
+        metrics: RelayMetrics,
     ) -> io::Result<NodePortRelay> {
         let shared = options.shared(counters);
         let descriptors = shared.descriptors.clone();
@@ -83,6 +122,7 @@ impl NodePortRelay {
             },
             reported: OtherProcesses::default(),
             handover,
+            metrics,
         })
     }
 
@@ -129,6 +169,7 @@ impl NodePortRelay {
         let full = self.families.get(family).must_observe(changes);
         self.descriptors.count(full);
         let names = self.due(family, map, changes, full);
+        let label = [family.to_string()];
         let mut report = SyncReport::default();
         // Removals first: another Service may have what one gives up.
         let (present, gone): (Vec<_>, Vec<_>) =
@@ -140,11 +181,15 @@ impl NodePortRelay {
             state.retry(&name);
             if let Err(why) = applied {
                 state.fail(name, why);
+                self.metrics.failures.with_label_values(&label).inc();
             }
         }
         let this = PerFamily::each(|one| one == family);
         self.executor.close(this);
         self.executor.retire(this);
+        let listeners = self.executor.listening(family);
+        let gauge = self.metrics.listeners.with_label_values(&label);
+        gauge.set(i64::try_from(listeners).unwrap_or(i64::MAX));
         let state = self.families.get_mut(family);
         state.applied();
         state.report(&mut report);
@@ -204,7 +249,7 @@ mod tests {
     use std::{
         io::Read,
         net::{TcpListener, TcpStream},
-        time::Duration,
+        time::{Duration, Instant},
     };
 
     use super::*;
@@ -238,8 +283,10 @@ mod tests {
             },
             tcp_user_timeout: Duration::ZERO,
         };
-        let counters = Counters::register(&prometheus::Registry::new()).unwrap();
-        NodePortRelay::new(&options, vec![own_address()], counters).unwrap()
+        let registry = Registry::new();
+        let counters = Counters::register(&registry).unwrap();
+        let metrics = RelayMetrics::register(&registry).unwrap();
+        NodePortRelay::new(&options, vec![own_address()], counters, metrics).unwrap()
     }
 
     /// A Service whose node port leads to an endpoint that sends `byte`.
@@ -263,6 +310,15 @@ mod tests {
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         let mut byte = [0];
         stream.read_exact(&mut byte).map(|()| byte[0])
+    }
+
+    /// Waits until calls fail: a worker closes the socket after what came before.
+    fn comes_to_fail(port: u16) {
+        let begun = Instant::now();
+        while call(port).is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "port {port}");
+            std::thread::yield_now();
+        }
     }
 
     /// A sync of IPv4 alone.
@@ -298,7 +354,7 @@ mod tests {
         let second = sync(&mut relay, &map, &changed(&[&one]));
         assert_eq!((second.examined, second.failed.len()), (1, 1));
         assert_eq!(call(30_003).unwrap(), 3);
-        assert!(call(30_001).is_err(), "no longer its node port");
+        comes_to_fail(30_001);
 
         drop(taken);
         let idle = sync(&mut relay, &map, &Changes::default());
@@ -313,7 +369,8 @@ mod tests {
 
         map = ServiceMap::default();
         sync(&mut relay, &map, &changed(&[&one, &two]));
-        assert!(call(30_002).is_err() && call(30_003).is_err());
+        comes_to_fail(30_002);
+        comes_to_fail(30_003);
         assert_eq!(relay.executor.ports().count(), 0);
     }
 }
