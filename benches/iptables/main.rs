@@ -23,7 +23,7 @@ use prometheus::Registry;
 use tokio::runtime::Runtime;
 use tripod::{
     cli,
-    kernel::probe::Kernel,
+    kernel::{probe::Kernel, xtables::remove::Preserved},
     modes::{
         Mode,
         iptables::{self, Iptables, Setup, plan::DispatchChoice},
@@ -204,7 +204,10 @@ fn connecting(engine: &str, services: u32) {
             "{engine}, {dispatch:?}: connecting takes {fastest:?} at the front and {slowest:?} \
              at the back: {ratio:.2}"
         );
-        bench.runtime.block_on(iptables::cleanup()).expect("clean");
+        bench
+            .runtime
+            .block_on(iptables::cleanup_except(&Preserved::nothing()))
+            .expect("clean");
         for program in ["iptables", "ip6tables"] {
             sh(&format!(
                 "{program}-{engine} -w -t mangle -X KUBE-IPTABLES-HINT"

@@ -37,6 +37,26 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// Runs `test` on a runtime of the calling thread.
+pub(crate) fn block_on<T>(test: impl Future<Output = T>) -> T {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(test)
+}
+
+/// Runs `script` in the thread's namespace; it ends with what first fails. Returns what
+/// it prints.
+pub(crate) fn sh(script: &str) -> String {
+    let mut shell = std::process::Command::new("sh");
+    let output = shell.args(["-ec", script]).output().expect("a shell");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
 /// Runs `ip` with these arguments in the thread's namespace.
 pub(crate) fn ip(args: &str) {
     let status = std::process::Command::new("ip")

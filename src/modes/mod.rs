@@ -22,7 +22,7 @@ pub use unsupported::{Reason, Unsupported};
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    kernel::xtables::Engine,
+    kernel::{conntrack, xtables::Engine},
     net::{Family, ModeName, PerFamily},
     services::{Changes, ServiceMap, ServicePortName},
 };
@@ -40,6 +40,18 @@ pub type Outcomes = PerFamily<Option<Result<SyncReport, SyncError>>>;
 pub fn both_failed(asked: Asked<'_>, error: impl Into<SyncError>) -> Outcomes {
     let error = Arc::new(error.into());
     asked.map(|_, changes| changes.map(|_| Err(SyncError::OfBoth(Arc::clone(&error)))))
+}
+
+/// Returns whether the kernel finds no packet outside a TCP window invalid, as far as
+/// known: its setting counts, whatever was `configured`, because an administrator may
+/// have set it, or it could not be set. It is read again in full syncs; until then
+/// what was `applied` holds.
+fn tcp_be_liberal(configured: bool, applied: Option<bool>, changes: &Changes) -> bool {
+    let observed = match applied {
+        Some(_) if !changes.full => None,
+        _ => conntrack::is_tcp_liberal(),
+    };
+    observed.or(applied).unwrap_or(configured)
 }
 
 /// What one sync of one family did.

@@ -1,6 +1,9 @@
 //! What Services ask for that a mode cannot do.
 
-use crate::services::{Preferences, Retry, ServicePortName};
+use crate::{
+    net::Family,
+    services::{Changes, Forwarding, Preferences, Retry, ServiceMap, ServicePort, ServicePortName},
+};
 
 /// A preference that the running mode cannot honour. Logged once, with an Event
 /// on the Service.
@@ -42,11 +45,54 @@ impl Reason {
         }
     }
 
+    /// Returns what cannot be done where rules translate addresses and the kernel
+    /// passes packets on.
+    pub fn of_nat_rules(preferences: &Preferences) -> impl Iterator<Item = Reason> {
+        let other = preferences.forwarding.filter(|way| *way != Forwarding::Nat);
+        let forwarding = other.map(|way| {
+            let why =
+                format!("packets are forwarded by nat instead of {way}, which ipvs mode can do");
+            Reason::new(Preferences::FORWARDING, why)
+        });
+        let drain = preferences.drain_timeout.map(|_| {
+            let why = "connections to an endpoint that left go on for as long as it answers; \
+                       ipvs and userspace mode can end them";
+            Reason::new(Preferences::DRAIN_TIMEOUT, why)
+        });
+        let header = preferences.proxy_protocol.map(|_| {
+            let why = "packets are passed on without a look into them, so no header can be \
+                       added; userspace mode can do that";
+            Reason::new(Preferences::PROXY_PROTOCOL, why)
+        });
+        let all = [forwarding, drain, header, Reason::of_retry(preferences)];
+        all.into_iter().flatten()
+    }
+
     /// Returns what cannot be done for `port`.
     pub fn at(self, port: &ServicePortName) -> Unsupported {
         let port = port.clone();
         Unsupported { port, reason: self }
     }
+}
+
+/// Returns what `reasons` finds for the ServicePorts of `family` that a sync of
+/// `changes` has to bring in force.
+pub fn of_changed(
+    family: Family,
+    map: &ServiceMap,
+    changes: &Changes,
+    reasons: impl Fn(&ServicePort) -> Vec<Reason>,
+) -> Vec<Unsupported> {
+    let all = map.iter().filter(|_| changes.full);
+    let named = changes.ports.iter().filter(|_| !changes.full);
+    let ports = all.chain(named.filter_map(|name| map.get(name)));
+    let served = ports.filter(|port| port.name.family == family);
+    served
+        .flat_map(|port| {
+            let reasons = reasons(port).into_iter();
+            reasons.map(|reason| reason.at(&port.name))
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,11 @@
 //! IP families, and one value for each.
 
-use std::{fmt, net::IpAddr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use nix::libc;
 
 /// An IP family. Services, addresses and everything in the kernel are of one; a
@@ -36,6 +40,15 @@ impl Family {
         match self {
             Family::V4 => 32,
             Family::V6 => 128,
+        }
+    }
+
+    /// Returns its loopback addresses: 127.0.0.0/8 (RFC 1122, section 3.2.1.3), ::1
+    /// (RFC 4291, section 2.5.3).
+    pub const fn loopback(self) -> IpNet {
+        match self {
+            Family::V4 => IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
+            Family::V6 => IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
         }
     }
 

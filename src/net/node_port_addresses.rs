@@ -1,8 +1,8 @@
 //! What the configuration says of node ports.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
-
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::Family;
 
 /// Which of the node's addresses serve node ports: all of them where nothing is
 /// named.
@@ -17,10 +17,7 @@ pub struct NodePortAddresses {
 impl NodePortAddresses {
     /// Returns the networks that the word `localhost` stands for.
     pub fn loopback() -> [IpNet; 2] {
-        [
-            IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
-            IpNet::V6(Ipv6Addr::LOCALHOST.into()),
-        ]
+        Family::ALL.map(Family::loopback)
     }
 
     /// Returns the networks that the word `all` stands for.

@@ -37,6 +37,23 @@ impl Served {
             Served::Within(networks) => networks.iter().any(|network| network.contains(ip)),
         }
     }
+
+    /// Returns what is served of `family`; all of it where one of the networks is of
+    /// everything.
+    pub fn of(&self, family: Family) -> Served {
+        let Served::Within(networks) = self else {
+            return Served::All;
+        };
+        let networks = networks.iter().copied();
+        let networks: Vec<IpNet> = networks
+            .filter(|network| Family::of(&network.addr()) == family)
+            .collect();
+        if networks.iter().any(|network| network.prefix_len() == 0) {
+            Served::All
+        } else {
+            Served::Within(networks)
+        }
+    }
 }
 
 /// `nodePortAddresses`, resolved as far as this node is known.

@@ -7,7 +7,11 @@ use std::{
 };
 
 use socket2::{Domain, Socket, Type};
-use tripod::services::{ServiceMap, ServicePort, SessionAffinity};
+use tripod::{
+    kernel::xtables::remove::Preserved,
+    modes::iptables,
+    services::{ServiceMap, ServicePort, SessionAffinity},
+};
 
 use super::rig::{Rig, hint, service, sh};
 use crate::lab::{self, Capture, Lab, Share, ask, figure};
@@ -131,7 +135,7 @@ fn a_refused_service_is_named_and_harms_no_other() {
             assert_eq!(failed(rig.sync(Some(&more), &better)), [""; 0]);
             assert_eq!((rules("good"), rules("bad")), (40, 1));
             rig.runtime
-                .block_on(tripod::modes::iptables::cleanup())
+                .block_on(iptables::cleanup_except(&Preserved::nothing()))
                 .expect("a clean-up");
             for program in ["iptables", "ip6tables"] {
                 sh(&format!(

@@ -1,6 +1,6 @@
 //! What is in the kernel after a sync, beside what kube-proxy 1.36 left there.
 
-use tripod::{modes::iptables, services::ServiceMap};
+use tripod::{kernel::xtables::remove::Preserved, modes::iptables, services::ServiceMap};
 
 use super::rig::{ENGINES, Rig, hint, map_of, sh};
 use crate::lab::{
@@ -72,7 +72,9 @@ fn in_kernel(engine: &str) {
     }
     let (rig, ..) = before.expect("cases");
     for _ in 0..2 {
-        let cleaned = rig.runtime.block_on(iptables::cleanup());
+        let cleaned = rig
+            .runtime
+            .block_on(iptables::cleanup_except(&Preserved::nothing()));
         cleaned.expect("a clean-up");
         for program in ["iptables", "ip6tables"] {
             let left = sh(&format!("{program}-{engine}-save"));

@@ -76,14 +76,10 @@ fn the_kernel_chooses_no_address_that_was_retired() {
 fn changes_by_other_programs_are_noticed_and_own_ones_are_not() {
     use std::time::Duration;
 
-    use crate::kernel::namespace::{in_namespace, ip};
+    use crate::kernel::namespace::{block_on, in_namespace, ip};
 
     in_namespace(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
+        block_on(async {
             let mut socket = Socket::open(Protocol::Route).unwrap();
             let mut changes = AddressChanges::open().unwrap();
             let service = IpAddr::from([10, 96, 0, 1]);

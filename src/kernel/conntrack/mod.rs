@@ -4,4 +4,6 @@
 pub mod flows;
 mod settings;
 
-pub use settings::{Kernel, Options, Reason, Setting, Settings, Unset, apply, cpus, plan};
+pub use settings::{
+    Kernel, Options, Reason, Setting, Settings, Unset, apply, cpus, is_tcp_liberal, plan,
+};

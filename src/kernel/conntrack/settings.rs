@@ -18,6 +18,9 @@ const ONLINE_CPUS: &str = "/sys/devices/system/cpu/online";
 /// written in the first network namespace only.
 const HASH_SIZE: &str = "/sys/module/nf_conntrack/parameters/hashsize";
 
+/// Whether no packet outside a TCP window is invalid.
+const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
+
 /// Connections per bucket.
 const PER_BUCKET: u64 = 4;
 
@@ -134,7 +137,7 @@ pub fn plan(options: &Options, cpus: u32) -> Vec<Setting> {
         set(name, timeout.as_secs(), false);
     }
     if options.tcp_be_liberal {
-        set("net.netfilter.nf_conntrack_tcp_be_liberal", 1, false);
+        set(TCP_BE_LIBERAL, 1, false);
     }
     settings
 }
@@ -208,6 +211,21 @@ fn reason(error: io::Error) -> Reason {
         NotFound => Reason::Missing,
         PermissionDenied | ReadOnlyFilesystem => Reason::Forbidden(error),
         _ => Reason::Failed(error),
+    }
+}
+
+/// Returns whether the kernel finds no packet outside a TCP window invalid; `None`:
+/// that is not known. kube-proxy reads it at start (`conntrackTCPLiberal` of
+/// `pkg/proxy/iptables`).
+pub fn is_tcp_liberal() -> Option<bool> {
+    match sysctl::read(TCP_BE_LIBERAL) {
+        Ok(value) => Some(value != "0"),
+        // Connection tracking is not loaded yet; it comes with this value.
+        Err(error) if error.is_missing() => Some(false),
+        Err(error) => {
+            tracing::debug!("{error}");
+            None
+        }
     }
 }
 

@@ -117,6 +117,9 @@ impl Ipvs {
     /// # Errors
     /// When the kernel refuses.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
+        if *timeouts == Timeouts::default() {
+            return Ok(());
+        }
         let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
         self.ask(|socket, family| {
             let object = "the timeouts of IPVS";

@@ -77,17 +77,8 @@ fn objects() -> Result<(), netlink::Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
-    use crate::kernel::namespace::in_namespace;
-
-    fn sh(script: &str) -> String {
-        let output = Command::new("sh").args(["-ec", script]).output().unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{script}: {stderr}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
+    use crate::kernel::namespace::{block_on, in_namespace, sh};
 
     #[test]
     fn what_a_probe_left_goes_and_nothing_else() {
@@ -123,11 +114,7 @@ mod tests {
             };
             let before = left();
             assert!(before.0 >= 15, "{before:?}");
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(cleanup()).unwrap();
+            block_on(cleanup()).unwrap();
             assert_eq!(left(), (0, before.1));
             for counter in counters {
                 assert!(nfacct::packets(counter).is_err(), "{counter}");
@@ -137,7 +124,7 @@ mod tests {
                 let again = routes::add(&mut socket, &route).unwrap();
                 assert!(again.iter().all(Result::is_ok), "it was gone");
             }
-            runtime.block_on(cleanup()).expect("twice is harmless");
+            block_on(cleanup()).expect("twice is harmless");
         });
     }
 }

@@ -148,7 +148,7 @@ impl Findings {
             }
             Some(Rules {
                 family: family.to_string(),
-                engine: engine_name(toolkit.engine).to_owned(),
+                engine: engine_name(toolkit.writer.engine).to_owned(),
                 lacks,
             })
         });

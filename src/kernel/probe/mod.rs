@@ -280,8 +280,10 @@ impl Kernel {
                 ));
             }
         }
-        let toolkit = self.toolkits.get(&family).map(|toolkit| &toolkit.xtables);
-        let found = toolkit.or_else(|| self.markers.get(&family));
+        let toolkit = self.toolkits.get(&family);
+        let found = toolkit
+            .map(|toolkit| &toolkit.writer.xtables)
+            .or_else(|| self.markers.get(&family));
         found.cloned().ok_or_else(|| "it was not tried".to_owned())
     }
 

@@ -133,8 +133,7 @@ impl Baseline for Applied<'_> {
 pub fn difference(observed: &Observed, desired: &RuleSet, family: Family) -> Transaction<()> {
     let (mut comparison, mut ops) = Comparison::begin(observed.clone(), desired, family);
     ops.extend(comparison.stale_jumps());
-    let groups = vec![Group::common(ops)];
-    Transaction { family, groups }
+    Transaction::common(family, ops)
 }
 
 /// What was observed, beside what is desired.

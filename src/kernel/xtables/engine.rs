@@ -347,7 +347,7 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
-    use crate::kernel::namespace::in_namespace;
+    use crate::kernel::namespace::{block_on, in_namespace, sh};
 
     #[test]
     fn a_hint_beats_rules_and_rules_beat_the_owners_choice() {
@@ -364,22 +364,11 @@ mod tests {
         }
     }
 
-    fn sh(script: &str) {
-        let status = std::process::Command::new("sh")
-            .args(["-ec", script])
-            .status();
-        assert!(status.unwrap().success(), "{script}");
-    }
-
     /// Runs `test` in a fresh namespace after `script`.
     fn after(script: &'static str, test: impl AsyncFnOnce() + Send + 'static) {
         in_namespace(move || {
             sh(script);
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(test());
+            block_on(test());
         });
     }
 

@@ -5,11 +5,14 @@
 
 use super::{
     Error, Family, SCRATCH, Xtables,
-    rule::{Match, Negatable, Physdev, Rule, Side, Table, Target, Transport},
+    rule::{Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
 };
-use crate::kernel::{
-    netlink, nfacct,
-    scratch::{self, NoScratch},
+use crate::{
+    kernel::{
+        netlink, nfacct,
+        scratch::{self, NoScratch},
+    },
+    net::Protocol,
 };
 
 /// What rules may use here; see `Match` and `Target` for what each one is.
@@ -90,15 +93,15 @@ pub(in crate::kernel) fn account(family: Family) -> &'static str {
 }
 
 fn probes(family: Family) -> Vec<Probe> {
-    let (to, mask) = match family {
-        Family::V4 => ("192.0.2.1:1", 1 << 14),
-        Family::V6 => ("[2001:db8::1]:1", 1 << 14),
+    let to = match family {
+        Family::V4 => "192.0.2.1:1",
+        Family::V6 => "[2001:db8::1]:1",
     };
     let list = || SCRATCH.to_owned();
     let with = |one| Rule::new().with(one).target(Target::Return);
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
-    let mark = Target::Mark { value: mask, mask };
-    let marked = Match::Mark(Negatable::Is((mask, mask)));
+    let mark = Mark::set(1 << 14);
+    let marked = Match::Mark(Negatable::Is(mark));
     let mut probes: Vec<Probe> = vec![
         (Table::Nat, Rule::new().comment("probe"), |f| &mut f.comment),
         (Table::Nat, with(Match::Probability(1 << 30)), |f| {
@@ -112,9 +115,11 @@ fn probes(family: Family) -> Vec<Probe> {
             with(Match::LocalAddress(Negatable::Is(Side::Destination))),
             |f| &mut f.addrtype,
         ),
-        (Table::Nat, Rule::new().with(marked).target(mark), |f| {
-            &mut f.mark
-        }),
+        (
+            Table::Nat,
+            Rule::new().with(marked).target(Target::Mark(mark)),
+            |f| &mut f.mark,
+        ),
         (
             Table::Filter,
             with(Match::ConnectionState(Negatable::Is("NEW"))),
@@ -131,7 +136,7 @@ fn probes(family: Family) -> Vec<Probe> {
         (
             Table::Nat,
             Rule::new()
-                .protocol(Transport::Tcp)
+                .protocol(Protocol::Tcp)
                 .target(Target::Redirect(1)),
             |f| &mut f.redirect,
         ),
@@ -140,14 +145,12 @@ fn probes(family: Family) -> Vec<Probe> {
         }),
         (
             Table::Nat,
-            with(Match::DestinationPort(Transport::Sctp, 1)).protocol(Transport::Sctp),
+            with(Match::DestinationPort(Protocol::Sctp, 1)).protocol(Protocol::Sctp),
             |f| &mut f.sctp,
         ),
     ];
     if let Ok(to) = to.parse() {
-        let rule = Rule::new()
-            .protocol(Transport::Tcp)
-            .target(Target::Dnat(to));
+        let rule = Rule::new().protocol(Protocol::Tcp).target(Target::Dnat(to));
         probes.push((Table::Nat, rule, |f| &mut f.dnat));
     }
     // The kernel loads br_netfilter for this match, which would change how
@@ -278,7 +281,7 @@ impl Probed {
 /// # Errors
 /// Why they cannot, or why that is not known.
 pub async fn marks_sockets(xtables: &Xtables) -> Result<(), Error> {
-    let mark = Target::Mark { value: 1, mask: 1 };
+    let mark = Target::Mark(Mark::set(1));
     let rule = Rule::new().with(Match::TransparentSocket).target(mark);
     let words = rule.words(xtables.family()).to_string();
     xtables.try_rule("mangle", &words).await
@@ -296,17 +299,13 @@ async fn knows_sets(xtables: &Xtables) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::{super::engine::Search, *};
-    use crate::kernel::namespace::in_namespace;
+    use crate::kernel::namespace::{block_on, in_namespace};
 
     /// The kernel that tests run on has everything but, perhaps, br_netfilter.
     #[test]
     fn this_kernel_has_everything_and_probing_leaves_nothing() {
         in_namespace(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
+            block_on(async {
                 for family in Family::ALL {
                     let (xtables, _) = Xtables::chosen(&Search::new(family)).await.unwrap();
                     let begun = std::time::Instant::now();

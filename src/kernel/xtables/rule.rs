@@ -6,13 +6,14 @@ mod words;
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
     time::Duration,
 };
 
 use ipnet::IpNet;
 
 use self::words::Words;
-use crate::net::Family;
+use crate::net::{Family, Protocol};
 
 /// Bytes of a comment: `XT_MAX_COMMENT_LEN` of
 /// `linux/netfilter/xt_comment.h` without the terminating zero.
@@ -57,24 +58,29 @@ impl fmt::Display for Table {
     }
 }
 
-/// Transport protocol, as `-p` and `-m` name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// `tcp`, RFC 9293.
-    Tcp,
-    /// `udp`, RFC 768.
-    Udp,
-    /// `sctp`, RFC 9260.
-    Sctp,
+/// Returns how `-p` and `-m` name `protocol`.
+pub fn word(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::Sctp => "sctp",
+    }
 }
 
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Transport::Tcp => "tcp",
-            Transport::Udp => "udp",
-            Transport::Sctp => "sctp",
-        })
+/// Bits of a packet's mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mark {
+    /// What the bits are.
+    pub value: u32,
+    /// Which bits are meant.
+    pub mask: u32,
+}
+
+impl Mark {
+    /// Returns the mark in which these `bits` are set.
+    pub fn set(bits: u32) -> Mark {
+        let (value, mask) = (bits, bits);
+        Mark { value, mask }
     }
 }
 
@@ -111,15 +117,15 @@ pub enum Match {
     /// `-m comment`: text for people.
     Comment(String),
     /// `-m tcp`, `udp` or `sctp` without options: it is that protocol.
-    Transport(Transport),
+    Transport(Protocol),
     /// The same with `--dport`.
-    DestinationPort(Transport, u16),
-    /// The same with a range of ports, first and last.
-    DestinationPorts(Transport, u16, u16),
-    /// The same with `--sport` and a range of ports, first and last.
-    SourcePorts(Transport, u16, u16),
-    /// `-m mark`: value and mask.
-    Mark(Negatable<(u32, u32)>),
+    DestinationPort(Protocol, u16),
+    /// The same with a range of ports.
+    DestinationPorts(Protocol, RangeInclusive<u16>),
+    /// The same with `--sport` and a range of ports.
+    SourcePorts(Protocol, RangeInclusive<u16>),
+    /// `-m mark`.
+    Mark(Negatable<Mark>),
     /// `-m conntrack --ctstate`: names as iptables prints them, such as
     /// `RELATED,ESTABLISHED`.
     ConnectionState(Negatable<&'static str>),
@@ -177,12 +183,7 @@ pub enum Target {
     Reset,
     /// `MARK --set-xmark`: clears the bits of the mask, then flips those of the
     /// value.
-    Mark {
-        /// Bits to flip.
-        value: u32,
-        /// Bits to clear before.
-        mask: u32,
-    },
+    Mark(Mark),
     /// `DNAT --to-destination`.
     Dnat(SocketAddr),
     /// `REDIRECT --to-ports`.
@@ -209,7 +210,7 @@ pub struct Rule {
     /// `-i`: a link's name, or a prefix of names that ends in `+`.
     pub input: Option<Negatable<String>>,
     /// `-p`.
-    pub protocol: Option<Transport>,
+    pub protocol: Option<Protocol>,
     /// Extensions, in this order.
     pub matches: Vec<Match>,
     /// What happens; `None` only counts.
@@ -265,8 +266,8 @@ impl Rule {
     }
 
     /// `-p PROTOCOL`.
-    pub fn protocol(mut self, transport: Transport) -> Rule {
-        self.protocol = Some(transport);
+    pub fn protocol(mut self, protocol: Protocol) -> Rule {
+        self.protocol = Some(protocol);
         self
     }
 
@@ -278,8 +279,8 @@ impl Rule {
     }
 
     /// `-m PROTOCOL --dport PORT`; leaves out `-p`.
-    pub fn destination_port(self, transport: Transport, port: u16) -> Rule {
-        self.with(Match::DestinationPort(transport, port))
+    pub fn destination_port(self, protocol: Protocol, port: u16) -> Rule {
+        self.with(Match::DestinationPort(protocol, port))
     }
 
     /// Any other extension.

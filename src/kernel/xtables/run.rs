@@ -16,7 +16,7 @@ const ATTEMPTS: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Reads and writes the rules of one family.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Writer {
     /// The programs that read and write.
     pub xtables: Xtables,

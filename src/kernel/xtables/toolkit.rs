@@ -1,18 +1,17 @@
 //! What a mode writes its rules with.
 
 use super::{
-    Engine, Error, Family, Xtables,
+    Error, Xtables,
     engine::Search,
     features::{self, Features, Probed},
+    run::Writer,
 };
 
 /// iptables or ip6tables as it works on this node, and what its rules may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolkit {
-    /// The programs that read and write rules.
-    pub xtables: Xtables,
-    /// The engine that they speak to.
-    pub engine: Engine,
+    /// Reads and writes rules.
+    pub writer: Writer,
     /// What their rules may use.
     pub features: Features,
 }
@@ -34,15 +33,9 @@ impl Toolkit {
             None => features::probe(&xtables).await,
         };
         let toolkit = Toolkit {
-            xtables,
-            engine,
+            writer: Writer { xtables, engine },
             features: probed.there,
         };
         Ok((toolkit, probed))
-    }
-
-    /// Returns the family of its rules.
-    pub fn family(&self) -> Family {
-        self.xtables.family()
     }
 }

@@ -143,6 +143,14 @@ pub struct Transaction<O> {
     pub groups: Vec<Group<O>>,
 }
 
+impl Transaction<()> {
+    /// Returns the change that these steps make, which are everybody's.
+    pub fn common(family: Family, ops: Vec<Op>) -> Transaction<()> {
+        let groups = vec![Group::common(ops)];
+        Transaction { family, groups }
+    }
+}
+
 impl<O> Transaction<O> {
     /// Returns true if there is nothing to do.
     pub fn is_empty(&self) -> bool {

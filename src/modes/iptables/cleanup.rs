@@ -31,16 +31,9 @@ const OWNED: Owned = Owned {
 };
 
 /// Removes everything that iptables mode ever installs, in both engines of the
-/// kernel and both families, also what kube-proxy's left. Nothing of others is
-/// changed; twice is harmless.
-///
-/// # Errors
-/// When something of it could not be removed; the rest is.
-pub async fn cleanup() -> Result<(), Error> {
-    cleanup_except(&Preserved::nothing()).await
-}
-
-/// As [`cleanup`], but leaves what is `preserved` because a mode that runs has it.
+/// kernel and both families, also what kube-proxy's left, but for what is
+/// `preserved` because a mode that runs has it. Nothing of others is changed; twice
+/// is harmless.
 ///
 /// # Errors
 /// When something of it could not be removed; the rest is.
@@ -105,7 +98,7 @@ fn is_kubelets(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::namespace::in_namespace;
+    use crate::kernel::namespace::{block_on, in_namespace, sh};
 
     #[test]
     fn the_kubelet_is_known_by_its_chains_and_rules() {
@@ -130,19 +123,8 @@ mod tests {
         }
     }
 
-    fn sh(script: &str) {
-        let status = std::process::Command::new("sh")
-            .args(["-ec", script])
-            .status();
-        assert!(status.unwrap().success(), "{script}");
-    }
-
     fn cleaned() -> Result<(), Error> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(cleanup())
+        block_on(cleanup_except(&Preserved::nothing()))
     }
 
     #[test]

@@ -9,8 +9,7 @@ use super::{
     execute::Execution,
     observe::observe,
     plan::{self, Options},
-    setup::{is_tcp_liberal, open_loopback, without_unsettable},
-    unsupported,
+    setup::{open_loopback, without_unsettable},
     watch::Watch,
 };
 use crate::{
@@ -21,13 +20,14 @@ use crate::{
             difference::Comparison,
             features::Features,
             run::{Refused, Writer},
-            transaction::{Group, Transaction},
+            transaction::Transaction,
         },
     },
     modes::{
-        SyncReport, Unsupported,
+        SyncReport,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
+        tcp_be_liberal, unsupported,
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePortName},
@@ -58,16 +58,10 @@ impl FamilyRules {
     /// # Errors
     /// When rules cannot use something that iptables mode does not work without.
     pub fn open(tools: Toolkit) -> Result<FamilyRules, Error> {
-        let family = tools.family();
-        let Toolkit {
-            xtables,
-            engine,
-            features,
-        } = tools;
-        tracing::info!(
-            "{family}: rules go to {engine:?} through {}",
-            xtables.program()
-        );
+        let Toolkit { writer, features } = tools;
+        let (family, engine) = (writer.family(), writer.engine);
+        let program = writer.xtables.program();
+        tracing::info!("{family}: rules go to {engine:?} through {program}");
         if let Some(missing) = plan::impossible(&features).first() {
             return Err(Error::Impossible {
                 family,
@@ -78,7 +72,7 @@ impl FamilyRules {
         Ok(FamilyRules {
             family,
             features,
-            writer: Writer { xtables, engine },
+            writer,
             watch: Watch::new(family, engine),
             applied: None,
             state: FamilyState::default(),
@@ -106,10 +100,7 @@ impl FamilyRules {
         let guard = plan::loopback_guard(&options);
         let observed = observe(&self.writer).await?;
         let (_, ops) = Comparison::begin(observed, &guard, self.family);
-        let transaction: Transaction<()> = Transaction {
-            family: self.family,
-            groups: vec![Group::common(ops)],
-        };
+        let transaction = Transaction::common(self.family, ops);
         self.writer.run(&transaction).await?;
         Ok(open_loopback()?)
     }
@@ -139,22 +130,14 @@ impl FamilyRules {
     pub fn report(&self, map: &ServiceMap, changes: &Changes, done: &Done) -> SyncReport {
         let mut report = SyncReport {
             examined: done.examined,
-            unsupported: self.unsupported(map, changes),
+            unsupported: unsupported::of_changed(self.family, map, changes, |port| {
+                super::unsupported::reasons(port, self.features)
+            }),
             ..SyncReport::default()
         };
         self.state.report(&mut report);
         report.unfinished.extend(self.flows.unfinished());
         report
-    }
-
-    fn unsupported(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unsupported> {
-        let all = map.iter().filter(|_| changes.full);
-        let named = changes.ports.iter().filter(|_| !changes.full);
-        let ports = all.chain(named.filter_map(|name| map.get(name)));
-        let served = ports.filter(|port| port.name.family == self.family);
-        served
-            .flat_map(|port| unsupported::of(port, self.features))
-            .collect()
     }
 
     /// Returns what the rules of a sync depend on.
@@ -166,14 +149,8 @@ impl FamilyRules {
         };
         let node = map.this_node().map(|node| &**node);
         let mut options = setup.options((self.family, self.features), node, size, now);
-        // The kernel's setting counts, whatever was configured: an administrator
-        // may have set it, or it could not be set.
-        let liberal = now.map(|now| now.tcp_be_liberal);
-        let observed = match liberal {
-            Some(_) if !changes.full => None,
-            _ => is_tcp_liberal(),
-        };
-        options.tcp_be_liberal = observed.or(liberal).unwrap_or(options.tcp_be_liberal);
+        let applied = now.map(|now| now.tcp_be_liberal);
+        options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
         if let Some(why) = without_unsettable(&mut options)
             && !std::mem::replace(&mut self.loopback_logged, true)
         {
@@ -272,7 +249,7 @@ impl FamilyRules {
         }
         if repairs && !execution.changed.is_empty() {
             tracing::warn!(
-                "{}: rules that somebody else had changed were restored: {}",
+                "{}: rules that another process had changed were restored: {}",
                 self.family,
                 execution.changed.join(", ")
             );

@@ -29,7 +29,7 @@ use prometheus::Registry;
 use tokio::time::{Instant, sleep_until};
 
 pub use self::{
-    cleanup::{cleanup, cleanup_except, is_there, retire},
+    cleanup::{cleanup_except, is_there, retire},
     setup::Setup,
 };
 use self::{count::Done, counters::Counters, family::FamilyRules};
@@ -95,12 +95,9 @@ impl Iptables {
     /// configuration prefers.
     pub fn new(setup: Setup, kernel: &Kernel, registry: &Registry) -> Result<Iptables, SyncError> {
         let counters = Counters::register(registry).map_err(Error::from)?;
-        let mut order = [Family::V4, Family::V6];
-        if setup.configured.primary_family == Family::V6 {
-            order.reverse();
-        }
+        let primary = setup.configured.primary_family;
         let (mut families, mut errors) = (Vec::new(), Vec::new());
-        for family in order {
+        for family in [primary, primary.other()] {
             let tools = kernel.toolkit(family).map_err(Error::from);
             match tools.and_then(FamilyRules::open) {
                 Ok(rules) => families.push(rules),

@@ -10,7 +10,7 @@ use crate::{
     kernel::xtables::{
         desired::{Chain, Contents, Entry, OwnerRules, RuleSet},
         rule::{Rule, Table},
-        transaction::{Group, Op, Transaction},
+        transaction::{Op, Transaction},
     },
     services::ServiceMap,
 };
@@ -64,8 +64,7 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
         }
     }
     text.0.sort_by(|a, b| a.chain().cmp(b.chain()));
-    let groups: Vec<Group<()>> = vec![Group::common(text.0)];
-    write!(out, "{}", Transaction { family, groups })
+    write!(out, "{}", Transaction::common(family, text.0))
 }
 
 /// What is to be written: chains without their rules, so that these come after all

@@ -19,10 +19,6 @@ use crate::{
 /// forged (`Documentation/networking/ip-sysctl.rst`).
 const ROUTE_LOCALNET: &str = Setting::RouteLocalnet.name();
 
-/// Whether connection tracking finds no packet outside a TCP window invalid
-/// (`Documentation/networking/nf_conntrack-sysctl.rst`).
-const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
-
 /// What iptables mode is started with.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -86,19 +82,4 @@ pub fn without_unsettable(options: &mut Options) -> Option<String> {
     Some(format!(
         "node ports are not served on loopback addresses, which takes {ROUTE_LOCALNET}=1: {error}"
     ))
-}
-
-/// Returns whether the kernel finds no packet outside a TCP window invalid (invalid
-/// ones are dropped); `None`: that is not known. kube-proxy reads it at start
-/// (`conntrackTCPLiberal` of `pkg/proxy/iptables`).
-pub fn is_tcp_liberal() -> Option<bool> {
-    match sysctl::read(TCP_BE_LIBERAL) {
-        Ok(value) => Some(value != "0"),
-        // Connection tracking is not loaded yet; it comes with this value.
-        Err(error) if error.is_missing() => Some(false),
-        Err(error) => {
-            tracing::debug!("{error}");
-            None
-        }
-    }
 }

@@ -127,11 +127,7 @@ mod tests {
     const SERVICE: [u8; 4] = [203, 0, 113, 1];
 
     fn frontend(port: u16) -> Frontend {
-        Frontend {
-            address: SERVICE.into(),
-            port,
-            protocol: Protocol::Tcp,
-        }
+        Frontend::new((SERVICE, port), Protocol::Tcp)
     }
 
     fn member(set: Set, port: u16) -> Member {

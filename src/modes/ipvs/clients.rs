@@ -9,13 +9,13 @@ use std::{
 
 use super::{
     diff::{Action, MemberStep},
-    plan::{LINK, Member, ROUND_ROBIN, Set, Timeouts},
+    plan::{LINK, Member, ROUND_ROBIN, Set},
 };
 use crate::{
     kernel::{
         addresses::{self, Address},
         ipset::{Element, IpSets, Listed, TEMPORARY},
-        ipvs::{self, Change, Ipvs, ListedReal, ServerId, TableReal, VirtualServer},
+        ipvs::Ipvs,
         links,
         netlink::{Error, Protocol, Socket},
     },
@@ -25,10 +25,13 @@ use crate::{
 /// IPVS, sets, links and addresses of the network namespace of the thread that
 /// opened them.
 pub struct Clients {
-    ipvs: Ipvs,
+    /// Virtual servers.
+    pub ipvs: Ipvs,
     sets: IpSets,
-    route: Socket,
-    link: u32,
+    /// Links and addresses.
+    pub route: Socket,
+    /// The index of the dummy link.
+    pub link: u32,
     /// How many members each set takes, as last listed; 0: any number.
     room: BTreeMap<(Set, Family), u32>,
     /// Schedulers that the kernel is known to have.
@@ -61,19 +64,6 @@ impl Clients {
             schedulers: BTreeSet::new(),
             left_out,
         })
-    }
-
-    /// Sets how long idle connections are kept; zero leaves a value.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
-        let Timeouts { tcp, tcp_fin, udp } = *timeouts;
-        if *timeouts == Timeouts::default() {
-            return Ok(());
-        }
-        self.ipvs
-            .set_timeouts(&ipvs::Timeouts { tcp, tcp_fin, udp })
     }
 
     /// Returns those of `names` that the kernel lacks. A scheduler of which its
@@ -119,15 +109,6 @@ impl Clients {
         Ok(anew)
     }
 
-    /// Deletes the virtual server of a process that was killed while it tried a
-    /// scheduler.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn remove_trial(&mut self) -> Result<(), Error> {
-        self.ipvs.remove_trial().map(drop)
-    }
-
     /// Makes the dummy link, unless it is there. Returns true if it was not.
     ///
     /// # Errors
@@ -137,14 +118,6 @@ impl Clients {
         let made = links::add_dummy(&mut self.route, LINK)?;
         self.link = links::index(LINK)?;
         Ok(made)
-    }
-
-    /// Returns the addresses of all links.
-    ///
-    /// # Errors
-    /// When the kernel cannot list them.
-    pub fn addresses(&mut self) -> Result<Vec<Address>, Error> {
-        addresses::list(&mut self.route)
     }
 
     /// Returns true if `address` is one of the dummy link's.
@@ -166,18 +139,6 @@ impl Clients {
             Action::Add => addresses::add(&mut self.route, self.link, addresses),
             Action::Remove => addresses::remove(&mut self.route, self.link, addresses),
         }
-    }
-
-    /// Has the kernel choose none of these addresses of the dummy link as a source.
-    /// Returns the outcome of each.
-    ///
-    /// # Errors
-    /// When the socket fails.
-    pub fn retire_addresses(
-        &mut self,
-        addresses: &[IpAddr],
-    ) -> Result<Vec<Result<(), Error>>, Error> {
-        addresses::retire(&mut self.route, self.link, addresses)
     }
 
     /// Makes the sets of `family` that are missing, each with room for as many
@@ -303,40 +264,5 @@ impl Clients {
             }));
         }
         Ok(refused)
-    }
-
-    /// Returns all virtual servers, but for those that a firewall mark names.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn servers(&mut self) -> Result<Vec<VirtualServer>, Error> {
-        self.ipvs.list()
-    }
-
-    /// Shows each virtual server with its real servers.
-    ///
-    /// # Errors
-    /// When this kernel does not show them all at once.
-    pub fn each_server(
-        &mut self,
-        visit: impl FnMut(ServerId, &[TableReal]),
-    ) -> std::io::Result<()> {
-        self.ipvs.each(visit)
-    }
-
-    /// Returns the real servers of a virtual server.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn reals(&mut self, server: &ServerId) -> Result<Vec<ListedReal>, Error> {
-        self.ipvs.list_real(server)
-    }
-
-    /// Makes changes of virtual servers in their order. Returns the outcome of each.
-    ///
-    /// # Errors
-    /// When the socket fails.
-    pub fn change_servers(&mut self, changes: &[Change]) -> Result<Vec<Result<(), Error>>, Error> {
-        self.ipvs.apply(changes)
     }
 }

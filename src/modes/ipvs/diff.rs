@@ -131,12 +131,11 @@ pub fn server_changes(
     }
     for real in &desired.reals {
         drains.forget(frontend, real.address);
-        let real = real.to_kernel();
         match there.binary_search_by_key(&real.address, |there| there.server.address) {
-            Err(_) => changes.push(Change::AddReal(id, real)),
+            Err(_) => changes.push(Change::AddReal(id, *real)),
             Ok(at) => {
-                if there.remove(at).server != real {
-                    changes.push(Change::EditReal(id, real));
+                if there.remove(at).server != *real {
+                    changes.push(Change::EditReal(id, *real));
                 }
             }
         }

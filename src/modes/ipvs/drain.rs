@@ -182,12 +182,8 @@ fn reschedule(
 mod tests {
     use super::*;
 
-    fn tcp() -> Frontend {
-        Frontend {
-            address: [10, 0, 0, 1].into(),
-            port: 80,
-            protocol: Protocol::Tcp,
-        }
+    fn at_port_80(protocol: Protocol) -> Frontend {
+        Frontend::new(([10, 0, 0, 1], 80), protocol)
     }
 
     fn real(last: u8) -> SocketAddr {
@@ -205,15 +201,7 @@ mod tests {
 
     #[test]
     fn connections_are_served_to_their_end() {
-        let tcp = tcp();
-        let udp = Frontend {
-            protocol: Protocol::Udp,
-            ..tcp
-        };
-        let sctp = Frontend {
-            protocol: Protocol::Sctp,
-            ..tcp
-        };
+        let [tcp, udp, sctp] = Protocol::ALL.map(at_port_80);
         let start = Instant::now();
         let minutes = |n: u64| start + Duration::from_secs(60 * n);
         let minute = Some(Duration::from_secs(60));
@@ -247,7 +235,7 @@ mod tests {
 
     #[test]
     fn connections_are_counted_with_a_growing_pause() {
-        let (tcp, start) = (tcp(), Instant::now());
+        let (tcp, start) = (at_port_80(Protocol::Tcp), Instant::now());
         let mut drains = Drains::default();
         let count = |drains: &mut Drains, reals: &[u8], now: Instant| {
             for last in reals {

@@ -109,7 +109,7 @@ impl Ipvs {
             }
         };
         let timeouts = &options.timeouts;
-        clients.set_timeouts(timeouts).map_err(Error::from)?;
+        clients.ipvs.set_timeouts(timeouts).map_err(Error::from)?;
         let writers = PerFamily { v4: Some(v4), v6 };
         Ok(Ipvs {
             options,
@@ -137,7 +137,7 @@ impl Ipvs {
         // Before settings, which come with the module.
         if self.clients.was_loaded_anew()? {
             tracing::warn!("the module of IPVS was loaded anew: its virtual servers are gone");
-            self.clients.set_timeouts(&self.options.timeouts)?;
+            self.clients.ipvs.set_timeouts(&self.options.timeouts)?;
         }
         self.write_settings();
         let is_known =
@@ -217,7 +217,8 @@ impl Ipvs {
         let (clients, desired) = (&mut self.clients, &self.desired);
         let mut listing = Listing::read(clients, desired)?;
         if listing.has_trial {
-            clients.remove_trial()?;
+            // Of a process that was killed while it tried a scheduler.
+            clients.ipvs.remove_trial()?;
         }
         let mut observations = due.map(|family, due| {
             let of_family = self.families.get_mut(family);

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     kernel::{
-        addresses::Address,
+        addresses::{self, Address},
         ipvs::{Forwarding, VirtualServer},
         netlink::Error,
     },
@@ -61,7 +61,7 @@ impl Listing {
     pub fn read(clients: &mut Clients, desired: &Desired) -> Result<Listing, Error> {
         let mut servers: PerFamily<Servers> = PerFamily::default();
         let mut has_trial = false;
-        for listed in clients.servers()? {
+        for listed in clients.ipvs.list()? {
             let id = &listed.id;
             let frontend = Frontend::of(id);
             if id.is_trial() && desired.needs().owner(&frontend).is_none() {
@@ -71,7 +71,7 @@ impl Listing {
             let of_family = servers.get_mut(Family::of(&frontend.address));
             of_family.insert(frontend, ServerDigest::of(&listed));
         }
-        let mut addresses = clients.addresses()?;
+        let mut addresses = addresses::list(&mut clients.route)?;
         addresses.retain(|address| clients.is_on_link(address) && !address.is_of_link());
         Ok(Listing {
             servers,
@@ -143,7 +143,7 @@ impl RealServers {
     /// where the kernel does not show them at once.
     pub fn read(clients: &mut Clients, number: usize) -> RealServers {
         let mut all = HashMap::with_capacity(number);
-        let outcome = clients.each_server(|id, reals| {
+        let outcome = clients.ipvs.each(|id, reals| {
             let reals = reals.iter();
             let digest = RealsDigest::of(reals.map(|r| (r.address, r.weight, r.forwarding)));
             all.insert(Frontend::of(&id), digest);
@@ -158,8 +158,8 @@ impl RealServers {
     /// Returns true if the kernel's virtual server has exactly the real servers of
     /// `server`.
     pub fn has_those_of(&self, server: &plan::VirtualServer) -> bool {
-        let desired = server.reals.iter().map(|real| real.to_kernel());
-        let desired = desired.map(|real| (real.address, real.weight, real.forwarding));
+        let reals = server.reals.iter();
+        let desired = reals.map(|real| (real.address, real.weight, real.forwarding));
         self.0.get(&server.frontend) == Some(&RealsDigest::of(desired))
     }
 }
@@ -200,7 +200,7 @@ pub fn node_context(
     served: &Served,
     map: &ServiceMap,
 ) -> Result<NodeContext, Error> {
-    let addresses = clients.addresses()?;
+    let addresses = addresses::list(&mut clients.route)?;
     let own = addresses
         .iter()
         .filter(|address| !clients.is_on_link(address))

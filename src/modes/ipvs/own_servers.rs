@@ -148,11 +148,7 @@ mod tests {
             (Protocol::Tcp, "192.0.2.10:80", false),
         ] {
             let address: std::net::SocketAddr = address.parse().expect("an address");
-            let frontend = Frontend {
-                address: address.ip(),
-                port: address.port(),
-                protocol,
-            };
+            let frontend = Frontend::new(address, protocol);
             assert_eq!(own.has(&frontend.id()), ours, "{frontend}");
         }
     }

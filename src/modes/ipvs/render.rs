@@ -8,11 +8,12 @@ use std::{
 
 use super::{
     desired::{Desired, Dirty},
-    plan::{LINK, Method, NodeContext, RealServer, Set, VirtualServer, interest, rules},
+    plan::{LINK, NodeContext, Set, VirtualServer, interest, rules},
 };
 use crate::{
     kernel::{
         ipset::Kind,
+        ipvs::Forwarding,
         probe::Kernel,
         xtables::{difference::difference, observed::Observed},
     },
@@ -147,17 +148,13 @@ impl fmt::Display for Server<'_> {
             f.write_str(" -b mh-port")?;
         }
         writeln!(f)?;
-        for RealServer {
-            address: real,
-            weight,
-            method,
-        } in reals
-        {
-            let method = match method {
-                Method::Nat => "-m",
-                Method::Dr => "-g",
-                Method::Tunnel => "-i",
+        for real in reals {
+            let method = match real.forwarding {
+                Forwarding::Masquerade => "-m",
+                Forwarding::DirectRoute | Forwarding::Local => "-g",
+                Forwarding::Tunnel => "-i",
             };
+            let (real, weight) = (real.address, real.weight);
             writeln!(f, "-a {option} {address} -r {real} {method} -w {weight}")?;
         }
         Ok(())

@@ -25,14 +25,15 @@ use self::{
     execute::FamilyTable,
     plan::{Features, Options},
 };
-use super::{Asked, Mode, Outcomes, SyncError, SyncReport, Unsupported, stale::StaleFlows};
+use super::{
+    Asked, Mode, Outcomes, SyncError, SyncReport, stale::StaleFlows, tcp_be_liberal, unsupported,
+};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::{
         netlink,
         nftables::Watcher,
         probe::{Ability, Kernel, NftPart},
-        sysctl,
         xtables::Engine,
     },
     modes::Metrics,
@@ -52,10 +53,6 @@ pub const REQUIRED: [NftPart; 5] = [
 
 /// How often notifications of the kernel are read.
 const LOOK: Duration = Duration::from_millis(250);
-
-/// Whether connection tracking finds no packet outside a TCP window invalid
-/// (`Documentation/networking/nf_conntrack-sysctl.rst`).
-const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 
 /// Why nftables mode cannot run or did not sync.
 #[derive(Debug, thiserror::Error)]
@@ -152,34 +149,6 @@ impl Nftables {
 }
 
 impl ServedFamily {
-    fn unsupported(&self, map: &ServiceMap, changes: &Changes) -> Vec<Unsupported> {
-        let all = map.iter().filter(|_| changes.full);
-        let named = changes.ports.iter().filter(|_| !changes.full);
-        let ports = all.chain(named.filter_map(|name| map.get(name)));
-        let served = ports.filter(|port| port.name.family == self.table.family());
-        served
-            .flat_map(|port| plan::unsupported(port, self.features))
-            .collect()
-    }
-
-    /// Whether packets outside a TCP window are invalid is what the kernel says,
-    /// whatever was configured; it is read at each `full` sync.
-    fn observe_liberality(&self, full: bool, options: &mut Options) {
-        let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
-        if let Some(applied) = applied {
-            options.tcp_be_liberal = applied;
-        }
-        if !full && applied.is_some() {
-            return;
-        }
-        match sysctl::read(TCP_BE_LIBERAL) {
-            Ok(value) => options.tcp_be_liberal = value != "0",
-            // Connection tracking is not loaded yet; it comes with this value.
-            Err(error) if error.is_missing() => options.tcp_be_liberal = false,
-            Err(error) => tracing::debug!("{}: {error}", self.table.family()),
-        }
-    }
-
     async fn sync(
         &mut self,
         setup: &Setup,
@@ -195,7 +164,8 @@ impl ServedFamily {
             &setup.node_ports.served(),
             self.features,
         );
-        self.observe_liberality(changes.full, &mut options);
+        let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
+        options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
         let done = self.table.sync(map, changes, options)?;
         self.flows
             .clear(family, map, changes, &*setup.metrics)
@@ -203,7 +173,9 @@ impl ServedFamily {
         let mut report = SyncReport {
             examined: done.examined,
             unfinished: self.flows.unfinished().into_iter().collect(),
-            unsupported: self.unsupported(map, changes),
+            unsupported: unsupported::of_changed(family, map, changes, |port| {
+                plan::unsupported(port, self.features)
+            }),
             ..SyncReport::default()
         };
         self.table.report(&mut report);

@@ -1,14 +1,11 @@
-use std::{
-    process::Command,
-    sync::{
-        Mutex,
-        mpsc::{Receiver, Sender, channel},
-    },
+use std::sync::{
+    Mutex,
+    mpsc::{Receiver, Sender, channel},
 };
 
 use super::{clearing::Passed, *};
 use crate::{
-    kernel::namespace::in_namespace,
+    kernel::namespace::{block_on, in_namespace, sh},
     modes::{SyncError, SyncReport, both_failed, userspace::capture},
     net::Family,
     services::{Changes, service_ports::port_name},
@@ -68,13 +65,6 @@ fn broken() -> SyncError {
     })
 }
 
-fn sh(script: &str) -> String {
-    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 /// Each engine has something of kube-proxy's.
 fn leave_chains() {
     sh("iptables-nft -t nat -N KUBE-SVC-OLD; iptables-legacy -w -t nat -N KUBE-SVC-OLD");
@@ -92,13 +82,9 @@ fn remaining_chains() -> usize {
 fn bench(test: impl AsyncFnOnce(Bench) + Send + 'static) {
     in_namespace(|| {
         leave_chains();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
         let mode = Scripted(Outcome::Well);
         let bench = Bench(TakeOver::new(mode, Vec::new()));
-        runtime.block_on(test(bench));
+        block_on(test(bench));
     });
 }
 

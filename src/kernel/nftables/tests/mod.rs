@@ -14,14 +14,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// Runs a script in the thread's network namespace and returns what it says.
-fn sh(script: &str) -> String {
-    let mut command = Command::new("sh");
-    let output = command.args(["-ec", script]).output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{script}: {errors}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
+use crate::kernel::namespace::sh;
 
 /// Has `nft` read `input`, in the thread's network namespace.
 fn nft(options: &[&str], input: &str) -> Output {

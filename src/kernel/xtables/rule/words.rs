@@ -4,7 +4,7 @@ use std::fmt;
 
 use ipnet::IpNet;
 
-use super::{Match, Negatable, Physdev, Rule, Target};
+use super::{Mark, Match, Negatable, Physdev, Rule, Target, word};
 use crate::net::Family;
 
 impl Negatable<IpNet> {
@@ -40,7 +40,7 @@ impl fmt::Display for Words<'_> {
             words.put(format_args!("{}-i {}", link.bang(), link.value()))?;
         }
         if let Some(protocol) = rule.protocol {
-            words.put(format_args!("-p {protocol}"))?;
+            words.put(format_args!("-p {}", word(protocol)))?;
         }
         for one in &rule.matches {
             words.put(format_args!(
@@ -86,16 +86,20 @@ impl fmt::Display for MatchWords<'_> {
         };
         match self.one {
             Match::Comment(text) => write!(f, "comment --comment \"{}\"", Quoted(text)),
-            Match::Transport(transport) => write!(f, "{transport}"),
-            Match::DestinationPort(transport, port) => write!(f, "{transport} --dport {port}"),
-            Match::DestinationPorts(transport, first, last) => {
-                write!(f, "{transport} --dport {first}:{last}")
+            Match::Transport(protocol) => f.write_str(word(*protocol)),
+            Match::DestinationPort(protocol, port) => {
+                write!(f, "{} --dport {port}", word(*protocol))
             }
-            Match::SourcePorts(transport, first, last) => {
-                write!(f, "{transport} --sport {first}:{last}")
+            Match::DestinationPorts(protocol, ports) => {
+                let (first, last) = (ports.start(), ports.end());
+                write!(f, "{} --dport {first}:{last}", word(*protocol))
+            }
+            Match::SourcePorts(protocol, ports) => {
+                let (first, last) = (ports.start(), ports.end());
+                write!(f, "{} --sport {first}:{last}", word(*protocol))
             }
             Match::Mark(mark) => {
-                let (value, mask) = mark.value();
+                let Mark { value, mask } = mark.value();
                 write!(f, "mark {}--mark {value:#x}/{mask:#x}", mark.bang())
             }
             Match::ConnectionState(states) => {
@@ -170,7 +174,9 @@ impl fmt::Display for TargetWords<'_> {
                 Family::V6 => "REJECT --reject-with icmp6-port-unreachable",
             }),
             Target::Reset => f.write_str("REJECT --reject-with tcp-reset"),
-            Target::Mark { value, mask } => write!(f, "MARK --set-xmark {value:#x}/{mask:#x}"),
+            Target::Mark(Mark { value, mask }) => {
+                write!(f, "MARK --set-xmark {value:#x}/{mask:#x}")
+            }
             Target::Dnat(to) => write!(f, "DNAT --to-destination {to}"),
             Target::Redirect(port) => write!(f, "REDIRECT --to-ports {port}"),
             Target::Masquerade { random_fully } => f.write_str(if *random_fully {
@@ -184,10 +190,8 @@ impl fmt::Display for TargetWords<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{Transport, host},
-        *,
-    };
+    use super::{super::host, *};
+    use crate::net::Protocol;
 
     /// Lines as iptables-save 1.8.9 printed them for kube-proxy 1.36.
     #[test]
@@ -198,16 +202,16 @@ mod tests {
                 Rule::new()
                     .not_source("10.244.0.0/16".parse::<IpNet>().unwrap())
                     .destination(ip("10.0.1.175"))
-                    .protocol(Transport::Tcp)
+                    .protocol(Protocol::Tcp)
                     .comment("default/hostnames cluster IP")
-                    .destination_port(Transport::Tcp, 80)
+                    .destination_port(Protocol::Tcp, 80)
                     .jump("KUBE-MARK-MASQ"),
                 "! -s 10.244.0.0/16 -d 10.0.1.175/32 -p tcp -m comment --comment \
                  \"default/hostnames cluster IP\" -m tcp --dport 80 -j KUBE-MARK-MASQ",
             ),
             (
                 Rule::new()
-                    .with(Match::Mark(Negatable::IsNot((0x4000, 0x4000))))
+                    .with(Match::Mark(Negatable::IsNot(Mark::set(0x4000))))
                     .target(Target::Return),
                 "-m mark ! --mark 0x4000/0x4000 -j RETURN",
             ),
@@ -229,7 +233,7 @@ mod tests {
             (
                 Rule::new()
                     .source_bits("0.0.0.5".parse().unwrap(), "0.0.0.7".parse().unwrap())
-                    .with(Match::SourcePorts(Transport::Udp, 0, 4095)),
+                    .with(Match::SourcePorts(Protocol::Udp, 0..=4095)),
                 "-s 0.0.0.5/0.0.0.7 -m udp --sport 0:4095",
             ),
         ];

@@ -1,12 +1,10 @@
 //! What does not depend on Services.
 
-use ipnet::IpNet;
-
 use super::{Options, names};
 use crate::{
     kernel::xtables::{
         desired::{Contents, FixedChain, Jump, Place, RuleSet},
-        rule::{Match, Negatable, Rule, Table, Target},
+        rule::{Mark, Match, Negatable, Rule, Table, Target},
     },
     node::Served,
 };
@@ -79,23 +77,22 @@ fn chains(options: &Options) -> Vec<FixedChain> {
         .collect()
 }
 
-fn marked(options: &Options) -> (u32, u32) {
-    (options.masquerade_mark, options.masquerade_mark)
+fn marked(options: &Options) -> Mark {
+    Mark::set(options.masquerade_mark)
 }
 
 fn mark_masq(options: &Options) -> Rule {
-    let (value, mask) = marked(options);
-    Rule::new().target(Target::Mark { value, mask })
+    Rule::new().target(Target::Mark(marked(options)))
 }
 
 fn postrouting(options: &Options) -> Vec<Rule> {
     let not_marked = Match::Mark(Negatable::IsNot(marked(options)));
     // A packet may come by again, decapsulated or encrypted, and must not be
     // masqueraded twice.
-    let unmark = Target::Mark {
-        value: options.masquerade_mark,
+    let unmark = Target::Mark(Mark {
         mask: 0,
-    };
+        ..marked(options)
+    });
     let masquerade = Target::Masquerade {
         random_fully: options.features.random_fully,
     };
@@ -116,7 +113,8 @@ fn firewall(options: &Options) -> Vec<Rule> {
     if !options.serves_localhost() {
         return Vec::new();
     }
-    let rule = Rule::new().not_source(LOOPBACK_V4).destination(LOOPBACK_V4);
+    let loopback = options.family.loopback();
+    let rule = Rule::new().not_source(loopback).destination(loopback);
     let rule = options.commented(rule, || "block incoming localnet connections".to_owned());
     let answers = Negatable::IsNot("RELATED,ESTABLISHED,DNAT");
     vec![
@@ -222,7 +220,7 @@ fn jumps(options: &Options) -> Vec<Jump> {
 /// serve node ports; here the kernel does (`addrtype`), so that an address
 /// that comes or goes needs no new rule.
 fn to_node_ports(options: &Options) -> Vec<Rule> {
-    let loopback = options.loopback();
+    let loopback = options.family.loopback();
     let node_ports = |rule| {
         options.commented(rule, || {
             "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
@@ -264,14 +262,3 @@ fn to_node_ports(options: &Options) -> Vec<Rule> {
     };
     rules.into_iter().map(with_target).collect()
 }
-
-/// 127.0.0.0/8 (RFC 1122, section 3.2.1.3).
-pub(super) const LOOPBACK_V4: IpNet = IpNet::V4(ipnet::Ipv4Net::new_assert(
-    std::net::Ipv4Addr::new(127, 0, 0, 0),
-    8,
-));
-/// ::1 (RFC 4291, section 2.5.3).
-pub(super) const LOOPBACK_V6: IpNet = IpNet::V6(ipnet::Ipv6Net::new_assert(
-    std::net::Ipv6Addr::LOCALHOST,
-    128,
-));

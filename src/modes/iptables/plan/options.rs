@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::fixed::{LOOPBACK_V4, LOOPBACK_V6};
 use crate::{
     config::{Effective, KubeProxyConfiguration},
     kernel::xtables::{
@@ -143,7 +142,7 @@ impl Options {
             node_addresses: addresses,
             masquerade_all: configured.masquerade_all,
             masquerade_mark: 1 << configured.masquerade_bit,
-            node_ports: node_ports(served, family),
+            node_ports: served.of(family),
             localhost_node_ports: configuration.iptables.localhost_node_ports,
             tcp_be_liberal: configuration.conntrack.tcp_be_liberal,
             features,
@@ -166,17 +165,9 @@ impl Options {
         asked && served && self.features.conntrack
     }
 
-    /// Returns the family's loopback addresses.
-    pub(super) fn loopback(&self) -> IpNet {
-        match self.family {
-            Family::V4 => LOOPBACK_V4,
-            Family::V6 => LOOPBACK_V6,
-        }
-    }
-
     /// Returns the node's addresses, loopback too, for kernels without `addrtype`.
     pub(super) fn local_networks(&self) -> impl Iterator<Item = IpNet> {
-        let loopback = std::iter::once(self.loopback());
+        let loopback = std::iter::once(self.family.loopback());
         loopback.chain(self.node_addresses.iter().copied().map(IpNet::from))
     }
 
@@ -207,21 +198,4 @@ impl Options {
 
 fn covers_loopback(network: &IpNet) -> bool {
     network.addr().is_loopback() || network.contains(&IpAddr::from([127, 0, 0, 0]))
-}
-
-/// Returns what is served of one family.
-fn node_ports(served: &Served, family: Family) -> Served {
-    let Served::Within(networks) = served else {
-        return Served::All;
-    };
-    let networks: Vec<IpNet> = networks
-        .iter()
-        .copied()
-        .filter(|network| Family::of(&network.addr()) == family)
-        .collect();
-    if networks.iter().any(|network| network.prefix_len() == 0) {
-        Served::All
-    } else {
-        Served::Within(networks)
-    }
 }

@@ -16,7 +16,7 @@ use crate::{
     kernel::xtables::{
         desired::{Chain, OwnerRules},
         features::Features,
-        rule::{Match, Negatable, Rule, Side, Table, Target, Transport, host},
+        rule::{Match, Negatable, Rule, Side, Table, Target, host, word},
     },
     net::Protocol,
     services::{ServicePort, SessionAffinity, TrafficPolicy},
@@ -28,16 +28,15 @@ pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
         return OwnerRules::default();
     }
     let shown = port.name.to_string();
-    let transport = transport(port.name.protocol);
-    let protocol = transport.to_string();
-    let backends = Backends::of(port, &shown, &protocol);
+    let protocol = port.name.protocol;
+    let backends = Backends::of(port, &shown, word(protocol));
     let mut plan = Plan {
-        chains: PortChains::new(&shown, &protocol),
+        chains: PortChains::new(&shown, word(protocol)),
         endpoints: Endpoints::of(port, &backends),
         port,
         options,
         shown,
-        transport,
+        protocol,
         rules: OwnerRules::default(),
     };
     for backend in backends.all() {
@@ -60,14 +59,6 @@ pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
 /// Returns whether rules can carry `port` with these features.
 pub fn is_possible(port: &ServicePort, features: &Features) -> bool {
     port.name.protocol != Protocol::Sctp || features.sctp
-}
-
-fn transport(protocol: Protocol) -> Transport {
-    match protocol {
-        Protocol::Tcp => Transport::Tcp,
-        Protocol::Udp => Transport::Udp,
-        Protocol::Sctp => Transport::Sctp,
-    }
 }
 
 /// Which endpoints each kind of traffic has.
@@ -104,7 +95,7 @@ struct Plan<'a> {
     options: &'a Options,
     /// The ServicePort as kube-proxy calls it.
     shown: String,
-    transport: Transport,
+    protocol: Protocol,
     chains: PortChains,
     endpoints: Endpoints<'a>,
     rules: OwnerRules,
@@ -122,12 +113,12 @@ impl Plan<'_> {
             }
         };
         let hairpin = commented(Rule::new().source(host(backend.address.ip())));
-        let mut dnat = commented(Rule::new().protocol(self.transport));
+        let mut dnat = commented(Rule::new().protocol(self.protocol));
         let sticky = self.port.session_affinity != SessionAffinity::None;
         if sticky && self.options.features.recent {
             dnat = dnat.with(Match::RememberSource(backend.chain.clone()));
         }
-        let dnat = dnat.with(Match::Transport(self.transport));
+        let dnat = dnat.with(Match::Transport(self.protocol));
         let rules = vec![
             hairpin.jump(names::MARK_MASQ),
             dnat.target(Target::Dnat(backend.address)),
@@ -152,7 +143,7 @@ impl Plan<'_> {
             let balance = Balance {
                 options: self.options,
                 shown: &self.shown,
-                transport: self.transport,
+                protocol: self.protocol,
                 affinity: self.port.session_affinity,
                 backends,
             };

@@ -181,14 +181,9 @@ mod tests {
 
     fn plan(port: u16) -> ServicePlan {
         let ip = IpAddr::from([10, 0, 0, 1]);
-        let frontend = Frontend {
-            address: ip,
-            port,
-            protocol: Protocol::Tcp,
-        };
         ServicePlan {
             servers: vec![VirtualServer {
-                frontend,
+                frontend: Frontend::new((ip, port), Protocol::Tcp),
                 scheduler: "rr".into(),
                 persistence: None,
                 reals: Box::default(),

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kernel::ipvs::{ServerId, VirtualServer},
-    modes::ipvs::plan::{Method, ServicePlan},
+    kernel::ipvs::{Forwarding, RealServer, ServerId, VirtualServer},
+    modes::ipvs::plan::ServicePlan,
     net::{Family, Protocol},
     services::service_ports::port_name,
 };
@@ -54,11 +54,7 @@ impl Kernel {
 }
 
 fn frontend(protocol: Protocol) -> Frontend {
-    Frontend {
-        address: [10, 0, 0, 1].into(),
-        port: 80,
-        protocol,
-    }
+    Frontend::new(([10, 0, 0, 1], 80), protocol)
 }
 
 /// One state of a virtual server: its scheduler, its endpoints with weights,
@@ -88,10 +84,8 @@ proptest! {
                 persistence: None,
                 reals: endpoints
                     .iter()
-                    .map(|(number, weight)| plan::RealServer {
-                        address: at(*number),
-                        weight: *weight,
-                        method: Method::Nat,
+                    .map(|(number, weight)| {
+                        RealServer::new(at(*number), (*weight).into(), Forwarding::Masquerade)
                     })
                     .collect(),
             };

@@ -32,7 +32,7 @@ use super::{
     rules::FamilyRules,
 };
 use crate::{
-    kernel::{ipset::Element, netlink},
+    kernel::{addresses, ipset::Element, netlink},
     modes::state::FamilyState,
     net::Family,
 };
@@ -223,7 +223,8 @@ impl Execution<'_> {
             return Ok(());
         }
         let mut done = 0;
-        for outcome in self.clients.retire_addresses(eligible)? {
+        let Clients { route, link, .. } = &mut *self.clients;
+        for outcome in addresses::retire(route, *link, eligible)? {
             match outcome {
                 Ok(()) => done += 1,
                 Err(error) => {

@@ -126,7 +126,7 @@ impl Execution<'_> {
             return Ok(());
         }
         let reals = match is_same {
-            Some(_) => self.clients.reals(&frontend.id())?,
+            Some(_) => self.clients.ipvs.list_real(&frontend.id())?,
             None => Vec::new(),
         };
         let present = is_same.map(|is_same| Present {
@@ -157,7 +157,7 @@ impl Execution<'_> {
         if changes.is_empty() {
             return Ok(());
         }
-        let outcomes = self.clients.change_servers(changes)?;
+        let outcomes = self.clients.ipvs.apply(changes)?;
         // What is asked for a virtual server that was refused is refused too.
         let mut refused: Option<Frontend> = None;
         for (change, outcome) in changes.iter().zip(outcomes) {

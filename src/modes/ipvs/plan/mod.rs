@@ -18,9 +18,9 @@ use std::net::IpAddr;
 
 pub use self::{
     node_context::NodeContext,
-    options::{LINK, Options, ROUND_ROBIN, Timeouts},
+    options::{LINK, Options, ROUND_ROBIN},
     rules::{FilledSets, OWN_CHAINS, interest, rules},
-    servers::{Frontend, Method, RealServer, VirtualServer},
+    servers::{Frontend, VirtualServer},
     sets::{Member, Set},
 };
 use self::{servers::SchedulingParameters, sets::storable};
@@ -224,11 +224,7 @@ impl Builder<'_> {
     /// Puts a virtual server that leads to `endpoints` at an address and port, unless
     /// there is one already.
     fn serve(&mut self, address: IpAddr, port: u16, endpoints: &[&Endpoint]) {
-        let frontend = Frontend {
-            address,
-            port,
-            protocol: self.protocol(),
-        };
+        let frontend = Frontend::new((address, port), self.protocol());
         if self.plan.servers.iter().any(|s| s.frontend == frontend) {
             return;
         }

@@ -79,12 +79,9 @@ impl NodeContext {
         };
         let of_family = |ip: &&IpAddr| Family::of(ip) == member.family;
         let served = self.node_ports.iter().filter(of_family);
-        let frontend = |ip: &IpAddr| Frontend {
-            address: *ip,
-            port,
-            protocol,
-        };
-        served.map(frontend).collect()
+        served
+            .map(|ip| Frontend::new((*ip, port), protocol))
+            .collect()
     }
 }
 

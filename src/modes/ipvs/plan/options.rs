@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use crate::{
     config::{Effective, KubeProxyConfiguration},
+    kernel::ipvs::Timeouts,
     net,
 };
 
@@ -32,23 +33,11 @@ pub struct Options {
     pub exclude: Vec<IpNet>,
     /// The node does not answer ARP requests for addresses of Services.
     pub strict_arp: bool,
-    /// How long IPVS keeps idle connections.
+    /// How long IPVS keeps idle connections; zero leaves the kernel's value.
     pub timeouts: Timeouts,
     /// How long connections to an endpoint that left a Service may go on where
     /// the Service does not say; `None`: as long as they last.
     pub drain_timeout: Option<Duration>,
-}
-
-/// How long IPVS keeps idle connections, in whole seconds; zero leaves the
-/// kernel's value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timeouts {
-    /// For established TCP connections.
-    pub tcp: Duration,
-    /// For TCP connections after a FIN.
-    pub tcp_fin: Duration,
-    /// For UDP flows without an answer or a further packet.
-    pub udp: Duration,
 }
 
 impl Default for Options {

@@ -7,9 +7,9 @@ use crate::{
         desired::{Contents, FixedChain, Jump, Place, RuleSet},
         features::Features,
         observed::Interest,
-        rule::{Match, Negatable, Physdev, Rule, Side, Table, Target, Transport},
+        rule::{Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
     },
-    net::Family,
+    net::{Family, Protocol},
 };
 
 /// Which sets of a family have members.
@@ -171,11 +171,7 @@ impl Builder<'_> {
     }
 
     fn mark(&self) -> Rule {
-        let mark = self.node.masquerade_mark;
-        Rule::new().target(Target::Mark {
-            value: mark,
-            mask: mark,
-        })
+        Rule::new().target(Target::Mark(Mark::set(self.node.masquerade_mark)))
     }
 
     /// What this node itself must not call, before IPVS changes the
@@ -198,10 +194,10 @@ impl Builder<'_> {
     }
 
     fn forward(&self) -> Vec<Rule> {
-        let mark = self.node.masquerade_mark;
+        let mark = Mark::set(self.node.masquerade_mark);
         vec![
             self.commented("kubernetes forwarding rules")
-                .with(Match::Mark(Negatable::Is((mark, mark))))
+                .with(Match::Mark(Negatable::Is(mark)))
                 .target(Target::Accept),
             self.commented("kubernetes forwarding conntrack rule")
                 .with(Match::ConnectionState(Negatable::Is("RELATED,ESTABLISHED")))
@@ -271,12 +267,12 @@ impl Builder<'_> {
         };
         let masquerade = || Target::Jump(MARK_MASQ.to_owned());
         [
-            of(Set::NodePortLocalTcp, Transport::Tcp, Target::Return),
-            of(Set::NodePortTcp, Transport::Tcp, masquerade()),
-            of(Set::NodePortLocalUdp, Transport::Udp, Target::Return),
-            of(Set::NodePortUdp, Transport::Udp, masquerade()),
-            of(Set::NodePortLocalSctp, Transport::Sctp, Target::Return),
-            of(Set::NodePortSctp, Transport::Sctp, masquerade()),
+            of(Set::NodePortLocalTcp, Protocol::Tcp, Target::Return),
+            of(Set::NodePortTcp, Protocol::Tcp, masquerade()),
+            of(Set::NodePortLocalUdp, Protocol::Udp, Target::Return),
+            of(Set::NodePortUdp, Protocol::Udp, masquerade()),
+            of(Set::NodePortLocalSctp, Protocol::Sctp, Target::Return),
+            of(Set::NodePortSctp, Protocol::Sctp, masquerade()),
         ]
         .into_iter()
         .flatten()
@@ -284,7 +280,7 @@ impl Builder<'_> {
     }
 
     fn postrouting(&self) -> Vec<Rule> {
-        let mark = self.node.masquerade_mark;
+        let mark = Mark::set(self.node.masquerade_mark);
         let hairpin = self.matching(Set::LoopBack).map(|rule| {
             rule.target(Target::Masquerade {
                 random_fully: false,
@@ -292,13 +288,10 @@ impl Builder<'_> {
         });
         let rest = [
             Rule::new()
-                .with(Match::Mark(Negatable::IsNot((mark, mark))))
+                .with(Match::Mark(Negatable::IsNot(mark)))
                 .target(Target::Return),
             // A packet that comes by again must not be masqueraded again.
-            Rule::new().target(Target::Mark {
-                value: mark,
-                mask: 0,
-            }),
+            Rule::new().target(Target::Mark(Mark { mask: 0, ..mark })),
             self.commented("kubernetes service traffic requiring SNAT")
                 .target(Target::Masquerade {
                     random_fully: self.features.random_fully,
@@ -308,10 +301,7 @@ impl Builder<'_> {
     }
 
     fn services(&self) -> Vec<Rule> {
-        let loopback: ipnet::IpNet = match self.family {
-            Family::V4 => ipnet::Ipv4Net::new_assert([127, 0, 0, 0].into(), 8).into(),
-            Family::V6 => std::net::IpAddr::from(std::net::Ipv6Addr::LOCALHOST).into(),
-        };
+        let loopback = self.family.loopback();
         let mut rules = vec![Rule::new().source(loopback).target(Target::Return)];
         rules.extend(self.matching(Set::Direct).map(|r| r.target(Target::Accept)));
         rules.extend(self.matching(Set::FullNat).map(|r| r.jump(MARK_MASQ)));

@@ -9,7 +9,7 @@ use std::{
 
 use super::{NodeContext, ROUND_ROBIN};
 use crate::{
-    kernel::ipvs::{self, HASH_PORTS, ServerId},
+    kernel::ipvs::{self, Forwarding as Way, HASH_PORTS, RealServer, ServerId},
     modes::Reason,
     net::Protocol,
     services::{Endpoint, Forwarding, Preferences, ServicePort, SessionAffinity, TrafficPolicy},
@@ -27,6 +27,16 @@ pub struct Frontend {
 }
 
 impl Frontend {
+    /// Returns the frontend at that address and port.
+    pub fn new(address: impl Into<SocketAddr>, protocol: Protocol) -> Frontend {
+        let address = address.into();
+        Frontend {
+            address: address.ip(),
+            port: address.port(),
+            protocol,
+        }
+    }
+
     /// Returns what names the virtual server to the kernel.
     pub fn id(&self) -> ServerId {
         ServerId {
@@ -37,11 +47,7 @@ impl Frontend {
 
     /// Returns the frontend of the virtual server of that name.
     pub fn of(id: &ServerId) -> Frontend {
-        Frontend {
-            address: id.address.ip(),
-            port: id.address.port(),
-            protocol: id.protocol,
-        }
+        Frontend::new(id.address, id.protocol)
     }
 }
 
@@ -83,40 +89,6 @@ impl VirtualServer {
         }
         server
     }
-}
-
-/// An endpoint as a virtual server sends to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RealServer {
-    /// The endpoint's address and port.
-    pub address: SocketAddr,
-    /// Share of new connections.
-    pub weight: u16,
-    /// How packets get there.
-    pub method: Method,
-}
-
-impl RealServer {
-    /// Returns it as the kernel takes it.
-    pub fn to_kernel(self) -> ipvs::RealServer {
-        let forwarding = match self.method {
-            Method::Nat => ipvs::Forwarding::Masquerade,
-            Method::Dr => ipvs::Forwarding::DirectRoute,
-            Method::Tunnel => ipvs::Forwarding::Tunnel,
-        };
-        ipvs::RealServer::new(self.address, self.weight.into(), forwarding)
-    }
-}
-
-/// How packets get to a real server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Method {
-    /// Their destination is rewritten.
-    Nat,
-    /// They go as they are, to its link address.
-    Dr,
-    /// They are wrapped in IP-in-IP.
-    Tunnel,
 }
 
 /// How the virtual servers of one ServicePort spread connections and forward
@@ -163,14 +135,14 @@ impl<'a> SchedulingParameters<'a> {
         &self,
         frontend: Frontend,
         endpoints: &[&Endpoint],
-        direct: Option<Method>,
+        direct: Option<Way>,
     ) -> VirtualServer {
-        let real = |endpoint: &&Endpoint| RealServer {
-            address: endpoint.address,
-            weight: endpoint.weight,
+        let real = |endpoint: &&Endpoint| {
             // Answers of an endpoint here pass this node anyway, and with the
             // node's own address as their source they would be dropped.
-            method: direct.filter(|_| !endpoint.local).unwrap_or(Method::Nat),
+            let way = direct.filter(|_| !endpoint.local);
+            let way = way.unwrap_or(Way::Masquerade);
+            RealServer::new(endpoint.address, endpoint.weight.into(), way)
         };
         VirtualServer {
             frontend,
@@ -190,11 +162,11 @@ impl<'a> SchedulingParameters<'a> {
         &self,
         frontend: &Frontend,
         endpoints: &[&Endpoint],
-    ) -> Result<Option<Method>, String> {
-        let (asked, method) = match self.port.preferences().forwarding {
+    ) -> Result<Option<Way>, String> {
+        let (asked, way) = match self.port.preferences().forwarding {
             None | Some(Forwarding::Nat | Forwarding::FullNat) => return Ok(None),
-            Some(asked @ Forwarding::Dr) => (asked, Method::Dr),
-            Some(asked @ Forwarding::Tunnel) => (asked, Method::Tunnel),
+            Some(asked @ Forwarding::Dr) => (asked, Way::DirectRoute),
+            Some(asked @ Forwarding::Tunnel) => (asked, Way::Tunnel),
         };
         let other = endpoints
             .iter()
@@ -205,7 +177,7 @@ impl<'a> SchedulingParameters<'a> {
                  used there. Give the Service's port the number of its targetPort",
                 endpoint.address
             )),
-            None => Ok(Some(method)),
+            None => Ok(Some(way)),
         }
     }
 }

@@ -264,11 +264,10 @@ impl Member {
             }
             | Element::IpPortNet {
                 ip, protocol, port, ..
-            } => Some(Frontend {
-                address: ip,
-                port,
-                protocol: Protocol::from_number(protocol)?,
-            }),
+            } => {
+                let protocol = Protocol::from_number(protocol)?;
+                Some(Frontend::new((ip, port), protocol))
+            }
             Element::Ip(_) | Element::Net(_) | Element::Port(_) => None,
         }
     }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    kernel::xtables::{features::Features, rule::Table},
+    kernel::{
+        ipvs::Forwarding as Method,
+        xtables::{features::Features, rule::Table},
+    },
     modes::Reason,
     net::PerFamily,
     services::{Endpoint, service_ports},
@@ -53,14 +56,14 @@ fn sets(plan: &ServicePlan) -> Vec<Set> {
 
 fn methods(plan: &ServicePlan) -> Vec<Method> {
     let reals = plan.servers.iter().flat_map(|server| &*server.reals);
-    reals.map(|real| real.method).collect()
+    reals.map(|real| real.forwarding).collect()
 }
 
 #[test]
 fn weights_are_the_endpoints_own() {
     let plan = plan(&port(), &node());
-    let weights: Vec<u16> = plan.servers[0].reals.iter().map(|r| r.weight).collect();
-    assert_eq!(weights, [u16::from(HERE), u16::from(REMOTE)]);
+    let weights: Vec<u32> = plan.servers[0].reals.iter().map(|r| r.weight).collect();
+    assert_eq!(weights, [u32::from(HERE), u32::from(REMOTE)]);
 }
 
 #[test]
@@ -95,19 +98,19 @@ fn direct_answers_only_where_they_can_be() {
     };
     let dr = forwarding(Forwarding::Dr);
     let there = plan(&dr, &node());
-    assert_eq!(methods(&there), [Method::Nat, Method::Dr]);
+    assert_eq!(methods(&there), [Method::Masquerade, Method::DirectRoute]);
     assert!(sets(&there).contains(&Set::Direct) && there.unsupported.is_empty());
     let elsewhere = ServicePort { port: 8080, ..dr };
     let nat = plan(&elsewhere, &node());
-    assert_eq!(methods(&nat), [Method::Nat; 2]);
+    assert_eq!(methods(&nat), [Method::Masquerade; 2]);
     assert!(!sets(&nat).contains(&Set::Direct));
     assert_eq!(nat.unsupported[0].what, Preferences::FORWARDING);
 
     let full = plan(&forwarding(Forwarding::FullNat), &node());
-    assert_eq!(methods(&full), [Method::Nat; 2]);
+    assert_eq!(methods(&full), [Method::Masquerade; 2]);
     assert!(sets(&full).contains(&Set::FullNat));
     let tunnel = plan(&forwarding(Forwarding::Tunnel), &node());
-    assert_eq!(methods(&tunnel), [Method::Nat, Method::Tunnel]);
+    assert_eq!(methods(&tunnel), [Method::Masquerade, Method::Tunnel]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tokio::{
 use super::tables::{Previous, Tables};
 use crate::{
     backoff::Backoff,
-    kernel::xtables::{Engine, Error, Toolkit, desired::RuleSet, features::Features, run::Writer},
+    kernel::xtables::{Engine, Error, Toolkit, desired::RuleSet, features::Features},
     modes::ipvs::plan::{self, FilledSets, NodeContext},
     net::Family,
 };
@@ -105,14 +105,11 @@ impl RuleWriter {
     /// # Errors
     /// When there is no thread to be had.
     pub fn start(family: Family, tools: Toolkit) -> Result<RuleWriter, Error> {
-        let Toolkit {
-            xtables,
-            engine,
-            features,
-        } = tools;
-        let program = xtables.program().to_owned();
+        let Toolkit { writer, features } = tools;
+        let engine = writer.engine;
+        let program = writer.xtables.program().to_owned();
         tracing::debug!(%family, program, ?engine, ?features, "rules");
-        let tables = Tables::new(Writer { xtables, engine });
+        let tables = Tables::new(writer);
         let (requests, asked) = unbounded_channel();
         let (answer, answers) = unbounded_channel();
         thread::Builder::new()

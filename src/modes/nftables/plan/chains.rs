@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Options, Sets, frontend,
+    Options, Sets,
     sets::{self, SetId},
     slots::LOCAL,
 };
@@ -276,8 +276,8 @@ fn remember_name(timeout: Duration) -> String {
 
 /// The protocol has to be matched before ports of a connection are used.
 fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
-    let of = |protocol| {
-        let octets = vec![frontend::number(protocol)];
+    let of = |protocol: Protocol| {
+        let octets = vec![protocol.number()];
         let matched = Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(octets));
         Rule::new([matched, statement()])
     };

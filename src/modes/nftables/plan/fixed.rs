@@ -185,7 +185,7 @@ impl Plan<'_> {
     /// loopback, which the kernel does not translate.
     fn to_node(&self) -> Vec<Statement> {
         let destination = Field::DestinationAddress(self.family);
-        let loopback = self.options.loopback();
+        let loopback = self.family.loopback();
         let not_loopback = Test::NotPrefix(loopback.addr(), loopback.prefix_len());
         let mut statements = vec![Statement::Match(destination.clone(), not_loopback)];
         if self.options.node_ports.is_some() {

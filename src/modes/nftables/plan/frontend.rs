@@ -41,7 +41,7 @@ impl Frontend {
     pub(super) fn key(&self, rest: &[Value]) -> Vec<u8> {
         let mut values = Vec::with_capacity(5);
         values.extend(self.ip.map(Value::Ip));
-        values.push(Value::Protocol(number(self.protocol)));
+        values.push(Value::Protocol(self.protocol.number()));
         values.push(Value::Port(self.port));
         values.extend_from_slice(rest);
         concat(&values)
@@ -63,14 +63,5 @@ impl Frontend {
             (Role::Timeouts, Some(_)) => SetId::AffinityTimeouts,
             (Role::Timeouts, None) => SetId::NodePortAffinityTimeouts,
         }
-    }
-}
-
-/// Returns the number of the protocol, `IPPROTO_*`.
-pub(super) fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-        Protocol::Sctp => 132,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -12,14 +12,6 @@ use crate::{
     node::Served,
     services::ServiceMap,
 };
-
-/// 127.0.0.0/8 (RFC 1122, section 3.2.1.3).
-const LOOPBACK_V4: IpNet = IpNet::V4(Ipv4Net::new_assert(
-    std::net::Ipv4Addr::new(127, 0, 0, 0),
-    8,
-));
-/// ::1 (RFC 4291, section 2.5.3).
-const LOOPBACK_V6: IpNet = IpNet::V6(Ipv6Net::new_assert(std::net::Ipv6Addr::LOCALHOST, 128));
 
 /// What rules and elements depend on beside the ServicePorts themselves. Whatever
 /// differs here makes the whole table a new one.
@@ -141,14 +133,6 @@ impl Options {
             tcp_be_liberal: false,
             features: Features::ALL,
             node_addresses: Vec::new(),
-        }
-    }
-
-    /// The family's loopback addresses.
-    pub(super) fn loopback(&self) -> IpNet {
-        match self.family {
-            Family::V4 => LOOPBACK_V4,
-            Family::V6 => LOOPBACK_V6,
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Features, chains::Scheduler};
 use crate::{
-    modes::{Reason, Unsupported},
-    services::{Forwarding, Preferences, ServicePort, SessionAffinity},
+    modes::Reason,
+    services::{Preferences, ServicePort, SessionAffinity},
 };
 
 /// How the endpoints of `port` are chosen: as it asks, where the kernel's maps can
@@ -29,7 +29,7 @@ fn chain_name(port: &ServicePort) -> String {
 }
 
 /// Returns what of the preferences of `port` is not done.
-pub fn unsupported(port: &ServicePort, features: Features) -> impl Iterator<Item = Unsupported> {
+pub fn unsupported(port: &ServicePort, features: Features) -> Vec<Reason> {
     let asked = port.preferences();
     let known = |name: &str| match name {
         "random" => true,
@@ -45,24 +45,6 @@ pub fn unsupported(port: &ServicePort, features: Features) -> impl Iterator<Item
         );
         Reason::new(Preferences::SCHEDULER, why)
     });
-    let other = asked.forwarding.filter(|way| *way != Forwarding::Nat);
-    let forwarding = other.map(|way| {
-        let why = format!("packets are forwarded by nat instead of {way}, which ipvs mode can do");
-        Reason::new(Preferences::FORWARDING, why)
-    });
-    let drain = asked.drain_timeout.map(|_| {
-        let why = "connections to an endpoint that left go on for as long as it answers; \
-                   ipvs and userspace mode can end them";
-        Reason::new(Preferences::DRAIN_TIMEOUT, why)
-    });
-    let header = asked.proxy_protocol.map(|_| {
-        let why = "packets are passed on without a look into them, so no header can be added; \
-                   userspace mode can do that";
-        Reason::new(Preferences::PROXY_PROTOCOL, why)
-    });
-    let retry = Reason::of_retry(asked);
-    let all = [scheduler, forwarding, drain, header, retry];
-    all.into_iter()
-        .flatten()
-        .map(|reason| reason.at(&port.name))
+    let own = scheduler.into_iter();
+    own.chain(Reason::of_nat_rules(asked)).collect()
 }

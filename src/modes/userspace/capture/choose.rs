@@ -76,7 +76,7 @@ pub fn choose(requested: Requested, kernel: &Kernel) -> Result<Choice, Error> {
                 *method = Method::Redirect;
                 reasons.push(format!(
                     "{family}: redirect capture, nat works with {}",
-                    tools.xtables.program()
+                    tools.writer.xtables.program()
                 ));
             }
             Err(error) => {

@@ -47,11 +47,7 @@ enum Test {
 
 /// Returns what is as good as the node's own address: see `ClusterLocal`.
 fn node_itself() -> [Test; 3] {
-    let loopback = [
-        ([127, 0, 0, 0].into(), 8),
-        (IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]), 128),
-    ];
-    let [v4, v6] = loopback.map(|(ip, length)| Test::Within(IpNet::new_assert(ip, length)));
+    let [v4, v6] = Family::ALL.map(|family| Test::Within(family.loopback()));
     [Test::Itself, v4, v6]
 }
 

@@ -30,7 +30,7 @@ use crate::{
             difference::difference,
             observed::{Interest, Observed},
             remove::{Owned, Preserved},
-            rule::{Match, Table, Target},
+            rule::{Mark, Match, Table, Target},
             transaction::Transaction,
         },
     },
@@ -59,10 +59,10 @@ const MARKS_COUNT: &str = "net/ipv4/conf/all/src_valid_mark";
 fn desired() -> RuleSet {
     let marking = xtables::rule::Rule::new()
         .with(Match::TransparentSocket)
-        .target(Target::Mark {
+        .target(Target::Mark(Mark {
             value: MARK,
             mask: u32::MAX,
-        });
+        }));
     RuleSet {
         chains: vec![FixedChain {
             table: Table::Mangle,

@@ -4,32 +4,24 @@ use std::process::Command;
 
 use super::*;
 use crate::{
-    kernel::{namespace::in_namespace, probe::Kernel},
+    kernel::{
+        namespace::{block_on, in_namespace, sh},
+        probe::Kernel,
+    },
     modes::userspace::{DetectLocal, proxy::cluster_local::ClusterLocal},
     net::PerFamily,
 };
 
 const BOTH: PerFamily<bool> = PerFamily { v4: true, v6: true };
 
-/// Returns what a command prints.
-fn shown(command: &str) -> String {
-    let mut words = command.split(' ');
-    let mut command = Command::new(words.next().unwrap());
-    let output = command.args(words).output().expect("it is installed");
-    String::from_utf8(output.stdout).unwrap()
-}
-
 /// Returns all that is ours in the namespace's kernel, and the foreign rule.
 fn traces() -> String {
-    let commands = [
-        "iptables-save -t mangle",
-        "ip6tables-save -t mangle",
-        "ip rule",
-        "ip -6 rule",
-        "ip route show table 1414791168",
-        "ip -6 route show table 1414791168",
-    ];
-    let lines = commands.map(shown).concat();
+    let lines = sh("iptables-save -t mangle
+         ip6tables-save -t mangle
+         ip rule
+         ip -6 rule
+         ip route show table 1414791168 || true
+         ip -6 route show table 1414791168 || true");
     let noise = |line: &&str| line.starts_with(['#', ':', '*']) || *line == "COMMIT";
     let lines: Vec<_> = lines.lines().filter(|line| !noise(line)).collect();
     lines.join("\n")
@@ -40,26 +32,16 @@ fn transparent() -> Arc<Transparent> {
     Arc::new(Transparent::new(cluster_local))
 }
 
-fn run<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    runtime.unwrap().block_on(future)
-}
-
 #[test]
 fn the_way_of_answers_comes_is_repaired_and_goes() {
     in_namespace(|| {
-        let foreign = "iptables -t mangle -A PREROUTING -i eth9 -j MARK --set-mark 1";
-        let mut words = foreign.split(' ');
-        let status = Command::new(words.next().unwrap()).args(words).status();
-        assert!(status.unwrap().success());
+        sh("iptables -t mangle -A PREROUTING -i eth9 -j MARK --set-mark 1");
         let before = traces();
 
         let transparent = transparent();
         let mut return_path =
             ReturnPath::new(true, Arc::clone(&transparent), &Kernel::examine(&[]));
-        let messages = run(return_path.sync(BOTH));
+        let messages = block_on(return_path.sync(BOTH));
         assert_eq!(messages.len(), 2, "{messages:?}");
         let sees = |message: &Message| message.as_ref().is_ok_and(|n| n.contains("see clients"));
         assert!(messages.iter().all(sees), "{messages:?}");
@@ -77,14 +59,14 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
             "{there}"
         );
 
-        assert_eq!(run(return_path.sync(BOTH)), []);
+        assert_eq!(block_on(return_path.sync(BOTH)), []);
         assert_eq!(traces(), there, "nothing was wrong");
         for damage in ["iptables -t mangle -F", "ip -6 rule del pref 76"] {
             let mut words = damage.split(' ');
             let status = Command::new(words.next().unwrap()).args(words).status();
             assert!(status.unwrap().success());
         }
-        assert_eq!(run(return_path.sync(BOTH)), []);
+        assert_eq!(block_on(return_path.sync(BOTH)), []);
         let repaired = traces();
         assert_eq!(
             repaired.matches("-m socket --transparent").count(),
@@ -99,10 +81,10 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
 
         // A process without the flag removes what one with it left.
         let mut other = ReturnPath::new(false, transparent, &Kernel::default());
-        assert_eq!(run(other.sync(BOTH)), []);
+        assert_eq!(block_on(other.sync(BOTH)), []);
         let foreign = before.lines().filter(|line| !line.contains("eth9"));
         assert_eq!(traces(), foreign.collect::<Vec<_>>().join("\n"));
-        run(cleanup()).expect("nothing to do");
+        block_on(cleanup()).expect("nothing to do");
     });
 }
 
@@ -111,8 +93,9 @@ fn a_kernel_that_would_drop_the_answers_is_named() {
     in_namespace(|| {
         std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1").unwrap();
         let transparent = transparent();
-        let messages =
-            run(ReturnPath::new(true, Arc::clone(&transparent), &Kernel::examine(&[])).sync(BOTH));
+        let messages = block_on(
+            ReturnPath::new(true, Arc::clone(&transparent), &Kernel::examine(&[])).sync(BOTH),
+        );
         let why = messages
             .iter()
             .find_map(|message| message.as_ref().err())

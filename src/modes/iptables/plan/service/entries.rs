@@ -4,11 +4,12 @@ use std::net::IpAddr;
 
 use super::Plan;
 use crate::{
-    kernel::xtables::rule::{Match, Rule, Table, Target, Transport, host},
+    kernel::xtables::rule::{Match, Rule, Table, Target, host},
     modes::iptables::plan::{
         index::{self, Key},
         names,
     },
+    net::Protocol,
     services::TrafficPolicy,
 };
 
@@ -66,19 +67,19 @@ impl Plan<'_> {
         let Some(node_port) = self.port.node_port else {
             return;
         };
-        let transport = self.transport;
-        let key = Key::Port(transport, node_port);
+        let protocol = self.protocol;
+        let key = Key::Port(protocol, node_port);
         if self.endpoints.any {
             let to_port = |rule: Rule| {
-                let rule = rule.protocol(transport);
+                let rule = rule.protocol(protocol);
                 self.options
                     .commented(rule, || self.shown.clone())
-                    .destination_port(transport, node_port)
+                    .destination_port(protocol, node_port)
             };
             let external = self.chains.external.clone();
             let counted =
                 (self.options.serves_localhost() && self.options.features.nfacct).then(|| {
-                    to_port(Rule::new().destination(self.options.loopback()))
+                    to_port(Rule::new().destination(self.options.family.loopback()))
                         .with(Match::Account(names::LOCALHOST_ACCEPTED))
                 });
             let all = to_port(Rule::new());
@@ -88,12 +89,12 @@ impl Plan<'_> {
             }
         }
         if !self.endpoints.external {
-            let rule = Rule::new().protocol(transport);
+            let rule = Rule::new().protocol(protocol);
             let rule = self
                 .options
                 .commented(rule, || format!("{} {}", self.shown, self.without()));
             for rule in self.options.to_node(rule) {
-                let rule = self.refuse(rule.destination_port(transport, node_port));
+                let rule = self.refuse(rule.destination_port(protocol, node_port));
                 self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
             }
         }
@@ -105,22 +106,22 @@ impl Plan<'_> {
         let Some(port) = self.port.health_check_node_port else {
             return;
         };
-        let rule = Rule::new().protocol(Transport::Tcp);
+        let rule = Rule::new().protocol(Protocol::Tcp);
         let rule = self
             .options
             .commented(rule, || format!("{} health check node port", self.shown))
-            .destination_port(Transport::Tcp, port)
+            .destination_port(Protocol::Tcp, port)
             .target(Target::Accept);
-        let key = Key::Port(Transport::Tcp, port);
+        let key = Key::Port(Protocol::Tcp, port);
         self.enter(Table::Filter, names::NODE_PORTS, key, rule);
     }
 
     /// Packets to the Service's port on one of its addresses.
     pub(super) fn to_service(&self, ip: IpAddr, what: &str) -> Rule {
-        let rule = Rule::new().destination(host(ip)).protocol(self.transport);
+        let rule = Rule::new().destination(host(ip)).protocol(self.protocol);
         self.options
             .commented(rule, || format!("{} {what}", self.shown))
-            .destination_port(self.transport, self.port.port)
+            .destination_port(self.protocol, self.port.port)
     }
 
     fn without(&self) -> &'static str {

@@ -6,7 +6,6 @@ use super::{
     world::{NODE_IP, endpoints, exposed, net, options, service},
 };
 use crate::{
-    kernel::xtables::rule::Transport,
     modes::iptables::plan::{DetectLocal, Options},
     net::Protocol,
     services::{ServicePort, TrafficPolicy},
@@ -295,22 +294,18 @@ fn telling_pods_from_others() {
 
 #[test]
 fn each_protocol_is_its_own() {
-    for (protocol, transport) in [
-        (Protocol::Tcp, Transport::Tcp),
-        (Protocol::Udp, Transport::Udp),
-        (Protocol::Sctp, Transport::Sctp),
-    ] {
+    for protocol in Protocol::ALL {
         let mut port = ServicePort {
             endpoints: endpoints(&[(HERE, true, 1)]),
             ..service("web")
         };
         port.name.protocol = protocol;
-        for called in [Transport::Tcp, Transport::Udp, Transport::Sctp] {
+        for called in Protocol::ALL {
             let packet = Packet {
-                transport: called,
+                protocol: called,
                 ..Packet::new(POD, "10.96.0.1", 80)
             };
-            let expect = if called == transport {
+            let expect = if called == protocol {
                 Kept(&[HERE])
             } else {
                 Passed

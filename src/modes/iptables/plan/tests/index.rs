@@ -9,7 +9,7 @@ use super::{
     world::{NODE_IP, endpoints, exposed, ip, options, service},
 };
 use crate::{
-    kernel::xtables::{desired::Entry, rule::Transport},
+    kernel::xtables::desired::Entry,
     modes::iptables::plan::{Dispatch, DispatchChoice, Options, service_port},
     net::{Family, Protocol},
     services::{ServicePort, TrafficPolicy},
@@ -29,7 +29,7 @@ fn any_port(n: u16) -> impl Strategy<Value = ServicePort> {
         0..=2,
     );
     let policy = || prop::sample::select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local]);
-    let protocol = prop::sample::select(vec![Protocol::Tcp, Protocol::Udp, Protocol::Sctp]);
+    let protocol = prop::sample::select(&Protocol::ALL);
     let ranges = prop::sample::subsequence(vec!["192.0.2.0/24", "192.168.77.0/24"], 0..=2);
     let shown = prop::bool::ANY;
     (at, policy(), policy(), protocol, ranges, shown, 0u8..4).prop_map(
@@ -69,9 +69,9 @@ fn calls(ports: &[ServicePort]) -> Vec<Packet> {
     let mut calls = Vec::new();
     let mut call = |to, number| {
         for source in ["10.244.0.9", "192.0.2.20", NODE_IP] {
-            for transport in [Transport::Tcp, Transport::Udp, Transport::Sctp] {
+            for protocol in Protocol::ALL {
                 let mut packet = Packet::new(source, "0.0.0.0", number);
-                (packet.destination, packet.transport) = (to, transport);
+                (packet.destination, packet.protocol) = (to, protocol);
                 calls.push(packet);
             }
         }

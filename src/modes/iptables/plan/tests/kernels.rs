@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::world::{endpoints, exposed, ip, options, service};
 use crate::{
     kernel::{
-        namespace::in_namespace,
+        namespace::{block_on, in_namespace},
         xtables::{Search, Xtables, features::Features},
     },
     modes::iptables::{
@@ -125,10 +125,6 @@ fn this_kernel_takes_every_plan() {
     for features in cases {
         for dispatch in [Dispatch::Linear, Dispatch::Indexed] {
             in_namespace(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()
-                    .expect("a runtime");
                 let four = Options {
                     features,
                     dispatch,
@@ -141,7 +137,7 @@ fn this_kernel_takes_every_plan() {
                     node_addresses: vec![ip("fd00::1")],
                     ..four.clone()
                 };
-                runtime.block_on(async {
+                block_on(async {
                     there_and_back(&four).await;
                     there_and_back(&six).await;
                 });

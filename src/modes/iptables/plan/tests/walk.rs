@@ -11,9 +11,10 @@ use super::world::{NODE_IP, ip, net};
 use crate::{
     kernel::xtables::{
         desired::{Contents, FixedChain},
-        rule::{Match, Negatable, Rule, Side, Table, Target, Transport},
+        rule::{Mark, Match, Negatable, Rule, Side, Table, Target},
     },
     modes::iptables::plan::{self, Options},
+    net::Protocol,
     services::ServicePort,
 };
 
@@ -29,7 +30,7 @@ pub(super) struct Ruleset {
 pub(super) struct Packet {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    pub(super) transport: Transport,
+    pub(super) protocol: Protocol,
     pub(super) source_port: u16,
     pub(super) port: u16,
     pub(super) through: &'static str,
@@ -69,7 +70,7 @@ impl Packet {
         Packet {
             source: ip(source),
             destination: ip(destination),
-            transport: Transport::Tcp,
+            protocol: Protocol::Tcp,
             source_port: 40_000,
             port,
             through: "eth0",
@@ -214,7 +215,7 @@ impl Ruleset {
                 matched.chance *= chance;
                 match &rule.target {
                     None => next.push(matched),
-                    Some(Target::Mark { value, mask }) => {
+                    Some(Target::Mark(Mark { value, mask })) => {
                         matched.mark = (matched.mark & !mask) ^ value;
                         next.push(matched);
                     }
@@ -254,7 +255,7 @@ fn chance(rule: &Rule, state: &State) -> f64 {
         Some(prefix) => packet.through.starts_with(prefix),
         None => packet.through == link,
     });
-    if !addresses || !link || rule.protocol.is_some_and(|p| p != packet.transport) {
+    if !addresses || !link || rule.protocol.is_some_and(|p| p != packet.protocol) {
         return 0.0;
     }
     let each = rule.matches.iter().map(|one| match one {
@@ -266,21 +267,19 @@ fn chance(rule: &Rule, state: &State) -> f64 {
 
 fn matches(one: &Match, rule: &Rule, state: &State) -> bool {
     let packet = &state.packet;
-    let needs = |transport: &Transport| {
-        assert_eq!(rule.protocol, Some(*transport), "-m without -p: {rule:?}");
-        *transport == packet.transport
+    let needs = |protocol: &Protocol| {
+        assert_eq!(rule.protocol, Some(*protocol), "-m without -p: {rule:?}");
+        *protocol == packet.protocol
     };
     match one {
         Match::Comment(_) | Match::Account(_) | Match::RememberSource(_) => true,
-        Match::Transport(transport) => needs(transport),
-        Match::DestinationPort(transport, port) => needs(transport) && packet.port == *port,
-        Match::DestinationPorts(transport, first, last) => {
-            needs(transport) && (*first..=*last).contains(&packet.port)
+        Match::Transport(protocol) => needs(protocol),
+        Match::DestinationPort(protocol, port) => needs(protocol) && packet.port == *port,
+        Match::DestinationPorts(protocol, ports) => needs(protocol) && ports.contains(&packet.port),
+        Match::SourcePorts(protocol, ports) => {
+            needs(protocol) && ports.contains(&packet.source_port)
         }
-        Match::SourcePorts(transport, first, last) => {
-            needs(transport) && (*first..=*last).contains(&packet.source_port)
-        }
-        Match::Mark(mark) => mark.matches(|(value, mask)| state.mark & mask == *value),
+        Match::Mark(mark) => mark.matches(|mark| state.mark & mark.mask == mark.value),
         Match::ConnectionState(states) => states.matches(|states| states.contains("NEW")),
         Match::LocalAddress(side) => side.matches(|side| match side {
             Side::Source => is_local(packet.source),
@@ -311,7 +310,7 @@ fn the_interpreter_knows_return_marks_and_chances() {
         (
             "A",
             vec![
-                Rule::new().target(Target::Mark { value: 4, mask: 4 }),
+                Rule::new().target(Target::Mark(Mark::set(4))),
                 half.target(Target::Return),
                 Rule::new().source(net("192.0.2.0/24")).target(Target::Drop),
             ],

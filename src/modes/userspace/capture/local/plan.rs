@@ -223,13 +223,13 @@ struct IpProtocol {
 
 impl IpProtocol {
     fn of(protocol: Protocol) -> IpProtocol {
-        let (number, slot) = match protocol {
-            Protocol::Tcp => (libc::IPPROTO_TCP, 0),
-            Protocol::Udp => (libc::IPPROTO_UDP, 1),
-            Protocol::Sctp => (libc::IPPROTO_SCTP, 2),
+        let slot = match protocol {
+            Protocol::Tcp => 0,
+            Protocol::Udp => 1,
+            Protocol::Sctp => 2,
         };
         IpProtocol {
-            number: number as u8,
+            number: protocol.number(),
             any_port: TABLES + (slot << 16),
         }
     }

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     kernel::{
         addresses,
-        namespace::{in_namespace, ip},
+        namespace::{block_on, in_namespace, ip},
         routes, rules,
     },
     modes::userspace::capture::{Capture, Method, OtherPorts, Target},
@@ -74,10 +74,7 @@ fn sync(
     desired: &Desired,
     changed: Option<&[Frontend]>,
 ) -> Result<Report, Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    runtime.unwrap().block_on(local.sync_both(desired, changed))
+    block_on(local.sync_both(desired, changed))
 }
 
 #[test]

@@ -207,7 +207,7 @@ mod tests {
             features::Features,
             observed::Observed,
             rule::{Match, Negatable, Side},
-            transaction::{Group, Transaction},
+            transaction::Transaction,
         },
         modes::userspace::capture::OtherPorts,
         net::Protocol,
@@ -251,10 +251,7 @@ mod tests {
 
     impl Chains {
         fn run(&mut self, ops: Vec<Op>) {
-            let transaction: Transaction<Frontend> = Transaction {
-                family: Family::V4,
-                groups: vec![Group::common(ops)],
-            };
+            let transaction = Transaction::common(Family::V4, ops);
             let mut table = &mut self.nat;
             for line in transaction.to_string().lines() {
                 let after = |command: &str| {

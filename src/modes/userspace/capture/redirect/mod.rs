@@ -33,12 +33,12 @@ use crate::{
         probe::Kernel,
         xtables::{
             Engine,
-            difference::Comparison,
+            difference::difference,
             features::Features,
             remove::{Owned, Preserved},
             rule::Table,
             run::Writer,
-            transaction::{Group, Op, Transaction},
+            transaction::Transaction,
         },
     },
     net::Family,
@@ -72,10 +72,7 @@ impl Redirect {
         let tools = redirecting(kernel, family)?;
         Ok(Redirect {
             features: tools.features,
-            writer: Writer {
-                xtables: tools.xtables,
-                engine: tools.engine,
-            },
+            writer: tools.writer,
             applied: Applied::default(),
             in_force: false,
             stale: Stale::default(),
@@ -162,9 +159,7 @@ impl Redirect {
             .observe(plan::interest, tables, nothing_else)
             .await?;
         let desired = self.applied.rule_set();
-        let (mut comparison, mut ops) = Comparison::begin(observed, &desired, family);
-        ops.extend(comparison.stale_jumps());
-        self.run(ops).await?;
+        self.run(difference(&observed, &desired, family)).await?;
         self.forget_stale(report).await;
         Ok(())
     }
@@ -178,16 +173,14 @@ impl Redirect {
     ) -> Result<(), Error> {
         let difference = self.applied.update(desired, changed, report);
         self.stale.extend(difference.frontends);
-        self.run(difference.ops).await?;
+        let family = self.writer.family();
+        self.run(Transaction::common(family, difference.ops))
+            .await?;
         self.forget_stale(report).await;
         Ok(())
     }
 
-    async fn run(&mut self, ops: Vec<Op>) -> Result<(), Error> {
-        let transaction: Transaction<Frontend> = Transaction {
-            family: self.writer.family(),
-            groups: vec![Group::common(ops)],
-        };
+    async fn run(&mut self, transaction: Transaction<()>) -> Result<(), Error> {
         self.writer.run(&transaction).await?;
         self.in_force = true;
         Ok(())

@@ -24,7 +24,7 @@ use crate::{
             desired::{Contents, FixedChain, Jump, Place, RuleSet},
             features::Features,
             observed::Interest,
-            rule::{Match, Negatable, Rule, Side, Table, Target as Action, Transport},
+            rule::{Match, Negatable, Rule, Side, Table, Target as Action},
         },
     },
     modes::userspace::capture::{Frontend, Target},
@@ -119,46 +119,25 @@ pub fn node(
     addresses: &[Address],
     family: Family,
 ) -> Vec<Rule> {
-    let named = match served {
-        Served::All => None,
-        Served::Within(nets) => Some(nets.iter()),
-    };
-    let named = named.map(|nets| {
-        let of_family = nets.filter(|net| Family::of(&net.addr()) == family);
-        of_family.collect::<Vec<_>>()
-    });
-    // A network of everything names none: iptables leaves it out of the rule.
-    let named = named.filter(|nets| nets.iter().all(|net| net.prefix_len() > 0));
+    let served = served.of(family);
     // A network alone would catch what goes to other machines in it.
     let local = |rule: Rule| rule.with(Match::LocalAddress(Negatable::Is(Side::Destination)));
-    match (features.addrtype, named) {
-        (true, None) => vec![local(Rule::new())],
-        (true, Some(nets)) => nets
+    match (features.addrtype, served) {
+        (true, Served::All) => vec![local(Rule::new())],
+        (true, Served::Within(nets)) => nets
             .iter()
             .map(|net| local(Rule::new().destination(net.trunc())))
             .collect(),
-        (false, named) => {
+        (false, served) => {
             let own: BTreeSet<_> = addresses
                 .iter()
                 .map(|a| a.address)
-                .filter(|a| Family::of(a) == family)
-                .filter(|a| match &named {
-                    None => true,
-                    Some(nets) => nets.iter().any(|net| net.contains(a)),
-                })
+                .filter(|a| Family::of(a) == family && served.contains(a))
                 .collect();
             own.into_iter()
                 .map(|a| Rule::new().destination(a))
                 .collect()
         }
-    }
-}
-
-fn transport(protocol: Protocol) -> Transport {
-    match protocol {
-        Protocol::Tcp => Transport::Tcp,
-        Protocol::Udp => Transport::Udp,
-        Protocol::Sctp => Transport::Sctp,
     }
 }
 
@@ -181,7 +160,7 @@ fn commented(rule: Rule, text: &str, environment: &Environment) -> Rule {
 
 /// Returns the nat rules of a frontend.
 pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> Vec<Rule> {
-    let protocol = transport(frontend.protocol);
+    let protocol = frontend.protocol;
     let complete = |rule: Rule| {
         let rule = rule.protocol(protocol);
         let rule = rule.destination_port(protocol, frontend.port);
@@ -199,7 +178,7 @@ pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> V
 
 /// Returns the filter rule that keeps direct callers from a listener.
 pub fn guard(listener: Listener, features: &Features) -> Rule {
-    let protocol = transport(listener.protocol);
+    let protocol = listener.protocol;
     let rule = Rule::new().protocol(protocol);
     let rule = rule.destination_port(protocol, listener.port);
     rule.target(match (features.reject, listener.protocol) {

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     kernel::{
         conntrack::flows::tests::{enter_udp, udp},
-        namespace::{in_namespace, ip},
+        namespace::{block_on, in_namespace, ip},
         xtables::{Search, Xtables},
     },
     modes::userspace::capture::{Capture, Method, OtherPorts, Target},
@@ -39,14 +39,6 @@ async fn ours(family: Family) -> String {
     let rules = saved.lines().filter(|line| line.starts_with("-A"));
     let ours = rules.filter(|line| line.contains(plan::CHAIN));
     ours.map(|line| format!("{line}\n")).collect()
-}
-
-fn block_on(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(test);
 }
 
 #[test]

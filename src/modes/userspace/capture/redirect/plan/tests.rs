@@ -4,11 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    kernel::xtables::{
-        difference::Comparison,
-        observed::Observed,
-        transaction::{Group, Transaction},
-    },
+    kernel::xtables::{difference::Comparison, observed::Observed, transaction::Transaction},
     modes::userspace::capture::OtherPorts,
 };
 
@@ -198,10 +194,7 @@ fn jumps_are_repaired_to_exactly_one() {
             .for_each(|line| observed.line(Table::Nat, line));
         let (mut comparison, mut ops) = Comparison::begin(observed, &desired, Family::V4);
         ops.extend(comparison.stale_jumps());
-        let transaction: Transaction<()> = Transaction {
-            family: Family::V4,
-            groups: vec![Group::common(ops)],
-        };
+        let transaction = Transaction::common(Family::V4, ops);
         let text = transaction.to_string();
         let commands = text.lines().filter(|line| line.starts_with('-'));
         assert_eq!(commands.collect::<Vec<_>>(), expected, "{saved}");
