@@ -15,7 +15,7 @@ use std::{
 /// Idle connections whose memory is measured.
 pub const IDLE: usize = 2000;
 
-/// What a request looks like: a byte that says what is wanted.
+/// What a request looks like: a byte that says what is asked for.
 const ECHO: u8 = b'e';
 const FLOOD: u8 = b'f';
 

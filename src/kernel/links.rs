@@ -154,8 +154,8 @@ mod tests {
             let error = add_dummy(&mut socket, "kube-ipvs0").unwrap_err();
             let text = error.to_string();
             // A kernel without dummy links refuses that first.
-            let wanted = ["of kind bridge has that name", "no dummy links"];
-            assert!(wanted.iter().any(|words| text.contains(words)), "{text}");
+            let expected = ["of kind bridge has that name", "no dummy links"];
+            assert!(expected.iter().any(|words| text.contains(words)), "{text}");
             delete(&mut socket, "kube-ipvs0").unwrap();
             delete(&mut socket, "kube-ipvs0").expect("gone is fine");
         });

@@ -53,11 +53,6 @@ impl<K: Eq + Hash> References<K> {
     pub fn iter(&self) -> impl Iterator<Item = &K> {
         self.users.keys()
     }
-
-    /// Forgets all users, and gives back the memory.
-    pub fn clear(&mut self) {
-        self.users = HashMap::new();
-    }
 }
 
 #[cfg(test)]
@@ -74,7 +69,5 @@ mod tests {
         assert!(!references.release(&1) && references.contains(&1));
         assert!(references.release(&1) && !references.contains(&1));
         assert_eq!(references.iter().collect::<Vec<_>>(), [&2]);
-        references.clear();
-        assert!(references.add(2));
     }
 }

@@ -1,4 +1,4 @@
-//! Transport protocols.
+//! The transport protocols that a Service can have.
 
 use std::fmt;
 

@@ -3,7 +3,7 @@
 
 use std::{
     net::{IpAddr, Ipv6Addr},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -17,7 +17,9 @@ use tokio::{
 use super::{
     Done,
     addresses::{self, Addresses},
-    build, probe, succession,
+    build,
+    probe::{self, Chosen},
+    succession,
     takeover::TakeOver,
 };
 use crate::{
@@ -71,31 +73,10 @@ pub(super) async fn serve(settings: Settings) -> Done {
     // This comes before any change of the node: the process may end here.
     let choice = probe::choose(&settings).await?;
     let source = source(&settings).await?;
-    let recorder = match &source {
-        Source::Folder(_) => Recorder::nowhere(),
-        Source::Cluster(access) => {
-            let (recorder, events) = Recorder::new(EVENTS);
-            tokio::spawn(events::post(access.clone(), node.clone(), events));
-            recorder
-        }
-    };
-    let without = &settings.own.without;
-    if !without.is_empty() {
-        let words: Vec<_> = without.words().into_iter().collect();
-        tracing::info!("left out by --without: {}", words.join(", "));
-    }
+    let recorder = recorder(&source, &node);
     recorder.post(Event::starting());
     node::prepare(&settings.configuration, &recorder);
-    let mode = choice.mode;
-    for reason in &choice.passed_over {
-        tracing::warn!("running in {mode} mode: {reason}");
-        recorder.post(Event::worse_mode(format!(
-            "Running in {mode} mode: {reason}"
-        )));
-    }
-    for loss in &choice.lost {
-        tracing::warn!("{loss}");
-    }
+    report(&choice, &settings, &recorder);
 
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
     let metrics = Metrics::register(&registry)?;
@@ -106,24 +87,12 @@ pub(super) async fn serve(settings: Settings) -> Done {
         registry: &registry,
         metrics: &metrics,
     };
+    let mode = choice.mode;
     let proxy = context.mode(mode)?;
     tracing::info!(%node, %mode, objects = %source, "starting");
 
     if let Some(address) = effective.metrics {
-        let flags = settings
-            .flags
-            .iter()
-            .map(|(k, v)| ((*k).to_owned(), v.clone()));
-        let about = Introspection::new(
-            registry.clone(),
-            serve::Running {
-                mode,
-                passed_over: choice.passed_over,
-                wanting: choice.wanting,
-            },
-            settings.configuration.to_value(),
-            flags.collect(),
-        );
+        let about = introspection(&settings, choice, &registry);
         serving.spawn(serve::metrics(bind(address), about)?);
     }
 
@@ -144,8 +113,6 @@ pub(super) async fn serve(settings: Settings) -> Done {
         health,
         recorder,
     ));
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
     let batches = source.follow(api::Settings {
         node_weights: settings.own.node_weights,
@@ -155,7 +122,20 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let sockets = userspace::workers(settings.own.workers);
     let (batches, serves) = succession::announced(batches, sockets, handover.clone());
     runner.follow(serves);
-    let mut running = pin!(runner.run(batches, Some(addresses)));
+    let running = pin!(runner.run(batches, Some(addresses)));
+    until_ended(running, serving, handover, &settings).await
+}
+
+/// Waits until a signal, or an error, ends the process, and then for the connections
+/// that would end with it.
+async fn until_ended(
+    mut running: Pin<&mut impl Future<Output = ()>>,
+    mut serving: JoinSet<Result<(), serve::Error>>,
+    handover: Option<Handover>,
+    settings: &Settings,
+) -> Done {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let (ended, until): (Done, _) = tokio::select! {
         () = &mut running => return Err(SOURCE_ENDED.into()),
         Some(Ok(Err(error))) = serving.join_next() => return Err(error.into()),
@@ -178,6 +158,50 @@ pub(super) async fn serve(settings: Settings) -> Done {
         _ = terminate.recv() => ended,
         _ = interrupt.recv() => ended,
     }
+}
+
+/// Returns what posts Events to the API server, if there is one.
+fn recorder(source: &Source, node: &str) -> Recorder {
+    match source {
+        Source::Folder(_) => Recorder::nowhere(),
+        Source::Cluster(access) => {
+            let (recorder, events) = Recorder::new(EVENTS);
+            tokio::spawn(events::post(access.clone(), node.to_owned(), events));
+            recorder
+        }
+    }
+}
+
+/// Logs, and has the cluster know, what this process runs without.
+fn report(choice: &Chosen, settings: &Settings, recorder: &Recorder) {
+    let without = &settings.own.without;
+    if !without.is_empty() {
+        let words: Vec<_> = without.words().into_iter().collect();
+        tracing::info!("left out by --without: {}", words.join(", "));
+    }
+    let mode = choice.mode;
+    for reason in &choice.passed_over {
+        tracing::warn!("running in {mode} mode: {reason}");
+        recorder.post(Event::worse_mode(format!(
+            "Running in {mode} mode: {reason}"
+        )));
+    }
+    for loss in &choice.lost {
+        tracing::warn!("{loss}");
+    }
+}
+
+/// Returns what the pages about this process show.
+fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> Introspection {
+    let flags = settings.flags.iter();
+    let flags = flags.map(|(name, value)| ((*name).to_owned(), value.clone()));
+    let running = serve::Running {
+        mode: choice.mode,
+        passed_over: choice.passed_over,
+        wanting: choice.wanting,
+    };
+    let configuration = settings.configuration.to_value();
+    Introspection::new(registry.clone(), running, configuration, flags.collect())
 }
 
 const SOURCE_ENDED: &str = "the source of objects ended unexpectedly";

@@ -173,7 +173,7 @@ impl Cluster {
         picked.map(|object| selector.shows(object)).collect()
     }
 
-    /// All objects.
+    /// Returns the objects of every kind.
     pub fn all(&self) -> impl Iterator<Item = &Value> {
         self.objects.values()
     }

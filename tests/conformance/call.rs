@@ -130,7 +130,7 @@ pub fn outcome_of(error: &io::Error) -> Outcome {
             Outcome::Stopped
         }
         // The last is what "prohibited" is called with IPv6; with IPv4 it cannot
-        // be told from an unreachable host.
+        // be distinguished from an unreachable host.
         ErrorKind::HostUnreachable
         | ErrorKind::NetworkUnreachable
         | ErrorKind::PermissionDenied => Outcome::Unserved,

@@ -1,26 +1,20 @@
-//! What others break is mended, and no connection suffers.
+//! What others break is repaired, and no connection suffers.
 
 use std::time::Duration;
 
 use super::rig::{Proxy, hint};
-use crate::lab::{self, Capture, Lab, Service, Share, ask, eventually, say, tcp, udp, udp_say};
+use crate::lab::{Lab, Service, ask, eventually, say, tcp, udp, udp_say};
 
 const SOON: Duration = Duration::from_secs(5);
 
-fn with_lab(body: fn(&mut Lab)) {
-    lab::run(Share::Beside, || {
-        body(Lab::new(Capture::Redirect).three_backends());
-    });
-}
-
 #[test]
 fn flushed_tables_come_back_and_connections_live_on() {
-    with_lab(|lab| broken(lab, "nft"));
+    Lab::run(|lab| broken(lab, "nft"));
 }
 
 #[test]
 fn flushed_legacy_tables_come_back_and_connections_live_on() {
-    with_lab(|lab| broken(lab, "legacy"));
+    Lab::run(|lab| broken(lab, "legacy"));
 }
 
 fn broken(lab: &mut Lab, engine: &str) {
@@ -65,7 +59,7 @@ fn broken(lab: &mut Lab, engine: &str) {
 /// are dropped, when rules are written and later.
 #[test]
 fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
-    with_lab(|lab| {
+    Lab::run(|lab| {
         lab.node.enter(|| hint("nft"));
         let set = |lab: &Lab, value: u8| {
             let setting = "net.netfilter.nf_conntrack_tcp_be_liberal";
@@ -109,7 +103,7 @@ fn invalid_packets_are_dropped_unless_the_kernel_is_liberal() {
 
 #[test]
 fn a_udp_client_follows_its_service_to_another_endpoint() {
-    with_lab(|lab| {
+    Lab::run(|lab| {
         let service = Service::new("dns", 2).with_node_port();
         lab.publish(&service, &["a"]);
         let flags = ["--cluster-cidr=10.244.0.0/16,fd00:244::/64"];
@@ -155,7 +149,7 @@ fn a_udp_client_follows_its_service_to_another_endpoint() {
 
 #[test]
 fn a_udp_port_that_is_renamed_keeps_its_flows() {
-    with_lab(|lab| {
+    Lab::run(|lab| {
         let service = Service::new("dns", 2);
         lab.publish(&service, &["a", "b"]);
         let _proxy = Proxy::start(&lab.node, lab.manifests(), &[]);

@@ -175,7 +175,7 @@ fn process() {
         return;
     };
     let sockets = PORTS.map(|port| {
-        // Both families: Linux maps IPv4 into this address unless told otherwise.
+        // Both families: Linux maps IPv4 into this address unless asked otherwise.
         let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
         let udp = UdpSocket::bind(any).expect("binding UDP");
         (port, udp, listen(any, None).expect("listening"))

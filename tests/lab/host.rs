@@ -61,11 +61,12 @@ impl Host {
     /// Runs `body` on a thread inside this namespace. Sockets that it makes
     /// stay here, wherever they are used later.
     pub fn enter<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
-        let door = File::open(format!("/run/netns/{}", self.name)).expect("the namespace's file");
+        let namespace =
+            File::open(format!("/run/netns/{}", self.name)).expect("the namespace's file");
         std::thread::scope(|scope| {
             let inside = scope.spawn(move || {
                 // Of the calling thread only; see setns(2).
-                setns(door, CloneFlags::CLONE_NEWNET).expect("entering a namespace of ours");
+                setns(namespace, CloneFlags::CLONE_NEWNET).expect("entering a namespace of ours");
                 body()
             });
             match inside.join() {

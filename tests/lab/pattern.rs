@@ -1,4 +1,4 @@
-//! Bytes whose place in the stream can be told: a lost, doubled or swapped
+//! Bytes that show their place in the stream: a lost, doubled or swapped
 //! chunk shows at once, and checking costs no more than a comparison.
 
 use std::io::{self, Read, Write};

@@ -199,7 +199,7 @@ impl fmt::Display for Words {
 pub struct Case {
     /// Its folder's name.
     pub name: String,
-    /// Its folder.
+    /// The folder with its files.
     pub path: PathBuf,
     /// Flags of the run beside those that all runs had.
     pub args: Vec<String>,

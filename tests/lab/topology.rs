@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::backend::Backend;
 use super::host::Host;
 use super::manifests::{self, EndpointChoice, Service};
+use super::sandbox::{self, Share};
 use super::tripod::Tripod;
 
 /// How Tripod gets hold of traffic.
@@ -90,6 +91,14 @@ impl Lab {
             backends: Vec::new(),
             manifests,
         }
+    }
+
+    /// Runs `body`, which is all of a test, in a lab with backends `a`, `b` and `c`
+    /// whose node can redirect.
+    pub fn run(body: impl FnOnce(&mut Lab)) {
+        sandbox::run(Share::Beside, || {
+            body(Lab::new(Capture::Redirect).three_backends());
+        });
     }
 
     /// As [`Lab::new`], with backends `a`, `b` and `c`.

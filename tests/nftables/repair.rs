@@ -3,20 +3,14 @@
 use std::time::Duration;
 
 use super::start;
-use crate::lab::{self, Capture, Lab, Service, Share, ask, eventually, say, tcp, tripod_binary};
+use crate::lab::{Lab, Service, ask, eventually, say, tcp, tripod_binary};
 
 /// The bar is one second; the machine may be busy.
 const SOON: Duration = Duration::from_secs(3);
 
-fn with_lab(body: fn(&mut Lab)) {
-    lab::run(Share::Beside, || {
-        body(Lab::new(Capture::Redirect).three_backends());
-    });
-}
-
 #[test]
 fn flushed_tables_come_back_and_connections_live_on() {
-    with_lab(|lab| {
+    Lab::run(|lab| {
         let service = Service::new("web", 1);
         lab.publish_all(&service);
         let _tripod = start(lab);
@@ -55,7 +49,7 @@ fn flushed_tables_come_back_and_connections_live_on() {
 
 #[test]
 fn foreign_tables_stay_and_cleanup_leaves_them_alone() {
-    with_lab(|lab| {
+    Lab::run(|lab| {
         for foreign in [
             "table ip mine",
             "chain ip mine c",

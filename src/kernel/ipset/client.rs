@@ -17,7 +17,6 @@ const SUBSYSTEM: u16 = 6;
 // Commands of the subsystem (`IPSET_CMD_*`).
 const CREATE: u16 = 2;
 const DESTROY: u16 = 3;
-const FLUSH: u16 = 4;
 const SWAP: u16 = 6;
 const LIST: u16 = 7;
 const TYPE: u16 = 13;
@@ -195,24 +194,12 @@ impl IpSets {
     /// # Errors
     /// When rules still refer to it.
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
-        self.simple(DESTROY, "destroy", name)
-    }
-
-    /// Takes all members out of the set of that name; one that is gone is fine.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn flush(&mut self, name: &str) -> Result<(), Error> {
-        self.simple(FLUSH, "empty", name)
-    }
-
-    fn simple(&mut self, command: u16, operation: &'static str, name: &str) -> Result<(), Error> {
         let words = Words {
-            operation,
+            operation: "destroy",
             object: "set ",
             name,
         };
-        let request = self.named(command, 0, &words);
+        let request = self.named(DESTROY, 0, &words);
         match self.socket.call(&request, |_| Ok(None::<()>)) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(()),
             outcome => outcome.map(drop).map_err(explained),

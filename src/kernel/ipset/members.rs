@@ -64,24 +64,10 @@ impl IpSets {
         set: &Set,
         members: &[Element],
     ) -> Result<Vec<Refused>, Error> {
-        let fill =
-            |request: Request, member: &Element| request.nested(DATA, |data| member.write(data));
         let chunks: Vec<&[Element]> = members.chunks(IN_A_MESSAGE).collect();
         let requests: Vec<Request> = chunks
             .iter()
-            .map(|chunk| {
-                let words = Words {
-                    operation,
-                    object: "members of set ",
-                    name: &set.name,
-                };
-                self.request(command, set.family_number(), 0, &words)
-                    .text(NAME, &set.name)
-                    // The kernel wants a line number with a list, to tell where
-                    // it stopped.
-                    .u32(LINE, 0)
-                    .nested(ADT, |list| chunk.iter().fold(list, fill))
-            })
+            .map(|chunk| self.request_for_many(command, operation, set, chunk))
             .collect();
         let outcomes = self.socket.batch(&requests, &[])?;
         let (mut again, mut without_room) = (Vec::new(), Vec::new());
@@ -99,18 +85,7 @@ impl IpSets {
         }
         let requests: Vec<Request> = again
             .iter()
-            .map(|member| {
-                let name = format!("{member} in set {}", set.name);
-                let words = Words {
-                    operation,
-                    object: "",
-                    name: &name,
-                };
-                let request = self
-                    .request(command, set.family_number(), 0, &words)
-                    .text(NAME, &set.name);
-                fill(request, member)
-            })
+            .map(|member| self.request_for_one(command, operation, set, member))
             .collect();
         let mut refused: Vec<Refused> = Vec::new();
         let mut reason: Option<Arc<Error>> = None;
@@ -147,6 +122,41 @@ impl IpSets {
             None => refused.extend(self.change_members(command, operation, set, &without_room)?),
         }
         Ok(refused)
+    }
+
+    fn request_for_many(
+        &self,
+        command: u16,
+        operation: &'static str,
+        set: &Set,
+        members: &[Element],
+    ) -> Request {
+        let words = Words {
+            operation,
+            object: "members of set ",
+            name: &set.name,
+        };
+        self.request(command, set.family_number(), 0, &words)
+            .text(NAME, &set.name)
+            // The kernel wants a line number with a list, to tell where it stopped.
+            .u32(LINE, 0)
+            .nested(ADT, |list| members.iter().fold(list, filled))
+    }
+
+    fn request_for_one(
+        &self,
+        command: u16,
+        operation: &'static str,
+        set: &Set,
+        member: &Element,
+    ) -> Request {
+        let words = Words {
+            operation,
+            object: "",
+            name: &format!("{member} in set {}", set.name),
+        };
+        let request = self.request(command, set.family_number(), 0, &words);
+        filled(request.text(NAME, &set.name), member)
     }
 
     /// Has a set take `set.max_members` members: a larger one is filled with the
@@ -187,4 +197,9 @@ impl IpSets {
             }),
         }
     }
+}
+
+/// Adds `member` to a request, or to a list in one.
+fn filled(request: Request, member: &Element) -> Request {
+    request.nested(DATA, |data| member.write(data))
 }

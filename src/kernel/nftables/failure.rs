@@ -10,7 +10,7 @@ use crate::kernel::netlink::{Error, Refusal};
 pub enum Failure {
     /// Something was changed since the generation that it was made for.
     /// Nothing was carried out.
-    #[error("somebody else changed nf_tables meanwhile")]
+    #[error("another process changed nf_tables meanwhile")]
     Changed,
     /// The kernel refused these changes; nothing was carried out, of the others
     /// either.

@@ -1,4 +1,4 @@
-//! Rules.
+//! Rules of nf_tables: what is sent of one, and what is read.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Tables.
+//! Tables of nf_tables, which hold chains, sets and maps.
 
 use std::fmt;
 

@@ -13,7 +13,7 @@ use std::{borrow::Borrow, hash::Hash};
 use hashbrown::{HashMap, HashSet};
 
 use super::{
-    desired::{Chain, Contents, Entry, FixedChain, Jump, OwnerRules, Place, RuleSet, Step},
+    desired::{Chain, Contents, Entry, FixedChain, Jump, OwnerRules, Place, RuleSet},
     observed::{Observed, ObservedTable},
     rule::{BASE_CHAINS, Rule, Table},
     transaction::{Group, Op, Transaction},
@@ -268,11 +268,6 @@ impl Comparison {
             }
         }
         ops
-    }
-
-    /// Returns the steps after which a step on the way to shared chains is there.
-    pub fn step(&mut self, step: &Step) -> Vec<Op> {
-        missing(&step.rules(), &Table::ALL, self)
     }
 
     /// Returns the steps that take away the jumps from the kernel's chains to ours

@@ -11,7 +11,7 @@ use std::{ffi::OsStr, fs, path::Path};
 use nix::libc::IPPROTO_RAW;
 use socket2::{Domain, Protocol, Type};
 
-use super::{Error, Family, Xtables, features::Features, rule::Table};
+use super::{Error, Family, Xtables, features::Features, rule::Table, words::Line};
 use crate::kernel::nftables;
 
 /// Which of the kernel's two engines a program speaks to.
@@ -242,10 +242,10 @@ impl Xtables {
     async fn signs(&self, engine: Engine) -> Result<Signs, Error> {
         let mut signs = Signs::default();
         for table in engine.tables_with(self.family, |_, _| true) {
-            let each = |line: &str| {
-                signs.rules += usize::from(line.starts_with("-A "));
-                let chain = line.strip_prefix(':').and_then(|l| l.split(' ').next());
-                signs.hint |= chain.is_some_and(|chain| HINTS.contains(&chain));
+            let each = |line: &str| match Line::parse(line) {
+                Some(Line::Rule { .. }) => signs.rules += 1,
+                Some(Line::Chain(chain)) => signs.hint |= HINTS.contains(&chain),
+                None => {}
             };
             // What can never be read shows no sign.
             let read = self.read(table, each).await;

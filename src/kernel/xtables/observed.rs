@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::{
     rule::{BASE_CHAINS, Table},
-    words::{Digest, Words, target},
+    words::{Digest, Line, Words, target},
 };
 
 /// How a chain is compared.
@@ -61,35 +61,38 @@ impl Observed {
     /// Takes in a line of `table`.
     pub fn line(&mut self, table: Table, line: &str) {
         let interest = |chain: &str| (self.interest)(table, chain);
-        if let Some(declared) = line.strip_prefix(':') {
-            let name = declared.split(' ').next().unwrap_or_default();
-            let observed = self.tables.entry(table).or_default();
-            match interest(name) {
-                _ if BASE_CHAINS.contains(&name) => {
-                    observed.jumps.entry(name.to_owned()).or_default();
-                }
-                Interest::Foreign => {}
-                Interest::Whole => {
-                    observed.digests.insert(name.to_owned(), Digest::default());
-                }
-                Interest::ByRule | Interest::Joint => {
-                    observed.lists.insert(name.to_owned(), Vec::new());
-                }
-            }
-        } else if let Some(rule) = line.strip_prefix("-A ")
-            && let Some(observed) = self.tables.get_mut(&table)
-        {
-            let (chain, words) = rule.split_once(' ').unwrap_or((rule, ""));
-            if let Some(digest) = observed.digests.get_mut(chain) {
-                digest.add(words);
-            } else if let Some(rules) = observed.lists.get_mut(chain) {
-                rules.push(Words::new(words));
-            } else if let Some(jumps) = observed.jumps.get_mut(chain) {
-                let leads = |target: &str| interest(target) != Interest::Foreign;
-                if target(words).is_some_and(leads) {
-                    jumps.push(Words::new(words));
+        match Line::parse(line) {
+            Some(Line::Chain(name)) => {
+                let observed = self.tables.entry(table).or_default();
+                match interest(name) {
+                    _ if BASE_CHAINS.contains(&name) => {
+                        observed.jumps.entry(name.to_owned()).or_default();
+                    }
+                    Interest::Foreign => {}
+                    Interest::Whole => {
+                        observed.digests.insert(name.to_owned(), Digest::default());
+                    }
+                    Interest::ByRule | Interest::Joint => {
+                        observed.lists.insert(name.to_owned(), Vec::new());
+                    }
                 }
             }
+            Some(Line::Rule { chain, words }) => {
+                let Some(observed) = self.tables.get_mut(&table) else {
+                    return;
+                };
+                if let Some(digest) = observed.digests.get_mut(chain) {
+                    digest.add(words);
+                } else if let Some(rules) = observed.lists.get_mut(chain) {
+                    rules.push(Words::new(words));
+                } else if let Some(jumps) = observed.jumps.get_mut(chain) {
+                    let leads = |target: &str| interest(target) != Interest::Foreign;
+                    if target(words).is_some_and(leads) {
+                        jumps.push(Words::new(words));
+                    }
+                }
+            }
+            None => {}
         }
     }
 

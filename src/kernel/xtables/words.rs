@@ -100,6 +100,32 @@ fn unquoted(line: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// What a line of `iptables-save` says of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line<'a> {
+    /// It has the chain of this name.
+    Chain(&'a str),
+    /// A chain has a rule.
+    Rule {
+        /// The name of the chain.
+        chain: &'a str,
+        /// The rule, without `-A CHAIN`.
+        words: &'a str,
+    },
+}
+
+impl Line<'_> {
+    /// Returns what `line` says, or `None` if it is of neither.
+    pub fn parse(line: &str) -> Option<Line<'_>> {
+        if let Some(declared) = line.strip_prefix(':') {
+            return declared.split(' ').next().map(Line::Chain);
+        }
+        let rule = line.strip_prefix("-A ")?;
+        let (chain, words) = rule.split_once(' ').unwrap_or((rule, ""));
+        Some(Line::Rule { chain, words })
+    }
+}
+
 /// Returns the chain or target that a rule leads to, by `-j` or `-g`, in the words
 /// of `iptables-save`.
 pub fn target(words: &str) -> Option<&str> {

@@ -9,6 +9,7 @@ use crate::{
             self,
             remove::{Owned, Preserved, SharedChain},
             rule::Table,
+            words::Line,
         },
     },
     net::Family,
@@ -84,15 +85,13 @@ pub async fn retire(families: &[Family]) -> Result<Vec<Family>, Error> {
 /// Returns true for a line of `iptables-save` that only the kubelet causes; where it
 /// is, KUBE-FIREWALL is its own.
 fn is_kubelets(line: &str) -> bool {
-    if let Some(declared) = line.strip_prefix(':') {
-        let name = declared.split(' ').next().unwrap_or_default();
-        return xtables::HINTS.contains(&name);
+    match Line::parse(line) {
+        Some(Line::Chain(name)) => xtables::HINTS.contains(&name),
+        Some(Line::Rule { chain, words }) => {
+            chain == names::FIREWALL && !words.starts_with(MARTIANS)
+        }
+        None => false,
     }
-    let rule = line
-        .strip_prefix("-A ")
-        .and_then(|rule| rule.strip_prefix(names::FIREWALL))
-        .and_then(|rule| rule.strip_prefix(' '));
-    rule.is_some_and(|words| !words.starts_with(MARTIANS))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use crate::{
             transaction::Transaction,
         },
     },
+    log_once::LogOnce,
     modes::{
         SyncReport,
         stale::StaleFlows,
@@ -48,8 +49,8 @@ pub struct FamilyRules {
     state: FamilyState<()>,
     /// Stale flows that could not be deleted yet.
     flows: StaleFlows,
-    /// That node ports are not served on loopback was logged.
-    loopback_logged: bool,
+    /// Why node ports are not served on loopback.
+    logged: LogOnce,
 }
 
 impl FamilyRules {
@@ -77,7 +78,7 @@ impl FamilyRules {
             applied: None,
             state: FamilyState::default(),
             flows: StaleFlows::default(),
-            loopback_logged: false,
+            logged: LogOnce::default(),
         })
     }
 
@@ -152,7 +153,7 @@ impl FamilyRules {
         let applied = now.map(|now| now.tcp_be_liberal);
         options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
         if let Some(why) = without_unsettable(&mut options)
-            && !std::mem::replace(&mut self.loopback_logged, true)
+            && self.logged.is_new(&why)
         {
             // A warning was given at start, from the probe.
             tracing::info!("{why}");

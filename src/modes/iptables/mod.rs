@@ -39,7 +39,7 @@ use crate::{
         netlink,
         probe::Kernel,
         sysctl,
-        xtables::{self, Engine, features::Features},
+        xtables::{self, Engine},
     },
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
@@ -116,13 +116,6 @@ impl Iptables {
             families,
             next_check: Instant::now() + CHECK,
         })
-    }
-
-    /// Returns what rules may use, for each family that is served.
-    pub fn features(&self) -> impl Iterator<Item = (Family, Features)> {
-        self.families
-            .iter()
-            .map(|rules| (rules.family, rules.features))
     }
 }
 

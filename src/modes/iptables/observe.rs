@@ -8,16 +8,9 @@ use crate::kernel::xtables::{
     run::Writer,
 };
 
-/// Chains of ServicePorts and endpoints, and of kube-proxy's before 1.24.
-const OWNED: [&str; 6] = [
-    "KUBE-SVC-",
-    "KUBE-SVL-",
-    "KUBE-EXT-",
-    "KUBE-FW-",
-    "KUBE-SEP-",
-    "KUBE-XLB-",
-];
-/// Of those, the ones that ServicePorts share.
+/// How names of kube-proxy's chains before 1.24 begin that later ones do not have.
+const OLD: &str = "KUBE-XLB-";
+/// Of the chains of ServicePorts, the ones that they share.
 const INDEX: &str = "KUBE-SVC-IDX-";
 
 /// Reads the chains of this mode in all tables.
@@ -45,7 +38,13 @@ pub fn interest(_: Table, chain: &str) -> Interest {
         names::POSTROUTING | names::MARK_MASQ | names::FORWARD => Interest::Whole,
         names::FIREWALL => Interest::Joint,
         _ if chain.starts_with(INDEX) => Interest::ByRule,
-        _ if OWNED.iter().any(|prefix| chain.starts_with(prefix)) => Interest::Whole,
+        _ if chain.starts_with(OLD) => Interest::Whole,
+        _ if names::OWN_PREFIXES
+            .iter()
+            .any(|prefix| chain.starts_with(prefix)) =>
+        {
+            Interest::Whole
+        }
         _ => Interest::Foreign,
     }
 }

@@ -89,7 +89,7 @@ impl FamilyTable {
     pub fn externally_modified(&mut self) {
         if self.applied.take().is_some() {
             tracing::warn!(
-                "{}: somebody else changed table {TABLE} of nf_tables; it is written anew",
+                "{}: another process changed table {TABLE} of nf_tables; it is written anew",
                 self.family
             );
         }

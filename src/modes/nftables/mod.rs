@@ -52,7 +52,7 @@ pub const REQUIRED: [NftPart; 5] = [
 ];
 
 /// How often notifications of the kernel are read.
-const LOOK: Duration = Duration::from_millis(250);
+const CHECK: Duration = Duration::from_millis(250);
 
 /// Why nftables mode cannot run or did not sync.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,7 @@ pub struct Nftables {
     watcher: Watcher,
     /// When notifications are read next. Kept here, as whoever waits for it may
     /// stop and begin again at any time.
-    look: Instant,
+    next_check: Instant,
 }
 
 struct ServedFamily {
@@ -124,7 +124,7 @@ impl Nftables {
             setup,
             families,
             watcher,
-            look: Instant::now() + LOOK,
+            next_check: Instant::now() + CHECK,
         })
     }
 
@@ -207,8 +207,8 @@ impl Mode for Nftables {
 
     async fn externally_modified(&mut self) {
         loop {
-            sleep_until(self.look).await;
-            self.look = Instant::now() + LOOK;
+            sleep_until(self.next_check).await;
+            self.next_check = Instant::now() + CHECK;
             if self.read_notifications() {
                 return;
             }

@@ -367,12 +367,7 @@ impl Executor {
                 let Some(in_use) = group.and_then(|group| group.close(address)) else {
                     return;
                 };
-                let frontend = Frontend {
-                    protocol: port.protocol,
-                    family: port.family,
-                    address: Some(address.ip()),
-                    port: address.port(),
-                };
+                let frontend = Frontend::service(port.protocol, address.ip(), address.port());
                 if let Some(uses) = self.retiring.get_mut(&frontend) {
                     uses.push(in_use);
                 }

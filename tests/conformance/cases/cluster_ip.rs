@@ -226,7 +226,7 @@ fn datagrams_and_other_ports() -> Vec<Case> {
             everywhere(ALL),
         )
         // The node's own leave whole, as loopback takes them; IPVS passes them
-        // on only once it has told how much the next link takes.
+        // on only once it has reported how much the next link takes.
         .when(Pod)
         .calls([ClusterIp, NodePort])
         .over(Udp)

@@ -7,7 +7,7 @@ const PODS: [&str; 2] = ["10.244.0.0/16", "fd00:244::/48"];
 const NODE: [&str; 2] = ["192.0.2.10/32", "2001:db8::10/128"];
 /// Load-balancer IPs: in ipvs mode the node has them and calls from them.
 const BALANCERS: [&str; 2] = ["203.0.113.0/24", "2001:db8:113::/48"];
-const NOBODY: [&str; 2] = ["192.0.2.250/32", "2001:db8::250/128"];
+const NO_CLIENT: [&str; 2] = ["192.0.2.250/32", "2001:db8::250/128"];
 
 /// Begins a case of a load-balancer IP that is only for `ranges`: `callers` who
 /// call it over TCP and UDP see `observation`.
@@ -45,7 +45,7 @@ fn callers() -> Vec<Case> {
         ),
         guarded(
             "A caller from outside, not in the ranges, is not",
-            &NOBODY,
+            &NO_CLIENT,
             [Outside, OtherNode],
             Silent,
         ),
@@ -89,7 +89,7 @@ fn scope_and_changes() -> Vec<Case> {
     vec![
         case(
             "Ranges guard the load-balancer IP alone",
-            everywhere(ALL).only_for(&NOBODY),
+            everywhere(ALL).only_for(&NO_CLIENT),
         )
         .when(Outside)
         .calls([NodePort, ExternalIp])

@@ -102,7 +102,7 @@ impl Run<'_> {
         let metrics = page("/metrics");
         assert!(metrics.contains(&metric), "no {metric} in\n{metrics}");
         match then {
-            // Of a scheduler each Service is told that asks for it.
+            // Each Service that asks for a scheduler gets an Event.
             Then::Adapts if thing.rules.is_none() => {}
             Then::Adapts => {
                 let lines = tripod.logged(&["WARN", &format!("goes without {lack}")]);

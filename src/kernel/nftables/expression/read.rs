@@ -112,6 +112,17 @@ impl<'a> Fields<'a> {
 
 /// `None` for one that is not known here, or not in this form.
 fn known(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, Malformed> {
+    if let Some(load) = load(name, f)? {
+        return Ok(Some(load));
+    }
+    match comparison(name, f)? {
+        Some(comparison) => Ok(Some(comparison)),
+        None => action(name, f, depth),
+    }
+}
+
+/// Those that put something into a register, or end in a verdict.
+fn load(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "payload" if f.get(payload::TO)?.is_some() => Expression::Payload {
             header: match f.u32(payload::BASE)? {
@@ -132,6 +143,42 @@ fn known(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, M
             direction: f.get(ct::DIRECTION)?.map(|a| a.u8()).transpose()?,
             access: f.access(ct::TO, ct::FROM)?,
         },
+        "immediate" => {
+            let missing = Malformed("an expression without its value");
+            match Datum::read(f.get(immediate::DATA)?.ok_or(missing)?)? {
+                Datum::Verdict(verdict) => Expression::Verdict(verdict),
+                Datum::Value(octets) => Expression::Immediate {
+                    to: f.register(immediate::TO)?,
+                    octets,
+                },
+            }
+        }
+        "numgen" => Expression::Numgen {
+            to: f.register(numgen::TO)?,
+            modulus: f.u32(numgen::MODULUS)?,
+            random: f.u32(numgen::KIND)? != 0,
+            offset: f.u32(numgen::OFFSET)?,
+        },
+        "hash" if f.u32(hash::KIND)? == 0 => Expression::Jhash {
+            from: f.register(hash::FROM)?,
+            len: f.u32(hash::LEN)?,
+            to: f.register(hash::TO)?,
+            modulus: f.u32(hash::MODULUS)?,
+            seed: f.u32(hash::SEED)?,
+            offset: f.u32(hash::OFFSET)?,
+        },
+        "fib" => Expression::Fib {
+            to: f.register(fib::TO)?,
+            result: f.u32(fib::RESULT)?,
+            flags: f.u32(fib::FLAGS)?,
+        },
+        _ => return Ok(None),
+    }))
+}
+
+/// Those that look at what is in registers, or change it there.
+fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
+    Ok(Some(match name {
         "cmp" => Expression::Compare {
             from: f.register(cmp::FROM)?,
             how: match f.u32(cmp::OP)? {
@@ -175,35 +222,13 @@ fn known(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, M
                 Some(_) => Some(LookupData::Register(f.register(lookup::TO)?)),
             },
         },
-        "immediate" => {
-            let missing = Malformed("an expression without its value");
-            match Datum::read(f.get(immediate::DATA)?.ok_or(missing)?)? {
-                Datum::Verdict(verdict) => Expression::Verdict(verdict),
-                Datum::Value(octets) => Expression::Immediate {
-                    to: f.register(immediate::TO)?,
-                    octets,
-                },
-            }
-        }
-        "numgen" => Expression::Numgen {
-            to: f.register(numgen::TO)?,
-            modulus: f.u32(numgen::MODULUS)?,
-            random: f.u32(numgen::KIND)? != 0,
-            offset: f.u32(numgen::OFFSET)?,
-        },
-        "hash" if f.u32(hash::KIND)? == 0 => Expression::Jhash {
-            from: f.register(hash::FROM)?,
-            len: f.u32(hash::LEN)?,
-            to: f.register(hash::TO)?,
-            modulus: f.u32(hash::MODULUS)?,
-            seed: f.u32(hash::SEED)?,
-            offset: f.u32(hash::OFFSET)?,
-        },
-        "fib" => Expression::Fib {
-            to: f.register(fib::TO)?,
-            result: f.u32(fib::RESULT)?,
-            flags: f.u32(fib::FLAGS)?,
-        },
+        _ => return Ok(None),
+    }))
+}
+
+/// Those that do something with the packet or a set.
+fn action(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, Malformed> {
+    Ok(Some(match name {
         "nat" => Expression::Nat {
             source: f.u32(nat::KIND)? == 0,
             family: f.u32(nat::FAMILY)?,

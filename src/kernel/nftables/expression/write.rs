@@ -47,6 +47,26 @@ impl Expression {
 
     fn data(&self, r: Request) -> Request {
         match self {
+            Expression::Payload { .. }
+            | Expression::Meta { .. }
+            | Expression::Ct { .. }
+            | Expression::Immediate { .. }
+            | Expression::Verdict(_)
+            | Expression::Numgen { .. }
+            | Expression::Jhash { .. }
+            | Expression::Fib { .. } => self.load(r),
+            Expression::Compare { .. }
+            | Expression::Range { .. }
+            | Expression::Bitwise { .. }
+            | Expression::ToNetworkOrder { .. }
+            | Expression::Lookup { .. } => self.comparison(r),
+            _ => self.action(r),
+        }
+    }
+
+    /// What puts something into a register, or ends in a verdict.
+    fn load(&self, r: Request) -> Request {
+        match self {
             Expression::Payload {
                 header,
                 offset,
@@ -71,6 +91,49 @@ impl Expression {
                     None => r,
                 }
             }
+            Expression::Immediate { to, octets } => {
+                let r = register(r, immediate::TO, *to);
+                value(r, immediate::DATA, octets)
+            }
+            Expression::Verdict(verdict) => r
+                .be32(immediate::TO, 0)
+                .nested(immediate::DATA, |r| verdict.write(r)),
+            Expression::Numgen {
+                to,
+                modulus,
+                random,
+                offset,
+            } => register(r, numgen::TO, *to)
+                .be32(numgen::MODULUS, *modulus)
+                .be32(numgen::KIND, u32::from(*random))
+                .be32(numgen::OFFSET, *offset),
+            Expression::Jhash {
+                from,
+                len,
+                to,
+                modulus,
+                seed,
+                offset,
+            } => {
+                let mut r = register(register(r, hash::FROM, *from), hash::TO, *to)
+                    .be32(hash::LEN, *len)
+                    .be32(hash::MODULUS, *modulus);
+                if *seed != 0 {
+                    r = r.be32(hash::SEED, *seed);
+                }
+                // NFT_HASH_JENKINS
+                r.be32(hash::OFFSET, *offset).be32(hash::KIND, 0)
+            }
+            Expression::Fib { to, result, flags } => register(r, fib::TO, *to)
+                .be32(fib::RESULT, *result)
+                .be32(fib::FLAGS, *flags),
+            _ => r,
+        }
+    }
+
+    /// What looks at what is in registers, or changes it there.
+    fn comparison(&self, r: Request) -> Request {
+        match self {
             Expression::Compare { from, how, with } => {
                 let r = register(r, cmp::FROM, *from).be32(cmp::OP, *how as u32);
                 value(r, cmp::WITH, with)
@@ -120,42 +183,13 @@ impl Expression {
                 }
                 r
             }
-            Expression::Immediate { to, octets } => {
-                let r = register(r, immediate::TO, *to);
-                value(r, immediate::DATA, octets)
-            }
-            Expression::Verdict(verdict) => r
-                .be32(immediate::TO, 0)
-                .nested(immediate::DATA, |r| verdict.write(r)),
-            Expression::Numgen {
-                to,
-                modulus,
-                random,
-                offset,
-            } => register(r, numgen::TO, *to)
-                .be32(numgen::MODULUS, *modulus)
-                .be32(numgen::KIND, u32::from(*random))
-                .be32(numgen::OFFSET, *offset),
-            Expression::Jhash {
-                from,
-                len,
-                to,
-                modulus,
-                seed,
-                offset,
-            } => {
-                let mut r = register(register(r, hash::FROM, *from), hash::TO, *to)
-                    .be32(hash::LEN, *len)
-                    .be32(hash::MODULUS, *modulus);
-                if *seed != 0 {
-                    r = r.be32(hash::SEED, *seed);
-                }
-                // NFT_HASH_JENKINS
-                r.be32(hash::OFFSET, *offset).be32(hash::KIND, 0)
-            }
-            Expression::Fib { to, result, flags } => register(r, fib::TO, *to)
-                .be32(fib::RESULT, *result)
-                .be32(fib::FLAGS, *flags),
+            _ => r,
+        }
+    }
+
+    /// What does something with the packet or a set.
+    fn action(&self, r: Request) -> Request {
+        match self {
             Expression::Nat {
                 source,
                 family,
@@ -215,7 +249,7 @@ impl Expression {
                 .be32(limit::BURST, given.burst)
                 .be32(limit::KIND, 0)
                 .be32(limit::FLAGS, if given.over { limit::OVER } else { 0 }),
-            Expression::Notrack | Expression::Other { .. } => r,
+            _ => r,
         }
     }
 }

@@ -39,7 +39,7 @@ fn again(set: Set, elements: &[Element]) -> Vec<Element> {
 
 /// The kernel does so where a hash table grows while it is listed.
 #[test]
-fn an_element_that_is_told_twice_is_noticed() {
+fn an_element_that_is_sent_twice_is_noticed() {
     let set = Arc::new(Set::new("s", Type::Named(vec![DataType::Ipv4])));
     let repeats = |elements: &[Vec<[u8; 4]>]| {
         let mut transaction = Transaction::new(Table::new(Family::V4, "t"));
@@ -78,9 +78,9 @@ proptest! {
 
     #[test]
     fn elements_are_read_as_they_were_sent(
-        told in prop::collection::btree_map(any::<[u8; 4]>(), (comment(), datum()), 1..400),
+        sent in prop::collection::btree_map(any::<[u8; 4]>(), (comment(), datum()), 1..400),
     ) {
-        let elements: Vec<Element> = told
+        let elements: Vec<Element> = sent
             .into_iter()
             .map(|(key, (comment, data))| Element { comment, data, ..Element::new(key) })
             .collect();
@@ -92,10 +92,10 @@ proptest! {
     /// among them.
     #[test]
     fn ranges_are_read_as_they_were_sent(
-        told in prop::collection::btree_set(prop_oneof![0..300u16, 65_200..=u16::MAX], 2..80),
+        sent in prop::collection::btree_set(prop_oneof![0..300u16, 65_200..=u16::MAX], 2..80),
         data in datum(),
     ) {
-        let ends: Vec<u16> = told.into_iter().collect();
+        let ends: Vec<u16> = sent.into_iter().collect();
         let ranges: Vec<Element> = ends
             .chunks_exact(2)
             .map(|ends| Element {

@@ -42,7 +42,7 @@ fn state(number: u32, before: Option<u32>, numbers: &Arc<Set>, copies: &Arc<Set>
 }
 
 #[test]
-fn a_table_that_somebody_keeps_changing_is_read_as_of_one_moment() {
+fn a_table_that_another_process_keeps_changing_is_read_as_of_one_moment() {
     in_namespace(|| {
         let pair = Type::Named(vec![DataType::Mark, DataType::Mark]);
         let numbers = Arc::new(Set::new("numbers", pair.clone()));

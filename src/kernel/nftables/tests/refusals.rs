@@ -50,16 +50,17 @@ fn every_refused_object_is_named_and_nothing_is_carried_out() {
             (9, "delete", "rule 4711 of chain a"),
             (10, "delete", "set no-such-set"),
         ];
-        let told: Vec<_> = refused.iter().map(|r| r.error.to_string()).collect();
+        let messages: Vec<_> = refused.iter().map(|r| r.error.to_string()).collect();
         for (at, verb, object) in expected {
             let found = refused.iter().position(|r| r.step == Some(at));
-            let text = &told[found.unwrap_or_else(|| panic!("{object} is not in {told:#?}"))];
+            let text =
+                &messages[found.unwrap_or_else(|| panic!("{object} is not in {messages:#?}"))];
             assert!(
                 text.starts_with(&format!("cannot {verb} {}", of(object))),
                 "{text}"
             );
         }
-        assert_eq!(refused.len(), expected.len(), "{told:#?}");
+        assert_eq!(refused.len(), expected.len(), "{messages:#?}");
         assert!(
             refused
                 .iter()
@@ -147,7 +148,7 @@ fn a_transaction_for_an_older_generation_is_not_carried_out() {
 }
 
 #[test]
-fn thousands_of_refusals_are_all_told() {
+fn thousands_of_refusals_are_all_messages() {
     in_namespace(|| {
         let mut transaction = Transaction::new(Table::new(Family::V4, example::TABLE));
         transaction.add_table();

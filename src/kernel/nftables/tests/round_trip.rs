@@ -67,7 +67,7 @@ fn what_was_sent_is_read_again() {
             let whole = example::whole(family);
             rules.run(&whole, None).unwrap();
             check(&mut rules, family);
-            // All but rules may be said again.
+            // All but rules may be sent again.
             let mut again = Transaction::new(whole.table().clone());
             again.add_table().flush_table();
             rules.run(&again, None).unwrap();
@@ -115,7 +115,7 @@ fn nft_lists_names_types_and_comments_and_takes_its_own_list() {
                 .run(&example::whole(family), None)
                 .unwrap();
             let ours = sh("nft list ruleset");
-            for said in [
+            for printed in [
                 "comment \"made by a test\"",
                 "comment \"default/web:http\" : goto pick-2",
                 "comment \"all addresses of Services\"",
@@ -129,7 +129,7 @@ fn nft_lists_names_types_and_comments_and_takes_its_own_list() {
                 "udp . 30000-32767 : return",
                 "timeout 3h",
             ] {
-                assert!(ours.contains(said), "{said} is not in\n{ours}");
+                assert!(ours.contains(printed), "{printed} is not in\n{ours}");
             }
             // What `nft` lists of the text is the same to the last letter, but
             // for what is left of a timeout.

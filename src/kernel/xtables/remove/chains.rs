@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::kernel::xtables::{
     Engine, Error, Xtables,
     rule::{BASE_CHAINS, Table},
-    words::target,
+    words::{Line, Words, target},
 };
 
 /// Chains that iptables-nft-restore is given to remove at once. The time that it
@@ -20,9 +20,16 @@ pub struct OwnedChains<F> {
     ours: F,
     chains: Vec<String>,
     /// Rules of the kernel's chains that lead to them.
-    jumps: Vec<String>,
+    jumps: Vec<Jump>,
     /// Those that another one's rule leads to.
     in_use: HashSet<String>,
+}
+
+/// A rule of one of the kernel's chains.
+#[derive(Debug)]
+struct Jump {
+    from: String,
+    rule: Words,
 }
 
 impl<F: Fn(&str) -> bool> OwnedChains<F> {
@@ -49,33 +56,30 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
 
     /// Takes in a line of `iptables-save`.
     pub fn line(&mut self, line: &str) {
-        if let Some(declared) = line.strip_prefix(':') {
-            let name = declared.split(' ').next().unwrap_or_default();
-            if (self.ours)(name) {
-                self.chains.push(name.to_owned());
+        match Line::parse(line) {
+            Some(Line::Chain(name)) if (self.ours)(name) => self.chains.push(name.to_owned()),
+            Some(Line::Rule { chain, words }) if !(self.ours)(chain) => {
+                let Some(target) = target(words).filter(|target| (self.ours)(target)) else {
+                    return;
+                };
+                // Rules of the kernel's chains that lead to us are ours.
+                if BASE_CHAINS.contains(&chain) {
+                    self.jumps.push(Jump {
+                        from: chain.to_owned(),
+                        rule: Words::new(words),
+                    });
+                } else {
+                    self.in_use.insert(target.to_owned());
+                }
             }
-        } else if let Some(rule) = line.strip_prefix("-A ")
-            && let Some((chain, words)) = rule.split_once(' ')
-            && !(self.ours)(chain)
-            && let Some(target) = target(words).filter(|target| (self.ours)(target))
-        {
-            // Rules of the kernel's chains that lead to us are ours.
-            if BASE_CHAINS.contains(&chain) {
-                self.jumps.push(rule.to_owned());
-            } else {
-                self.in_use.insert(target.to_owned());
-            }
+            _ => {}
         }
     }
 
     /// Leaves the chain of this name, and what leads to it.
     pub fn leave(&mut self, name: &str) {
         self.chains.retain(|chain| chain != name);
-        let leads = |rule: &str| {
-            let words = rule.split_once(' ').map_or("", |(_, words)| words);
-            target(words) == Some(name)
-        };
-        self.jumps.retain(|rule| !leads(rule));
+        self.jumps.retain(|jump| jump.rule.target() != Some(name));
     }
 
     /// Returns true if there is none.
@@ -126,7 +130,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
     }
 
     fn unlinked(&self) -> String {
-        let deletion = |rule| format!("-D {rule}\n");
+        let deletion = |Jump { from, rule }: &Jump| format!("-D {from} {rule}\n");
         self.jumps.iter().map(deletion).collect()
     }
 

@@ -31,3 +31,5 @@ pub use crate::modes::detect_local::DetectLocal;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(super) use self::tests::world::options as usual_options;

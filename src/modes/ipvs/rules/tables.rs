@@ -9,7 +9,7 @@ use crate::{
         rule::Table,
         run::Writer,
         transaction::{Phase, Transaction},
-        words::target,
+        words::{Line, target},
     },
     modes::ipvs::plan::interest,
 };
@@ -202,7 +202,10 @@ impl Tables {
 
 /// Returns true for a rule that leads traffic of Services to chains of iptables mode.
 fn leads_to_iptables_mode(table: Table, line: &str) -> bool {
-    let rule = line.strip_prefix("-A KUBE-SERVICES ");
-    let target = rule.filter(|_| table == Table::Nat).and_then(target);
-    target.is_some_and(|target| target.starts_with("KUBE-SVC-"))
+    let leads = |words| target(words).is_some_and(|target| target.starts_with("KUBE-SVC-"));
+    table == Table::Nat
+        && matches!(
+            Line::parse(line),
+            Some(Line::Rule { chain: "KUBE-SERVICES", words }) if leads(words)
+        )
 }

@@ -109,7 +109,7 @@ fn random_steps_leave_what_a_fresh_table_has() {
 }
 
 #[test]
-fn a_table_that_somebody_changed_is_written_anew() {
+fn a_table_that_another_process_changed_is_written_anew() {
     in_namespace(|| {
         let mut table = FamilyTable::open(FAMILY).unwrap();
         let ports = [exposed(on(FAMILY, 1, &[1, 3]))];

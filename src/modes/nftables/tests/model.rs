@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A table.
+/// A table of nf_tables, as far as a transaction concerns it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
     /// Elements of each set: keys and what stands behind them.

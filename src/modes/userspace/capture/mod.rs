@@ -46,6 +46,18 @@ pub struct Frontend {
     pub port: u16,
 }
 
+impl Frontend {
+    /// Returns a service address with a port.
+    pub fn service(protocol: Protocol, address: IpAddr, port: u16) -> Frontend {
+        Frontend {
+            protocol,
+            family: Family::of(&address),
+            address: Some(address),
+            port,
+        }
+    }
+}
+
 impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.address {
@@ -88,7 +100,7 @@ pub type Desired = BTreeMap<Frontend, Target>;
 /// How much a sync compares, from the least to the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
-    /// What changed.
+    /// What changed since the last sync.
     Changed,
     /// What failed, too.
     Retry,
@@ -125,6 +137,18 @@ pub struct Report {
     /// What this kernel cannot do and an operator should know. Each is logged
     /// once in the life of a [`Capture`].
     pub messages: Vec<String>,
+}
+
+#[cfg(test)]
+impl Target {
+    /// Returns one for a cluster IP that our listener on `port` serves.
+    fn at(port: u16) -> Target {
+        Target {
+            port,
+            name: Arc::from("default/web:http"),
+            other_ports: OtherPorts::Refuse,
+        }
+    }
 }
 
 #[cfg(test)]

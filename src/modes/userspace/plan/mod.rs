@@ -192,7 +192,7 @@ fn group(
     }
 }
 
-/// Returns the addresses of `port` by kind, in the order in which they claim what
+/// Returns the addresses of `port` by kind, in the order in which they take what
 /// more than one kind has.
 fn candidates(port: &ServicePort) -> [Candidate<'_>; 3] {
     let frontend = |address, number| Frontend {

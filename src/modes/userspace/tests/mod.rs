@@ -124,12 +124,7 @@ fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {
     };
     GroupPlan {
         cluster_ip: Some([10, 96, 0, 1].into()),
-        frontends: vec![Frontend {
-            protocol,
-            family: Family::V4,
-            address: Some([10, 96, 0, 1].into()),
-            port: 80,
-        }],
+        frontends: vec![Frontend::service(protocol, [10, 96, 0, 1].into(), 80)],
         targets: targets
             .iter()
             .map(|&address| Target { address, weight: 1 })

@@ -171,21 +171,9 @@ impl Sets {
             Datum::Value(pair.into())
         };
         let goto = Datum::Verdict(Verdict::Goto("pick-2".into()));
-        let (first, last) = match family {
-            Family::V4 => ([192, 168, 1, 0].into(), [192, 168, 1, 77].into()),
-            Family::V6 => (
-                IpAddr::from([0xfd01, 0, 0, 0, 0, 0, 0, 0]),
-                IpAddr::from([0xfd01, 0, 0, 0, 0xffff, 0xffff, 0xffff, 0xffff]),
-            ),
-        };
-        let range = |from: Value, to: Value| {
-            let mut keys = [service_key(family, 1, 443), service_key(family, 1, 443)];
-            keys[0].push(from);
-            keys[1].push(to);
-            Element::range(concat(&keys[0]), concat(&keys[1]))
-        };
         let port = |number| concat(&[Value::Protocol(17), Value::Port(number)]);
-        vec![
+        let mut elements = self.ranges(family);
+        elements.extend([
             (
                 Arc::clone(&self.endpoints),
                 vec![Element::with(slot(0), to(5)), Element::with(slot(1), to(6))],
@@ -195,26 +183,6 @@ impl Sets {
                 vec![
                     Element::with(key(1, 80), goto.clone()).commented("default/web:http"),
                     Element::with(key(2, 80), Datum::Verdict(Verdict::Drop)),
-                ],
-            ),
-            (
-                Arc::clone(&self.ranges),
-                vec![
-                    range(Value::Ip(first), Value::Ip(last)).commented("default/web:https"),
-                    range(Value::Ip(ip(family, 9)), Value::Ip(ip(family, 9))),
-                ]
-                .into_iter()
-                .map(|mut element| {
-                    element.end.take_if(|end| *end == element.key);
-                    element
-                })
-                .collect(),
-            ),
-            (
-                Arc::clone(&self.networks),
-                vec![
-                    Element::new(one(7)),
-                    Element::range(concat(&[Value::Ip(first)]), concat(&[Value::Ip(last)])),
                 ],
             ),
             (
@@ -250,6 +218,35 @@ impl Sets {
                     ..Element::with(port(30_000), Datum::Verdict(Verdict::Return))
                 }],
             ),
+        ]);
+        elements
+    }
+
+    /// Elements of the sets of ranges.
+    fn ranges(&self, family: Family) -> Vec<(Arc<Set>, Vec<Element>)> {
+        let (first, last) = match family {
+            Family::V4 => ([192, 168, 1, 0].into(), [192, 168, 1, 77].into()),
+            Family::V6 => (
+                IpAddr::from([0xfd01, 0, 0, 0, 0, 0, 0, 0]),
+                IpAddr::from([0xfd01, 0, 0, 0, 0xffff, 0xffff, 0xffff, 0xffff]),
+            ),
+        };
+        let callers = |from: IpAddr, to: IpAddr| {
+            let key = |ip| {
+                let mut key = service_key(family, 1, 443);
+                key.push(Value::Ip(ip));
+                concat(&key)
+            };
+            Element::range(key(from), key(to))
+        };
+        let mut single = callers(ip(family, 9), ip(family, 9));
+        single.end = None;
+        let callers = callers(first, last).commented("default/web:https");
+        let network = Element::range(concat(&[Value::Ip(first)]), concat(&[Value::Ip(last)]));
+        let one = Element::new(concat(&[Value::Ip(ip(family, 7))]));
+        vec![
+            (Arc::clone(&self.ranges), vec![callers, single]),
+            (Arc::clone(&self.networks), vec![one, network]),
         ]
     }
 }

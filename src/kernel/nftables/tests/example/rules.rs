@@ -28,14 +28,9 @@ pub(in super::super) fn chains(family: Family, sets: &Sets) -> Vec<(Chain, Vec<R
         offset: 1,
     });
     let jump = |chain: &str| Rule::new([Statement::Verdict(Verdict::Jump(chain.into()))]);
-    let hairpin = vec![
-        Field::SourceAddress(family),
-        Field::DestinationAddress(family),
-    ];
     let prerouting = Chain::base("prerouting", ChainType::Nat, Hook::Prerouting, -100);
     let mut forward = Chain::base("forward", ChainType::Filter, Hook::Forward, -10);
     forward.base.as_mut().unwrap().policy = Policy::Drop;
-    let vmap = |map: &Arc<Set>, key| Statement::VerdictMap(key, (&**map).into());
     vec![
         (
             Chain::new("pick-2"),
@@ -56,58 +51,11 @@ pub(in super::super) fn chains(family: Family, sets: &Sets) -> Vec<(Chain, Vec<R
                 Family::V6 => vec![dnat(with(service(family), one_jhash))],
             },
         ),
-        (
-            Chain::new("services"),
-            vec![
-                Rule::new([vmap(&sets.services, service(family))]),
-                Rule::new([
-                    Statement::In(
-                        with(service(family), Field::SourceAddress(family)),
-                        (&*sets.ranges).into(),
-                    ),
-                    Statement::Verdict(Verdict::Return),
-                ])
-                .commented("callers that may"),
-                Rule::new([
-                    Statement::NotIn(vec![Field::SourceAddress(family)], (&*sets.networks).into()),
-                    Statement::Verdict(Verdict::Continue),
-                ]),
-                Rule::new([
-                    Statement::Match(
-                        Field::Fib(Fib {
-                            source: false,
-                            input: false,
-                        }),
-                        Test::Is(number(2)),
-                    ),
-                    vmap(
-                        &sets.node_ports,
-                        vec![Field::Meta(Meta::L4Proto), Field::DestinationPort],
-                    ),
-                ]),
-                Rule::new([Statement::SetMark(Mark::Packet, MarkValue::Or(0x4000))]),
-            ],
-        ),
+        (Chain::new("services"), services(family, sets)),
         (prerouting, vec![jump("services"), jump("several")]),
         (
             Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, 100),
-            vec![
-                Rule::new([
-                    Statement::Match(
-                        Field::Masked(Box::new(Field::Meta(Meta::Mark)), 0x4000),
-                        Test::Is(number(0x4000)),
-                    ),
-                    Statement::Counter,
-                    Statement::Masquerade { fully_random: true },
-                ]),
-                Rule::new([
-                    Statement::In(hairpin, (&*sets.hairpin).into()),
-                    Statement::Masquerade {
-                        fully_random: false,
-                    },
-                ]),
-                Rule::new([Statement::Snat(family, Target::To(ip(family, 8), None))]),
-            ],
+            postrouting(family, sets),
         ),
         (Chain::new("several"), several(family, sets)),
         (forward, filter(family, sets)),
@@ -115,6 +63,63 @@ pub(in super::super) fn chains(family: Family, sets: &Sets) -> Vec<(Chain, Vec<R
             Chain::base("raw", ChainType::Filter, Hook::Prerouting, -300),
             vec![Rule::new([Statement::Notrack])],
         ),
+    ]
+}
+
+fn services(family: Family, sets: &Sets) -> Vec<Rule> {
+    let vmap = |map: &Arc<Set>, key| Statement::VerdictMap(key, (&**map).into());
+    vec![
+        Rule::new([vmap(&sets.services, service(family))]),
+        Rule::new([
+            Statement::In(
+                with(service(family), Field::SourceAddress(family)),
+                (&*sets.ranges).into(),
+            ),
+            Statement::Verdict(Verdict::Return),
+        ])
+        .commented("callers that may"),
+        Rule::new([
+            Statement::NotIn(vec![Field::SourceAddress(family)], (&*sets.networks).into()),
+            Statement::Verdict(Verdict::Continue),
+        ]),
+        Rule::new([
+            Statement::Match(
+                Field::Fib(Fib {
+                    source: false,
+                    input: false,
+                }),
+                Test::Is(number(2)),
+            ),
+            vmap(
+                &sets.node_ports,
+                vec![Field::Meta(Meta::L4Proto), Field::DestinationPort],
+            ),
+        ]),
+        Rule::new([Statement::SetMark(Mark::Packet, MarkValue::Or(0x4000))]),
+    ]
+}
+
+fn postrouting(family: Family, sets: &Sets) -> Vec<Rule> {
+    let hairpin = vec![
+        Field::SourceAddress(family),
+        Field::DestinationAddress(family),
+    ];
+    vec![
+        Rule::new([
+            Statement::Match(
+                Field::Masked(Box::new(Field::Meta(Meta::Mark)), 0x4000),
+                Test::Is(number(0x4000)),
+            ),
+            Statement::Counter,
+            Statement::Masquerade { fully_random: true },
+        ]),
+        Rule::new([
+            Statement::In(hairpin, (&*sets.hairpin).into()),
+            Statement::Masquerade {
+                fully_random: false,
+            },
+        ]),
+        Rule::new([Statement::Snat(family, Target::To(ip(family, 8), None))]),
     ]
 }
 
@@ -155,30 +160,13 @@ fn filter(family: Family, sets: &Sets) -> Vec<Rule> {
     let when = |field, test| Rule::new([Statement::Match(field, test), accept()]);
     let ct = |ct| Field::Ct(ct, None);
     let original = |ct| Field::Ct(ct, Some(Direction::Original));
-    let limit = |over| Limit {
-        rate: 10,
-        seconds: 60,
-        burst: 5,
-        over,
-    };
     let port = |number: u16| number.to_be_bytes().to_vec();
     let tcp = Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(vec![6]));
     let (network, odd) = match family {
         Family::V4 => (ip(family, 0), 15),
         Family::V6 => (ip(family, 0), 9),
     };
-    let limited = |counter, limit, op| {
-        Rule::new([Statement::Dynset(Dynset {
-            op,
-            set: (&*sets.limited).into(),
-            key: vec![Field::SourceAddress(family)],
-            timeout: Some(Duration::from_millis(1500)),
-            data: Vec::new(),
-            counter,
-            limit,
-        })])
-    };
-    vec![
+    let mut rules = vec![
         when(ct(Ct::State), Test::Any(2 | 4)),
         when(ct(Ct::State), Test::Any(1)),
         when(ct(Ct::Status), Test::Any(32)),
@@ -189,7 +177,7 @@ fn filter(family: Family, sets: &Sets) -> Vec<Rule> {
             Test::Is(Value::Ip(ip(family, 1)).octets()),
         ),
         Rule::new([
-            tcp.clone(),
+            tcp,
             Statement::Match(original(Ct::DestinationPort), Test::Is(port(80))),
             accept(),
         ]),
@@ -237,6 +225,15 @@ fn filter(family: Family, sets: &Sets) -> Vec<Rule> {
             Statement::Counter,
             Statement::Verdict(Verdict::Drop),
         ]),
+    ];
+    rules.extend(marks());
+    rules.extend(limits(family, sets));
+    rules
+}
+
+/// Rules that set marks.
+fn marks() -> Vec<Rule> {
+    vec![
         Rule::new([Statement::SetMark(Mark::Connection, MarkValue::Is(3))]),
         Rule::new([Statement::SetMark(Mark::Connection, MarkValue::Or(0x10))]),
         Rule::new([Statement::SetMark(
@@ -250,9 +247,34 @@ fn filter(family: Family, sets: &Sets) -> Vec<Rule> {
         )]),
         Rule::new([Statement::SetMark(
             Mark::Packet,
-            MarkValue::Of(ct(Ct::Mark)),
+            MarkValue::Of(Field::Ct(Ct::Mark, None)),
         )]),
-        Rule::new([Statement::Limit(limit(false)), accept()]),
+    ]
+}
+
+/// Rules that limit and refuse.
+fn limits(family: Family, sets: &Sets) -> Vec<Rule> {
+    let accept = Statement::Verdict(Verdict::Accept);
+    let tcp = Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(vec![6]));
+    let limit = |over| Limit {
+        rate: 10,
+        seconds: 60,
+        burst: 5,
+        over,
+    };
+    let limited = |counter, limit, op| {
+        Rule::new([Statement::Dynset(Dynset {
+            op,
+            set: (&*sets.limited).into(),
+            key: vec![Field::SourceAddress(family)],
+            timeout: Some(Duration::from_millis(1500)),
+            data: Vec::new(),
+            counter,
+            limit,
+        })])
+    };
+    vec![
+        Rule::new([Statement::Limit(limit(false)), accept]),
         Rule::new([
             Statement::Limit(limit(true)),
             Statement::Verdict(Verdict::Drop),

@@ -5,6 +5,6 @@ mod corners;
 mod index;
 mod kernels;
 mod node_ports;
-mod shape;
+mod structure;
 mod walk;
-mod world;
+pub(super) mod world;

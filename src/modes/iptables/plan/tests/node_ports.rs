@@ -33,7 +33,7 @@ fn where_node_ports_are_served() {
     let there = Masqueraded(&[HERE]);
     let no_addrtype = without(|f| f.addrtype = false);
     let no_conntrack = without(|f| f.conntrack = false);
-    // Addresses, localhost wanted, features, to the node, to localhost.
+    // Addresses, localhost asked for, features, to the node, to localhost.
     let all = Features::ALL;
     let cases = [
         (Served::All, true, all, there, there),

@@ -26,7 +26,8 @@ pub(super) fn net(text: &str) -> IpNet {
 /// The node of the recordings.
 pub(super) const NODE_IP: &str = "192.168.77.2";
 
-pub(super) fn options() -> Options {
+/// Nothing but the pods' network is configured.
+pub(in crate::modes::iptables) fn options() -> Options {
     Options {
         family: Family::V4,
         detect_local: DetectLocal::Within(net("10.244.0.0/16")),

@@ -273,7 +273,7 @@ fn rules(frontend: &Frontend, family: Family, ip_protocol: &IpProtocol) -> Vec<O
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, sync::Arc};
+    use std::collections::BTreeSet;
 
     use super::*;
     use crate::net::Family;
@@ -294,14 +294,6 @@ mod tests {
             family: Family::V4,
             address: address.map(|a| a.parse().unwrap()),
             port,
-        }
-    }
-
-    fn target(other_ports: OtherPorts) -> Target {
-        Target {
-            port: 0,
-            name: Arc::from("default/web:http"),
-            other_ports,
         }
     }
 
@@ -373,8 +365,7 @@ mod tests {
         ];
         for (address, port, environment, expected) in cases {
             let frontend = frontend(Protocol::Tcp, address, port);
-            let target = target(OtherPorts::Refuse);
-            let delivery = delivery(&frontend, &target, &environment);
+            let delivery = delivery(&frontend, &Target::at(0), &environment);
             assert_eq!(delivery.ok(), expected, "{frontend}");
         }
     }

@@ -2,8 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
-    net::{IpAddr, SocketAddr, UdpSocket},
-    sync::Arc,
+    net::{SocketAddr, UdpSocket},
     time::Duration,
 };
 
@@ -25,21 +24,15 @@ use crate::{
 };
 
 fn target(other_ports: OtherPorts) -> Target {
+    let target = Target::at(0);
     Target {
-        port: 0,
-        name: Arc::from("default/web:http"),
         other_ports,
+        ..target
     }
 }
 
 fn frontend(protocol: net::Protocol, address: &str, port: u16) -> Frontend {
-    let address: IpAddr = address.parse().unwrap();
-    Frontend {
-        protocol,
-        family: Family::of(&address),
-        address: Some(address),
-        port,
-    }
+    Frontend::service(protocol, address.parse().unwrap(), port)
 }
 
 fn present(family: Family) -> BTreeSet<Object> {

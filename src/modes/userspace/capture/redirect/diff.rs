@@ -196,8 +196,6 @@ impl Applied {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -209,7 +207,6 @@ mod tests {
             rule::{Match, Negatable, Side},
             transaction::Transaction,
         },
-        modes::userspace::capture::OtherPorts,
         net::Protocol,
     };
 
@@ -235,11 +232,7 @@ mod tests {
     }
 
     fn target() -> impl Strategy<Value = Option<Target>> {
-        prop::option::of((40_000u16..40_003).prop_map(|port| Target {
-            port,
-            name: Arc::from("default/web:http"),
-            other_ports: OtherPorts::Refuse,
-        }))
+        prop::option::of((40_000u16..40_003).prop_map(Target::at))
     }
 
     /// The chains as `iptables-restore` would leave them.

@@ -89,24 +89,18 @@ impl Stale {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::Family;
 
     #[test]
     fn only_udp_has_stale_flows_and_what_is_gone_has_no_place_to_be() {
-        let frontend = |protocol, port| Frontend {
-            protocol,
-            family: Family::V4,
-            address: Some([10, 96, 0, 1].into()),
-            port,
-        };
         let mut stale = Stale::default();
         let none = Applied::default();
         assert_eq!(stale.matches(&none), []);
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-        stale.extend(protocols.map(|protocol| frontend(protocol, 53)));
+        let ip = [10, 96, 0, 1].into();
+        stale.extend(protocols.map(|protocol| Frontend::service(protocol, ip, 53)));
         let gone = Match {
             protocol: UDP,
-            destination: Some([10, 96, 0, 1].into()),
+            destination: Some(ip),
             port: Some(53),
             reply: Reply::Any,
         };

@@ -1,6 +1,6 @@
 //! Against the real kernel, in a network namespace of the test's own thread.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use super::*;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
         namespace::{block_on, in_namespace, ip},
         xtables::{Search, Xtables},
     },
-    modes::userspace::capture::{Capture, Method, OtherPorts, Target},
+    modes::userspace::capture::{Capture, Method, Target},
     net,
 };
 
@@ -21,14 +21,6 @@ fn frontend(family: Family, address: Option<&str>, port: u16) -> Frontend {
         family,
         address: address.map(|a| a.parse::<IpAddr>().unwrap()),
         port,
-    }
-}
-
-fn target(port: u16) -> Target {
-    Target {
-        port,
-        name: Arc::from("default/web:http"),
-        other_ports: OtherPorts::Refuse,
     }
 }
 
@@ -50,7 +42,7 @@ fn rules_follow_are_repaired_and_go() {
             let web = frontend(Family::V4, Some("10.96.0.1"), 80);
             let web6 = frontend(Family::V6, Some("fd96::1"), 80);
             let node = frontend(Family::V4, None, 30_080);
-            let mut desired = Desired::from([web, web6, node].map(|f| (f, target(40_000))));
+            let mut desired = Desired::from([web, web6, node].map(|f| (f, Target::at(40_000))));
             assert_eq!(redirect.sync_both(&desired, None).await.unwrap().failed, []);
             let v4 = ours(Family::V4).await;
             for part in [
@@ -70,7 +62,7 @@ fn rules_follow_are_repaired_and_go() {
 
             desired.remove(&web6);
             let https = frontend(Family::V4, Some("10.96.0.1"), 443);
-            desired.insert(https, target(40_001));
+            desired.insert(https, Target::at(40_001));
             redirect
                 .sync_both(&desired, Some(&[web6, https]))
                 .await
@@ -145,7 +137,8 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
                 }
             };
             let mut redirect = Capture::of_both(Method::Redirect);
-            let mut desired = Desired::from([(dns, target(40_000)), (node, target(40_001))]);
+            let mut desired =
+                Desired::from([(dns, Target::at(40_000)), (node, Target::at(40_001))]);
             enter(socket);
             let report = redirect.sync_both(&desired, None).await.unwrap();
             assert_eq!(report, Report::default());
@@ -155,7 +148,7 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             let stray = ("10.0.0.1:1002", "10.96.0.10:53", "192.0.2.1:39999");
             enter_udp(socket, stray.0, stray.1, stray.2);
             redirect.sync_both(&desired, None).await.unwrap();
-            desired.insert(other, target(40_002));
+            desired.insert(other, Target::at(40_002));
             redirect
                 .sync_both(&desired, Some(&[other, node]))
                 .await
@@ -163,7 +156,7 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             assert_eq!(udp(socket, Family::V4).len(), 3);
 
             // Another listener, in one step; and it went, in a full sync.
-            desired.insert(dns, target(39_999));
+            desired.insert(dns, Target::at(39_999));
             redirect.sync_both(&desired, Some(&[dns])).await.unwrap();
             let led = "10.96.0.10:53 192.0.2.1:39999";
             assert_eq!(udp(socket, Family::V4), [led, strange]);
