@@ -39,6 +39,16 @@ impl<K: Eq + Hash> References<K> {
         last
     }
 
+    /// Counts as many users more, or less, as each of `deltas` says.
+    pub fn change(&mut self, deltas: impl IntoIterator<Item = (K, i32)>) {
+        for (object, delta) in deltas {
+            match self.count(&object).saturating_add_signed(delta) {
+                0 => drop(self.users.remove(&object)),
+                users => drop(self.users.insert(object, users)),
+            }
+        }
+    }
+
     /// Returns true if `object` has users.
     pub fn contains(&self, object: &K) -> bool {
         self.users.contains_key(object)
@@ -69,5 +79,8 @@ mod tests {
         assert!(!references.release(&1) && references.contains(&1));
         assert!(references.release(&1) && !references.contains(&1));
         assert_eq!(references.iter().collect::<Vec<_>>(), [&2]);
+        references.change([(2, 2), (3, 1)]);
+        references.change([(2, -1), (3, -1)]);
+        assert_eq!((references.count(&2), references.contains(&3)), (2, false));
     }
 }

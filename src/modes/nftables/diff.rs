@@ -197,8 +197,8 @@ impl Applied {
                 None => drop(self.ports.remove(&name)),
             }
         }
-        count(&mut self.shared, change.shared);
-        count(&mut self.chains, change.chains);
+        self.shared.change(change.shared);
+        self.chains.change(change.chains);
     }
 
     /// Where clients may be sent again because they were sent there before.
@@ -209,17 +209,6 @@ impl Applied {
             routes.extend(&port.elements(&self.options));
         }
         routes
-    }
-}
-
-fn count<K: Eq + Hash + Clone>(references: &mut References<K>, deltas: HashMap<K, i32>) {
-    for (key, delta) in deltas {
-        for _ in delta..0 {
-            references.release(&key);
-        }
-        for _ in 0..delta {
-            references.add(key.clone());
-        }
     }
 }
 

@@ -59,9 +59,7 @@ impl Owned {
         preserved: &Preserved,
     ) -> Result<(), Error> {
         let family = xtables.family();
-        let is_ours = |table: Table, chain: &str| {
-            (self.is_ours)(table, chain) && !preserved.has(family, engine, (table, chain))
-        };
+        let is_ours = self.without(preserved, family, engine);
         let shared = self.shared.as_ref();
         let is_shared = |table: Table, chain: &str| {
             shared.is_some_and(|shared| shared.table == table && shared.name == chain)
@@ -127,12 +125,16 @@ impl Owned {
     pub async fn unlink(&self, family: Family) -> Result<bool, Error> {
         let mut any = false;
         for (xtables, engine) in Xtables::engines(family).await {
-            let there = engine.tables_with(family, |table, chain| self.owns(table, chain));
+            let owns = |table: &str, chain: &str| {
+                Table::named(table).is_some_and(|table| (self.is_ours)(table, chain))
+            };
+            let there = engine.tables_with(family, owns);
             for &table in self.tables {
                 if !there.contains(&table.name()) {
                     continue;
                 }
-                let found = self.chains(table).read(&xtables).await?;
+                let found = OwnedChains::new(table, |chain: &str| (self.is_ours)(table, chain));
+                let found = found.read(&xtables).await?;
                 any |= !found.is_empty();
                 let batch = found.unlinking();
                 if !batch.is_empty() {
@@ -151,9 +153,7 @@ impl Owned {
             if preserved.has_all_of(family, engine) {
                 continue;
             }
-            let is_ours = |table: Table, chain: &str| {
-                (self.is_ours)(table, chain) && !preserved.has(family, engine, (table, chain))
-            };
+            let is_ours = self.without(preserved, family, engine);
             if engine == Engine::NfTables {
                 if holds(family, is_ours).unwrap_or(false) {
                     return true;
@@ -174,13 +174,17 @@ impl Owned {
         false
     }
 
-    fn owns(&self, table: &str, chain: &str) -> bool {
-        Table::named(table).is_some_and(|table| (self.is_ours)(table, chain))
-    }
-
-    fn chains(&self, table: Table) -> OwnedChains<impl Fn(&str) -> bool> {
-        let is_ours = self.is_ours;
-        OwnedChains::new(table, move |chain: &str| is_ours(table, chain))
+    /// Returns what finds out whether a chain in this engine is ours and not
+    /// `preserved`.
+    fn without(
+        &self,
+        preserved: &Preserved,
+        family: Family,
+        engine: Engine,
+    ) -> impl Fn(Table, &str) -> bool {
+        move |table, chain| {
+            (self.is_ours)(table, chain) && !preserved.has(family, engine, (table, chain))
+        }
     }
 
     /// Fails unless the programs of `family` reach all of these chains, other than
@@ -193,9 +197,7 @@ impl Owned {
         preserved: &Preserved,
     ) -> Result<(), Error> {
         let engine = Engine::NfTables;
-        let is_ours = |table, chain: &str| {
-            (self.is_ours)(table, chain) && !preserved.has(family, engine, (table, chain))
-        };
+        let is_ours = self.without(preserved, family, engine);
         let has_program = programs.iter().any(|(_, of)| *of == engine);
         if !has_program && holds(family, is_ours).unwrap_or(false) {
             return Err(Error::Absent { family });

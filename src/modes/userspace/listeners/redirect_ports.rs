@@ -80,9 +80,13 @@ impl RedirectPorts {
             if self.used.contains(&key) {
                 continue;
             }
-            match self.try_take(protocol, family, port) {
+            match self.bind(protocol, family, port) {
+                Ok(taken) => {
+                    self.used.insert(key);
+                    return Ok(taken);
+                }
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
-                other => return other,
+                Err(e) => return Err(e),
             }
         }
         Err(io::Error::new(
@@ -109,17 +113,6 @@ impl RedirectPorts {
             io::ErrorKind::AddrInUse,
             "no local port is free; give --proxy-port-range",
         ))
-    }
-
-    fn try_take(
-        &mut self,
-        protocol: Protocol,
-        family: Family,
-        port: u16,
-    ) -> io::Result<RedirectPort> {
-        let taken = self.bind(protocol, family, port)?;
-        self.used.insert(taken.key);
-        Ok(taken)
     }
 
     fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
