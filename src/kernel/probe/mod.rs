@@ -112,7 +112,7 @@ impl Kernel {
                 Scope::WithoutPrograms => Kernel::default(),
             };
             let worker = thread::Builder::new().spawn_scoped(scope, work);
-            let objects = || tries::objects(examination.schedulers, findings);
+            let objects = || tries::objects(examination, findings);
             let tried = match place.and_then(|()| in_scratch(objects)) {
                 Ok(tried) => tried,
                 // Without CAP_SYS_ADMIN, as in a container that has

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use nix::errno::Errno;
 
 use super::{
-    Ability, Extension, Findings, Kernel, Setting, Unable, sockets,
+    Ability, Examination, Extension, Findings, Kernel, Scope, Setting, Unable, sockets,
     tried::{Tried, kept_or},
     words,
 };
@@ -50,7 +50,7 @@ pub(super) fn setting(setting: Setting) -> Tried {
 
 /// Returns everything that is tried with objects in a network namespace, but
 /// for what is among the `findings`.
-pub(super) fn objects(schedulers: &[String], findings: Option<&Findings>) -> Kernel {
+pub(super) fn objects(examination: &Examination<'_>, findings: Option<&Findings>) -> Kernel {
     let mut kernel = Kernel::default();
     for family in Family::ALL {
         kernel.record(Ability::Sockets(family), sockets::sockets(family));
@@ -68,7 +68,10 @@ pub(super) fn objects(schedulers: &[String], findings: Option<&Findings>) -> Ker
     kernel.record(Ability::DummyLink, dummy);
     super::ipvs::sets(&mut kernel, findings);
     super::nftables::parts(&mut kernel, findings);
-    super::ipvs::virtual_servers(schedulers, &mut kernel, findings);
+    // The module of IPVS is loaded with modprobe.
+    if examination.scope == Scope::Everything {
+        super::ipvs::virtual_servers(examination.schedulers, &mut kernel, findings);
+    }
     kernel
 }
 

@@ -1,0 +1,59 @@
+//! Nothing needs a program.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use super::start_as;
+use crate::lab::{self, Capture, Lab, Service, Share, ask, eventually, tripod_binary};
+
+const SOON: Duration = Duration::from_secs(10);
+const CHANGES: usize = 100;
+
+/// Returns what runs Tripod on the node and writes to `file` which programs it, or a
+/// process of its own, starts. The process is Tripod's: the tracer stands aside.
+fn traced(lab: &Lab, file: &str) -> Command {
+    let mut command = lab.node.command("strace");
+    command
+        .args(["-D", "-f", "--quiet=all", "--trace=execve,execveat", "-o"])
+        .arg(file)
+        .arg(tripod_binary());
+    command
+}
+
+/// Asserts that no program but Tripod itself was looked for.
+fn started_none(file: &str) {
+    let trace = fs::read_to_string(file).expect("what strace wrote");
+    let started: Vec<_> = trace.lines().filter(|line| line.contains("exec")).collect();
+    assert_eq!(started.len(), 1, "{started:#?}");
+}
+
+#[test]
+fn none_is_started_from_the_start_to_the_cleanup() {
+    lab::run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.three_backends();
+        let service = Service::new("web", 1);
+        let to = service.cluster()[0];
+        let mut tripod = start_as(&lab, traced(&lab, "/run/serving"));
+        let served_by = |name: &str| {
+            eventually(name, SOON, || match ask(&lab.client, to) {
+                Ok(answer) if answer == name => Ok(()),
+                other => Err(format!("{other:?}")),
+            });
+        };
+        for name in ["a", "b"].into_iter().cycle().take(CHANGES) {
+            lab.publish(&service, &[name]);
+            served_by(name);
+        }
+        lab.node.show("nft flush ruleset");
+        served_by("b");
+        tripod.terminate();
+        started_none("/run/serving");
+
+        let cleaned = traced(&lab, "/run/cleaning").arg("cleanup").status();
+        assert!(cleaned.expect("running strace").success());
+        started_none("/run/cleaning");
+        assert_eq!(lab.node.show("nft list tables"), "");
+    });
+}
