@@ -2,19 +2,61 @@
 //! directory in which there is the binary and a folder of manifests, no
 //! library, no /proc, no iptables.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, skip, udp_ask};
 
 /// `make test` builds one and names it here.
 const STATIC: &str = "TRIPOD_STATIC";
 
-#[test]
-fn the_static_binary_serves_alone() {
-    let Some(binary) = std::env::var_os(STATIC).map(PathBuf::from) else {
-        return skip(format!(
+const ROOT: &str = "/run/alone";
+
+fn static_binary() -> Option<PathBuf> {
+    let binary = std::env::var_os(STATIC).map(PathBuf::from);
+    if binary.is_none() {
+        skip(format!(
             "{STATIC} names no static binary; make test builds one"
         ));
+    }
+    binary
+}
+
+/// Makes a root directory with the binary and the laboratory's manifests, under the
+/// path that the laboratory gives to Tripod.
+fn make_root(lab: &Lab, binary: &Path) {
+    let root = Path::new(ROOT);
+    fs::create_dir(root).expect("a root directory");
+    fs::copy(binary, root.join("tripod")).expect("copying the binary");
+    let inside = root.join(lab.manifests().strip_prefix("/").expect("absolute"));
+    fs::create_dir_all(&inside).expect("a folder for manifests");
+    let mount = Command::new("mount")
+        .arg("--bind")
+        .args([lab.manifests(), &inside])
+        .status();
+    assert!(mount.expect("mount(8)").success());
+}
+
+/// Returns what runs the binary in that root directory.
+fn in_root(lab: &Lab) -> Command {
+    let mut command = lab.node.command("chroot");
+    command.arg(ROOT).arg("/tripod");
+    command
+}
+
+fn clean_up(lab: &Lab) {
+    let clean = in_root(lab).arg("cleanup").output();
+    let clean = clean.expect("running cleanup");
+    assert!(clean.status.success(), "{clean:?}");
+}
+
+#[test]
+fn the_static_binary_serves_alone() {
+    let Some(binary) = static_binary() else {
+        return;
     };
     run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Local);
@@ -22,24 +64,8 @@ fn the_static_binary_serves_alone() {
         let service = Service::new("hello", 7).with_node_port();
         lab.publish_all(&service);
 
-        let root = PathBuf::from("/run/alone");
-        fs::create_dir(&root).expect("a root directory");
-        fs::copy(&binary, root.join("tripod")).expect("copying the binary");
-        // Under the path that the laboratory gives to Tripod.
-        let inside = root.join(lab.manifests().strip_prefix("/").expect("absolute"));
-        fs::create_dir_all(&inside).expect("a folder for manifests");
-        let mount = Command::new("mount")
-            .arg("--bind")
-            .args([lab.manifests(), &inside])
-            .status();
-        assert!(mount.expect("mount(8)").success());
-
-        let in_root = || {
-            let mut command = lab.node.command("chroot");
-            command.arg(&root).arg("/tripod");
-            command
-        };
-        let mut tripod = Tripod::start_as(&lab, in_root());
+        make_root(&lab, &binary);
+        let mut tripod = Tripod::start_as(&lab, in_root(&lab));
         for address in service.cluster() {
             for host in lab.cluster_clients() {
                 assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
@@ -54,8 +80,47 @@ fn the_static_binary_serves_alone() {
         });
         assert!(tripod.terminate().success());
 
-        let clean = in_root().arg("cleanup").output().expect("running cleanup");
-        assert!(clean.status.success(), "{clean:?}");
+        clean_up(&lab);
+        assert!(ask(&lab.client, service.cluster()[0]).is_err());
+    });
+}
+
+/// `deploy/Dockerfile.minimal` has the binary alone; a container runtime adds /proc.
+#[test]
+fn the_static_binary_serves_alone_in_nftables_mode() {
+    let Some(binary) = static_binary() else {
+        return;
+    };
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Local);
+        lab.add_backends(&["a"]);
+        let service = Service::new("hello", 7).with_node_port();
+        lab.publish_all(&service);
+        make_root(&lab, &binary);
+        let proc = Path::new(ROOT).join("proc");
+        fs::create_dir(&proc).expect("a folder for /proc");
+        let mount = Command::new("mount")
+            .args(["-t", "proc", "proc"])
+            .arg(&proc)
+            .status();
+        assert!(mount.expect("mount(8)").success());
+
+        let mut command = in_root(&lab);
+        command
+            .args(["--proxy-mode=nftables", "--strict-proxy-mode"])
+            .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/16"])
+            .arg("--manifests")
+            .arg(lab.manifests());
+        let mut tripod = Tripod::start_on(&lab.node, command);
+        for address in service.cluster() {
+            for host in lab.cluster_clients() {
+                assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
+            }
+            assert_eq!(udp_ask(&lab.client, address).expect("a call"), "a");
+        }
+        assert_eq!(tripod.logged(&["WARN"]), 0, "{}", tripod.log());
+        assert!(tripod.terminate().success());
+        clean_up(&lab);
         assert!(ask(&lab.client, service.cluster()[0]).is_err());
     });
 }

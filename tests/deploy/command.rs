@@ -48,12 +48,30 @@ fn the_command_is_that_of_kubeadm() {
 
 #[test]
 fn the_image_has_the_program_under_that_name() {
-    let steps = read("Dockerfile");
-    for step in [
-        "COPY --from=build /src/target/static/tripod /usr/local/bin/tripod",
-        "RUN ln -s tripod /usr/local/bin/kube-proxy",
-    ] {
-        assert!(steps.lines().any(|line| line == step), "no {step:?}");
+    let images = [
+        (
+            "Dockerfile",
+            [
+                "COPY --from=build /src/target/static/tripod /usr/local/bin/tripod",
+                "RUN ln -s tripod /usr/local/bin/kube-proxy",
+            ],
+        ),
+        (
+            "Dockerfile.minimal",
+            [
+                " && cp target/static/tripod /image/usr/local/bin/ \\",
+                " && ln -s tripod /image/usr/local/bin/kube-proxy",
+            ],
+        ),
+    ];
+    for (file, lines) in images {
+        let steps = read(file);
+        for step in lines {
+            assert!(
+                steps.lines().any(|line| line == step),
+                "{file}: no {step:?}"
+            );
+        }
     }
 }
 
