@@ -41,8 +41,6 @@ pub(super) struct Verdict {
     /// The error's number, which may be one that is not the system's.
     pub number: i32,
     pub hint: Option<String>,
-    /// Where in the request the attribute at fault begins, from its header on.
-    pub offset: Option<usize>,
 }
 
 impl<'a> Message<'a> {
@@ -65,7 +63,7 @@ impl<'a> Message<'a> {
         let code = u32_at(self.body, 0).ok_or(Malformed("error message without a code"))? as i32;
         let number = code.wrapping_neg();
         let errno = (code != 0).then(|| Errno::from_raw(number));
-        let (mut hint, mut offset) = (None, None);
+        let mut hint = None;
         if self.flags & libc::NLM_F_ACK_TLVS as u16 != 0 {
             // The attributes follow the request's header, which is echoed, and
             // its body, which is not if the message is capped. An NLMSG_DONE
@@ -78,10 +76,8 @@ impl<'a> Message<'a> {
                 u32_at(self.body, 4).ok_or(Malformed("error message without its request"))? as usize
             };
             for attribute in self.attributes(echoed.saturating_add(4)).flatten() {
-                match NlmsgerrAttr::from(attribute.kind) {
-                    NlmsgerrAttr::Msg => hint = attribute.text().ok().map(str::to_owned),
-                    NlmsgerrAttr::Offset => offset = attribute.u32().ok().map(|at| at as usize),
-                    _ => {}
+                if NlmsgerrAttr::from(attribute.kind) == NlmsgerrAttr::Msg {
+                    hint = attribute.text().ok().map(str::to_owned);
                 }
             }
         }
@@ -89,7 +85,6 @@ impl<'a> Message<'a> {
             errno,
             number,
             hint,
-            offset,
         })
     }
 }

@@ -98,11 +98,6 @@ impl Request {
         filled
     }
 
-    /// Returns all that was appended after the netlink header.
-    pub(in crate::kernel) fn body(&self) -> &[u8] {
-        &self.body
-    }
-
     /// Returns the length of the message in bytes, with its header.
     pub(super) fn len(&self) -> usize {
         HEADER + self.body.len()

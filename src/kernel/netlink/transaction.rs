@@ -13,12 +13,7 @@ use nix::{
     sys::socket::{setsockopt, sockopt},
 };
 
-use super::{
-    error::Malformed,
-    parse::Messages,
-    request::{HEADER, Request},
-    socket::Socket,
-};
+use super::{error::Malformed, parse::Messages, request::Request, socket::Socket};
 
 /// A datagram of this size fits the usual send buffer (208 KiB), which the
 /// kernel accounts with its own overhead.
@@ -46,9 +41,6 @@ pub(in crate::kernel) struct Refusal {
     pub errno: Errno,
     /// The kernel's text, where there is one.
     pub hint: Option<String>,
-    /// Offset of the attribute at fault in the request's body, where the kernel
-    /// gives it.
-    pub offset: Option<usize>,
 }
 
 /// Why a transaction was not carried out, or is not known to have been.
@@ -150,7 +142,6 @@ impl Socket {
                         index,
                         errno,
                         hint: verdict.hint,
-                        offset: verdict.offset.and_then(|at| at.checked_sub(HEADER)),
                     }),
                 }
             }

@@ -12,7 +12,7 @@ use super::{
     rule::{self, ListedRule},
     set::{self, ListedSet},
     table::Table,
-    transaction::Transaction,
+    transaction::{Grouping, Transaction},
 };
 use crate::{
     kernel::netlink::{Error, Fault, Malformed, Message, Protocol, Request, Socket},
@@ -94,6 +94,10 @@ impl Rules {
     /// Runs a transaction, whole or not at all. `generation`: only if no process
     /// changed anything since.
     ///
+    /// Of many elements in a message the kernel refuses one, and says which since
+    /// Linux 5.15. So a transaction that was refused is sent once more with each
+    /// in a message of its own.
+    ///
     /// # Errors
     /// What the kernel refused, each object by its name.
     pub fn run(
@@ -104,7 +108,22 @@ impl Rules {
         if transaction.is_empty() {
             return Ok(());
         }
-        let error = match self.socket.transact(transaction.requests(generation)) {
+        match self.send(transaction, generation, Grouping::Many) {
+            Err(Failure::Refused(_)) if transaction.has_groups() => {
+                self.send(transaction, generation, Grouping::Single)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn send(
+        &mut self,
+        transaction: &Transaction,
+        generation: Option<u32>,
+        grouping: Grouping,
+    ) -> Result<(), Failure> {
+        let requests = transaction.requests(generation, grouping);
+        let error = match self.socket.transact(requests) {
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
@@ -121,7 +140,8 @@ impl Rules {
                 if refusals.iter().any(|r| stale(r.index, r.errno)) {
                     return Err(Failure::Changed);
                 }
-                Err(Failure::Refused(Refused::named(transaction, refusals)))
+                let named = Refused::named(transaction, grouping, refusals);
+                Err(Failure::Refused(named))
             }
             Fault::Socket(source) => Err(Failure::Unknown(Error::Socket {
                 operation: "change",

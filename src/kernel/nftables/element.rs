@@ -188,28 +188,6 @@ pub(super) fn write(r: Request, set: &Set, elements: &[Element], deleted: bool) 
     })
 }
 
-/// Which of `elements`, as [`write`] has appended them, stands at `offset` of
-/// the request's body.
-pub(super) fn at(offset: usize, body: &[u8], elements: &[Element]) -> Option<usize> {
-    let lists = crate::kernel::netlink::Attributes::after(body, HEADER);
-    let list = lists.flatten().find(|a| a.kind == ELEMENTS)?;
-    let start = body
-        .len()
-        .checked_sub(list.payload.len().next_multiple_of(4))?;
-    let (mut end, mut index) = (start, 0);
-    for element in list.nested().flatten() {
-        end += (4 + element.payload.len()).next_multiple_of(4);
-        let read = Raw::read(element).ok()?;
-        if offset < end {
-            // The end of a range belongs to the element before it.
-            let index = index - usize::from(read.is_end && index > 0);
-            return Some(index).filter(|index| *index < elements.len());
-        }
-        index += usize::from(!read.is_end);
-    }
-    None
-}
-
 /// An element on the wire: of a range of single values one of its ends.
 struct Raw {
     element: Element,

@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 
-use super::transaction::Transaction;
+use super::transaction::{Grouping, Part, Transaction};
 use crate::kernel::netlink::{Error, Refusal};
 
 /// Why a transaction was not carried out, or is not known to have been.
@@ -27,8 +27,7 @@ pub struct Refused {
     /// Which step of the transaction, from 0 on; `None`: the transaction as a
     /// whole.
     pub step: Option<usize>,
-    /// Which element of that step, where it adds or deletes some and the kernel
-    /// says which (since Linux 5.15); others of the step may be at fault, too.
+    /// Which element of that step, where it adds or deletes some.
     pub element: Option<usize>,
     /// What was refused, by its name, and why.
     pub error: Error,
@@ -70,46 +69,44 @@ impl Failure {
 }
 
 impl Refused {
-    /// What the kernel refused of `transaction`, by name.
-    pub(super) fn named(transaction: &Transaction, refusals: Vec<Refusal>) -> Vec<Refused> {
-        let each = |refusal: Refusal| {
-            let Refusal {
-                index,
-                errno,
-                hint,
-                offset,
-            } = refusal;
-            // The first request begins the transaction, the last ends it.
-            let part = index
-                .checked_sub(1)
-                .and_then(|at| transaction.parts().nth(at));
-            let Some(part) = part else {
-                let object = format!("table {} of nf_tables", transaction.table());
-                return Refused {
-                    step: None,
-                    element: None,
-                    error: Error::Refused {
-                        operation: "change",
-                        object,
-                        errno,
-                        hint,
-                    },
-                };
-            };
-            let request = transaction.request(&part, index as u32);
-            let element = part.element(request.body(), offset);
-            let (operation, object) = part.named(transaction.table(), element);
-            Refused {
-                step: Some(part.index),
-                element: element.map(|at| part.first + at),
-                error: Error::Refused {
-                    operation,
-                    object,
-                    errno,
-                    hint,
-                },
-            }
+    /// What the kernel refused of `transaction`, which was sent in this
+    /// `grouping`, by name.
+    pub(super) fn named(
+        transaction: &Transaction,
+        grouping: Grouping,
+        refusals: Vec<Refusal>,
+    ) -> Vec<Refused> {
+        let mut named = Vec::new();
+        // The first request begins the transaction, the last ends it. What the
+        // kernel refuses it names in the order of requests, the frame apart.
+        let mut parts = (1..).zip(transaction.parts(grouping)).peekable();
+        for refusal in refusals {
+            while parts.next_if(|(index, _)| *index < refusal.index).is_some() {}
+            let part = parts.peek().filter(|(index, _)| *index == refusal.index);
+            named.push(Refused::new(
+                transaction,
+                part.map(|(_, part)| part),
+                refusal,
+            ));
+        }
+        named
+    }
+
+    fn new(transaction: &Transaction, part: Option<&Part<'_>>, refusal: Refusal) -> Refused {
+        let table = transaction.table();
+        let (operation, object) = match part {
+            Some(part) => part.named(table),
+            None => ("change", format!("table {table} of nf_tables")),
         };
-        refusals.into_iter().map(each).collect()
+        Refused {
+            step: part.map(|part| part.index),
+            element: part.and_then(Part::element),
+            error: Error::Refused {
+                operation,
+                object,
+                errno: refusal.errno,
+                hint: refusal.hint,
+            },
+        }
     }
 }

@@ -78,6 +78,8 @@ pub use rule::{ListedRule, Rule};
 pub use set::{Data, ListedSet, Set, Type};
 pub use statement::{Dynset, Mark, MarkValue, Reject, SetName, Statement, Target, Test};
 pub use table::Table;
+#[cfg(test)]
+pub(crate) use transaction::Step;
 pub use transaction::Transaction;
 pub use userdata::Comment;
 pub use value::{Value, concat};
@@ -114,7 +116,9 @@ pub(super) fn read_anything(message: super::netlink::Message<'_>) {
             let set = std::sync::Arc::new(set);
             transaction.add_set(&set).add_elements(&set, elements);
             let _ = transaction.to_string();
-            let _ = transaction.requests(None).count();
+            let _ = transaction
+                .requests(None, transaction::Grouping::Many)
+                .count();
         }
     }
 }

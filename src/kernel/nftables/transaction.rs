@@ -44,9 +44,19 @@ pub struct Transaction {
     steps: Vec<Step>,
 }
 
+/// How many elements of a step go into one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Grouping {
+    /// As many as fit: what is refused may be any of them.
+    Many,
+    /// Takes more room. The kernel refuses messages one by one and goes on, so
+    /// that each refused element is known.
+    Single,
+}
+
 /// One change of a transaction.
 #[derive(Clone, Debug)]
-enum Step {
+pub(crate) enum Step {
     AddTable,
     FlushTable,
     DeleteTable,
@@ -85,17 +95,22 @@ impl Transaction {
 
     /// How many changes it makes; elements count one each.
     pub fn len(&self) -> usize {
-        let count = |step: &Step| match step {
-            Step::AddElements(_, elements) | Step::DeleteElements(_, elements) => elements.len(),
-            _ => 1,
-        };
-        self.steps.iter().map(count).sum()
+        self.steps
+            .iter()
+            .map(|step| step.elements().len().max(1))
+            .sum()
     }
 
     /// How many steps it has, however many elements they are of: the number of
     /// the next one.
     pub fn steps(&self) -> usize {
         self.steps.len()
+    }
+
+    /// Its changes, for a table in memory.
+    #[cfg(test)]
+    pub(crate) fn made_of(&self) -> &[Step] {
+        &self.steps
     }
 
     /// Makes the changes of `other`, of the same table, after these.
@@ -192,43 +207,56 @@ impl Transaction {
         self
     }
 
+    /// Returns true if some step is of more than one element.
+    pub(super) fn has_groups(&self) -> bool {
+        self.steps.iter().any(|step| step.elements().len() > 1)
+    }
+
     /// What goes to the kernel: a frame, and one message a change, elements
-    /// many to a message. `generation`: refused if another was made since.
-    pub(super) fn requests(&self, generation: Option<u32>) -> impl Iterator<Item = Request> {
+    /// as `grouping` says. `generation`: refused if another was made since.
+    pub(super) fn requests(
+        &self,
+        generation: Option<u32>,
+        grouping: Grouping,
+    ) -> impl Iterator<Item = Request> {
         let [high, low] = SUBSYSTEM.to_be_bytes();
         let frame = move |kind| Request::new(kind, 0, "", "").header(&[0, 0, high, low]);
         let begin = match generation {
             Some(generation) => frame(BEGIN).be32(GENERATION, generation),
             None => frame(BEGIN),
         };
-        let parts = self.parts().enumerate();
+        let parts = self.parts(grouping).enumerate();
         let changes = parts.map(|(at, part)| self.request(&part, at as u32 + 1));
         let end = std::iter::once_with(move || frame(END));
         std::iter::once(begin).chain(changes).chain(end)
     }
 
     /// Changes, each of which is one message.
-    pub(super) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
-        self.steps.iter().enumerate().flat_map(|(index, step)| {
-            let all = match step {
-                Step::AddElements(_, elements) | Step::DeleteElements(_, elements) => &elements[..],
-                _ => &[],
-            };
-            let mut at = Some(0);
-            std::iter::from_fn(move || {
-                let first = at?;
-                let rest = &all[first..];
-                let elements = &rest[..element::fitting(rest).min(rest.len())];
-                let next = first + elements.len();
-                at = (next < all.len()).then_some(next);
-                Some(Part {
-                    step,
-                    index,
-                    first,
-                    elements,
+    pub(super) fn parts(&self, grouping: Grouping) -> impl Iterator<Item = Part<'_>> {
+        self.steps
+            .iter()
+            .enumerate()
+            .flat_map(move |(index, step)| {
+                let all = step.elements();
+                let mut at = Some(0);
+                std::iter::from_fn(move || {
+                    let first = at?;
+                    let rest = &all[first..];
+                    let count = match grouping {
+                        Grouping::Many => element::fitting(rest),
+                        Grouping::Single => 1,
+                    };
+                    let elements = &rest[..count.min(rest.len())];
+                    let next = first + elements.len();
+                    at = (next < all.len()).then_some(next);
+                    Some(Part {
+                        step,
+                        index,
+                        first,
+                        elements,
+                    })
                 })
             })
-        })
     }
 
     /// The message of one part; `number` differs from that of all others.
@@ -288,16 +316,24 @@ pub(super) struct Part<'a> {
     elements: &'a [Element],
 }
 
+impl Step {
+    /// The elements that it adds or deletes.
+    fn elements(&self) -> &[Element] {
+        match self {
+            Step::AddElements(_, elements) | Step::DeleteElements(_, elements) => elements,
+            _ => &[],
+        }
+    }
+}
+
 impl Part<'_> {
-    /// Which of its elements is at fault, where the kernel says where in the
-    /// message the fault is, or there is only one.
-    pub(super) fn element(&self, body: &[u8], offset: Option<usize>) -> Option<usize> {
-        let named = offset.and_then(|offset| element::at(offset, body, self.elements));
-        named.or((self.elements.len() == 1).then_some(0))
+    /// Which element of the step it is, if it is one alone.
+    pub(super) fn element(&self) -> Option<usize> {
+        (self.elements.len() == 1).then_some(self.first)
     }
 
-    /// A verb and an object for an error about it, or about one of its elements.
-    pub(super) fn named(&self, table: &Table, element: Option<usize>) -> (&'static str, String) {
+    /// A verb and an object for an error about it.
+    pub(super) fn named(&self, table: &Table) -> (&'static str, String) {
         let of_set = |set: &Set| format!("{} {}", set.word(), set.name);
         let (verb, object) = match self.step {
             Step::AddTable => return ("add", format!("table {table} of nf_tables")),
@@ -319,21 +355,21 @@ impl Part<'_> {
             Step::AddSet(set) => ("add", of_set(set)),
             Step::FlushSet(set) => ("flush", of_set(set)),
             Step::DeleteSet(set) => ("delete", of_set(set)),
-            Step::AddElements(set, _) => ("add", self.elements(set, element)),
-            Step::DeleteElements(set, _) => ("delete", self.elements(set, element)),
+            Step::AddElements(set, _) => ("add", self.elements(set)),
+            Step::DeleteElements(set, _) => ("delete", self.elements(set)),
         };
         (verb, format!("{object} of table {table} of nf_tables"))
     }
 
-    fn elements(&self, set: &Set, at: Option<usize>) -> String {
+    fn elements(&self, set: &Set) -> String {
         let of_set = format!("{} {}", set.word(), set.name);
-        match (at.and_then(|at| self.elements.get(at)), self.elements) {
-            (Some(one), _) => format!("element {} of {of_set}", Key(one, set)),
-            (None, [first, ..]) => {
+        match self.elements {
+            [one] => format!("element {} of {of_set}", Key(one, set)),
+            [first, ..] => {
                 let (count, first) = (self.elements.len(), Key(first, set));
                 format!("one of {count} elements from {first} on of {of_set}")
             }
-            (None, []) => format!("elements of {of_set}"),
+            [] => format!("elements of {of_set}"),
         }
     }
 }

@@ -27,6 +27,15 @@ impl Value {
         octets
     }
 
+    /// Its length in a concatenation of several.
+    fn padded(&self) -> usize {
+        match self {
+            Value::Ip(IpAddr::V4(_)) | Value::Protocol(_) | Value::Port(_) | Value::Number(_) => 4,
+            Value::Ip(IpAddr::V6(_)) => 16,
+            Value::Name(_) => DataType::IfName.padded(),
+        }
+    }
+
     fn append(&self, octets: &mut Vec<u8>) {
         match self {
             Value::Ip(IpAddr::V4(ip)) => octets.extend(ip.octets()),
@@ -46,7 +55,8 @@ impl Value {
 /// The octets of a concatenation: each value begins at a multiple of four. One
 /// value alone is not filled up.
 pub fn concat(values: &[Value]) -> Vec<u8> {
-    let mut octets = Vec::with_capacity(4 * values.len() + 12);
+    // Most are kept as boxes, which have no room to spare.
+    let mut octets = Vec::with_capacity(values.iter().map(Value::padded).sum());
     for value in values {
         value.append(&mut octets);
         if values.len() > 1 {

@@ -23,8 +23,8 @@ pub const TABLE: &str = "tripod";
 pub struct Applied {
     options: Options,
     ports: HashMap<ServicePortName, AppliedPort>,
-    /// How many ServicePorts need each element that several may need.
-    shared: References<(SetId, Element)>,
+    /// How many ServicePorts need each element that several may need, by its key.
+    shared: References<(SetId, Box<[u8]>)>,
     /// How many need each chain.
     chains: References<SharedChain>,
 }
@@ -75,11 +75,13 @@ pub struct Change {
     ports: Vec<(ServicePortName, Option<AppliedPort>)>,
     removed: BySet,
     added: BySet,
-    shared: HashMap<(SetId, Element), i32>,
+    shared: HashMap<(SetId, Box<[u8]>), i32>,
     chains: HashMap<SharedChain, i32>,
     /// Where clients must not be sent any more because of what they were sent
     /// to before.
     pub forgotten: Routes,
+    /// Where clients that were sent somewhere may go on being sent.
+    pub kept: Routes,
 }
 
 /// Pairs of a frontend and an endpoint, as [`SetId::Affinity`] has them.
@@ -93,7 +95,7 @@ pub struct Routes {
 
 impl Routes {
     /// Adds those of a ServicePort's elements.
-    fn extend(&mut self, elements: &ServiceElements) {
+    fn add(&mut self, elements: &ServiceElements) {
         for (set, element) in &elements.own {
             let routes = match set {
                 SetId::Endpoints => &mut self.services,
@@ -109,7 +111,14 @@ impl Routes {
         }
     }
 
-    fn remove(&mut self, other: &Routes) {
+    /// Adds those of `other`.
+    pub fn extend(&mut self, other: Routes) {
+        self.services.extend(other.services);
+        self.node_ports.extend(other.node_ports);
+    }
+
+    /// Takes those of `other` away.
+    pub fn remove(&mut self, other: &Routes) {
         self.services
             .retain(|route| !other.services.contains(route));
         self.node_ports
@@ -206,7 +215,7 @@ impl Applied {
         let mut routes = Routes::default();
         let changed = change.ports.iter().filter_map(|(_, port)| port.as_ref());
         for port in changed.filter(|port| port.has_affinity()) {
-            routes.extend(&port.elements(&self.options));
+            routes.add(&port.elements(&self.options));
         }
         routes
     }
@@ -245,15 +254,10 @@ impl Change {
         };
         let (old, new) = (of(before), of(after));
         if options.features.dynamic_maps && before.is_some_and(AppliedPort::has_affinity) {
-            let mut gone = Routes::default();
-            gone.extend(&old);
+            self.forgotten.add(&old);
             if after.is_some_and(AppliedPort::has_affinity) {
-                let mut stay = Routes::default();
-                stay.extend(&new);
-                gone.remove(&stay);
+                self.kept.add(&new);
             }
-            self.forgotten.services.extend(gone.services);
-            self.forgotten.node_ports.extend(gone.node_ports);
         }
         for (needs, delta) in [(&old, -1), (&new, 1)] {
             for element in &needs.shared {
@@ -291,9 +295,9 @@ impl Change {
         }
         let (mut removed, mut added) = (self.removed, self.added);
         for (turn, by_set) in [(old, &mut removed), (new, &mut added)] {
-            for (set, element) in turned(&applied.shared, &self.shared, turn) {
+            for (set, key) in turned(&applied.shared, &self.shared, turn) {
                 let elements = by_set.entry(*set).or_default();
-                elements.push((element.clone(), usize::MAX));
+                elements.push((Element::new(key.clone()), usize::MAX));
             }
         }
         for (set, elements) in removed {
@@ -307,11 +311,14 @@ impl Change {
         for name in gone {
             batch.transaction.delete_chain(name);
         }
+        let mut forgotten = self.forgotten;
+        forgotten.remove(&self.kept);
         batch.change = Change {
             ports: self.ports,
             shared: self.shared,
             chains: self.chains,
-            forgotten: self.forgotten,
+            forgotten,
+            kept: self.kept,
             ..Change::default()
         };
         batch

@@ -7,12 +7,13 @@ use nix::errno::Errno;
 
 use super::{
     Error,
-    diff::{Applied, Batch, Routes, TABLE},
+    diff::{Applied, Batch, TABLE},
+    forget::Forgotten,
     observe::observe,
     plan::{Options, SetId, Sets},
 };
 use crate::{
-    kernel::nftables::{Failure, Refused, Rules, Table, Transaction},
+    kernel::nftables::{Failure, Refused, Rules},
     modes::{SyncReport, state::FamilyState},
     net::Family,
     services::{Changes, ServiceMap, ServicePortName},
@@ -36,9 +37,9 @@ pub struct FamilyTable {
     sets: Sets,
     /// What is in force; `None`: that is not known, and the table is written anew.
     applied: Option<Applied>,
-    /// What is pending is where clients must not be sent any more, although they
-    /// were.
-    state: FamilyState<Vec<Routes>>,
+    state: FamilyState<()>,
+    /// Where clients must not be sent any more, although they were.
+    forgotten: Forgotten,
 }
 
 impl FamilyTable {
@@ -53,6 +54,7 @@ impl FamilyTable {
             sets: Sets::new(family),
             applied: None,
             state: FamilyState::default(),
+            forgotten: Forgotten::default(),
         })
     }
 
@@ -143,10 +145,10 @@ impl FamilyTable {
                 applied.commit(change);
                 break;
             }
-            let batch = change.batch(&applied, &self.sets);
+            let mut batch = change.batch(&applied, &self.sets);
             match self.rules.run(&batch.transaction, None) {
                 Ok(()) => {
-                    self.state.pending().push(batch.change.forgotten.clone());
+                    self.forgotten.after(&mut batch.change);
                     applied.commit(batch.change);
                     break;
                 }
@@ -221,7 +223,7 @@ impl FamilyTable {
                     applied.commit(batch.change);
                     let examined = applied.len();
                     self.applied = Some(applied);
-                    self.state.take_pending();
+                    self.forgotten.clear();
                     self.state.applied();
                     return Ok(Done { examined });
                 }
@@ -241,53 +243,16 @@ impl FamilyTable {
         outcome
     }
 
-    /// Deletes what is remembered of clients whose endpoints are gone. New entries
-    /// of that kind do not come any more.
-    fn forget(&mut self) {
-        let mut forgotten = self.state.take_pending();
-        forgotten.retain(|routes| !routes.is_empty());
-        if forgotten.is_empty() {
-            return;
-        }
-        if let Err(error) = self.forget_routes(&forgotten) {
+    /// Deletes what is remembered of clients whose endpoints are gone, if that was
+    /// not done just now. What cannot be deleted is tried again.
+    pub fn forget(&mut self) {
+        let outcome = self
+            .forgotten
+            .delete(&mut self.rules, self.family, &self.sets);
+        if let Err(error) = outcome {
             let why = format!("clients may be sent to endpoints that are gone: {error}");
             self.state.leave_unfinished(why);
-            *self.state.pending() = forgotten;
         }
-    }
-
-    fn forget_routes(&mut self, forgotten: &[Routes]) -> Result<(), Error> {
-        let table = Table::new(self.family, TABLE);
-        let affinity = self.sets.get(SetId::Affinity);
-        let address = usize::from(self.family.bits() / 8);
-        let clients = self.rules.elements(&table, affinity)?;
-        let mut left: Vec<_> = clients
-            .into_iter()
-            .filter(|client| forgotten.iter().any(|r| r.contain(client, address)))
-            .collect();
-        while !left.is_empty() {
-            let mut transaction = Transaction::new(table.clone());
-            for client in &left {
-                // A step each: what has gone by itself is refused, and named.
-                transaction.delete_elements(affinity, vec![client.clone()]);
-            }
-            let refused = match self.rules.run(&transaction, None) {
-                Ok(()) => return Ok(()),
-                Err(Failure::Refused(refused)) => refused,
-                Err(failure) => return Err(failure.first().into()),
-            };
-            let gone = |refused: &Refused| match refused.error.errno() {
-                Some(Errno::ENOENT) => refused.step,
-                _ => None,
-            };
-            let gone: HashSet<usize> = refused.iter().filter_map(gone).collect();
-            if gone.is_empty() {
-                return Err(Failure::Refused(refused).first().into());
-            }
-            let mut at = 0..;
-            left.retain(|_| at.next().is_some_and(|at| !gone.contains(&at)));
-        }
-        Ok(())
     }
 }
 

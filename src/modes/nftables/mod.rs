@@ -10,6 +10,7 @@
 pub mod cleanup;
 mod diff;
 mod execute;
+mod forget;
 mod observe;
 pub mod plan;
 pub mod render;
@@ -51,7 +52,8 @@ pub const REQUIRED: [NftPart; 5] = [
     NftPart::Ranges,
 ];
 
-/// How often notifications of the kernel are read.
+/// How often notifications of the kernel are read, and clients forgotten whose
+/// endpoints are gone.
 const CHECK: Duration = Duration::from_millis(250);
 
 /// Why nftables mode cannot run or did not sync.
@@ -209,6 +211,9 @@ impl Mode for Nftables {
         loop {
             sleep_until(self.next_check).await;
             self.next_check = Instant::now() + CHECK;
+            for state in &mut self.families {
+                state.table.forget();
+            }
             if self.read_notifications() {
                 return;
             }

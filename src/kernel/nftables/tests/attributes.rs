@@ -8,7 +8,10 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::{super::*, example};
+use super::{
+    super::{transaction::Grouping, *},
+    example,
+};
 use crate::{
     kernel::netlink::{Message, Messages},
     net::Family,
@@ -16,7 +19,7 @@ use crate::{
 
 fn wire(transaction: &Transaction) -> Vec<u8> {
     let mut wire = Vec::new();
-    for request in transaction.requests(None) {
+    for request in transaction.requests(None, Grouping::Many) {
         request.write(&mut wire, 0, 0);
     }
     wire
@@ -109,35 +112,6 @@ proptest! {
             ..Set::new("s", Type::Named(vec![DataType::Port]))
         };
         prop_assert_eq!(again(set, &ranges), ranges);
-    }
-
-    /// The kernel names an element by where it stands in the message.
-    #[test]
-    fn an_element_is_found_by_its_place(
-        count in 1..400usize,
-        which in any::<prop::sample::Index>(),
-        within in 0..12usize,
-        interval in any::<bool>(),
-    ) {
-        let one = |at: usize| Element::new((at as u32 * 2).to_be_bytes());
-        let elements: Vec<Element> = (0..count).map(one).collect();
-        let set = Arc::new(Set {
-            interval,
-            ..Set::new("s", Type::Named(vec![DataType::Ipv4]))
-        });
-        let mut transaction = Transaction::new(Table::new(Family::V4, "t"));
-        transaction.add_elements(&set, elements.clone());
-        let part = transaction.parts().next().unwrap();
-        let request = transaction.request(&part, 1);
-        let which = which.index(count);
-        // The attribute's header, the nested key's, the value's, four octets.
-        let key = elements[which].key.to_vec();
-        let mut found = request.body().windows(16).enumerate().filter(|(at, octets)| {
-            at.is_multiple_of(4) && octets[12..] == key && octets[2] == 1 && octets[6] == 1
-        });
-        let (at, _) = found.next().unwrap();
-        prop_assert_eq!(part.element(request.body(), Some(at + within)), Some(which));
-        prop_assert_eq!(part.element(request.body(), Some(usize::MAX)), (count == 1).then_some(0));
     }
 }
 

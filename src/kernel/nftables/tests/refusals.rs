@@ -71,7 +71,7 @@ fn every_refused_object_is_named_and_nothing_is_carried_out() {
 }
 
 #[test]
-fn the_one_refused_element_of_thousands_is_found() {
+fn every_refused_element_of_thousands_is_found() {
     for family in Family::ALL {
         in_namespace(move || {
             let sets = example::Sets::new(family);
@@ -83,18 +83,18 @@ fn the_one_refused_element_of_thousands_is_found() {
             let mut rules = Rules::open().unwrap();
             rules.run(&table, None).unwrap();
             let element = |number: u16| {
-                let chain = if number == 2345 { "gone" } else { "pick-2" };
+                let refused = [17, 2345, 2346].contains(&number);
+                let chain = if refused { "gone" } else { "pick-2" };
                 let key = concat(&example::service_key(family, 1, number));
                 Element::with(key, Datum::Verdict(Verdict::Goto(chain.into())))
             };
             let mut transaction = Transaction::new(table.table().clone());
             transaction.add_elements(&sets.services, (0..5000).map(element).collect());
             let refused = refused(rules.run(&transaction, None).unwrap_err());
-            let [refused] = &refused[..] else {
-                panic!("{refused:?}")
-            };
-            assert_eq!((refused.step, refused.element), (Some(0), Some(2345)));
-            let text = refused.error.to_string();
+            let found: Vec<_> = refused.iter().map(|r| (r.step, r.element)).collect();
+            let expected = [17, 2345, 2346].map(|at| (Some(0), Some(at)));
+            assert_eq!(found, expected);
+            let text = refused[1].error.to_string();
             let ip = example::ip(family, 1);
             let name = format!("cannot add element {ip} . tcp . 2345 of map services of table ");
             assert!(text.starts_with(&name), "{text}");

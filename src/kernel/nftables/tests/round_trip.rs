@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{super::*, example, nft, sh};
+use super::{
+    super::{transaction::Grouping, *},
+    example, nft, sh,
+};
 use crate::{kernel::namespace::in_namespace, net::Family};
 
 /// In an order, without what changes by itself.
@@ -168,7 +171,10 @@ fn elements_are_read_again_however_many() {
         let mut transaction = Transaction::new(Table::new(family, example::TABLE));
         transaction.add_elements(&sets.services, all.clone());
         assert_eq!(transaction.len(), 30_000);
-        assert!(transaction.requests(None).count() > 100, "many messages");
+        assert!(
+            transaction.requests(None, Grouping::Many).count() > 100,
+            "many messages"
+        );
         let before = rules.generation().unwrap();
         rules.run(&transaction, Some(before)).unwrap();
         assert_eq!(rules.generation().unwrap(), before + 1, "one transaction");

@@ -1,7 +1,10 @@
 //! What is sent for a transaction is what `nft` sends for its text, attribute by
 //! attribute.
 
-use super::{super::*, example, nft};
+use super::{
+    super::{transaction::Grouping, *},
+    example, nft,
+};
 use crate::{
     kernel::{namespace::in_namespace, netlink::Messages},
     net::Family,
@@ -180,7 +183,7 @@ fn sent_by_nft(input: &str) -> Vec<Sent> {
 
 fn sent_by_us(transaction: &Transaction) -> Vec<Sent> {
     let mut wire = Vec::new();
-    for request in transaction.requests(None) {
+    for request in transaction.requests(None, Grouping::Many) {
         request.write(&mut wire, 0, 0);
     }
     let all = Messages::new(&wire).map(Result::unwrap);

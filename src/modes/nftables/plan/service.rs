@@ -24,8 +24,8 @@ use crate::{
 pub struct ServiceElements {
     /// Elements of sets that are its own: no other ServicePort has their keys.
     pub own: Vec<(SetId, Element)>,
-    /// Elements that others may need as well.
-    pub shared: Vec<(SetId, Element)>,
+    /// Keys of elements that others may need as well.
+    pub shared: Vec<(SetId, Box<[u8]>)>,
     /// Chains that others may need as well.
     pub chains: Vec<SharedChain>,
 }
@@ -108,8 +108,8 @@ impl Plan<'_> {
         let Some(ip) = self.port.cluster_ip else {
             return;
         };
-        let element = Element::new(concat(&[Value::Ip(ip)]));
-        self.needs.shared.push((SetId::ClusterIps, element));
+        let key = concat(&[Value::Ip(ip)]).into();
+        self.needs.shared.push((SetId::ClusterIps, key));
         let frontend = self.at(ip);
         self.begin(frontend);
         if !self.any {
@@ -294,8 +294,8 @@ impl Plan<'_> {
             .collect();
         ips.sort_unstable();
         ips.dedup();
-        let twice = |ip| Element::new(concat(&[Value::Ip(ip), Value::Ip(ip)]));
-        let elements = ips.into_iter().map(|ip| (SetId::Hairpin, twice(ip)));
-        self.needs.shared.extend(elements);
+        let twice = |ip| concat(&[Value::Ip(ip), Value::Ip(ip)]).into();
+        let keys = ips.into_iter().map(|ip| (SetId::Hairpin, twice(ip)));
+        self.needs.shared.extend(keys);
     }
 }

@@ -11,24 +11,20 @@ use super::{
         plan::{Features, Options, Sets},
     },
     model::Model,
-    world::{any_port, exposed, on, scheduled, sticky},
+    random,
+    world::{exposed, on, scheduled, sticky},
 };
 use crate::{
-    modes::detect_local::DetectLocal,
+    kernel::nftables::Transaction,
     net::Family,
     services::{ServicePort, ServicePortName},
 };
 
+/// How many random cases there are of each family.
+const CASES: u32 = 5000;
+
 fn options(family: Family) -> Options {
-    let (network, node) = match family {
-        Family::V4 => ("10.244.0.0/16", "10.7.0.1"),
-        Family::V6 => ("fd00:f4::/32", "fd07::1"),
-    };
-    Options {
-        detect_local: DetectLocal::Within(network.parse().unwrap()),
-        node_ip: Some(node.parse().unwrap()),
-        ..Options::usual(family)
-    }
+    random::options(family, 0)
 }
 
 /// A table that follows steps.
@@ -46,7 +42,7 @@ impl Table {
         let change = applied.change(ports.iter().map(|port| (&port.name, Some(port))));
         let batch = Batch::whole(change, &applied, &sets, false, Vec::new());
         let mut model = Model::default();
-        model.run(&batch.transaction.to_string());
+        model.run(&batch.transaction);
         applied.commit(batch.change);
         Table {
             applied,
@@ -55,66 +51,73 @@ impl Table {
         }
     }
 
-    /// Runs a change and returns its text.
-    fn step(&mut self, ports: &[(ServicePortName, Option<Arc<ServicePort>>)]) -> String {
+    /// Runs a change and returns it.
+    fn step(&mut self, ports: &[(ServicePortName, Option<Arc<ServicePort>>)]) -> Transaction {
         let ports = ports.iter().map(|(name, port)| (name, port.as_ref()));
         let batch = self.applied.change(ports).batch(&self.applied, &self.sets);
-        let text = batch.transaction.to_string();
-        self.model.run(&text);
+        self.model.run(&batch.transaction);
         self.applied.commit(batch.change);
-        text
+        batch.transaction
     }
 
+    /// The text of a change of one ServicePort.
     fn put(&mut self, port: ServicePort) -> String {
-        self.step(&[(port.name.clone(), Some(Arc::new(port)))])
+        let change = [(port.name.clone(), Some(Arc::new(port)))];
+        self.step(&change).to_string()
     }
 }
 
-/// A step: ServicePorts by number, and what they become.
-fn steps(family: Family) -> impl Strategy<Value = Vec<Vec<(u16, Option<ServicePort>)>>> {
-    let change = (1u16..6).prop_flat_map(move |number| {
-        (
-            Just(number),
-            prop::option::weighted(0.8, any_port(family, number)),
-        )
-    });
-    prop::collection::vec(prop::collection::vec(change, 1..4), 1..8)
+/// A step: numbers of ServicePorts, and what chooses what they become.
+type Step = Vec<(u16, u128)>;
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop::collection::vec((0..random::PORTS, any::<u128>()), 1..4);
+    prop::collection::vec(step, 2..4)
 }
 
-fn converges(family: Family, steps: Vec<Vec<(u16, Option<ServicePort>)>>) {
-    let mut table = Table::new(options(family), &[]);
+fn converges(options: &Options, steps: &[Step]) {
+    let family = options.family;
+    let mut table = Table::new(options.clone(), &[]);
     let mut desired: BTreeMap<u16, ServicePort> = BTreeMap::new();
     for step in steps {
         let mut changed = BTreeMap::new();
-        for (number, port) in step {
-            let name = super::world::service(family, number).name;
+        for &(number, choices) in step {
+            let port = random::port(family, number, choices);
             match &port {
                 Some(port) => drop(desired.insert(number, port.clone())),
                 None => drop(desired.remove(&number)),
             }
+            let name = random::plain(family, number).name;
             changed.insert(name, port.map(Arc::new));
         }
         let changed: Vec<_> = changed.into_iter().collect();
         table.step(&changed);
-        let ports: Vec<ServicePort> = desired.values().cloned().collect();
-        let fresh = Table::new(options(family), &ports);
-        assert_eq!(table.model.clone().normalized(), fresh.model.normalized());
     }
+    let ports: Vec<ServicePort> = desired.into_values().collect();
+    let fresh = Table::new(options.clone(), &ports);
+    assert_eq!(table.model.normalized(), fresh.model.normalized());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(400)
+        ..ProptestConfig::with_cases(CASES)
     })]
 
     #[test]
-    fn what_steps_leave_is_what_a_fresh_table_has(
-        v4 in steps(Family::V4),
-        v6 in steps(Family::V6),
+    fn what_steps_leave_is_what_a_fresh_table_has_v4(
+        choices in any::<u128>(),
+        steps in steps(),
     ) {
-        converges(Family::V4, v4);
-        converges(Family::V6, v6);
+        converges(&random::options(Family::V4, choices), &steps);
+    }
+
+    #[test]
+    fn what_steps_leave_is_what_a_fresh_table_has_v6(
+        choices in any::<u128>(),
+        steps in steps(),
+    ) {
+        converges(&random::options(Family::V6, choices), &steps);
     }
 }
 
@@ -221,7 +224,8 @@ fn rules_use_nothing_that_is_missing() {
             on(Family::V4, 4, &[]),
         ];
         let model = Table::new(options, &ports).model;
-        let rules: Vec<String> = model.chains.into_values().flatten().collect();
+        let rules = model.chains.values().flatten();
+        let rules: Vec<String> = rules.map(ToString::to_string).collect();
         rules.join("\n")
     };
     let cases: [(Missing, &str, &str); 5] = [

@@ -10,7 +10,8 @@ use super::{
         execute::FamilyTable,
         plan::{Options, SetId, Sets},
     },
-    world::{any_port, exposed, on, service, sticky},
+    random,
+    world::{exposed, on, service, sticky},
 };
 use crate::{
     kernel::{
@@ -76,34 +77,48 @@ fn summary(family: Family) -> Vec<String> {
     lines
 }
 
+/// How many random cases there are.
+const CASES: u32 = 500;
+
+/// A step: the number of a ServicePort, and what chooses what it becomes.
+type Step = (u16, u128);
+
+/// What another process writes anew after these steps is what they left.
+fn converges(options: &Options, steps: &[Step]) {
+    let family = options.family;
+    let mut table = FamilyTable::open(family).unwrap();
+    table.sync(&map(&[]), &full(), options.clone()).unwrap();
+    let mut ports: Vec<Option<ServicePort>> = vec![None; random::PORTS.into()];
+    for &(number, choices) in steps {
+        ports[usize::from(number)] = random::port(family, number, choices);
+        let desired = ports.iter().flatten().cloned().collect();
+        let changes = changed(&[&random::plain(family, number)]);
+        table.sync(&desired, &changes, options.clone()).unwrap();
+        assert!(table.failed().is_empty(), "{:?}", table.failed());
+    }
+    let found = summary(family);
+    let mut fresh = FamilyTable::open(family).unwrap();
+    let desired = ports.into_iter().flatten().collect();
+    fresh.sync(&desired, &full(), options.clone()).unwrap();
+    assert_eq!(found, summary(family));
+}
+
 #[test]
 fn random_steps_leave_what_a_fresh_table_has() {
-    in_namespace(|| {
+    let strategy = (
+        any::<bool>(),
+        any::<u128>(),
+        prop::collection::vec((0..random::PORTS, any::<u128>()), 2..12),
+    );
+    in_namespace(move || {
         let mut runner = TestRunner::deterministic();
-        for family in Family::ALL {
-            let mut table = FamilyTable::open(family).unwrap();
-            let mut ports: Vec<Option<ServicePort>> = vec![None; 6];
-            for step in 0..60 {
-                let strategy = (0u16..6, prop::option::weighted(0.8, Just(()))).prop_flat_map(
-                    move |(number, there)| (Just((number, there)), any_port(family, number)),
-                );
-                let ((number, there), port) = strategy.new_tree(&mut runner).unwrap().current();
-                ports[usize::from(number)] = there.map(|()| port);
-                let desired: Vec<ServicePort> = ports.iter().flatten().cloned().collect();
-                let changes = changed(&[&service(family, number)]);
-                let options = Options::usual(family);
-                table
-                    .sync(&map(&desired), &changes, options.clone())
-                    .unwrap();
-                assert!(table.failed().is_empty(), "{:?}", table.failed());
-                if step % 10 == 9 {
-                    let found = summary(family);
-                    let mut fresh = FamilyTable::open(family).unwrap();
-                    fresh.sync(&map(&desired), &full(), options).unwrap();
-                    assert_eq!(found, summary(family));
-                    table.externally_modified();
-                }
-            }
+        for _ in 0..CASES {
+            let case = strategy.new_tree(&mut runner).unwrap().current();
+            println!("{case:?}");
+            let (v6, choices, steps) = case;
+            let family = if v6 { Family::V6 } else { Family::V4 };
+            let options = random::options(family, choices);
+            converges(&options, &steps);
         }
     });
 }
@@ -198,6 +213,14 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
             .sync(&map(&now), &changed(&[&now[0]]), options())
             .unwrap();
         assert_eq!(clients(), all[1..]);
+        // One that comes back before the map is searched again is not forgotten.
+        let [without, with] = [port(&[5]), port(&[3, 5])];
+        for now in [without, with] {
+            table
+                .sync(&map(&now), &changed(&[&now[0]]), options())
+                .unwrap();
+        }
+        table.forget();
         // Another process, to which an endpoint less is known.
         let mut table = FamilyTable::open(FAMILY).unwrap();
         table
@@ -238,6 +261,37 @@ fn what_is_refused_costs_its_own_service_alone() {
             .unwrap();
         assert_eq!(table.failed().len(), 1);
         assert_eq!(services(&contents(FAMILY)), 3);
+    });
+}
+
+/// However many they are, and whatever the kernel says of where they are: it names
+/// one element of a message at most.
+#[test]
+fn many_refused_cost_themselves_alone() {
+    in_namespace(|| {
+        let mut table = FamilyTable::open(FAMILY).unwrap();
+        let twice = |number: u16| ServicePort {
+            cluster_ip: service(FAMILY, number).cluster_ip,
+            ..on(FAMILY, 1000 + number, &[1])
+        };
+        let good = (0..400).map(|number| on(FAMILY, number, &[1, 3]));
+        let ports: Vec<ServicePort> = good.chain((0..100).map(twice)).collect();
+        let options = || Options::usual(FAMILY);
+        table.sync(&map(&ports), &full(), options()).unwrap();
+        assert_eq!(table.failed().len(), 100);
+        // They come to a table that is there.
+        let mut table = FamilyTable::open(FAMILY).unwrap();
+        table.sync(&map(&[]), &full(), options()).unwrap();
+        let names: Vec<&ServicePort> = ports.iter().collect();
+        table
+            .sync(&map(&ports), &changed(&names), options())
+            .unwrap();
+        assert_eq!(table.failed().len(), 100);
+        let services = contents(FAMILY).sets;
+        let services = services
+            .iter()
+            .find(|(set, _)| &*set.set.name == "services");
+        assert_eq!(services.unwrap().1.len(), 400);
     });
 }
 

@@ -3,4 +3,5 @@
 mod increments;
 mod kernel;
 mod model;
+mod random;
 mod world;

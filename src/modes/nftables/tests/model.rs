@@ -1,169 +1,155 @@
-//! What a transaction leaves, by its text: a table in memory that takes what the
-//! kernel takes.
+//! What a transaction leaves: a table in memory that takes what the kernel takes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use crate::kernel::nftables::{Datum, Element, Rule, Statement, Step, Transaction, Verdict};
+
+/// The first slot of endpoints on this node.
+const LOCAL: u32 = 65_536;
 
 /// A table of nf_tables, as far as a transaction concerns it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Model {
-    /// Elements of each set: keys and what stands behind them.
-    pub sets: BTreeMap<String, BTreeMap<String, String>>,
+    /// Elements of each set by their keys.
+    sets: BTreeMap<Box<str>, Elements>,
     /// Rules of each chain.
-    pub chains: BTreeMap<String, Vec<String>>,
+    pub chains: BTreeMap<String, Vec<Rule>>,
 }
+
+type Elements = HashMap<Box<[u8]>, Element>;
+/// Slots and what is in them, by frontend and whether they are of this node alone.
+type BySlot = HashMap<(Box<[u8]>, bool), Vec<(u32, Element)>>;
 
 impl Model {
     /// Runs a transaction.
-    pub fn run(&mut self, text: &str) {
-        for line in text.lines() {
-            self.line(line);
+    pub fn run(&mut self, transaction: &Transaction) {
+        for step in transaction.made_of() {
+            self.step(step);
         }
         self.check();
     }
 
-    fn line(&mut self, line: &str) {
-        let words: Vec<&str> = line.splitn(6, ' ').collect();
-        let rest = words.get(5).copied().unwrap_or_default();
-        match (
-            words[0],
-            words[1],
-            words.get(4).copied().unwrap_or_default(),
-        ) {
-            ("delete", "table", _) => *self = Model::default(),
-            ("add", "table", _) => {}
-            ("add", "set" | "map", name) => {
-                let new = self.sets.insert(name.to_owned(), BTreeMap::new());
-                assert!(new.is_none(), "{line}");
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::DeleteTable => *self = Model::default(),
+            Step::AddTable => {}
+            Step::AddSet(set) => {
+                let new = self.sets.insert((*set.name).into(), Elements::new());
+                assert!(new.is_none(), "{step:?}");
             }
-            ("add", "chain", name) => {
-                self.chains.entry(name.to_owned()).or_default();
+            Step::AddChain(chain) => drop(self.chains.entry(chain.name.to_string()).or_default()),
+            Step::AddRule(chain, rule) => self.rules(chain).push(rule.clone()),
+            Step::FlushChain(chain) => self.rules(chain).clear(),
+            Step::DeleteChain(chain) => {
+                assert!(self.rules(chain).is_empty(), "{step:?}");
+                self.chains.remove(chain);
             }
-            ("add", "rule", name) => self.rules(name).push(rest.to_owned()),
-            ("flush", "chain", name) => self.rules(name).clear(),
-            ("delete", "chain", name) => {
-                assert!(self.rules(name).is_empty(), "{line}");
-                self.chains.remove(name);
-            }
-            ("add", "element", name) => {
-                for (key, data) in elements(rest) {
-                    let before = self.set(name).insert(key, data.clone());
-                    assert!(before.is_none(), "{line}");
+            Step::AddElements(set, elements) => {
+                let found = self.set(&set.name);
+                for element in elements {
+                    let before = found.insert(element.key.clone(), element.clone());
+                    assert!(before.is_none(), "{element:?} of {}", set.name);
                 }
             }
-            ("delete", "element", name) => {
-                for (key, _) in elements(rest) {
-                    assert!(self.set(name).remove(&key).is_some(), "{line}");
+            Step::DeleteElements(set, elements) => {
+                let found = self.set(&set.name);
+                for element in elements {
+                    let before = found.remove(&element.key);
+                    assert!(before.is_some(), "{element:?} of {}", set.name);
                 }
             }
-            _ => panic!("{line}"),
+            _ => panic!("{step:?}"),
         }
     }
 
-    fn set(&mut self, name: &str) -> &mut BTreeMap<String, String> {
-        self.sets
-            .get_mut(name)
-            .unwrap_or_else(|| panic!("no set {name}"))
+    fn set(&mut self, name: &str) -> &mut Elements {
+        let set = self.sets.get_mut(name);
+        set.unwrap_or_else(|| panic!("no set {name}"))
     }
 
-    fn rules(&mut self, name: &str) -> &mut Vec<String> {
-        self.chains
-            .get_mut(name)
-            .unwrap_or_else(|| panic!("no chain {name}"))
+    fn rules(&mut self, name: &str) -> &mut Vec<Rule> {
+        let chain = self.chains.get_mut(name);
+        chain.unwrap_or_else(|| panic!("no chain {name}"))
     }
 
     /// Whatever leads to a chain leads to one that is there, and where a slot is
     /// chosen all of them hold an endpoint.
     fn check(&self) {
-        let elements = self.sets.values().flatten();
-        let rules = self.chains.values().flatten();
-        for text in elements.map(|(_, data)| data).chain(rules) {
-            for word in ["goto ", "jump "] {
-                let chain = text
-                    .split(word)
-                    .nth(1)
-                    .map(|rest| rest.split(' ').next().unwrap());
-                assert!(
-                    chain.is_none_or(|chain| self.chains.contains_key(chain)),
-                    "{text}"
-                );
-            }
-        }
-        for (set, endpoints) in [
-            ("services", "endpoints"),
-            ("from-cluster", "endpoints"),
-            ("from-outside", "endpoints"),
-            ("node-ports", "node-port-endpoints"),
-            ("node-ports-from-cluster", "node-port-endpoints"),
-            ("node-ports-from-outside", "node-port-endpoints"),
-        ] {
-            for (key, data) in &self.sets[set] {
-                let chain = data.split("goto ").nth(1).unwrap_or_default();
-                let (name, count) = chain
-                    .strip_prefix("node-port-")
-                    .or(chain.strip_prefix("pick-"))
-                    .map(|rest| {
-                        rest.split_once('-')
-                            .map_or((chain, rest), |(count, _)| (chain, count))
-                    })
-                    .unwrap_or_default();
-                let Ok(count) = count.parse::<u32>() else {
+        for (set, elements) in &self.sets {
+            let endpoints = if set.starts_with("node-ports") {
+                "node-port-endpoints"
+            } else {
+                "endpoints"
+            };
+            for element in elements.values() {
+                let Some(Datum::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain))) =
+                    &element.data
+                else {
                     continue;
                 };
-                let first = if name.contains("-local") && !name.contains("masquerade-not-local") {
-                    65_536
-                } else {
-                    0
-                };
-                for slot in first..first + count {
-                    let slot = format!("{key} . {slot}");
-                    assert!(
-                        self.sets[endpoints].contains_key(&slot),
-                        "{slot} of {chain}"
-                    );
-                }
+                assert!(self.chains.contains_key(&**chain), "{element:?} of {set}");
+                check_slots(&element.key, chain, &self.sets[endpoints]);
+            }
+        }
+        for statement in self.chains.values().flatten().flat_map(|r| &r.statements) {
+            if let Statement::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) = statement {
+                assert!(self.chains.contains_key(&**chain), "{statement}");
             }
         }
     }
 
-    /// The same with slots in order: which endpoint has which one is chance.
+    /// The same with the endpoints of each frontend in order: which one has which
+    /// slot is chance.
     pub fn normalized(mut self) -> Model {
         for set in ["endpoints", "node-port-endpoints"] {
-            let mut frontends: BTreeMap<(String, bool), (BTreeSet<u32>, Vec<String>)> =
-                BTreeMap::new();
-            for (key, data) in self.sets.remove(set).unwrap_or_default() {
-                let (frontend, slot) = key.rsplit_once(" . ").unwrap();
-                let slot: u32 = slot.parse().unwrap();
-                let of = frontends
-                    .entry((frontend.to_owned(), slot >= 65_536))
-                    .or_default();
-                of.0.insert(slot);
-                of.1.push(data);
+            let mut frontends = BySlot::new();
+            for (key, element) in std::mem::take(self.set(set)) {
+                let (frontend, slot) = key.split_at(key.len() - 4);
+                let slot = u32::from_ne_bytes(slot.try_into().unwrap());
+                let of = (frontend.into(), slot >= LOCAL);
+                frontends.entry(of).or_default().push((slot, element));
             }
-            let slots = frontends
-                .into_iter()
-                .flat_map(|((frontend, _), (slots, mut data))| {
-                    data.sort();
-                    let keys = slots
-                        .into_iter()
-                        .map(move |slot| format!("{frontend} . {slot}"));
-                    keys.zip(data).collect::<Vec<_>>()
-                });
-            self.sets.insert(set.to_owned(), slots.collect());
+            for ((frontend, _), of) in frontends {
+                let (mut slots, mut data): (Vec<u32>, Vec<Element>) = of.into_iter().unzip();
+                slots.sort_unstable();
+                data.sort_by_cached_key(octets);
+                for (slot, element) in slots.into_iter().zip(data) {
+                    let key: Box<[u8]> = [&*frontend, &slot.to_ne_bytes()].concat().into();
+                    let element = Element {
+                        key: key.clone(),
+                        ..element
+                    };
+                    self.set(set).insert(key, element);
+                }
+            }
         }
         self
     }
 }
 
-/// Keys of elements, and what stands behind each.
-fn elements(text: &str) -> Vec<(String, String)> {
-    let inner = text
-        .strip_prefix("{ ")
-        .and_then(|text| text.strip_suffix(" }"));
-    let each = inner.unwrap_or_else(|| panic!("{text}")).split(", ");
-    each.map(|element| {
-        let end = element.find(" comment ").or(element.find(" : "));
-        let (key, rest) = element.split_at(end.unwrap_or(element.len()));
-        (key.to_owned(), rest.to_owned())
-    })
-    .collect()
+fn octets(element: &Element) -> Box<[u8]> {
+    match &element.data {
+        Some(Datum::Value(octets)) => octets.clone(),
+        other => panic!("{other:?} is no endpoint"),
+    }
+}
+
+fn check_slots(frontend: &[u8], chain: &str, endpoints: &Elements) {
+    let pick = chain.strip_prefix("node-port-");
+    let Some(pick) = pick.or(chain.strip_prefix("pick-")) else {
+        return;
+    };
+    let mut words = pick.split('-');
+    let count: u32 = words.next().and_then(|count| count.parse().ok()).unwrap();
+    let first = if words.next() == Some("local") {
+        LOCAL
+    } else {
+        0
+    };
+    for slot in first..first + count {
+        let key = [frontend, &slot.to_ne_bytes()].concat();
+        assert!(endpoints.contains_key(&*key), "slot {slot} of {chain}");
+    }
 }

@@ -2,12 +2,10 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use proptest::prelude::*;
-
 use crate::{
     net::Family,
     services::{
-        Endpoint, Endpoints, Preferences, ServicePort, SessionAffinity, TrafficPolicy,
+        Endpoint, Endpoints, Preferences, ServicePort, SessionAffinity,
         service_ports::{self, service_port},
     },
 };
@@ -82,48 +80,5 @@ pub fn sticky(port: ServicePort, seconds: u64) -> ServicePort {
     ServicePort {
         session_affinity: SessionAffinity::ClientIp { timeout },
         ..port
-    }
-}
-
-prop_compose! {
-    /// Any ServicePort of that number.
-    pub fn any_port(family: Family, number: u16)(
-        endpoints_of in prop::collection::btree_map(1u16..9, 0u16..4, 0..6),
-        (outside, ranges, scheduler) in (any::<bool>(), 0u8..4, 0u8..6),
-        (internal, external) in (any::<bool>(), any::<bool>()),
-        affinity in prop::option::weighted(0.3, prop::sample::select(vec![5u64, 10_800])),
-        twice in any::<bool>(),
-    ) -> ServicePort {
-        let of: Vec<_> = endpoints_of.into_iter().collect();
-        let policy = |local: bool| {
-            if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
-        };
-        let mut port = ServicePort {
-            endpoints: endpoints(family, &of),
-            internal_traffic_policy: policy(internal),
-            external_traffic_policy: policy(external),
-            ..service(family, number)
-        };
-        if outside {
-            port = exposed(port);
-            let networks = match family {
-                Family::V4 => ["10.1.0.0/16", "10.1.2.0/24", "10.7.0.1/32"],
-                Family::V6 => ["fd01::/64", "fd01::/96", "fd07::1/128"],
-            };
-            let networks = networks.iter().take(usize::from(ranges));
-            port.load_balancer_source_ranges = networks.map(|n| n.parse().unwrap()).collect();
-            if twice {
-                port.external_ips = port.load_balancer_ips.clone();
-            }
-        }
-        if let Some(seconds) = affinity {
-            port = sticky(port, seconds);
-        }
-        match scheduler {
-            1 => scheduled(port, "rr"),
-            2 => scheduled(port, "sh"),
-            3 => scheduled(port, "lc"),
-            _ => port,
-        }
     }
 }

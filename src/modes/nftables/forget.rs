@@ -1,0 +1,97 @@
+//! Clients that were sent to an endpoint and must not be sent there again, because
+//! it is gone. The map of clients can only be searched as a whole, which takes as
+//! long as it is large: it is done at most for a small share of the time, for all
+//! endpoints that went meanwhile.
+
+use std::time::{Duration, Instant};
+
+use hashbrown::HashSet;
+use nix::errno::Errno;
+
+use super::{
+    Error,
+    diff::{Change, Routes, TABLE},
+    plan::Sets,
+};
+use crate::{
+    kernel::nftables::{Element, Failure, Refused, Rules, Set, Table, Transaction},
+    modes::nftables::plan::SetId,
+    net::Family,
+};
+
+/// After a search there is none for so many times as long as it took.
+const REST: u32 = 10;
+
+/// What clients are to be forgotten.
+#[derive(Debug, Default)]
+pub struct Forgotten {
+    routes: Routes,
+    not_before: Option<Instant>,
+}
+
+impl Forgotten {
+    /// A change is in force. New entries of what it took away do not come any more.
+    pub fn after(&mut self, change: &mut Change) {
+        self.routes.extend(std::mem::take(&mut change.forgotten));
+        self.routes.remove(&change.kept);
+    }
+
+    /// The map of clients was written anew, without them.
+    pub fn clear(&mut self) {
+        self.routes = Routes::default();
+    }
+
+    /// Deletes the entries of these clients, unless the map was searched just now.
+    ///
+    /// # Errors
+    /// When the kernel refuses. They are tried again.
+    pub fn delete(&mut self, rules: &mut Rules, family: Family, sets: &Sets) -> Result<(), Error> {
+        let now = Instant::now();
+        if self.routes.is_empty() || self.not_before.is_some_and(|due| now < due) {
+            return Ok(());
+        }
+        let table = Table::new(family, TABLE);
+        let outcome = self.search(rules, &table, sets.get(SetId::Affinity));
+        let rest = now
+            .elapsed()
+            .saturating_mul(REST)
+            .max(Duration::from_millis(1));
+        self.not_before = Some(Instant::now() + rest);
+        if outcome.is_ok() {
+            self.clear();
+        }
+        outcome
+    }
+
+    fn search(
+        &self,
+        rules: &mut Rules,
+        table: &Table,
+        clients: &std::sync::Arc<Set>,
+    ) -> Result<(), Error> {
+        let address = usize::from(table.family.bits() / 8);
+        let mut left: Vec<Element> = rules.elements(table, clients)?;
+        left.retain(|client| self.routes.contain(client, address));
+        while !left.is_empty() {
+            let mut transaction = Transaction::new(table.clone());
+            transaction.delete_elements(clients, left.clone());
+            let refused = match rules.run(&transaction, None) {
+                Ok(()) => return Ok(()),
+                Err(Failure::Refused(refused)) => refused,
+                Err(failure) => return Err(failure.first().into()),
+            };
+            // Some may have gone by themselves.
+            let gone = |refused: &Refused| match refused.error.errno() {
+                Some(Errno::ENOENT) => refused.element,
+                _ => None,
+            };
+            let gone: HashSet<usize> = refused.iter().filter_map(gone).collect();
+            if gone.is_empty() {
+                return Err(Failure::Refused(refused).first().into());
+            }
+            let mut at = 0..;
+            left.retain(|_| at.next().is_some_and(|at| !gone.contains(&at)));
+        }
+        Ok(())
+    }
+}
