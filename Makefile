@@ -90,7 +90,7 @@ check:
 	else echo 'cargo-deny is not installed: licences and advisories not checked'; fi
 
 bench: test-tools
-	$(CARGO) bench --bench userspace --bench cluster --bench iptables
+	$(CARGO) bench --bench userspace --bench cluster --bench iptables --bench nftables
 
 # Figures are the lines that begin with FIGURE.
 acceptance: test-tools

@@ -1,6 +1,6 @@
 //! Clusters of many Services.
 
-use std::fmt;
+use std::{fmt, net::Ipv4Addr};
 
 use serde_json::json;
 
@@ -14,7 +14,9 @@ use crate::{
 pub struct Size {
     pub services: u32,
     pub endpoints: u8,
-    pub mebibytes: f64,
+    mebibytes: f64,
+    /// In nftables mode.
+    of_nftables: f64,
 }
 
 impl fmt::Display for Size {
@@ -33,13 +35,23 @@ impl Size {
             services: 5_000,
             endpoints: 5,
             mebibytes: 40.0,
+            of_nftables: 30.0,
         },
         Size {
             services: 20_000,
             endpoints: 10,
             mebibytes: 150.0,
+            of_nftables: 90.0,
         },
     ];
+
+    /// What may be resident in a mode, in MiB.
+    pub fn limit(&self, mode: &str) -> f64 {
+        match mode {
+            "nftables" => self.of_nftables,
+            _ => self.mebibytes,
+        }
+    }
 
     pub fn fill(&self, cluster: &mut Cluster) {
         for i in 0..self.services {
@@ -67,6 +79,15 @@ impl Size {
         let mut elsewhere = slice(LAST, LAST, &[1]);
         elsewhere["endpoints"][0]["nodeName"] = json!("node-b");
         cluster.put(elsewhere);
+    }
+
+    /// One endpoint of the Service of that number gets this address.
+    pub fn replace(&self, cluster: &mut Cluster, number: u32, address: Ipv4Addr) {
+        let name = name(number % self.services);
+        let last: Vec<u8> = (1..=self.endpoints).collect();
+        let mut of = slice(&format!("{name}-abcde"), &name, &last);
+        of["endpoints"][0]["addresses"] = json!([address.to_string()]);
+        cluster.put(of);
     }
 
     /// So many changes of the slices of a thousand Services, and then one by

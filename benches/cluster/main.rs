@@ -2,8 +2,9 @@
 //! a server that speaks the API's protocol, in a network namespace of its own.
 //! What counts is how the figures stand to their limits.
 //!
-//! Arguments, each optional: `iptables`, `ipvs`, `local` or `redirect` (the latter
-//! two are ways of capture in userspace mode), and the number of Services.
+//! Arguments, each optional: `nftables`, `iptables`, `ipvs`, `local` or `redirect`
+//! (the latter two are ways of capture in userspace mode), and the number of
+//! Services.
 //! `intervals` instead measures what the shortest
 //! time between two syncs costs.
 
@@ -16,6 +17,7 @@ mod large;
 #[path = "../../tests/api/objects.rs"]
 mod objects;
 mod process;
+mod programming;
 #[allow(dead_code)]
 #[path = "../../tests/api/server.rs"]
 mod server;
@@ -47,7 +49,11 @@ const EVENTS: u32 = 20_000;
 const EVENTS_A_SECOND: f64 = 10_000.0;
 
 /// Each mode that is measured, with its flags.
-const MODES: [(&str, &[&str]); 3] = [
+const MODES: [(&str, &[&str]); 4] = [
+    (
+        "nftables",
+        &["--proxy-mode=nftables", "--strict-proxy-mode"],
+    ),
     (
         "iptables",
         &["--proxy-mode=iptables", "--strict-proxy-mode"],
@@ -109,7 +115,7 @@ fn main() -> ExitCode {
             // What the last one left when it was killed would be taken over.
             unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
             run(LOOPBACK_UP);
-            runtime().block_on(measure(flags, size));
+            runtime().block_on(measure(mode, flags, size));
         }
     }
     ExitCode::SUCCESS
@@ -126,7 +132,7 @@ fn run(command: &str) {
     );
 }
 
-async fn measure(flags: &[&str], size: Size) {
+async fn measure(mode: &str, flags: &[&str], size: Size) {
     let server = Server::new();
     let tcp = TcpServer::open(server.clone(), "cluster", &Authority::new(), false).await;
     server.change(|cluster| size.fill(cluster));
@@ -147,12 +153,15 @@ async fn measure(flags: &[&str], size: Size) {
     {
         println!("                   {failed} ServicePorts not in force as asked (see the log)");
     }
-    let limit = size.mebibytes;
+    let limit = size.limit(mode);
     println!(
         "  resident         {resident:6.1} MiB   {:4.2} of {limit} MiB   (peak {peak:.1} MiB)",
         resident / limit
     );
 
+    if mode == "nftables" {
+        programming::measure(&server, &tripod, size).await;
+    }
     let Churned { rate, took } = churn(&server, &tripod, size).await;
     let [resident, peak] = tripod.memory();
     println!(
@@ -185,7 +194,7 @@ async fn churn(server: &Server, tripod: &Tripod, size: Size) -> Churned {
 
 /// What `minSyncPeriod` costs and gains, in a storm of changes.
 async fn intervals() {
-    let [_, (mode, flags), _] = MODES;
+    let [_, _, (mode, flags), _] = MODES;
     let [size, _] = Size::ALL;
     println!("\nShortest time between syncs, userspace mode, {mode} capture: {size}");
     for interval in ["1ms", "10ms", "100ms", "1s"] {

@@ -76,6 +76,18 @@ impl Tripod {
         ticks / 100.0
     }
 
+    /// How long all its threads have run so far, in the kernel and outside: the
+    /// first field of `/proc/PID/task/TID/schedstat`, in nanoseconds.
+    pub fn ran(&self) -> Duration {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id()));
+        let tasks = tasks.into_iter().flatten().flatten();
+        let nanos = tasks.filter_map(|task| {
+            let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split(' ').next()?.parse::<u64>().ok()
+        });
+        Duration::from_nanos(nanos.sum())
+    }
+
     /// Resident memory now and at its highest, in MiB.
     pub fn memory(&self) -> [f64; 2] {
         let status = self.read("status");

@@ -15,18 +15,21 @@ pub fn address(number: u32) -> Ipv4Addr {
 
 /// With its endpoints; `version` says where one of them is.
 pub fn service(number: u32, version: u32) -> ServicePort {
-    let first = u32::from(Ipv4Addr::new(10, 244, 0, 1));
-    let moved = u32::from(Ipv4Addr::new(10, 245, 0, 1)) + version;
-    let endpoint = |at: u32| -> SocketAddr {
-        let moves = at == 0 && version > 0;
-        let ip = if moves {
-            moved
+    let moved = u32::from(Ipv4Addr::new(10, 247, 0, 1)) + version;
+    let endpoint = |at: u32| {
+        if at == 0 && version > 0 {
+            (Ipv4Addr::from(moved), 8080).into()
         } else {
-            first + number * ENDPOINTS + at
-        };
-        (Ipv4Addr::from(ip), 8080).into()
+            endpoint_of(number, at)
+        }
     };
     with(number, (0..ENDPOINTS).map(endpoint).collect())
+}
+
+/// The address of one of a Service's endpoints.
+pub fn endpoint_of(number: u32, at: u32) -> SocketAddr {
+    let first = u32::from(Ipv4Addr::new(10, 244, 0, 1));
+    (Ipv4Addr::from(first + number * ENDPOINTS + at), 8080).into()
 }
 
 /// With one endpoint.
@@ -34,7 +37,8 @@ pub fn single(number: u32, endpoint: SocketAddr) -> ServicePort {
     with(number, vec![endpoint])
 }
 
-fn with(number: u32, all: Vec<SocketAddr>) -> ServicePort {
+/// With these endpoints.
+pub fn with(number: u32, all: Vec<SocketAddr>) -> ServicePort {
     ServicePort {
         port: PORT,
         endpoints: endpoints(all.into_iter().map(endpoint)),

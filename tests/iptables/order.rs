@@ -1,12 +1,11 @@
 //! No client gets through that must not, and one bad Service harms no other.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::Ipv4Addr,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
 
-use socket2::{Domain, Socket, Type};
 use tripod::{
     kernel::xtables::remove::Preserved,
     modes::iptables,
@@ -14,7 +13,7 @@ use tripod::{
 };
 
 use super::rig::{Rig, hint, service, sh};
-use crate::lab::{self, Capture, Lab, Share, ask, figure};
+use crate::lab::{self, Capture, Lab, Share, ask, connected, figure};
 
 const SERVICES: u16 = 500;
 /// Table nat translates for no caller but those in range, and a Service's part of
@@ -78,19 +77,6 @@ fn a_forbidden_client_never_gets_through() {
         let allowed = (LOAD_BALANCER, 1000 + SERVICES);
         assert_eq!(ask(&lab.outside, allowed.into()).expect("allowed"), "a");
     });
-}
-
-/// How many connections come about at once; what is dropped never does.
-fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
-    let calls = to.map(|to| {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-        socket.set_nonblocking(true).expect("a socket");
-        let _ = socket.connect(&to.into());
-        socket
-    });
-    let calls: Vec<Socket> = calls.collect();
-    std::thread::sleep(Duration::from_millis(5));
-    calls.iter().filter(|call| call.peer_addr().is_ok()).count()
 }
 
 #[test]

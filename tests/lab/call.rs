@@ -61,6 +61,19 @@ pub fn ask(host: &Host, to: SocketAddr) -> io::Result<String> {
     say(&mut tcp(host, to)?, "name")
 }
 
+/// How many connections come about at once; what is dropped never does.
+pub fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
+    let calls = to.map(|to| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_nonblocking(true).expect("a socket");
+        let _ = socket.connect(&to.into());
+        socket
+    });
+    let calls: Vec<Socket> = calls.collect();
+    std::thread::sleep(Duration::from_millis(5));
+    calls.iter().filter(|call| call.peer_addr().is_ok()).count()
+}
+
 /// Calls of one kind, many of them.
 #[derive(Debug, Default)]
 pub struct FirstByte {

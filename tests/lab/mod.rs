@@ -29,7 +29,9 @@ pub mod uml;
 mod wait;
 
 pub use backend::{Backend, answer_in};
-pub use call::{FirstByte, ask, bind_new, say, tcp, tcp_from, udp, udp_ask, udp_from, udp_say};
+pub use call::{
+    FirstByte, ask, bind_new, connected, say, tcp, tcp_from, udp, udp_ask, udp_from, udp_say,
+};
 pub use host::Host;
 pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
 pub use pattern::{Pattern, send_pattern, verify_pattern};

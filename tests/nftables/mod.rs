@@ -2,6 +2,7 @@
 
 mod cluster_ips;
 mod localhost;
+mod order;
 mod programs;
 mod repair;
 
@@ -16,17 +17,22 @@ fn start(lab: &Lab) -> Tripod {
 
 /// The same with further flags.
 fn start_with(lab: &Lab, flags: &[&str]) -> Tripod {
-    let mut command = lab.node.command(tripod_binary());
+    let mut command = command(lab);
     command.args(flags);
-    start_as(lab, command)
+    Tripod::start_on(&lab.node, command)
 }
 
-/// Starts what runs Tripod, to which the arguments are added.
-fn start_as(lab: &Lab, mut command: Command) -> Tripod {
+/// What starts it.
+fn command(lab: &Lab) -> Command {
+    with_flags(lab, lab.node.command(tripod_binary()))
+}
+
+/// Adds the usual flags to what runs Tripod.
+fn with_flags(lab: &Lab, mut command: Command) -> Command {
     command
         .args(["--proxy-mode=nftables", "--hostname-override=node", "--v=4"])
         .args(["--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0"])
         .arg("--manifests")
         .arg(lab.manifests());
-    Tripod::start_on(&lab.node, command)
+    command
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use super::start_as;
-use crate::lab::{self, Capture, Lab, Service, Share, ask, eventually, tripod_binary};
+use super::with_flags;
+use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, eventually, tripod_binary};
 
 const SOON: Duration = Duration::from_secs(10);
 const CHANGES: usize = 100;
@@ -35,7 +35,8 @@ fn none_is_started_from_the_start_to_the_cleanup() {
         lab.three_backends();
         let service = Service::new("web", 1);
         let to = service.cluster()[0];
-        let mut tripod = start_as(&lab, traced(&lab, "/run/serving"));
+        let serving = with_flags(&lab, traced(&lab, "/run/serving"));
+        let mut tripod = Tripod::start_on(&lab.node, serving);
         let served_by = |name: &str| {
             eventually(name, SOON, || match ask(&lab.client, to) {
                 Ok(answer) if answer == name => Ok(()),

@@ -1,0 +1,98 @@
+//! How long connecting to a Service takes.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    sync::mpsc::{Receiver, Sender, channel},
+    time::{Duration, Instant},
+};
+
+use tripod::services::ServiceMap;
+
+use crate::{
+    full, median,
+    node::{Node, in_namespace, sh},
+    services::{self, single},
+};
+
+/// How many connections each turn makes, and how many turns there are.
+const CALLS: usize = 100;
+const TURNS: usize = 60;
+
+/// A namespace with so many Services, in which connections are made when asked for.
+struct Caller {
+    name: String,
+    ask: Sender<()>,
+    answer: Receiver<Vec<Duration>>,
+    times: Vec<Duration>,
+}
+
+impl Caller {
+    /// `mode` makes the mode; the last Service is called.
+    fn new(name: &str, services: u32, mode: fn() -> Node) -> Caller {
+        let (ask, asked) = channel();
+        let (answers, answer) = channel();
+        in_namespace(move || {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+            let backend = listener.local_addr().expect("its address");
+            std::thread::spawn(move || listener.incoming().for_each(drop));
+            sh("ip route add local default dev lo table 100; ip route add default dev lo");
+            sh("sysctl -qw net.ipv4.conf.all.route_localnet=1 net.ipv4.tcp_tw_reuse=1");
+            let map: ServiceMap = (0..services)
+                .map(|number| single(number, backend))
+                .collect();
+            let mut node = mode();
+            node.sync(&map, &full());
+            let last = IpAddr::from(services::address(services - 1));
+            let last = SocketAddr::new(last, services::PORT);
+            for () in asked {
+                let times = (0..CALLS).map(|_| call(last)).collect();
+                if answers.send(times).is_err() {
+                    return;
+                }
+            }
+        });
+        Caller {
+            name: format!("{name}, {services} Services"),
+            ask,
+            answer,
+            times: Vec::new(),
+        }
+    }
+
+    fn turn(&mut self) {
+        self.ask.send(()).expect("the namespace is there");
+        self.times
+            .extend(self.answer.recv().expect("calls are answered"));
+    }
+}
+
+fn call(to: SocketAddr) -> Duration {
+    let begun = Instant::now();
+    TcpStream::connect(to).expect("a connection");
+    begun.elapsed()
+}
+
+/// They are called in turns, so that a slow moment does not count for one alone.
+pub fn measure() {
+    println!();
+    let mut callers = [
+        Caller::new("nftables", 1, Node::nftables),
+        Caller::new("nftables", 20_000, Node::nftables),
+        Caller::new("nftables", 10, Node::nftables),
+        Caller::new("iptables (nft)", 10, || Node::iptables("nft")),
+        Caller::new("iptables (legacy)", 10, || Node::iptables("legacy")),
+    ];
+    for _ in 0..TURNS {
+        callers.iter_mut().for_each(Caller::turn);
+    }
+    let only = median(callers[0].times.clone()).as_secs_f64();
+    for caller in callers {
+        let time = median(caller.times).as_secs_f64();
+        println!(
+            "connecting: {:<34} {:6.1} us, {:.2} of the first",
+            caller.name,
+            time * 1e6,
+            time / only
+        );
+    }
+}
