@@ -21,7 +21,7 @@ use options::{CommandLine, Subcommand};
 
 pub use self::{
     options::{Options, Own, Periods, Version},
-    settings::{Job, Settings},
+    settings::{Format, Job, Settings},
 };
 
 const ABOUT: &str = "\
@@ -152,10 +152,11 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     let (subcommand, matches) = match matches.subcommand() {
         Some(("render", matches)) => (Some(Subcommand::Render), matches),
         Some(("probe", matches)) => {
-            let json = matches
-                .get_one::<String>("output")
-                .is_some_and(|o| o == "json");
-            (Some(Subcommand::Probe { json }), matches)
+            let format = match matches.get_one::<String>("output").map(String::as_str) {
+                Some("json") => Format::Json,
+                _ => Format::Table,
+            };
+            (Some(Subcommand::Probe(format)), matches)
         }
         Some((_, matches)) => (Some(Subcommand::Cleanup), matches),
         None => (None, &matches),

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use super::Format;
 use crate::{
     config::KubeProxyConfiguration,
     kernel::probe::LeaveOut,
@@ -138,7 +139,7 @@ pub(super) struct CommandLine {
 pub(super) enum Subcommand {
     Cleanup,
     Render,
-    Probe { json: bool },
+    Probe(Format),
 }
 
 impl CommandLine {

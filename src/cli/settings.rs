@@ -36,6 +36,15 @@ pub struct Settings {
     pub flags: Vec<(&'static str, String)>,
 }
 
+/// How something is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
 /// The job to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Job {
@@ -46,11 +55,8 @@ pub enum Job {
     Init,
     /// Remove what was ever installed, and exit.
     Cleanup,
-    /// Print which modes can run here, as JSON or as a table, and exit.
-    Probe {
-        /// Whether to print JSON.
-        json: bool,
-    },
+    /// Print which modes can run here, and exit.
+    Probe(Format),
     /// Print what the mode would put into the kernel for the objects in this
     /// folder of manifests, and exit.
     Render(PathBuf),
@@ -112,8 +118,8 @@ pub(super) fn settle(
             let why = "error: tripod render needs to know the objects: --manifests DIR";
             Stop::Refusal(why.to_owned())
         })?)
-    } else if let Some(Subcommand::Probe { json }) = subcommand {
-        Job::Probe { json }
+    } else if let Some(Subcommand::Probe(format)) = subcommand {
+        Job::Probe(format)
     } else if subcommand == Some(Subcommand::Cleanup) || options.cleanup {
         Job::Cleanup
     } else if options.init_only {

@@ -34,7 +34,7 @@ pub async fn run(settings: Settings) -> Done {
         Job::WriteConfig(path) => write_config(&settings, path),
         Job::Cleanup => takeover::cleanup_all(&settings.effective.ipvs_exclude).await,
         Job::Init => init(&settings).await,
-        Job::Probe { json } => probe::print(&settings, *json),
+        Job::Probe(format) => probe::print(&settings, *format),
         Job::Render(folder) => render::render(&settings, folder).await,
         Job::Serve => serve::serve(settings).await,
     }

@@ -6,24 +6,24 @@ use tokio::{sync::oneshot, time::sleep};
 
 use super::Done;
 use crate::{
-    cli::Settings,
-    kernel::probe::{Examination, Findings, Kernel, Scope, findings},
+    cli::{Format, Settings},
+    kernel::probe::{Attempt, Examination, Findings, Kernel, Scope, findings},
     modes::verdict::{self, Choice, ModeRequirements},
     net::ModeName,
 };
 
 /// Prints what each mode would miss here.
-pub(super) fn print(settings: &Settings, json: bool) -> Done {
+pub(super) fn print(settings: &Settings, format: Format) -> Done {
     let requirements = ModeRequirements {
         transparent: true,
         ..requirements(settings)
     };
-    let kernel = examine(&requirements, Scope::Everything, true).leaving_out(&settings.own.without);
+    let kernel =
+        examine(&requirements, Scope::Everything, Attempt::Last).leaving_out(&settings.own.without);
     let verdicts = verdict::verdicts(&kernel, &requirements);
-    let text = if json {
-        format!("{:#}\n", verdict::json(&verdicts))
-    } else {
-        verdict::table(&verdicts)
+    let text = match format {
+        Format::Json => format!("{:#}\n", verdict::json(&verdicts)),
+        Format::Table => verdict::table(&verdicts),
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
@@ -31,7 +31,7 @@ pub(super) fn print(settings: &Settings, json: bool) -> Done {
 
 /// Returns the kernel as the operator's requirements see it, without what is to
 /// be left out.
-fn examine(requirements: &ModeRequirements, scope: Scope, last_attempt: bool) -> Kernel {
+fn examine(requirements: &ModeRequirements, scope: Scope, attempt: Attempt) -> Kernel {
     let findings = match Findings::read(Path::new(findings::PATH)) {
         Ok(findings) => findings,
         Err(error) => {
@@ -42,7 +42,7 @@ fn examine(requirements: &ModeRequirements, scope: Scope, last_attempt: bool) ->
     Kernel::examine_as(&Examination {
         schedulers: &schedulers(requirements),
         findings: findings.as_ref(),
-        last_attempt,
+        attempt,
         scope,
     })
 }
@@ -51,11 +51,11 @@ fn examine(requirements: &ModeRequirements, scope: Scope, last_attempt: bool) ->
 async fn examined(
     requirements: &ModeRequirements,
     scope: Scope,
-    last_attempt: bool,
+    attempt: Attempt,
 ) -> Result<Kernel, String> {
     let (sender, receiver) = oneshot::channel();
     let requirements = requirements.clone();
-    let work = move || sender.send(examine(&requirements, scope, last_attempt));
+    let work = move || sender.send(examine(&requirements, scope, attempt));
     let spawned = thread::Builder::new().spawn(work);
     spawned.map_err(|error| format!("no thread to examine it: {error}"))?;
     let ended = |_| "its examination came to no end".to_owned();
@@ -143,8 +143,12 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     };
     loop {
         attempts += 1;
-        let last_attempt = attempts > PATIENCE;
-        let unknown = match examined(&requirements, scope, last_attempt).await {
+        let attempt = if attempts > PATIENCE {
+            Attempt::Last
+        } else {
+            Attempt::Earlier
+        };
+        let unknown = match examined(&requirements, scope, attempt).await {
             Ok(found) => {
                 let kernel = found.clone().leaving_out(&settings.own.without);
                 let asked = verdict::verdict(configured, &kernel, &requirements);
@@ -154,7 +158,7 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
                 }
                 let choice = verdict::choose(configured, &kernel, &requirements);
                 match choice.open() {
-                    None if last_attempt || choice.unknown().is_empty() => {
+                    None if attempt == Attempt::Last || choice.unknown().is_empty() => {
                         return decide(settings, &requirements, choice, kernel, found);
                     }
                     None => format!(

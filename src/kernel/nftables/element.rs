@@ -113,20 +113,21 @@ impl Element {
         2 * (self.key.len() + 12) + octets(&self.end) + data + comment + 60
     }
 
-    fn write(&self, r: Request, set: &Set, deleted: bool) -> Request {
+    fn write(&self, r: Request, set: &Set, purpose: Purpose) -> Request {
         let millis = |time: Duration| time.as_millis() as u64;
+        let adds = purpose == Purpose::Add;
         let r = r.nested(ELEMENT, |mut r| {
-            if let (Some(timeout), false) = (self.timeout, deleted) {
+            if let Some(timeout) = self.timeout.filter(|_| adds) {
                 r = r.be64(TIMEOUT, millis(timeout));
             }
-            if let (Some(expires), false) = (self.expires, deleted) {
+            if let Some(expires) = self.expires.filter(|_| adds) {
                 r = r.be64(EXPIRATION, millis(expires));
             }
             r = value(r, KEY, &self.key);
             if set.ranges_of_concat() {
                 r = value(r, KEY_END, self.end.as_ref().unwrap_or(&self.key));
             }
-            if deleted {
+            if !adds {
                 return r;
             }
             if let Some(data) = &self.data {
@@ -180,10 +181,18 @@ pub(super) fn fitting(elements: &[Element]) -> usize {
     elements.iter().take_while(fits).count().max(1)
 }
 
-/// Appends elements, to be added or deleted.
-pub(super) fn write(r: Request, set: &Set, elements: &[Element], deleted: bool) -> Request {
+/// What elements are sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Add,
+    /// The key names the element.
+    Delete,
+}
+
+/// Appends elements.
+pub(super) fn write(r: Request, set: &Set, elements: &[Element], purpose: Purpose) -> Request {
     r.nested(ELEMENTS, |r| {
-        let each = |r: Request, element: &Element| element.write(r, set, deleted);
+        let each = |r: Request, element: &Element| element.write(r, set, purpose);
         elements.iter().fold(r, each)
     })
 }

@@ -8,7 +8,7 @@ use nix::libc;
 use super::{
     chain,
     chain::Chain,
-    element::{self, Element, Key, Shown},
+    element::{self, Element, Key, Purpose, Shown},
     rule,
     rule::Rule,
     set,
@@ -296,11 +296,11 @@ impl Transaction {
             Step::FlushSet(set) => of_set(DELETE_ELEMENTS, 0, set),
             Step::AddElements(set, _) => {
                 let request = of_set(NEW_ELEMENTS, create, set);
-                element::write(request, set, part.elements, false)
+                element::write(request, set, part.elements, Purpose::Add)
             }
             Step::DeleteElements(set, _) => {
                 let request = of_set(DELETE_ELEMENTS, 0, set);
-                element::write(request, set, part.elements, true)
+                element::write(request, set, part.elements, Purpose::Delete)
             }
         }
     }

@@ -61,11 +61,21 @@ pub struct Examination<'a> {
     /// Findings of another process; used where this one can make no network
     /// namespace to try things in.
     pub findings: Option<&'a Findings>,
-    /// Whether this is the last attempt: of two iptables programs the one that
-    /// works is taken, although the other one did not answer.
-    pub last_attempt: bool,
+    /// Whether others may follow.
+    pub attempt: Attempt,
     /// What is examined.
     pub scope: Scope,
+}
+
+/// An attempt to find out what a kernel can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Attempt {
+    /// What does not answer is asked again.
+    #[default]
+    Earlier,
+    /// Of two iptables programs the one that works is taken, although the other one
+    /// did not answer.
+    Last,
 }
 
 /// What of a kernel is examined.
@@ -108,7 +118,7 @@ impl Kernel {
         // It runs in a thread of its own, because it has a runtime of its own.
         let rules = thread::scope(|scope| {
             let work = || match examination.scope {
-                Scope::Everything => tries::xtables(findings, examination.last_attempt),
+                Scope::Everything => tries::xtables(findings, examination.attempt),
                 Scope::WithoutPrograms => Kernel::default(),
             };
             let worker = thread::Builder::new().spawn_scoped(scope, work);

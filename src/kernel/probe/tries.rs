@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use nix::errno::Errno;
 
 use super::{
-    Ability, Examination, Extension, Findings, Kernel, Scope, Setting, Unable, sockets,
+    Ability, Attempt, Examination, Extension, Findings, Kernel, Scope, Setting, Unable, sockets,
     tried::{Tried, kept_or},
     words,
 };
@@ -145,7 +145,7 @@ pub(super) fn no_rules_known(why: &str) -> Kernel {
 /// programs the node chose counts, so that this is read in its own namespace;
 /// the rest is tried in a scratch one by `features::probe`, or is among the
 /// `findings`.
-pub(super) fn xtables(findings: Option<&Findings>, last_attempt: bool) -> Kernel {
+pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
     let mut kernel = Kernel::default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -159,7 +159,7 @@ pub(super) fn xtables(findings: Option<&Findings>, last_attempt: bool) -> Kernel
     };
     let search = |family| Search {
         family,
-        settles: last_attempt,
+        settles: attempt == Attempt::Last,
         known: Some(&known),
     };
     let searches = Family::ALL.map(search);
