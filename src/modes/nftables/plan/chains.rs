@@ -1,7 +1,7 @@
 //! Chains of which there is one for each number of slots, and so on: as many as
 //! ServicePorts differ in kind, however many ServicePorts there are.
 
-use std::{sync::Arc, time::Duration};
+use std::{iter::repeat_n, sync::Arc, time::Duration};
 
 use super::{
     Options, Sets,
@@ -26,7 +26,8 @@ pub(super) const STATUS_DNAT: u32 = 32;
 /// Just after the kernel translated destinations (`NF_IP_PRI_NAT_DST`).
 pub(super) const AFTER_DNAT: i32 = -99;
 
-/// Hash of `sh`: any number but 0, for which the kernel would take a random one.
+/// Of the first draw by a hash, each further one has the next: any numbers but 0, for
+/// which the kernel would take a random one.
 const SEED: u32 = 0x7472_6970;
 
 /// The chains to which [`Remember`](SharedChain::Remember) belongs.
@@ -46,7 +47,8 @@ pub enum SharedChain {
 /// How an endpoint is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pick {
-    /// From how many slots.
+    /// Among how many slots is drawn. Some of them may have no endpoint, unless they
+    /// are taken in turn.
     pub slots: u32,
     /// From which ones.
     pub from: Endpoints,
@@ -187,14 +189,24 @@ impl Pick {
             Called::NodePort => (sets::node_port(), SetId::NodePortEndpoints),
         };
         let with = |slot: Field| to([called.clone(), vec![slot]].concat(), map);
-        rules.push(with(self.slot(options, self.slots)));
-        if self.slots > 1 {
-            // The number of slots and what is in them change at once, but not
-            // for a packet that is between two rules: the first slot is there
-            // as long as any.
-            rules.push(with(self.slot(options, 1)));
-        }
+        let draws = self.draws().into_iter().zip(SEED..);
+        rules.extend(draws.map(|(modulus, seed)| with(self.slot(options, modulus, seed))));
         rules
+    }
+
+    /// Returns among how many of the first slots is drawn, time after time, until there
+    /// is an endpoint. With more than a quarter of the slots taken, as many draws
+    /// favour none by more than one connection in a hundred.
+    fn draws(&self) -> Vec<u32> {
+        let times: &[(u32, usize)] = match self.scheduler {
+            Scheduler::RoundRobin(_) => &[(1, 1)],
+            Scheduler::Random | Scheduler::SourceHash => &[(1, 8), (2, 4), (4, 1)],
+        };
+        let among = |&(part, times): &(u32, usize)| repeat_n(self.slots / part, times);
+        let draws = times.iter().flat_map(among).filter(|slots| *slots > 1);
+        // The number of slots and what is in them change at once, but not for a
+        // packet that is between two rules: the first slot is there as long as any.
+        draws.chain([1]).collect()
     }
 
     fn offset(&self) -> u32 {
@@ -205,7 +217,7 @@ impl Pick {
     }
 
     /// One of the first so many slots.
-    fn slot(&self, options: &Options, modulus: u32) -> Field {
+    fn slot(&self, options: &Options, modulus: u32, seed: u32) -> Field {
         let (family, offset) = (options.family, self.offset());
         let number = |random| {
             Field::Numgen(Numgen {
@@ -218,7 +230,7 @@ impl Pick {
             Field::Jhash(Jhash {
                 of,
                 modulus,
-                seed: SEED,
+                seed,
                 offset,
             })
         };

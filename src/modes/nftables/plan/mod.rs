@@ -5,11 +5,11 @@
 //! needs depends on it, its [`Slots`] and the [`Options`] alone, never on other
 //! Services.
 //!
-//! A packet to a service address finds in map `services` the chain that chooses
-//! among as many slots as the Service has; that looks the chosen slot up in map
-//! `endpoints`. An endpoint has as many slots as its weight, so a change of
-//! endpoints changes elements, and rules only where no ServicePort had that number of
-//! slots before.
+//! A packet to a service address finds in map `services` the chain that draws among a
+//! power of two of slots, and looks the drawn slot up in map `endpoints`; it draws
+//! again where nothing is in the slot. An endpoint has as many slots as its weight.
+//! So a change of endpoints changes elements of `endpoints` alone, unless the Service
+//! has many more or many less than before.
 
 mod chains;
 mod fixed;
@@ -26,6 +26,6 @@ pub use self::{
     options::{Features, Options},
     service::{ServiceElements, service_port},
     sets::{SetId, Sets},
-    slots::Slots,
+    slots::{Slots, Taken},
     unsupported::unsupported,
 };

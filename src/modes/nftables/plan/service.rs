@@ -10,7 +10,7 @@ use super::{
     fixed::{BY_CALLER, NODE_PORTS_BY_CALLER},
     frontend::{Frontend, Role},
     sets::SetId,
-    slots::{LOCAL, Slots},
+    slots::{LOCAL, Slots, Taken},
     unsupported,
 };
 use crate::{
@@ -124,7 +124,7 @@ impl Plan<'_> {
             (false, DetectLocal::Unknown) => Masquerade::None,
             (false, _) => Masquerade::NotLocal,
         };
-        self.serve(frontend, Role::All, Endpoints::All, masquerade, slots.len());
+        self.serve(frontend, Role::All, Endpoints::All, masquerade, slots);
         self.fill(frontend, slots, 0);
         self.remember(frontend);
     }
@@ -141,7 +141,7 @@ impl Plan<'_> {
         self.remember(frontend);
         if self.port.external_traffic_policy == TrafficPolicy::Cluster {
             let all = Masquerade::All;
-            return self.serve(frontend, Role::All, Endpoints::All, all, cluster.len());
+            return self.serve(frontend, Role::All, Endpoints::All, all, cluster);
         }
         let chain = match frontend.ip {
             Some(_) => BY_CALLER,
@@ -150,19 +150,13 @@ impl Plan<'_> {
         self.verdict(frontend, Role::All, Verdict::Goto(chain.into()));
         self.fill(frontend, local, LOCAL);
         let none = Masquerade::None;
-        self.serve(
-            frontend,
-            Role::FromOutside,
-            Endpoints::Local,
-            none,
-            local.len(),
-        );
-        let (from, count) = if cluster.is_empty() {
-            (Endpoints::Local, local.len())
+        self.serve(frontend, Role::FromOutside, Endpoints::Local, none, local);
+        let (from, slots) = if cluster.endpoints.is_empty() {
+            (Endpoints::Local, local)
         } else {
-            (Endpoints::All, cluster.len())
+            (Endpoints::All, cluster)
         };
-        self.serve(frontend, Role::FromCluster, from, none, count);
+        self.serve(frontend, Role::FromCluster, from, none, slots);
     }
 
     /// Only a Service that no client could reach is refused: where other nodes have
@@ -182,12 +176,16 @@ impl Plan<'_> {
         role: Role,
         from: Endpoints,
         masquerade: Masquerade,
-        slots: usize,
+        slots: &Taken,
     ) {
-        let slots = u32::try_from(slots).unwrap_or(LOCAL);
-        if slots == 0 {
+        let taken = u32::try_from(slots.endpoints.len()).unwrap_or(LOCAL);
+        if taken == 0 {
             return self.verdict(frontend, role, Verdict::Drop);
         }
+        let slots = match self.scheduler {
+            Scheduler::RoundRobin(_) => taken,
+            Scheduler::Random | Scheduler::SourceHash => slots.out_of,
+        };
         let pick = SharedChain::Pick(Pick {
             slots,
             from,
@@ -209,9 +207,9 @@ impl Plan<'_> {
         self.needs.own.push((frontend.set(role), element));
     }
 
-    fn fill(&mut self, frontend: Frontend, slots: &[std::net::SocketAddr], first: u32) {
+    fn fill(&mut self, frontend: Frontend, slots: &Taken, first: u32) {
         let set = frontend.set(Role::Endpoints);
-        let elements = (first..).zip(slots).map(|(slot, endpoint)| {
+        let elements = (first..).zip(&*slots.endpoints).map(|(slot, endpoint)| {
             let key = frontend.key(&[Value::Number(slot)]);
             let to = concat(&[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())]);
             (set, Element::with(key, Datum::Value(to.into())))
@@ -284,7 +282,8 @@ impl Plan<'_> {
     /// runs need not be known.
     fn hairpin(&mut self) {
         let all = &self.port.endpoints.all;
-        let mut ips: Vec<IpAddr> = (self.slots.cluster.iter().chain(&self.slots.local))
+        let Slots { cluster, local } = self.slots;
+        let mut ips: Vec<IpAddr> = (cluster.endpoints.iter().chain(&local.endpoints))
             .filter(|slot| {
                 let found = all.binary_search_by(|endpoint| endpoint.address.cmp(slot));
                 let found = found.ok().and_then(|at| all.get(at));

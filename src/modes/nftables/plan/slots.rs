@@ -13,13 +13,24 @@ const MOST: u64 = 1024;
 /// slots of all endpoints.
 pub(super) const LOCAL: u32 = 1 << 16;
 
-/// Endpoints by slot.
+/// The slots of a ServicePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slots {
     /// For traffic with policy Cluster.
-    pub cluster: Box<[SocketAddr]>,
+    pub cluster: Taken,
     /// For traffic with policy Local.
-    pub local: Box<[SocketAddr]>,
+    pub local: Taken,
+}
+
+/// The slots of one kind of traffic.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Endpoints by slot: the first slots are taken.
+    pub endpoints: Box<[SocketAddr]>,
+    /// Among how many slots a connection draws: a power of two, of which more than a
+    /// quarter is taken. It changes with the number of endpoints seldom: each change
+    /// has the kernel check the whole table (`nf_tables_validate`).
+    pub out_of: u32,
 }
 
 impl Slots {
@@ -30,16 +41,28 @@ impl Slots {
 
     /// Slots of a ServicePort that had others `before`: as few as possible change.
     pub fn after(port: &ServicePort, before: &Slots) -> Slots {
-        let of = |indices: &[u32], before: &[SocketAddr]| {
+        let of = |indices: &[u32], before: &Taken| {
             let all = &port.endpoints.all;
             let chosen = indices.iter().filter_map(|at| all.get(*at as usize));
             let chosen: Vec<&Endpoint> = chosen.filter(|endpoint| endpoint.weight > 0).collect();
-            assign(&shares(&chosen), before)
+            let endpoints = assign(&shares(&chosen), &before.endpoints);
+            let out_of = room(endpoints.len(), before.out_of);
+            Taken { endpoints, out_of }
         };
         Slots {
             cluster: of(&port.endpoints.cluster, &before.cluster),
             local: of(&port.endpoints.local, &before.local),
         }
+    }
+}
+
+/// Returns among how many slots is drawn where so many are `taken`; it was `before`.
+fn room(taken: usize, before: u32) -> u32 {
+    let taken = u32::try_from(taken).unwrap_or(LOCAL);
+    if taken <= before && taken > before / 4 {
+        before
+    } else {
+        taken.next_power_of_two()
     }
 }
 
@@ -99,4 +122,33 @@ fn spread(shares: &[(SocketAddr, u64)], left: &HashMap<SocketAddr, u64>) -> Vec<
     }
     placed.sort_by_key(|(place, _)| *place);
     placed.into_iter().map(|(_, address)| address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Slots that are taken one after the other, and among how many is drawn.
+    #[test]
+    fn few_changes_of_the_number_of_endpoints_change_the_room() {
+        let mut before = 0;
+        for (taken, expected) in [
+            (0, 1),
+            (1, 1),
+            (2, 2),
+            (3, 4),
+            (5, 8),
+            (8, 8),
+            (4, 8),
+            (3, 8),
+            (2, 2),
+            (1, 2),
+            (0, 1),
+            (65_536, 65_536),
+        ] {
+            let found = room(taken, before);
+            assert_eq!(found, expected, "{taken} after room for {before}");
+            before = found;
+        }
+    }
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     kernel::{
         namespace::in_namespace,
-        nftables::{Contents, Datum, Element, Rules, Table, Transaction, Value, concat},
+        nftables::{Contents, Datum, Element, Rules, Table, Transaction, Value, Verdict, concat},
     },
     net::Family,
     services::{Changes, ServiceMap, ServicePort},
@@ -47,19 +47,30 @@ fn contents(family: Family) -> Contents {
     rules.contents(family, TABLE).unwrap().unwrap()
 }
 
-/// What is in the table, whatever the order, and whichever slot an endpoint has.
+/// What is in the table, whatever the order, whichever slot an endpoint has, and among
+/// how many slots is drawn.
 fn summary(family: Family) -> Vec<String> {
     let contents = contents(family);
     let mut lines = Vec::new();
-    for chain in contents.chains {
+    let draws = |chain: &str| chain.starts_with("pick-") || chain.starts_with("node-port-");
+    for chain in contents
+        .chains
+        .iter()
+        .filter(|listed| !draws(&listed.chain.name))
+    {
         lines.push(format!("{:?}", chain.chain));
     }
-    for rule in contents.rules {
+    for rule in contents.rules.iter().filter(|rule| !draws(&rule.chain)) {
         lines.push(format!("{} {:?}", rule.chain, rule.expressions));
     }
     for (listed, elements) in contents.sets {
         for element in elements {
             let mut element = element.comparable();
+            if let Some(Datum::Verdict(Verdict::Goto(chain))) = &mut element.data
+                && draws(chain)
+            {
+                *chain = chain.replace(|c: char| c.is_ascii_digit(), "").into();
+            }
             if listed.set.name.ends_with("endpoints") {
                 // The data come without the slot, and the slots without data.
                 let data = element.data.take();

@@ -98,11 +98,26 @@ impl Model {
                 assert!(self.chains.contains_key(&**chain), "{statement}");
             }
         }
+        for chain in self.chains.keys().filter(|chain| slots_of(chain).is_some()) {
+            let goto = Some(Datum::Verdict(Verdict::Goto(chain.as_str().into())));
+            let mut elements = self.sets.values().flat_map(HashMap::values);
+            let used = elements.any(|element| element.data == goto);
+            assert!(used, "{chain} is of no use");
+        }
     }
 
-    /// The same with the endpoints of each frontend in order: which one has which
-    /// slot is chance.
+    /// The same with the endpoints of each frontend in order, and without the numbers
+    /// of slots among which is drawn: which endpoint has which slot, and how many
+    /// there are, follows from what was before.
     pub fn normalized(mut self) -> Model {
+        self.chains.retain(|chain, _| slots_of(chain).is_none());
+        for elements in self.sets.values_mut().flat_map(HashMap::values_mut) {
+            if let Some(Datum::Verdict(Verdict::Goto(chain))) = &mut elements.data
+                && let Some((slots, rest)) = slots_of(chain)
+            {
+                *chain = chain.replacen(&format!("{slots}{rest}"), rest, 1).into();
+            }
+        }
         for set in ["endpoints", "node-port-endpoints"] {
             let mut frontends = BySlot::new();
             for (key, element) in std::mem::take(self.set(set)) {
@@ -136,20 +151,29 @@ fn octets(element: &Element) -> Box<[u8]> {
     }
 }
 
-fn check_slots(frontend: &[u8], chain: &str, endpoints: &Elements) {
+/// Returns the number of slots among which a chain draws, and what follows it in the
+/// chain's name.
+fn slots_of(chain: &str) -> Option<(u32, &str)> {
     let pick = chain.strip_prefix("node-port-");
-    let Some(pick) = pick.or(chain.strip_prefix("pick-")) else {
+    let pick = pick.or(chain.strip_prefix("pick-"))?;
+    let end = pick.find('-').unwrap_or(pick.len());
+    let (slots, rest) = pick.split_at(end);
+    Some((slots.parse().unwrap(), rest))
+}
+
+fn check_slots(frontend: &[u8], chain: &str, endpoints: &Elements) {
+    let Some((slots, rest)) = slots_of(chain) else {
         return;
     };
-    let mut words = pick.split('-');
-    let count: u32 = words.next().and_then(|count| count.parse().ok()).unwrap();
-    let first = if words.next() == Some("local") {
-        LOCAL
-    } else {
-        0
-    };
-    for slot in first..first + count {
+    let first = if rest.starts_with("-local") { LOCAL } else { 0 };
+    let is_taken = |slot: &u32| {
         let key = [frontend, &slot.to_ne_bytes()].concat();
-        assert!(endpoints.contains_key(&*key), "slot {slot} of {chain}");
+        endpoints.contains_key(&*key)
+    };
+    let taken = (first..first + slots).take_while(is_taken).count();
+    if rest.contains("-rr/") {
+        assert_eq!(taken, slots as usize, "{chain}");
+    } else {
+        assert!(taken > slots as usize / 4, "{taken} of {chain}");
     }
 }
