@@ -39,9 +39,9 @@ pub struct Settings {
 /// How something is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
+    /// Lines that people read.
     Table,
-    /// For programs.
+    /// An object that other programs read.
     Json,
 }
 

@@ -12,13 +12,13 @@ use std::{
 };
 
 use super::{
-    Asked, Mode, Outcomes, Reason, SyncError, Unsupported,
+    Asked, Mode, Outcomes, Reason, SyncError, unsupported,
     userspace::{self, Handover, NodePortRelay},
 };
 use crate::{
     kernel::xtables::Engine,
     net::{Family, ModeName, Protocol},
-    services::{Changes, ServiceMap, ServicePort},
+    services::{ServiceMap, ServicePort},
 };
 
 /// A mode with node ports on loopback addresses, where they are asked for.
@@ -41,27 +41,14 @@ impl<M: Mode> LocalhostNodePorts<M> {
 
 /// Returns why the node port of `port` is not served on loopback addresses, if it has
 /// one that is not.
-fn unsupported(port: &ServicePort) -> Option<Unsupported> {
+fn reasons(port: &ServicePort) -> Option<Reason> {
     let protocol = port.name.protocol;
     let number = port.node_port.filter(|_| protocol != Protocol::Tcp)?;
     let why = format!(
         "only TCP is relayed there, so that {protocol} port {number} is refused; userspace mode \
          relays UDP, too"
     );
-    Some(Reason::new("a node port on localhost", why).at(&port.name))
-}
-
-/// Returns what cannot be done of what a sync of `changes` was asked for.
-fn all_unsupported<'a>(
-    family: Family,
-    map: &'a ServiceMap,
-    changes: &'a Changes,
-) -> impl Iterator<Item = Unsupported> + 'a {
-    let all = map.iter().filter(|_| changes.full);
-    let named = changes.ports.iter().filter(|_| !changes.full);
-    let ports = all.chain(named.filter_map(|name| map.get(name)));
-    let ports = ports.filter(move |port| port.name.family == family);
-    ports.filter_map(|port| unsupported(port))
+    Some(Reason::new("a node port on localhost", why))
 }
 
 /// Writes, as comments, where node ports would be listened on at the loopback
@@ -117,7 +104,7 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
             report.unfinished.extend(relayed.unfinished);
             report
                 .unsupported
-                .extend(all_unsupported(family, map, changes));
+                .extend(unsupported::of_changed(family, map, changes, reasons));
         }
         outcomes
     }
@@ -141,7 +128,7 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
 mod tests {
     use super::*;
     use crate::services::{
-        Endpoint, ServicePortName, TrafficPolicy,
+        Changes, Endpoint, ServicePortName, TrafficPolicy,
         service_ports::{endpoint, endpoints, service_port},
     };
 
@@ -202,7 +189,7 @@ mod tests {
             .into_iter()
             .collect();
         let reported = |family, changes: &Changes| -> Vec<Protocol> {
-            let all = all_unsupported(family, &map, changes);
+            let all = unsupported::of_changed(family, &map, changes, reasons).into_iter();
             let mut all: Vec<_> = all.map(|unsupported| unsupported.port.protocol).collect();
             all.sort_unstable();
             all

@@ -77,12 +77,15 @@ impl Reason {
 
 /// Returns what `reasons` finds for the ServicePorts of `family` that a sync of
 /// `changes` has to bring in force.
-pub fn of_changed(
+pub fn of_changed<R>(
     family: Family,
     map: &ServiceMap,
     changes: &Changes,
-    reasons: impl Fn(&ServicePort) -> Vec<Reason>,
-) -> Vec<Unsupported> {
+    reasons: impl Fn(&ServicePort) -> R,
+) -> Vec<Unsupported>
+where
+    R: IntoIterator<Item = Reason>,
+{
     let all = map.iter().filter(|_| changes.full);
     let named = changes.ports.iter().filter(|_| !changes.full);
     let ports = all.chain(named.filter_map(|name| map.get(name)));

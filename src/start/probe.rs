@@ -151,12 +151,12 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
         let unknown = match examined(&requirements, scope, attempt).await {
             Ok(found) => {
                 let kernel = found.clone().leaving_out(&settings.own.without);
-                let asked = verdict::verdict(configured, &kernel, &requirements);
-                if scope == Scope::WithoutPrograms && !asked.missing.is_empty() {
+                let choice = verdict::choose(configured, &kernel, &requirements);
+                let passed_over = choice.passed_over().next().is_some();
+                if scope == Scope::WithoutPrograms && passed_over {
                     scope = Scope::Everything;
                     continue;
                 }
-                let choice = verdict::choose(configured, &kernel, &requirements);
                 match choice.open() {
                     None if attempt == Attempt::Last || choice.unknown().is_empty() => {
                         return decide(settings, &requirements, choice, kernel, found);

@@ -47,14 +47,9 @@ fn in_root(lab: &Lab) -> Command {
     command
 }
 
-fn clean_up(lab: &Lab) {
-    let clean = in_root(lab).arg("cleanup").output();
-    let clean = clean.expect("running cleanup");
-    assert!(clean.status.success(), "{clean:?}");
-}
-
-#[test]
-fn the_static_binary_serves_alone() {
+/// Runs `body` with the binary in a root directory of its own and a Service, which is
+/// gone after a cleanup from in there.
+fn alone(body: impl FnOnce(&mut Lab, &Service)) {
     let Some(binary) = static_binary() else {
         return;
     };
@@ -63,15 +58,30 @@ fn the_static_binary_serves_alone() {
         lab.add_backends(&["a"]);
         let service = Service::new("hello", 7).with_node_port();
         lab.publish_all(&service);
-
         make_root(&lab, &binary);
-        let mut tripod = Tripod::start_as(&lab, in_root(&lab));
-        for address in service.cluster() {
-            for host in lab.cluster_clients() {
-                assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
-            }
-            assert_eq!(udp_ask(&lab.client, address).expect("a call"), "a");
+        body(&mut lab, &service);
+
+        let clean = in_root(&lab).arg("cleanup").output();
+        let clean = clean.expect("running cleanup");
+        assert!(clean.status.success(), "{clean:?}");
+        assert!(ask(&lab.client, service.cluster()[0]).is_err());
+    });
+}
+
+fn serves(lab: &Lab, service: &Service) {
+    for address in service.cluster() {
+        for host in lab.cluster_clients() {
+            assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
         }
+        assert_eq!(udp_ask(&lab.client, address).expect("a call"), "a");
+    }
+}
+
+#[test]
+fn the_static_binary_serves_alone() {
+    alone(|lab, service| {
+        let mut tripod = Tripod::start_as(lab, in_root(lab));
+        serves(lab, service);
         // It follows the folder from in there, too.
         let later = Service::new("later", 8);
         lab.publish_all(&later);
@@ -79,24 +89,13 @@ fn the_static_binary_serves_alone() {
             ask(&lab.client, later.cluster()[0]).map_err(|error| error.to_string())
         });
         assert!(tripod.terminate().success());
-
-        clean_up(&lab);
-        assert!(ask(&lab.client, service.cluster()[0]).is_err());
     });
 }
 
 /// `deploy/Dockerfile.minimal` has the binary alone; a container runtime adds /proc.
 #[test]
 fn the_static_binary_serves_alone_in_nftables_mode() {
-    let Some(binary) = static_binary() else {
-        return;
-    };
-    run(Share::Beside, || {
-        let mut lab = Lab::new(Capture::Local);
-        lab.add_backends(&["a"]);
-        let service = Service::new("hello", 7).with_node_port();
-        lab.publish_all(&service);
-        make_root(&lab, &binary);
+    alone(|lab, service| {
         let proc = Path::new(ROOT).join("proc");
         fs::create_dir(&proc).expect("a folder for /proc");
         let mount = Command::new("mount")
@@ -105,22 +104,15 @@ fn the_static_binary_serves_alone_in_nftables_mode() {
             .status();
         assert!(mount.expect("mount(8)").success());
 
-        let mut command = in_root(&lab);
+        let mut command = in_root(lab);
         command
             .args(["--proxy-mode=nftables", "--strict-proxy-mode"])
             .args(["--hostname-override=node", "--cluster-cidr=10.244.0.0/16"])
             .arg("--manifests")
             .arg(lab.manifests());
         let mut tripod = Tripod::start_on(&lab.node, command);
-        for address in service.cluster() {
-            for host in lab.cluster_clients() {
-                assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
-            }
-            assert_eq!(udp_ask(&lab.client, address).expect("a call"), "a");
-        }
+        serves(lab, service);
         assert_eq!(tripod.logged(&["WARN"]), 0, "{}", tripod.log());
         assert!(tripod.terminate().success());
-        clean_up(&lab);
-        assert!(ask(&lab.client, service.cluster()[0]).is_err());
     });
 }

@@ -3,11 +3,12 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
+use super::figure;
 use super::host::Host;
 
 /// Nothing in a laboratory is that slow; what hangs longer is a failure.
@@ -61,8 +62,12 @@ pub fn ask(host: &Host, to: SocketAddr) -> io::Result<String> {
     say(&mut tcp(host, to)?, "name")
 }
 
+/// How many forbidden connections are tried at once. It takes many calls to meet a
+/// moment in which one would get through.
+const AT_A_TIME: usize = 50;
+
 /// How many connections come about at once; what is dropped never does.
-pub fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
+fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
     let calls = to.map(|to| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_nonblocking(true).expect("a socket");
@@ -72,6 +77,41 @@ pub fn connected(to: impl Iterator<Item = SocketAddr>) -> usize {
     let calls: Vec<Socket> = calls.collect();
     std::thread::sleep(Duration::from_millis(5));
     calls.iter().filter(|call| call.peer_addr().is_ok()).count()
+}
+
+/// Has `threads` threads of `host` call these ports of `address` over and over while
+/// `body` runs: none may get through.
+pub fn none_gets_through(
+    host: &Host,
+    threads: usize,
+    address: Ipv4Addr,
+    ports: Range<u16>,
+    body: impl FnOnce(),
+) {
+    let done = AtomicBool::new(false);
+    let (calls, through) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                host.enter(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        let first = calls.fetch_add(AT_A_TIME, Ordering::Relaxed);
+                        let to = (first..first + AT_A_TIME).map(|call| {
+                            let port = ports.start + (call % ports.len()) as u16;
+                            (address, port).into()
+                        });
+                        through.fetch_add(connected(to), Ordering::Relaxed);
+                    }
+                });
+            });
+        }
+        body();
+        done.store(true, Ordering::Relaxed);
+    });
+    let (calls, through) = (calls.into_inner(), through.into_inner());
+    figure("calls of a forbidden client", calls);
+    assert!(calls > 100, "too few calls to mean anything");
+    assert_eq!(through, 0, "of {calls} calls");
 }
 
 /// Calls of one kind, many of them.
@@ -94,7 +134,7 @@ impl FirstByte {
         workers: usize,
         between: &std::sync::RwLock<()>,
     ) -> FirstByte {
-        let next = std::sync::atomic::AtomicUsize::new(0);
+        let next = AtomicUsize::new(0);
         let all = std::sync::Mutex::new(FirstByte::default());
         std::thread::scope(|scope| {
             for _ in 0..workers {

@@ -189,7 +189,7 @@ pub(super) enum Purpose {
     Delete,
 }
 
-/// Appends elements.
+/// Appends the list of `elements` to a message about `set`.
 pub(super) fn write(r: Request, set: &Set, elements: &[Element], purpose: Purpose) -> Request {
     r.nested(ELEMENTS, |r| {
         let each = |r: Request, element: &Element| element.write(r, set, purpose);

@@ -38,7 +38,13 @@ use tokio::{
 };
 use tracing::warn;
 
-use self::{follow::Follower, intake::Intake, kind::Elsewhere, known::Known, pause::Pauses};
+use self::{
+    follow::Follower,
+    intake::Intake,
+    kind::{Elsewhere, Kind},
+    known::Known,
+    pause::Pauses,
+};
 use crate::{
     api_client::Access,
     services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceCidr},
@@ -155,26 +161,38 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         changes,
         pauses(),
     );
-    let elsewhere = async {
-        if let Some(elsewhere) = &objects.elsewhere {
-            let intake = Intake::new(names, elsewhere);
-            let follower = Follower::new(access, Some(others), intake, changes, pauses());
-            follower.run().await;
-        }
-    };
-    let service_cidrs = async {
-        if let Some(known) = &objects.service_cidrs {
-            let intake = Intake::new(names, known);
-            let follower = Follower::new(access, None, intake, changes, pauses());
-            follower.run().await;
-        }
-    };
+    let elsewhere = objects.elsewhere.as_ref().map(|known| {
+        let intake = Intake::new(names, known);
+        Follower::new(access, Some(others), intake, changes, pauses())
+    });
+    let service_cidrs = objects.service_cidrs.as_ref().map(|known| {
+        let intake = Intake::new(names, known);
+        Follower::new(access, None, intake, changes, pauses())
+    });
     tokio::select! {
         () = async {
-            tokio::join!(services.run(), slices.run(), node.run(), elsewhere, service_cidrs);
+            tokio::join!(
+                services.run(),
+                slices.run(),
+                node.run(),
+                run_if_any(elsewhere),
+                run_if_any(service_cidrs),
+            );
          } => {}
         () = objects.send(changes, sender) => {}
     }
+}
+
+/// Follows objects of a kind that need not be followed.
+async fn run_if_any<K: Kind>(follower: Option<Follower<'_, K>>) {
+    if let Some(follower) = follower {
+        follower.run().await;
+    }
+}
+
+/// Returns true where objects of the kind are not followed, either.
+fn is_settled<K: Kind>(followed: Option<&Mutex<Known<K>>>) -> bool {
+    followed.is_none_or(|known| known.lock().is_settled())
 }
 
 impl Objects {
@@ -203,14 +221,8 @@ impl Objects {
         self.services.lock().is_settled()
             && self.slices.lock().is_settled()
             && self.node.lock().is_settled()
-            && self
-                .elsewhere
-                .as_ref()
-                .is_none_or(|elsewhere| elsewhere.lock().is_settled())
-            && self
-                .service_cidrs
-                .as_ref()
-                .is_none_or(|service_cidrs| service_cidrs.lock().is_settled())
+            && is_settled(self.elsewhere.as_ref())
+            && is_settled(self.service_cidrs.as_ref())
     }
 
     fn batch(&self) -> Batch {

@@ -60,7 +60,14 @@ impl Expression {
             | Expression::Bitwise { .. }
             | Expression::ToNetworkOrder { .. }
             | Expression::Lookup { .. } => self.comparison(r),
-            _ => self.action(r),
+            Expression::Nat { .. }
+            | Expression::Masquerade { .. }
+            | Expression::Redirect { .. }
+            | Expression::Reject { .. }
+            | Expression::Dynset { .. }
+            | Expression::Counter { .. }
+            | Expression::Limit(_) => self.action(r),
+            Expression::Notrack | Expression::Other { .. } => r,
         }
     }
 

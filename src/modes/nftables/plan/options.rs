@@ -139,12 +139,10 @@ impl Options {
 
 /// What is served of one family. A set of ranges takes none that overlap.
 fn node_ports(served: &Served, family: Family) -> Option<Vec<IpNet>> {
-    let Served::Within(networks) = served else {
+    let Served::Within(networks) = served.of(family) else {
         return None;
     };
-    let networks = networks.iter().copied();
-    let networks = networks.filter(|network| Family::of(&network.addr()) == family);
-    let networks = IpNet::aggregate(&networks.collect());
+    let networks = IpNet::aggregate(&networks);
     let all = networks.iter().any(|network| network.prefix_len() == 0);
     (!all).then_some(networks)
 }
