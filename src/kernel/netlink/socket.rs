@@ -101,6 +101,16 @@ impl Socket {
         self.private = private;
     }
 
+    /// Receives notifications of these groups from now on.
+    pub(in crate::kernel) fn join(&self, groups: &[u32]) -> io::Result<()> {
+        self.inner.add_mcast_membership(Groups::new_groups(groups))
+    }
+
+    /// Receives no more notifications of these groups; what is waiting stays.
+    pub(in crate::kernel) fn leave(&self, groups: &[u32]) -> io::Result<()> {
+        self.inner.drop_mcast_membership(Groups::new_groups(groups))
+    }
+
     /// Makes [`Socket::drain`] return instead of waiting.
     pub(in crate::kernel) fn set_nonblocking(&self) -> io::Result<()> {
         self.inner.nonblock()

@@ -18,7 +18,7 @@ pub enum Failure {
     Refused(Vec<Refused>),
     /// It is not known whether it was carried out.
     #[error(transparent)]
-    Unknown(Error),
+    Unknown(#[from] Error),
 }
 
 /// A change that the kernel refused.

@@ -9,7 +9,7 @@ use std::{
 use nix::libc;
 use socket2::{SockFilter, SockRef};
 
-use super::{HEADER, client::generation_of, table};
+use super::{Failure, HEADER, Rules, Transaction, client::generation_of, table};
 use crate::{
     kernel::netlink::{Error, Message, Protocol, Socket},
     net::Family,
@@ -53,11 +53,6 @@ impl Watcher {
     /// # Errors
     /// When no netlink socket can be had, or no filter set.
     pub fn open(own: &[u32]) -> Result<Watcher, Error> {
-        let failed = |source| Error::Socket {
-            operation: "watch",
-            object: "nf_tables".to_owned(),
-            source,
-        };
         let socket = Socket::listen(Protocol::Netfilter, &[GROUP])?;
         socket.expect_many_answers();
         socket.set_nonblocking().map_err(failed)?;
@@ -66,6 +61,30 @@ impl Watcher {
             .attach_filter(&others_than(own))
             .map_err(failed)?;
         Ok(watcher)
+    }
+
+    /// Runs a large `transaction` while nothing is watched. Where anybody watches, the
+    /// kernel makes a notification of each element, which takes longer than all the
+    /// rest (`nf_tables_setelem_notify` in `net/netfilter/nf_tables_api.c`).
+    ///
+    /// # Errors
+    /// Those of [`Rules::run`]. [`Failure::Changed`] also where another process changed
+    /// something right after it, which may have been the same table.
+    pub fn run_unwatched(
+        &self,
+        rules: &mut Rules,
+        transaction: &Transaction,
+        generation: u32,
+    ) -> Result<(), Failure> {
+        self.socket.leave(&[GROUP]).map_err(failed)?;
+        let outcome = rules.run(transaction, Some(generation));
+        self.socket.join(&[GROUP]).map_err(failed)?;
+        outcome?;
+        if rules.generation()? == generation.wrapping_add(1) {
+            Ok(())
+        } else {
+            Err(Failure::Changed)
+        }
     }
 
     /// What was changed since the last time; does not wait.
@@ -77,6 +96,14 @@ impl Watcher {
         let lost = self.socket.drain(|message| note(message, &mut changes))?;
         changes.lost = lost;
         Ok(changes)
+    }
+}
+
+fn failed(source: io::Error) -> Error {
+    Error::Socket {
+        operation: "watch",
+        object: "nf_tables".to_owned(),
+        source,
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
     plan::{Options, SetId, Sets},
 };
 use crate::{
-    kernel::nftables::{Failure, Refused, Rules},
+    kernel::nftables::{Failure, Refused, Rules, Watcher},
     modes::{SyncReport, state::FamilyState},
     net::Family,
     services::{Changes, ServiceMap, ServicePortName},
@@ -97,7 +97,7 @@ impl FamilyTable {
         }
     }
 
-    /// Puts what `map` has of the family in force.
+    /// Puts what `map` has of the family in force. `watcher` is that of the mode.
     ///
     /// # Errors
     /// When nothing was put in force.
@@ -106,6 +106,7 @@ impl FamilyTable {
         map: &ServiceMap,
         changes: &Changes,
         options: Options,
+        watcher: &Watcher,
     ) -> Result<Done, Error> {
         if self.options().is_some_and(|applied| *applied != options) {
             self.applied = None;
@@ -116,7 +117,7 @@ impl FamilyTable {
         };
         let done = match done {
             Some(done) => done,
-            None => self.rewrite(map, options)?,
+            None => self.rewrite(map, options, watcher)?,
         };
         self.forget();
         Ok(done)
@@ -194,11 +195,16 @@ impl FamilyTable {
 
     /// Writes the whole table: the new one is in force in the moment in which the
     /// old one goes.
-    fn rewrite(&mut self, map: &ServiceMap, options: Options) -> Result<Done, Error> {
+    fn rewrite(
+        &mut self,
+        map: &ServiceMap,
+        options: Options,
+        watcher: &Watcher,
+    ) -> Result<Done, Error> {
         self.state.retry_all();
         let affinity = self.sets.get(SetId::Affinity).clone();
         let mut outcome = Err(Error::Unstable);
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             let observed = match observe(&mut self.rules, self.family, &affinity) {
                 // The table went meanwhile.
                 Err(error) if error.errno() == Some(Errno::ENOENT) => continue,
@@ -215,10 +221,14 @@ impl FamilyTable {
             let mut clients = observed.affinity;
             clients.retain(|client| routes.contain(client, address));
             let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
-            match self
-                .rules
-                .run(&batch.transaction, Some(observed.generation))
-            {
+            let (rules, generation) = (&mut self.rules, observed.generation);
+            // Where others change something all the time, it has to be known what.
+            let ran = if attempt == 0 {
+                watcher.run_unwatched(rules, &batch.transaction, generation)
+            } else {
+                rules.run(&batch.transaction, Some(generation))
+            };
+            match ran {
                 Ok(()) => {
                     applied.commit(batch.change);
                     let examined = applied.len();

@@ -156,6 +156,7 @@ impl ServedFamily {
         setup: &Setup,
         map: &ServiceMap,
         changes: &Changes,
+        watcher: &Watcher,
     ) -> Result<SyncReport, SyncError> {
         let family = self.table.family();
         let mut options = Options::new(
@@ -168,7 +169,7 @@ impl ServedFamily {
         );
         let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
         options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
-        let done = self.table.sync(map, changes, options)?;
+        let done = self.table.sync(map, changes, options, watcher)?;
         self.flows
             .clear(family, map, changes, &*setup.metrics)
             .await;
@@ -200,7 +201,7 @@ impl Mode for Nftables {
         for state in &mut self.families {
             let family = state.table.family();
             if let Some(changes) = asked.get(family) {
-                let outcome = state.sync(&self.setup, map, changes).await;
+                let outcome = state.sync(&self.setup, map, changes, &self.watcher).await;
                 *outcomes.get_mut(family) = Some(outcome);
             }
         }

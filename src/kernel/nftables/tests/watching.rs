@@ -62,6 +62,27 @@ fn what_others_change_is_noticed_and_what_we_do_is_not() {
 }
 
 #[test]
+fn what_others_change_while_nothing_is_watched_is_noticed() {
+    in_namespace(|| {
+        let mut rules = Rules::open().unwrap();
+        let mut watcher = Watcher::open(&[]).unwrap();
+        let table = example::whole(Family::V4);
+        let generation = rules.generation().unwrap();
+        watcher
+            .run_unwatched(&mut rules, &table, generation)
+            .unwrap();
+        assert_eq!(watcher.changes().unwrap(), Changes::default());
+
+        let another = example::whole(Family::V6);
+        let stale = watcher.run_unwatched(&mut rules, &another, generation);
+        assert!(matches!(stale, Err(Failure::Changed)), "{stale:?}");
+        // It is watched again, whatever came of it.
+        sh("nft add table ip others");
+        assert!(watcher.changes().unwrap().concern(Family::V4, "others"));
+    });
+}
+
+#[test]
 fn more_than_the_socket_holds_counts_as_a_change_of_everything() {
     in_namespace(|| {
         let mut watcher = Watcher::open(&[]).unwrap();

@@ -1,13 +1,14 @@
 //! Tests on this machine's kernel.
 
-use std::{process::Command, sync::Arc};
+use std::{collections::BTreeMap, process::Command, sync::Arc};
 
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 
 use super::{
     super::{
+        Error,
         diff::TABLE,
-        execute::FamilyTable,
+        execute::{Done, FamilyTable},
         plan::{Options, SetId, Sets},
     },
     random,
@@ -16,13 +17,42 @@ use super::{
 use crate::{
     kernel::{
         namespace::in_namespace,
-        nftables::{Contents, Datum, Element, Rules, Table, Transaction, Value, Verdict, concat},
+        nftables::{
+            Contents, Datum, Element, Rules, Table, Transaction, Value, Verdict, Watcher, concat,
+        },
     },
     net::Family,
-    services::{Changes, ServiceMap, ServicePort},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
 const FAMILY: Family = Family::V4;
+
+/// A table beside a socket that receives notifications, as the mode has it.
+struct Watched {
+    table: FamilyTable,
+    watcher: Watcher,
+}
+
+impl Watched {
+    fn open(family: Family) -> Watched {
+        let table = FamilyTable::open(family).unwrap();
+        let watcher = Watcher::open(&[table.port().unwrap()]).unwrap();
+        Watched { table, watcher }
+    }
+
+    fn sync(
+        &mut self,
+        map: &ServiceMap,
+        changes: &Changes,
+        options: Options,
+    ) -> Result<Done, Error> {
+        self.table.sync(map, changes, options, &self.watcher)
+    }
+
+    fn failed(&self) -> &BTreeMap<ServicePortName, String> {
+        self.table.failed()
+    }
+}
 
 fn full() -> Changes {
     Changes {
@@ -97,7 +127,7 @@ type Step = (u16, u128);
 /// What another process writes anew after these steps is what they left.
 fn converges(options: &Options, steps: &[Step]) {
     let family = options.family;
-    let mut table = FamilyTable::open(family).unwrap();
+    let mut table = Watched::open(family);
     table.sync(&map(&[]), &full(), options.clone()).unwrap();
     let mut ports: Vec<Option<ServicePort>> = vec![None; random::PORTS.into()];
     for &(number, choices) in steps {
@@ -108,7 +138,7 @@ fn converges(options: &Options, steps: &[Step]) {
         assert!(table.failed().is_empty(), "{:?}", table.failed());
     }
     let found = summary(family);
-    let mut fresh = FamilyTable::open(family).unwrap();
+    let mut fresh = Watched::open(family);
     let desired = ports.into_iter().flatten().collect();
     fresh.sync(&desired, &full(), options.clone()).unwrap();
     assert_eq!(found, summary(family));
@@ -137,7 +167,7 @@ fn random_steps_leave_what_a_fresh_table_has() {
 #[test]
 fn a_table_that_another_process_changed_is_written_anew() {
     in_namespace(|| {
-        let mut table = FamilyTable::open(FAMILY).unwrap();
+        let mut table = Watched::open(FAMILY);
         let ports = [exposed(on(FAMILY, 1, &[1, 3]))];
         table
             .sync(&map(&ports), &full(), Options::usual(FAMILY))
@@ -152,7 +182,7 @@ fn a_table_that_another_process_changed_is_written_anew() {
         ] {
             let status = Command::new("sh").args(["-c", command]).status().unwrap();
             assert!(status.success(), "{command}");
-            table.externally_modified();
+            table.table.externally_modified();
             table
                 .sync(&map(&ports), &full(), Options::usual(FAMILY))
                 .unwrap();
@@ -208,7 +238,7 @@ fn clients() -> Vec<Element> {
 #[test]
 fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
     in_namespace(|| {
-        let mut table = FamilyTable::open(FAMILY).unwrap();
+        let mut table = Watched::open(FAMILY);
         let port = |last: &[u16]| [sticky(on(FAMILY, 1, last), 60)];
         let options = || Options::usual(FAMILY);
         table
@@ -231,9 +261,9 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
                 .sync(&map(&now), &changed(&[&now[0]]), options())
                 .unwrap();
         }
-        table.forget();
+        table.table.forget();
         // Another process, to which an endpoint less is known.
-        let mut table = FamilyTable::open(FAMILY).unwrap();
+        let mut table = Watched::open(FAMILY);
         table
             .sync(&map(&port(&[5, 7])), &full(), options())
             .unwrap();
@@ -244,7 +274,7 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
 #[test]
 fn what_is_refused_costs_its_own_service_alone() {
     in_namespace(|| {
-        let mut table = FamilyTable::open(FAMILY).unwrap();
+        let mut table = Watched::open(FAMILY);
         // Whoever made the map took care that no address is claimed twice.
         let twice = ServicePort {
             cluster_ip: service(FAMILY, 1).cluster_ip,
@@ -280,7 +310,7 @@ fn what_is_refused_costs_its_own_service_alone() {
 #[test]
 fn many_refused_cost_themselves_alone() {
     in_namespace(|| {
-        let mut table = FamilyTable::open(FAMILY).unwrap();
+        let mut table = Watched::open(FAMILY);
         let twice = |number: u16| ServicePort {
             cluster_ip: service(FAMILY, number).cluster_ip,
             ..on(FAMILY, 1000 + number, &[1])
@@ -291,7 +321,7 @@ fn many_refused_cost_themselves_alone() {
         table.sync(&map(&ports), &full(), options()).unwrap();
         assert_eq!(table.failed().len(), 100);
         // They come to a table that is there.
-        let mut table = FamilyTable::open(FAMILY).unwrap();
+        let mut table = Watched::open(FAMILY);
         table.sync(&map(&[]), &full(), options()).unwrap();
         let names: Vec<&ServicePort> = ports.iter().collect();
         table
@@ -309,7 +339,7 @@ fn many_refused_cost_themselves_alone() {
 #[test]
 fn a_full_sync_without_a_difference_writes_nothing() {
     in_namespace(|| {
-        let mut table = FamilyTable::open(FAMILY).unwrap();
+        let mut table = Watched::open(FAMILY);
         let ports: Vec<Arc<ServicePort>> = vec![Arc::new(on(FAMILY, 1, &[1]))];
         let map: ServiceMap = ports.iter().map(|port| (**port).clone()).collect();
         table.sync(&map, &full(), Options::usual(FAMILY)).unwrap();
