@@ -19,7 +19,7 @@ use crate::{large::Size, process::Tripod, server::Server};
 const SINGLE: u32 = 51;
 /// Then so many each second, for so many seconds.
 const A_SECOND: u32 = 1000;
-const SECONDS: u32 = 20;
+const SECONDS: u32 = 60;
 /// The most that all of them may take to arrive.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// The network of the endpoints that come, which no others are in.

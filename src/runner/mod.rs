@@ -36,6 +36,7 @@ use self::{
     metrics::Metrics,
     no_local::NoLocalEndpoints,
     schedule::{Outcome, SyncScheduler, Turn},
+    trim::Trimmer,
     unsupported::ReportedPreferences,
 };
 use crate::{
@@ -101,8 +102,7 @@ pub struct Runner<M> {
     failures: LoggedFailures,
     preferences: ReportedPreferences,
     conflicts: Conflicts,
-    /// Whether some sync came in force.
-    synced: bool,
+    trimmer: Trimmer,
 }
 
 impl<M: Mode> Runner<M> {
@@ -132,7 +132,7 @@ impl<M: Mode> Runner<M> {
             failures: LoggedFailures::default(),
             preferences: ReportedPreferences::new(Recorder::nowhere()),
             conflicts: Conflicts::new(Recorder::nowhere()),
-            synced: false,
+            trimmer: Trimmer::default(),
         }
     }
 
@@ -356,9 +356,7 @@ impl<M: Mode> Runner<M> {
             follower.synced(family, map, &changes);
         }
         self.conflicts.report(family, map, &changes);
-        if !std::mem::replace(&mut self.synced, true) {
-            trim::trim();
-        }
+        self.trimmer.synced(&changes);
         let mode = self.mode.name();
         self.preferences
             .report(mode, family, report.unsupported, &changes, map);

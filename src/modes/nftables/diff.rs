@@ -6,7 +6,8 @@ use std::{collections::BTreeMap, hash::Hash, sync::Arc};
 use hashbrown::{HashMap, HashSet};
 
 use super::plan::{
-    Fixed, Options, ServiceElements, SetId, Sets, SharedChain, Slots, fixed, service_port,
+    Fixed, Options, ServiceElements, SetId, Sets, SharedChain, SharedElement, Slots, fixed,
+    service_port,
 };
 use crate::{
     kernel::nftables::{Datum, Element, Table, Transaction},
@@ -23,8 +24,8 @@ pub const TABLE: &str = "tripod";
 pub struct Applied {
     options: Options,
     ports: HashMap<ServicePortName, AppliedPort>,
-    /// How many ServicePorts need each element that several may need, by its key.
-    shared: References<(SetId, Box<[u8]>)>,
+    /// How many ServicePorts need each element that several may need.
+    shared: References<SharedElement>,
     /// How many need each chain.
     chains: References<SharedChain>,
 }
@@ -75,7 +76,7 @@ pub struct Change {
     ports: Vec<(ServicePortName, Option<AppliedPort>)>,
     removed: BySet,
     added: BySet,
-    shared: HashMap<(SetId, Box<[u8]>), i32>,
+    shared: HashMap<SharedElement, i32>,
     chains: HashMap<SharedChain, i32>,
     /// Where clients must not be sent any more because of what they were sent
     /// to before.
@@ -261,7 +262,7 @@ impl Change {
         }
         for (needs, delta) in [(&old, -1), (&new, 1)] {
             for element in &needs.shared {
-                *self.shared.entry(element.clone()).or_default() += delta;
+                *self.shared.entry(*element).or_default() += delta;
             }
             for chain in &needs.chains {
                 *self.chains.entry(chain.clone()).or_default() += delta;
@@ -295,9 +296,10 @@ impl Change {
         }
         let (mut removed, mut added) = (self.removed, self.added);
         for (turn, by_set) in [(old, &mut removed), (new, &mut added)] {
-            for (set, key) in turned(&applied.shared, &self.shared, turn) {
-                let elements = by_set.entry(*set).or_default();
-                elements.push((Element::new(key.clone()), usize::MAX));
+            for shared in turned(&applied.shared, &self.shared, turn) {
+                let (set, element) = shared.element();
+                let elements = by_set.entry(set).or_default();
+                elements.push((element, usize::MAX));
             }
         }
         for (set, elements) in removed {

@@ -24,7 +24,7 @@ pub use self::{
     chains::SharedChain,
     fixed::{Fixed, fixed},
     options::{Features, Options},
-    service::{ServiceElements, service_port},
+    service::{ServiceElements, SharedElement, service_port},
     sets::{SetId, Sets},
     slots::{Slots, Taken},
     unsupported::unsupported,

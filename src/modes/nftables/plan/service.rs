@@ -19,13 +19,38 @@ use crate::{
     services::{Endpoint, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
+/// An element that several ServicePorts may need. It is kept for as long as one does,
+/// and stands for itself without memory of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SharedElement {
+    /// Of [`SetId::ClusterIps`].
+    ClusterIp(IpAddr),
+    /// Of [`SetId::Hairpin`]: an endpoint.
+    Hairpin(IpAddr),
+}
+
+impl SharedElement {
+    /// Returns the element and the set that it is of.
+    pub fn element(self) -> (SetId, Element) {
+        match self {
+            SharedElement::ClusterIp(ip) => {
+                (SetId::ClusterIps, Element::new(concat(&[Value::Ip(ip)])))
+            }
+            SharedElement::Hairpin(ip) => {
+                let twice = concat(&[Value::Ip(ip), Value::Ip(ip)]);
+                (SetId::Hairpin, Element::new(twice))
+            }
+        }
+    }
+}
+
 /// What one ServicePort needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceElements {
     /// Elements of sets that are its own: no other ServicePort has their keys.
     pub own: Vec<(SetId, Element)>,
-    /// Keys of elements that others may need as well.
-    pub shared: Vec<(SetId, Box<[u8]>)>,
+    /// Elements that others may need as well.
+    pub shared: Vec<SharedElement>,
     /// Chains that others may need as well.
     pub chains: Vec<SharedChain>,
 }
@@ -108,8 +133,7 @@ impl Plan<'_> {
         let Some(ip) = self.port.cluster_ip else {
             return;
         };
-        let key = concat(&[Value::Ip(ip)]).into();
-        self.needs.shared.push((SetId::ClusterIps, key));
+        self.needs.shared.push(SharedElement::ClusterIp(ip));
         let frontend = self.at(ip);
         self.begin(frontend);
         if !self.any {
@@ -293,8 +317,7 @@ impl Plan<'_> {
             .collect();
         ips.sort_unstable();
         ips.dedup();
-        let twice = |ip| concat(&[Value::Ip(ip), Value::Ip(ip)]).into();
-        let keys = ips.into_iter().map(|ip| (SetId::Hairpin, twice(ip)));
-        self.needs.shared.extend(keys);
+        let elements = ips.into_iter().map(SharedElement::Hairpin);
+        self.needs.shared.extend(elements);
     }
 }
