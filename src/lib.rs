@@ -8,6 +8,7 @@
 extern crate self as tripod;
 
 pub mod api_client;
+pub mod ask;
 pub mod backoff;
 pub mod cli;
 pub mod config;
@@ -24,4 +25,5 @@ pub mod sched;
 pub mod serve;
 pub mod services;
 pub mod start;
+pub mod status_api;
 pub mod watch;

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Err(e) => Err(format!("cannot start: {e}").into()),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(e) => {
             tracing::error!("{e}");
             ExitCode::FAILURE

@@ -5,6 +5,7 @@
 mod lab;
 mod api;
 mod architecture;
+mod ask;
 mod conformance;
 mod deploy;
 mod faults;

@@ -1,6 +1,7 @@
 //! The command line: kube-proxy's flags with kube-proxy's names and meanings,
 //! Tripod's own flags, and the subcommands.
 
+mod ask;
 mod flag;
 mod flags;
 mod options;
@@ -20,6 +21,7 @@ use clap::{Arg, Command, parser::ValueSource};
 use options::{CommandLine, Subcommand};
 
 pub use self::{
+    ask::{Ask, Output, Question},
     options::{Options, Own, Periods, Version},
     settings::{Format, Job, Settings},
 };
@@ -33,8 +35,8 @@ A flag is written --flag=value or --flag value; a BOOL alone means true.
 
 With --config, the file decides all that it can express. Only these flags still
 apply then: --hostname-override, --master, --manifests, --iptables-dispatch,
-those for logging and userspace mode, and those under Running but
---oom-score-adj and --feature-gates.
+--status-socket, those for logging and userspace mode, and those under Running
+but --oom-score-adj and --feature-gates.
 
 Examples:
   See what this kernel can run:
@@ -43,6 +45,9 @@ Examples:
       tripod --proxy-mode=userspace --manifests /etc/tripod/manifests
   Take kube-proxy's place on a node of kubeadm's:
       tripod --config /var/lib/kube-proxy/config.conf --hostname-override node-1
+  Ask the running one how it is, and about one Service:
+      tripod status
+      tripod services default/web
   See the rules for a folder, without root and without touching the kernel:
       tripod render --proxy-mode=iptables --manifests /etc/tripod/manifests
   Remove everything that Tripod or kube-proxy ever installed on this node:
@@ -115,14 +120,16 @@ pub fn command() -> Command {
                     .long("output")
                     .short('o')
                     .value_name("FORMAT")
-                    .value_parser(["table", "json"])
+                    .value_parser(["table", "json", "yaml"])
                     .default_value("table")
                     .help("How it is printed"),
             ),
         )
         .subcommand(with_flags(Command::new("render").about(
             "Print what a mode would put into the kernel for a folder of manifests, and exit",
-        )));
+        )))
+        .subcommand(ask::status())
+        .subcommand(ask::services());
     with_flags(command)
 }
 
@@ -149,11 +156,20 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
             Stop::Answer(text)
         }
     })?;
-    let (subcommand, matches) = match matches.subcommand() {
+    let asked = matches.subcommand();
+    if let Some(ask) = asked.and_then(|(name, matches)| ask::read(name, matches)) {
+        return Ok(CommandLine {
+            options: Options::default(),
+            given: Vec::new(),
+            subcommand: Some(Subcommand::Ask(ask)),
+        });
+    }
+    let (subcommand, matches) = match asked {
         Some(("render", matches)) => (Some(Subcommand::Render), matches),
         Some(("probe", matches)) => {
             let format = match matches.get_one::<String>("output").map(String::as_str) {
                 Some("json") => Format::Json,
+                Some("yaml") => Format::Yaml,
                 _ => Format::Table,
             };
             (Some(Subcommand::Probe(format)), matches)

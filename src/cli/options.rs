@@ -2,11 +2,12 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::Format;
+use super::{Ask, Format};
 use crate::{
     config::KubeProxyConfiguration,
     kernel::probe::LeaveOut,
     modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
+    status_api::SOCKET,
 };
 
 /// The values of the flags. `Default` is a command line without flags.
@@ -73,6 +74,8 @@ pub struct Own {
     pub tcp_user_timeout: Duration,
     /// How long connections may keep the process from ending.
     pub drain_timeout: Duration,
+    /// The unix socket on which the running proxy is asked; `None`: nowhere.
+    pub status_socket: Option<PathBuf>,
     /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
 }
@@ -94,6 +97,7 @@ impl Default for Own {
             dial_timeout: Duration::from_secs(5),
             tcp_user_timeout: Duration::from_secs(120),
             drain_timeout: Duration::from_secs(20),
+            status_socket: Some(SOCKET.into()),
             proxy_port_range: None,
         }
     }
@@ -135,11 +139,12 @@ pub(super) struct CommandLine {
 }
 
 /// What to do instead of serving.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subcommand {
     Cleanup,
     Render,
     Probe(Format),
+    Ask(Ask),
 }
 
 impl CommandLine {

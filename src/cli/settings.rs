@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Own, Stop, Version, flags,
+    Ask, Own, Stop, Version, flags,
     options::{CommandLine, Subcommand},
 };
 use crate::config::{
@@ -43,6 +43,8 @@ pub enum Format {
     Table,
     /// An object that other programs read.
     Json,
+    /// The same as YAML.
+    Yaml,
 }
 
 /// The job to do.
@@ -60,6 +62,8 @@ pub enum Job {
     /// Print what the mode would put into the kernel for the objects in this
     /// folder of manifests, and exit.
     Render(PathBuf),
+    /// Print what the running proxy answers, and exit.
+    Ask(Ask),
     /// Write [`Settings::configuration`] to this file, and exit.
     WriteConfig(PathBuf),
 }
@@ -112,20 +116,20 @@ pub(super) fn settle(
         warnings: more,
     } = checked;
     warnings.extend(more);
-    let job = if subcommand == Some(Subcommand::Render) {
-        let folder = options.own.manifests.clone();
-        Job::Render(folder.ok_or_else(|| {
-            let why = "error: tripod render needs to know the objects: --manifests DIR";
-            Stop::Refusal(why.to_owned())
-        })?)
-    } else if let Some(Subcommand::Probe(format)) = subcommand {
-        Job::Probe(format)
-    } else if subcommand == Some(Subcommand::Cleanup) || options.cleanup {
-        Job::Cleanup
-    } else if options.init_only {
-        Job::Init
-    } else {
-        Job::Serve
+    let job = match subcommand {
+        Some(Subcommand::Render) => {
+            let folder = options.own.manifests.clone();
+            Job::Render(folder.ok_or_else(|| {
+                let why = "error: tripod render needs to know the objects: --manifests DIR";
+                Stop::Refusal(why.to_owned())
+            })?)
+        }
+        Some(Subcommand::Probe(format)) => Job::Probe(format),
+        Some(Subcommand::Ask(ask)) => Job::Ask(ask),
+        Some(Subcommand::Cleanup) => Job::Cleanup,
+        None if options.cleanup => Job::Cleanup,
+        None if options.init_only => Job::Init,
+        None => Job::Serve,
     };
     let job = match options.write_config_to.as_str() {
         "" => job,

@@ -1,6 +1,9 @@
 //! Logs each failure once, and when it is over.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use crate::{
     net::{Family, PerFamily},
@@ -10,15 +13,16 @@ use crate::{
 /// Failures that were logged and still last.
 #[derive(Debug, Default)]
 pub(super) struct LoggedFailures {
-    families: PerFamily<Failures>,
+    families: PerFamily<Arc<Failures>>,
 }
 
+/// What of one family is not in force as asked.
 #[derive(Debug, Default)]
-struct Failures {
-    /// ServicePorts that are not in force as asked.
-    ports: BTreeMap<ServicePortName, String>,
-    /// What else was not done.
-    unfinished: BTreeSet<String>,
+pub struct Failures {
+    /// ServicePorts, each with the reason.
+    pub ports: BTreeMap<ServicePortName, String>,
+    /// What else was not done, with the reason.
+    pub unfinished: BTreeSet<String>,
 }
 
 /// What fails after a sync.
@@ -71,12 +75,17 @@ impl LoggedFailures {
         while let Some(name) = others.find(|name| !now.ports.contains_key(*name)) {
             tracing::info!(service = %name, protocol = %name.protocol, "in force again");
         }
-        *before = now;
+        *before = Arc::new(now);
         match before.ports.is_empty() && before.unfinished.is_empty() {
             true => Failing::Nothing,
             false if new => Failing::New,
             false => Failing::AsBefore,
         }
+    }
+
+    /// Returns what of `family` fails now.
+    pub(super) fn of(&self, family: Family) -> Arc<Failures> {
+        Arc::clone(self.families.get(family))
     }
 
     /// Returns how many ServicePorts are not in force as asked.

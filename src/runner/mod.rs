@@ -12,6 +12,7 @@ mod latency;
 pub mod metrics;
 mod no_local;
 pub mod schedule;
+pub mod status;
 mod trim;
 mod unsupported;
 
@@ -36,6 +37,7 @@ use self::{
     metrics::Metrics,
     no_local::NoLocalEndpoints,
     schedule::{Outcome, SyncScheduler, Turn},
+    status::{Status, Sync},
     trim::Trimmer,
     unsupported::ReportedPreferences,
 };
@@ -102,6 +104,7 @@ pub struct Runner<M> {
     failures: LoggedFailures,
     preferences: ReportedPreferences,
     conflicts: Conflicts,
+    status: Arc<Status>,
     trimmer: Trimmer,
 }
 
@@ -114,6 +117,7 @@ impl<M: Mode> Runner<M> {
         health: Arc<Health>,
         metrics: Metrics,
     ) -> Self {
+        let preferences = ReportedPreferences::new(Recorder::nowhere());
         Runner {
             mode,
             tracker,
@@ -130,7 +134,8 @@ impl<M: Mode> Runner<M> {
                 ..Pending::default()
             }),
             failures: LoggedFailures::default(),
-            preferences: ReportedPreferences::new(Recorder::nowhere()),
+            status: Arc::new(Status::new(preferences.shared())),
+            preferences,
             conflicts: Conflicts::new(Recorder::nowhere()),
             trimmer: Trimmer::default(),
         }
@@ -139,8 +144,13 @@ impl<M: Mode> Runner<M> {
     /// Posts Events to `recorder` about Services that ask for what the mode
     /// cannot do, or for addresses that other Services own.
     pub fn post_to(&mut self, recorder: Recorder) {
-        self.preferences = ReportedPreferences::new(recorder.clone());
+        self.preferences.post_to(recorder.clone());
         self.conflicts = Conflicts::new(recorder);
+    }
+
+    /// Returns what others may read of this runner at any time.
+    pub fn status(&self) -> Arc<Status> {
+        Arc::clone(&self.status)
     }
 
     /// Calls `follower` after each sync that came in force.
@@ -216,6 +226,7 @@ impl<M: Mode> Runner<M> {
             }
         }
         let changes = self.tracker.apply(batch.events);
+        self.status.set_ports(self.tracker.map());
         self.metrics.services.seen(events.services);
         self.metrics.endpoints.seen(events.slices);
         let node = self.tracker.node();
@@ -290,6 +301,7 @@ impl<M: Mode> Runner<M> {
             // This counts also a sync that no change requested: if it hangs or
             // fails, it is what is overdue.
             self.health.queued(family);
+            self.status.began(family);
         }
         let outcomes = self.mode.sync(self.tracker.map(), asked).await;
         let ended = Instant::now();
@@ -314,7 +326,15 @@ impl<M: Mode> Runner<M> {
                     for pause in [lingering, report.look_again].into_iter().flatten() {
                         scheduler.sync_by(family, ended + pause);
                     }
-                    self.in_force(family, report)
+                    let sync = Sync {
+                        ended: SystemTime::now(),
+                        took: ended - begun,
+                        full,
+                        lingering: report.lingering,
+                    };
+                    let outcome = self.in_force(family, report);
+                    self.status.synced(family, sync, self.failures.of(family));
+                    outcome
                 }
                 Err(error) => self.failed(family, &error),
             };
@@ -336,6 +356,7 @@ impl<M: Mode> Runner<M> {
         match addresses.serving_node_ports(node.map(|node| &**node)) {
             Ok(addresses) => {
                 let changes = self.tracker.set_node_addresses(addresses);
+                self.status.set_ports(self.tracker.map());
                 self.merge(changes, Events::default());
             }
             // The addresses that were observed last stay in force.
@@ -376,6 +397,7 @@ impl<M: Mode> Runner<M> {
 
     fn failed(&mut self, family: Family, error: &SyncError) -> Outcome {
         self.metrics.failed(family);
+        self.status.failed(family, error.to_string());
         let changes = &mut self.pending.get_mut(family).changes;
         changes.bound(self.tracker.map());
         tracing::error!(mode = %self.mode.name(), "sync of {family} failed, will be tried again: {error}");

@@ -7,6 +7,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
+use parking_lot::Mutex;
 
 use crate::{
     events::{self, Recorder},
@@ -15,11 +16,15 @@ use crate::{
     services::{Changes, ServiceMap, ServiceName, ServicePort, ServicePortName},
 };
 
+/// What the ports of each Service ask for that the mode does not do.
+pub type UnsupportedPreferences = HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>;
+
 /// Unsupported preferences that were reported and still hold.
 #[derive(Debug)]
 pub(super) struct ReportedPreferences {
     recorder: Recorder,
-    services: HashMap<ServiceName, BTreeMap<ServicePortName, BTreeSet<Reason>>>,
+    /// Shared with those who read it now and then.
+    services: Arc<Mutex<UnsupportedPreferences>>,
 }
 
 impl ReportedPreferences {
@@ -27,8 +32,18 @@ impl ReportedPreferences {
     pub(super) fn new(recorder: Recorder) -> ReportedPreferences {
         ReportedPreferences {
             recorder,
-            services: HashMap::new(),
+            services: Arc::default(),
         }
+    }
+
+    /// Posts later Events to `recorder`.
+    pub(super) fn post_to(&mut self, recorder: Recorder) {
+        self.recorder = recorder;
+    }
+
+    /// Returns what was reported and still holds, as it is at any time.
+    pub(super) fn shared(&self) -> Arc<Mutex<UnsupportedPreferences>> {
+        Arc::clone(&self.services)
     }
 
     /// Reports what is new in `unsupported`, the report of a sync of `family`
@@ -43,7 +58,8 @@ impl ReportedPreferences {
         changes: &Changes,
         map: &ServiceMap,
     ) {
-        let before = self.remove(family, changes);
+        let services = &mut *self.services.lock();
+        let before = remove(services, family, changes);
         if changes.full {
             let ports = map.iter().filter(|port| port.name.family == family);
             unsupported.extend(ports.flat_map(malformed));
@@ -53,7 +69,7 @@ impl ReportedPreferences {
         }
         for Unsupported { port, reason } in unsupported {
             let service = port.service.clone();
-            let ports = self.services.entry(service.clone()).or_default();
+            let ports = services.entry(service.clone()).or_default();
             let known = before
                 .get(&service)
                 .is_some_and(|reasons| reasons.contains(&reason))
@@ -68,42 +84,42 @@ impl ReportedPreferences {
             ports.entry(port).or_default().insert(reason);
         }
     }
+}
 
-    /// Removes and returns what was reported of the ServicePorts of `changes`,
-    /// which are of `family`.
-    fn remove(
-        &mut self,
-        family: Family,
-        changes: &Changes,
-    ) -> HashMap<ServiceName, BTreeSet<Reason>> {
-        let mut removed: HashMap<ServiceName, BTreeSet<Reason>> = HashMap::new();
-        if changes.full {
-            self.services.retain(|service, ports| {
-                let of_family = ports.extract_if(.., |port, _| port.family == family);
-                let reasons = of_family.flat_map(|(_, reasons)| reasons).collect();
-                removed.insert(service.clone(), reasons);
-                !ports.is_empty()
-            });
-            return removed;
-        }
-        // Mostly nothing was ever reported.
-        if self.services.is_empty() {
-            return removed;
-        }
-        for port in &changes.ports {
-            let Some(ports) = self.services.get_mut(&port.service) else {
-                continue;
-            };
-            if let Some(reasons) = ports.remove(port) {
-                let of_service = removed.entry(port.service.clone()).or_default();
-                of_service.extend(reasons);
-            }
-            if ports.is_empty() {
-                self.services.remove(&port.service);
-            }
-        }
-        removed
+/// Removes and returns what was reported of the ServicePorts of `changes`,
+/// which are of `family`.
+fn remove(
+    services: &mut UnsupportedPreferences,
+    family: Family,
+    changes: &Changes,
+) -> HashMap<ServiceName, BTreeSet<Reason>> {
+    let mut removed: HashMap<ServiceName, BTreeSet<Reason>> = HashMap::new();
+    if changes.full {
+        services.retain(|service, ports| {
+            let of_family = ports.extract_if(.., |port, _| port.family == family);
+            let reasons = of_family.flat_map(|(_, reasons)| reasons).collect();
+            removed.insert(service.clone(), reasons);
+            !ports.is_empty()
+        });
+        return removed;
     }
+    // Mostly nothing was ever reported.
+    if services.is_empty() {
+        return removed;
+    }
+    for port in &changes.ports {
+        let Some(ports) = services.get_mut(&port.service) else {
+            continue;
+        };
+        if let Some(reasons) = ports.remove(port) {
+            let of_service = removed.entry(port.service.clone()).or_default();
+            of_service.extend(reasons);
+        }
+        if ports.is_empty() {
+            services.remove(&port.service);
+        }
+    }
+    removed
 }
 
 /// Returns the annotations of `port` that cannot be read: no mode sees them.

@@ -1,7 +1,13 @@
 //! A small HTTP/1.1 server: GET requests, answers that fit in memory, one answer
 //! a connection.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use http_body_util::Full;
 use hyper::{
@@ -14,7 +20,8 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::SockRef;
 use tokio::{
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
     time::timeout,
 };
@@ -36,13 +43,69 @@ const LIFETIME: Duration = Duration::from_secs(30);
 /// kernel still has to send when our side is closed.
 const TAKES_NOTHING: Duration = Duration::from_secs(10);
 
+/// Longest head of a request.
+const LONGEST_HEAD: usize = 16 << 10;
+
 /// The parts of a request that an answer may depend on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Asked<'a> {
     /// The path, without query.
     pub(super) path: &'a str,
+    /// What stands behind the path's question mark; empty if there is nothing.
+    pub(super) query: &'a str,
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
+    /// Who asks.
+    pub(super) peer: Peer,
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// A process of this node: by a unix socket, or from a loopback address.
+    OfNode,
+    /// Anybody else.
+    #[default]
+    Elsewhere,
+}
+
+impl Peer {
+    fn at(address: IpAddr) -> Peer {
+        if address.to_canonical().is_loopback() {
+            Peer::OfNode
+        } else {
+            Peer::Elsewhere
+        }
+    }
+}
+
+/// A socket on which clients come in.
+pub(super) trait Listener: Send {
+    /// The connection to one client.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// Waits for the next client. Returns the connection, and where it comes from.
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, IpAddr)> {
+        let (stream, peer) = self.accept().await?;
+        // Without it the lifetime is the limit.
+        let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(TAKES_NOTHING));
+        Ok((stream, peer.ip()))
+    }
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+
+    /// All clients are of this node, and count as one.
+    async fn next(&self) -> io::Result<(UnixStream, IpAddr)> {
+        let (stream, _) = self.accept().await?;
+        Ok((stream, Ipv4Addr::LOCALHOST.into()))
+    }
 }
 
 /// An answer to a GET request.
@@ -111,26 +174,27 @@ impl Answer {
 /// Answers GET requests to `listener` as `answer` says, for ever. Its
 /// connections count among `open`, and end with it.
 pub(super) async fn serve(
-    listener: TcpListener,
+    listener: impl Listener,
     open: Arc<Connections>,
     answer: impl Fn(Asked<'_>) -> Answer + Clone + Send + Sync + 'static,
 ) {
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = listener.next() => accepted,
             Some(_) = connections.join_next() => continue,
         };
         let Ok((stream, peer)) = accepted else {
             tokio::time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
-        let mut place = open.enter(peer.ip());
+        let mut place = open.enter(peer);
+        let peer = Peer::at(peer);
         let answer = answer.clone();
         connections.spawn(async move {
             tokio::select! {
                 () = place.evicted() => {}
-                _ = timeout(LIFETIME, answer_once(stream, answer)) => {}
+                _ = timeout(LIFETIME, answer_once(stream, peer, answer)) => {}
             }
         });
     }
@@ -139,11 +203,13 @@ pub(super) async fn serve(
 /// Answers the first request of a connection and closes it: what else the client
 /// may have sent is not read, so nothing waits in memory for a client that does
 /// not take its answers.
-async fn answer_once(stream: TcpStream, answer: impl Fn(Asked<'_>) -> Answer) {
-    // Without it the lifetime is the limit.
-    let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(TAKES_NOTHING));
+async fn answer_once(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    peer: Peer,
+    answer: impl Fn(Asked<'_>) -> Answer,
+) {
     let service = service_fn(|request: Request<Incoming>| {
-        let answer = respond(&request, &answer);
+        let answer = respond(&request, peer, &answer);
         async move { Ok::<_, Infallible>(answer.into_response()) }
     });
     // A client that breaks off is not logged.
@@ -151,11 +217,16 @@ async fn answer_once(stream: TcpStream, answer: impl Fn(Asked<'_>) -> Answer) {
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .keep_alive(false)
+        .max_buf_size(LONGEST_HEAD)
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }
 
-fn respond(request: &Request<Incoming>, answer: impl Fn(Asked<'_>) -> Answer) -> Answer {
+fn respond(
+    request: &Request<Incoming>,
+    peer: Peer,
+    answer: impl Fn(Asked<'_>) -> Answer,
+) -> Answer {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return Answer::text("only GET is served here\n")
             .with_status(StatusCode::METHOD_NOT_ALLOWED);
@@ -163,8 +234,10 @@ fn respond(request: &Request<Incoming>, answer: impl Fn(Asked<'_>) -> Answer) ->
     let accept = request.headers().get(ACCEPT);
     answer(Asked {
         path: request.uri().path(),
+        query: request.uri().query().unwrap_or_default(),
         accept: accept
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default(),
+        peer,
     })
 }

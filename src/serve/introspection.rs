@@ -1,10 +1,14 @@
 //! What is served at the metrics address: `/metrics`, `/proxyMode`, `/configz`,
 //! `/statusz`, `/flagz`, `/healthz` in its short form, and how often that was
-//! asked (`/metrics/slis`, KEP-3466).
+//! asked (`/metrics/slis`, KEP-3466). To processes of this node also the API of the
+//! running proxy.
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::SystemTime,
 };
 
@@ -13,11 +17,15 @@ use prometheus::{Encoder, IntGauge, Opts, Registry, TextEncoder};
 use serde_json::{Value, json};
 
 use super::{
+    StatusApi,
     http::{Answer, Asked},
     process,
     zpages::Pages,
 };
-use crate::net::ModeName;
+use crate::{
+    net::ModeName,
+    status_api::{SERVICES_PATH, STATUS_PATH},
+};
 
 /// Name under which `/configz` shows the configuration: its API group.
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
@@ -55,6 +63,7 @@ pub struct Introspection {
     running: Running,
     configuration: Value,
     pages: Pages,
+    api: Option<Arc<StatusApi>>,
 }
 
 impl Introspection {
@@ -79,7 +88,16 @@ impl Introspection {
             },
             running,
             configuration,
+            api: None,
         }
+    }
+
+    /// Returns the same with the API of the running proxy, for processes of this
+    /// node.
+    pub fn with_api(mut self, api: Arc<StatusApi>) -> Introspection {
+        self.pages.paths.extend([SERVICES_PATH, STATUS_PATH]);
+        self.api = Some(api);
+        self
     }
 
     /// Registers what describes the process: `process_…`, its version, its mode.
@@ -131,6 +149,10 @@ impl Introspection {
             "/configz" => Answer::json(json!({ CONFIG_GROUP: self.configuration }).to_string()),
             "/statusz" => self.pages.statusz(asked),
             "/flagz" => self.pages.flagz(asked),
+            path if path.starts_with("/v1/") => match &self.api {
+                Some(api) => api.answer(asked),
+                None => Answer::not_found(),
+            },
             path if path.starts_with("/debug/") => Answer::text(
                 "profiles as Go has them are not offered; perf(1) works on this process\n",
             )

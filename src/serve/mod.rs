@@ -8,6 +8,8 @@ mod http;
 mod introspection;
 mod process;
 pub mod service_health;
+mod status_api;
+mod unix;
 mod zpages;
 
 #[cfg(test)]
@@ -15,13 +17,14 @@ mod exposition;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use prometheus::Registry;
 
 pub use self::{
     bind::{Bind, BindError},
     introspection::{Introspection, Running},
+    status_api::{About, StatusApi},
 };
 use self::{connections::Connections, healthz::Probes};
 use crate::runner::health::Health;
@@ -64,6 +67,15 @@ pub fn metrics(
         http::serve(listener, open, move |asked| about.answer(asked)).await;
         Ok(())
     })
+}
+
+/// Serves the API of the running proxy on the unix socket `path`, which only the
+/// user of this process may use; does not end. A socket that cannot be opened is tried
+/// again.
+pub async fn status(path: PathBuf, api: Arc<StatusApi>) {
+    let listener = unix::listen(path).await;
+    let open = Arc::new(Connections::default());
+    http::serve(listener, open, move |asked| api.answer(asked)).await;
 }
 
 /// Why something cannot be served at all.

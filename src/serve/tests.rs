@@ -94,7 +94,10 @@ const KUBE_PROXY: [(&str, &str); 26] = [
 ];
 
 fn get<'a>(path: &'a str) -> Asked<'a> {
-    Asked { path, accept: "" }
+    Asked {
+        path,
+        ..Asked::default()
+    }
 }
 
 fn probes(health: &Arc<Health>) -> Probes {

@@ -149,7 +149,10 @@ mod tests {
     }
 
     fn asked(accept: &str) -> Asked<'_> {
-        Asked { path: "", accept }
+        Asked {
+            accept,
+            ..Asked::default()
+        }
     }
 
     #[test]

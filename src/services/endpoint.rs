@@ -1,6 +1,6 @@
 //! Endpoints of a ServicePort, and the sets of them that traffic may reach.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 /// One endpoint of a ServicePort: an address and port that serves it, with
 /// what decides whether traffic may go there.
@@ -53,5 +53,133 @@ impl Endpoints {
         weights
             .next()
             .is_some_and(|first| weights.any(|weight| weight != first))
+    }
+}
+
+/// Why an endpoint gets no new connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotUsed {
+    /// It is not ready.
+    NotReady,
+    /// It is being shut down.
+    Terminating,
+    /// It is on another node, and the traffic policy is Local.
+    OtherNode,
+    /// By topology hints it serves other zones or nodes.
+    Topology,
+    /// Its weight is 0.
+    NoWeight,
+}
+
+impl fmt::Display for NotUsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NotUsed::NotReady => "not ready",
+            NotUsed::Terminating => "terminating",
+            NotUsed::OtherNode => "on another node, the traffic policy is Local",
+            NotUsed::Topology => "for other zones or nodes, by topology hints",
+            NotUsed::NoWeight => "weight 0",
+        })
+    }
+}
+
+impl Endpoints {
+    /// Returns each endpoint, sorted by address, with the reason why it gets no new
+    /// connections; `None`: it does.
+    pub fn usage(&self) -> impl Iterator<Item = (&Endpoint, Option<NotUsed>)> {
+        (0..)
+            .zip(&self.all)
+            .map(|(at, endpoint)| (endpoint, self.not_used(at, endpoint)))
+    }
+
+    fn not_used(&self, at: u32, endpoint: &Endpoint) -> Option<NotUsed> {
+        if self.all_reachable.binary_search(&at).is_ok() {
+            return (endpoint.weight == 0).then_some(NotUsed::NoWeight);
+        }
+        Some(if endpoint.terminating {
+            NotUsed::Terminating
+        } else if !endpoint.ready {
+            NotUsed::NotReady
+        } else if self.cluster.is_empty() {
+            // Some endpoint is ready, so traffic with policy Cluster would have one.
+            NotUsed::OtherNode
+        } else {
+            NotUsed::Topology
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_an_endpoint_gets_nothing() {
+        let endpoint = |number: u8| Endpoint {
+            address: SocketAddr::from(([10, 1, 0, number], 80)),
+            local: false,
+            ready: true,
+            serving: true,
+            terminating: false,
+            weight: 1,
+            node_name: None,
+        };
+        let all = || {
+            [
+                endpoint(0),
+                Endpoint {
+                    weight: 0,
+                    ..endpoint(1)
+                },
+                Endpoint {
+                    ready: false,
+                    ..endpoint(2)
+                },
+                Endpoint {
+                    ready: false,
+                    terminating: true,
+                    ..endpoint(3)
+                },
+                endpoint(4),
+            ]
+        };
+        let used = |cluster: &[u32], local: &[u32]| {
+            let endpoints = Endpoints {
+                all: Box::new(all()),
+                cluster: cluster.into(),
+                local: local.into(),
+                all_reachable: [cluster, local].concat().into(),
+                has_any: true,
+            };
+            let usage = endpoints.usage().map(|(_, why)| why);
+            usage.collect::<Vec<_>>()
+        };
+        let (not_ready, terminating) = (Some(NotUsed::NotReady), Some(NotUsed::Terminating));
+        for (cluster, local, expected) in [
+            (
+                &[0, 1][..],
+                &[][..],
+                [
+                    None,
+                    Some(NotUsed::NoWeight),
+                    not_ready,
+                    terminating,
+                    Some(NotUsed::Topology),
+                ],
+            ),
+            (
+                &[],
+                &[0],
+                [
+                    None,
+                    Some(NotUsed::OtherNode),
+                    not_ready,
+                    terminating,
+                    Some(NotUsed::OtherNode),
+                ],
+            ),
+        ] {
+            assert_eq!(used(cluster, local), expected, "{cluster:?} {local:?}");
+        }
     }
 }

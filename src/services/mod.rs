@@ -34,7 +34,7 @@ pub(crate) mod service_ports;
 
 use crate::net::Protocol;
 pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
-pub use endpoint::{Endpoint, Endpoints};
+pub use endpoint::{Endpoint, Endpoints, NotUsed};
 pub use event::{Batch, Event};
 pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT};
 pub use invalid::{Invalid, Reduced};
@@ -49,10 +49,14 @@ pub use slice::{EndpointSlice, Hints, Owner, SliceEndpoint, SliceName, SlicePort
 pub use tracker::Tracker;
 pub use trigger::Trigger;
 
+/// ServicePorts by name.
+pub type ServicePorts = hashbrown::HashMap<ServicePortName, Arc<ServicePort>>;
+
 /// Every ServicePort that this node should serve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceMap {
-    ports: hashbrown::HashMap<ServicePortName, Arc<ServicePort>>,
+    /// Copied on change while somebody else has a reference to it.
+    ports: Arc<ServicePorts>,
     node: Option<Arc<Node>>,
     service_networks: Vec<IpNet>,
 }
@@ -79,6 +83,13 @@ impl ServiceMap {
         self.ports.values()
     }
 
+    /// Returns a reference to the ServicePorts as they are now, which stays as it is
+    /// when they change. While it lasts the next change copies the table; one that is
+    /// not to cost that is weak.
+    pub fn ports(&self) -> &Arc<ServicePorts> {
+        &self.ports
+    }
+
     /// Returns how many ServicePorts there are.
     pub fn len(&self) -> usize {
         self.ports.len()
@@ -98,7 +109,7 @@ impl FromIterator<ServicePort> for ServiceMap {
             .into_iter()
             .map(|port| (port.name.clone(), Arc::new(port)));
         ServiceMap {
-            ports: named.collect(),
+            ports: Arc::new(named.collect()),
             ..ServiceMap::default()
         }
     }

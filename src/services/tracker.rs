@@ -279,13 +279,14 @@ impl Tracker {
             }
             let new = Arc::new(new);
             changes.record(old, Some(&new));
-            self.map.ports.insert(new.name.clone(), Arc::clone(&new));
+            let map = Arc::make_mut(&mut self.map.ports);
+            map.insert(new.name.clone(), Arc::clone(&new));
             ports.push(new);
         }
         for old in &entry.ports {
             if !ports.iter().any(|new| new.name == old.name) {
                 changes.record(Some(old), None);
-                self.map.ports.remove(&old.name);
+                Arc::make_mut(&mut self.map.ports).remove(&old.name);
             }
         }
         entry.ports = ports.into();

@@ -10,11 +10,12 @@ mod serve;
 mod succession;
 mod takeover;
 
-use std::{error::Error, path::Path, sync::Arc};
+use std::{error::Error, path::Path, process::ExitCode, sync::Arc};
 
 use prometheus::Registry;
 
 use crate::{
+    ask,
     cli::{Job, Settings},
     events::Recorder,
     modes::Mode,
@@ -25,19 +26,21 @@ use crate::{
 /// How a job ended.
 pub type Done = Result<(), Box<dyn Error>>;
 
-/// Runs the job that the settings ask for.
+/// Runs the job that the settings ask for. Returns the status to exit with.
 ///
 /// # Errors
 /// Why it could not be done, in words for the operator.
-pub async fn run(settings: Settings) -> Done {
-    match &settings.job {
+pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
+    let done = match &settings.job {
+        Job::Ask(question) => return Ok(ask::ask(question).await),
         Job::WriteConfig(path) => write_config(&settings, path),
         Job::Cleanup => takeover::cleanup_all(&settings.effective.ipvs_exclude).await,
         Job::Init => init(&settings).await,
         Job::Probe(format) => probe::print(&settings, *format),
         Job::Render(folder) => render::render(&settings, folder).await,
         Job::Serve => serve::serve(settings).await,
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 /// Does what needs full privileges, for a process that will run without them.

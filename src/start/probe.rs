@@ -23,6 +23,7 @@ pub(super) fn print(settings: &Settings, format: Format) -> Done {
     let verdicts = verdict::verdicts(&kernel, &requirements);
     let text = match format {
         Format::Json => format!("{:#}\n", verdict::json(&verdicts)),
+        Format::Yaml => serde_saphyr::to_string(&verdict::json(&verdicts))?,
         Format::Table => verdict::table(&verdicts),
     };
     std::io::stdout().write_all(text.as_bytes())?;

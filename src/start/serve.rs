@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
     pin::{Pin, pin},
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use prometheus::Registry;
@@ -25,15 +25,16 @@ use super::{
 use crate::{
     api_client,
     cli::Settings,
-    config::{self, ConfigFile},
+    config::{self, ConfigFile, Effective},
     events::{self, Event, Recorder},
     modes::userspace::{self, Handover},
     net::ModeName,
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, schedule},
-    serve::{self, Bind, Introspection, service_health::ServiceHealth},
+    sched::SchedulerName,
+    serve::{self, About, Bind, Introspection, StatusApi, service_health::ServiceHealth},
     services::Tracker,
-    watch::{Source, api},
+    watch::{Source, SourceHealth, api},
 };
 
 /// Events that may wait for the API server; more are dropped.
@@ -52,12 +53,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let effective = &settings.effective;
     let node = node::name(&settings.configuration.hostname_override)?;
     let registry = Registry::new();
-    let default = schedule::Options::default();
-    let options = schedule::Options {
-        sync_period: effective.sync_period,
-        min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
-        ..default
-    };
+    let options = sync_options(effective);
     let health = Arc::new(Health::new(2 * options.sync_period));
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
     let bind = |address| Bind {
@@ -91,11 +87,6 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let proxy = context.mode(mode)?;
     tracing::info!(%node, %mode, objects = %source, "starting");
 
-    if let Some(address) = effective.metrics {
-        let about = introspection(&settings, choice, &registry);
-        serving.spawn(serve::metrics(bind(address), about)?);
-    }
-
     let handover = proxy.handover();
     let mut runner = Runner::new(
         TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()).giving_way(handover.clone()),
@@ -104,19 +95,29 @@ pub(super) async fn serve(settings: Settings) -> Done {
         Arc::clone(&health),
         metrics,
     );
+    let objects = Arc::new(SourceHealth::default());
+    let api = Arc::new(StatusApi {
+        about: about(&settings, &choice, &node, &source),
+        health: Arc::clone(&health),
+        runner: runner.status(),
+        objects: Arc::clone(&objects),
+    });
+    if let Some(path) = settings.own.status_socket.clone() {
+        tokio::spawn(serve::status(path, Arc::clone(&api)));
+    }
+    if let Some(address) = effective.metrics {
+        let pages = introspection(&settings, choice, &registry).with_api(api);
+        serving.spawn(serve::metrics(bind(address), pages)?);
+    }
     runner.post_to(recorder.clone());
-    runner.follow(ServiceHealth::start(
-        {
-            let node_ports = Arc::clone(&node_ports);
-            move || health_check_addresses(&node_ports)
-        },
-        health,
-        recorder,
-    ));
+    let served = Arc::clone(&node_ports);
+    let addresses = move || health_check_addresses(&served);
+    runner.follow(ServiceHealth::start(addresses, health, recorder));
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
     let batches = source.follow(api::Settings {
         node_weights: settings.own.node_weights,
         service_cidrs: mode == ModeName::Nftables,
+        health: objects,
         ..api::Settings::for_node(&node)
     });
     let sockets = userspace::workers(settings.own.workers);
@@ -124,6 +125,16 @@ pub(super) async fn serve(settings: Settings) -> Done {
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
     until_ended(running, serving, handover, &settings).await
+}
+
+/// Returns when syncs are due.
+fn sync_options(effective: &Effective) -> schedule::Options {
+    let default = schedule::Options::default();
+    schedule::Options {
+        sync_period: effective.sync_period,
+        min_interval: effective.min_sync_period.unwrap_or(default.min_interval),
+        ..default
+    }
 }
 
 /// Waits until a signal, or an error, ends the process, and then for the connections
@@ -202,6 +213,23 @@ fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> In
     };
     let configuration = settings.configuration.to_value();
     Introspection::new(registry.clone(), running, configuration, flags.collect())
+}
+
+/// Returns what the API says of this process as long as it runs.
+fn about(settings: &Settings, choice: &Chosen, node: &str, source: &Source) -> About {
+    About {
+        started: SystemTime::now(),
+        node: node.to_owned(),
+        mode: choice.mode,
+        passed_over: choice.passed_over.clone(),
+        lost: choice.lost.clone(),
+        source: source.to_string(),
+        scheduler: match choice.mode {
+            ModeName::Ipvs => probe::requirements(settings).scheduler,
+            ModeName::Userspace => settings.effective.scheduler.to_string(),
+            ModeName::Nftables | ModeName::Iptables => SchedulerName::Random.to_string(),
+        },
+    }
 }
 
 const SOURCE_ENDED: &str = "the source of objects ended unexpectedly";

@@ -1,7 +1,7 @@
 //! Where objects come from: the API server, or a folder of manifests. Both
 //! give the same events.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use tokio::sync::mpsc::Receiver;
 
@@ -11,7 +11,10 @@ use crate::{
 };
 
 pub mod api;
+mod health;
 pub mod manifests;
+
+pub use health::{KindHealth, SourceHealth, Trouble};
 
 /// Where objects come from.
 #[derive(Clone)]
@@ -40,7 +43,7 @@ impl Source {
     /// server; in a folder all are read anyway.
     pub fn follow(&self, settings: api::Settings) -> Receiver<Batch> {
         match self {
-            Source::Folder(folder) => manifests::spawn(folder),
+            Source::Folder(folder) => manifests::spawn_with(folder, Arc::clone(&settings.health)),
             Source::Cluster(access) => api::spawn(access.clone(), settings),
         }
     }

@@ -3,6 +3,7 @@
 use crate::{
     cli::flag::{Field, Flag},
     config::{bind, notation, quantity},
+    status_api::SOCKET,
 };
 
 pub(super) const OBSERVING: &[Flag] = &[
@@ -32,6 +33,20 @@ pub(super) const OBSERVING: &[Flag] = &[
         ),
         "Where /metrics is served; empty: nowhere",
     ),
+    Flag::new(
+        "status-socket",
+        "PATH",
+        Field::Set(
+            |o, text| {
+                o.own.status_socket = Some(text).filter(|path| !path.is_empty()).map(Into::into);
+                Ok(())
+            },
+            SOCKET,
+        ),
+        "Unix socket, for root alone, on which tripod status and tripod services ask this \
+         process; empty: none",
+    )
+    .beside_file(),
     Flag::switch(
         "bind-address-hard-fail",
         |o| &mut o.configuration.bind_address_hard_fail,

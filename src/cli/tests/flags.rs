@@ -419,3 +419,58 @@ fn what_is_to_be_left_out_is_known_by_name_and_no_flag_of_kube_proxys() {
         assert!(refused.contains(part), "{part} is not in {refused}");
     }
 }
+
+#[test]
+fn questions_to_the_running_proxy() {
+    let ask = |arguments: &[&str]| match settings(arguments).job {
+        Job::Ask(ask) => ask,
+        other => panic!("{arguments:?}: {other:?}"),
+    };
+    let services = |namespace: Option<&str>, name: Option<&str>| Question::Services {
+        namespace: namespace.map(str::to_owned),
+        name: name.map(str::to_owned),
+    };
+    let usual = "/run/tripod/tripod.sock";
+    for (arguments, question, output, socket) in [
+        (&["status"][..], Question::Status, Output::Table, usual),
+        (
+            &["status", "-o", "wide", "--status-socket=/s"],
+            Question::Status,
+            Output::Wide,
+            "/s",
+        ),
+        (
+            &["services", "--output=json"],
+            services(None, None),
+            Output::Json,
+            usual,
+        ),
+        (
+            &["services", "shop", "-oyaml"],
+            services(Some("shop"), None),
+            Output::Yaml,
+            usual,
+        ),
+        (
+            &["services", "shop/cart"],
+            services(Some("shop"), Some("cart")),
+            Output::Table,
+            usual,
+        ),
+    ] {
+        let expected = Ask {
+            question,
+            output,
+            socket: socket.into(),
+        };
+        assert_eq!(ask(arguments), expected, "{arguments:?}");
+    }
+    for wrong in ["/", "a/", "/b", "a/b/c", "a?continue=x", "a b"] {
+        let why = refusal("", &["services", "--", wrong]);
+        assert!(why.contains("it must be a namespace"), "{wrong:?}: {why}");
+    }
+    let socket = |arguments: &[&str]| settings(arguments).own.status_socket;
+    assert_eq!(socket(&[]), Some(usual.into()));
+    assert_eq!(socket(&["--status-socket", ""]), None);
+    assert_eq!(socket(&["--status-socket=/s"]), Some("/s".into()));
+}

@@ -27,7 +27,7 @@ use super::{
     lines::{End, Lines},
     pause::Pauses,
 };
-use crate::api_client::Access;
+use crate::{api_client::Access, watch::SourceHealth};
 
 /// Objects on a page of a list, as client-go has it.
 const PAGE: u32 = 500;
@@ -41,9 +41,17 @@ const PROVEN: Duration = Duration::from_secs(5);
 /// A watch that ends sooner, without an event, is a failure.
 const SHORT: Duration = Duration::from_secs(1);
 
+/// What all kinds share.
+pub(super) struct Context<'a> {
+    pub(super) access: &'a Access,
+    pub(super) changes: &'a Notify,
+    pub(super) health: &'a SourceHealth,
+}
+
 /// Follows one kind of objects.
 pub(super) struct Follower<'a, K: Kind> {
     access: &'a Access,
+    health: &'a SourceHealth,
     fields: Option<String>,
     intake: Intake<'a, K>,
     changes: &'a Notify,
@@ -66,14 +74,20 @@ struct Outage {
 
 impl<'a, K: Kind> Follower<'a, K> {
     pub(super) fn new(
-        access: &'a Access,
+        context: Context<'a>,
         fields: Option<String>,
         intake: Intake<'a, K>,
-        changes: &'a Notify,
         pauses: Pauses,
     ) -> Self {
+        let Context {
+            access,
+            changes,
+            health,
+        } = context;
+        health.begins(K::PLURAL, !K::DISPENSABLE);
         Follower {
             access,
+            health,
             fields,
             intake,
             changes,
@@ -116,6 +130,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         };
         if K::DISPENSABLE && matches!(failure, Failure::Withheld(_) | Failure::Unsupported(_)) {
             self.intake.settle();
+            self.health.is_complete(K::PLURAL);
             self.changes.notify_one();
         }
         let outage = self.outage.get_or_insert_with(|| Outage {
@@ -128,6 +143,9 @@ impl<'a, K: Kind> Follower<'a, K> {
         debug!("{}: {text}; trying again in {pause:?}", K::PLURAL);
         // A stream that breaks once is an API server being restarted.
         let by_chance = outage.failures == 1 && matches!(failure, Failure::Broken(_));
+        if !by_chance {
+            self.health.fails(K::PLURAL, text.as_str());
+        }
         if !by_chance && outage.logged.as_ref() != Some(&text) {
             warn!(
                 "{} cannot be followed: {text}; the last known state stays in force",
@@ -146,6 +164,7 @@ impl<'a, K: Kind> Follower<'a, K> {
     }
 
     fn works(&mut self) {
+        self.health.works(K::PLURAL);
         if let Some(outage) = self.outage.take()
             && outage.logged.is_some()
         {
@@ -287,6 +306,7 @@ impl<'a, K: Kind> Follower<'a, K> {
     /// Records that a list is complete.
     fn listed(&mut self) {
         self.unfinished = false;
+        self.health.is_complete(K::PLURAL);
         self.works();
         // Also of an empty list: that there are no objects is known now.
         self.changes.notify_one();

@@ -48,6 +48,7 @@ use self::{
 use crate::{
     api_client::Access,
     services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceCidr},
+    watch::SourceHealth,
 };
 
 mod ask;
@@ -80,6 +81,8 @@ pub struct Settings {
     /// ... which doubles with each one that follows, up to this. Half of a
     /// pause is left to chance.
     pub longest_pause: Duration,
+    /// Where it is recorded how it goes.
+    pub health: Arc<SourceHealth>,
 }
 
 impl Settings {
@@ -92,6 +95,7 @@ impl Settings {
             service_cidrs: false,
             first_pause: Duration::from_millis(800),
             longest_pause: Duration::from_secs(30),
+            health: Arc::default(),
         }
     }
 }
@@ -140,34 +144,36 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
     let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
     let own = format!("metadata.name={}", settings.node_name);
     let others = format!("metadata.name!={}", settings.node_name);
-    let services = Follower::new(
+    let context = || follow::Context {
         access,
+        changes,
+        health: &settings.health,
+    };
+    let services = Follower::new(
+        context(),
         None,
         Intake::new(names, &objects.services),
-        changes,
         pauses(),
     );
     let slices = Follower::new(
-        access,
+        context(),
         None,
         Intake::new(names, &objects.slices),
-        changes,
         pauses(),
     );
     let node = Follower::new(
-        access,
+        context(),
         Some(own),
         Intake::new(names, &objects.node),
-        changes,
         pauses(),
     );
     let elsewhere = objects.elsewhere.as_ref().map(|known| {
         let intake = Intake::new(names, known);
-        Follower::new(access, Some(others), intake, changes, pauses())
+        Follower::new(context(), Some(others), intake, pauses())
     });
     let service_cidrs = objects.service_cidrs.as_ref().map(|known| {
         let intake = Intake::new(names, known);
-        Follower::new(access, None, intake, changes, pauses())
+        Follower::new(context(), None, intake, pauses())
     });
     tokio::select! {
         () = async {

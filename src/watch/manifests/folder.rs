@@ -82,6 +82,12 @@ impl Folder {
         self.files.keys()
     }
 
+    /// Returns the names of the files that are faulty as they are now.
+    pub(super) fn broken_files(&self) -> impl Iterator<Item = &OsString> {
+        let broken = self.files.iter().filter(|(_, file)| file.broken);
+        broken.map(|(name, _)| name)
+    }
+
     /// Applies what was found under some names; other files are as before.
     pub(super) fn take(&mut self, found: impl IntoIterator<Item = (OsString, Found)>) -> Outcome {
         let mut reports = Vec::new();

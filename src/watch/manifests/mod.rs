@@ -7,11 +7,12 @@
 //! `disk` reads files, `notify` receives inotify events; `watcher` decides when
 //! to scan, and `scanner` scans.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::sync::mpsc;
 
 use self::{scanner::FolderScanner, watcher::FolderWatcher};
+use super::SourceHealth;
 use crate::services::Batch;
 
 mod disk;
@@ -37,14 +38,27 @@ const SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// not exist is waited for; if it goes away, its last content stays in force.
 /// The task ends when the receiver is dropped.
 pub fn spawn(dir: impl Into<PathBuf>) -> mpsc::Receiver<Batch> {
+    spawn_with(dir, Arc::default())
+}
+
+/// As [`spawn`]; how it goes is recorded in `health`.
+pub(super) fn spawn_with(
+    dir: impl Into<PathBuf>,
+    health: Arc<SourceHealth>,
+) -> mpsc::Receiver<Batch> {
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(follow(dir.into(), sender, SCAN_PERIOD));
+    tokio::spawn(follow(dir.into(), sender, SCAN_PERIOD, health));
     receiver
 }
 
-async fn follow(dir: PathBuf, sender: mpsc::Sender<Batch>, scan_period: Duration) {
+async fn follow(
+    dir: PathBuf,
+    sender: mpsc::Sender<Batch>,
+    scan_period: Duration,
+    health: Arc<SourceHealth>,
+) {
     let mut watcher = FolderWatcher::open(&dir, scan_period);
-    let mut scanner = FolderScanner::new(dir);
+    let mut scanner = FolderScanner::new(dir, health);
     let mut first = true;
     loop {
         let batch = scanner.scan(&mut watcher).await;

@@ -1,6 +1,6 @@
 //! Scans the folder when the watcher says so, and has what changed parsed.
 
-use std::{collections::BTreeMap, ffi::OsString, io, path::PathBuf};
+use std::{collections::BTreeMap, ffi::OsString, io, path::PathBuf, sync::Arc};
 
 use tracing::{info, warn};
 
@@ -9,7 +9,13 @@ use super::{
     folder::{Folder, Found, Outcome},
     watcher::{FolderWatcher, QUIET, ScanRequest},
 };
-use crate::services::Batch;
+use crate::{services::Batch, watch::SourceHealth};
+
+/// What the folder is called in [`SourceHealth`].
+const KIND: &str = "manifests";
+
+/// Files that are named at a time.
+const NAMED: usize = 5;
 
 /// Scans of one folder that keeps being replaced before it is left for later.
 const MOST_SCANS: usize = 10;
@@ -21,11 +27,14 @@ pub(super) struct FolderScanner {
     stamps: Stamps,
     /// Why the folder could not be scanned, as it was logged last.
     scan_error: Option<String>,
+    health: Arc<SourceHealth>,
 }
 
 impl FolderScanner {
-    pub(super) fn new(dir: PathBuf) -> FolderScanner {
+    pub(super) fn new(dir: PathBuf, health: Arc<SourceHealth>) -> FolderScanner {
+        health.begins(KIND, true);
         FolderScanner {
+            health,
             dir,
             folder: Folder::default(),
             stamps: Stamps::new(),
@@ -113,9 +122,34 @@ impl FolderScanner {
         for report in outcome.reports {
             report.log();
         }
+        self.health.is_complete(KIND);
+        match self.broken_files() {
+            None => self.health.works(KIND),
+            Some(broken) => self.health.fails(KIND, broken),
+        }
         Batch {
             events: outcome.events,
         }
+    }
+
+    /// Returns which files are broken, in words.
+    fn broken_files(&self) -> Option<String> {
+        let mut names = self
+            .folder
+            .broken_files()
+            .map(|name| name.to_string_lossy());
+        let named: Vec<_> = names.by_ref().take(NAMED).collect();
+        if named.is_empty() {
+            return None;
+        }
+        let mut text = named.join(", ");
+        match names.count() {
+            0 => {}
+            more => text.push_str(&format!(" and {more} more")),
+        }
+        Some(format!(
+            "{text} cannot be used as it is; the log says why, and what stays in force"
+        ))
     }
 
     /// Parses what was found, on a thread of its own:: thousands of objects
@@ -144,6 +178,8 @@ impl FolderScanner {
 
     fn log_scan_error(&mut self, error: &io::Error) {
         let reason = error.to_string();
+        self.health
+            .fails(KIND, format!("{}: {reason}", self.dir.display()));
         if self.scan_error.as_ref() == Some(&reason) {
             return;
         }

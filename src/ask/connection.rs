@@ -1,0 +1,116 @@
+//! One question by the unix socket of the running proxy.
+
+use std::{fmt, io, path::Path, time::Duration};
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header::HOST};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::{net::UnixStream, time::timeout};
+
+use super::read;
+use crate::status_api::Refused;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Longest answer; a page of the API has a few MiB at most.
+const LONGEST: usize = 64 << 20;
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Nobody answers.
+    Unreachable(String),
+    /// The proxy says why not.
+    Refused(String),
+    /// The answer cannot be read.
+    Unreadable(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Unreachable(why) | Failure::Refused(why) | Failure::Unreadable(why) => {
+                f.write_str(why)
+            }
+        }
+    }
+}
+
+/// The way to the running proxy.
+pub(super) struct Connection<'a> {
+    socket: &'a Path,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(socket: &'a Path) -> Connection<'a> {
+        Connection { socket }
+    }
+
+    /// Returns what the proxy answers to a GET of `path`.
+    pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        let unreachable = |why: String| self.unreachable(&why);
+        let stream = UnixStream::connect(self.socket)
+            .await
+            .map_err(|error| self.cannot_connect(&error))?;
+        let answer = timeout(PATIENCE, exchange(stream, path)).await;
+        let answer = answer
+            .map_err(|_| unreachable(format!("no answer within {} s", PATIENCE.as_secs())))?;
+        let (status, body) = answer.map_err(unreachable)?;
+        if status == StatusCode::OK {
+            return read(&body);
+        }
+        let refused = serde_json::from_slice::<Refused>(&body);
+        let why = refused.map_or_else(|_| status.to_string(), |refused| refused.error);
+        Err(Failure::Refused(why))
+    }
+
+    fn unreachable(&self, why: &str) -> Failure {
+        let socket = self.socket.display();
+        Failure::Unreachable(format!("Tripod does not answer at {socket}: {why}"))
+    }
+
+    fn cannot_connect(&self, error: &io::Error) -> Failure {
+        let socket = self.socket.display();
+        let remedy = match error.kind() {
+            io::ErrorKind::PermissionDenied => "only root, or who started Tripod, may ask it",
+            io::ErrorKind::ConnectionRefused => {
+                "the Tripod that answered there has ended: see its log, or start it again"
+            }
+            _ => {
+                "is Tripod running on this node? Start it, or name the path that its \
+                 --status-socket names; in a cluster ask in its pod: kubectl -n kube-system exec \
+                 POD -- tripod status"
+            }
+        };
+        Failure::Unreachable(format!("no Tripod answers at {socket} ({error}): {remedy}"))
+    }
+}
+
+async fn exchange(stream: UnixStream, path: &str) -> Result<(StatusCode, Bytes), String> {
+    let words = |error: hyper::Error| error.to_string();
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(words)?;
+    let request = Request::get(path)
+        .header(HOST, "localhost")
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| error.to_string())?;
+    let answer = async {
+        let response = sender.send_request(request).await.map_err(words)?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), LONGEST).collect().await;
+        let body = body.map_err(|error| error.to_string())?;
+        Ok((status, body.to_bytes()))
+    };
+    tokio::pin!(connection, answer);
+    let mut open = true;
+    loop {
+        tokio::select! {
+            answer = &mut answer => return answer,
+            // The answer may be read to its end when the connection is over.
+            _ = &mut connection, if open => open = false,
+        }
+    }
+}

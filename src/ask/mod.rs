@@ -1,0 +1,91 @@
+//! The commands that ask the running proxy: they read its API by the unix socket and
+//! print what it answers.
+
+mod connection;
+mod paint;
+mod services;
+mod status;
+mod table;
+mod times;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use self::{
+    connection::{Connection, Failure},
+    paint::Paint,
+};
+use crate::{
+    cli::{Ask, Output, Question},
+    status_api::{STATUS_PATH, Status},
+};
+
+/// The proxy does not answer.
+const UNREACHABLE: u8 = 2;
+
+/// Asks, and prints the answer. Returns the status to exit with: 0; 1 where the proxy
+/// is not healthy, or there is no such Service; 2 where it does not answer.
+pub async fn ask(ask: &Ask) -> ExitCode {
+    let connection = Connection::new(&ask.socket);
+    let answered = match &ask.question {
+        Question::Status => how_it_is(&connection, ask.output).await,
+        Question::Services { namespace, name } => {
+            let namespace = namespace.as_deref();
+            let selected = services::Selected::new(namespace, name.as_deref());
+            services::print(&connection, &selected, ask.output).await
+        }
+    };
+    answered.unwrap_or_else(|failure| {
+        // The reader may have closed its end.
+        let _ = writeln!(io::stderr(), "error: {failure}");
+        match failure {
+            Failure::Refused(_) => ExitCode::FAILURE,
+            Failure::Unreachable(_) | Failure::Unreadable(_) => ExitCode::from(UNREACHABLE),
+        }
+    })
+}
+
+async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {
+    let status: Status = connection.get(STATUS_PATH).await?;
+    let text = match output {
+        Output::Table => status::table(&status, status::Detail::Short, Paint::of_stdout()),
+        Output::Wide => status::table(&status, status::Detail::All, Paint::of_stdout()),
+        Output::Json => json(&status)?,
+        Output::Yaml => yaml(&status)?,
+    };
+    print(&text);
+    Ok(if status.healthy {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn json(value: &impl Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(value);
+    text.map(|text| text + "\n")
+        .map_err(|error| Failure::Unreadable(error.to_string()))
+}
+
+fn yaml(value: &impl Serialize) -> Result<String, Failure> {
+    serde_saphyr::to_string(value).map_err(|error| Failure::Unreadable(error.to_string()))
+}
+
+/// Reads an answer of the API.
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| {
+        Failure::Unreadable(format!(
+            "the running Tripod gives an answer that this one does not understand ({error}): \
+             ask it with a program of its own version"
+        ))
+    })
+}
+
+fn print(text: &str) {
+    // The reader may close its end early, as `head` does.
+    let _ = io::stdout().write_all(text.as_bytes());
+}

@@ -1,0 +1,203 @@
+//! Prints ServicePorts and their endpoints.
+
+use std::process::ExitCode;
+
+use super::{
+    connection::{Connection, Failure},
+    json,
+    paint::{Paint, Tone},
+    print as put, table, yaml,
+};
+use crate::{
+    cli::Output,
+    status_api::{Endpoint, SERVICES_PATH, ServicePort, ServicePortList, Traffic},
+};
+
+/// Which Services are asked for.
+pub(super) struct Selected {
+    path: String,
+    /// One Service is asked for, whose endpoints are all of interest.
+    one: bool,
+}
+
+impl Selected {
+    pub(super) fn new(namespace: Option<&str>, name: Option<&str>) -> Selected {
+        let parts = [Some(SERVICES_PATH), namespace, name];
+        Selected {
+            path: parts.into_iter().flatten().collect::<Vec<_>>().join("/"),
+            one: name.is_some(),
+        }
+    }
+}
+
+/// Prints the ServicePorts that are `selected`.
+pub(super) async fn print(
+    connection: &Connection<'_>,
+    selected: &Selected,
+    output: Output,
+) -> Result<ExitCode, Failure> {
+    let list = all(connection, selected).await?;
+    let detail = match output {
+        Output::Wide => Detail::Wide,
+        _ if selected.one => Detail::EachEndpoint,
+        _ => Detail::Short,
+    };
+    put(&match output {
+        Output::Table | Output::Wide => lines(&list.items, detail, Paint::of_stdout()),
+        Output::Json => json(&list)?,
+        Output::Yaml => yaml(&list)?,
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns all pages as one.
+async fn all(connection: &Connection<'_>, selected: &Selected) -> Result<ServicePortList, Failure> {
+    let mut list: ServicePortList = connection.get(&selected.path).await?;
+    while let Some(next) = list.next.take() {
+        let path = format!("{}?continue={next}", selected.path);
+        let page: ServicePortList = connection.get(&path).await?;
+        list.items.extend(page.items);
+        list.next = page.next;
+    }
+    Ok(list)
+}
+
+/// How much is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Detail {
+    /// Of the endpoints those that are not used.
+    Short,
+    /// All endpoints.
+    EachEndpoint,
+    /// All that there is.
+    Wide,
+}
+
+const HEAD: [&str; 10] = [
+    "SERVICE",
+    "PROTOCOL",
+    "ADDRESSES",
+    "SCHEDULER",
+    "AFFINITY",
+    "POLICY",
+    "ENDPOINTS",
+    "ACTIVE",
+    "CONNECTIONS",
+    "BYTES",
+];
+
+/// Returns a line for each ServicePort, below it what there is to know of it, and one
+/// for each endpoint that is shown.
+fn lines(ports: &[ServicePort], detail: Detail, paint: Paint) -> String {
+    if ports.is_empty() {
+        return "No Services.\n".to_owned();
+    }
+    let rows: Vec<_> = std::iter::once(HEAD.map(str::to_owned))
+        .chain(ports.iter().map(row))
+        .collect();
+    let mut lines = table::lines(&rows).into_iter();
+    let mut text = lines.next().unwrap_or_default() + "\n";
+    for (line, port) in lines.zip(ports) {
+        text.push_str(&line);
+        text.push('\n');
+        for (tone, remark) in remarks(port, detail) {
+            text.push_str(&format!("    {}\n", paint.paint(tone, &remark)));
+        }
+        for endpoint in &port.endpoints {
+            let Some(line) = endpoint_line(endpoint, detail) else {
+                continue;
+            };
+            let tone = if endpoint.in_use {
+                Tone::Good
+            } else {
+                Tone::Doubtful
+            };
+            text.push_str(&format!("    {}\n", paint.paint(tone, &line)));
+        }
+    }
+    text
+}
+
+fn row(port: &ServicePort) -> [String; 10] {
+    let mut name = format!("{}/{}", port.namespace, port.name);
+    if !port.port.is_empty() {
+        name = format!("{name}:{}", port.port);
+    }
+    let addresses = port.addresses.iter().map(|address| match &address.ip {
+        Some(ip) if ip.contains(':') => format!("[{ip}]:{}", address.port),
+        Some(ip) => format!("{ip}:{}", address.port),
+        None => format!("node:{}", address.port),
+    });
+    let addresses: Vec<_> = addresses.collect();
+    let used = port.endpoints.iter().filter(|endpoint| endpoint.in_use);
+    let affinity = port.affinity_seconds;
+    let policies = [&port.internal_traffic_policy, &port.external_traffic_policy];
+    let [active, connections, bytes] = traffic(port.traffic);
+    [
+        name,
+        port.protocol.clone(),
+        if addresses.is_empty() {
+            "-".to_owned()
+        } else {
+            addresses.join(",")
+        },
+        port.scheduler.clone(),
+        affinity.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds}s")),
+        policies.map(String::as_str).join("/"),
+        format!("{}/{}", used.count(), port.endpoints.len()),
+        active,
+        connections,
+        bytes,
+    ]
+}
+
+/// Returns open connections, connections so far, and bytes in both directions.
+fn traffic(traffic: Option<Traffic>) -> [String; 3] {
+    let traffic = traffic.unwrap_or_default();
+    let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
+    let bytes = match (traffic.bytes_in, traffic.bytes_out) {
+        (None, None) => "-".to_owned(),
+        (bytes_in, bytes_out) => format!("{}/{}", number(bytes_in), number(bytes_out)),
+    };
+    [number(traffic.active), number(traffic.connections), bytes]
+}
+
+fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
+    let mut remarks = Vec::new();
+    if let Some(why) = &port.failing {
+        remarks.push((Tone::Bad, format!("not in force as asked: {why}")));
+    }
+    for unsupported in &port.unsupported {
+        let text = format!("{} is not honoured: {}", unsupported.what, unsupported.why);
+        remarks.push((Tone::Doubtful, text));
+    }
+    let conflicts = port.conflicts.iter();
+    remarks.extend(conflicts.map(|conflict| (Tone::Doubtful, conflict.clone())));
+    if detail == Detail::Wide && !port.source_ranges.is_empty() {
+        let ranges = port.source_ranges.join(", ");
+        remarks.push((Tone::Good, format!("load balancer for {ranges} alone")));
+    }
+    remarks
+}
+
+fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<String> {
+    if endpoint.in_use && detail == Detail::Short {
+        return None;
+    }
+    let mut line = endpoint.address.clone();
+    if let Some(node) = &endpoint.node {
+        line.push_str(&format!(" on {node}"));
+    }
+    match &endpoint.why {
+        Some(why) => line.push_str(&format!(": not used: {why}")),
+        None => line.push_str(": in use"),
+    }
+    if detail == Detail::Wide {
+        let [active, connections, bytes] = traffic(endpoint.traffic);
+        line.push_str(&format!(
+            "; weight {}, active {active}, connections {connections}, bytes {bytes}",
+            endpoint.weight
+        ));
+    }
+    Some(line)
+}

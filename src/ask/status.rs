@@ -1,0 +1,158 @@
+//! Prints how the proxy is.
+
+use super::{
+    paint::{Paint, Tone},
+    times::{ago, length},
+};
+use crate::status_api::{FamilySync, Listed, ObjectKind, Status};
+
+/// How much is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// The first few of each kind.
+    Short,
+    /// All that there is.
+    All,
+}
+
+impl Detail {
+    fn most(self) -> usize {
+        match self {
+            Detail::Short => 10,
+            Detail::All => usize::MAX,
+        }
+    }
+}
+
+/// Width of the headings.
+const HEADING: usize = 13;
+
+/// Returns the lines, for people.
+pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
+    let mut sections = Sections {
+        text: String::new(),
+        paint,
+    };
+    let health = if status.healthy {
+        paint.paint(Tone::Good, "healthy")
+    } else {
+        paint.paint(Tone::Bad, "not healthy")
+    };
+    let Status {
+        version, node, pid, ..
+    } = status;
+    let started = ago(&status.started);
+    sections.text =
+        format!("Tripod {version} on node {node} is {health} (process {pid}, started {started})\n");
+    sections.toned("why", Tone::Bad, &status.problems);
+    sections.plain("mode", vec![status.mode.name.clone()]);
+    sections.toned("no better one", Tone::Doubtful, &status.mode.passed_over);
+    sections.toned("without", Tone::Doubtful, &status.mode.lost);
+    let objects = &status.objects;
+    let mut lines = vec![objects.source.clone()];
+    let kinds = objects.kinds.iter();
+    lines.extend(kinds.filter_map(|kind| object_kind(kind, detail)));
+    sections.plain("objects", lines);
+    sections.plain("last sync", status.syncs.iter().map(sync).collect());
+    let counts = &status.counts;
+    sections.plain(
+        "serving",
+        vec![format!(
+            "{} Services, {} ServicePorts, {} of {} endpoints in use",
+            counts.services, counts.service_ports, counts.endpoints_in_use, counts.endpoints
+        )],
+    );
+    let failing = shown(&status.failing, detail, |failing| {
+        let whose = [&failing.service_port, &failing.protocol];
+        let whose: Vec<&str> = whose.into_iter().flatten().map(String::as_str).collect();
+        let whose = [whose, vec![&failing.family]].concat().join(" ");
+        format!("{whose}: {}", failing.why)
+    });
+    sections.toned("failing", Tone::Bad, &failing);
+    let unsupported = shown(&status.unsupported, detail, |unsupported| {
+        let (service, what) = (&unsupported.service, &unsupported.what);
+        format!("{service} {what}: {}", unsupported.why)
+    });
+    sections.toned("unsupported", Tone::Doubtful, &unsupported);
+    let conflicts = shown(&status.conflicts, detail, |conflict| {
+        let (port, protocol) = (&conflict.service_port, &conflict.protocol);
+        format!("{port} {protocol}: {}", conflict.why)
+    });
+    sections.toned("conflicts", Tone::Doubtful, &conflicts);
+    sections.text
+}
+
+struct Sections {
+    text: String,
+    paint: Paint,
+}
+
+impl Sections {
+    fn plain(&mut self, heading: &str, lines: Vec<String>) {
+        let headings = std::iter::once(heading).chain(std::iter::repeat(""));
+        for (heading, line) in headings.zip(lines) {
+            self.text.push_str(&format!("{heading:HEADING$}  {line}\n"));
+        }
+    }
+
+    fn toned(&mut self, heading: &str, tone: Tone, lines: &[String]) {
+        let paint = self.paint;
+        let lines = lines.iter().map(|line| paint.paint(tone, line));
+        self.plain(heading, lines.collect());
+    }
+}
+
+/// Returns a line for each of those that are to be shown, and one about the rest.
+fn shown<T>(listed: &Listed<T>, detail: Detail, line: impl Fn(&T) -> String) -> Vec<String> {
+    let mut lines: Vec<_> = listed.items.iter().take(detail.most()).map(line).collect();
+    match listed.total.saturating_sub(lines.len()) {
+        0 => {}
+        more => lines.push(format!("and {more} more")),
+    }
+    lines
+}
+
+fn object_kind(kind: &ObjectKind, detail: Detail) -> Option<String> {
+    let name = &kind.name;
+    let known = if kind.complete {
+        "known"
+    } else {
+        "not known yet"
+    };
+    match &kind.trouble {
+        Some(trouble) => {
+            let since = ago(&trouble.since);
+            Some(format!(
+                "{name}: {known}; not followed, since {since}: {}",
+                trouble.why
+            ))
+        }
+        None if kind.complete && detail == Detail::Short => None,
+        None => Some(format!("{name}: {known}")),
+    }
+}
+
+fn sync(sync: &FamilySync) -> String {
+    let mut parts = Vec::new();
+    parts.push(match &sync.last {
+        Some(last) => {
+            let extent = if last.full { "full" } else { "partial" };
+            let (ended, took) = (ago(&last.ended), length(last.seconds));
+            format!("{ended}, {extent}, took {took}")
+        }
+        None => "none yet".to_owned(),
+    });
+    if let Some(since) = &sync.under_way_since {
+        parts.push(format!("one is under way, begun {}", ago(since)));
+    }
+    if sync.draining > 0 {
+        parts.push(format!("{} draining", sync.draining));
+    }
+    if sync.overdue {
+        parts.push("overdue".to_owned());
+    }
+    if let Some(trouble) = &sync.trouble {
+        parts.push(format!("failing since {}", ago(&trouble.since)));
+    }
+    format!("{} {}", sync.family, parts.join("; "))
+}

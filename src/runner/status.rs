@@ -1,0 +1,114 @@
+//! What others may read of the runner at any time: the ServicePorts, how syncs
+//! went, and what is not in force as asked. Nothing here is computed before somebody
+//! asks: a sync stores a few words.
+
+use std::{
+    sync::{Arc, Weak},
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::Mutex;
+
+pub use super::{failures::Failures, unsupported::UnsupportedPreferences};
+use crate::{
+    net::{Family, PerFamily},
+    services::{ServiceMap, ServicePorts},
+};
+
+/// The state of a runner, as of the moment in which it is read.
+#[derive(Debug)]
+pub struct Status {
+    /// Weak, so that a change copies the table only while somebody reads it.
+    ports: Mutex<Weak<ServicePorts>>,
+    families: Mutex<PerFamily<FamilyStatus>>,
+    unsupported: Arc<Mutex<UnsupportedPreferences>>,
+}
+
+/// How syncs of one family go.
+#[derive(Clone, Debug, Default)]
+pub struct FamilyStatus {
+    /// The last sync that came in force.
+    pub last: Option<Sync>,
+    /// The time at which the sync that is under way began.
+    pub under_way: Option<SystemTime>,
+    /// Why syncs took no effect since the last one that did.
+    pub failure: Option<SyncFailure>,
+    /// What is not in force as asked, of the last sync that came in force.
+    pub failures: Arc<Failures>,
+}
+
+/// A sync that came in force.
+#[derive(Clone, Debug)]
+pub struct Sync {
+    /// The time at which it ended.
+    pub ended: SystemTime,
+    /// How long it took.
+    pub took: Duration,
+    /// Whether everything was compared with the kernel.
+    pub full: bool,
+    /// Addresses that stay until their last connection ends.
+    pub lingering: usize,
+}
+
+/// Syncs of which nothing took effect.
+#[derive(Clone, Debug)]
+pub struct SyncFailure {
+    /// The time of the first of them.
+    pub since: SystemTime,
+    /// The error of the last one.
+    pub why: String,
+}
+
+impl Status {
+    /// Returns the state of a runner that was not given any objects yet.
+    pub(super) fn new(unsupported: Arc<Mutex<UnsupportedPreferences>>) -> Status {
+        Status {
+            ports: Mutex::default(),
+            families: Mutex::default(),
+            unsupported,
+        }
+    }
+
+    /// Returns the ServicePorts that are to be served, which need not all be in force
+    /// yet; `None`: they are not known.
+    pub fn ports(&self) -> Option<Arc<ServicePorts>> {
+        self.ports.lock().upgrade()
+    }
+
+    /// Returns how syncs go.
+    pub fn families(&self) -> PerFamily<FamilyStatus> {
+        self.families.lock().clone()
+    }
+
+    /// Calls `read` with what Services ask for that the mode does not do. The runner
+    /// waits meanwhile.
+    pub fn unsupported<T>(&self, read: impl FnOnce(&UnsupportedPreferences) -> T) -> T {
+        read(&self.unsupported.lock())
+    }
+
+    pub(super) fn set_ports(&self, map: &ServiceMap) {
+        *self.ports.lock() = Arc::downgrade(map.ports());
+    }
+
+    pub(super) fn began(&self, family: Family) {
+        self.families.lock().get_mut(family).under_way = Some(SystemTime::now());
+    }
+
+    pub(super) fn synced(&self, family: Family, sync: Sync, failures: Arc<Failures>) {
+        *self.families.lock().get_mut(family) = FamilyStatus {
+            last: Some(sync),
+            under_way: None,
+            failure: None,
+            failures,
+        };
+    }
+
+    pub(super) fn failed(&self, family: Family, why: String) {
+        let mut families = self.families.lock();
+        let status = families.get_mut(family);
+        status.under_way = None;
+        let since = status.failure.take().map(|failure| failure.since);
+        let since = since.unwrap_or_else(SystemTime::now);
+        status.failure = Some(SyncFailure { since, why });
+    }
+}

@@ -1,0 +1,104 @@
+//! The JSON API of the running proxy (`crate::status_api`): read-only, and made when
+//! somebody asks.
+
+mod services;
+mod status;
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use hyper::StatusCode;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::http::{Answer, Asked, Peer};
+use crate::{
+    net::ModeName,
+    runner::{health::Health, status::Status},
+    status_api::{Refused, SERVICES_PATH, STATUS_PATH},
+    watch::SourceHealth,
+};
+
+/// What the answers are made from.
+#[derive(Debug)]
+pub struct StatusApi {
+    /// What does not change while the process runs.
+    pub about: About,
+    /// Whether syncs are overdue.
+    pub health: Arc<Health>,
+    /// The ServicePorts, and how syncs go.
+    pub runner: Arc<Status>,
+    /// How following the objects goes.
+    pub objects: Arc<SourceHealth>,
+}
+
+/// What of a process does not change while it runs.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// The time at which it began.
+    pub started: SystemTime,
+    /// Name of the node.
+    pub node: String,
+    /// The mode that runs.
+    pub mode: ModeName,
+    /// Why each better mode was passed over.
+    pub passed_over: Vec<String>,
+    /// What the mode itself does without.
+    pub lost: Vec<String>,
+    /// Where objects come from.
+    pub source: String,
+    /// Scheduler of a Service that names none.
+    pub scheduler: String,
+}
+
+impl StatusApi {
+    /// Returns the answer; 403 to who is not of this node.
+    pub(super) fn answer(&self, asked: Asked<'_>) -> Answer {
+        if asked.peer == Peer::Elsewhere {
+            let why = "this is served to processes of the node alone: from a loopback address, \
+                       or by the unix socket";
+            return refused(StatusCode::FORBIDDEN, why);
+        }
+        if asked.path == STATUS_PATH {
+            return json(&self.status());
+        }
+        match asked.path.strip_prefix(SERVICES_PATH) {
+            Some(path) if path.is_empty() || path.starts_with('/') => {
+                self.services(path, asked.query)
+            }
+            _ => refused(
+                StatusCode::NOT_FOUND,
+                format!(
+                    "there are {STATUS_PATH}, {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
+                     {SERVICES_PATH}/NAMESPACE/NAME"
+                ),
+            ),
+        }
+    }
+}
+
+fn json(value: &impl Serialize) -> Answer {
+    match serde_json::to_vec(value) {
+        Ok(body) => Answer::json(body),
+        Err(error) => refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+fn refused(status: StatusCode, why: impl Into<String>) -> Answer {
+    let error = Refused { error: why.into() };
+    let body = serde_json::to_vec(&error).unwrap_or_default();
+    Answer::json(body).with_status(status)
+}
+
+/// Returns the time in RFC 3339, to the millisecond.
+fn time(at: SystemTime) -> String {
+    let at = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
+    at.round(jiff::Unit::Millisecond).unwrap_or(at).to_string()
+}
+
+/// Returns seconds, to the microsecond.
+fn seconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e6
+}

@@ -1,0 +1,280 @@
+//! Answers `/v1/services`, a page at a time.
+
+use std::{borrow::Cow, collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use hyper::StatusCode;
+
+use super::{StatusApi, json, refused};
+use crate::{
+    runner::status::FamilyStatus,
+    serve::http::Answer,
+    services::{
+        Preferences, ServicePort, ServicePortName, ServicePorts, SessionAffinity, TrafficPolicy,
+    },
+    status_api::{self, Address, Endpoint, ServicePortList, Unsupported, VERSION},
+};
+
+/// Most ServicePorts on a page.
+const MOST: usize = 500;
+
+/// Endpoints above which a page gets no further ServicePort.
+const MOST_ENDPOINTS: usize = 5_000;
+
+impl StatusApi {
+    /// `path` is what follows that of all Services.
+    pub(super) fn services(&self, path: &str, query: &str) -> Answer {
+        let selected = match Selected::read(path, query) {
+            Ok(selected) => selected,
+            Err(why) => return refused(StatusCode::BAD_REQUEST, why),
+        };
+        let ports = self.runner.ports().unwrap_or_default();
+        let (page, next) = selected.page(&ports);
+        if let (Some(namespace), Some(name), [], None) =
+            (selected.namespace, selected.name, &*page, &selected.after)
+        {
+            let why = format!("no Service {namespace}/{name} is served on this node");
+            return refused(StatusCode::NOT_FOUND, why);
+        }
+        let families = self.runner.families();
+        let items = page
+            .into_iter()
+            .map(|port| self.port(port, families.get(port.name.family)));
+        json(&ServicePortList {
+            api_version: VERSION.to_owned(),
+            kind: "ServicePortList".to_owned(),
+            items: items.collect(),
+            next,
+        })
+    }
+
+    fn port(&self, port: &ServicePort, family: &FamilyStatus) -> status_api::ServicePort {
+        let name = &port.name;
+        let unsupported = self.unsupported_by(name);
+        let asked = Preferences::SCHEDULER;
+        let default = &*self.about.scheduler;
+        let scheduler = if unsupported.iter().any(|reason| reason.what == asked) {
+            default
+        } else {
+            port.scheduler(default)
+        };
+        let ranges = port.load_balancer_source_ranges.iter();
+        status_api::ServicePort {
+            namespace: name.service.namespace.to_string(),
+            name: name.service.name.to_string(),
+            port: name.port.to_string(),
+            protocol: name.protocol.to_string(),
+            family: name.family.to_string(),
+            addresses: addresses(port),
+            scheduler: scheduler.to_owned(),
+            affinity_seconds: match port.session_affinity {
+                SessionAffinity::None => None,
+                SessionAffinity::ClientIp { timeout } => Some(timeout.as_secs()),
+            },
+            internal_traffic_policy: policy(port.internal_traffic_policy),
+            external_traffic_policy: policy(port.external_traffic_policy),
+            source_ranges: ranges.map(ToString::to_string).collect(),
+            endpoints: endpoints(port),
+            failing: family.failures.ports.get(name).cloned(),
+            unsupported,
+            conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
+            traffic: None,
+        }
+    }
+
+    fn unsupported_by(&self, port: &ServicePortName) -> Vec<Unsupported> {
+        self.runner.unsupported(|services| {
+            let ports = services.get(&port.service);
+            let reasons = ports.and_then(|ports| ports.get(port)).into_iter();
+            let shown = reasons.flatten().map(|reason| Unsupported {
+                service: port.service.to_string(),
+                what: reason.what.to_owned(),
+                why: reason.why.clone(),
+            });
+            shown.collect()
+        })
+    }
+}
+
+/// Which ServicePorts are asked for.
+#[derive(Debug, PartialEq)]
+struct Selected<'a> {
+    namespace: Option<&'a str>,
+    name: Option<&'a str>,
+    /// The ServicePort after which the page begins.
+    after: Option<Key<'a>>,
+}
+
+/// What ServicePorts are sorted by: namespace, name, port, protocol, family.
+type Key<'a> = [Cow<'a, str>; 5];
+
+impl<'a> Selected<'a> {
+    fn read(path: &'a str, query: &'a str) -> Result<Selected<'a>, String> {
+        let mut parts = path.trim_start_matches('/').split('/');
+        let mut part = || parts.next().filter(|part| !part.is_empty());
+        let (namespace, name) = (part(), part());
+        if parts.next().is_some() {
+            return Err("a path has a namespace and a name, and no more".to_owned());
+        }
+        let mut after = None;
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let value = parameter.strip_prefix("continue=");
+            let value = value.ok_or("the only parameter is continue")?;
+            let key: Vec<_> = value.split('/').map(Cow::Borrowed).collect();
+            let key = Key::try_from(key).map_err(|_| "continue has the value of an answer")?;
+            after = Some(key);
+        }
+        Ok(Selected {
+            namespace,
+            name,
+            after,
+        })
+    }
+
+    fn has(&self, port: &ServicePortName) -> bool {
+        let is = |asked: Option<&str>, name: &str| asked.is_none_or(|asked| asked == name);
+        is(self.namespace, &port.service.namespace) && is(self.name, &port.service.name)
+    }
+
+    /// Returns the ServicePorts of the page, and the key with which the next one is
+    /// asked for.
+    fn page<'p>(&self, ports: &'p ServicePorts) -> (Vec<&'p Arc<ServicePort>>, Option<String>) {
+        let selected = ports.values().filter(|port| self.has(&port.name));
+        let mut sorted: BTreeMap<Key<'_>, &Arc<ServicePort>> = BTreeMap::new();
+        for port in selected {
+            let key = key(&port.name);
+            if self.after.as_ref().is_some_and(|after| key <= *after) {
+                continue;
+            }
+            sorted.insert(key, port);
+            // Those beyond the page need not be sorted.
+            if sorted.len() > MOST + 1 {
+                sorted.pop_last();
+            }
+        }
+        let (mut page, mut endpoints) = (Vec::new(), 0);
+        let mut last = None;
+        for (key, port) in sorted {
+            if page.len() == MOST || (endpoints > MOST_ENDPOINTS && !page.is_empty()) {
+                return (page, last);
+            }
+            endpoints += port.endpoints.all.len();
+            page.push(port);
+            last = Some(key.join("/"));
+        }
+        (page, None)
+    }
+}
+
+fn key(name: &ServicePortName) -> Key<'_> {
+    [
+        (&*name.service.namespace).into(),
+        (&*name.service.name).into(),
+        (&*name.port).into(),
+        name.protocol.to_string().into(),
+        name.family.to_string().into(),
+    ]
+}
+
+fn addresses(port: &ServicePort) -> Vec<Address> {
+    let at = |kind: &str, ip: &IpAddr| Address {
+        kind: kind.to_owned(),
+        ip: Some(ip.to_string()),
+        port: port.port,
+    };
+    let cluster = port.cluster_ip.iter().map(|ip| at("clusterIP", ip));
+    let external = port.external_ips.iter().map(|ip| at("externalIP", ip));
+    let balancer = port.load_balancer_ips.iter();
+    let node_port = port.node_port.map(|number| Address {
+        kind: "nodePort".to_owned(),
+        ip: None,
+        port: number,
+    });
+    cluster
+        .chain(external)
+        .chain(balancer.map(|ip| at("loadBalancerIP", ip)))
+        .chain(node_port)
+        .collect()
+}
+
+fn policy(policy: TrafficPolicy) -> String {
+    let name = match policy {
+        TrafficPolicy::Cluster => "Cluster",
+        TrafficPolicy::Local => "Local",
+    };
+    name.to_owned()
+}
+
+fn endpoints(port: &ServicePort) -> Vec<Endpoint> {
+    let usage = port.endpoints.usage();
+    let shown = usage.map(|(endpoint, why)| Endpoint {
+        address: endpoint.address.to_string(),
+        node: endpoint.node_name.as_ref().map(ToString::to_string),
+        weight: endpoint.weight,
+        in_use: why.is_none(),
+        why: why.map(|why| why.to_string()),
+        traffic: None,
+    });
+    shown.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::{
+        ServiceMap,
+        service_ports::{endpoint, endpoints, service_port},
+    };
+
+    /// Names of the ServicePorts on each page, until there is none left.
+    fn pages(map: &ServiceMap, path: &str) -> Vec<Vec<String>> {
+        let mut pages = Vec::new();
+        let mut query = String::new();
+        loop {
+            let selected = Selected::read(path, &query).expect("a good request");
+            let (page, next) = selected.page(map.ports());
+            let names = page.iter().map(|port| port.name.to_string());
+            pages.push(names.collect());
+            match next {
+                Some(next) => query = format!("continue={next}"),
+                None => return pages,
+            }
+        }
+    }
+
+    #[test]
+    fn pages_have_each_service_port_once_and_in_order() {
+        let names: Vec<String> = (0..1_201)
+            .map(|n| format!("ns-{}/s{n:04}", n % 3))
+            .collect();
+        let ports = names.iter().map(|name| service_port(name, [10, 0, 0, 1]));
+        let map: ServiceMap = ports.collect();
+        let all = pages(&map, "");
+        assert_eq!(
+            all.iter().map(Vec::len).collect::<Vec<_>>(),
+            [500, 500, 201]
+        );
+        let mut expected = names;
+        expected.sort_unstable();
+        assert_eq!(all.concat(), expected);
+        let of_one = pages(&map, "/ns-1").concat();
+        assert_eq!(of_one.len(), 400);
+        assert!(of_one.iter().all(|name| name.starts_with("ns-1/")));
+        assert_eq!(pages(&map, "/ns-1/s0004"), [["ns-1/s0004"]]);
+        assert_eq!(pages(&ServiceMap::default(), ""), [[""; 0]]);
+    }
+
+    #[test]
+    fn a_page_ends_where_it_has_many_endpoints() {
+        let many = |number: u8| {
+            let address = |n: u16| ([10, 1, n.to_be_bytes()[0], n.to_be_bytes()[1]], 80);
+            let name = format!("s{number}");
+            ServicePort {
+                endpoints: endpoints((0..3_000).map(|n| endpoint(address(n)))),
+                ..service_port(&name, [10, 0, 0, number])
+            }
+        };
+        let map: ServiceMap = (0..5).map(many).collect();
+        let lengths: Vec<_> = pages(&map, "").iter().map(Vec::len).collect();
+        assert_eq!(lengths, [2, 2, 1]);
+    }
+}

@@ -1,0 +1,207 @@
+//! Answers `/v1/status`.
+
+use std::collections::BTreeSet;
+
+use super::{StatusApi, seconds, time};
+use crate::{
+    net::Family,
+    runner::status::FamilyStatus,
+    services::{ServicePortName, ServicePorts},
+    status_api::{
+        Conflict, Counts, Failing, FamilySync, LastSync, Listed, Mode, ObjectKind, Objects, Status,
+        Trouble, Unsupported, VERSION,
+    },
+};
+
+/// Things of one kind that are listed; of others the number is told.
+const MOST: usize = 100;
+
+impl StatusApi {
+    pub(super) fn status(&self) -> Status {
+        let families = self.runner.families();
+        let ports = self.runner.ports().unwrap_or_default();
+        let objects = self.objects();
+        let syncs: Vec<_> = Family::ALL
+            .map(|family| self.sync(family, families.get(family)))
+            .into();
+        let failing = failing(families.iter());
+        let problems = problems(&objects, &syncs, failing.total);
+        Status {
+            api_version: VERSION.to_owned(),
+            kind: "Status".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            node: self.about.node.clone(),
+            started: time(self.about.started),
+            healthy: problems.is_empty(),
+            problems,
+            mode: Mode {
+                name: self.about.mode.to_string(),
+                passed_over: self.about.passed_over.clone(),
+                lost: self.about.lost.clone(),
+            },
+            objects,
+            syncs,
+            counts: counts(&ports),
+            failing,
+            unsupported: self.unsupported(),
+            conflicts: conflicts(&ports),
+        }
+    }
+
+    fn objects(&self) -> Objects {
+        let kinds = self.objects.kinds().into_iter();
+        let kinds = kinds.map(|(name, kind)| ObjectKind {
+            name: name.to_owned(),
+            complete: kind.complete,
+            required: kind.required,
+            trouble: kind.trouble.map(|trouble| Trouble {
+                since: time(trouble.since),
+                why: trouble.why,
+            }),
+        });
+        Objects {
+            source: self.about.source.clone(),
+            kinds: kinds.collect(),
+        }
+    }
+
+    fn sync(&self, family: Family, status: &FamilyStatus) -> FamilySync {
+        FamilySync {
+            family: family.to_string(),
+            last: status.last.as_ref().map(|sync| LastSync {
+                ended: time(sync.ended),
+                seconds: seconds(sync.took),
+                full: sync.full,
+            }),
+            under_way_since: status.under_way.map(time),
+            trouble: status.failure.as_ref().map(|failure| Trouble {
+                since: time(failure.since),
+                why: failure.why.clone(),
+            }),
+            overdue: !self.health.snapshot().is_healthy(family),
+            draining: status.last.as_ref().map_or(0, |sync| sync.lingering),
+        }
+    }
+
+    fn unsupported(&self) -> Listed<Unsupported> {
+        self.runner.unsupported(|services| {
+            // The ports of a Service mostly have the same.
+            let reasons = services.iter().flat_map(|(service, ports)| {
+                let reasons = ports.values().flatten();
+                reasons.map(move |reason| (service, reason))
+            });
+            first_of(reasons.collect::<BTreeSet<_>>(), |(service, reason)| {
+                Unsupported {
+                    service: service.to_string(),
+                    what: reason.what.to_owned(),
+                    why: reason.why.clone(),
+                }
+            })
+        })
+    }
+}
+
+/// Returns the first of `all`, as `show` shows them, and how many there are.
+fn first_of<T, S>(all: BTreeSet<T>, show: impl Fn(T) -> S) -> Listed<S> {
+    Listed {
+        total: all.len(),
+        items: all.into_iter().take(MOST).map(show).collect(),
+    }
+}
+
+fn failing<'a>(families: impl Iterator<Item = (Family, &'a FamilyStatus)>) -> Listed<Failing> {
+    let (mut total, mut items) = (0, Vec::new());
+    for (family, status) in families {
+        let failures = &status.failures;
+        total += failures.ports.len() + failures.unfinished.len();
+        let of = |port: Option<&ServicePortName>, why: &String| Failing {
+            service_port: port.map(ToString::to_string),
+            protocol: port.map(|port| port.protocol.to_string()),
+            family: family.to_string(),
+            why: why.clone(),
+        };
+        let ports = failures.ports.iter().map(|(port, why)| of(Some(port), why));
+        let others = failures.unfinished.iter().map(|why| of(None, why));
+        items.extend(ports.chain(others).take(MOST - items.len()));
+    }
+    Listed { total, items }
+}
+
+fn counts(ports: &ServicePorts) -> Counts {
+    let mut services: Vec<_> = ports.keys().map(|name| &name.service).collect();
+    services.sort_unstable();
+    services.dedup();
+    let mut counts = Counts {
+        services: services.len(),
+        service_ports: ports.len(),
+        ..Counts::default()
+    };
+    for port in ports.values() {
+        counts.endpoints += port.endpoints.all.len();
+        let usage = port.endpoints.usage();
+        counts.endpoints_in_use += usage.filter(|(_, why)| why.is_none()).count();
+    }
+    counts
+}
+
+fn conflicts(ports: &ServicePorts) -> Listed<Conflict> {
+    let mut having: Vec<_> = ports
+        .values()
+        .filter(|port| !port.conflicts.is_empty())
+        .collect();
+    having.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    let all = having.iter().flat_map(|port| {
+        let conflicts = port.conflicts.iter();
+        conflicts.map(|conflict| (&port.name, conflict))
+    });
+    let items = all.clone().take(MOST).map(|(name, conflict)| Conflict {
+        service_port: name.to_string(),
+        protocol: name.protocol.to_string(),
+        owner: conflict.owner.to_string(),
+        why: conflict.to_string(),
+    });
+    Listed {
+        items: items.collect(),
+        total: all.count(),
+    }
+}
+
+/// Returns why the proxy is not healthy.
+fn problems(objects: &Objects, syncs: &[FamilySync], failing: usize) -> Vec<String> {
+    let mut problems = Vec::new();
+    for kind in objects.kinds.iter().filter(|kind| kind.required) {
+        let name = &kind.name;
+        match (&kind.trouble, kind.complete) {
+            (Some(Trouble { why, .. }), true) => problems.push(format!(
+                "{name} cannot be followed, the last known state stays in force: {why}"
+            )),
+            (Some(Trouble { why, .. }), false) => problems.push(format!(
+                "{name} cannot be read, so nothing is served yet: {why}"
+            )),
+            (None, false) => {
+                problems.push(format!("{name} are not known yet, so nothing is served"));
+            }
+            (None, true) => {}
+        }
+    }
+    for sync in syncs {
+        let family = &sync.family;
+        match (&sync.trouble, &sync.last) {
+            (Some(Trouble { why, .. }), _) => {
+                problems.push(format!("the last sync of {family} failed: {why}"));
+            }
+            (None, None) if problems.is_empty() => {
+                problems.push(format!("no sync of {family} has ended yet"));
+            }
+            _ => {}
+        }
+        if sync.overdue {
+            problems.push(format!("changes of {family} have waited for too long"));
+        }
+    }
+    if failing > 0 {
+        problems.push(format!("{failing} things are not in force as asked"));
+    }
+    problems
+}

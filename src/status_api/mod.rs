@@ -1,0 +1,48 @@
+//! The JSON API of the running proxy, version 1: what its answers are made of, and
+//! where it is served. The proxy writes these types, the commands read them.
+//!
+//! Fields may be added to version 1, none is removed or changes its meaning; readers
+//! pass over those that they do not know. What is not known is `null`, never 0.
+
+mod services;
+mod status;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    services::{Address, Endpoint, ServicePort, ServicePortList, Traffic},
+    status::{
+        Conflict, Counts, Failing, FamilySync, LastSync, Mode, ObjectKind, Objects, Status,
+        Trouble, Unsupported,
+    },
+};
+
+/// Version of all answers, in their field `apiVersion`.
+pub const VERSION: &str = "tripod.proxy/v1";
+
+/// Path of the unix socket on which the API is served, unless a flag names another.
+pub const SOCKET: &str = "/run/tripod/tripod.sock";
+
+/// Path of [`Status`].
+pub const STATUS_PATH: &str = "/v1/status";
+
+/// Path of [`ServicePortList`]: of all namespaces, or followed by `/NAMESPACE` or
+/// `/NAMESPACE/NAME`. A page of it begins after the ServicePort that the parameter
+/// `continue` names.
+pub const SERVICES_PATH: &str = "/v1/services";
+
+/// The first of many things, and how many there are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Listed<T> {
+    /// How many there are.
+    pub total: usize,
+    /// The first of them.
+    pub items: Vec<T>,
+}
+
+/// An answer that is none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// What was wrong with the request.
+    pub error: String,
+}

@@ -1,0 +1,91 @@
+//! How following the objects goes, for those who ask.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use parking_lot::Mutex;
+
+/// Whether the objects of each kind are known, and why they cannot be followed.
+#[derive(Debug, Default)]
+pub struct SourceHealth {
+    kinds: Mutex<BTreeMap<&'static str, KindHealth>>,
+}
+
+/// How following one kind of objects goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KindHealth {
+    /// All objects were known once; the last known ones stay in force.
+    pub complete: bool,
+    /// Whether nothing can be served before they are known.
+    pub required: bool,
+    /// Why they cannot be followed now.
+    pub trouble: Option<Trouble>,
+}
+
+/// Why objects cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// The time at which that began.
+    pub since: SystemTime,
+    /// The reason, as it was last.
+    pub why: String,
+}
+
+impl SourceHealth {
+    /// Returns how each kind goes that is followed, by its name.
+    pub fn kinds(&self) -> BTreeMap<&'static str, KindHealth> {
+        self.kinds.lock().clone()
+    }
+
+    /// Records that `kind` is followed from now on, and whether it is
+    /// [required](KindHealth::required).
+    pub(super) fn begins(&self, kind: &'static str, required: bool) {
+        self.kinds.lock().entry(kind).or_default().required = required;
+    }
+
+    /// Records that `kind` is being followed without trouble.
+    pub(super) fn works(&self, kind: &'static str) {
+        self.kinds.lock().entry(kind).or_default().trouble = None;
+    }
+
+    /// Records that all objects of `kind` are known, or as many as ever will be.
+    pub(super) fn is_complete(&self, kind: &'static str) {
+        self.kinds.lock().entry(kind).or_default().complete = true;
+    }
+
+    /// Records why `kind` cannot be followed.
+    pub(super) fn fails(&self, kind: &'static str, why: impl Into<String>) {
+        let mut kinds = self.kinds.lock();
+        let trouble = &mut kinds.entry(kind).or_default().trouble;
+        let since = trouble.take().map(|trouble| trouble.since);
+        *trouble = Some(Trouble {
+            since: since.unwrap_or_else(SystemTime::now),
+            why: why.into(),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_has_its_beginning_and_its_last_reason_until_it_is_over() {
+        let health = SourceHealth::default();
+        health.begins("Services", true);
+        health.fails("Services", "refused");
+        let begun = health.kinds()["Services"].trouble.clone().expect("trouble");
+        health.fails("Services", "no answer");
+        let kinds = health.kinds();
+        let trouble = kinds["Services"].trouble.as_ref().expect("trouble");
+        assert_eq!((trouble.since, &*trouble.why), (begun.since, "no answer"));
+        assert!(!kinds["Services"].complete);
+        health.is_complete("Services");
+        health.works("Services");
+        let expected = KindHealth {
+            complete: true,
+            required: true,
+            trouble: None,
+        };
+        assert_eq!(health.kinds()["Services"], expected);
+    }
+}

@@ -1,0 +1,185 @@
+//! `tripod services`.
+
+use serde_json::{Value, json};
+
+use super::{SOON, started, tripod};
+use crate::lab::{EndpointChoice, Lab, Service, eventually};
+
+/// The answer about one ServicePort of `default/web`.
+fn port(lab: &Lab, protocol: &str, family: &str) -> Value {
+    let answer = tripod(&lab.node, &["services", "default/web", "--output=json"]).json();
+    let mut items = answer["items"].as_array().expect("a list").iter();
+    let port = items.find(|port| port["protocol"] == protocol && port["family"] == family);
+    port.unwrap_or_else(|| panic!("no {protocol} {family} in {answer:#}"))
+        .clone()
+}
+
+/// Why the endpoints a, b and c of the port TCP over IPv4 are not used.
+fn reasons(lab: &Lab) -> [Value; 3] {
+    let port = port(lab, "TCP", "IPv4");
+    let endpoints = port["endpoints"].as_array().expect("a list");
+    let reasons = endpoints.iter().map(|endpoint| {
+        assert_eq!(endpoint["inUse"], endpoint["why"].is_null(), "{endpoint}");
+        endpoint["why"].clone()
+    });
+    let reasons: Vec<_> = reasons.collect();
+    reasons.try_into().expect("three endpoints")
+}
+
+/// Endpoints a, b and c of a Service, each with the reason why it is not used.
+struct Case {
+    what: &'static str,
+    service: Service,
+    endpoints: [EndpointChoice; 3],
+    reasons: [Value; 3],
+}
+
+fn cases() -> Vec<Case> {
+    let web = || Service::new("web", 1);
+    let ready = EndpointChoice::ready;
+    let (unready, terminating) = (EndpointChoice::unready, EndpointChoice::terminating);
+    let local = json!("on another node, the traffic policy is Local");
+    let topology = json!("for other zones or nodes, by topology hints");
+    let case = |what, service, endpoints, reasons| Case {
+        what,
+        service,
+        endpoints,
+        reasons,
+    };
+    vec![
+        case(
+            "all",
+            web(),
+            [ready("a"), ready("b"), ready("c")],
+            [json!(null), json!(null), json!(null)],
+        ),
+        case(
+            "conditions",
+            web(),
+            [ready("a"), unready("b"), terminating("c", true)],
+            [json!(null), json!("not ready"), json!("terminating")],
+        ),
+        case(
+            "only terminating ones are left",
+            web(),
+            [
+                terminating("a", true),
+                unready("b"),
+                terminating("c", false),
+            ],
+            [json!(null), json!("not ready"), json!("terminating")],
+        ),
+        case(
+            "policy",
+            web().spec("internalTrafficPolicy", "Local"),
+            [ready("a").on("node"), ready("b").on("far"), ready("c")],
+            [json!(null), local.clone(), local],
+        ),
+        case(
+            "topology",
+            web(),
+            [("a", "node"), ("b", "far"), ("c", "far")]
+                .map(|(name, node)| ready(name).hint("forNodes", node)),
+            [json!(null), topology.clone(), topology],
+        ),
+        case(
+            "weight",
+            web(),
+            [ready("a").on("weightless"), ready("b"), ready("c")],
+            [json!("weight 0"), json!(null), json!(null)],
+        ),
+    ]
+}
+
+#[test]
+fn each_endpoint_that_gets_nothing_has_its_reason() {
+    Lab::run(|lab| {
+        lab.write(
+            "node.yaml",
+            "apiVersion: v1\nkind: Node\nmetadata:\n  name: weightless\n  annotations:\n    \
+             tripod.proxy/weight: '0'\n",
+        );
+        let cases = cases();
+        lab.publish_endpoints(&cases[0].service, &cases[0].endpoints);
+        let _running = started(lab, &[]);
+        for case in cases {
+            lab.publish_endpoints(&case.service, &case.endpoints);
+            eventually(case.what, SOON, || match reasons(lab) {
+                found if found == case.reasons => Ok(()),
+                found => Err(format!("{found:?}")),
+            });
+        }
+        the_last_case_in_tables(lab);
+    });
+}
+
+fn the_last_case_in_tables(lab: &Lab) {
+    let all = tripod(&lab.node, &["services"]).text;
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let lines: Vec<_> = all.lines().map(words).collect();
+    let expected = [
+        "SERVICE PROTOCOL ADDRESSES SCHEDULER AFFINITY POLICY ENDPOINTS ACTIVE CONNECTIONS BYTES",
+        "default/web:tcp TCP 10.96.0.1:80 wrr - Cluster/Cluster 2/3 - - -",
+        "10.244.0.11:8080 on weightless: not used: weight 0",
+        "default/web:tcp TCP [fd00:96::1]:80 wrr - Cluster/Cluster 2/3 - - -",
+        "[fd00:244::11]:8080 on weightless: not used: weight 0",
+    ];
+    assert_eq!(lines[..5], expected, "{all}");
+    let one = tripod(&lab.node, &["services", "default/web"]).text;
+    assert!(one.contains("\n    10.244.0.12:8080: in use\n"), "{one}");
+    let wide = tripod(&lab.node, &["services", "-o", "wide"]).text;
+    let words = "not used: weight 0; weight 0, active -, connections -, bytes -";
+    assert!(wide.contains(words), "{wide}");
+}
+
+#[test]
+fn a_service_is_shown_with_all_that_it_asks_for() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 7)
+            .sticky(60)
+            .with_node_port()
+            .with_external_ip()
+            .with_load_balancer()
+            .annotated("tripod.proxy/scheduler", "lc")
+            .spec("loadBalancerSourceRanges", json!(["192.0.2.0/24"]));
+        lab.publish_all(&web);
+        lab.publish_all(&Service::new("other", 8));
+        let _running = started(lab, &[]);
+        let found = port(lab, "UDP", "IPv6");
+        let expected = json!([
+            {"kind": "clusterIP", "ip": "fd00:96::7", "port": 80},
+            {"kind": "externalIP", "ip": "2001:db8:51::7", "port": 80},
+            {"kind": "loadBalancerIP", "ip": "2001:db8:113::7", "port": 80},
+            {"kind": "nodePort", "ip": null, "port": 30007},
+        ]);
+        assert_eq!(found["addresses"], expected);
+        assert_eq!(found["scheduler"], "lc");
+        assert_eq!(found["affinitySeconds"], 60);
+        assert_eq!(found["traffic"], json!(null), "unknown is not 0");
+        let ranges = &port(lab, "TCP", "IPv4")["sourceRanges"];
+        assert_eq!(ranges, &json!(["192.0.2.0/24"]));
+
+        for (arguments, services) in [
+            (&["services"][..], &["other", "web"][..]),
+            (&["services", "default"], &["other", "web"]),
+            (&["services", "default/other"], &["other"]),
+            (&["services", "elsewhere"], &[]),
+        ] {
+            let printed = tripod(&lab.node, &[arguments, &["--output=json"]].concat());
+            let answer = printed.json();
+            let items = answer["items"].as_array().expect("a list").iter();
+            let mut names: Vec<_> = items.map(|port| port["name"].clone()).collect();
+            names.dedup();
+            assert_eq!(names, services, "{arguments:?}");
+            assert_eq!(printed.status, Some(0));
+        }
+        let none = tripod(&lab.node, &["services", "default/nothing"]);
+        assert_eq!(none.status, Some(1), "{none:?}");
+        assert!(
+            none.error.contains("no Service default/nothing is served"),
+            "{none:?}"
+        );
+        let none = tripod(&lab.node, &["services", "elsewhere"]);
+        assert_eq!((&*none.text, none.status), ("No Services.\n", Some(0)));
+    });
+}

@@ -1,0 +1,205 @@
+//! `tripod status`.
+
+use serde_json::{Value, json};
+
+use super::{Printed, SOON, started, status, tripod};
+use crate::lab::{
+    Capture, Lab, ProgramFault, Programs, Service, Share, Tripod, eventually, run, tripod_binary,
+};
+
+#[test]
+fn a_healthy_proxy_says_what_it_is() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1);
+        lab.publish_all(&web);
+        let running = started(lab, &[]);
+        let printed = tripod(&lab.node, &["status"]);
+        assert_eq!(printed.status, Some(0), "{printed:?}");
+        let pid = running.pid();
+        for words in [
+            "Tripod 0.1.0 on node node is healthy",
+            "mode           userspace",
+            "objects        manifests in /run/manifests",
+            "last sync      IPv4 ",
+            "               IPv6 ",
+            "serving        1 Services, 4 ServicePorts, 12 of 12 endpoints in use",
+        ] {
+            assert!(printed.text.contains(words), "no {words:?} in {printed:?}");
+        }
+        for absent in ["why  ", "failing", "unsupported", "conflicts", "\x1b["] {
+            assert!(!printed.text.contains(absent), "{absent:?} in {printed:?}");
+        }
+
+        let answer = status(lab);
+        let counts = json!({
+            "services": 1, "servicePorts": 4, "endpoints": 12, "endpointsInUse": 12,
+        });
+        assert_eq!(answer["counts"], counts);
+        assert_eq!(answer["healthy"], true);
+        assert_eq!(answer["pid"], pid);
+        let kinds = json!([
+            {"name": "manifests", "complete": true, "required": true, "trouble": null},
+        ]);
+        assert_eq!(answer["objects"]["kinds"], kinds);
+        for sync in answer["syncs"].as_array().expect("a list") {
+            assert!(sync["last"]["seconds"].as_f64().is_some(), "{sync}");
+            assert_eq!(
+                (&sync["trouble"], &sync["overdue"]),
+                (&Value::Null, &json!(false))
+            );
+        }
+        // The other forms say the same.
+        let yaml = tripod(&lab.node, &["status", "--output", "yaml"]);
+        let yaml: Value = serde_saphyr::from_str(&yaml.text).expect("YAML");
+        assert_eq!(yaml["counts"], counts);
+        let wide = tripod(&lab.node, &["status", "-o", "wide"]);
+        assert!(wide.text.contains("manifests: known"), "{wide:?}");
+    });
+}
+
+/// Services that cannot all be served: `first` has the only local port, `late` gets
+/// none. `odd` asks for what userspace mode does not do, and for an address of
+/// `first`.
+#[test]
+fn what_is_not_in_force_has_its_reason() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        let [first, late] = [Service::new("first", 1), Service::new("late", 2)];
+        let first = first.with_external_ip();
+        lab.publish_all(&first);
+        let mut programs = Programs::new();
+        let mut command = lab.node.command(tripod_binary());
+        programs.come_first(&mut command);
+        command
+            .args([
+                "--proxy-port-range=20000-20000",
+                "--iptables-sync-period=10m",
+            ])
+            .arg("--conntrack-max-per-core=0");
+        let running = Tripod::start_as(&lab, command);
+        assert_eq!(status(&lab)["healthy"], true);
+
+        lab.publish_all(&late.annotated("tripod.proxy/forwarding", "dr"));
+        let external = first.external().map(|address| address.ip().to_string());
+        let odd = Service::new("odd", 3).spec("externalIPs", json!(external));
+        lab.publish_all(&odd);
+        let answer = eventually("Services fail", SOON, || {
+            let answer = status(&lab);
+            match answer["failing"]["total"].as_u64() {
+                Some(8) => Ok(answer),
+                _ => Err(format!("{answer:#}\n{}", running.log())),
+            }
+        });
+        assert_eq!(answer["healthy"], false);
+        let failing = &answer["failing"]["items"][0];
+        assert_eq!(failing["servicePort"], "default/late:tcp", "{answer:#}");
+        let why = failing["why"].as_str().expect("a reason");
+        assert!(why.contains("--proxy-port-range"), "{why}");
+        let unsupported = &answer["unsupported"]["items"][0];
+        assert_eq!(unsupported["service"], "default/late");
+        assert_eq!(unsupported["what"], "tripod.proxy/forwarding");
+        let conflict = &answer["conflicts"]["items"][0];
+        assert_eq!(conflict["servicePort"], "default/odd:tcp");
+        assert_eq!(conflict["owner"], "default/first:tcp");
+
+        let printed = tripod(&lab.node, &["status"]);
+        assert_eq!(printed.status, Some(1), "{printed:?}");
+        for words in [
+            "is not healthy",
+            "8 things are not in force as asked",
+            "failing        default/late:tcp TCP IPv4: ",
+            "unsupported    default/late tripod.proxy/forwarding: ",
+            "conflicts      default/odd:tcp TCP: external IP 198.51.100.1:80 ",
+        ] {
+            assert!(printed.text.contains(words), "no {words:?} in {printed:?}");
+        }
+        let of_service = tripod(&lab.node, &["services", "default/late"]);
+        assert!(
+            of_service.text.contains("not in force as asked: "),
+            "{of_service:?}"
+        );
+
+        programs.break_with(ProgramFault::RestoreFails);
+        lab.withdraw(&first);
+        eventually("the failed sync shows", SOON, || {
+            let printed = tripod(&lab.node, &["status"]);
+            let words = ["the last sync of IPv4 failed: ", "; failing since "];
+            let missing = words.iter().find(|words| !printed.text.contains(**words));
+            missing.map_or(Ok(()), |_| Err(printed.text.clone()))
+        });
+        programs.mend();
+        lab.withdraw(&odd);
+        eventually("it recovers", 3 * SOON, || match status(&lab) {
+            answer if answer["healthy"] == true => Ok(()),
+            answer => Err(format!("{answer:#}")),
+        });
+    });
+}
+
+#[test]
+fn objects_that_cannot_be_read_make_it_unhealthy() {
+    Lab::run(|lab| {
+        lab.publish_all(&Service::new("web", 1));
+        let _running = started(lab, &[]);
+        lab.write("broken.yaml", "kind: Service\napiVersion: v1\nspec: [");
+        let printed = eventually("it is not healthy", SOON, || {
+            let printed = tripod(&lab.node, &["status"]);
+            match printed.status {
+                Some(1) => Ok(printed),
+                _ => Err(printed.text),
+            }
+        });
+        let words =
+            "manifests cannot be followed, the last known state stays in force: broken.yaml";
+        assert!(printed.text.contains(words), "{printed:?}");
+        let since = "manifests: known; not followed, since ";
+        assert!(printed.text.contains(since), "{printed:?}");
+        lab.write("broken.yaml", "");
+        eventually("it is healthy again", SOON, || {
+            match tripod(&lab.node, &["status"]) {
+                Printed {
+                    status: Some(0), ..
+                } => Ok(()),
+                printed => Err(printed.text),
+            }
+        });
+    });
+}
+
+#[test]
+fn without_a_proxy_it_says_what_to_do() {
+    run(Share::Beside, || {
+        let lab = Lab::new(Capture::Redirect);
+        for (arguments, words) in [
+            (
+                &["status"][..],
+                &[
+                    "no Tripod answers at /run/tripod/tripod.sock",
+                    "is Tripod running",
+                ][..],
+            ),
+            (
+                &[
+                    "services",
+                    "--status-socket=/run/elsewhere",
+                    "--output=json",
+                ],
+                &["no Tripod answers at /run/elsewhere"],
+            ),
+            (
+                &["status", "--output=xml"],
+                &["xml", "table, wide, json, yaml"],
+            ),
+            (&["services", "a/b/c"], &["a/b/c", "it must be a namespace"]),
+            (&["status", "--proxy-mode=ipvs"], &["--proxy-mode"]),
+        ] {
+            let printed = tripod(&lab.node, arguments);
+            assert_eq!(printed.status, Some(2), "{arguments:?}: {printed:?}");
+            assert_eq!(printed.text, "", "{arguments:?}");
+            for words in words {
+                assert!(printed.error.contains(words), "no {words:?} in {printed:?}");
+            }
+        }
+    });
+}
