@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_hears_what_is_wanted_and_gives_credentials() {
+    async fn a_plugin_gets_the_request_and_gives_credentials() {
         // Its answer is what it was asked, with a status.
         let script = r#"status='"token":"'$GREETING'","expirationTimestamp":"2027-01-02T03:04:05Z"'
             echo "$KUBERNETES_EXEC_INFO" | sed "s/\"spec\":{\"interactive\":false/\"status\":{$status/""#;

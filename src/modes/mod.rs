@@ -57,7 +57,7 @@ fn tcp_be_liberal(configured: bool, applied: Option<bool>, changes: &Changes) ->
 /// What one sync of one family did.
 #[derive(Clone, Debug, Default)]
 pub struct SyncReport {
-    /// ServicePorts that the mode looked at.
+    /// ServicePorts that the mode compared.
     pub examined: usize,
     /// ServicePorts that are not in force as asked, each with the reason; the
     /// rest is in force, and these are tried again when the next
@@ -70,7 +70,7 @@ pub struct SyncReport {
     /// sync is due then.
     pub lingering: usize,
     /// How soon another sync is due even if nothing changes until then.
-    pub look_again: Option<Duration>,
+    pub next_check: Option<Duration>,
     /// What of their Services' preferences cannot be done in this mode, for
     /// the ServicePorts that this sync had to bring in force: those of
     /// `changes.ports`, or all if `changes.full`. The rest of each is in

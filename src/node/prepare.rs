@@ -19,15 +19,15 @@ pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) {
     if let Err(error) = fs::write(OOM_SCORE_ADJ, score.to_string()) {
         tracing::info!("oomScoreAdj {score} is not set: {OOM_SCORE_ADJ}: {error}");
     }
-    let wanted = &configuration.conntrack;
+    let configured = &configuration.conntrack;
     let options = conntrack::Options {
-        max_per_core: u32::try_from(wanted.max_per_core).unwrap_or(0),
-        min: u32::try_from(wanted.min).unwrap_or(0),
-        tcp_established: wanted.tcp_established_timeout,
-        tcp_close_wait: wanted.tcp_close_wait_timeout,
-        tcp_be_liberal: wanted.tcp_be_liberal,
-        udp: wanted.udp_timeout,
-        udp_stream: wanted.udp_stream_timeout,
+        max_per_core: u32::try_from(configured.max_per_core).unwrap_or(0),
+        min: u32::try_from(configured.min).unwrap_or(0),
+        tcp_established: configured.tcp_established_timeout,
+        tcp_close_wait: configured.tcp_close_wait_timeout,
+        tcp_be_liberal: configured.tcp_be_liberal,
+        udp: configured.udp_timeout,
+        udp_stream: configured.udp_stream_timeout,
     };
     let plan = conntrack::plan(&options, conntrack::cpus());
     for unset in conntrack::apply(&plan, &mut Kernel) {

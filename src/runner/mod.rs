@@ -323,7 +323,7 @@ impl<M: Mode> Runner<M> {
                         "synced"
                     );
                     let lingering = (report.lingering > 0).then_some(LINGER_CHECK);
-                    for pause in [lingering, report.look_again].into_iter().flatten() {
+                    for pause in [lingering, report.next_check].into_iter().flatten() {
                         scheduler.sync_by(family, ended + pause);
                     }
                     let sync = Sync {

@@ -93,7 +93,7 @@ async fn a_node_that_is_withheld_or_not_there_yet_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_that_mean_nothing_here_are_not_told() {
+async fn changes_that_mean_nothing_here_make_no_event() {
     let server = shop();
     let mut recorder = Recorder::start(pipe::access(&server));
     recorder.next(SOON).await;

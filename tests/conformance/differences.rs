@@ -101,8 +101,8 @@ impl Why {
                 "iptables rules choose at random and have no schedulers; weights they honour."
             }
             Why::OwnPacketsAreStopped => {
-                "A program on the node whose datagram a rule stops is told so by its own kernel \
-                 (EPERM), before anything is sent."
+                "A program on the node whose datagram a rule drops gets EPERM from its own \
+                 kernel, before anything is sent."
             }
             Why::OutputIsNotAsked => {
                 "kube-proxy's rules that refuse external addresses without endpoints are for \
@@ -126,7 +126,7 @@ impl Why {
                  loopback: node ports are not served there."
             }
             Why::DroppedNotRefused => {
-                "Without the REJECT target, or reject, who is to be refused hears nothing instead."
+                "Without the REJECT target, or reject, who is to be refused gets no answer instead."
             }
             Why::RoundRobinInstead => {
                 "Without its scheduler a Service is served by rr, which heeds no weights; an Event \

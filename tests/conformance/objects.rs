@@ -13,10 +13,10 @@ use super::endpoints::{Endpoint, Pod, ready};
 /// Ends the name of a Service that has the second port alone.
 const MORE: &str = "-more";
 
-/// Ends the name of a Service that claims addresses of another.
+/// Ends the name of a Service that has addresses of another.
 const RIVAL: &str = "-rival";
 
-/// Which addresses a rival claims.
+/// Which addresses a rival has in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contested {
     /// External IPs, as its own.
@@ -66,7 +66,7 @@ pub struct Service {
     without: Option<&'static str>,
     /// Whose addresses the balancer has.
     balancer: Target,
-    /// Endpoints of another Service that claims addresses of its.
+    /// Endpoints of another Service that has some of its addresses.
     rival: Vec<Endpoint>,
     /// Which those are.
     contested: Contested,
@@ -240,13 +240,13 @@ impl Service {
         self
     }
 
-    /// Another Service claims the same external IPs and ports for these.
+    /// Another Service has the same external IPs and ports, and these endpoints.
     pub fn with_rival_on(mut self, pods: impl IntoIterator<Item = Pod>) -> Service {
         self.rival = pods.into_iter().map(ready).collect();
         self
     }
 
-    /// What that other Service claims, if not the external IPs.
+    /// What that other Service has in common, if not the external IPs.
     pub fn contested(mut self, contested: Contested) -> Service {
         self.contested = contested;
         self

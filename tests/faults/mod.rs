@@ -1,7 +1,7 @@
 //! What fails costs only what depends on it: in each mode, each access to the
-//! kernel or the API server fails in turn, while it is looked at what goes on.
+//! kernel or the API server fails in turn, while it is observed what goes on.
 //!
-//! - [`fault`], [`questions`]: what fails, and what is looked at.
+//! - [`fault`], [`questions`]: what fails, and what is observed.
 //! - [`expected`]: what may stop, and why. Begin there.
 //! - [`run`], [`cluster`]: how it is brought about and seen.
 //! - [`table`]: how it is shown, in docs/reliability.md.

@@ -1,4 +1,4 @@
-//! What is looked at while something fails.
+//! What is observed while something fails.
 
 /// A question about what goes on, of the family that the fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ const HEAD: &str = "\
 
 What fails costs only what depends on it. In each mode each access to the kernel
 or to the API server fails in turn, while Services and endpoints change, and it is
-looked at what goes on. This file is made by `make reliability`, which runs every
+observed what goes on. This file is made by `make reliability`, which runs every
 case with the real program in network namespaces, ipvs mode in a guest kernel; the
 same runs are part of `make test`, where a cell that does not hold fails. The cases
 are `tests/faults/`.
@@ -30,7 +30,7 @@ are `tests/faults/`.
 
 fn document() -> String {
     let mut text = String::from(HEAD);
-    text.push_str("## What is looked at\n\n");
+    text.push_str("## What is observed\n\n");
     text.push_str("In the IP family that the fault strikes, IPv4 where it is both:\n\n");
     for question in Question::ALL {
         let _ = writeln!(text, "- *{}*: {}.", question.title(), question.text());

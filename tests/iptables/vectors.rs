@@ -143,7 +143,7 @@ fn flags_show_in_the_rules() {
 }
 
 #[test]
-fn what_cannot_be_rendered_is_said() {
+fn what_cannot_be_rendered_is_reported() {
     let empty = Folder::new("empty");
     let empty = empty.0.to_str().expect("a path");
     let cases: [(&[&str], i32, &str); 4] = [

@@ -17,7 +17,7 @@ fn start(node: &Host, manifests: &std::path::Path) -> Tripod {
 }
 
 #[test]
-fn the_default_is_the_best_that_the_kernel_can_and_why_is_said() {
+fn the_default_is_the_best_that_the_kernel_can_and_why_is_logged() {
     run(Share::Beside, || {
         let lab = Lab::new(Capture::Local);
         let begun = Instant::now();

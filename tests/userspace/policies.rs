@@ -13,7 +13,7 @@ use crate::lab::{EndpointChoice, Host, Lab, Service, ask, eventually, get, udp, 
 on_each_capture!(
     internal_policy_local_keeps_to_this_node,
     external_policy_local_is_for_callers_from_outside,
-    without_local_endpoints_only_insiders_are_served,
+    without_local_endpoints_only_cluster_local_clients_are_served,
     source_ranges_guard_the_load_balancer_address_alone,
     source_ranges_know_the_node_by_its_address,
     source_ranges_change_and_may_be_too_many_to_be_silent,
@@ -139,7 +139,7 @@ fn external_policy_local_is_for_callers_from_outside(lab: &mut Lab) {
     }
 }
 
-fn without_local_endpoints_only_insiders_are_served(lab: &mut Lab) {
+fn without_local_endpoints_only_cluster_local_clients_are_served(lab: &mut Lab) {
     let web = everywhere(10).spec("externalTrafficPolicy", "Local");
     lab.three_backends()
         .publish_endpoints(&web, &all_elsewhere());

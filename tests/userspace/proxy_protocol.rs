@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::lab::{Host, Lab, Service, send_pattern, tcp};
 
 on_each_capture!(
-    endpoints_are_told_who_called_and_what,
+    endpoints_get_the_callers_and_the_called_address,
     streams_follow_the_header_intact,
     each_endpoint_that_is_tried_reads_one_header,
-    datagrams_have_no_header_and_that_is_said,
+    datagrams_have_no_header_and_that_is_logged,
 );
 
 const ANNOTATION: &str = "tripod.proxy/proxy-protocol";
@@ -101,7 +101,7 @@ fn web() -> Service {
     web.with_node_port().with_external_ip().with_load_balancer()
 }
 
-fn endpoints_are_told_who_called_and_what(lab: &mut Lab) {
+fn endpoints_get_the_callers_and_the_called_address(lab: &mut Lab) {
     let (web, plain) = (web(), Service::new("plain", 11));
     lab.add_backends(&["a", "b"]);
     lab.publish(&web, &["a"]);
@@ -193,7 +193,7 @@ fn each_endpoint_that_is_tried_reads_one_header(lab: &mut Lab) {
     }
 }
 
-fn datagrams_have_no_header_and_that_is_said(lab: &mut Lab) {
+fn datagrams_have_no_header_and_that_is_logged(lab: &mut Lab) {
     let web = web();
     lab.add_backends(&["a"]).publish_all(&web);
     let tripod = lab.tripod();

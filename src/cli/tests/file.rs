@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_problems_are_reported_at_once() {
     let text = format!(
         "{TOP}mode: magic\nbindAddress: here\nhealthzBindAddress: 0.0.0.0:0\nmetricsBindAddress: a:b\n\
          oomScoreAdj: 1001\nclientConnection: {{burst: -1, qps: x}}\niptables: {{masqueradeBit: 32}}\n\
@@ -182,7 +182,7 @@ fn numbers_are_read_as_kube_proxy_reads_them() {
 }
 
 #[test]
-fn a_family_that_is_served_whole_is_told() {
+fn a_family_that_is_served_whole_is_reported() {
     for (cluster, node_ports, unnamed) in [
         ("10.0.0.0/8,fd00::/8", "[192.0.2.0/24]", Some("IPv6")),
         ("10.0.0.0/8,fd00::/8", "['2001:db8::/64']", Some("IPv4")),

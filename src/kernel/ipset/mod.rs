@@ -1,4 +1,4 @@
-//! Sets of addresses and ports that netfilter's rules look into (ipset), over
+//! Sets of addresses and ports that netfilter's rules match against (ipset), over
 //! nfnetlink (`linux/netfilter/ipset/ip_set.h`).
 //!
 //! ```no_run

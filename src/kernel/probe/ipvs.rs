@@ -2,7 +2,7 @@
 
 use super::{
     Ability, Findings, Kernel, Unable,
-    tried::{Tried, kept_or},
+    tried::{Tried, found_or},
 };
 use crate::{
     kernel::{
@@ -28,7 +28,7 @@ pub(super) fn sets(kernel: &mut Kernel, findings: Option<&Findings>) {
     let mut opened = None;
     for kind in super::IP_SETS {
         let ability = Ability::IpSet(kind);
-        let outcome = kept_or(findings, &ability, || {
+        let outcome = found_or(findings, &ability, || {
             let sets = opened.get_or_insert_with(IpSets::open);
             set(sets.as_mut().map_err(|error| Unable::from(&*error))?, kind)
         });
@@ -64,7 +64,7 @@ pub(super) fn virtual_servers(
     for name in schedulers {
         let ability = Ability::Scheduler(name.clone());
         let outcome = match (&mut opened, &works) {
-            (Ok(ipvs), Ok(())) => kept_or(findings, &ability, || scheduler(ipvs, name)),
+            (Ok(ipvs), Ok(())) => found_or(findings, &ability, || scheduler(ipvs, name)),
             (_, Err(unknown @ Unable::Unknown(_))) => Err(unknown.clone()),
             _ => Err(Unable::Missing("there is no IPVS to use it in".to_owned())),
         };

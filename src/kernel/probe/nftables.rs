@@ -29,7 +29,7 @@ pub(super) fn parts(kernel: &mut Kernel, findings: Option<&Findings>) {
             let ability = Ability::Nftables(family, part);
             let outcome = match &tables {
                 Ok(()) if has_all => Ok(()),
-                Ok(()) => super::tried::kept_or(findings, &ability, || attempt(family, &[part])),
+                Ok(()) => super::tried::found_or(findings, &ability, || attempt(family, &[part])),
                 Err(Unable::Missing(_)) => Err(Unable::Missing(
                     "there are no tables to use it in".to_owned(),
                 )),

@@ -7,7 +7,7 @@ pub(super) type Tried = Result<(), Unable>;
 
 /// Returns the answer of `findings` for `ability`, else the outcome of trying
 /// it.
-pub(super) fn kept_or(
+pub(super) fn found_or(
     findings: Option<&Findings>,
     ability: &Ability,
     attempt: impl FnOnce() -> Tried,

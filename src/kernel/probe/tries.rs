@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use super::{
     Ability, Attempt, Examination, Extension, Findings, Kernel, Scope, Setting, Unable, sockets,
-    tried::{Tried, kept_or},
+    tried::{Tried, found_or},
     words,
 };
 use crate::{
@@ -56,15 +56,15 @@ pub(super) fn objects(examination: &Examination<'_>, findings: Option<&Findings>
         kernel.record(Ability::Sockets(family), sockets::sockets(family));
         kernel.record(Ability::Transparent(family), sockets::transparent(family));
         let (local, ports) = (Ability::LocalRoutes(family), Ability::PortRules(family));
-        let outcome = kept_or(findings, &local, || local_route(family));
+        let outcome = found_or(findings, &local, || local_route(family));
         kernel.record(local, outcome);
-        let outcome = kept_or(findings, &ports, || port_rule(family));
+        let outcome = found_or(findings, &ports, || port_rule(family));
         kernel.record(ports, outcome);
     }
     kernel.record(Ability::ReusePort, sockets::reuse_port());
     kernel.record(Ability::Splice, sockets::splicing());
     kernel.record(Ability::Conntrack, conntrack());
-    let dummy = kept_or(findings, &Ability::DummyLink, super::ipvs::dummy_link);
+    let dummy = found_or(findings, &Ability::DummyLink, super::ipvs::dummy_link);
     kernel.record(Ability::DummyLink, dummy);
     super::ipvs::sets(&mut kernel, findings);
     super::nftables::parts(&mut kernel, findings);

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_try_waits_for_who_holds_the_lock() {
-    // The lock is one for the whole machine, so a stand-in claims that it is held.
+    // The lock is one for the whole machine, so a stand-in reports that it is held.
     let dir = env::temp_dir().join(format!("tripod-lock-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let script = dir.join("restore");

@@ -10,7 +10,7 @@ use super::plan::{FilledSets, Frontend, Member, Set};
 use crate::kernel::ipset::Element;
 
 /// Returns true if a frontend with a member in `set` must not be opened before the
-/// rules that look into that set are in force.
+/// rules that match against that set are in force.
 ///
 /// | set | its rule | without it |
 /// |---|---|---|
@@ -21,7 +21,7 @@ use crate::kernel::ipset::Element;
 /// | `FullNat`, `Direct` | nat: always masqueraded, or never | answers do not come back |
 /// | `ClusterIp` | nat: callers outside the cluster are masqueraded | only these get no answer; so it guards nothing, unless all callers are to be masqueraded |
 ///
-/// `ServiceIps` is looked into by rules that are always there: they keep what
+/// `ServiceIps` is matched by rules that are always there: they keep what
 /// listens on this node from being reached through addresses of Services. So
 /// nothing is opened before any rules are in force. The other sets guard nothing:
 /// `LoopBack` is for endpoints that call themselves, `HealthCheckNodePort` for a
@@ -89,7 +89,7 @@ impl Blocked {
 
     /// Returns true, and remembers it, if `frontend`, which is not open, is to stay
     /// closed. The rules for the sets `guarding` guard it; `rules` are the sets that the
-    /// rules known to be in force look into, `None` if no rules are known to be.
+    /// rules known to be in force match against, `None` if no rules are known to be.
     pub fn blocks(
         &mut self,
         frontend: &Frontend,

@@ -201,7 +201,7 @@ impl ServedFamily {
         let mut report = SyncReport {
             examined: work.examined,
             unsupported: work.unsupported,
-            look_again: self.next_check(),
+            next_check: self.next_check(),
             ..SyncReport::default()
         };
         self.state.report(&mut report);

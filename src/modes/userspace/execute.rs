@@ -429,14 +429,14 @@ impl Executor {
     }
 }
 
-/// Logs once that who may not call is reset instead of hearing nothing.
+/// Logs once that who may not call is reset instead of getting no answer.
 fn log_filter(filtered: io::Result<()>, service: &str, logged: &mut bool) {
     if let Err(error) = filtered
         && !mem::replace(logged, true)
     {
         tracing::warn!(
             service,
-            "who may not call is reset instead of hearing nothing, as their filter does not fit \
+            "who may not call is reset instead of getting no answer, as their filter does not fit \
              on the listener: {error}; give fewer loadBalancerSourceRanges, or raise \
              net.core.optmem_max"
         );

@@ -368,7 +368,7 @@ fn redirected(needs: &mut Vec<Need>, requirements: &ModeRequirements, family: Fa
         ),
         (
             Extension::Reject,
-            "without it, who calls the local port of a listener hears nothing (redirect capture)",
+            "without it, who calls the local port of a listener gets no answer (redirect capture)",
         ),
         (
             Extension::Addrtype,

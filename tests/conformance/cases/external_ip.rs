@@ -60,7 +60,7 @@ fn callers_and_policies() -> Vec<Case> {
 fn owners_and_changes() -> Vec<Case> {
     vec![
         case(
-            "Two Services claim an external IP, and one goes",
+            "Two Services have the same external IP, and one goes",
             external_ip([A]),
         )
         .when([Outside, Pod])

@@ -251,7 +251,7 @@ mod tests {
     };
 
     #[test]
-    fn chains_that_no_program_reaches_are_not_said_to_be_removed() {
+    fn chains_that_no_program_reaches_are_not_reported_as_removed() {
         in_namespace(|| {
             let nft = |args: &str| {
                 let mut command = std::process::Command::new("iptables-nft");

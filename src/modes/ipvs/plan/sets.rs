@@ -1,4 +1,4 @@
-//! The sets that ipvs mode's rules look into, with kube-proxy's names
+//! The sets that ipvs mode's rules match against, with kube-proxy's names
 //! (`pkg/proxy/ipvs/ipset.go`, 1.36) and a few of our own.
 
 use ipnet::IpNet;

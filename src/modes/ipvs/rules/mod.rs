@@ -32,7 +32,7 @@ pub struct FamilyRules {
 /// What is known about the rules in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct InForce {
-    /// Sets that the rules known to be in force look into; `None`: no rules are known
+    /// Sets that the rules known to be in force match against; `None`: no rules are known
     /// to be.
     sets: Option<FilledSets>,
     /// Why the rules are not as they should be.
@@ -77,7 +77,7 @@ impl FamilyRules {
         self.writer.as_ref().map(RuleWriter::engine)
     }
 
-    /// Returns the sets that the rules known to be in force look into; `None`: no
+    /// Returns the sets that the rules known to be in force match against; `None`: no
     /// rules are known to be.
     pub fn in_force(&self) -> Option<FilledSets> {
         self.in_force.sets

@@ -67,7 +67,7 @@ struct UnderWay {
 pub enum Outcome {
     /// The rules that were asked for are in force.
     InForce {
-        /// The sets that they look into.
+        /// The sets that they match against.
         sets: FilledSets,
         /// What other programs had changed and was repaired.
         repaired: Vec<String>,

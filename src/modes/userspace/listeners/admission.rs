@@ -1,4 +1,4 @@
-//! Who may not call hears nothing: a classic BPF filter on a TCP listener drops
+//! Who may not call gets no answer: a classic BPF filter on a TCP listener drops
 //! the packets of callers that would not be served, before the kernel answers
 //! their SYN (`sk_filter` in `tcp_v4_rcv`, net/ipv4/tcp_ipv4.c).
 //!
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_call_hears_nothing() {
+    fn who_may_not_call_gets_no_answer() {
         if !filters_can_be_attached() {
             return;
         }

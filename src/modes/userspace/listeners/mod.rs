@@ -202,7 +202,7 @@ impl ListenerSet {
         filtered.fold(Ok(()), Result::and)
     }
 
-    /// Has its TCP listeners drop what still comes. A client that hears nothing
+    /// Has its TCP listeners drop what still comes. A client that gets no answer
     /// tries again a second later, and meets the process that took over.
     pub fn fall_silent(&self) {
         for listeners in &self.open {

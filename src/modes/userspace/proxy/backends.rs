@@ -124,10 +124,10 @@ impl Backends {
                 load: load(&t.address).unwrap_or_default(),
             })
             .collect();
-        let heir_of = previous.filter(|p| p.name == name);
-        let heir_of = heir_of.map(|p| (&*p.scheduler, &*p.servers));
+        let predecessor = previous.filter(|p| p.name == name);
+        let predecessor = predecessor.map(|p| (&*p.scheduler, &*p.servers));
         Backends {
-            scheduler: sched::build(name, &servers, heir_of, seed),
+            scheduler: sched::build(name, &servers, predecessor, seed),
             servers,
             name,
         }

@@ -156,7 +156,7 @@ fn by_source_address_a_client_stays_and_each_has_nearly_its_share() {
 }
 
 #[test]
-fn with_recent_a_client_returns_to_where_it_was_noted() {
+fn with_recent_a_client_returns_to_its_endpoint() {
     let port = sticky(weighted(&[1, 1, 1]));
     let rules = Ruleset::new([&port], &options());
     let planned = service_port(&port, &options());
