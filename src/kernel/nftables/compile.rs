@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::{
     datatype::{ByteOrder, DataType},
-    expression::{Access, Comparison, Expression, LookupData, Range, Register},
+    expression::{Access, Comparison, Expression, LookupData, Range, Register, Translation},
     field::{Field, len, load},
     statement::{Dynset, Mark, MarkValue, Reject, SetName, Statement, Target, Test},
 };
@@ -32,16 +32,18 @@ pub(super) fn compile(statements: &[Statement]) -> Vec<Expression> {
 fn one(statement: &Statement, out: &mut Vec<Expression>) {
     match statement {
         Statement::Match(field, test) => matched(field, test, out),
-        Statement::In(key, set) => contained(key, set, false, out),
-        Statement::NotIn(key, set) => contained(key, set, true, out),
+        Statement::In(key, set) => contained(key, set, Membership::In, out),
+        Statement::NotIn(key, set) => contained(key, set, Membership::NotIn, out),
         Statement::VerdictMap(key, map) => {
             key_of(key, map, SINGLE, out);
-            look_up(map, false, Some(LookupData::Verdict), out);
+            out.push(mapped(map, LookupData::Verdict));
         }
         Statement::Verdict(verdict) => out.push(Expression::Verdict(verdict.clone())),
         Statement::SetMark(of, value) => mark(*of, value, out),
-        Statement::Dnat(family, target) => translate(false, *family, target, out),
-        Statement::Snat(family, target) => translate(true, *family, target, out),
+        Statement::Dnat(family, target) => {
+            translate(Translation::Destination, *family, target, out)
+        }
+        Statement::Snat(family, target) => translate(Translation::Source, *family, target, out),
         Statement::Masquerade { fully_random } => out.push(Expression::Masquerade {
             flags: if *fully_random { FULLY_RANDOM } else { 0 },
         }),
@@ -70,11 +72,15 @@ fn one(statement: &Statement, out: &mut Vec<Expression>) {
 
 fn matched(field: &Field, test: &Test, out: &mut Vec<Expression>) {
     let register = Register::at(0);
-    if let Test::Prefix(ip, length) | Test::NotPrefix(ip, length) = test {
-        let inverted = matches!(test, Test::NotPrefix(..));
-        return prefix(field, *ip, *length, inverted, out);
+    match test {
+        Test::Prefix(ip, length) => {
+            return prefix(field, *ip, *length, Comparison::Equal, out);
+        }
+        Test::NotPrefix(ip, length) => {
+            return prefix(field, *ip, *length, Comparison::NotEqual, out);
+        }
+        _ => field.load(0, SINGLE, out),
     }
-    field.load(0, SINGLE, out);
     let mut compare = |how, with: &[u8]| {
         out.push(Expression::Compare {
             from: register,
@@ -108,7 +114,7 @@ fn matched(field: &Field, test: &Test, out: &mut Vec<Expression>) {
 }
 
 /// A prefix of whole octets is compared without a mask, by loading less.
-fn prefix(field: &Field, ip: IpAddr, length: u8, inverted: bool, out: &mut Vec<Expression>) {
+fn prefix(field: &Field, ip: IpAddr, length: u8, how: Comparison, out: &mut Vec<Expression>) {
     let mut octets = crate::kernel::octets(&ip);
     let bits = usize::from(length).min(8 * octets.len());
     let mask: Vec<u8> = (0..octets.len())
@@ -137,10 +143,7 @@ fn prefix(field: &Field, ip: IpAddr, length: u8, inverted: bool, out: &mut Vec<E
     }
     out.push(Expression::Compare {
         from: Register::at(0),
-        how: match inverted {
-            true => Comparison::NotEqual,
-            false => Comparison::Equal,
-        },
+        how,
         with: octets.into(),
     });
 }
@@ -177,19 +180,32 @@ fn key_of(key: &[Field], set: &SetName, reserved: usize, out: &mut Vec<Expressio
     }
 }
 
-fn look_up(set: &SetName, inverted: bool, data: Option<LookupData>, out: &mut Vec<Expression>) {
+/// Whether a rule goes on for what is in a set, or for everything else.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Membership {
+    In,
+    NotIn,
+}
+
+fn contained(key: &[Field], set: &SetName, membership: Membership, out: &mut Vec<Expression>) {
+    let reserved = if key.len() > 1 { 0 } else { SINGLE };
+    key_of(key, set, reserved, out);
     out.push(Expression::Lookup {
         set: set.name.clone(),
         from: Register::at(0),
-        inverted,
-        data,
+        inverted: membership == Membership::NotIn,
+        data: None,
     });
 }
 
-fn contained(key: &[Field], set: &SetName, inverted: bool, out: &mut Vec<Expression>) {
-    let reserved = if key.len() > 1 { 0 } else { SINGLE };
-    key_of(key, set, reserved, out);
-    look_up(set, inverted, None, out);
+/// Takes what `map` has for the key in the first register.
+fn mapped(map: &SetName, data: LookupData) -> Expression {
+    Expression::Lookup {
+        set: map.name.clone(),
+        from: Register::at(0),
+        inverted: false,
+        data: Some(data),
+    }
 }
 
 fn mark(of: Mark, value: &MarkValue, out: &mut Vec<Expression>) {
@@ -218,7 +234,7 @@ fn mark(of: Mark, value: &MarkValue, out: &mut Vec<Expression>) {
     out.push(access(Access::Store(register)));
 }
 
-fn translate(source: bool, family: Family, target: &Target, out: &mut Vec<Expression>) {
+fn translate(of: Translation, family: Family, target: &Target, out: &mut Vec<Expression>) {
     let mut range = Range {
         address: Some(Register::at(0)),
         ..Range::default()
@@ -238,14 +254,14 @@ fn translate(source: bool, family: Family, target: &Target, out: &mut Vec<Expres
             // `nft` reserves room for the key beside that for the address.
             let concat = if key.len() > 1 { len(key) } else { 0 };
             key_of(key, map, SINGLE + concat, out);
-            look_up(map, false, Some(LookupData::Register(Register::at(0))), out);
+            out.push(mapped(map, LookupData::Register(Register::at(0))));
             if let [address, _, ..] = &map.data[..] {
                 range.port = Some(Register::at(address.padded()));
             }
         }
     }
     out.push(Expression::Nat {
-        source,
+        of,
         family: family.number().into(),
         range,
     });

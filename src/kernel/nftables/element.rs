@@ -144,7 +144,7 @@ impl Element {
         }
         // The end is the first key after the range, unless there is none.
         let mut after = self.end.as_ref().unwrap_or(&self.key).to_vec();
-        if !step(&mut after, true) {
+        if !step(&mut after, u8::overflowing_add) {
             return r;
         }
         r.nested(ELEMENT, |r| value(r.be32(FLAGS, F_END), KEY, &after))
@@ -155,14 +155,11 @@ fn value(r: Request, kind: u16, octets: &[u8]) -> Request {
     r.nested(kind, |r| r.attribute(VALUE, octets))
 }
 
-/// The next number, or the one before; false if there is none. Ranges are only
-/// of types in network order.
-fn step(octets: &mut [u8], up: bool) -> bool {
+/// Adds 1 to a number in network order, or subtracts it, as `with` does with one
+/// octet; false if that number does not fit. Ranges are only of types in that order.
+fn step(octets: &mut [u8], with: fn(u8, u8) -> (u8, bool)) -> bool {
     for octet in octets.iter_mut().rev() {
-        let (next, over) = match up {
-            true => octet.overflowing_add(1),
-            false => octet.overflowing_sub(1),
-        };
+        let (next, over) = with(*octet, 1);
         *octet = next;
         if !over {
             return true;
@@ -281,7 +278,7 @@ impl Found {
         for raw in raw {
             if open && let Some(last) = ranges.last_mut() {
                 let mut end = raw.element.key.clone();
-                step(&mut end, false);
+                step(&mut end, u8::overflowing_sub);
                 last.end = Some(end).filter(|end| *end != last.key);
             }
             open = !raw.is_end;

@@ -1,4 +1,4 @@
-//! What a rule looks at, and what keys are made of: a field of a header, what
+//! What a rule matches, and what keys are made of: a field of a header, what
 //! the kernel knows of packet and connection, a number that it makes.
 
 use std::fmt;

@@ -13,7 +13,6 @@ use crate::kernel::netlink::{Malformed, Message, Request};
 // enum nft_rule_attributes
 pub(super) const TABLE: u16 = 1;
 pub(super) const CHAIN: u16 = 2;
-pub(super) const HANDLE: u16 = 3;
 const EXPRESSIONS: u16 = 4;
 const USERDATA: u16 = 7;
 /// `NFTA_LIST_ELEM`
@@ -84,8 +83,6 @@ pub struct ListedRule {
     pub table: String,
     /// Name of its chain.
     pub chain: String,
-    /// A number that no other rule of the table ever had.
-    pub handle: u64,
     /// What it consists of, in the form of [`Expression::comparable`].
     pub expressions: Vec<Expression>,
     /// For who lists it.
@@ -105,7 +102,6 @@ impl ListedRule {
         let mut rule = ListedRule {
             table: String::new(),
             chain: String::new(),
-            handle: 0,
             expressions: Vec::new(),
             comment: None,
         };
@@ -114,7 +110,6 @@ impl ListedRule {
             match attribute.kind {
                 TABLE => attribute.text()?.clone_into(&mut rule.table),
                 CHAIN => attribute.text()?.clone_into(&mut rule.chain),
-                HANDLE => rule.handle = attribute.be64()?,
                 EXPRESSIONS => {
                     let found = Expression::read_all(attribute)?.into_iter();
                     rule.expressions = found.map(Expression::comparable).collect();

@@ -23,7 +23,6 @@ const DESCRIPTION: u16 = 9;
 const ID: u16 = 10;
 const TIMEOUT: u16 = 11;
 const USERDATA: u16 = 13;
-const HANDLE: u16 = 16;
 const EXPRESSION: u16 = 17;
 // enum nft_set_desc_attributes
 const SIZE: u16 = 1;
@@ -328,8 +327,6 @@ fn names(types: &[DataType], f: &mut fmt::Formatter<'_>) -> fmt::Result {
 pub struct ListedSet {
     /// Name of its table.
     pub table: String,
-    /// A number that no other set of the table ever had; 0 before Linux 4.16.
-    pub handle: u64,
     /// It belongs to a rule and has no name of its own.
     pub anonymous: bool,
     /// What it is.
@@ -349,7 +346,7 @@ impl ListedSet {
 
     /// Reads one from a dump.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<ListedSet, Malformed> {
-        let (mut table, mut name, mut handle) = (String::new(), "", 0);
+        let (mut table, mut name) = (String::new(), "");
         let (mut flags, mut key, mut data, mut user) = (0, 0, 0, &[][..]);
         let (mut timeout, mut size, mut counter) = (None, None, false);
         for attribute in message.attributes(super::HEADER) {
@@ -357,7 +354,6 @@ impl ListedSet {
             match attribute.kind {
                 TABLE => attribute.text()?.clone_into(&mut table),
                 NAME => name = attribute.text()?,
-                HANDLE => handle = attribute.be64()?,
                 FLAGS => flags = attribute.be32()?,
                 KEY_TYPE => key = attribute.be32()?,
                 DATA_TYPE => data = attribute.be32()?,
@@ -400,7 +396,6 @@ impl ListedSet {
         };
         Ok(ListedSet {
             table,
-            handle,
             anonymous: flags & F_ANONYMOUS != 0,
             set,
         })

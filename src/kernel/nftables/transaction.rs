@@ -11,7 +11,6 @@ use super::{
     element::{self, Element, Key, Purpose, Shown},
     rule,
     rule::Rule,
-    set,
     set::Set,
     table,
     table::Table,
@@ -33,7 +32,6 @@ const DELETE_CHAIN: u16 = 5;
 const NEW_RULE: u16 = 6;
 const DELETE_RULE: u16 = 8;
 const NEW_SET: u16 = 9;
-const DELETE_SET: u16 = 11;
 const NEW_ELEMENTS: u16 = 12;
 const DELETE_ELEMENTS: u16 = 14;
 
@@ -58,18 +56,12 @@ pub(super) enum Grouping {
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     AddTable,
-    FlushTable,
     DeleteTable,
     AddChain(Chain),
     FlushChain(String),
     DeleteChain(String),
     AddRule(String, Rule),
-    InsertRule(String, Rule),
-    ReplaceRule(String, u64, Rule),
-    DeleteRule(String, u64),
     AddSet(Arc<Set>),
-    FlushSet(Arc<Set>),
-    DeleteSet(Arc<Set>),
     AddElements(Arc<Set>, Vec<Element>),
     DeleteElements(Arc<Set>, Vec<Element>),
 }
@@ -124,11 +116,6 @@ impl Transaction {
         self.step(Step::AddTable)
     }
 
-    /// Deletes the rules of all its chains.
-    pub fn flush_table(&mut self) -> &mut Self {
-        self.step(Step::FlushTable)
-    }
-
     /// Deletes the table and all that is in it.
     pub fn delete_table(&mut self) -> &mut Self {
         self.step(Step::DeleteTable)
@@ -154,34 +141,9 @@ impl Transaction {
         self.step(Step::AddRule(chain.into(), rule))
     }
 
-    /// Adds a rule before those of the chain.
-    pub fn insert_rule(&mut self, chain: impl Into<String>, rule: Rule) -> &mut Self {
-        self.step(Step::InsertRule(chain.into(), rule))
-    }
-
-    /// Puts a rule in the place of that with this handle.
-    pub fn replace_rule(&mut self, chain: impl Into<String>, handle: u64, rule: Rule) -> &mut Self {
-        self.step(Step::ReplaceRule(chain.into(), handle, rule))
-    }
-
-    /// Deletes the rule with this handle.
-    pub fn delete_rule(&mut self, chain: impl Into<String>, handle: u64) -> &mut Self {
-        self.step(Step::DeleteRule(chain.into(), handle))
-    }
-
     /// Adds a set or a map; one that is there, alike, stays as it is.
     pub fn add_set(&mut self, set: &Arc<Set>) -> &mut Self {
         self.step(Step::AddSet(Arc::clone(set)))
-    }
-
-    /// Deletes the elements of a set.
-    pub fn flush_set(&mut self, set: &Arc<Set>) -> &mut Self {
-        self.step(Step::FlushSet(Arc::clone(set)))
-    }
-
-    /// Deletes a set, which no rule may refer to.
-    pub fn delete_set(&mut self, set: &Arc<Set>) -> &mut Self {
-        self.step(Step::DeleteSet(Arc::clone(set)))
     }
 
     /// Adds elements; one that is there stays as it is. One of a map that is
@@ -278,22 +240,11 @@ impl Transaction {
         match part.step {
             Step::AddTable => self.table.write(new(NEW_TABLE, create)),
             Step::DeleteTable => request(DELETE_TABLE, 0),
-            Step::FlushTable => request(DELETE_RULE, 0),
             Step::AddChain(chain) => chain.write(request(NEW_CHAIN, create)),
             Step::DeleteChain(name) => request(DELETE_CHAIN, 0).text(chain::NAME, name),
             Step::FlushChain(name) => rule(DELETE_RULE, 0, name),
             Step::AddRule(chain, desired) => desired.write(rule(NEW_RULE, append, chain)),
-            Step::InsertRule(chain, desired) => desired.write(rule(NEW_RULE, create, chain)),
-            Step::ReplaceRule(chain, handle, desired) => {
-                let replace = libc::NLM_F_REPLACE as u16;
-                desired.write(rule(NEW_RULE, replace, chain).be64(rule::HANDLE, *handle))
-            }
-            Step::DeleteRule(chain, handle) => {
-                rule(DELETE_RULE, 0, chain).be64(rule::HANDLE, *handle)
-            }
             Step::AddSet(set) => set.write(request(NEW_SET, create), number),
-            Step::DeleteSet(set) => request(DELETE_SET, 0).text(set::NAME, &set.name),
-            Step::FlushSet(set) => of_set(DELETE_ELEMENTS, 0, set),
             Step::AddElements(set, _) => {
                 let request = of_set(NEW_ELEMENTS, create, set);
                 element::write(request, set, part.elements, Purpose::Add)
@@ -337,24 +288,12 @@ impl Part<'_> {
         let of_set = |set: &Set| format!("{} {}", set.word(), set.name);
         let (verb, object) = match self.step {
             Step::AddTable => return ("add", format!("table {table} of nf_tables")),
-            Step::FlushTable => return ("flush", format!("table {table} of nf_tables")),
             Step::DeleteTable => return ("delete", format!("table {table} of nf_tables")),
             Step::AddChain(chain) => ("add", format!("chain {}", chain.name)),
             Step::FlushChain(chain) => ("flush", format!("chain {chain}")),
             Step::DeleteChain(chain) => ("delete", format!("chain {chain}")),
-            Step::AddRule(chain, rule) | Step::InsertRule(chain, rule) => {
-                ("add", format!("rule \"{rule}\" of chain {chain}"))
-            }
-            Step::ReplaceRule(chain, handle, rule) => {
-                let object = format!("rule {handle} of chain {chain} by \"{rule}\"");
-                ("replace", object)
-            }
-            Step::DeleteRule(chain, handle) => {
-                ("delete", format!("rule {handle} of chain {chain}"))
-            }
+            Step::AddRule(chain, rule) => ("add", format!("rule \"{rule}\" of chain {chain}")),
             Step::AddSet(set) => ("add", of_set(set)),
-            Step::FlushSet(set) => ("flush", of_set(set)),
-            Step::DeleteSet(set) => ("delete", of_set(set)),
             Step::AddElements(set, _) => ("add", self.elements(set)),
             Step::DeleteElements(set, _) => ("delete", self.elements(set)),
         };
@@ -396,7 +335,6 @@ impl Transaction {
                     None => Ok(()),
                 }
             }
-            Step::FlushTable => write!(f, "flush table {table}"),
             Step::DeleteTable => write!(f, "delete table {table}"),
             Step::AddChain(chain) => {
                 write!(f, "add chain {table} {}", chain.name)?;
@@ -405,19 +343,10 @@ impl Transaction {
             Step::FlushChain(chain) => write!(f, "flush chain {table} {chain}"),
             Step::DeleteChain(chain) => write!(f, "delete chain {table} {chain}"),
             Step::AddRule(chain, rule) => write!(f, "add rule {table} {chain} {rule}"),
-            Step::InsertRule(chain, rule) => write!(f, "insert rule {table} {chain} {rule}"),
-            Step::ReplaceRule(chain, handle, rule) => {
-                write!(f, "replace rule {table} {chain} handle {handle} {rule}")
-            }
-            Step::DeleteRule(chain, handle) => {
-                write!(f, "delete rule {table} {chain} handle {handle}")
-            }
             Step::AddSet(set) => {
                 write!(f, "add {} {table} {} ", set.word(), set.name)?;
                 set.body(f)
             }
-            Step::FlushSet(set) => write!(f, "flush {} {table} {}", set.word(), set.name),
-            Step::DeleteSet(set) => write!(f, "delete {} {table} {}", set.word(), set.name),
             Step::AddElements(set, elements) => {
                 write!(f, "add element {table} {} {{ ", set.name)?;
                 list(elements.iter().map(|element| Shown(element, set)), f)?;

@@ -102,9 +102,14 @@ impl Userspace {
         let descriptors = shared.descriptors.clone();
         let cluster_local = Arc::clone(&shared.cluster_local);
         let transparent = Arc::clone(&shared.transparent);
+        let purpose = if options.transparent {
+            return_path::Purpose::ShowClients
+        } else {
+            return_path::Purpose::RemoveStale
+        };
         let handover = Handover::new(shared.counters.connections.clone());
         let workers = Workers::start(options.workers, &shared)?;
-        descriptors.count(true);
+        descriptors.count();
         let ports = RedirectPorts::new(options.port_range.clone(), descriptors.clone());
         Ok(Userspace {
             node: NodeContext {
@@ -113,7 +118,7 @@ impl Userspace {
                 node_ports: options.node_ports.served(),
                 opens_listeners: true,
             },
-            return_path: ReturnPath::new(options.transparent, transparent, kernel),
+            return_path: ReturnPath::new(purpose, transparent, kernel),
             executor: Executor::new(shared, workers, ports, IF_TAKEN),
             observer: Observer::default(),
             options,
@@ -154,7 +159,11 @@ impl Userspace {
     fn observe(&mut self, extents: PerFamily<Option<Extent>>) -> Result<(), capture::Error> {
         let full = |extent: &Option<Extent>| *extent == Some(Extent::Full);
         let full = full(&extents.v4) || full(&extents.v6);
-        self.descriptors.count(full);
+        if full {
+            self.descriptors.count();
+        } else {
+            self.descriptors.count_if_cheap();
+        }
         self.node.node_ports = self.options.node_ports.served();
         self.node.opens_listeners = !self.yields();
         if full || self.node.addresses.is_empty() {

@@ -107,7 +107,7 @@ impl NodePortRelay {
         let descriptors = shared.descriptors.clone();
         let handover = Handover::new(shared.counters.connections.clone());
         let workers = Workers::start(options.workers, &shared)?;
-        descriptors.count(true);
+        descriptors.count();
         let ports = RedirectPorts::new(None, descriptors.clone());
         Ok(NodePortRelay {
             scheduler: options.scheduler,
@@ -167,7 +167,11 @@ impl NodePortRelay {
 
     fn sync_family(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> SyncReport {
         let full = self.families.get(family).must_observe(changes);
-        self.descriptors.count(full);
+        if full {
+            self.descriptors.count();
+        } else {
+            self.descriptors.count_if_cheap();
+        }
         let names = self.due(family, map, changes, full);
         let label = [family.to_string()];
         let mut report = SyncReport::default();

@@ -113,6 +113,15 @@ pub struct Range {
     pub flags: u32,
 }
 
+/// Which address is translated: `NFT_NAT_*` of `linux/netfilter/nf_tables.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Translation {
+    /// The source address.
+    Source = 0,
+    /// The destination address.
+    Destination = 1,
+}
+
 /// Packets in a time (`NFTA_LIMIT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -272,8 +281,8 @@ pub enum Expression {
     },
     /// Translates an address.
     Nat {
-        /// The source, not the destination.
-        source: bool,
+        /// Which address.
+        of: Translation,
         /// The family of the address, `NFPROTO_*`.
         family: u32,
         /// The addresses and ports to translate to.

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Access, Comparison, DynsetOp, Expression, Header, Limit, LookupData, Range, Register,
+    Translation,
     attributes::{
         DATA, NAME, bitwise, byteorder, cmp, counter, ct, dynset, fib, hash, immediate, limit,
         lookup, masq, meta, nat, numgen, payload, range, redir, reject,
@@ -176,7 +177,7 @@ fn load(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     }))
 }
 
-/// Those that look at what is in registers, or change it there.
+/// Those that read what is in registers, or change it there.
 fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "cmp" => Expression::Compare {
@@ -230,7 +231,10 @@ fn comparison(name: &str, f: &Fields<'_>) -> Result<Option<Expression>, Malforme
 fn action(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, Malformed> {
     Ok(Some(match name {
         "nat" => Expression::Nat {
-            source: f.u32(nat::KIND)? == 0,
+            of: match f.u32(nat::KIND)? {
+                0 => Translation::Source,
+                _ => Translation::Destination,
+            },
             family: f.u32(nat::FAMILY)?,
             range: translation(f)?,
         },

@@ -138,7 +138,7 @@ impl Expression {
         }
     }
 
-    /// What looks at what is in registers, or changes it there.
+    /// What reads what is in registers, or changes it there.
     fn comparison(&self, r: Request) -> Request {
         match self {
             Expression::Compare { from, how, with } => {
@@ -197,12 +197,8 @@ impl Expression {
     /// What does something with the packet or a set.
     fn action(&self, r: Request) -> Request {
         match self {
-            Expression::Nat {
-                source,
-                family,
-                range,
-            } => {
-                let r = r.be32(nat::KIND, u32::from(!*source));
+            Expression::Nat { of, family, range } => {
+                let r = r.be32(nat::KIND, *of as u32);
                 ranged(r.be32(nat::FAMILY, *family), range)
             }
             Expression::Masquerade { flags: 0 } => r,

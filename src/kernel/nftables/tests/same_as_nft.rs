@@ -227,29 +227,16 @@ fn what_we_send_to_delete_is_what_nft_sends() {
             let whole = example::whole(family);
             let mut rules = Rules::open().unwrap();
             rules.run(&whole, None).unwrap();
-            let listed = rules.rules(whole.table()).unwrap();
-            let first = listed.iter().find(|rule| rule.chain == "services").unwrap();
             let sets = example::Sets::new(family);
             let mut transaction = Transaction::new(Table::new(family, example::TABLE));
-            transaction
-                .insert_rule("raw", Rule::new([Statement::Verdict(Verdict::Return)]))
-                .replace_rule("services", first.handle, Rule::new([Statement::Counter]))
-                .delete_rule("services", first.handle + 1)
-                .flush_chain("raw")
-                .delete_chain("raw");
+            transaction.flush_chain("raw").delete_chain("raw");
             compare(&transaction);
-            // `nft` looks for ranges in what it listed before, which it does
-            // not where sets are flushed.
             let mut transaction = Transaction::new(Table::new(family, example::TABLE));
             for (set, elements) in sets.elements(family) {
                 transaction.delete_elements(&set, elements);
             }
             compare(&transaction);
             let mut transaction = Transaction::new(Table::new(family, example::TABLE));
-            transaction.flush_table();
-            for set in sets.all() {
-                transaction.flush_set(set).delete_set(set);
-            }
             transaction.delete_table();
             compare(&transaction);
             assert_eq!(rules.tables(family).unwrap(), []);

@@ -275,7 +275,7 @@ fn clients_are_forgotten_with_their_endpoint_and_kept_over_a_restart() {
 fn what_is_refused_costs_its_own_service_alone() {
     in_namespace(|| {
         let mut table = Watched::open(FAMILY);
-        // Whoever made the map took care that no address is claimed twice.
+        // Whoever made the map took care that no address has two owners.
         let twice = ServicePort {
             cluster_ip: service(FAMILY, 1).cluster_ip,
             ..on(FAMILY, 9, &[9])

@@ -60,7 +60,6 @@ impl Model {
                     assert!(before.is_some(), "{element:?} of {}", set.name);
                 }
             }
-            _ => panic!("{step:?}"),
         }
     }
 

@@ -59,7 +59,7 @@ impl Descriptors {
             Err(_) => 1024,
         };
         let descriptors = Descriptors::with_limit(usize::try_from(limit).unwrap_or(usize::MAX));
-        descriptors.count(true);
+        descriptors.count();
         descriptors
     }
 
@@ -75,9 +75,16 @@ impl Descriptors {
 
     /// Counts what is open outside of the budget, and makes the budget what is
     /// left of the limit. Before Linux 6.2 that takes a while where thousands of
-    /// descriptors are open, and is done only if `at_any_cost`.
-    pub fn count(&self, at_any_cost: bool) {
-        if let Some(open) = open_now(at_any_cost) {
+    /// descriptors are open.
+    pub fn count(&self) {
+        if let Some(open) = number_open().or_else(list_open) {
+            self.counted(open);
+        }
+    }
+
+    /// Does the same if it costs nothing.
+    pub fn count_if_cheap(&self) {
+        if let Some(open) = number_open() {
             self.counted(open);
         }
     }
@@ -154,16 +161,16 @@ fn share(limit: usize, outside: usize) -> usize {
     share.clamp(LEAST, Semaphore::MAX_PERMITS)
 }
 
-/// Returns how many descriptors are open, if that can be known without reading the
-/// whole folder or `at_any_cost`.
-fn open_now(at_any_cost: bool) -> Option<usize> {
-    // Its size is their number since Linux 6.2, and 0 before.
-    let size = fs::metadata(OPEN).map_or(0, |folder| folder.len());
-    match usize::try_from(size) {
-        Ok(0) | Err(_) if at_any_cost => Some(fs::read_dir(OPEN).ok()?.count()),
-        Ok(0) | Err(_) => None,
-        Ok(size) => Some(size),
-    }
+/// Returns how many descriptors are open, if the kernel has that number.
+fn number_open() -> Option<usize> {
+    // It is the folder's size since Linux 6.2, which was 0 before.
+    let size = fs::metadata(OPEN).ok()?.len();
+    usize::try_from(size).ok().filter(|size| *size > 0)
+}
+
+/// Returns how many descriptors the folder lists.
+fn list_open() -> Option<usize> {
+    Some(fs::read_dir(OPEN).ok()?.count())
 }
 
 /// Returns whether `error` says that the process (EMFILE) or the system (ENFILE) has
@@ -226,11 +233,18 @@ mod tests {
 
     #[test]
     fn open_descriptors_are_counted() {
-        let before = open_now(true).expect("/proc");
+        let counts = || [number_open(), list_open()];
+        let before = counts();
         let more: Vec<_> = (0..500).map(|_| fs::File::open("/dev/null")).collect();
-        let after = open_now(true).expect("/proc");
-        // Other tests open and close some meanwhile.
-        assert!((before + 250..before + 750).contains(&after), "{after}");
+        let after = counts();
+        assert!(after[1].is_some(), "/proc");
+        for (before, after) in before.into_iter().zip(after) {
+            let Some((before, after)) = before.zip(after) else {
+                continue;
+            };
+            // Other tests open and close some meanwhile.
+            assert!((before + 250..before + 750).contains(&after), "{after}");
+        }
         drop(more);
     }
 }

@@ -129,7 +129,7 @@ pub struct ReturnPath {
 
 /// What this process has the way of answers for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub enum Purpose {
     /// Endpoints are to see clients.
     ShowClients,
     /// Endpoints are not to see clients: what an earlier process installed goes.
@@ -143,15 +143,10 @@ pub type Message = Result<String, String>;
 
 impl ReturnPath {
     /// Returns the way of answers for the data path's `transparent`, on a `kernel`
-    /// that was examined; what an earlier run installed goes unless endpoints are to
-    /// see clients.
-    pub fn new(shows_clients: bool, transparent: Arc<Transparent>, kernel: &Kernel) -> Self {
+    /// that was examined.
+    pub fn new(purpose: Purpose, transparent: Arc<Transparent>, kernel: &Kernel) -> Self {
         ReturnPath {
-            purpose: if shows_clients {
-                Purpose::ShowClients
-            } else {
-                Purpose::RemoveStale
-            },
+            purpose,
             transparent,
             xtables: PerFamily::each(|family| kernel.marker(family)),
             logged: PerFamily::default(),
@@ -190,7 +185,7 @@ impl ReturnPath {
 
     /// Records what became of `family`. Returns what was not logged yet.
     fn record(&mut self, family: Family, outcome: Result<(), Failure>) -> Option<Message> {
-        self.transparent.show(family, outcome.is_ok());
+        self.transparent.set_shown(family, outcome.is_ok());
         let without_effect = |why: &str| {
             format!(
                 "--userspace-transparent does nothing for {family}, endpoints see the node's \

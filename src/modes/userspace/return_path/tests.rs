@@ -39,8 +39,11 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
         let before = traces();
 
         let transparent = transparent();
-        let mut return_path =
-            ReturnPath::new(true, Arc::clone(&transparent), &Kernel::examine(&[]));
+        let mut return_path = ReturnPath::new(
+            Purpose::ShowClients,
+            Arc::clone(&transparent),
+            &Kernel::examine(&[]),
+        );
         let messages = block_on(return_path.sync(BOTH));
         assert_eq!(messages.len(), 2, "{messages:?}");
         let sees = |message: &Message| message.as_ref().is_ok_and(|n| n.contains("see clients"));
@@ -80,7 +83,7 @@ fn the_way_of_answers_comes_is_repaired_and_goes() {
         );
 
         // A process without the flag removes what one with it left.
-        let mut other = ReturnPath::new(false, transparent, &Kernel::default());
+        let mut other = ReturnPath::new(Purpose::RemoveStale, transparent, &Kernel::default());
         assert_eq!(block_on(other.sync(BOTH)), []);
         let foreign = before.lines().filter(|line| !line.contains("eth9"));
         assert_eq!(traces(), foreign.collect::<Vec<_>>().join("\n"));
@@ -94,7 +97,12 @@ fn a_kernel_that_would_drop_the_answers_is_named() {
         std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1").unwrap();
         let transparent = transparent();
         let messages = block_on(
-            ReturnPath::new(true, Arc::clone(&transparent), &Kernel::examine(&[])).sync(BOTH),
+            ReturnPath::new(
+                Purpose::ShowClients,
+                Arc::clone(&transparent),
+                &Kernel::examine(&[]),
+            )
+            .sync(BOTH),
         );
         let why = messages
             .iter()

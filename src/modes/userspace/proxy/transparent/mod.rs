@@ -125,7 +125,7 @@ impl Transparent {
     }
 
     /// Has clients of `family` shown from now on, or not.
-    pub fn show(&self, family: Family, shown: bool) {
+    pub fn set_shown(&self, family: Family, shown: bool) {
         self.shown.get(family).store(shown, Relaxed);
     }
 
