@@ -30,7 +30,13 @@ impl fmt::Display for Size {
 }
 
 impl Size {
-    pub const ALL: [Size; 2] = [
+    pub const ALL: [Size; 3] = [
+        Size {
+            services: 100,
+            endpoints: 5,
+            mebibytes: 40.0,
+            of_nftables: 30.0,
+        },
         Size {
             services: 5_000,
             endpoints: 5,
@@ -94,7 +100,7 @@ impl Size {
     /// which [`LAST`] gets an endpoint on this node.
     pub fn churn(&self, cluster: &mut Cluster, events: u32) {
         for i in 0..events {
-            let name = name(i % 1000);
+            let name = name(i % self.services.min(1000));
             let mut last: Vec<u8> = (100..100 + self.endpoints).collect();
             last[0] = 1 + u8::try_from(i / 1000 % 90).unwrap_or(0);
             cluster.put(slice(&format!("{name}-abcde"), &name, &last));

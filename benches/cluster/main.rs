@@ -195,7 +195,7 @@ async fn churn(server: &Server, tripod: &Tripod, size: Size) -> Churned {
 /// What `minSyncPeriod` costs and gains, in a storm of changes.
 async fn intervals() {
     let [_, _, (mode, flags), _] = MODES;
-    let [size, _] = Size::ALL;
+    let [_, size, _] = Size::ALL;
     println!("\nShortest time between syncs, userspace mode, {mode} capture: {size}");
     for interval in ["1ms", "10ms", "100ms", "1s"] {
         let server = Server::new();

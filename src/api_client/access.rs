@@ -25,6 +25,7 @@ use super::{
     budget::Budget,
     credentials::{self, Loaded},
     exec::PluginError,
+    metrics::RequestMetrics,
     proxy::ProxyError,
 };
 
@@ -136,7 +137,7 @@ struct Shared {
 }
 
 enum Source {
-    Connection(Connection),
+    Connection(Connection, RequestMetrics),
     Fixed,
 }
 
@@ -166,15 +167,19 @@ impl Current {
 }
 
 impl Access {
-    /// Reads the credentials. Makes no request yet.
+    /// Reads the credentials. Makes no request yet; each will count in `metrics`.
     ///
     /// # Errors
     /// Says which file or value cannot be used.
-    pub async fn open(connection: Connection) -> Result<Access, AccessError> {
+    pub async fn open(
+        connection: Connection,
+        metrics: RequestMetrics,
+    ) -> Result<Access, AccessError> {
         let budget = Budget::new(connection.qps, connection.burst);
-        let loaded = credentials::load(&connection).await?;
+        let loaded = credentials::load(&connection, &metrics).await?;
         let current = Current::new(loaded, None);
-        Ok(Access::new(Source::Connection(connection), current, budget))
+        let source = Source::Connection(connection, metrics);
+        Ok(Access::new(source, current, budget))
     }
 
     /// Through a client made elsewhere, whose credentials do not change.
@@ -235,13 +240,13 @@ impl Access {
     }
 
     async fn reload(&self) {
-        let Source::Connection(connection) = &self.0.source else {
+        let Source::Connection(connection, metrics) = &self.0.source else {
             return;
         };
         self.0.refused.store(false, Relaxed);
         let before = self.0.current.load_full();
         let changed = before.files.have_changed();
-        let current = match credentials::load(connection).await {
+        let current = match credentials::load(connection, metrics).await {
             Ok(loaded) => {
                 if changed {
                     info!("credentials for the API server have changed and were read again");

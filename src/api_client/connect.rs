@@ -24,6 +24,7 @@ use tower_http::decompression::DecompressionLayer;
 
 use super::{
     forward::Forward,
+    metrics::{Counted, RequestMetrics},
     proxy::{Proxy, ProxyKind},
 };
 
@@ -86,6 +87,7 @@ pub(super) fn client(
     mut config: Config,
     proxy: Option<Proxy>,
     http2: Http2,
+    metrics: RequestMetrics,
 ) -> Result<Client, BoxError> {
     config.headers.push((
         HeaderName::from_static("user-agent"),
@@ -100,22 +102,24 @@ pub(super) fn client(
     tcp.set_keepalive_retries(Some(PROBES));
     tcp.set_tcp_user_timeout(Some(PROBE_AFTER + PROBE_EVERY * PROBES));
     let Some(proxy) = proxy else {
-        return over(tcp, config, http2);
+        return over(tcp, config, http2, metrics);
     };
     match proxy.kind {
-        ProxyKind::Http => through(tcp, &proxy, config, http2),
+        ProxyKind::Http => through(tcp, &proxy, config, http2, metrics),
         ProxyKind::Https => {
             // The server's CA and our certificate for it are none of the proxy's.
             let tls = Config::new(proxy.url.clone()).rustls_client_config()?;
             let tls = HttpsConnectorBuilder::new().with_tls_config(tls);
             let tls = tls.https_only().enable_http1().wrap_connector(tcp);
-            through(tls, &proxy, config, http2)
+            through(tls, &proxy, config, http2, metrics)
         }
         ProxyKind::Socks5 => {
             let socks = SocksV5::new(proxy.url, tcp);
             match proxy.user {
-                Some((name, password)) => over(socks.with_auth(name, password), config, http2),
-                None => over(socks, config, http2),
+                Some((name, password)) => {
+                    over(socks.with_auth(name, password), config, http2, metrics)
+                }
+                None => over(socks, config, http2, metrics),
             }
         }
     }
@@ -127,6 +131,7 @@ fn through<C>(
     proxy: &Proxy,
     mut config: Config,
     http2: Http2,
+    metrics: RequestMetrics,
 ) -> Result<Client, BoxError>
 where
     C: Service<Uri> + Clone + Send + Sync + 'static,
@@ -143,17 +148,22 @@ where
             connector,
             proxy: url,
         };
-        return over(forward, config, http2);
+        return over(forward, config, http2, metrics);
     }
     let tunnel = Tunnel::new(url, connector);
     match authorization {
-        Some(value) => over(tunnel.with_auth(value), config, http2),
-        None => over(tunnel, config, http2),
+        Some(value) => over(tunnel.with_auth(value), config, http2, metrics),
+        None => over(tunnel, config, http2, metrics),
     }
 }
 
 /// Returns a client over the connections that `connector` makes.
-fn over<C>(connector: C, config: Config, http2: Http2) -> Result<Client, BoxError>
+fn over<C>(
+    connector: C,
+    config: Config,
+    http2: Http2,
+    metrics: RequestMetrics,
+) -> Result<Client, BoxError>
 where
     C: Service<Uri> + Clone + Send + Sync + 'static,
     C::Response: Connection + Read + Write + Send + Unpin + 'static,
@@ -171,6 +181,7 @@ where
         .build::<_, Body>(secured(connector, &config, http2)?);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
+        .layer_fn(|inner| Counted::new(inner, metrics.clone()))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .layer(compression)

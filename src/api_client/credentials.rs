@@ -15,7 +15,7 @@ use kube::{
 };
 
 use super::{
-    AccessError, Connection,
+    AccessError, Connection, RequestMetrics,
     connect::{self, Http2},
     exec,
     proxy::{Environment, Proxy},
@@ -77,7 +77,10 @@ struct Origin {
 ///
 /// # Errors
 /// Says which file, plugin or value cannot be used.
-pub(super) async fn load(connection: &Connection) -> Result<Loaded, AccessError> {
+pub(super) async fn load(
+    connection: &Connection,
+    metrics: &RequestMetrics,
+) -> Result<Loaded, AccessError> {
     let mut origin = Origin::default();
     let mut config = match &connection.kubeconfig {
         Some(path) => from_kubeconfig(path, connection.master.as_deref(), &mut origin).await?,
@@ -115,7 +118,8 @@ pub(super) async fn load(connection: &Connection) -> Result<Loaded, AccessError>
     };
     // This program's own value counts.
     config.proxy_url = None;
-    let client = move || connect::client(config, proxy, Http2::of_this_process());
+    let metrics = metrics.clone();
+    let client = move || connect::client(config, proxy, Http2::of_this_process(), metrics);
     // It may read the system's certificates.
     let client = tokio::task::spawn_blocking(client).await;
     Ok(Loaded {

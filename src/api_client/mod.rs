@@ -7,10 +7,12 @@ mod connect;
 mod credentials;
 mod exec;
 mod forward;
+mod metrics;
 mod proxy;
 
 pub use self::{
     access::{Access, AccessError, Connection},
     exec::PluginError,
+    metrics::RequestMetrics,
     proxy::ProxyError,
 };

@@ -13,6 +13,7 @@ use prometheus::{
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+use tokio::runtime::Handle;
 
 /// Name, help, and how the value is read; `None`: not at the moment.
 type Metric = (&'static str, &'static str, fn() -> Option<f64>);
@@ -45,7 +46,12 @@ const COUNTERS: [Metric; 3] = [
     ),
 ];
 
-const GAUGES: [Metric; 7] = [
+const GAUGES: [Metric; 8] = [
+    (
+        "go_goroutines",
+        "Tasks of this process, where dashboards for kube-proxy look for its goroutines.",
+        tasks,
+    ),
     (
         "process_max_fds",
         "File descriptors that this process may have open.",
@@ -129,6 +135,12 @@ fn cpu_seconds() -> Option<f64> {
     Some(micros as f64 / 1e6)
 }
 
+/// In a thread of the runtime, which answers scrapes.
+fn tasks() -> Option<f64> {
+    let runtime = Handle::try_current().ok()?;
+    Some(runtime.metrics().num_alive_tasks() as f64)
+}
+
 fn limit(resource: Resource) -> Option<f64> {
     getrlimit(resource).ok().map(|(soft, _)| soft as f64)
 }
@@ -181,8 +193,8 @@ mod tests {
         assert_eq!(ip_octets(netstat, "Nothing"), None);
     }
 
-    #[test]
-    fn this_process_is_described() {
+    #[tokio::test]
+    async fn this_process_is_described() {
         let registry = Registry::new();
         register(&registry).unwrap();
         let families = registry.gather();

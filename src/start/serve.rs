@@ -23,7 +23,7 @@ use super::{
     takeover::TakeOver,
 };
 use crate::{
-    api_client,
+    api_client::{self, RequestMetrics},
     cli::Settings,
     config::{self, ConfigFile, Effective},
     events::{self, Event, Recorder},
@@ -68,7 +68,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     }
     // This comes before any change of the node: the process may end here.
     let choice = probe::choose(&settings).await?;
-    let source = source(&settings).await?;
+    let source = source(&settings, &registry).await?;
     let recorder = recorder(&source, &node);
     recorder.post(Event::starting());
     node::prepare(&settings.configuration, &recorder);
@@ -263,8 +263,13 @@ async fn drained(handover: &Handover, until: Until, patience: Duration) {
     }
 }
 
-/// Returns the source of objects that the settings name.
-async fn source(settings: &Settings) -> Result<Source, Box<dyn std::error::Error>> {
+/// Returns the source of objects that the settings name. Requests to the API server
+/// count in metrics of `registry`.
+async fn source(
+    settings: &Settings,
+    registry: &Registry,
+) -> Result<Source, Box<dyn std::error::Error>> {
+    let metrics = RequestMetrics::register(registry)?;
     let client = &settings.configuration.client_connection;
     let cluster = api_client::Connection {
         kubeconfig: settings.effective.kubeconfig.clone(),
@@ -272,7 +277,7 @@ async fn source(settings: &Settings) -> Result<Source, Box<dyn std::error::Error
         qps: client.qps,
         burst: u32::try_from(client.burst).unwrap_or(0),
     };
-    let opened = Source::open(settings.own.manifests.clone(), cluster).await;
+    let opened = Source::open(settings.own.manifests.clone(), cluster, metrics).await;
     Ok(opened.map_err(|e| format!("{e}; or serve a folder of manifests with --manifests DIR"))?)
 }
 

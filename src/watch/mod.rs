@@ -6,7 +6,7 @@ use std::{fmt, path::PathBuf, sync::Arc};
 use tokio::sync::mpsc::Receiver;
 
 use crate::{
-    api_client::{Access, AccessError, Connection},
+    api_client::{Access, AccessError, Connection, RequestMetrics},
     services::Batch,
 };
 
@@ -26,15 +26,20 @@ pub enum Source {
 }
 
 impl Source {
-    /// Returns the folder if one is given, else the API server.
+    /// Returns the folder if one is given, else the API server, requests to which
+    /// will count in `metrics`.
     ///
     /// # Errors
     /// When there is no folder, and no connection to an API server can be
     /// configured.
-    pub async fn open(folder: Option<PathBuf>, cluster: Connection) -> Result<Source, AccessError> {
+    pub async fn open(
+        folder: Option<PathBuf>,
+        cluster: Connection,
+        metrics: RequestMetrics,
+    ) -> Result<Source, AccessError> {
         match folder {
             Some(folder) => Ok(Source::Folder(folder)),
-            None => Ok(Source::Cluster(Access::open(cluster).await?)),
+            None => Ok(Source::Cluster(Access::open(cluster, metrics).await?)),
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use prometheus::{Registry, TextEncoder};
 use serde_json::json;
-use tripod::api_client::Access;
+use tripod::api_client::{Access, RequestMetrics};
 
 use super::{
     forward_proxy::ForwardProxy,
@@ -53,6 +54,29 @@ async fn all_kinds_share_one_connection_where_the_server_speaks_http2() {
         recorder.catches_up(&tcp.server, SOON).await;
     }
     assert_eq!(tcp.server.script().open, 1);
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_what_was_answered() {
+    let tcp = TcpServer::open(shop(), "counted", &Authority::new(), false).await;
+    let registry = Registry::new();
+    let metrics = RequestMetrics::register(&registry).expect("metrics");
+    let access = Access::open(tcp.connection(), metrics).await;
+    let mut recorder = Recorder::start(access.expect("it can be used"));
+    assert_eq!(recorder.next(SOON).await, Some(5));
+    let text = TextEncoder::new().encode_to_string(&registry.gather());
+    let text = text.expect("metrics are text");
+    let of_server = format!("code=\"200\",host=\"{}\",method=\"GET\"", tcp.address);
+    let counted = text.lines().find_map(|line| {
+        let rest = line.strip_prefix("rest_client_requests_total{")?;
+        let number = rest.strip_prefix(&of_server)?.strip_prefix("} ")?;
+        number.parse::<usize>().ok()
+    });
+    let asked = tcp.server.script().calls.len();
+    assert!(
+        counted.is_some_and(|n| (3..=asked).contains(&n)),
+        "{asked} calls\n{text}"
+    );
 }
 
 #[tokio::test]
@@ -145,7 +169,7 @@ async fn a_socks_proxy_resolves_the_name() {
 #[tokio::test]
 async fn a_proxy_that_cannot_be_used_is_named() {
     let (tcp, _proxy) = behind("ftp", "https", "ftp://PROXY").await;
-    let error = match Access::open(tcp.connection()).await {
+    let error = match super::open(tcp.connection()).await {
         Ok(_) => panic!("it can be used"),
         Err(error) => error.to_string(),
     };

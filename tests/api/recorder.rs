@@ -71,7 +71,7 @@ impl Recorder {
             longest_pause: Duration::from_millis(100),
             ..Settings::for_node(NODE)
         };
-        Recorder::with(Access::open(connection).await.unwrap(), settings)
+        Recorder::with(super::open(connection).await.unwrap(), settings)
     }
 
     /// From now on no event may be about these.
