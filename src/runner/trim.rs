@@ -3,7 +3,7 @@
 use crate::services::Changes;
 
 /// After so many changed ServicePorts memory is returned.
-const MANY: usize = 10_000;
+const MANY: usize = 2_000;
 
 /// Counts what was synced since memory was returned last.
 #[derive(Debug, Default)]
