@@ -24,7 +24,7 @@ use prometheus::Registry;
 pub use self::{
     bind::{Bind, BindError},
     introspection::{Introspection, Running},
-    status_api::{About, StatusApi},
+    status_api::{About, PortTraffic, StatusApi, TrafficSource},
 };
 use self::{connections::Connections, healthz::Probes};
 use crate::runner::health::Health;

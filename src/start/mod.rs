@@ -9,6 +9,7 @@ mod render;
 mod serve;
 mod succession;
 mod takeover;
+mod traffic;
 
 use std::{error::Error, path::Path, process::ExitCode, sync::Arc};
 

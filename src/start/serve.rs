@@ -21,6 +21,7 @@ use super::{
     probe::{self, Chosen},
     succession,
     takeover::TakeOver,
+    traffic,
 };
 use crate::{
     api_client::{self, RequestMetrics},
@@ -88,6 +89,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     tracing::info!(%node, %mode, objects = %source, "starting");
 
     let handover = proxy.handover();
+    let traffic = traffic::source(&proxy, &node_ports);
     let mut runner = Runner::new(
         TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()).giving_way(handover.clone()),
         Tracker::new(&node),
@@ -101,6 +103,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         health: Arc::clone(&health),
         runner: runner.status(),
         objects: Arc::clone(&objects),
+        traffic,
     });
     if let Some(path) = settings.own.status_socket.clone() {
         tokio::spawn(serve::status(path, Arc::clone(&api)));

@@ -100,3 +100,16 @@ pub struct Traffic {
     /// Bytes to clients.
     pub bytes_out: Option<u64>,
 }
+
+impl Traffic {
+    /// Returns both together; what is not known of one is not known of both.
+    pub fn plus(self, other: Traffic) -> Traffic {
+        let sum = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
+        Traffic {
+            active: sum(self.active, other.active),
+            connections: sum(self.connections, other.connections),
+            bytes_in: sum(self.bytes_in, other.bytes_in),
+            bytes_out: sum(self.bytes_out, other.bytes_out),
+        }
+    }
+}

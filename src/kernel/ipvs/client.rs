@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::{Change, ListedReal, ServerId, TableReal, VirtualServer, decode, encode, table::Table};
+use super::{
+    Change, ListedReal, ServerId, TableReal, Totals, VirtualServer, decode, encode, table::Table,
+};
 use crate::{
     kernel::{
         modules,
@@ -152,6 +154,20 @@ impl Ipvs {
         self.ask(|socket, family| {
             let request = encode::list_real(family, id);
             socket.dump(&request, |message| decode::real(&message, of_server))
+        })
+    }
+
+    /// Returns what a virtual server carried; `None`: the kernel does not say (before
+    /// 4.1).
+    ///
+    /// # Errors
+    /// When there is no such virtual server, the kernel refuses or its answer
+    /// cannot be read.
+    pub fn totals(&mut self, id: &ServerId) -> Result<Option<Totals>, Error> {
+        self.ask(|socket, family| {
+            let request = encode::get(family, id);
+            let answers = socket.call(&request, |message| decode::server_totals(&message))?;
+            Ok(answers.into_iter().next())
         })
     }
 

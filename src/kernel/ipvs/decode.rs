@@ -7,7 +7,8 @@ use std::{
 };
 
 use super::{
-    Forwarding, HASHED, ListedReal, PERSISTENT, RealServer, ServerId, VirtualServer, Wrapping,
+    Forwarding, HASHED, ListedReal, PERSISTENT, RealServer, ServerId, Totals, VirtualServer,
+    Wrapping,
 };
 use crate::{
     kernel::netlink::{Attribute, Attributes, Malformed, Message, generic},
@@ -29,6 +30,7 @@ pub(super) mod service {
     pub const FLAGS: u16 = 7;
     pub const TIMEOUT: u16 = 8;
     pub const NETMASK: u16 = 9;
+    pub const STATS64: u16 = 12;
 }
 
 /// Attributes of a real server (`IPVS_DEST_ATTR_*`).
@@ -42,8 +44,16 @@ pub(super) mod dest {
     pub const ACTIVE_CONNS: u16 = 7;
     pub const INACT_CONNS: u16 = 8;
     pub const ADDR_FAMILY: u16 = 11;
+    pub const STATS64: u16 = 12;
     pub const TUN_TYPE: u16 = 13;
     pub const TUN_PORT: u16 = 14;
+}
+
+/// Attributes of counters (`IPVS_STATS_ATTR_*`).
+mod stats {
+    pub const CONNECTIONS: u16 = 1;
+    pub const BYTES_IN: u16 = 4;
+    pub const BYTES_OUT: u16 = 5;
 }
 
 fn nested<'a>(message: &Message<'a>, kind: u16) -> Result<Option<Attributes<'a>>, Malformed> {
@@ -131,6 +141,35 @@ pub(in crate::kernel) fn server(message: &Message<'_>) -> Result<Option<VirtualS
     }))
 }
 
+/// Returns what the virtual server of an answer carried; `None`: the kernel does not
+/// say.
+pub(super) fn server_totals(message: &Message<'_>) -> Result<Option<Totals>, Malformed> {
+    let Some(attributes) = nested(message, SERVICE)? else {
+        return Err(Malformed("no service in the answer"));
+    };
+    for attribute in attributes {
+        let attribute = attribute?;
+        if attribute.kind == service::STATS64 {
+            return totals(&attribute).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+fn totals(attribute: &Attribute<'_>) -> Result<Totals, Malformed> {
+    let mut totals = Totals::default();
+    for attribute in attribute.nested() {
+        let attribute = attribute?;
+        match attribute.kind {
+            stats::CONNECTIONS => totals.connections = attribute.u64()?,
+            stats::BYTES_IN => totals.bytes_in = attribute.u64()?,
+            stats::BYTES_OUT => totals.bytes_out = attribute.u64()?,
+            _ => {}
+        }
+    }
+    Ok(totals)
+}
+
 /// Returns a real server; `None` if it is forwarded in a way that is unknown here.
 /// `family` is that of its virtual server, for kernels before 3.18.
 pub(in crate::kernel) fn real(
@@ -147,6 +186,7 @@ pub(in crate::kernel) fn real(
         server: RealServer::new(unspecified, 0, Forwarding::Masquerade),
         active: 0,
         inactive: 0,
+        totals: None,
     };
     for attribute in attributes {
         let attribute = attribute?;
@@ -160,6 +200,7 @@ pub(in crate::kernel) fn real(
             dest::L_THRESH => listed.server.lower_threshold = attribute.u32()?,
             dest::ACTIVE_CONNS => listed.active = attribute.u32()?,
             dest::INACT_CONNS => listed.inactive = attribute.u32()?,
+            dest::STATS64 => listed.totals = Some(totals(&attribute)?),
             dest::TUN_TYPE => kind = attribute.u8()?,
             dest::TUN_PORT => tunnel_port = attribute.port()?,
             _ => {}

@@ -144,6 +144,12 @@ fn full_dest(request: Request, real: &RealServer) -> Request {
     }
 }
 
+/// Returns the request for the virtual server `id`.
+pub(super) fn get(family: u16, id: &ServerId) -> Request {
+    request(family, GET_SERVICE, "read", format!("virtual server {id}"))
+        .nested(SERVICE, |r| identity(r, id))
+}
+
 /// Returns the request that lists the real servers of `id`.
 pub(super) fn list_real(family: u16, id: &ServerId) -> Request {
     request(

@@ -197,4 +197,17 @@ pub struct ListedReal {
     pub active: u32,
     /// Connections that wait for their end, and UDP flows.
     pub inactive: u32,
+    /// What it carried; `None`: the kernel does not say (before 4.1).
+    pub totals: Option<Totals>,
+}
+
+/// What a virtual or real server carried since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Connections that were scheduled.
+    pub connections: u64,
+    /// Bytes from clients.
+    pub bytes_in: u64,
+    /// Bytes to clients, as far as they come back this way.
+    pub bytes_out: u64,
 }

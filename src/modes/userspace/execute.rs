@@ -17,6 +17,7 @@ use super::{
         InUse, ListenerSet,
         redirect_ports::{RedirectPort, RedirectPorts},
     },
+    loads::Loads,
     plan::{
         GroupKind, GroupName, GroupPlan,
         listen::{Bind, Owner},
@@ -34,6 +35,7 @@ pub struct Executor {
     workers: Workers,
     ports: RedirectPorts,
     groups: HashMap<GroupName, Box<ListenerSet>>,
+    loads: Loads,
     /// The group of each frontend.
     owners: HashMap<Frontend, GroupName>,
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
@@ -68,6 +70,7 @@ impl Executor {
             workers,
             ports,
             groups: HashMap::new(),
+            loads: Loads::default(),
             owners: HashMap::new(),
             affinities: HashMap::new(),
             desired: Desired::new(),
@@ -77,6 +80,11 @@ impl Executor {
             filter_logged: false,
             if_taken,
         }
+    }
+
+    /// Returns what all service groups carry, as it is at any time.
+    pub fn loads(&self) -> Loads {
+        self.loads.clone()
     }
 
     /// Returns what exists of `port`.
@@ -250,7 +258,9 @@ impl Executor {
                 group
             }
             Entry::Vacant(entry) => {
-                entry.insert(Box::new(ListenerSet::new(shared, plan, affinity)))
+                let group = entry.insert(Box::new(ListenerSet::new(shared, plan, affinity)));
+                self.loads.add(&plan.name, group.group());
+                group
             }
         };
         let filtered = group.filter(plan.name.port.family, &shared.cluster_local);
@@ -373,6 +383,7 @@ impl Executor {
                 }
             }
             Closing::Group(kind) => {
+                self.loads.remove(&name(kind));
                 let group = self.groups.remove(&name(kind));
                 if let Some(port) = group.and_then(|mut group| group.local_port.take()) {
                     self.ports.release(&port);

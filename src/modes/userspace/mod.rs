@@ -12,6 +12,7 @@ mod diff;
 mod execute;
 mod handover;
 mod listeners;
+mod loads;
 mod node_port_relay;
 mod observe;
 mod options;
@@ -31,6 +32,7 @@ pub use self::{
     capture::Capture,
     cleanup::{cleanup, cleanup_except, is_present},
     handover::{Handover, Predecessor, Successor},
+    loads::{EndpointLoad, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, workers},
     proxy::{
@@ -130,6 +132,11 @@ impl Userspace {
             reported: OtherProcesses::default(),
             handover,
         })
+    }
+
+    /// Returns what endpoints carry, as it is at any time.
+    pub fn loads(&self) -> Loads {
+        self.executor.loads()
     }
 
     /// Returns what talks to processes that take over, or from which this one does.

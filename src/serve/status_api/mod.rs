@@ -3,6 +3,7 @@
 
 mod services;
 mod status;
+mod traffic;
 
 use std::{
     sync::Arc,
@@ -13,6 +14,7 @@ use hyper::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 
+pub use self::traffic::{PortTraffic, TrafficSource};
 use super::http::{Answer, Asked, Peer};
 use crate::{
     net::ModeName,
@@ -32,6 +34,8 @@ pub struct StatusApi {
     pub runner: Arc<Status>,
     /// How following the objects goes.
     pub objects: Arc<SourceHealth>,
+    /// What ServicePorts carried.
+    pub traffic: Box<dyn TrafficSource>,
 }
 
 /// What of a process does not change while it runs.

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use hyper::StatusCode;
 
-use super::{StatusApi, json, refused};
+use super::{PortTraffic, StatusApi, json, refused};
 use crate::{
     runner::status::FamilyStatus,
     serve::http::Answer,
@@ -16,6 +16,9 @@ use crate::{
 
 /// Most ServicePorts on a page.
 const MOST: usize = 500;
+
+/// Why an endpoint of userspace mode is passed over while others are available.
+const EJECTED: &str = "ejected, it did not answer lately";
 
 /// Endpoints above which a page gets no further ServicePort.
 const MOST_ENDPOINTS: usize = 5_000;
@@ -49,6 +52,7 @@ impl StatusApi {
 
     fn port(&self, port: &ServicePort, family: &FamilyStatus) -> status_api::ServicePort {
         let name = &port.name;
+        let traffic = self.traffic.of(port);
         let unsupported = self.unsupported_by(name);
         let asked = Preferences::SCHEDULER;
         let default = &*self.about.scheduler;
@@ -73,11 +77,11 @@ impl StatusApi {
             internal_traffic_policy: policy(port.internal_traffic_policy),
             external_traffic_policy: policy(port.external_traffic_policy),
             source_ranges: ranges.map(ToString::to_string).collect(),
-            endpoints: endpoints(port),
+            endpoints: endpoints(port, &traffic),
             failing: family.failures.ports.get(name).cloned(),
             unsupported,
             conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
-            traffic: None,
+            traffic: traffic.of_port,
         }
     }
 
@@ -204,15 +208,20 @@ fn policy(policy: TrafficPolicy) -> String {
     name.to_owned()
 }
 
-fn endpoints(port: &ServicePort) -> Vec<Endpoint> {
+fn endpoints(port: &ServicePort, traffic: &PortTraffic) -> Vec<Endpoint> {
     let usage = port.endpoints.usage();
-    let shown = usage.map(|(endpoint, why)| Endpoint {
-        address: endpoint.address.to_string(),
-        node: endpoint.node_name.as_ref().map(ToString::to_string),
-        weight: endpoint.weight,
-        in_use: why.is_none(),
-        why: why.map(|why| why.to_string()),
-        traffic: None,
+    let shown = usage.map(|(endpoint, why)| {
+        let why = why.map(|why| why.to_string());
+        let ejected = traffic.ejected.contains(&endpoint.address);
+        let why = why.or_else(|| ejected.then(|| EJECTED.to_owned()));
+        Endpoint {
+            address: endpoint.address.to_string(),
+            node: endpoint.node_name.as_ref().map(ToString::to_string),
+            weight: endpoint.weight,
+            in_use: why.is_none(),
+            why,
+            traffic: traffic.endpoints.get(&endpoint.address).copied(),
+        }
     });
     shown.collect()
 }

@@ -36,6 +36,7 @@ impl Kernel {
                     server,
                     active: 0,
                     inactive: 0,
+                    totals: None,
                 };
                 let reals = &mut self.servers.get_mut(&id).expect("a server").1;
                 assert!(reals.insert(server.address, real).is_none(), "it was there");

@@ -164,6 +164,11 @@ impl ListenerSet {
         }
     }
 
+    /// Returns its service group.
+    pub fn group(&self) -> &Arc<ServiceGroup> {
+        &self.group
+    }
+
     /// Sends new traffic as `plan` says. Open TCP connections run on; UDP
     /// associations with endpoints that are no longer there end.
     pub fn reroute(&mut self, plan: &GroupPlan, affinity: Option<Arc<Affinity>>) {

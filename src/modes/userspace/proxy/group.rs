@@ -144,6 +144,13 @@ impl ServiceGroup {
         self.failing.answered(endpoint);
     }
 
+    /// Returns whether `endpoint` did not answer lately, and is passed over while
+    /// others are available.
+    pub fn passes_over(&self, endpoint: &SocketAddr) -> bool {
+        let ejected = self.failing.ejected();
+        ejected.is_some_and(|ejected| ejected.has(endpoint))
+    }
+
     /// Returns whether source ranges let the client of `flow` call.
     pub fn admits(&self, flow: &Flow) -> bool {
         let routing = self.routing.load();

@@ -1,0 +1,66 @@
+//! What endpoints carry now, for those who ask.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+};
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use super::{
+    plan::{GroupKind, GroupName},
+    proxy::group::ServiceGroup,
+};
+use crate::services::ServicePortName;
+
+/// The service groups that exist, shared with those who ask what they carry.
+#[derive(Clone, Debug, Default)]
+pub struct Loads {
+    groups: Arc<Mutex<HashMap<GroupName, Weak<ServiceGroup>>>>,
+}
+
+/// What an endpoint carries now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointLoad {
+    /// TCP connections that are open, or UDP clients.
+    pub active: u64,
+    /// It did not answer lately, and is passed over while others are available.
+    pub ejected: bool,
+}
+
+impl Loads {
+    /// Returns what each endpoint of `port` carries that new clients may reach.
+    pub fn of(&self, port: &ServicePortName) -> HashMap<SocketAddr, EndpointLoad> {
+        let mut loads: HashMap<SocketAddr, EndpointLoad> = HashMap::new();
+        let groups = self.groups.lock();
+        let groups = GroupKind::ALL.into_iter().filter_map(|kind| {
+            let port = port.clone();
+            groups.get(&GroupName { port, kind })?.upgrade()
+        });
+        for group in groups {
+            let routing = group.routing();
+            let mut counted: Vec<_> = routing.servers().collect();
+            // One endpoint has one count in a group, whichever clients reach it.
+            counted.sort_unstable_by_key(|server| server.address);
+            counted.dedup_by_key(|server| server.address);
+            for server in counted {
+                let (active, half_closed) = (&server.load.active, &server.load.inactive);
+                let load = loads.entry(server.address).or_default();
+                load.active +=
+                    u64::from(active.load(Relaxed)) + u64::from(half_closed.load(Relaxed));
+                load.ejected |= group.passes_over(&server.address);
+            }
+        }
+        loads
+    }
+
+    pub(super) fn add(&self, name: &GroupName, group: &Arc<ServiceGroup>) {
+        let mut groups = self.groups.lock();
+        groups.insert(name.clone(), Arc::downgrade(group));
+    }
+
+    pub(super) fn remove(&self, name: &GroupName) {
+        self.groups.lock().remove(name);
+    }
+}

@@ -1,0 +1,149 @@
+//! What each mode knows of the traffic that it carried.
+
+use std::{fmt, net::SocketAddr, sync::Arc};
+
+use parking_lot::Mutex;
+
+use super::{addresses, mode::Running};
+use crate::{
+    kernel::ipvs::{Forwarding, Ipvs, ListedReal, ServerId, Totals},
+    modes::userspace::Loads,
+    net::{Family, Protocol},
+    node::NodePorts,
+    serve::{PortTraffic, TrafficSource},
+    services::ServicePort,
+    status_api::Traffic,
+};
+
+/// Returns what `mode` knows.
+pub(super) fn source(mode: &Running, node_ports: &Arc<NodePorts>) -> Box<dyn TrafficSource> {
+    match mode {
+        Running::Ipvs(_) => Box::new(VirtualServers {
+            node_ports: Arc::clone(node_ports),
+            ipvs: Mutex::new(None),
+        }),
+        Running::Userspace(mode) => Box::new(Relayed(mode.loads())),
+        Running::Nftables(_) | Running::Iptables(_) => Box::new(Nothing),
+    }
+}
+
+/// Nothing is known.
+#[derive(Debug)]
+struct Nothing;
+
+impl TrafficSource for Nothing {
+    fn of(&self, _: &ServicePort) -> PortTraffic {
+        PortTraffic::default()
+    }
+}
+
+/// The connections that userspace mode carries.
+#[derive(Debug)]
+struct Relayed(Loads);
+
+impl TrafficSource for Relayed {
+    fn of(&self, port: &ServicePort) -> PortTraffic {
+        let mut traffic = PortTraffic::default();
+        for (address, load) in self.0.of(&port.name) {
+            let carried = Traffic {
+                active: Some(load.active),
+                ..Traffic::default()
+            };
+            traffic.add(address, carried);
+            traffic.add_of_port(carried);
+            if load.ejected {
+                traffic.ejected.insert(address);
+            }
+        }
+        traffic
+    }
+}
+
+/// The counters of IPVS.
+struct VirtualServers {
+    node_ports: Arc<NodePorts>,
+    /// Opened when it is asked for first, and again after a failure.
+    ipvs: Mutex<Option<Ipvs>>,
+}
+
+impl fmt::Debug for VirtualServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("VirtualServers")
+    }
+}
+
+impl TrafficSource for VirtualServers {
+    fn of(&self, port: &ServicePort) -> PortTraffic {
+        let mut open = self.ipvs.lock();
+        if open.is_none() {
+            *open = Ipvs::open().ok();
+        }
+        let Some(ipvs) = open.as_mut() else {
+            return PortTraffic::default();
+        };
+        let mut traffic = PortTraffic::default();
+        for address in self.frontends(port) {
+            let id = ServerId {
+                protocol: port.name.protocol,
+                address,
+            };
+            // What is not there has carried nothing that is known.
+            let Ok(reals) = ipvs.list_real(&id) else {
+                continue;
+            };
+            let returns = reals.iter().all(|real| comes_back(real.server.forwarding));
+            let open = reals.iter().map(|real| active(real, id.protocol)).sum();
+            let totals = ipvs.totals(&id).ok().flatten();
+            traffic.add_of_port(carried(open, totals, returns));
+            for real in reals {
+                let returns = comes_back(real.server.forwarding);
+                let carried = carried(active(&real, id.protocol), real.totals, returns);
+                traffic.add(real.server.address, carried);
+            }
+        }
+        traffic
+    }
+}
+
+impl VirtualServers {
+    fn frontends(&self, port: &ServicePort) -> Vec<SocketAddr> {
+        let at = |ip| SocketAddr::new(ip, port.port);
+        let mut frontends: Vec<_> = port.addresses().map(at).collect();
+        if let Some(number) = port.node_port {
+            let own = addresses::serving(&self.node_ports.served()).unwrap_or_default();
+            let own = own
+                .into_iter()
+                .filter(|ip| Family::of(ip) == port.name.family);
+            frontends.extend(own.map(|ip| SocketAddr::new(ip, number)));
+        }
+        frontends.sort_unstable();
+        frontends.dedup();
+        frontends
+    }
+}
+
+/// Returns how many connections are open, or UDP clients known: IPVS has these among
+/// the inactive ones.
+fn active(real: &ListedReal, protocol: Protocol) -> u64 {
+    u64::from(match protocol {
+        Protocol::Udp => real.inactive,
+        Protocol::Tcp | Protocol::Sctp => real.active,
+    })
+}
+
+/// Returns whether answers come back by this node.
+fn comes_back(forwarding: Forwarding) -> bool {
+    match forwarding {
+        Forwarding::Masquerade | Forwarding::Local => true,
+        Forwarding::Tunnel | Forwarding::DirectRoute => false,
+    }
+}
+
+fn carried(active: u64, totals: Option<Totals>, returns: bool) -> Traffic {
+    Traffic {
+        active: Some(active),
+        connections: totals.map(|totals| totals.connections),
+        bytes_in: totals.map(|totals| totals.bytes_in),
+        bytes_out: totals.filter(|_| returns).map(|totals| totals.bytes_out),
+    }
+}

@@ -1,0 +1,133 @@
+//! What `tripod services` says of the traffic that was carried.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{SOON, started, tripod};
+use crate::lab::{
+    Capture, Lab, Service, Share, Tripod, ask, eventually, run, say, tcp, tripod_binary,
+    uml::{Profile, in_guest},
+};
+
+/// The answer about the port TCP over IPv4 of `default/web`.
+fn port(lab: &Lab) -> Value {
+    let answer = tripod(&lab.node, &["services", "default/web", "-o", "json"]).json();
+    let items = answer["items"].as_array().expect("a list").iter();
+    let mut items = items.filter(|port| port["protocol"] == "TCP" && port["family"] == "IPv4");
+    items.next().expect("the port").clone()
+}
+
+#[test]
+fn userspace_mode_knows_who_is_connected() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1).with_external_ip();
+        lab.publish(&web, &["a", "b"]);
+        let _running = started(lab, &[]);
+        let (cluster, external) = (web.cluster()[0], web.external()[0]);
+        let connections = [
+            (&lab.client, cluster),
+            (&lab.client, cluster),
+            (&lab.outside, external),
+        ];
+        let mut open = connections.map(|(from, to)| tcp(from, to).expect("a connection"));
+        for stream in &mut open {
+            say(stream, "name").expect("an answer");
+        }
+        let port = port(lab);
+        let unknown = json!({
+            "active": 3, "connections": null, "bytesIn": null, "bytesOut": null,
+        });
+        assert_eq!(port["traffic"], unknown, "{port:#}");
+        let endpoints = port["endpoints"].as_array().expect("a list").iter();
+        let active: u64 = endpoints
+            .filter_map(|endpoint| endpoint["traffic"]["active"].as_u64())
+            .sum();
+        assert_eq!(active, 3, "{port:#}");
+        drop(open);
+        eventually("they have ended", SOON, || match self::port(lab) {
+            port if port["traffic"]["active"] == 0 => Ok(()),
+            port => Err(format!("{port:#}")),
+        });
+    });
+}
+
+#[test]
+fn an_endpoint_that_does_not_answer_is_ejected() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1);
+        lab.publish(&web, &["a", "b"]);
+        let _running = started(lab, &[]);
+        lab.backend("a").kill();
+        let to = web.cluster()[0];
+        eventually("a is ejected", SOON, || {
+            ask(&lab.client, to).map_err(|error| error.to_string())?;
+            let port = port(lab);
+            let expected = [
+                json!({"inUse": false, "why": "ejected, it did not answer lately"}),
+                json!({"inUse": true, "why": null}),
+            ];
+            let endpoints = port["endpoints"].as_array().expect("a list").iter();
+            let found = endpoints
+                .map(|endpoint| json!({"inUse": endpoint["inUse"], "why": endpoint["why"]}));
+            match found.collect::<Vec<_>>() {
+                found if found == expected => Ok(()),
+                _ => Err(format!("{port:#}")),
+            }
+        });
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn ipvs_counts_connections_and_bytes() {
+    run(Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1).with_external_ip();
+        lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);
+        let mut command = lab.node.command(tripod_binary());
+        command
+            .args([
+                "--proxy-mode=ipvs",
+                "--hostname-override=node",
+                "--manifests",
+            ])
+            .arg(lab.manifests())
+            .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--v=2"]);
+        let _running = Tripod::start_on(&lab.node, command);
+        let to = web.external()[0];
+        for _ in 0..8 {
+            ask(&lab.outside, to).expect("an answer");
+        }
+        let mut open = tcp(&lab.outside, to).expect("a connection");
+        say(&mut open, "name").expect("an answer");
+        // The kernel adds up its counters every two seconds (`ip_vs_est.c`).
+        let port = eventually("all is counted", Duration::from_secs(20), || {
+            let port = port(&lab);
+            match port["traffic"]["connections"].as_u64() {
+                Some(9) => Ok(port),
+                _ => Err(format!("{port:#}")),
+            }
+        });
+        assert_eq!(port["traffic"]["active"], 1, "{port:#}");
+        let endpoints = port["endpoints"].as_array().expect("a list");
+        let number = |value: &Value, what: &str| value["traffic"][what].as_u64().unwrap_or(0);
+        for what in ["connections", "bytesIn", "bytesOut"] {
+            let sum: u64 = endpoints
+                .iter()
+                .map(|endpoint| number(endpoint, what))
+                .sum();
+            assert!(sum > 0 && sum == number(&port, what), "{what}: {port:#}");
+        }
+        let table = tripod(&lab.node, &["services", "default/web"]).text;
+        let row = table.lines().nth(1).expect("a row");
+        let words: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(words[7..9], ["1", "9"], "{table}");
+    });
+}
+
+#[test]
+fn guest_full_ask_traffic() {
+    let tests = ["ask::traffic::ipvs_counts_connections_and_bytes"];
+    in_guest(Profile::Full, &tests, &[]);
+}
