@@ -24,6 +24,7 @@ pub mod probe;
 pub mod routes;
 pub mod rules;
 mod scratch;
+pub mod socket;
 pub mod sysctl;
 pub mod xtables;
 

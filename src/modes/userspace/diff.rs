@@ -12,9 +12,10 @@ use super::{
     capture::{Frontend, Method, OtherPorts},
     plan::{
         GroupKind, GroupPlan,
-        listen::{Bind, NodeContext, binds},
+        listen::{NodeContext, binds},
     },
 };
+use crate::kernel::socket::listening::Bind;
 
 /// What exists of one service group.
 #[derive(Clone, Debug, Default)]
@@ -219,7 +220,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        modes::userspace::plan::{GroupName, Target, listen::Owner},
+        kernel::socket::listening::Owner,
+        modes::userspace::plan::{GroupName, Target},
         net::{Family, PerFamily, Protocol},
         node::Served,
         sched::SchedulerName,
@@ -306,7 +308,7 @@ mod tests {
         let plan = plan(&[cluster_ip(), frontend(None, 30_080)], 1);
         let service = Bind {
             address: address([10, 96, 0, 1], 80),
-            owner: Owner::Service,
+            owner: Owner::Other,
         };
         let node_port = Bind::of_node(address([192, 0, 2, 1], 30_080));
         let routed = diff(vec![plan.clone()], &Applied::new(), &node(Method::Local));
@@ -345,7 +347,7 @@ mod tests {
         let plan = plan(&[cluster_ip()], 0);
         let service = Bind {
             address: address([10, 96, 0, 1], 80),
-            owner: Owner::Service,
+            owner: Owner::Other,
         };
         let there = applied(service.address, None);
         let routed = diff(vec![plan.clone()], &there, &node(Method::Local));

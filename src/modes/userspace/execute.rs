@@ -18,13 +18,11 @@ use super::{
         redirect_ports::{RedirectPort, RedirectPorts},
     },
     loads::Loads,
-    plan::{
-        GroupKind, GroupName, GroupPlan,
-        listen::{Bind, Owner},
-    },
+    plan::{GroupKind, GroupName, GroupPlan},
     proxy::{Shared, affinity::Affinity, workers::Workers},
 };
 use crate::{
+    kernel::socket::listening::Bind,
     net::{Family, PerFamily},
     services::ServicePortName,
 };
@@ -309,8 +307,7 @@ impl Executor {
             let Some(address) = port.map(|port| port.address) else {
                 return Ok(());
             };
-            let owner = Owner::Node;
-            match self.listen(name, Bind { address, owner }) {
+            match self.listen(name, Bind::of_node(address)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                     let taken = self.take_local_port(name);
                     taken.map_err(|error| format!("no local port for it: {error}"))?;

@@ -11,7 +11,7 @@ use super::proxy::{
     transparent::Transparent,
     udp,
 };
-use crate::{node::NodePorts, sched::SchedulerName};
+use crate::{kernel::socket::local_ports::LocalPorts, node::NodePorts, sched::SchedulerName};
 
 /// How the mode is to run.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ impl Options {
     pub(super) fn shared(&self, counters: Counters) -> Arc<Shared> {
         let cluster_local = Arc::new(ClusterLocal::new(self.detect_local.clone()));
         let descriptors = Descriptors::of_this_process();
-        let local_ports = udp::LocalPorts::of_this_node();
+        let local_ports = LocalPorts::of_this_node();
         Arc::new(Shared {
             node: Arc::clone(&self.node),
             udp: udp::Resources::new(&descriptors, local_ports, self.udp_timeout),

@@ -3,8 +3,6 @@
 
 mod admission;
 pub mod redirect_ports;
-mod reuseport;
-pub mod sockets;
 
 use std::{
     io,
@@ -16,21 +14,26 @@ use std::{
 use socket2::Socket;
 use tokio::sync::OwnedSemaphorePermit;
 
-use self::{admission::Filter, redirect_ports::RedirectPort};
+use self::redirect_ports::RedirectPort;
 use super::{
     capture::Frontend,
-    plan::{GroupPlan, listen::Bind},
+    plan::GroupPlan,
     proxy::{
         Shared,
         affinity::Affinity,
         cluster_local::ClusterLocal,
         group::{Routing, ServiceGroup},
-        poller::Token,
         tcp, udp,
         workers::{Worker, Workers},
     },
 };
 use crate::{
+    kernel::socket::{
+        filter::Filter,
+        listening::{self, Bind},
+        poller::Token,
+        reuseport,
+    },
     net::{Family, Protocol},
     sched::Seed,
 };
@@ -197,7 +200,7 @@ impl ListenerSet {
     /// # Errors
     /// When a filter does not fit.
     pub fn filter(&mut self, family: Family, cluster_local: &ClusterLocal) -> io::Result<()> {
-        let filter = Filter::of(family, &self.group.routing(), cluster_local);
+        let filter = admission::filter(family, &self.group.routing(), cluster_local);
         if filter == self.filter {
             return Ok(());
         }
@@ -277,14 +280,14 @@ impl ListenerSet {
             (Protocol::Tcp, _) => {
                 // All are bound before the first one listens, so that an
                 // address that is taken leaves nothing behind.
-                let bound = several(spread, || sockets::tcp(bind))?;
+                let bound = several(spread, || listening::tcp(bind))?;
                 for (worker, socket) in some().zip(bound) {
                     if !self.filter.is_empty() {
                         // It was logged when it was made; who gets in is reset.
                         let _ = self.filter.attach(&socket);
                     }
                     let listener = tcp::Listener {
-                        socket: sockets::start(socket)?,
+                        socket: listening::start(socket)?,
                         address: Arc::clone(&address),
                     };
                     let token = worker.tcp.add(Arc::new(listener))?;
@@ -293,7 +296,7 @@ impl ListenerSet {
                 }
             }
             (Protocol::Udp, Some(associations)) => {
-                let bound = several(spread, || sockets::udp(bind))?;
+                let bound = several(spread, || listening::udp(bind))?;
                 for (worker, socket) in some().zip(bound) {
                     let listener = udp::Listener::new(socket, Arc::clone(associations));
                     let token = worker.udp.add(Arc::new(listener))?;
@@ -326,10 +329,10 @@ impl ListenerSet {
             Protocol::Tcp => self.reserved.push(Reserved {
                 address: bind.address,
                 _descriptor: shared.descriptors.take_now(1)?,
-                _socket: sockets::tcp(bind)?,
+                _socket: listening::tcp(bind)?,
             }),
             // A bound UDP socket would swallow what is to be refused.
-            Protocol::Udp | Protocol::Sctp => drop(sockets::udp(bind)?),
+            Protocol::Udp | Protocol::Sctp => drop(listening::udp(bind)?),
         }
         Ok(())
     }

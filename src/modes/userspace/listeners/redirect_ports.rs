@@ -10,11 +10,11 @@ use hashbrown::HashSet;
 use socket2::{Domain, Socket, Type};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{
-    super::{plan::listen::Bind, proxy::descriptors::Descriptors},
-    sockets,
+use super::super::proxy::descriptors::Descriptors;
+use crate::{
+    kernel::socket::listening::{self, Bind},
+    net::{Family, Protocol},
 };
-use crate::net::{Family, Protocol};
 
 /// How often the kernel is asked for a port before there is none.
 const PICKS: u32 = 1000;
@@ -128,11 +128,11 @@ impl RedirectPorts {
         let descriptor = self.descriptors.take_now(1)?;
         let (bound, reservation) = match protocol {
             Protocol::Tcp => {
-                let socket = sockets::tcp(Bind::of_node((wildcard, port).into()))?;
+                let socket = listening::tcp(Bind::of_node((wildcard, port).into()))?;
                 (socket.local_addr()?.as_socket(), Some(socket))
             }
             Protocol::Udp | Protocol::Sctp => {
-                let socket = sockets::udp(Bind::of_node((wildcard, port).into()))?;
+                let socket = listening::udp(Bind::of_node((wildcard, port).into()))?;
                 let address = socket.local_addr()?;
                 (Some(address), reserve_udp(socket, address))
             }
@@ -275,7 +275,7 @@ mod tests {
             assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
 
             let listeners: Vec<_> = (0..2)
-                .map(|_| sockets::udp(Bind::of_node(taken.address)).unwrap())
+                .map(|_| listening::udp(Bind::of_node(taken.address)).unwrap())
                 .collect();
             let mut heard = 0;
             for _ in 0..64 {
@@ -296,7 +296,8 @@ mod tests {
         let target = ("127.0.0.1", taken.address.port());
         let refused = std::net::TcpStream::connect(target).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        let listener = sockets::start(sockets::tcp(Bind::of_node(taken.address)).unwrap()).unwrap();
+        let listener =
+            listening::start(listening::tcp(Bind::of_node(taken.address)).unwrap()).unwrap();
         std::net::TcpStream::connect(target).unwrap();
         drop(listener);
         // A program that another test starts has a copy of the listener for a

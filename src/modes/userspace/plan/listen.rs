@@ -10,6 +10,7 @@ use super::{
     GroupPlan,
 };
 use crate::{
+    kernel::socket::listening::{Bind, Owner},
     net::{Family, PerFamily},
     node::Served,
 };
@@ -25,35 +26,6 @@ pub struct NodeContext {
     pub node_ports: Arc<Served>,
     /// Listeners are opened here; otherwise a successor opens what is missing.
     pub opens_listeners: bool,
-}
-
-/// Whose address a listener binds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Owner {
-    /// The node's, or the wildcard.
-    Node,
-    /// A Service's, which is not in the kernel's local table: binding it, and
-    /// answering from it, takes IP_TRANSPARENT (`ip(7)`) or its IPv6 twin.
-    Service,
-}
-
-/// An address to listen on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Bind {
-    /// Address and port.
-    pub address: SocketAddr,
-    /// Whose address it is.
-    pub owner: Owner,
-}
-
-impl Bind {
-    /// Returns the bind of an address of the node, or of the wildcard.
-    pub fn of_node(address: SocketAddr) -> Bind {
-        Bind {
-            address,
-            owner: Owner::Node,
-        }
-    }
 }
 
 /// Returns where to listen for `frontend` of `plan` where routes lead packets to
@@ -74,6 +46,6 @@ pub fn binds(frontend: &Frontend, plan: &GroupPlan, node: &NodeContext) -> Vec<B
     }
     vec![Bind {
         address: address(ip),
-        owner: Owner::Service,
+        owner: Owner::Other,
     }]
 }

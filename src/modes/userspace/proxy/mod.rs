@@ -8,7 +8,6 @@ pub mod counters;
 pub mod descriptors;
 mod failing;
 pub mod group;
-pub mod poller;
 mod proxy_protocol;
 pub mod tcp;
 pub mod transparent;

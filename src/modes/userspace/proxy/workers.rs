@@ -10,7 +10,8 @@ use tokio::{
     task::{LocalSet, spawn_local},
 };
 
-use super::{Shared, poller::Poller, tcp, udp};
+use super::{Shared, tcp, udp};
+use crate::kernel::socket::poller::Poller;
 
 /// Something to start on a worker; runs inside its `LocalSet`.
 type Job = Box<dyn FnOnce() + Send>;

@@ -17,16 +17,14 @@ use super::{
     Counters, Descriptors, DetectLocal, DialLimits,
     capture::Frontend,
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
-    plan::{GroupKind, GroupName, GroupPlan, Target, listen::Bind},
+    plan::{GroupKind, GroupName, GroupPlan, Target},
     proxy::{
-        Shared,
-        cluster_local::ClusterLocal,
-        transparent::Transparent,
-        udp::{LocalPorts, Resources},
+        Shared, cluster_local::ClusterLocal, transparent::Transparent, udp::Resources,
         workers::Workers,
     },
 };
 use crate::{
+    kernel::socket::{listening::Bind, local_ports::LocalPorts},
     net::{Family, Protocol},
     sched::SchedulerName,
     services::{Retry, ServicePortName, service_ports::port_name},

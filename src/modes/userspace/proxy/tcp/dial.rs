@@ -16,8 +16,7 @@ use super::super::{
     group::ServiceGroup,
     transparent,
 };
-use super::options::set_options;
-use crate::{sched::Flow, services::Retry};
+use crate::{kernel::socket::set_options, sched::Flow, services::Retry};
 
 /// How long the first, second, ... attempt of a connection waits for its
 /// endpoint, as the userspace mode of kube-proxy before 1.26 did.

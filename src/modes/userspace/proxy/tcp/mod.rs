@@ -2,11 +2,7 @@
 
 mod dial;
 mod first_flight;
-mod options;
-mod pipe;
 mod relay;
-mod socket;
-mod user_timeout;
 
 use std::{
     future::poll_fn,
@@ -24,7 +20,7 @@ use std::{
 use socket2::SockRef;
 use tokio::{io::Interest, net::TcpStream, sync::OwnedSemaphorePermit, time::Instant};
 
-pub use self::{dial::Limits, options::set_options};
+pub use self::dial::Limits;
 use self::{
     dial::{Dialed, Open, Search},
     first_flight::FirstFlight,
@@ -32,6 +28,7 @@ use self::{
 };
 use super::{Shared, descriptors, group::ServiceGroup, proxy_protocol};
 use crate::{
+    kernel::socket::user_timeout,
     sched::Flow,
     services::{ProxyProtocol, Retry},
 };

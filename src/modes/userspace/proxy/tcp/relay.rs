@@ -17,11 +17,10 @@ use std::{
 use socket2::SockRef;
 use tokio::{io::Interest, net::TcpStream, time::Instant};
 
-use super::{
-    super::descriptors::Descriptors,
-    first_flight::FirstFlight,
+use super::{super::descriptors::Descriptors, first_flight::FirstFlight};
+use crate::kernel::socket::{
     pipe::Pipe,
-    socket::{Read, read_some, write_some},
+    stream::{Read, read_some, write_some},
 };
 
 /// Size of the buffer that a worker's connections share, in bytes.
@@ -182,7 +181,7 @@ impl Direction {
     ) -> Poll<Result<usize, Fault>> {
         loop {
             if self.bulk && self.pipe.is_none() {
-                self.pipe = Pipe::take(descriptors);
+                self.pipe = Pipe::take(|| descriptors.try_take(2));
                 self.bulk = self.pipe.is_some();
             }
             let read: io::Result<usize> = SHARED.with_borrow_mut(|buffer| {

@@ -23,10 +23,13 @@ use super::super::{
 use super::{
     ANSWER_OR_REFUSAL, Listener, Local, connected,
     flows::{Full, Place},
-    local_ports::Failure,
-    receive_answer, socket,
+    receive_answer,
 };
-use crate::{sched::Flow, services::Retry};
+use crate::{
+    kernel::socket::{datagram, local_ports::Failure},
+    sched::Flow,
+    services::Retry,
+};
 
 /// A client, and the address of ours that it sends to.
 type Key = (SocketAddr, IpAddr);
@@ -127,7 +130,7 @@ impl Associations {
     fn send(self: &Arc<Self>, association: &Arc<Association>, bytes: &[u8]) {
         association.place.used();
         association.sent.fetch_add(1, Relaxed);
-        match socket::send_connected(&association.backend, bytes) {
+        match datagram::send_connected(&association.backend, bytes) {
             Ok(()) => association.keep(bytes),
             // The error belongs to an earlier datagram (udp(7)): this one was
             // not sent.
@@ -275,7 +278,7 @@ impl Associations {
                     let received = receive_answer(&association.backend, ready, |bytes| {
                         self.answered(&association);
                         association.place.used();
-                        let sent = socket::send_from(&association.listener.socket, bytes, called, client);
+                        let sent = datagram::send_from(&association.listener.socket, bytes, called, client);
                         if sent.is_err() {
                             self.shared.counters.datagrams_dropped.inc();
                         }

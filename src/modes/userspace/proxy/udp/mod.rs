@@ -3,8 +3,6 @@
 
 mod association;
 mod flows;
-mod local_ports;
-mod socket;
 
 use std::{
     cell::RefCell,
@@ -25,10 +23,15 @@ use tokio::{
     net::UdpSocket,
 };
 
-use self::local_ports::{Failure, PortLease};
-pub use self::{association::Associations, flows::Flows, local_ports::LocalPorts};
+pub use self::{association::Associations, flows::Flows};
 use super::{Shared, descriptors::Descriptors, transparent::Bound};
-use crate::sched::Flow;
+use crate::{
+    kernel::socket::{
+        datagram,
+        local_ports::{Failure, LocalPorts, PortLease},
+    },
+    sched::Flow,
+};
 
 /// What all UDP flows of this process share.
 #[derive(Debug)]
@@ -66,7 +69,7 @@ struct Buffers {
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
         datagram: vec![0; DATAGRAM].into_boxed_slice(),
-        control: socket::control_buffer(),
+        control: datagram::control_buffer(),
     });
 }
 
@@ -105,7 +108,7 @@ impl AsFd for Listener {
 pub fn receive(listener: &Arc<Listener>) {
     for _ in 0..TURN {
         let step = BUFFERS.with_borrow_mut(|b| {
-            let got = socket::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
+            let got = datagram::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
             let bytes = &b.datagram[..got.len];
             let clients = &listener.associations;
             clients.from_client(listener, got.from, got.to, bytes);

@@ -1,6 +1,5 @@
-//! One task of a worker that watches the listening sockets of all service groups. A
-//! task for each socket would cost a kilobyte, which is much for a Service that
-//! is seldom called.
+//! One task of a thread that watches many sockets. A task for each socket would cost
+//! a kilobyte, which is much for one that is seldom used.
 
 use std::{io, os::fd::AsFd, sync::Arc};
 

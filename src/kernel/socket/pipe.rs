@@ -13,8 +13,6 @@ use nix::{
 };
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::super::descriptors::Descriptors;
-
 /// Asked of F_SETPIPE_SZ, in bytes. Larger ones move a bulk flow with fewer
 /// calls, but what lies in a pipe has left the caches by the time it is read.
 const CAPACITY: i32 = 256 * 1024;
@@ -36,17 +34,19 @@ pub struct Pipe {
     write: OwnedFd,
     capacity: usize,
     filled: usize,
+    /// Its two descriptors in the budget that they count in.
     _descriptors: OwnedSemaphorePermit,
 }
 
 impl Pipe {
-    /// Returns an empty pipe, from the worker's pool if it has one. `None` when
-    /// descriptors are short: the flow then goes on copying.
-    pub fn take(descriptors: &Descriptors) -> Option<Pipe> {
+    /// Returns an empty pipe, from the worker's pool if it has one, else a new one
+    /// with what `descriptors` gives for its two. `None` when they are short: the
+    /// flow then goes on copying.
+    pub fn take(descriptors: impl FnOnce() -> Option<OwnedSemaphorePermit>) -> Option<Pipe> {
         if let Some(pipe) = POOL.with_borrow_mut(Vec::pop) {
             return Some(pipe);
         }
-        let permit = descriptors.try_take(2)?;
+        let permit = descriptors()?;
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
         // Fails beyond the user's share of pipe memory (pipe(7),
         // pipe-user-pages-soft); the pipe then keeps its default size.

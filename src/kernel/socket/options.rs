@@ -1,4 +1,4 @@
-//! Options of the sockets of clients and endpoints.
+//! Options of TCP connections that are passed on.
 
 use std::{io, time::Duration};
 

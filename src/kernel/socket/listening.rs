@@ -1,18 +1,44 @@
 //! Listening sockets, made through socket2.
 
-use std::io;
+use std::{io, net::SocketAddr};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::super::{
-    plan::listen::{Bind, Owner},
-    proxy::tcp::set_options,
-};
+use super::set_options;
 
 /// Connections that the kernel completes while we are busy; it cuts this to
 /// `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
+
+/// Whose address a listener binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Owner {
+    /// The node's, or the wildcard.
+    Node,
+    /// One that is not in the kernel's local table: binding it, and
+    /// answering from it, takes IP_TRANSPARENT (`ip(7)`) or its IPv6 twin.
+    Other,
+}
+
+/// An address to listen on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bind {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// Whose address it is.
+    pub owner: Owner,
+}
+
+impl Bind {
+    /// Returns the bind of an address of the node, or of the wildcard.
+    pub fn of_node(address: SocketAddr) -> Bind {
+        Bind {
+            address,
+            owner: Owner::Node,
+        }
+    }
+}
 
 /// Returns a TCP socket that is bound, not yet listening. Several may share the
 /// address, one a worker (SO_REUSEPORT, `socket(7)`). Accepted connections
@@ -77,7 +103,7 @@ fn open(bind: Bind, kind: Type, protocol: Protocol) -> io::Result<Socket> {
         socket.set_reuse_address(true)?;
     }
     socket.set_reuse_port(true)?;
-    if owner == Owner::Service {
+    if owner == Owner::Other {
         if address.is_ipv4() {
             socket.set_ip_transparent_v4(true)?;
         } else {
@@ -94,11 +120,7 @@ mod tests {
     #[test]
     fn a_thousand_clients_may_ask_in_the_same_moment() {
         for any in ["127.0.0.1:0", "[::1]:0"] {
-            let bind = Bind {
-                address: any.parse().unwrap(),
-                owner: Owner::Node,
-            };
-            let ours = udp(bind).unwrap();
+            let ours = udp(Bind::of_node(any.parse().unwrap())).unwrap();
             let client = std::net::UdpSocket::bind(any).unwrap();
             client.connect(ours.local_addr().unwrap()).unwrap();
             for _ in 0..1_000 {

@@ -1,7 +1,7 @@
-//! Local ports of flows to endpoints. There are some 28,000 for everything that
+//! Local ports of UDP flows to many peers. There are some 28,000 for everything that
 //! runs on the node (`net.ipv4.ip_local_port_range`), and connect(2) takes a whole
 //! one for each UDP socket. But answers find their socket by both ends, so flows
-//! to different endpoints can share a port (`udp(7)`, SO_REUSEADDR).
+//! to different peers can share a port (`udp(7)`, SO_REUSEADDR).
 //!
 //! Verified on Linux 6.18: of several sockets that are bound to one port, a
 //! connected one gets what comes from its peer, answers and refusals alike, and no
@@ -46,7 +46,7 @@ pub struct LocalPorts {
 struct Table {
     /// Flows of each port that is ours.
     ours: BTreeMap<u16, u32>,
-    /// Those of flows to each endpoint.
+    /// Those of flows to each peer.
     remotes: HashMap<SocketAddr, HashSet<u16>>,
     /// Where the search begins for the next one to share: what was used last is used again
     /// last, so that a late answer seldom meets another client's flow.
@@ -58,7 +58,7 @@ struct Table {
 /// Where the port of a flow comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// One that is ours, and that no flow to the same endpoint has.
+    /// One that is ours, and that no flow to the same peer has.
     Shared(u16),
     /// Any that is free.
     Kernel,
@@ -69,7 +69,7 @@ enum Source {
 pub enum Failure {
     /// No local port is left for it.
     NoPort,
-    /// The endpoint cannot be reached, or something else is wrong.
+    /// The peer cannot be reached, or something else is wrong.
     Other(io::Error),
 }
 
@@ -110,7 +110,7 @@ impl LocalPorts {
         })
     }
 
-    /// Flows that one endpoint can have at once.
+    /// Returns how many flows one peer can have at once.
     pub fn most(&self) -> usize {
         self.most
     }
@@ -118,7 +118,7 @@ impl LocalPorts {
     /// Returns a socket that is connected to `remote`.
     ///
     /// # Errors
-    /// When no local port is left, or the endpoint cannot be reached.
+    /// When no local port is left, or the peer cannot be reached.
     pub fn connect(self: &Arc<Self>, remote: SocketAddr) -> Result<(Socket, PortLease), Failure> {
         let socket = Socket::new(
             Domain::for_address(remote),
@@ -273,8 +273,8 @@ mod tests {
 
     use super::*;
 
-    fn endpoints(any: &str, count: usize) -> Vec<(UdpSocket, SocketAddr)> {
-        let endpoints = (0..count).map(|_| {
+    fn peers(any: &str, count: usize) -> Vec<(UdpSocket, SocketAddr)> {
+        let peers = (0..count).map(|_| {
             let socket = UdpSocket::bind(any).unwrap();
             socket
                 .set_read_timeout(Some(Duration::from_secs(5)))
@@ -282,7 +282,7 @@ mod tests {
             let address = socket.local_addr().unwrap();
             (socket, address)
         });
-        endpoints.collect()
+        peers.collect()
     }
 
     fn port(socket: &Socket) -> u16 {
@@ -290,12 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn flows_to_different_endpoints_share_ports_and_get_their_own_answers() {
+    fn flows_to_different_peers_share_ports_and_get_their_own_answers() {
         for any in ["127.0.0.1:0", "[::1]:0"] {
             let ports = LocalPorts::with_most(4);
-            let endpoints = endpoints(any, 3);
+            let peers = peers(any, 3);
             let mut flows = Vec::new();
-            for (_, address) in &endpoints {
+            for (_, address) in &peers {
                 for _ in 0..ports.most() {
                     flows.push((ports.connect(*address).unwrap(), *address));
                 }
@@ -313,11 +313,11 @@ mod tests {
             for (n, ((socket, _), _)) in flows.iter().enumerate() {
                 socket.send(&[n as u8]).unwrap();
             }
-            for (endpoint, _) in &endpoints {
+            for (peer, _) in &peers {
                 for _ in 0..ports.most() {
                     let mut question = [0];
-                    let (_, from) = endpoint.recv_from(&mut question).unwrap();
-                    endpoint.send_to(&question, from).unwrap();
+                    let (_, from) = peer.recv_from(&mut question).unwrap();
+                    peer.send_to(&question, from).unwrap();
                 }
             }
             for (n, ((socket, _), _)) in flows.into_iter().enumerate() {
@@ -337,8 +337,8 @@ mod tests {
     #[test]
     fn a_port_that_was_given_back_is_the_last_to_be_used_again() {
         let ports = LocalPorts::with_most(8);
-        let endpoints = endpoints("127.0.0.1:0", 2);
-        let [a, b] = [endpoints[0].1, endpoints[1].1];
+        let peers = peers("127.0.0.1:0", 2);
+        let [a, b] = [peers[0].1, peers[1].1];
         let _all: Vec<_> = (0..8).map(|_| ports.connect(a).unwrap()).collect();
         let mut seen = HashSet::new();
         for n in 1..=8 {

@@ -136,12 +136,12 @@ pub fn send_from(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::modes::userspace::{listeners::sockets, plan::listen::Bind};
+    use crate::kernel::socket::listening::{self, Bind};
 
     #[tokio::test]
     async fn the_answer_leaves_from_the_address_that_was_called() {
         for (wildcard, called) in [("0.0.0.0:0", "127.0.0.7"), ("[::]:0", "::1")] {
-            let ours = sockets::udp(Bind::of_node(wildcard.parse().unwrap())).unwrap();
+            let ours = listening::udp(Bind::of_node(wildcard.parse().unwrap())).unwrap();
             let port = ours.local_addr().unwrap().port();
             let ours = UdpSocket::from_std(ours).unwrap();
             let called: IpAddr = called.parse().unwrap();

@@ -74,10 +74,10 @@ mod tests {
     use nix::sys::socket::{Shutdown, shutdown};
 
     use super::*;
-    use crate::modes::userspace::{listeners::sockets, plan::listen::Bind};
+    use crate::kernel::socket::listening::{Bind, start, tcp};
 
     fn open(address: SocketAddr) -> TcpListener {
-        sockets::start(sockets::tcp(Bind::of_node(address)).unwrap()).unwrap()
+        start(tcp(Bind::of_node(address)).unwrap()).unwrap()
     }
 
     /// Returns how many of 32 connections come in at each of `listeners`.

@@ -1,0 +1,15 @@
+//! Sockets, in what neither the standard library nor tokio has: how they are opened,
+//! share an address or a port, are filtered, watched, read and written.
+
+pub mod datagram;
+pub mod filter;
+pub mod listening;
+pub mod local_ports;
+mod options;
+pub mod pipe;
+pub mod poller;
+pub mod reuseport;
+pub mod stream;
+pub mod user_timeout;
+
+pub use self::options::set_options;
