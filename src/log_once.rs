@@ -23,6 +23,17 @@ impl LogOnce {
         !self.logged.contains(message) && self.logged.insert(message.to_owned())
     }
 
+    /// Returns true unless `message`, the only one that holds now, was logged by the
+    /// last call.
+    pub fn differs(&mut self, message: &str) -> bool {
+        !self.replace([message.to_owned()]).is_empty()
+    }
+
+    /// Forgets all messages, as none holds any more. Returns true if one was logged.
+    pub fn end(&mut self) -> bool {
+        !std::mem::take(&mut self.logged).is_empty()
+    }
+
     /// Returns those messages of `current`, all that hold now, that were not logged
     /// yet, and counts them as logged. The others are forgotten: they are new when
     /// they hold again.
@@ -47,5 +58,8 @@ mod tests {
         assert_eq!(logged.replace(both), ["b"]);
         assert_eq!(logged.replace(["b".to_owned()]), [""; 0]);
         assert!(logged.is_new("a"), "it held no more");
+        assert!(logged.differs("c") && !logged.differs("c"));
+        assert!(logged.differs("d") && logged.differs("c"));
+        assert!(logged.end() && !logged.end());
     }
 }

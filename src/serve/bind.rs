@@ -9,6 +9,8 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
+use crate::log_once::LogOnce;
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -40,11 +42,11 @@ impl Bind {
     /// names what is to be served.
     pub(super) async fn listen(self, what: &'static str) -> Result<TcpListener, BindError> {
         let address = self.address;
-        let mut logged = None;
+        let mut logged = LogOnce::default();
         loop {
             let source = match bind(address) {
                 Ok(listener) => {
-                    if logged.is_some() {
+                    if logged.end() {
                         tracing::info!("serving {what} on {address} now");
                     }
                     return Ok(listener);
@@ -60,10 +62,9 @@ impl Bind {
                 return Err(error);
             }
             let text = error.to_string();
-            if logged.as_ref() != Some(&text) {
+            if logged.differs(&text) {
                 let seconds = BIND_AGAIN.as_secs();
                 tracing::error!("{text}; trying again every {seconds} s");
-                logged = Some(text);
             }
             tokio::time::sleep(BIND_AGAIN).await;
         }

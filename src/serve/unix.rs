@@ -13,6 +13,8 @@ use nix::sys::stat::{Mode, fchmod};
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::UnixListener;
 
+use crate::log_once::LogOnce;
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 32;
 
@@ -21,25 +23,24 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Returns a listener at `path`, trying again until it can be opened.
 pub(super) async fn listen(path: PathBuf) -> UnixListener {
-    let mut logged = None;
+    let mut logged = LogOnce::default();
     loop {
         match open(&path) {
             Ok(listener) => {
-                if logged.is_some() {
+                if logged.end() {
                     tracing::info!("answering at {} now", path.display());
                 }
                 return listener;
             }
             Err(error) => {
                 let text = error.to_string();
-                if logged.as_ref() != Some(&text) {
+                if logged.differs(&text) {
                     tracing::warn!(
                         "the unix socket {} cannot be opened: {text}; tripod status and tripod \
                          services find nobody there. Traffic is carried all the same. \
                          --status-socket names another path, or none",
                         path.display()
                     );
-                    logged = Some(text);
                 }
             }
         }

@@ -27,7 +27,7 @@ use super::{
     lines::{End, Lines},
     pause::Pauses,
 };
-use crate::{api_client::Access, watch::SourceHealth};
+use crate::{api_client::Access, log_once::LogOnce, watch::SourceHealth};
 
 /// Objects on a page of a list, as client-go has it.
 const PAGE: u32 = 500;
@@ -68,8 +68,7 @@ pub(super) struct Follower<'a, K: Kind> {
 struct Outage {
     since: Instant,
     failures: u32,
-    /// The failure that was logged last.
-    logged: Option<String>,
+    logged: LogOnce,
 }
 
 impl<'a, K: Kind> Follower<'a, K> {
@@ -136,7 +135,7 @@ impl<'a, K: Kind> Follower<'a, K> {
         let outage = self.outage.get_or_insert_with(|| Outage {
             since: Instant::now(),
             failures: 0,
-            logged: None,
+            logged: LogOnce::default(),
         });
         outage.failures += 1;
         let text = failure.to_string();
@@ -146,12 +145,11 @@ impl<'a, K: Kind> Follower<'a, K> {
         if !by_chance {
             self.health.fails(K::PLURAL, text.as_str());
         }
-        if !by_chance && outage.logged.as_ref() != Some(&text) {
+        if !by_chance && outage.logged.differs(&text) {
             warn!(
                 "{} cannot be followed: {text}; the last known state stays in force",
                 K::PLURAL
             );
-            outage.logged = Some(text);
         }
         pause
     }
@@ -165,8 +163,8 @@ impl<'a, K: Kind> Follower<'a, K> {
 
     fn works(&mut self) {
         self.health.works(K::PLURAL);
-        if let Some(outage) = self.outage.take()
-            && outage.logged.is_some()
+        if let Some(mut outage) = self.outage.take()
+            && outage.logged.end()
         {
             let seconds = outage.since.elapsed().as_secs_f32();
             info!("{} are followed again after {seconds:.1} s", K::PLURAL);

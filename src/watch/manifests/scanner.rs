@@ -9,7 +9,7 @@ use super::{
     folder::{Folder, Found, Outcome},
     watcher::{FolderWatcher, QUIET, ScanRequest},
 };
-use crate::{services::Batch, watch::SourceHealth};
+use crate::{log_once::LogOnce, services::Batch, watch::SourceHealth};
 
 /// What the folder is called in [`SourceHealth`].
 const KIND: &str = "manifests";
@@ -25,8 +25,8 @@ pub(super) struct FolderScanner {
     dir: PathBuf,
     folder: Folder,
     stamps: Stamps,
-    /// Why the folder could not be scanned, as it was logged last.
-    scan_error: Option<String>,
+    /// Why the folder could not be scanned.
+    scan_error: LogOnce,
     health: Arc<SourceHealth>,
 }
 
@@ -38,7 +38,7 @@ impl FolderScanner {
             dir,
             folder: Folder::default(),
             stamps: Stamps::new(),
-            scan_error: None,
+            scan_error: LogOnce::default(),
         }
     }
 
@@ -88,7 +88,7 @@ impl FolderScanner {
     }
 
     async fn take(&mut self, mut scan: Scan, watcher: &mut FolderWatcher) -> Batch {
-        if self.scan_error.take().is_some() {
+        if self.scan_error.end() {
             info!("{}: can be read now", self.dir.display());
         }
         // What is being written stays as it was until it is at rest.
@@ -180,7 +180,7 @@ impl FolderScanner {
         let reason = error.to_string();
         self.health
             .fails(KIND, format!("{}: {reason}", self.dir.display()));
-        if self.scan_error.as_ref() == Some(&reason) {
+        if !self.scan_error.differs(&reason) {
             return;
         }
         let dir = self.dir.display();
@@ -189,6 +189,5 @@ impl FolderScanner {
         } else {
             warn!("{dir} cannot be read: {reason}; its last content stays in force");
         }
-        self.scan_error = Some(reason);
     }
 }
