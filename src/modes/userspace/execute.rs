@@ -12,19 +12,21 @@ use hashbrown::{HashMap, hash_map::Entry};
 
 use super::{
     capture::{Desired, Frontend, Target},
-    diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step},
+    diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step, diff},
+    handover::OtherProcesses,
     listeners::{
         InUse, ListenerSet,
         redirect_ports::{RedirectPort, RedirectPorts},
     },
     loads::Loads,
-    plan::{GroupKind, GroupName, GroupPlan},
-    proxy::{Shared, affinity::Affinity, workers::Workers},
+    options::Options,
+    plan::{GroupKind, GroupName, GroupPlan, listen::NodeContext},
+    proxy::{Shared, affinity::Affinity, counters::Counters, workers::Workers},
 };
 use crate::{
     kernel::socket::listening::Bind,
     net::{Family, PerFamily},
-    services::ServicePortName,
+    services::{ServiceMap, ServicePort, ServicePortName},
 };
 
 /// The service groups that exist, and what is captured for them.
@@ -55,18 +57,24 @@ pub struct Executor {
 type Failed = BTreeMap<(GroupKind, Place), String>;
 
 impl Executor {
-    /// Returns an executor with no groups yet, whose listeners are on `workers`.
-    /// `if_taken` says what helps where another program has the port of an address.
-    pub fn new(
-        shared: Arc<Shared>,
-        workers: Workers,
-        ports: RedirectPorts,
+    /// Returns an executor with no groups yet, with workers of its own. `if_taken`
+    /// says what helps where another program has the port of an address.
+    ///
+    /// # Errors
+    /// When its threads cannot be started.
+    pub fn start(
+        options: &Options,
+        counters: Counters,
         if_taken: &'static str,
-    ) -> Self {
-        Executor {
+    ) -> io::Result<Executor> {
+        let shared = options.shared(counters);
+        let workers = Workers::start(options.workers, &shared)?;
+        let descriptors = shared.descriptors.clone();
+        descriptors.count();
+        Ok(Executor {
             shared,
             workers,
-            ports,
+            ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             groups: HashMap::new(),
             loads: Loads::default(),
             owners: HashMap::new(),
@@ -77,6 +85,36 @@ impl Executor {
             retiring: BTreeMap::new(),
             filter_logged: false,
             if_taken,
+        })
+    }
+
+    /// Returns what all connections of its groups share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Brings the service groups of the ServicePorts `names` to what `plan` says of
+    /// those that `map` has. `done` gets why what is not in force is not.
+    pub fn update(
+        &mut self,
+        names: BTreeSet<ServicePortName>,
+        map: &ServiceMap,
+        node: &NodeContext,
+        mut plan: impl FnMut(&ServicePort) -> Option<Vec<GroupPlan>>,
+        mut done: impl FnMut(ServicePortName, Result<(), String>),
+    ) {
+        // Removals first: another Service may have what one gives up.
+        let (present, gone): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| map.get(name).is_some());
+        for name in gone.into_iter().chain(present) {
+            let plans = map.get(&name).and_then(|port| plan(port));
+            if plans.is_none() {
+                // Nor does it matter which of its clients stay on which endpoint.
+                self.affinities.remove(&name);
+            }
+            let difference = diff(plans.unwrap_or_default(), &self.applied(&name), node);
+            let opened = self.open(&name, difference);
+            done(name, opened);
         }
     }
 
@@ -86,7 +124,7 @@ impl Executor {
     }
 
     /// Returns what exists of `port`.
-    pub fn applied(&self, port: &ServicePortName) -> Applied {
+    fn applied(&self, port: &ServicePortName) -> Applied {
         let mut applied = Applied::new();
         for kind in GroupKind::ALL {
             let port = port.clone();
@@ -142,11 +180,8 @@ impl Executor {
     }
 
     /// Runs the steps of a difference that are due at once, and keeps the others
-    /// for [`Executor::close`].
-    ///
-    /// # Errors
-    /// Why what is not in force is not.
-    pub fn open(&mut self, port: &ServicePortName, difference: Difference) -> Result<(), String> {
+    /// for [`Executor::close`]. Fails with why what is not in force is not.
+    fn open(&mut self, port: &ServicePortName, difference: Difference) -> Result<(), String> {
         let mut failed = Failed::new();
         for step in difference.open {
             self.run(port, step, &mut failed);
@@ -161,12 +196,6 @@ impl Executor {
         }
         let reasons: Vec<_> = failed.into_values().collect();
         Err(reasons.join("; "))
-    }
-
-    /// Forgets which clients of a ServicePort that is gone are pinned to which
-    /// endpoints.
-    pub fn forget_clients(&mut self, port: &ServicePortName) {
-        self.affinities.remove(port);
     }
 
     fn run(&mut self, port: &ServicePortName, step: Step, failed: &mut Failed) {
@@ -414,9 +443,14 @@ impl Executor {
         }
     }
 
-    /// Has new connections of all addresses go to the sockets of a successor,
-    /// which opens `theirs` for an address; `None`: to any.
-    pub fn hand_over(&self, theirs: Option<u32>) {
+    /// Has new connections of all addresses go where they should while there are
+    /// `others`: to the sockets of a successor, or to any.
+    pub fn hand_over(&self, others: &OtherProcesses) {
+        let theirs = others.yields_to();
+        if theirs.is_none() && others.has_predecessor() {
+            // Its sockets are its own to hand over.
+            return;
+        }
         // A successor is as short of descriptors as this process is: where some
         // addresses have one socket, it has no second one to be named.
         let workers = self.workers.count();

@@ -46,17 +46,15 @@ use self::{
     capture::{Extent, Frontend, Method, Scope, Scopes},
     execute::Executor,
     handover::OtherProcesses,
-    listeners::redirect_ports::RedirectPorts,
     observe::Observer,
     plan::listen::NodeContext,
-    proxy::{cluster_local::ClusterLocal, workers::Workers},
     return_path::ReturnPath,
 };
 use super::{Asked, Mode, Outcomes, SyncReport, both_failed, state::FamilyState};
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
     net::{Family, ModeName, PerFamily},
-    services::{Node, ServiceMap},
+    services::{Node, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// What helps where another program has the port of a service address.
@@ -74,8 +72,6 @@ struct Pending {
 /// Userspace mode: what decides, and the workers that carry the bytes.
 pub struct Userspace {
     options: Options,
-    cluster_local: Arc<ClusterLocal>,
-    descriptors: Descriptors,
     observer: Observer,
     executor: Executor,
     capture: Capture,
@@ -100,19 +96,14 @@ impl Userspace {
         capture: Capture,
         counters: Counters,
     ) -> io::Result<Self> {
-        let shared = options.shared(counters);
-        let descriptors = shared.descriptors.clone();
-        let cluster_local = Arc::clone(&shared.cluster_local);
+        let executor = Executor::start(&options, counters, IF_TAKEN)?;
+        let shared = Arc::clone(executor.shared());
         let transparent = Arc::clone(&shared.transparent);
         let purpose = if options.transparent {
             return_path::Purpose::ShowClients
         } else {
             return_path::Purpose::RemoveStale
         };
-        let handover = Handover::new(shared.counters.connections.clone());
-        let workers = Workers::start(options.workers, &shared)?;
-        descriptors.count();
-        let ports = RedirectPorts::new(options.port_range.clone(), descriptors.clone());
         Ok(Userspace {
             node: NodeContext {
                 methods: capture.methods(),
@@ -121,16 +112,14 @@ impl Userspace {
                 opens_listeners: true,
             },
             return_path: ReturnPath::new(purpose, transparent, kernel),
-            executor: Executor::new(shared, workers, ports, IF_TAKEN),
+            executor,
             observer: Observer::default(),
             options,
-            cluster_local,
-            descriptors,
             capture,
             families: PerFamily::default(),
             others: OtherProcesses::default(),
             reported: OtherProcesses::default(),
-            handover,
+            handover: Handover::new(shared.counters.connections.clone()),
         })
     }
 
@@ -166,10 +155,11 @@ impl Userspace {
     fn observe(&mut self, extents: PerFamily<Option<Extent>>) -> Result<(), capture::Error> {
         let full = |extent: &Option<Extent>| *extent == Some(Extent::Full);
         let full = full(&extents.v4) || full(&extents.v6);
+        let descriptors = &self.executor.shared().descriptors;
         if full {
-            self.descriptors.count();
+            descriptors.count();
         } else {
-            self.descriptors.count_if_cheap();
+            descriptors.count_if_cheap();
         }
         self.node.node_ports = self.options.node_ports.served();
         self.node.opens_listeners = !self.yields();
@@ -219,33 +209,25 @@ impl Userspace {
                 names.extend(all.filter(|name| name.family == family).cloned());
             }
         }
-        // Removals first: another Service may have what one gives up.
-        let (present, gone): (Vec<_>, Vec<_>) =
-            names.into_iter().partition(|name| map.get(name).is_some());
-        for name in gone.into_iter().chain(present) {
-            let port = map.get(&name).map(|port| &**port);
-            let report = reports.get_mut(name.family);
-            report.examined += 1;
-            let plans = match port {
-                Some(port) => {
-                    let unsupported = plan::unsupported(port, self.options.scheduler);
-                    report.unsupported.extend(unsupported);
-                    plan::plan(port, self.options.scheduler)
-                }
-                None => {
-                    self.executor.forget_clients(&name);
-                    Vec::new()
-                }
-            };
-            let applied = self.executor.applied(&name);
-            let difference = diff::diff(plans, &applied, &self.node);
-            let opened = self.executor.open(&name, difference);
-            let state = self.families.get_mut(name.family);
+        for name in &names {
+            reports.get_mut(name.family).examined += 1;
+        }
+        let (families, scheduler) = (&mut self.families, self.options.scheduler);
+        let plan = |port: &ServicePort| {
+            let report = reports.get_mut(port.name.family);
+            report
+                .unsupported
+                .extend(plan::unsupported(port, scheduler));
+            Some(plan::plan(port, scheduler))
+        };
+        let done = |name: ServicePortName, opened: Result<(), String>| {
+            let state = families.get_mut(name.family);
             state.retry(&name);
             if let Err(why) = opened {
                 state.fail(name, why);
             }
-        }
+        };
+        self.executor.update(names, map, &self.node, plan, done);
         let due = extents.map(|_, extent| extent.is_some());
         self.close(Method::Local, due);
         self.executor.retire(due);
@@ -320,18 +302,10 @@ impl Userspace {
         report
     }
 
-    /// Has new connections of addresses that other processes share go where
-    /// they should.
-    fn hand_over(&self) {
-        // Those of a predecessor are its own to hand over.
-        if self.yields() || !self.others.has_predecessor() {
-            self.executor.hand_over(self.others.yields_to());
-        }
-    }
-
     /// Has the clients counted as cluster-local that `node` and its addresses say.
     fn update_cluster_local(&mut self, node: Option<&Node>) {
-        if self.cluster_local.update(node, &self.node.addresses) {
+        let clients = &self.executor.shared().cluster_local;
+        if clients.update(node, &self.node.addresses) {
             self.executor.filter_all();
         }
     }
@@ -373,7 +347,7 @@ impl Mode for Userspace {
         self.sync_groups(map, asked, extents, &mut reports);
         let scopes = self.scopes(extents);
         if handed_over {
-            self.hand_over();
+            self.executor.hand_over(&self.others);
         }
         let capturing = self.handover.capturing().await;
         let mut captured = if capturing.is_some() && !self.yields() {

@@ -14,13 +14,11 @@ use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::{
     capture::Method,
-    diff::diff,
     execute::Executor,
     handover::{Handover, OtherProcesses},
-    listeners::redirect_ports::RedirectPorts,
     options::Options,
     plan::{self, listen::NodeContext},
-    proxy::{counters::Counters, descriptors::Descriptors, workers::Workers},
+    proxy::counters::Counters,
 };
 use crate::{
     modes::{Asked, SyncReport, state::FamilyState},
@@ -82,7 +80,6 @@ pub fn relayed(port: &ServicePort) -> Option<(u16, Vec<SocketAddr>)> {
 /// Listeners on node ports, TCP alone, and the workers that carry their connections.
 pub struct NodePortRelay {
     scheduler: SchedulerName,
-    descriptors: Descriptors,
     executor: Executor,
     families: PerFamily<FamilyState<()>>,
     node: NodeContext,
@@ -103,16 +100,11 @@ impl NodePortRelay {
         counters: Counters,
         metrics: RelayMetrics,
     ) -> io::Result<NodePortRelay> {
-        let shared = options.shared(counters);
-        let descriptors = shared.descriptors.clone();
-        let handover = Handover::new(shared.counters.connections.clone());
-        let workers = Workers::start(options.workers, &shared)?;
-        descriptors.count();
-        let ports = RedirectPorts::new(None, descriptors.clone());
+        let executor = Executor::start(options, counters, IF_TAKEN)?;
         Ok(NodePortRelay {
             scheduler: options.scheduler,
-            descriptors,
-            executor: Executor::new(shared, workers, ports, IF_TAKEN),
+            handover: Handover::new(executor.shared().counters.connections.clone()),
+            executor,
             families: PerFamily::default(),
             node: NodeContext {
                 methods: PerFamily::each(|_| Method::Local),
@@ -121,7 +113,6 @@ impl NodePortRelay {
                 opens_listeners: true,
             },
             reported: OtherProcesses::default(),
-            handover,
             metrics,
         })
     }
@@ -152,9 +143,8 @@ impl NodePortRelay {
             let changes = changes.filter(|_| self.serves(family))?;
             Some(self.sync_family(family, map, changes))
         });
-        // Sockets of a predecessor are its own to hand over.
-        if handed_over && (others.yields_to().is_some() || !others.has_predecessor()) {
-            self.executor.hand_over(others.yields_to());
+        if handed_over {
+            self.executor.hand_over(&others);
         }
         // Until there is a listener, there is nothing to hand over.
         let listens = self.executor.ports().next().is_some() || self.handover.has_served();
@@ -167,27 +157,28 @@ impl NodePortRelay {
 
     fn sync_family(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> SyncReport {
         let full = self.families.get(family).must_observe(changes);
+        let descriptors = &self.executor.shared().descriptors;
         if full {
-            self.descriptors.count();
+            descriptors.count();
         } else {
-            self.descriptors.count_if_cheap();
+            descriptors.count_if_cheap();
         }
         let names = self.due(family, map, changes, full);
         let label = [family.to_string()];
-        let mut report = SyncReport::default();
-        // Removals first: another Service may have what one gives up.
-        let (present, gone): (Vec<_>, Vec<_>) =
-            names.into_iter().partition(|name| map.get(name).is_some());
-        for name in gone.into_iter().chain(present) {
-            report.examined += 1;
-            let applied = self.apply(&name, map);
-            let state = self.families.get_mut(family);
+        let mut report = SyncReport {
+            examined: names.len(),
+            ..SyncReport::default()
+        };
+        let (state, failures) = (self.families.get_mut(family), &self.metrics.failures);
+        let plan = |port: &ServicePort| Some(vec![plan::node_port(port, self.scheduler)?]);
+        let done = |name: ServicePortName, opened: Result<(), String>| {
             state.retry(&name);
-            if let Err(why) = applied {
+            if let Err(why) = opened {
+                failures.with_label_values(&label).inc();
                 state.fail(name, why);
-                self.metrics.failures.with_label_values(&label).inc();
             }
-        }
+        };
+        self.executor.update(names, map, &self.node, plan, done);
         let this = PerFamily::each(|one| one == family);
         self.executor.close(this);
         self.executor.retire(this);
@@ -216,19 +207,6 @@ impl NodePortRelay {
         let failed = self.families.get(family).failed().keys();
         let again = failed.filter(|_| changes.retry);
         changes.ports.iter().chain(again).cloned().collect()
-    }
-
-    /// Opens, changes or closes what one ServicePort needs.
-    fn apply(&mut self, name: &ServicePortName, map: &ServiceMap) -> Result<(), String> {
-        let plan = map
-            .get(name)
-            .and_then(|port| plan::node_port(port, self.scheduler));
-        if plan.is_none() {
-            self.executor.forget_clients(name);
-        }
-        let applied = self.executor.applied(name);
-        let difference = diff(plan.into_iter().collect(), &applied, &self.node);
-        self.executor.open(name, difference)
     }
 
     /// Waits until another process takes over from this one, or does not any more:
