@@ -8,6 +8,15 @@ TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace
 PACKAGES := iproute2 util-linux iptables
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace
 
+# Only unpacked: installed, it would run as a service.
+PROMETHEUS = $(TARGET)/tools/usr/bin/prometheus
+define unpack-prometheus
+{ command -v apt-get >/dev/null && echo 'unpacking Prometheus into target/tools' && mkdir -p $(TARGET)/tools \
+    && cd $(TARGET)/tools && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } \
+    && dpkg -x prometheus_*.deb . && rm prometheus_*.deb; } 2>/dev/null \
+|| echo 'missing: Prometheus, of which Debian has a package; its tests say SKIP' >&2
+endef
+
 TARGET  := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(TARGET)/release
 
@@ -102,6 +111,7 @@ demo-tools:
 	@$(call need,$(TOOLS),$(PACKAGES))
 test-tools:
 	@$(call need,$(TEST_TOOLS),$(TEST_PACKAGES))
+	@[ -x $(PROMETHEUS) ] || $(unpack-prometheus)
 
 # $(call need,TOOLS,PACKAGES): root on Debian gets what is missing, others a
 # clear word. Tests that cannot run without say SKIP; the demo stops.

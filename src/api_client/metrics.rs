@@ -39,8 +39,7 @@ impl RequestMetrics {
         );
         let duration = HistogramOpts::new(
             "rest_client_request_duration_seconds",
-            "Time from a request to the API server to the head of its answer, in seconds; \
-             without watches.",
+            "Time from a request to the API server to the head of its answer, in seconds.",
         );
         let duration = duration.buckets(BUCKETS.into());
         let metrics = RequestMetrics {
@@ -55,10 +54,8 @@ impl RequestMetrics {
     fn answered(&self, asked: &Asked, code: &str, took: Duration) {
         let (host, method) = (asked.host.as_str(), asked.method.as_str());
         self.total.with_label_values(&[code, host, method]).inc();
-        if !asked.watches {
-            let duration = self.duration.with_label_values(&[host, method]);
-            duration.observe(took.as_secs_f64());
-        }
+        let duration = self.duration.with_label_values(&[host, method]);
+        duration.observe(took.as_secs_f64());
     }
 }
 
@@ -66,17 +63,14 @@ impl RequestMetrics {
 struct Asked {
     method: Method,
     host: String,
-    watches: bool,
 }
 
 impl Asked {
     fn of(method: &Method, uri: &Uri) -> Asked {
         let host = uri.authority().map(|authority| authority.as_str());
-        let mut query = uri.query().unwrap_or_default().split('&');
         Asked {
             method: method.clone(),
             host: host.unwrap_or_default().to_owned(),
-            watches: query.any(|part| matches!(part, "watch=true" | "watch=1")),
         }
     }
 }
@@ -129,7 +123,7 @@ mod tests {
     use http::StatusCode;
 
     #[tokio::test]
-    async fn requests_are_counted_by_code_and_watches_are_not_measured() {
+    async fn requests_are_counted_by_code_and_measured() {
         let metrics = RequestMetrics::register(&Registry::new()).unwrap();
         let answers = tower::service_fn(|request: Request<()>| async move {
             match request.uri().path() {
@@ -161,6 +155,6 @@ mod tests {
         let measured = metrics
             .duration
             .with_label_values(&["192.0.2.1:6443", "GET"]);
-        assert_eq!(measured.get_sample_count(), 3);
+        assert_eq!(measured.get_sample_count(), 4);
     }
 }

@@ -32,6 +32,11 @@ impl Conflicts {
         }
     }
 
+    /// Returns how many ServicePorts lack an address.
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
     /// Reports what is new in `map`, of which the `changes` of `family` are in
     /// force now.
     pub(super) fn report(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {

@@ -42,6 +42,8 @@ pub struct Metrics {
     pub(super) service_ports: IntGauge,
     /// ServicePorts that are not in force as asked.
     pub(super) service_ports_failed: IntGauge,
+    /// ServicePorts that lack an address which another one owns.
+    pub(super) service_ports_conflicting: IntGauge,
     /// Syncs of a family of which nothing took effect.
     failures: IntCounterVec,
 }
@@ -158,6 +160,13 @@ impl Metrics {
                 IntGauge::new(
                     "tripod_service_ports_failed",
                     "ServicePorts that are not in force as asked; the log names them.",
+                )?,
+            )?,
+            service_ports_conflicting: registered(
+                registry,
+                IntGauge::new(
+                    "tripod_service_ports_conflicting",
+                    "ServicePorts that lack an address which another one owns; Events name both.",
                 )?,
             )?,
             failures: {

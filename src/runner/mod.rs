@@ -377,6 +377,10 @@ impl<M: Mode> Runner<M> {
             follower.synced(family, map, &changes);
         }
         self.conflicts.report(family, map, &changes);
+        let conflicting = self.conflicts.len();
+        self.metrics
+            .service_ports_conflicting
+            .set(conflicting as i64);
         self.trimmer.synced(&changes);
         let mode = self.mode.name();
         self.preferences

@@ -19,7 +19,7 @@ fn ip(line: &str) {
 }
 
 /// The program with that kubeconfig, in the sandbox itself.
-fn tripod(tcp: &TcpServer, variables: &[(&str, &str)]) -> Tripod {
+pub fn tripod(tcp: &TcpServer, variables: &[(&str, &str)]) -> Tripod {
     let mut command = Command::new(tripod_binary());
     command
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -32,7 +32,7 @@ fn tripod(tcp: &TcpServer, variables: &[(&str, &str)]) -> Tripod {
     Tripod::spawn(command)
 }
 
-fn in_sandbox(body: impl AsyncFnOnce()) {
+pub fn in_sandbox(body: impl AsyncFnOnce()) {
     run(Share::Beside, || {
         for line in [
             "link set lo up",
