@@ -1,11 +1,6 @@
 //! The commands of the DaemonSet are understood by the binary in the image.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, os::unix::fs::symlink, path::PathBuf, process::Command};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use tripod::config::decode;
@@ -78,7 +73,8 @@ fn the_image_has_the_program_under_that_name() {
 /// The ConfigMap as the kubelet mounts it, and the binary under the name that
 /// the image gives it.
 fn image(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let name = format!("tripod-{name}-{}", std::process::id());
+    let root = std::env::temp_dir().join(name);
     let _ = fs::remove_dir_all(&root);
     let mounted = root.join("var/lib/kube-proxy");
     fs::create_dir_all(&mounted).unwrap();
@@ -129,4 +125,5 @@ fn flags_are_accepted() {
         assert_eq!(decoded.configuration.oom_score_adj, -997, "{text}");
         fs::remove_file(&written).unwrap();
     }
+    fs::remove_dir_all(root).unwrap();
 }
