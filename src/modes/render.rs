@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::probe::Kernel,
+    kernel::{probe::Kernel, xtables},
     net::{Family, ModeName},
     node::Served,
     services::ServiceMap,
@@ -88,11 +88,8 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
 /// One input for each family's program, each after a line that names the
 /// program, and lines for what must be there before.
 fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -> fmt::Result {
-    for (family, of, program) in [
-        (Family::V4, Family::V4, "iptables-restore"),
-        (Family::V6, Family::V6, "ip6tables-restore"),
-    ] {
-        let ports = || map.iter().filter(|port| port.name.family == of);
+    for family in Family::ALL {
+        let ports = || map.iter().filter(|port| port.name.family == family);
         let endpoints = ports().map(|port| port.endpoints.all.len()).sum();
         let options = plan::Options {
             large_cluster: plan::is_large_cluster(endpoints, false),
@@ -106,7 +103,11 @@ fn render_iptables(map: &ServiceMap, choices: &Choices<'_>, text: &mut String) -
                 choices.kernel.features(family),
             )
         };
-        writeln!(text, "# {program} --noflush")?;
+        writeln!(
+            text,
+            "# {}-restore --noflush",
+            xtables::program_prefix(family)
+        )?;
         for account in plan::fixed(&options).accounts {
             writeln!(text, "# needs: nfacct add {account}")?;
         }

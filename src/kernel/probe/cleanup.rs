@@ -46,7 +46,7 @@ pub async fn cleanup() -> Result<(), Error> {
     let _ = std::fs::remove_file(super::findings::PATH);
     let mut outcome = objects().map_err(Error::from);
     for family in Family::ALL {
-        let removed = OWNED.remove(family, &Preserved::nothing()).await;
+        let removed = OWNED.remove(&[family], &Preserved::nothing()).await;
         outcome = outcome.and(removed.map_err(Error::from));
         // Rules that count use their counter, so chains go first.
         let _ = nfacct::delete(features::account(family));

@@ -124,14 +124,19 @@ pub struct Xtables {
     save: Program,
 }
 
+/// Returns how the names of the programs of `family` begin.
+pub fn program_prefix(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "iptables",
+        Family::V6 => "ip6tables",
+    }
+}
+
 impl Xtables {
     /// Returns all that are installed, the node owner's choice first, each once: most
     /// names are links to the same program.
     pub fn installed(family: Family) -> impl Iterator<Item = Xtables> {
-        let name = match family {
-            Family::V4 => "iptables",
-            Family::V6 => "ip6tables",
-        };
+        let name = program_prefix(family);
         let mut seen = HashSet::new();
         let plain = ["", "-legacy", "-nft"].map(move |variant| {
             let program = |what| Program::find(&format!("{name}{variant}-{what}"), None);

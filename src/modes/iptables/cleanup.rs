@@ -39,10 +39,7 @@ const OWNED: Owned = Owned {
 /// # Errors
 /// When something of it could not be removed; the rest is.
 pub async fn cleanup_except(preserved: &Preserved) -> Result<(), Error> {
-    let mut outcome = Ok(());
-    for family in Family::ALL {
-        outcome = outcome.and(OWNED.remove(family, preserved).await);
-    }
+    let removed = OWNED.remove(&Family::ALL, preserved).await;
     if !preserved.has_all_of_some() {
         for account in [names::INVALID_DROPPED, names::LOCALHOST_ACCEPTED] {
             // Without the kernel's counters there is none; one that another process
@@ -50,17 +47,12 @@ pub async fn cleanup_except(preserved: &Preserved) -> Result<(), Error> {
             let _ = nfacct::delete(account);
         }
     }
-    outcome.map_err(Error::from)
+    removed.map_err(Error::from)
 }
 
 /// Returns whether chains of iptables mode are there, other than what is `preserved`.
 pub async fn is_there(preserved: &Preserved) -> bool {
-    for family in Family::ALL {
-        if OWNED.is_there(family, preserved).await {
-            return true;
-        }
-    }
-    false
+    OWNED.is_there(preserved).await
 }
 
 /// Has nothing lead to its chains any more, and leaves them, in these families.

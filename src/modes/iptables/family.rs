@@ -67,7 +67,7 @@ impl FamilyRules {
             return Err(Error::Impossible {
                 family,
                 what: missing.what,
-                remedy: missing.remedy,
+                remedy: missing.effect,
             });
         }
         Ok(FamilyRules {

@@ -83,7 +83,7 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
 pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
     let mut outcome = Ok(());
     for family in Family::ALL {
-        let removed = OWNED.remove(family, preserved).await;
+        let removed = OWNED.remove(&[family], preserved).await;
         outcome = outcome.and(removed.map_err(|source| Error::Rules { family, source }));
     }
     outcome
@@ -91,12 +91,7 @@ pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
 
 /// Whether the dummy link is there, or rules other than what is `preserved`.
 pub async fn is_there(preserved: &Preserved) -> bool {
-    for family in Family::ALL {
-        if OWNED.is_there(family, preserved).await {
-            return true;
-        }
-    }
-    links::index(LINK).is_ok()
+    OWNED.is_there(preserved).await || links::index(LINK).is_ok()
 }
 
 /// Lets the connections of what ipvs mode left end by themselves: its virtual

@@ -15,7 +15,7 @@ use crate::{
         ipset::Kind,
         ipvs::Forwarding,
         probe::Kernel,
-        xtables::{difference::difference, observed::Observed},
+        xtables::{self, difference::difference, observed::Observed},
     },
     net::{Family, PerFamily, Protocol},
     services::ServiceMap,
@@ -64,11 +64,12 @@ pub fn render(
             member.element
         )?;
     }
-    for (family, program) in [
-        (Family::V4, "iptables-restore"),
-        (Family::V6, "ip6tables-restore"),
-    ] {
-        writeln!(out, "# {program} --noflush")?;
+    for family in Family::ALL {
+        writeln!(
+            out,
+            "# {}-restore --noflush",
+            xtables::program_prefix(family)
+        )?;
         let rules = rules(family, node, &kernel.features(family), *filled.get(family));
         let nothing = Observed::new(interest);
         write!(out, "{}", difference(&nothing, &rules, family))?;

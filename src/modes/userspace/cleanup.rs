@@ -32,10 +32,5 @@ pub async fn cleanup_except(preserved: &Preserved, redirected: &[Family]) -> Res
 /// Returns whether anything captures in any family by rules that are not
 /// `preserved`, or by routes in the families that are `routed`.
 pub async fn is_present(preserved: &Preserved, routed: &[Family]) -> bool {
-    for family in Family::ALL {
-        if Redirect::is_present(family, preserved).await {
-            return true;
-        }
-    }
-    Local::is_present(routed)
+    Redirect::is_present(preserved).await || Local::is_present(routed)
 }

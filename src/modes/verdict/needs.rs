@@ -259,7 +259,7 @@ fn rules(kernel: &Kernel, family: Family) -> Vec<Need> {
         let ability = Ability::Extension(family, extension);
         let name = extension.spelling();
         if let Some(gone) = impossible.iter().find(|gone| gone.what == name) {
-            return Some(required(ability, gone.remedy));
+            return Some(required(ability, gone.effect));
         }
         let loss = lost.iter().find(|loss| loss.what == name)?;
         Some(useful(ability, loss.effect))

@@ -281,7 +281,7 @@ pub enum Expression {
     },
     /// Translates an address.
     Nat {
-        /// Which address.
+        /// The address that is translated.
         of: Translation,
         /// The family of the address, `NFPROTO_*`.
         family: u32,

@@ -35,18 +35,21 @@ pub struct SharedChain {
 }
 
 impl Owned {
-    /// Removes these chains of `family`, and what leads to them, from whichever
+    /// Removes these chains of these families, and what leads to them, from whichever
     /// engine holds them, but for what is `preserved`. Nothing of others is
     /// changed; what is not there is fine.
     ///
     /// # Errors
     /// The first thing that could not be removed, after everything else was.
-    pub async fn remove(&self, family: Family, preserved: &Preserved) -> Result<(), Error> {
-        let programs = Xtables::engines(family).await;
-        let mut outcome = self.within_reach(family, &programs, preserved);
-        for (xtables, engine) in programs {
-            if !preserved.has_all_of(family, engine) {
-                outcome = outcome.and(self.remove_from(&xtables, engine, preserved).await);
+    pub async fn remove(&self, families: &[Family], preserved: &Preserved) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for &family in families {
+            let programs = Xtables::engines(family).await;
+            outcome = outcome.and(self.within_reach(family, &programs, preserved));
+            for (xtables, engine) in programs {
+                if !preserved.has_all_of(family, engine) {
+                    outcome = outcome.and(self.remove_from(&xtables, engine, preserved).await);
+                }
             }
         }
         outcome
@@ -145,10 +148,19 @@ impl Owned {
         Ok(any)
     }
 
-    /// Returns true if `family` has such chains other than what is `preserved`.
+    /// Returns true if some family has such chains other than what is `preserved`.
     /// Cheap where the kernel lists chains without their rules; what cannot be
     /// read holds none.
-    pub async fn is_there(&self, family: Family, preserved: &Preserved) -> bool {
+    pub async fn is_there(&self, preserved: &Preserved) -> bool {
+        for family in Family::ALL {
+            if self.is_there_in(family, preserved).await {
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn is_there_in(&self, family: Family, preserved: &Preserved) -> bool {
         for (xtables, engine) in Xtables::engines(family).await {
             if preserved.has_all_of(family, engine) {
                 continue;

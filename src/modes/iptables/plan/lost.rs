@@ -2,27 +2,19 @@
 
 use crate::kernel::xtables::features::Features;
 
-/// Something that works less well without a feature.
+/// A feature that is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// What is missing, as iptables names it: `-m recent`.
     pub what: &'static str,
-    /// What follows from that, for people.
+    /// What follows from that, for people; or, where the mode cannot run without it,
+    /// what it is needed for, and which kernel modules have it.
     pub effect: &'static str,
-}
-
-/// Something without which the mode cannot run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Impossible {
-    /// What is missing, as iptables names it: `-j DNAT`.
-    pub what: &'static str,
-    /// What it is needed for, and which kernel modules have it.
-    pub remedy: &'static str,
 }
 
 /// What is lost with these features, each thing once.
 pub fn lost(features: &Features) -> Vec<Loss> {
-    let all = [
+    missing([
         (
             features.comment,
             "-m comment",
@@ -76,16 +68,12 @@ pub fn lost(features: &Features) -> Vec<Loss> {
             "-m sctp",
             "SCTP ports of Services are not served; ipvs mode needs none",
         ),
-    ];
-    all.into_iter()
-        .filter(|(there, ..)| !there)
-        .map(|(_, what, effect)| Loss { what, effect })
-        .collect()
+    ])
 }
 
 /// What keeps the mode from running at all.
-pub fn impossible(features: &Features) -> Vec<Impossible> {
-    let all = [
+pub fn impossible(features: &Features) -> Vec<Loss> {
+    missing([
         (
             features.dnat,
             "-j DNAT",
@@ -102,10 +90,14 @@ pub fn impossible(features: &Features) -> Vec<Impossible> {
             "-m mark, -j MARK",
             "needed to say which connections to masquerade: kernel module xt_mark",
         ),
-    ];
-    all.into_iter()
-        .filter(|(there, ..)| !there)
-        .map(|(_, what, remedy)| Impossible { what, remedy })
+    ])
+}
+
+/// Returns those that are not there.
+fn missing<const N: usize>(all: [(bool, &'static str, &'static str); N]) -> Vec<Loss> {
+    let missing = all.into_iter().filter(|(is_there, ..)| !is_there);
+    missing
+        .map(|(_, what, effect)| Loss { what, effect })
         .collect()
 }
 

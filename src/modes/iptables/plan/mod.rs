@@ -23,7 +23,7 @@ mod service;
 
 pub use self::{
     fixed::{Fixed, fixed, loopback_guard},
-    lost::{Impossible, Loss, impossible, lost},
+    lost::{Loss, impossible, lost},
     options::{Dispatch, DispatchChoice, Options, is_large_cluster},
     service::{is_possible, service_port},
 };

@@ -285,13 +285,11 @@ fn is_present() -> Result<bool, Error> {
 /// With the first thing that could not be removed; the others are removed all
 /// the same.
 pub async fn cleanup() -> Result<(), Error> {
-    let mut outcome = Ok(());
-    for family in Family::ALL {
-        let removed = OWNED.remove(family, &Preserved::nothing()).await;
-        outcome = outcome.and(removed.map_err(Error::from));
-        outcome = outcome.and(unroute(family));
-    }
-    outcome
+    let removed = OWNED.remove(&Family::ALL, &Preserved::nothing()).await;
+    let unrouted = Family::ALL.map(unroute);
+    unrouted
+        .into_iter()
+        .fold(removed.map_err(Error::from), Result::and)
 }
 
 fn unroute(family: Family) -> Result<(), Error> {

@@ -118,16 +118,12 @@ impl Redirect {
     /// # Errors
     /// When something of it could not be removed.
     pub async fn cleanup(families: &[Family], preserved: &Preserved) -> Result<(), Error> {
-        let mut outcome = Ok(());
-        for family in families {
-            outcome = outcome.and(OWNED.remove(*family, preserved).await);
-        }
-        Ok(outcome?)
+        Ok(OWNED.remove(families, preserved).await?)
     }
 
-    /// Returns whether rules are in `family`, other than what is `preserved`.
-    pub async fn is_present(family: Family, preserved: &Preserved) -> bool {
-        OWNED.is_there(family, preserved).await
+    /// Returns whether there are rules in some family, other than what is `preserved`.
+    pub async fn is_present(preserved: &Preserved) -> bool {
+        OWNED.is_there(preserved).await
     }
 
     /// Compares everything with the kernel.
