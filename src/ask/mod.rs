@@ -7,6 +7,7 @@ mod services;
 mod status;
 mod table;
 mod times;
+mod watch;
 
 use std::{
     io::{self, Write},
@@ -20,7 +21,7 @@ use self::{
     paint::Paint,
 };
 use crate::{
-    cli::{Ask, Output, Question},
+    cli::{Ask, Output, Question, Repeat},
     status_api::{STATUS_PATH, Status},
 };
 
@@ -33,10 +34,17 @@ pub async fn ask(ask: &Ask) -> ExitCode {
     let connection = Connection::new(&ask.socket);
     let answered = match &ask.question {
         Question::Status => how_it_is(&connection, ask.output).await,
-        Question::Services { namespace, name } => {
+        Question::Services {
+            namespace,
+            name,
+            repeat,
+        } => {
             let namespace = namespace.as_deref();
             let selected = services::Selected::new(namespace, name.as_deref());
-            services::print(&connection, &selected, ask.output).await
+            match repeat {
+                Repeat::Never => services::print(&connection, &selected, ask.output).await,
+                Repeat::OnChange => services::watch(&connection, &selected, ask.output).await,
+            }
         }
     };
     answered.unwrap_or_else(|failure| {

@@ -6,7 +6,7 @@ use super::{
     connection::{Connection, Failure},
     json,
     paint::{Paint, Tone},
-    print as put, table, yaml,
+    print as put, table, watch, yaml,
 };
 use crate::{
     cli::Output,
@@ -37,16 +37,33 @@ pub(super) async fn print(
     output: Output,
 ) -> Result<ExitCode, Failure> {
     let list = all(connection, selected).await?;
-    let detail = match output {
-        Output::Wide => Detail::Wide,
-        _ if selected.one => Detail::EachEndpoint,
-        _ => Detail::Short,
-    };
     put(&match output {
-        Output::Table | Output::Wide => lines(&list.items, detail, Paint::of_stdout()),
+        Output::Table | Output::Wide => {
+            let lines = lines(
+                &list.items,
+                Detail::of(selected, output),
+                Paint::of_stdout(),
+            );
+            lines.join("\n") + "\n"
+        }
         Output::Json => json(&list)?,
         Output::Yaml => yaml(&list)?,
     });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows them as a table that follows what changes.
+pub(super) async fn watch(
+    connection: &Connection<'_>,
+    selected: &Selected,
+    output: Output,
+) -> Result<ExitCode, Failure> {
+    let detail = Detail::of(selected, output);
+    let table = async || {
+        let list = all(connection, selected).await?;
+        Ok(lines(&list.items, detail, Paint::of_stdout()))
+    };
+    watch::watch(table).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -73,6 +90,16 @@ enum Detail {
     Wide,
 }
 
+impl Detail {
+    fn of(selected: &Selected, output: Output) -> Detail {
+        match output {
+            Output::Wide => Detail::Wide,
+            _ if selected.one => Detail::EachEndpoint,
+            _ => Detail::Short,
+        }
+    }
+}
+
 const HEAD: [&str; 10] = [
     "SERVICE",
     "PROTOCOL",
@@ -88,34 +115,23 @@ const HEAD: [&str; 10] = [
 
 /// Returns a line for each ServicePort, below it what there is to know of it, and one
 /// for each endpoint that is shown.
-fn lines(ports: &[ServicePort], detail: Detail, paint: Paint) -> String {
+fn lines(ports: &[ServicePort], detail: Detail, paint: Paint) -> Vec<String> {
     if ports.is_empty() {
-        return "No Services.\n".to_owned();
+        return vec!["No Services.".to_owned()];
     }
     let rows: Vec<_> = std::iter::once(HEAD.map(str::to_owned))
         .chain(ports.iter().map(row))
         .collect();
-    let mut lines = table::lines(&rows).into_iter();
-    let mut text = lines.next().unwrap_or_default() + "\n";
-    for (line, port) in lines.zip(ports) {
-        text.push_str(&line);
-        text.push('\n');
-        for (tone, remark) in remarks(port, detail) {
-            text.push_str(&format!("    {}\n", paint.paint(tone, &remark)));
-        }
-        for endpoint in &port.endpoints {
-            let Some(line) = endpoint_line(endpoint, detail) else {
-                continue;
-            };
-            let tone = if endpoint.in_use {
-                Tone::Good
-            } else {
-                Tone::Doubtful
-            };
-            text.push_str(&format!("    {}\n", paint.paint(tone, &line)));
-        }
+    let mut rows = table::lines(&rows).into_iter();
+    let mut lines: Vec<String> = rows.next().into_iter().collect();
+    for (row, port) in rows.zip(ports) {
+        lines.push(row);
+        let endpoints = port.endpoints.iter();
+        let endpoints = endpoints.filter_map(|endpoint| endpoint_line(endpoint, detail));
+        let below = remarks(port, detail).into_iter().chain(endpoints);
+        lines.extend(below.map(|(tone, line)| format!("    {}", paint.paint(tone, &line))));
     }
-    text
+    lines
 }
 
 fn row(port: &ServicePort) -> [String; 10] {
@@ -180,7 +196,7 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     remarks
 }
 
-fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<String> {
+fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> {
     if endpoint.in_use && detail == Detail::Short {
         return None;
     }
@@ -199,5 +215,10 @@ fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<String> {
             endpoint.weight
         ));
     }
-    Some(line)
+    let tone = if endpoint.in_use {
+        Tone::Good
+    } else {
+        Tone::Doubtful
+    };
+    Some((tone, line))
 }

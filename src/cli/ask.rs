@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::status_api::SOCKET;
 
@@ -28,7 +28,18 @@ pub enum Question {
         namespace: Option<String>,
         /// Those of the Service of this name alone.
         name: Option<String>,
+        /// Whether that is shown once.
+        repeat: Repeat,
     },
+}
+
+/// Whether something is shown again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeat {
+    /// It is shown once.
+    Never,
+    /// It is shown as it is, until the program is ended.
+    OnChange,
 }
 
 /// How an answer is printed.
@@ -73,7 +84,12 @@ pub(super) fn services() -> Command {
     let command = Command::new("services")
         .about(about)
         .after_help(SERVICES_HELP);
-    common(command).arg(
+    let watch = Arg::new("watch")
+        .long("watch")
+        .short('w')
+        .action(ArgAction::SetTrue)
+        .help("Go on, and write what changes; on a terminal into the table");
+    common(command).arg(watch).arg(
         Arg::new("services")
             .value_name("NAMESPACE[/NAME]")
             .value_parser(selected)
@@ -119,22 +135,40 @@ fn selected(text: &str) -> Result<(String, Option<String>), String> {
 
 /// Returns what `matches`, of the subcommand of that name, ask; `None`: it is another
 /// subcommand.
-pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Option<Ask> {
+///
+/// # Errors
+/// When parts of it do not go together.
+pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>, String> {
+    let output = matches.try_get_one::<String>("output").ok().flatten();
+    let output = output.and_then(|given| Output::ALL.into_iter().find(|(name, _)| name == given));
+    let output = output.map_or(Output::Table, |(_, output)| output);
     let question = match subcommand {
         "status" => Question::Status,
         "services" => {
             let selected = matches.get_one::<(String, Option<String>)>("services");
             let (namespace, name) = selected.cloned().unzip();
-            let name = name.flatten();
-            Question::Services { namespace, name }
+            let repeat = if matches.get_flag("watch") {
+                Repeat::OnChange
+            } else {
+                Repeat::Never
+            };
+            if repeat == Repeat::OnChange && matches!(output, Output::Json | Output::Yaml) {
+                let why = "--watch writes a table: --output=table or wide; without it the API \
+                           can be asked again and again";
+                return Err(why.to_owned());
+            }
+            Question::Services {
+                namespace,
+                name: name.flatten(),
+                repeat,
+            }
         }
-        _ => return None,
+        _ => return Ok(None),
     };
-    let output = matches.get_one::<String>("output");
-    let output = output.and_then(|given| Output::ALL.into_iter().find(|(name, _)| name == given));
-    Some(Ask {
+    let socket = matches.get_one::<String>("socket");
+    Ok(Some(Ask {
         question,
-        output: output.map_or(Output::Table, |(_, output)| output),
-        socket: matches.get_one::<String>("socket")?.into(),
-    })
+        output,
+        socket: socket.map_or(SOCKET, String::as_str).into(),
+    }))
 }

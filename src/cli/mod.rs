@@ -21,7 +21,7 @@ use clap::{Arg, Command, parser::ValueSource};
 use options::{CommandLine, Subcommand};
 
 pub use self::{
-    ask::{Ask, Output, Question},
+    ask::{Ask, Output, Question, Repeat},
     options::{Options, Own, Periods, Version},
     settings::{Format, Job, Settings},
 };
@@ -157,7 +157,11 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
         }
     })?;
     let asked = matches.subcommand();
-    if let Some(ask) = asked.and_then(|(name, matches)| ask::read(name, matches)) {
+    let ask = asked.map(|(name, matches)| ask::read(name, matches));
+    let ask = ask
+        .transpose()
+        .map_err(|why| Stop::Refusal(format!("error: {why}")))?;
+    if let Some(ask) = ask.flatten() {
         return Ok(CommandLine {
             options: Options::default(),
             given: Vec::new(),

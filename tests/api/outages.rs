@@ -1,7 +1,7 @@
 //! What happens to servers and connections. In each case the map ends as the
 //! server has it, and no event is about what did not change: nothing flaps.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -63,6 +63,24 @@ async fn an_outage_of_a_minute() {
             .iter()
             .all(|(_, verb, _)| *verb == "watch")
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_known_while_it_lasts() {
+    let server = shop();
+    let mut recorder = followed(&server).await;
+    assert_eq!(recorder.troubles(), BTreeMap::new());
+    server.down();
+    recorder.is_quiet(Duration::from_secs(30)).await;
+    let troubles = recorder.troubles();
+    let kinds: Vec<_> = troubles.keys().copied().collect();
+    assert_eq!(kinds, ["EndpointSlices", "Nodes", "Services"]);
+    assert!(troubles.values().all(|why| !why.is_empty()), "{troubles:?}");
+    meanwhile(&server);
+    server.up();
+    recorder.catches_up(&server, PATIENT).await;
+    recorder.is_quiet(PATIENT).await;
+    assert_eq!(recorder.troubles(), BTreeMap::new());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! Records every batch, folds it into a map as the program does, and holds it
 //! to what a user may expect: no event is about what did not change.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde_json::Value;
 use tokio::{
@@ -11,7 +11,10 @@ use tokio::{
 use tripod::{
     api_client::{Access, Connection},
     services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceMap, Tracker},
-    watch::api::{self, Settings},
+    watch::{
+        SourceHealth,
+        api::{self, Settings},
+    },
 };
 
 use super::server::Server;
@@ -23,6 +26,7 @@ const REST: Duration = Duration::from_millis(100);
 
 pub struct Recorder {
     batches: Receiver<Batch>,
+    health: Arc<SourceHealth>,
     tracker: Tracker,
     /// Names in all events since [`Recorder::seen`] was called.
     seen: Vec<String>,
@@ -56,6 +60,7 @@ impl Recorder {
 
     fn with(access: Access, settings: Settings) -> Recorder {
         Recorder {
+            health: Arc::clone(&settings.health),
             batches: api::spawn(access, settings),
             tracker: Tracker::new(NODE),
             seen: Vec::new(),
@@ -77,6 +82,13 @@ impl Recorder {
     /// From now on no event may be about these.
     pub fn leave_alone(&mut self, names: &[&'static str]) {
         self.untouched.extend(names);
+    }
+
+    /// Why each kind cannot be followed that cannot.
+    pub fn troubles(&self) -> BTreeMap<&'static str, String> {
+        let kinds = self.health.kinds().into_iter();
+        let troubles = kinds.filter_map(|(name, kind)| Some((name, kind.trouble?.why)));
+        troubles.collect()
     }
 
     pub fn tracker(&self) -> &Tracker {

@@ -4,6 +4,7 @@
 mod api;
 mod services;
 mod status;
+mod terminal;
 mod traffic;
 
 use std::{process::Command, time::Duration};

@@ -1,9 +1,16 @@
 //! `tripod services`.
 
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+    sync::mpsc::{Receiver, channel},
+    time::Instant,
+};
+
 use serde_json::{Value, json};
 
 use super::{SOON, started, tripod};
-use crate::lab::{EndpointChoice, Lab, Service, eventually};
+use crate::lab::{EndpointChoice, Group, Lab, Service, eventually, tripod_binary};
 
 /// The answer about one ServicePort of `default/web`.
 fn port(lab: &Lab, protocol: &str, family: &str) -> Value {
@@ -130,6 +137,57 @@ fn the_last_case_in_tables(lab: &Lab) {
     let wide = tripod(&lab.node, &["services", "-o", "wide"]).text;
     let words = "not used: weight 0; weight 0, active 0, connections -, bytes -";
     assert!(wide.contains(words), "{wide}");
+}
+
+/// The lines that come from a command as it runs.
+fn lines_of(group: &mut Group) -> Receiver<String> {
+    let stdout = group.child().stdout.take().expect("it is piped");
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        lines.for_each(|line| drop(sender.send(line)));
+    });
+    lines
+}
+
+#[test]
+fn a_watch_writes_what_changes() {
+    Lab::run(|lab| {
+        let [web, other] = [Service::new("web", 1), Service::new("other", 2)];
+        lab.publish_all(&web);
+        lab.publish_all(&other);
+        let mut running = started(lab, &[]);
+        let mut command = lab.node.command(tripod_binary());
+        command.args(["services", "--watch"]).stdout(Stdio::piped());
+        let mut watch = Group::spawn(&mut command).expect("starting it");
+        let lines = lines_of(&mut watch);
+        let next = || {
+            let line = lines.recv_timeout(SOON).expect("a line");
+            line.split_whitespace()
+                .take(2)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let all: Vec<_> = (0..9).map(|_| next()).collect();
+        assert_eq!(
+            (&*all[0], &*all[1]),
+            ("SERVICE PROTOCOL", "default/other:tcp TCP")
+        );
+        // One Service changes, and comes again alone.
+        let endpoints = [EndpointChoice::ready("a"), EndpointChoice::unready("b")];
+        lab.publish_endpoints(&web, &endpoints);
+        for protocol in ["tcp TCP", "tcp TCP", "udp UDP", "udp UDP"] {
+            assert_eq!(next(), format!("default/web:{protocol}"));
+            let why = next();
+            assert!(why.ends_with(": not"), "{why}");
+        }
+        // It waits for a proxy that is replaced.
+        running.kill();
+        assert_eq!(next(), "no Tripod");
+        let _running = started(lab, &[]);
+        assert_eq!(next(), "SERVICE PROTOCOL");
+        assert!(watch.wait_until(Instant::now()).is_none(), "it goes on");
+    });
 }
 
 #[test]

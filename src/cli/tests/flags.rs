@@ -429,6 +429,7 @@ fn questions_to_the_running_proxy() {
     let services = |namespace: Option<&str>, name: Option<&str>| Question::Services {
         namespace: namespace.map(str::to_owned),
         name: name.map(str::to_owned),
+        repeat: Repeat::Never,
     };
     let usual = "/run/tripod/tripod.sock";
     for (arguments, question, output, socket) in [
@@ -457,6 +458,16 @@ fn questions_to_the_running_proxy() {
             Output::Table,
             usual,
         ),
+        (
+            &["services", "--watch"],
+            Question::Services {
+                namespace: None,
+                name: None,
+                repeat: Repeat::OnChange,
+            },
+            Output::Table,
+            usual,
+        ),
     ] {
         let expected = Ask {
             question,
@@ -469,6 +480,8 @@ fn questions_to_the_running_proxy() {
         let why = refusal("", &["services", "--", wrong]);
         assert!(why.contains("it must be a namespace"), "{wrong:?}: {why}");
     }
+    let why = refusal("", &["services", "-w", "-o", "json"]);
+    assert!(why.contains("--watch writes a table"), "{why}");
     let socket = |arguments: &[&str]| settings(arguments).own.status_socket;
     assert_eq!(socket(&[]), Some(usual.into()));
     assert_eq!(socket(&["--status-socket", ""]), None);
