@@ -4,9 +4,9 @@ CARGO ?= cargo
 # Tests and demo make network namespaces and rules in them; one test boots a
 # kernel of its own (User-Mode Linux).
 TOOLS    := ip unshare setpriv iptables
-TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace
+TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace script
 PACKAGES := iproute2 util-linux iptables
-TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace
+TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace bsdutils
 
 # Only unpacked: installed, it would run as a service.
 PROMETHEUS = $(TARGET)/tools/usr/bin/prometheus
