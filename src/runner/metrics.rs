@@ -137,15 +137,11 @@ impl Metrics {
                 "Duration of clearing stale connection-tracking entries.",
                 sync_buckets(),
             )?,
-            conntrack_deleted: {
-                let name = "kubeproxy_conntrack_reconciler_deleted_entries_total";
-                let help = "Stale connection-tracking entries that were deleted.";
-                let counter = IntCounterVec::new(Opts::new(name, help), &[FAMILY])?;
-                for family in Family::ALL {
-                    counter.with_label_values(&[family_label(family)]);
-                }
-                registered(registry, counter)?
-            },
+            conntrack_deleted: counter(
+                registry,
+                "kubeproxy_conntrack_reconciler_deleted_entries_total",
+                "Stale connection-tracking entries that were deleted.",
+            )?,
             services: Changes::register(registry, "service", "Services")?,
             endpoints: Changes::register(registry, "endpoint", "EndpointSlices")?,
             service_ports: registered(
@@ -169,15 +165,11 @@ impl Metrics {
                     "ServicePorts that lack an address which another one owns; Events name both.",
                 )?,
             )?,
-            failures: {
-                let help = "Syncs of an IP family of which nothing took effect.";
-                let opts = Opts::new("tripod_sync_failures_total", help);
-                let counter = IntCounterVec::new(opts, &[FAMILY])?;
-                for family in Family::ALL {
-                    counter.with_label_values(&[family_label(family)]);
-                }
-                registered(registry, counter)?
-            },
+            failures: counter(
+                registry,
+                "tripod_sync_failures_total",
+                "Syncs of an IP family of which nothing took effect.",
+            )?,
         })
     }
 
@@ -267,6 +259,16 @@ impl Changes {
 fn registered<C: Collector + Clone + 'static>(registry: &Registry, c: C) -> prometheus::Result<C> {
     registry.register(Box::new(c.clone()))?;
     Ok(c)
+}
+
+/// Returns a counter that shows both families from the start, as
+/// [histograms](histogram) do.
+fn counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounterVec> {
+    let counter = IntCounterVec::new(Opts::new(name, help), &[FAMILY])?;
+    for family in Family::ALL {
+        counter.with_label_values(&[family_label(family)]);
+    }
+    registered(registry, counter)
 }
 
 /// Returns a histogram that shows both families from the start, so that a rate
