@@ -20,7 +20,7 @@ const LONGEST: usize = 64 << 20;
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// Nobody answers.
+    /// No process answers at the socket.
     Unreachable(String),
     /// The proxy says why not.
     Refused(String),

@@ -9,7 +9,7 @@ use crate::status_api::SOCKET;
 /// A question to the running proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// The question.
+    /// What is asked for.
     pub question: Question,
     /// How the answer is printed.
     pub output: Output,

@@ -55,16 +55,16 @@ pub(super) struct Asked<'a> {
     pub(super) query: &'a str,
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
-    /// Who asks.
+    /// Whether a process of this node asks.
     pub(super) peer: Peer,
 }
 
-/// Who asks.
+/// Where the process is that asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Peer {
     /// A process of this node: by a unix socket, or from a loopback address.
     OfNode,
-    /// Anybody else.
+    /// Another process, or one of which that is not known.
     #[default]
     Elsewhere,
 }

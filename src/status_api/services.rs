@@ -8,11 +8,11 @@ use super::Unsupported;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicePortList {
-    /// [`super::VERSION`].
+    /// The version of this format: [`super::VERSION`].
     pub api_version: String,
-    /// `ServicePortList`.
+    /// The kind of object: `ServicePortList`.
     pub kind: String,
-    /// The ServicePorts.
+    /// The ServicePorts of this page.
     pub items: Vec<ServicePort>,
     /// The parameter with which the next page is asked for; `None`: this is the last.
     #[serde(rename = "continue")]
@@ -81,7 +81,7 @@ pub struct Endpoint {
     pub weight: u16,
     /// Whether it takes new connections.
     pub in_use: bool,
-    /// Why not.
+    /// The reason for which it takes none.
     pub why: Option<String>,
     /// What it carried.
     pub traffic: Option<Traffic>,

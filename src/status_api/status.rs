@@ -8,13 +8,13 @@ use super::Listed;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// [`super::VERSION`].
+    /// The version of this format: [`super::VERSION`].
     pub api_version: String,
-    /// `Status`.
+    /// The kind of object: `Status`.
     pub kind: String,
     /// Version of the program.
     pub version: String,
-    /// Its process.
+    /// The number of its process.
     pub pid: u32,
     /// Name of the node that it serves.
     pub node: String,
@@ -22,7 +22,7 @@ pub struct Status {
     pub started: String,
     /// Whether all that is asked for is in force, and can be kept so.
     pub healthy: bool,
-    /// Why not.
+    /// What is not as it should be, if it is not healthy.
     pub problems: Vec<String>,
     /// How traffic is carried.
     pub mode: Mode,
@@ -82,7 +82,7 @@ pub struct ObjectKind {
 pub struct Trouble {
     /// The time at which it began.
     pub since: String,
-    /// The reason.
+    /// What failed, in words.
     pub why: String,
 }
 
@@ -120,7 +120,7 @@ pub struct LastSync {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// Services.
+    /// Services that are known.
     pub services: usize,
     /// Their ports, once for each IP family.
     pub service_ports: usize,
@@ -136,11 +136,11 @@ pub struct Counts {
 pub struct Failing {
     /// `namespace/name:port` of the ServicePort; `None`: it is of no one's.
     pub service_port: Option<String>,
-    /// Its protocol.
+    /// The ServicePort's protocol.
     pub protocol: Option<String>,
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// The reason.
+    /// What failed, in words.
     pub why: String,
 }
 
@@ -162,7 +162,7 @@ pub struct Unsupported {
 pub struct Conflict {
     /// `namespace/name:port` of the ServicePort that does not get it.
     pub service_port: String,
-    /// Its protocol.
+    /// The ServicePort's protocol.
     pub protocol: String,
     /// `namespace/name:port` of the ServicePort that owns it.
     pub owner: String,

@@ -25,7 +25,7 @@ use crate::{
 /// IPVS, sets, links and addresses of the network namespace of the thread that
 /// opened them.
 pub struct Clients {
-    /// Virtual servers.
+    /// Virtual and real servers.
     pub ipvs: Ipvs,
     sets: IpSets,
     /// Links and addresses.

@@ -23,7 +23,7 @@ use crate::{
 /// and stands for itself without memory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SharedElement {
-    /// Of [`SetId::ClusterIps`].
+    /// Of [`SetId::ClusterIps`]: the cluster IP.
     ClusterIp(IpAddr),
     /// Of [`SetId::Hairpin`]: an endpoint.
     Hairpin(IpAddr),

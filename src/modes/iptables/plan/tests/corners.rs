@@ -133,7 +133,7 @@ fn a_policy_is_local() {
         Local,
         Cluster,
         &[
-            // Internal policy.
+            // The internal policy concerns cluster IPs alone.
             (BOTH, POD, CLUSTER_IP, Kept(&[HERE])),
             (BOTH, OUTSIDE, CLUSTER_IP, Masqueraded(&[HERE])),
             (&[THERE], POD, CLUSTER_IP, Dropped),
@@ -161,7 +161,7 @@ fn a_policy_is_local() {
         Local,
         Local,
         &[
-            // Both.
+            // Each policy concerns its own addresses.
             (BOTH, POD, BALANCER, Kept(BOTH)),
             (&[THERE], POD, CLUSTER_IP, Dropped),
         ],
