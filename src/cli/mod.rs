@@ -2,6 +2,7 @@
 //! Tripod's own flags, and the subcommands.
 
 mod ask;
+mod documents;
 mod flag;
 mod flags;
 mod options;
@@ -112,8 +113,7 @@ pub fn command() -> Command {
         )))
         .subcommand(
             with_flags(Command::new("probe").about(
-                "Print which modes this kernel can run, what each would miss and how to get \
-                     it, and exit",
+                "Print which modes this kernel can run, what each lacks and how to get it, and exit",
             ))
             .arg(
                 Arg::new("output")
@@ -129,7 +129,9 @@ pub fn command() -> Command {
             "Print what a mode would put into the kernel for a folder of manifests, and exit",
         )))
         .subcommand(ask::status())
-        .subcommand(ask::services());
+        .subcommand(ask::services())
+        .subcommand(documents::completion())
+        .subcommand(documents::man());
     with_flags(command)
 }
 
@@ -157,6 +159,10 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
         }
     })?;
     let asked = matches.subcommand();
+    let document = asked.and_then(|(name, matches)| documents::asked(name, matches, command()));
+    if let Some(text) = document {
+        return Err(Stop::Answer(text.trim_end().to_owned()));
+    }
     let ask = asked.map(|(name, matches)| ask::read(name, matches));
     let ask = ask
         .transpose()

@@ -11,7 +11,10 @@ use std::time::{Duration, SystemTime};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use crate::{net::Family, services::Node};
+use crate::{
+    net::{Family, PerFamily},
+    services::Node,
+};
 
 /// What the runner records and probes read.
 #[derive(Debug)]
@@ -22,8 +25,7 @@ pub struct Health {
 
 #[derive(Debug, Default)]
 struct State {
-    v4: Syncs,
-    v6: Syncs,
+    syncs: PerFamily<Syncs>,
     node: Eligibility,
 }
 
@@ -91,13 +93,13 @@ impl Health {
     /// Records that something waits for a sync of `family`.
     pub fn queued(&self, family: Family) {
         let mut state = self.state();
-        let waiting = &mut state.of(family).waiting;
+        let waiting = &mut state.syncs.get_mut(family).waiting;
         *waiting = Some(waiting.unwrap_or_else(Instant::now));
     }
 
     /// Records that a sync of `family` succeeded, and nothing waits.
     pub fn updated(&self, family: Family) {
-        *self.state().of(family) = Syncs {
+        *self.state().syncs.get_mut(family) = Syncs {
             updated: Some(SystemTime::now()),
             waiting: None,
         };
@@ -117,12 +119,11 @@ impl Health {
 
     /// Returns the health at this moment.
     pub fn snapshot(&self) -> Snapshot {
-        let mut state = self.state();
+        let state = self.state();
         let node_eligible = !matches!(state.node, Eligibility::Known(false));
         let now = Instant::now();
         let mut families = Vec::with_capacity(Family::ALL.len());
-        for family in Family::ALL {
-            let syncs = state.of(family);
+        for (family, syncs) in state.syncs.iter() {
             let overdue = syncs
                 .waiting
                 .is_some_and(|since| now.saturating_duration_since(since) >= self.timeout);
@@ -145,15 +146,6 @@ impl Health {
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change is one assignment, so a panic leaves nothing half done.
         self.state.lock()
-    }
-}
-
-impl State {
-    fn of(&mut self, family: Family) -> &mut Syncs {
-        match family {
-            Family::V4 => &mut self.v4,
-            Family::V6 => &mut self.v6,
-        }
     }
 }
 

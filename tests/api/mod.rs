@@ -14,6 +14,7 @@ pub mod tls;
 mod connection;
 mod credentials;
 mod lists;
+mod metrics;
 mod monitoring;
 mod outages;
 mod plugin;

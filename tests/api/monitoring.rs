@@ -3,8 +3,6 @@
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -15,7 +13,7 @@ use serde_json::Value;
 use super::{
     lists::shop,
     objects::{service, slice},
-    program::{in_sandbox, tripod},
+    program::{fetch, in_sandbox, tripod},
     tcp_server::TcpServer,
     tls::Authority,
 };
@@ -105,14 +103,9 @@ impl Prometheus {
     /// Returns the series that answer a query.
     fn ask(&self, query: &str) -> Result<Vec<Value>, String> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let said = |error: std::io::Error| error.to_string();
-        let mut stream = TcpStream::connect(PROMETHEUS).map_err(said)?;
-        // HTTP/1.0, so that the answer comes in one piece.
-        write!(stream, "GET /api/v1/query?query={encoded} HTTP/1.0\r\n\r\n").map_err(said)?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).map_err(said)?;
-        let body = answer.split("\r\n\r\n").nth(1).unwrap_or_default();
-        let answer: Value = serde_json::from_str(body).map_err(|_| answer.clone())?;
+        let body = fetch(PROMETHEUS, &format!("/api/v1/query?query={encoded}"));
+        let body = body.map_err(|error| error.to_string())?;
+        let answer: Value = serde_json::from_str(&body).map_err(|_| body)?;
         match answer["data"]["result"].as_array() {
             Some(series) => Ok(series.clone()),
             None => Err(answer.to_string()),

@@ -1,6 +1,11 @@
 //! The program and an API server, for what its environment has a say in.
 
-use std::{process::Command, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    process::Command,
+    time::Duration,
+};
 
 use super::{
     cluster::SERVICES, forward_proxy::ForwardProxy, lists::shop, objects::service, server::Server,
@@ -47,6 +52,17 @@ pub fn in_sandbox(body: impl AsyncFnOnce()) {
             .build();
         runtime.expect("a runtime").block_on(body());
     });
+}
+
+/// Returns the body of an answer, in the sandbox itself. HTTP/1.0, so that it comes in
+/// one piece.
+pub fn fetch(from: &str, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(from)?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body);
+    Ok(body.unwrap_or_default().to_owned())
 }
 
 fn watches_of_services(server: &Server) -> usize {

@@ -127,3 +127,58 @@ fn flags_are_accepted() {
     }
     fs::remove_dir_all(root).unwrap();
 }
+
+/// A shell that reads the script completes a subcommand, and a flag of one.
+#[test]
+fn bash_completes_commands_and_flags() {
+    for (words, expected) in [
+        (&["tripod", "stat"][..], "status"),
+        (&["tripod", "--proxy-m"], "--proxy-mode"),
+        (&["tripod", "services", "--wat"], "--watch"),
+    ] {
+        let script = format!(
+            "source <({} completion bash) || exit 1\n\
+             COMP_WORDS=({}) COMP_CWORD={}\n\
+             _tripod tripod {} {}\n\
+             echo \"${{COMPREPLY[@]}}\"",
+            tripod_binary().display(),
+            words.join(" "),
+            words.len() - 1,
+            words[words.len() - 1],
+            words[words.len() - 2],
+        );
+        let done = Command::new("bash").args(["-c", &script]).output();
+        let done = done.expect("bash(1)");
+        let completed = String::from_utf8_lossy(&done.stdout);
+        assert_eq!(completed.trim(), expected, "{words:?}: {done:?}");
+    }
+}
+
+#[test]
+fn each_subcommand_has_a_manual_page() {
+    let page = |arguments: &[&str]| {
+        let done = Command::new(tripod_binary())
+            .arg("man")
+            .args(arguments)
+            .output();
+        let done = done.expect("running tripod");
+        assert!(done.status.success(), "{arguments:?}: {done:?}");
+        String::from_utf8(done.stdout).expect("a page is text")
+    };
+    let whole = page(&[]);
+    assert!(whole.contains(".TH tripod 8"), "{whole}");
+    let names: Vec<&str> = (whole.lines())
+        .filter_map(|line| line.strip_prefix("tripod\\-")?.strip_suffix("(8)"))
+        .collect();
+    assert!(
+        names.contains(&"status") && names.len() > 5,
+        "{names:?}\n{whole}"
+    );
+    for name in names {
+        if name != "help" {
+            let title = format!(".TH tripod-{name} 8");
+            let found = page(&[name]);
+            assert!(found.contains(&title), "{found}");
+        }
+    }
+}

@@ -24,7 +24,10 @@ use parking_lot::{Mutex, MutexGuard};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::time::Instant;
 
-use crate::kernel::sysctl;
+use crate::{
+    kernel::sysctl,
+    net::{Family, PerFamily},
+};
 
 /// The kernel's default, where the setting cannot be read.
 const USUAL_RANGE: usize = 28_232;
@@ -38,8 +41,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 pub struct LocalPorts {
     /// Ports that flows may have, of each family; the rest is for others.
     most: usize,
-    v4: Mutex<Table>,
-    v6: Mutex<Table>,
+    tables: PerFamily<Mutex<Table>>,
 }
 
 #[derive(Debug, Default)]
@@ -105,8 +107,7 @@ impl LocalPorts {
     pub fn with_most(most: usize) -> Arc<Self> {
         Arc::new(LocalPorts {
             most: most.max(1),
-            v4: Mutex::default(),
-            v6: Mutex::default(),
+            tables: PerFamily::default(),
         })
     }
 
@@ -176,11 +177,7 @@ impl LocalPorts {
     }
 
     fn table(&self, remote: &SocketAddr) -> MutexGuard<'_, Table> {
-        let table = match remote {
-            SocketAddr::V4(_) => &self.v4,
-            SocketAddr::V6(_) => &self.v6,
-        };
-        table.lock()
+        self.tables.get(Family::of(&remote.ip())).lock()
     }
 }
 
@@ -329,8 +326,8 @@ mod tests {
                 let more = socket.recv(&mut answer).unwrap_err();
                 assert_eq!(more.kind(), io::ErrorKind::WouldBlock);
             }
-            assert!(ports.v4.lock().ours.is_empty());
-            assert!(ports.v6.lock().remotes.is_empty());
+            assert!(ports.tables.v4.lock().ours.is_empty());
+            assert!(ports.tables.v6.lock().remotes.is_empty());
         }
     }
 

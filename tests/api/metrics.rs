@@ -1,0 +1,157 @@
+//! docs/metrics.md: every metric that the program shows, with or without an API server,
+//! in each mode that this kernel runs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    path::PathBuf,
+    time::Duration,
+};
+
+use super::{
+    lists::shop,
+    program::{fetch, in_sandbox, tripod},
+    tcp_server::TcpServer,
+    tls::Authority,
+};
+use crate::lab::{Capture, Lab, Service, Tripod, eventually, get, tripod_binary};
+
+const SOON: Duration = Duration::from_secs(30);
+const MODES: [&str; 3] = ["iptables", "nftables", "userspace"];
+const WITH_SERVER: &str = "with an API server";
+
+const HEAD: &str = "\
+# Metrics
+
+What `/metrics` shows, at `metricsBindAddress` (by default 127.0.0.1:10249). Names that
+kube-proxy has mean what they mean there. ipvs mode shows those of all modes; in ipvs and
+nftables mode, those of the relay are there where node ports are served on loopback
+addresses. A test of `make test` holds this list to what the program shows.
+
+| metric | type | labels | mode | meaning |
+|---|---|---|---|---|
+";
+
+/// A metric as it is shown.
+#[derive(Default)]
+struct Metric {
+    kind: String,
+    help: String,
+    labels: BTreeSet<String>,
+    modes: BTreeSet<&'static str>,
+}
+
+/// Adds what a scrape shows.
+fn add(metrics: &mut BTreeMap<String, Metric>, mode: &'static str, scrape: &str) {
+    let mut current = String::new();
+    for line in scrape.lines() {
+        if let Some((name, help)) = line
+            .strip_prefix("# HELP ")
+            .and_then(|rest| rest.split_once(' '))
+        {
+            current = name.to_owned();
+            let metric = metrics.entry(current.clone()).or_default();
+            metric.help = help.to_owned();
+            metric.modes.insert(mode);
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let kind = rest.rsplit(' ').next().unwrap_or_default();
+            metrics.entry(current.clone()).or_default().kind = kind.to_owned();
+        } else if let Some((_, labels)) = line.split_once('{') {
+            let metric = metrics.entry(current.clone()).or_default();
+            let names = labels
+                .split("\",")
+                .filter_map(|label| label.split_once("=\""));
+            let names = names.map(|(name, _)| name.to_owned());
+            metric.labels.extend(names.filter(|name| name != "le"));
+        }
+    }
+}
+
+fn document(metrics: &BTreeMap<String, Metric>) -> String {
+    let mut text = String::from(HEAD);
+    for (name, metric) in metrics {
+        let labels: Vec<String> = metric.labels.iter().map(|l| format!("`{l}`")).collect();
+        let in_all = MODES.iter().all(|mode| metric.modes.contains(mode));
+        let modes: Vec<&str> = match metric.modes.iter().next() {
+            _ if in_all => vec!["all"],
+            Some(&only) if metric.modes.len() == 1 => vec![only],
+            _ => (metric.modes.iter().copied())
+                .filter(|mode| *mode != WITH_SERVER)
+                .collect(),
+        };
+        let _ = writeln!(
+            text,
+            "| `{name}` | {} | {} | {} | {} |",
+            metric.kind,
+            labels.join(", "),
+            modes.join(", "),
+            metric.help
+        );
+    }
+    text
+}
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")
+}
+
+/// Returns what `scrape` gives after the first sync of both families.
+fn synced(scrape: impl Fn() -> std::io::Result<String>) -> String {
+    let mut found = String::new();
+    eventually("metrics of syncs", SOON, || {
+        let synced = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{";
+        found = scrape().map_err(|error| error.to_string())?;
+        match found.matches(synced).count() {
+            2 => Ok(()),
+            n => Err(format!("{n} families")),
+        }
+    });
+    found
+}
+
+/// Hands the document to `judge`, as the program makes it now.
+fn with_document(judge: impl FnOnce(String)) {
+    in_sandbox(async || {
+        let mut metrics = BTreeMap::new();
+        let mut lab = Lab::new(Capture::Redirect);
+        lab.add_backends(&["a"]);
+        lab.publish_all(&Service::new("web", 1).with_node_port());
+        for mode in MODES {
+            let mut command = lab.node.command(tripod_binary());
+            command
+                .arg(format!("--proxy-mode={mode}"))
+                .args(["--strict-proxy-mode", "--hostname-override=node"])
+                .args(["--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0"])
+                .args(["--nodeport-addresses=127.0.0.0/8", "--manifests"])
+                .arg(lab.manifests());
+            // It ends at once, where it would wait for a successor to relay.
+            let _tripod = Tripod::start_on(&lab.node, command);
+            let at = ([127, 0, 0, 1], 10249).into();
+            let text = synced(|| get(&lab.node, at, "/metrics"));
+            add(&mut metrics, mode, &text);
+        }
+        let tcp = TcpServer::open(shop(), "metrics", &Authority::new(), false).await;
+        let _tripod = tripod(&tcp, &[]);
+        let text = synced(|| fetch("127.0.0.1:10249", "/metrics"));
+        add(&mut metrics, WITH_SERVER, &text);
+        judge(document(&metrics));
+    });
+}
+
+#[test]
+fn the_document_is_current() {
+    with_document(|current| {
+        let text = fs::read_to_string(path()).unwrap_or_default();
+        assert!(
+            text == current,
+            "it is to be (write it by the test api::metrics::write):\n{current}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "writes docs/metrics.md"]
+fn write() {
+    with_document(|current| fs::write(path(), current).expect("docs/metrics.md"));
+}
