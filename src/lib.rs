@@ -26,4 +26,5 @@ pub mod serve;
 pub mod services;
 pub mod start;
 pub mod status_api;
+pub mod trouble;
 pub mod watch;

@@ -84,7 +84,7 @@ async fn all(connection: &Connection<'_>, selected: &Selected) -> Result<Service
 enum Detail {
     /// Of the endpoints those that are not used.
     Short,
-    /// All endpoints.
+    /// Every endpoint, whether it is used or not.
     EachEndpoint,
     /// All that there is.
     Wide,

@@ -99,23 +99,24 @@ pub(super) fn services() -> Command {
 
 fn common(command: Command) -> Command {
     let names = Output::ALL.map(|(name, _)| name);
-    command
-        .arg(
-            Arg::new("output")
-                .long("output")
-                .short('o')
-                .value_name("FORMAT")
-                .value_parser(names)
-                .default_value("table")
-                .help("How it is printed"),
-        )
-        .arg(
-            Arg::new("socket")
-                .long("status-socket")
-                .value_name("PATH")
-                .default_value(SOCKET)
-                .help("The unix socket of the running Tripod"),
-        )
+    command.arg(output(names)).arg(
+        Arg::new("socket")
+            .long("status-socket")
+            .value_name("PATH")
+            .default_value(SOCKET)
+            .help("The unix socket of the running Tripod"),
+    )
+}
+
+/// The flag that chooses among `formats`, of which the usual one is `table`.
+pub(super) fn output<const FORMATS: usize>(formats: [&'static str; FORMATS]) -> Arg {
+    Arg::new("output")
+        .long("output")
+        .short('o')
+        .value_name("FORMAT")
+        .value_parser(formats)
+        .default_value("table")
+        .help("How it is printed")
 }
 
 /// Returns namespace and name.

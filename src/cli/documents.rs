@@ -39,12 +39,12 @@ pub(super) fn man() -> Command {
 }
 
 /// Returns what `matches`, of the subcommand of that name, ask to be printed; `None`: it
-/// is another subcommand. `command` defines the command line.
-pub(super) fn asked(name: &str, matches: &ArgMatches, command: Command) -> Option<String> {
+/// is another subcommand. `command` returns the definition of the command line.
+pub(super) fn asked(name: &str, matches: &ArgMatches, command: fn() -> Command) -> Option<String> {
     let word = |id: &str| matches.get_one::<String>(id).map(String::as_str);
     match name {
-        "completion" => Some(script(word("shell")?, command)),
-        "man" => Some(page(word("command"), command)),
+        "completion" => Some(script(word("shell")?, command())),
+        "man" => Some(page(word("command"), command())),
         _ => None,
     }
 }

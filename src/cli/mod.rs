@@ -18,7 +18,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Arg, Command, parser::ValueSource};
+use clap::{Command, parser::ValueSource};
 use options::{CommandLine, Subcommand};
 
 pub use self::{
@@ -115,15 +115,7 @@ pub fn command() -> Command {
             with_flags(Command::new("probe").about(
                 "Print which modes this kernel can run, what each lacks and how to get it, and exit",
             ))
-            .arg(
-                Arg::new("output")
-                    .long("output")
-                    .short('o')
-                    .value_name("FORMAT")
-                    .value_parser(["table", "json", "yaml"])
-                    .default_value("table")
-                    .help("How it is printed"),
-            ),
+            .arg(ask::output(["table", "json", "yaml"])),
         )
         .subcommand(with_flags(Command::new("render").about(
             "Print what a mode would put into the kernel for a folder of manifests, and exit",
@@ -159,7 +151,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
         }
     })?;
     let asked = matches.subcommand();
-    let document = asked.and_then(|(name, matches)| documents::asked(name, matches, command()));
+    let document = asked.and_then(|(name, matches)| documents::asked(name, matches, command));
     if let Some(text) = document {
         return Err(Stop::Answer(text.trim_end().to_owned()));
     }

@@ -66,12 +66,19 @@ impl Family {
     }
 }
 
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Family {
+    /// Returns the name that Kubernetes has for it.
+    pub fn name(self) -> &'static str {
+        match self {
             Family::V4 => "IPv4",
             Family::V6 => "IPv6",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What others may read of the runner at any time: the ServicePorts, how syncs
-//! went, and what is not in force as asked. Nothing here is computed before somebody
-//! asks: a sync stores a few words.
+//! went, and what is not in force as asked. Nothing here is computed before it is
+//! asked for: a sync stores a few words.
 
 use std::{
     sync::{Arc, Weak},
@@ -10,15 +10,17 @@ use std::{
 use parking_lot::Mutex;
 
 pub use super::{failures::Failures, unsupported::UnsupportedPreferences};
+pub use crate::modes::Reason;
 use crate::{
     net::{Family, PerFamily},
     services::{ServiceMap, ServicePorts},
+    trouble::Trouble,
 };
 
 /// The state of a runner, as of the moment in which it is read.
 #[derive(Debug)]
 pub struct Status {
-    /// Weak, so that a change copies the table only while somebody reads it.
+    /// Weak, so that a change copies the table only while it is read.
     ports: Mutex<Weak<ServicePorts>>,
     families: Mutex<PerFamily<FamilyStatus>>,
     unsupported: Arc<Mutex<UnsupportedPreferences>>,
@@ -32,7 +34,7 @@ pub struct FamilyStatus {
     /// The time at which the sync that is under way began.
     pub under_way: Option<SystemTime>,
     /// Why syncs took no effect since the last one that did.
-    pub failure: Option<SyncFailure>,
+    pub failure: Option<Trouble>,
     /// What is not in force as asked, of the last sync that came in force.
     pub failures: Arc<Failures>,
 }
@@ -48,15 +50,6 @@ pub struct Sync {
     pub full: bool,
     /// Addresses that stay until their last connection ends.
     pub lingering: usize,
-}
-
-/// Syncs of which nothing took effect.
-#[derive(Clone, Debug)]
-pub struct SyncFailure {
-    /// The time of the first of them.
-    pub since: SystemTime,
-    /// The error of the last one.
-    pub why: String,
 }
 
 impl Status {
@@ -107,8 +100,6 @@ impl Status {
         let mut families = self.families.lock();
         let status = families.get_mut(family);
         status.under_way = None;
-        let since = status.failure.take().map(|failure| failure.since);
-        let since = since.unwrap_or_else(SystemTime::now);
-        status.failure = Some(SyncFailure { since, why });
+        status.failure = Some(Trouble::now(status.failure.take(), why));
     }
 }

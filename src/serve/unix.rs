@@ -37,7 +37,7 @@ pub(super) async fn listen(path: PathBuf) -> UnixListener {
                 if logged.differs(&text) {
                     tracing::warn!(
                         "the unix socket {} cannot be opened: {text}; tripod status and tripod \
-                         services find nobody there. Traffic is carried all the same. \
+                         services get no answer there. Traffic is carried all the same. \
                          --status-socket names another path, or none",
                         path.display()
                     );

@@ -112,18 +112,11 @@ impl Endpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::services::service_ports;
 
     #[test]
     fn why_an_endpoint_gets_nothing() {
-        let endpoint = |number: u8| Endpoint {
-            address: SocketAddr::from(([10, 1, 0, number], 80)),
-            local: false,
-            ready: true,
-            serving: true,
-            terminating: false,
-            weight: 1,
-            node_name: None,
-        };
+        let endpoint = |number: u8| service_ports::endpoint(([10, 1, 0, number], 80));
         let all = || {
             [
                 endpoint(0),

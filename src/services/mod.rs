@@ -55,7 +55,7 @@ pub type ServicePorts = hashbrown::HashMap<ServicePortName, Arc<ServicePort>>;
 /// Every ServicePort that this node should serve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceMap {
-    /// Copied on change while somebody else has a reference to it.
+    /// Copied on change while there is another reference to it.
     ports: Arc<ServicePorts>,
     node: Option<Arc<Node>>,
     service_networks: Vec<IpNet>,

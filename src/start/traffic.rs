@@ -1,6 +1,11 @@
 //! What each mode knows of the traffic that it carried.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 
@@ -32,8 +37,8 @@ pub(super) fn source(mode: &Running, node_ports: &Arc<NodePorts>) -> Box<dyn Tra
 struct Nothing;
 
 impl TrafficSource for Nothing {
-    fn of(&self, _: &ServicePort) -> PortTraffic {
-        PortTraffic::default()
+    fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
+        vec![PortTraffic::default(); ports.len()]
     }
 }
 
@@ -42,7 +47,13 @@ impl TrafficSource for Nothing {
 struct Relayed(Loads);
 
 impl TrafficSource for Relayed {
-    fn of(&self, port: &ServicePort) -> PortTraffic {
+    fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
+        ports.iter().map(|port| self.of_port(port)).collect()
+    }
+}
+
+impl Relayed {
+    fn of_port(&self, port: &ServicePort) -> PortTraffic {
         let mut traffic = PortTraffic::default();
         for (address, load) in self.0.of(&port.name) {
             let carried = Traffic {
@@ -73,53 +84,59 @@ impl fmt::Debug for VirtualServers {
 }
 
 impl TrafficSource for VirtualServers {
-    fn of(&self, port: &ServicePort) -> PortTraffic {
+    fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
         let mut open = self.ipvs.lock();
         if open.is_none() {
             *open = Ipvs::open().ok();
         }
         let Some(ipvs) = open.as_mut() else {
-            return PortTraffic::default();
+            return vec![PortTraffic::default(); ports.len()];
         };
-        let mut traffic = PortTraffic::default();
-        for address in self.frontends(port) {
-            let id = ServerId {
-                protocol: port.name.protocol,
-                address,
-            };
-            // What is not there has carried nothing that is known.
-            let Ok(reals) = ipvs.list_real(&id) else {
-                continue;
-            };
-            let returns = reals.iter().all(|real| comes_back(real.server.forwarding));
-            let open = reals.iter().map(|real| active(real, id.protocol)).sum();
-            let totals = ipvs.totals(&id).ok().flatten();
-            traffic.add_of_port(carried(open, totals, returns));
-            for real in reals {
-                let returns = comes_back(real.server.forwarding);
-                let carried = carried(active(&real, id.protocol), real.totals, returns);
-                traffic.add(real.server.address, carried);
-            }
-        }
-        traffic
+        let own = if ports.iter().any(|port| port.node_port.is_some()) {
+            addresses::serving(&self.node_ports.served()).unwrap_or_default()
+        } else {
+            BTreeSet::new()
+        };
+        let ports = ports.iter();
+        ports.map(|port| of_port(ipvs, port, &own)).collect()
     }
 }
 
-impl VirtualServers {
-    fn frontends(&self, port: &ServicePort) -> Vec<SocketAddr> {
-        let at = |ip| SocketAddr::new(ip, port.port);
-        let mut frontends: Vec<_> = port.addresses().map(at).collect();
-        if let Some(number) = port.node_port {
-            let own = addresses::serving(&self.node_ports.served()).unwrap_or_default();
-            let own = own
-                .into_iter()
-                .filter(|ip| Family::of(ip) == port.name.family);
-            frontends.extend(own.map(|ip| SocketAddr::new(ip, number)));
+fn of_port(ipvs: &mut Ipvs, port: &ServicePort, own: &BTreeSet<IpAddr>) -> PortTraffic {
+    let mut traffic = PortTraffic::default();
+    for address in frontends(port, own) {
+        let id = ServerId {
+            protocol: port.name.protocol,
+            address,
+        };
+        // What is not there has carried nothing that is known.
+        let Ok(reals) = ipvs.list_real(&id) else {
+            continue;
+        };
+        let returns = reals.iter().all(|real| comes_back(real.server.forwarding));
+        let open = reals.iter().map(|real| active(real, id.protocol)).sum();
+        let totals = ipvs.totals(&id).ok().flatten();
+        traffic.add_of_port(carried(open, totals, returns));
+        for real in reals {
+            let returns = comes_back(real.server.forwarding);
+            let carried = carried(active(&real, id.protocol), real.totals, returns);
+            traffic.add(real.server.address, carried);
         }
-        frontends.sort_unstable();
-        frontends.dedup();
-        frontends
     }
+    traffic
+}
+
+/// Returns where clients reach `port` on a node of these addresses.
+fn frontends(port: &ServicePort, own: &BTreeSet<IpAddr>) -> Vec<SocketAddr> {
+    let at = |ip| SocketAddr::new(ip, port.port);
+    let mut frontends: Vec<_> = port.addresses().map(at).collect();
+    if let Some(number) = port.node_port {
+        let own = own.iter().filter(|ip| Family::of(ip) == port.name.family);
+        frontends.extend(own.map(|ip| SocketAddr::new(*ip, number)));
+    }
+    frontends.sort_unstable();
+    frontends.dedup();
+    frontends
 }
 
 /// Returns how many connections are open, or UDP clients known: IPVS has these among

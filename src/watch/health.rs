@@ -1,8 +1,10 @@
 //! How following the objects goes, for those who ask.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
+
+use crate::trouble::Trouble;
 
 /// Whether the objects of each kind are known, and why they cannot be followed.
 #[derive(Debug, Default)]
@@ -19,15 +21,6 @@ pub struct KindHealth {
     pub required: bool,
     /// Why they cannot be followed now.
     pub trouble: Option<Trouble>,
-}
-
-/// Why objects cannot be followed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// The time at which that began.
-    pub since: SystemTime,
-    /// The reason, as it was last.
-    pub why: String,
 }
 
 impl SourceHealth {
@@ -56,11 +49,7 @@ impl SourceHealth {
     pub(super) fn fails(&self, kind: &'static str, why: impl Into<String>) {
         let mut kinds = self.kinds.lock();
         let trouble = &mut kinds.entry(kind).or_default().trouble;
-        let since = trouble.take().map(|trouble| trouble.since);
-        *trouble = Some(Trouble {
-            since: since.unwrap_or_else(SystemTime::now),
-            why: why.into(),
-        });
+        *trouble = Some(Trouble::now(trouble.take(), why.into()));
     }
 }
 

@@ -14,7 +14,7 @@ pub mod api;
 mod health;
 pub mod manifests;
 
-pub use health::{KindHealth, SourceHealth, Trouble};
+pub use health::{KindHealth, SourceHealth};
 
 /// Where objects come from.
 #[derive(Clone)]

@@ -23,7 +23,7 @@ mod program;
 use prometheus::Registry;
 use tripod::api_client::{Access, AccessError, Connection, RequestMetrics};
 
-/// A way to the server whose requests nobody counts.
+/// A way to the server whose requests are not counted.
 async fn open(connection: Connection) -> Result<Access, AccessError> {
     let metrics = RequestMetrics::register(&Registry::new()).expect("metrics");
     Access::open(connection, metrics).await

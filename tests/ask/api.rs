@@ -130,7 +130,7 @@ fn others_than_the_node_are_refused() {
     });
 }
 
-/// One that asks, or does not even ask, again and again keeps nobody else out, and
+/// One that asks, or does not even ask, again and again keeps no other client out, and
 /// costs a bounded number of descriptors.
 #[test]
 fn many_clients_keep_nobody_out() {

@@ -1,5 +1,5 @@
 //! The JSON API of the running proxy (`crate::status_api`): read-only, and made when
-//! somebody asks.
+//! it is asked.
 
 mod services;
 mod status;
@@ -18,8 +18,13 @@ pub use self::traffic::{PortTraffic, TrafficSource};
 use super::http::{Answer, Asked, Peer};
 use crate::{
     net::ModeName,
-    runner::{health::Health, status::Status},
-    status_api::{Refused, SERVICES_PATH, STATUS_PATH},
+    runner::{
+        health::Health,
+        status::{Reason, Status},
+    },
+    services::ServiceName,
+    status_api::{Refused, SERVICES_PATH, STATUS_PATH, Trouble, Unsupported},
+    trouble,
     watch::SourceHealth,
 };
 
@@ -94,6 +99,21 @@ fn refused(status: StatusCode, why: impl Into<String>) -> Answer {
     let error = Refused { error: why.into() };
     let body = serde_json::to_vec(&error).unwrap_or_default();
     Answer::json(body).with_status(status)
+}
+
+fn unsupported(service: &ServiceName, reason: &Reason) -> Unsupported {
+    Unsupported {
+        service: service.to_string(),
+        what: reason.what.to_owned(),
+        why: reason.why.clone(),
+    }
+}
+
+fn trouble(trouble: &trouble::Trouble) -> Trouble {
+    Trouble {
+        since: time(trouble.since),
+        why: trouble.why.clone(),
+    }
 }
 
 /// Returns the time in RFC 3339, to the millisecond.

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use hyper::StatusCode;
 
-use super::{PortTraffic, StatusApi, json, refused};
+use super::{PortTraffic, StatusApi, json, refused, unsupported};
 use crate::{
     runner::status::FamilyStatus,
     serve::http::Answer,
@@ -39,9 +39,11 @@ impl StatusApi {
             return refused(StatusCode::NOT_FOUND, why);
         }
         let families = self.runner.families();
+        let traffic = self.traffic.of(&page);
         let items = page
             .into_iter()
-            .map(|port| self.port(port, families.get(port.name.family)));
+            .zip(traffic)
+            .map(|(port, traffic)| self.port(port, families.get(port.name.family), &traffic));
         json(&ServicePortList {
             api_version: VERSION.to_owned(),
             kind: "ServicePortList".to_owned(),
@@ -50,9 +52,13 @@ impl StatusApi {
         })
     }
 
-    fn port(&self, port: &ServicePort, family: &FamilyStatus) -> status_api::ServicePort {
+    fn port(
+        &self,
+        port: &ServicePort,
+        family: &FamilyStatus,
+        traffic: &PortTraffic,
+    ) -> status_api::ServicePort {
         let name = &port.name;
-        let traffic = self.traffic.of(port);
         let unsupported = self.unsupported_by(name);
         let asked = Preferences::SCHEDULER;
         let default = &*self.about.scheduler;
@@ -77,7 +83,7 @@ impl StatusApi {
             internal_traffic_policy: policy(port.internal_traffic_policy),
             external_traffic_policy: policy(port.external_traffic_policy),
             source_ranges: ranges.map(ToString::to_string).collect(),
-            endpoints: endpoints(port, &traffic),
+            endpoints: endpoints(port, traffic),
             failing: family.failures.ports.get(name).cloned(),
             unsupported,
             conflicts: port.conflicts.iter().map(ToString::to_string).collect(),
@@ -89,12 +95,10 @@ impl StatusApi {
         self.runner.unsupported(|services| {
             let ports = services.get(&port.service);
             let reasons = ports.and_then(|ports| ports.get(port)).into_iter();
-            let shown = reasons.flatten().map(|reason| Unsupported {
-                service: port.service.to_string(),
-                what: reason.what.to_owned(),
-                why: reason.why.clone(),
-            });
-            shown.collect()
+            let reasons = reasons.flatten();
+            reasons
+                .map(|reason| unsupported(&port.service, reason))
+                .collect()
         })
     }
 }
@@ -174,8 +178,8 @@ fn key(name: &ServicePortName) -> Key<'_> {
         (&*name.service.namespace).into(),
         (&*name.service.name).into(),
         (&*name.port).into(),
-        name.protocol.to_string().into(),
-        name.family.to_string().into(),
+        name.protocol.name().into(),
+        name.family.name().into(),
     ]
 }
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{StatusApi, seconds, time};
+use super::{StatusApi, seconds, time, trouble, unsupported};
 use crate::{
     net::Family,
-    runner::status::FamilyStatus,
+    runner::{health::Snapshot, status::FamilyStatus},
     services::{ServicePortName, ServicePorts},
     status_api::{
         Conflict, Counts, Failing, FamilySync, LastSync, Listed, Mode, ObjectKind, Objects, Status,
@@ -21,9 +21,11 @@ impl StatusApi {
         let families = self.runner.families();
         let ports = self.runner.ports().unwrap_or_default();
         let objects = self.objects();
-        let syncs: Vec<_> = Family::ALL
-            .map(|family| self.sync(family, families.get(family)))
-            .into();
+        let health = self.health.snapshot();
+        let syncs = families.iter();
+        let syncs: Vec<_> = syncs
+            .map(|(family, status)| sync(family, status, &health))
+            .collect();
         let failing = failing(families.iter());
         let problems = problems(&objects, &syncs, failing.total);
         Status {
@@ -55,32 +57,11 @@ impl StatusApi {
             name: name.to_owned(),
             complete: kind.complete,
             required: kind.required,
-            trouble: kind.trouble.map(|trouble| Trouble {
-                since: time(trouble.since),
-                why: trouble.why,
-            }),
+            trouble: kind.trouble.as_ref().map(trouble),
         });
         Objects {
             source: self.about.source.clone(),
             kinds: kinds.collect(),
-        }
-    }
-
-    fn sync(&self, family: Family, status: &FamilyStatus) -> FamilySync {
-        FamilySync {
-            family: family.to_string(),
-            last: status.last.as_ref().map(|sync| LastSync {
-                ended: time(sync.ended),
-                seconds: seconds(sync.took),
-                full: sync.full,
-            }),
-            under_way_since: status.under_way.map(time),
-            trouble: status.failure.as_ref().map(|failure| Trouble {
-                since: time(failure.since),
-                why: failure.why.clone(),
-            }),
-            overdue: !self.health.snapshot().is_healthy(family),
-            draining: status.last.as_ref().map_or(0, |sync| sync.lingering),
         }
     }
 
@@ -91,22 +72,31 @@ impl StatusApi {
                 let reasons = ports.values().flatten();
                 reasons.map(move |reason| (service, reason))
             });
-            first_of(reasons.collect::<BTreeSet<_>>(), |(service, reason)| {
-                Unsupported {
-                    service: service.to_string(),
-                    what: reason.what.to_owned(),
-                    why: reason.why.clone(),
-                }
-            })
+            let all: BTreeSet<_> = reasons.collect();
+            let total = all.len();
+            let first = all.into_iter().take(MOST);
+            Listed {
+                total,
+                items: first
+                    .map(|(service, reason)| unsupported(service, reason))
+                    .collect(),
+            }
         })
     }
 }
 
-/// Returns the first of `all`, as `show` shows them, and how many there are.
-fn first_of<T, S>(all: BTreeSet<T>, show: impl Fn(T) -> S) -> Listed<S> {
-    Listed {
-        total: all.len(),
-        items: all.into_iter().take(MOST).map(show).collect(),
+fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync {
+    FamilySync {
+        family: family.to_string(),
+        last: status.last.as_ref().map(|sync| LastSync {
+            ended: time(sync.ended),
+            seconds: seconds(sync.took),
+            full: sync.full,
+        }),
+        under_way_since: status.under_way.map(time),
+        trouble: status.failure.as_ref().map(trouble),
+        overdue: !health.is_healthy(family),
+        draining: status.last.as_ref().map_or(0, |sync| sync.lingering),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is known of the traffic of a ServicePort.
 
-use std::{collections::HashSet, fmt, net::SocketAddr};
+use std::{collections::HashSet, fmt, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashMap;
 
@@ -8,8 +8,8 @@ use crate::{services::ServicePort, status_api::Traffic};
 
 /// Knows what ServicePorts carry.
 pub trait TrafficSource: fmt::Debug + Send + Sync {
-    /// Returns what is known of `port`.
-    fn of(&self, port: &ServicePort) -> PortTraffic;
+    /// Returns what is known of each of `ports`, in their order.
+    fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic>;
 }
 
 /// What is known of the traffic of a ServicePort.
@@ -26,18 +26,13 @@ pub struct PortTraffic {
 impl PortTraffic {
     /// Adds what the endpoint at `address` carried.
     pub fn add(&mut self, address: SocketAddr, carried: Traffic) {
-        let sum = match self.endpoints.get(&address) {
-            Some(before) => before.plus(carried),
-            None => carried,
-        };
-        self.endpoints.insert(address, sum);
+        let sum = self.endpoints.entry(address);
+        sum.and_modify(|sum| *sum = sum.plus(carried))
+            .or_insert(carried);
     }
 
     /// Adds what all addresses of a kind carried.
     pub fn add_of_port(&mut self, carried: Traffic) {
-        self.of_port = Some(match self.of_port {
-            Some(before) => before.plus(carried),
-            None => carried,
-        });
+        self.of_port = Some(self.of_port.map_or(carried, |sum| sum.plus(carried)));
     }
 }
