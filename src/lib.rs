@@ -9,6 +9,7 @@ extern crate self as tripod;
 
 pub mod api_client;
 pub mod ask;
+pub mod authorize;
 pub mod backoff;
 pub mod cli;
 pub mod config;

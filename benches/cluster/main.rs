@@ -19,6 +19,9 @@ mod objects;
 mod process;
 mod programming;
 #[allow(dead_code)]
+#[path = "../../tests/api/reviews.rs"]
+mod reviews;
+#[allow(dead_code)]
 #[path = "../../tests/api/server.rs"]
 mod server;
 #[allow(dead_code)]

@@ -124,7 +124,10 @@ pub enum AccessError {
 /// one has changed, all are read again. Credentials of a plugin are renewed
 /// before they expire. Clones share everything.
 #[derive(Clone)]
-pub struct Access(Arc<Shared>);
+pub struct Access {
+    shared: Arc<Shared>,
+    budget: Arc<Budget>,
+}
 
 struct Shared {
     source: Source,
@@ -133,7 +136,6 @@ struct Shared {
     refused: AtomicBool,
     /// Ends when the reading that is under way does: its sender is dropped.
     reading: Mutex<Option<watch::Receiver<()>>>,
-    budget: Budget,
 }
 
 enum Source {
@@ -194,13 +196,24 @@ impl Access {
     }
 
     fn new(source: Source, current: Current, budget: Budget) -> Access {
-        Access(Arc::new(Shared {
-            source,
-            current: ArcSwap::from_pointee(current),
-            refused: AtomicBool::new(false),
-            reading: Mutex::default(),
-            budget,
-        }))
+        Access {
+            shared: Arc::new(Shared {
+                source,
+                current: ArcSwap::from_pointee(current),
+                refused: AtomicBool::new(false),
+                reading: Mutex::default(),
+            }),
+            budget: Arc::new(budget),
+        }
+    }
+
+    /// Returns the same with a rate limit of its own: `qps` requests a second, and
+    /// `burst` at once before that holds.
+    pub(crate) fn with_rate(&self, qps: f32, burst: u32) -> Access {
+        Access {
+            shared: Arc::clone(&self.shared),
+            budget: Arc::new(Budget::new(qps, burst)),
+        }
     }
 
     /// Returns a client with the credentials as they now are. Where new ones
@@ -212,20 +225,20 @@ impl Access {
             // It goes on by itself.
             let _ = timeout(BRIEFLY, reading.changed()).await;
         }
-        self.0.current.load().client.clone()
+        self.shared.current.load().client.clone()
     }
 
     fn is_outdated(&self) -> bool {
-        let current = self.0.current.load();
+        let current = self.shared.current.load();
         current.files.have_changed()
-            || self.0.refused.load(Relaxed)
+            || self.shared.refused.load(Relaxed)
             || current.renew_at.is_some_and(|at| at <= Instant::now())
     }
 
     /// Has the credentials read again, once at a time: what is answered ends with
     /// the reading.
     fn read_again(&self) -> watch::Receiver<()> {
-        let mut reading = self.0.reading.lock();
+        let mut reading = self.shared.reading.lock();
         if let Some(under_way) = reading.as_ref().filter(|ends| ends.has_changed().is_ok()) {
             return under_way.clone();
         }
@@ -240,11 +253,11 @@ impl Access {
     }
 
     async fn reload(&self) {
-        let Source::Connection(connection, metrics) = &self.0.source else {
+        let Source::Connection(connection, metrics) = &self.shared.source else {
             return;
         };
-        self.0.refused.store(false, Relaxed);
-        let before = self.0.current.load_full();
+        self.shared.refused.store(false, Relaxed);
+        let before = self.shared.current.load_full();
         let changed = before.files.have_changed();
         let current = match credentials::load(connection, metrics).await {
             Ok(loaded) => {
@@ -263,17 +276,17 @@ impl Access {
                 }
             }
         };
-        self.0.current.store(Arc::new(current));
+        self.shared.current.store(Arc::new(current));
     }
 
     /// Has the next request read the credentials again: the server refused
     /// them.
     pub(crate) fn distrust(&self) {
-        self.0.refused.store(true, Relaxed);
+        self.shared.refused.store(true, Relaxed);
     }
 
     /// Waits until the rate limit lets a request pass.
     pub(crate) async fn turn(&self) {
-        self.0.budget.take().await;
+        self.budget.take().await;
     }
 }

@@ -36,8 +36,9 @@ A flag is written --flag=value or --flag value; a BOOL alone means true.
 
 With --config, the file decides all that it can express. Only these flags still
 apply then: --hostname-override, --master, --manifests, --iptables-dispatch,
---status-socket, those for logging and userspace mode, and those under Running
-but --oom-score-adj and --feature-gates.
+--status-socket, --metrics-secure-bind-address, --tls-cert-file,
+--tls-private-key-file, those for logging and userspace mode, and those under
+Running but --oom-score-adj and --feature-gates.
 
 Examples:
   See what this kernel can run:

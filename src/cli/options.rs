@@ -1,6 +1,6 @@
 //! The values of the flags, before a configuration file is read.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use super::{Ask, Format};
 use crate::{
@@ -76,6 +76,13 @@ pub struct Own {
     pub drain_timeout: Duration,
     /// The unix socket on which the running proxy is asked; `None`: nowhere.
     pub status_socket: Option<PathBuf>,
+    /// Where metrics and the API are served over TLS to those whom the API server lets;
+    /// `None`: nowhere.
+    pub metrics_secure: Option<SocketAddr>,
+    /// The certificate of that address, in PEM; `None`: a self-signed one.
+    pub tls_cert_file: Option<PathBuf>,
+    /// The key of the certificate, in PEM.
+    pub tls_private_key_file: Option<PathBuf>,
     /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
 }
@@ -98,6 +105,9 @@ impl Default for Own {
             tcp_user_timeout: Duration::from_secs(120),
             drain_timeout: Duration::from_secs(20),
             status_socket: Some(SOCKET.into()),
+            metrics_secure: None,
+            tls_cert_file: None,
+            tls_private_key_file: None,
             proxy_port_range: None,
         }
     }

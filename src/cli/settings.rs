@@ -76,13 +76,11 @@ pub(super) fn settle(
     if let Some(version) = version(&line.options.version) {
         return Err(Stop::Answer(version));
     }
-    let mut warnings = Vec::new();
-    for name in ["machine-id-file", "boot-id-file"] {
-        if !line.has(name) {
-            continue;
-        }
-        warnings.push(format!("--{name}: accepted, but without effect in Tripod"));
-    }
+    let without_effect = ["machine-id-file", "boot-id-file"].into_iter();
+    let given = without_effect.filter(|name| line.has(name));
+    let mut warnings: Vec<String> = given
+        .map(|name| format!("--{name}: accepted, but without effect in Tripod"))
+        .collect();
     let mut problems = Vec::new();
     let file = match line.options.config.as_str() {
         "" => {
@@ -131,6 +129,9 @@ pub(super) fn settle(
         None if options.init_only => Job::Init,
         None => Job::Serve,
     };
+    if job == Job::Serve {
+        secure_metrics(&options.own, &mut warnings)?;
+    }
     let job = match options.write_config_to.as_str() {
         "" => job,
         // kube-proxy does this before anything else.
@@ -146,6 +147,27 @@ pub(super) fn settle(
         warnings,
         flags,
     })
+}
+
+/// Checks what belongs to `--metrics-secure-bind-address`.
+fn secure_metrics(own: &Own, warnings: &mut Vec<String>) -> Result<(), Stop> {
+    let refused = |why: &str| Err(Stop::Refusal(format!("error: {why}")));
+    match (&own.tls_cert_file, &own.tls_private_key_file) {
+        (Some(_), None) => return refused("--tls-cert-file takes --tls-private-key-file, too"),
+        (None, Some(_)) => return refused("--tls-private-key-file takes --tls-cert-file, too"),
+        (Some(_), Some(_)) if own.metrics_secure.is_none() => warnings.push(
+            "--tls-cert-file: without effect, because --metrics-secure-bind-address is not given"
+                .to_owned(),
+        ),
+        _ => {}
+    }
+    if own.metrics_secure.is_some() && own.manifests.is_some() {
+        return refused(
+            "--metrics-secure-bind-address asks the API server who may read, and with --manifests \
+             there is none; leave out one of them",
+        );
+    }
+    Ok(())
 }
 
 /// What kube-proxy does with flags that its configuration has no place for

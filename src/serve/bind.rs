@@ -11,8 +11,9 @@ use tokio::net::TcpListener;
 
 use crate::log_once::LogOnce;
 
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+/// Connections that may wait to be accepted: where there is no room, clients try again
+/// after a second at the earliest, also those that are no part of a crowd.
+const BACKLOG: i32 = 1024;
 
 /// Pause before an address that could not be bound is tried again.
 const BIND_AGAIN: Duration = Duration::from_secs(5);

@@ -29,7 +29,7 @@ use tokio::{
 use super::connections::Connections;
 
 /// How long a client may take for its request head.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause after a connection could not be accepted: most likely descriptors
 /// ran out, and they come back.
@@ -55,15 +55,17 @@ pub(super) struct Asked<'a> {
     pub(super) query: &'a str,
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
-    /// Whether a process of this node asks.
+    /// Who asks.
     pub(super) peer: Peer,
 }
 
-/// Where the process is that asks.
+/// Who asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Peer {
     /// A process of this node: by a unix socket, or from a loopback address.
     OfNode,
+    /// One of which the API server says that it may.
+    Authorized,
     /// Another process, or one of which that is not known.
     #[default]
     Elsewhere,
@@ -178,6 +180,24 @@ pub(super) async fn serve(
     open: Arc<Connections>,
     answer: impl Fn(Asked<'_>) -> Answer + Clone + Send + Sync + 'static,
 ) {
+    each_connection(listener, open, move |stream, peer| {
+        let (peer, answer) = (Peer::at(peer), answer.clone());
+        answer_once(stream, move |request| {
+            std::future::ready(respond(&request, peer, &answer))
+        })
+    })
+    .await;
+}
+
+/// Has `serve` serve each connection to `listener`, for ever. They count among `open`,
+/// have a bounded time, and end with this.
+pub(super) async fn each_connection<L: Listener, F>(
+    listener: L,
+    open: Arc<Connections>,
+    serve: impl Fn(L::Stream, IpAddr) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -189,12 +209,11 @@ pub(super) async fn serve(
             continue;
         };
         let mut place = open.enter(peer);
-        let peer = Peer::at(peer);
-        let answer = answer.clone();
+        let served = serve(stream, peer);
         connections.spawn(async move {
             tokio::select! {
                 () = place.evicted() => {}
-                _ = timeout(LIFETIME, answer_once(stream, peer, answer)) => {}
+                _ = timeout(LIFETIME, served) => {}
             }
         });
     }
@@ -203,14 +222,13 @@ pub(super) async fn serve(
 /// Answers the first request of a connection and closes it: what else the client
 /// may have sent is not read, so nothing waits in memory for a client that does
 /// not take its answers.
-async fn answer_once(
+pub(super) async fn answer_once<F: Future<Output = Answer>>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    peer: Peer,
-    answer: impl Fn(Asked<'_>) -> Answer,
+    answer: impl Fn(Request<Incoming>) -> F,
 ) {
     let service = service_fn(|request: Request<Incoming>| {
-        let answer = respond(&request, peer, &answer);
-        async move { Ok::<_, Infallible>(answer.into_response()) }
+        let answer = answer(request);
+        async move { Ok::<_, Infallible>(answer.await.into_response()) }
     });
     // A client that breaks off is not logged.
     let _ = http1::Builder::new()
@@ -222,7 +240,8 @@ async fn answer_once(
         .await;
 }
 
-fn respond(
+/// Returns what `answer` gives to a request of `peer`.
+pub(super) fn respond(
     request: &Request<Incoming>,
     peer: Peer,
     answer: impl Fn(Asked<'_>) -> Answer,

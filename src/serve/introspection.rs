@@ -1,7 +1,7 @@
 //! What is served at the metrics address: `/metrics`, `/proxyMode`, `/configz`,
 //! `/statusz`, `/flagz`, `/healthz` in its short form, and how often that was
-//! asked (`/metrics/slis`, KEP-3466). To processes of this node also the API of the
-//! running proxy.
+//! asked (`/metrics/slis`, KEP-3466). To processes of this node, and to whom the API
+//! server lets, also the API of the running proxy.
 
 use std::{
     collections::BTreeMap,
@@ -92,8 +92,7 @@ impl Introspection {
         }
     }
 
-    /// Returns the same with the API of the running proxy, for processes of this
-    /// node.
+    /// Returns the same with the API of the running proxy, for those who may ask it.
     pub fn with_api(mut self, api: Arc<StatusApi>) -> Introspection {
         self.pages.paths.extend([SERVICES_PATH, STATUS_PATH]);
         self.api = Some(api);
@@ -101,7 +100,10 @@ impl Introspection {
     }
 
     /// Registers what describes the process: `process_…`, its version, its mode.
-    pub(super) fn register(&self) -> prometheus::Result<()> {
+    ///
+    /// # Errors
+    /// When the registry has metrics of these names already.
+    pub fn register(&self) -> prometheus::Result<()> {
         process::register(&self.registry)?;
         let mode = self.running.mode.to_string();
         let info = [

@@ -2,11 +2,13 @@
 //! people, and the health-check ports of Services.
 
 mod bind;
+mod certificate;
 mod connections;
 mod healthz;
 mod http;
 mod introspection;
 mod process;
+mod secure;
 pub mod service_health;
 mod status_api;
 mod unix;
@@ -23,7 +25,9 @@ use prometheus::Registry;
 
 pub use self::{
     bind::{Bind, BindError},
+    certificate::{CertificateError, Identity},
     introspection::{Introspection, Running},
+    secure::Secure,
     status_api::{About, PortTraffic, StatusApi, TrafficSource},
 };
 use self::{connections::Connections, healthz::Probes};
@@ -49,24 +53,25 @@ pub fn health(
     })
 }
 
-/// Registers the metrics that describe this process. Returns the task to run:
-/// it serves metrics and pages for people at `at`, and ends only when the
-/// address cannot be bound and that is to be final.
+/// Serves metrics and pages for people at `at`. Ends only when the address cannot be
+/// bound and that is to be final.
 ///
 /// # Errors
-/// When the registry has metrics of these names already.
-pub fn metrics(
-    at: Bind,
-    about: Introspection,
-) -> Result<impl Future<Output = Result<(), Error>> + use<>, Error> {
-    about.register()?;
-    Ok(async move {
-        let about = Arc::new(about);
-        let listener = at.listen("/metrics").await?;
-        let open = Arc::new(Connections::default());
-        http::serve(listener, open, move |asked| about.answer(asked)).await;
-        Ok(())
-    })
+/// Says why it cannot be bound.
+pub async fn metrics(at: Bind, about: Arc<Introspection>) -> Result<(), Error> {
+    let listener = at.listen("/metrics").await?;
+    let open = Arc::new(Connections::default());
+    http::serve(listener, open, move |asked| about.answer(asked)).await;
+    Ok(())
+}
+
+/// Serves the same over TLS, to those whom the API server lets. Ends only when the
+/// address cannot be bound, or the certificate cannot be used, and that is to be final.
+///
+/// # Errors
+/// Says what cannot be used.
+pub async fn secure_metrics(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
+    secure::serve(secure, about).await
 }
 
 /// Serves the API of the running proxy on the unix socket `path`, which only the
@@ -84,6 +89,12 @@ pub enum Error {
     /// Its address cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// Its certificate cannot be used.
+    #[error("the secure metrics address: {0}")]
+    Certificate(#[from] CertificateError),
+    /// Its thread cannot run.
+    #[error("the thread of the secure metrics address: {0}")]
+    Thread(#[source] std::io::Error),
     /// Its metrics cannot be registered.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),

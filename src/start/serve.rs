@@ -2,7 +2,7 @@
 //! reported over HTTP and in Events.
 
 use std::{
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     pin::{Pin, pin},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     api_client::{self, RequestMetrics},
+    authorize::Authorizer,
     cli::Settings,
     config::{self, ConfigFile, Effective},
     events::{self, Event, Recorder},
@@ -33,7 +34,10 @@ use crate::{
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, schedule},
     sched::SchedulerName,
-    serve::{self, About, Bind, Introspection, StatusApi, service_health::ServiceHealth},
+    serve::{
+        self, About, Bind, Identity, Introspection, Secure, StatusApi,
+        service_health::ServiceHealth,
+    },
     services::Tracker,
     watch::{Source, SourceHealth, api},
 };
@@ -57,14 +61,10 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let options = sync_options(effective);
     let health = Arc::new(Health::new(2 * options.sync_period));
     let mut serving: JoinSet<Result<(), serve::Error>> = JoinSet::new();
-    let bind = |address| Bind {
-        address,
-        hard_fail: settings.configuration.bind_address_hard_fail,
-    };
     // Probes are answered from here on, also while it is not known what the
     // kernel can do.
     if let Some(address) = effective.healthz {
-        let probes = serve::health(bind(address), Arc::clone(&health), &registry)?;
+        let probes = serve::health(bind(&settings, address), Arc::clone(&health), &registry)?;
         serving.spawn(probes);
     }
     // This comes before any change of the node: the process may end here.
@@ -108,10 +108,9 @@ pub(super) async fn serve(settings: Settings) -> Done {
     if let Some(path) = settings.own.status_socket.clone() {
         tokio::spawn(serve::status(path, Arc::clone(&api)));
     }
-    if let Some(address) = effective.metrics {
-        let pages = introspection(&settings, choice, &registry).with_api(api);
-        serving.spawn(serve::metrics(bind(address), pages)?);
-    }
+    let pages = introspection(&settings, choice, &registry).with_api(api);
+    pages.register()?;
+    serve_pages(&mut serving, Arc::new(pages), &settings, &source, &node);
     runner.post_to(recorder.clone());
     let served = Arc::clone(&node_ports);
     let addresses = move || health_check_addresses(&served);
@@ -216,6 +215,43 @@ fn introspection(settings: &Settings, choice: Chosen, registry: &Registry) -> In
     };
     let configuration = settings.configuration.to_value();
     Introspection::new(registry.clone(), running, configuration, flags.collect())
+}
+
+fn bind(settings: &Settings, address: SocketAddr) -> Bind {
+    Bind {
+        address,
+        hard_fail: settings.configuration.bind_address_hard_fail,
+    }
+}
+
+/// Serves `pages` at the addresses that the settings name.
+fn serve_pages(
+    serving: &mut JoinSet<Result<(), serve::Error>>,
+    pages: Arc<Introspection>,
+    settings: &Settings,
+    source: &Source,
+    node: &str,
+) {
+    if let Some(address) = settings.effective.metrics {
+        let at = bind(settings, address);
+        serving.spawn(serve::metrics(at, Arc::clone(&pages)));
+    }
+    let own = &settings.own;
+    if let (Some(address), Source::Cluster(access)) = (own.metrics_secure, source) {
+        let identity = match (&own.tls_cert_file, &own.tls_private_key_file) {
+            (Some(certificate), Some(key)) => Identity::Files {
+                certificate: certificate.clone(),
+                key: key.clone(),
+            },
+            _ => Identity::SelfSigned(vec![node.to_owned(), address.ip().to_string()]),
+        };
+        let secure = Secure {
+            at: bind(settings, address),
+            identity,
+            authorizer: Authorizer::new(access),
+        };
+        serving.spawn(serve::secure_metrics(secure, pages));
+    }
 }
 
 /// Returns what the API says of this process as long as it runs.

@@ -7,18 +7,21 @@ mod forward_proxy;
 mod objects;
 mod pipe;
 mod recorder;
+mod reviews;
 pub mod server;
 pub mod tcp_server;
 pub mod tls;
 
 mod connection;
 mod credentials;
+mod crowd;
 mod lists;
 mod metrics;
 mod monitoring;
 mod outages;
 mod plugin;
 mod program;
+mod secure;
 
 use prometheus::Registry;
 use tripod::api_client::{Access, AccessError, Connection, RequestMetrics};

@@ -25,6 +25,13 @@ fn ip(line: &str) {
 
 /// The program with that kubeconfig, in the sandbox itself.
 pub fn tripod(tcp: &TcpServer, variables: &[(&str, &str)]) -> Tripod {
+    let mut command = command(tcp);
+    command.envs(variables.iter().copied());
+    Tripod::spawn(command)
+}
+
+/// The command that starts it.
+pub fn command(tcp: &TcpServer) -> Command {
     let mut command = Command::new(tripod_binary());
     command
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -32,9 +39,8 @@ pub fn tripod(tcp: &TcpServer, variables: &[(&str, &str)]) -> Tripod {
         .arg(tcp.file("kubeconfig"))
         .args(["--proxy-mode=userspace", "--userspace-capture=local"])
         .args(["--hostname-override=node-a", "--conntrack-max-per-core=0"])
-        .args(["--kube-api-qps=1000", "--v=2"])
-        .envs(variables.iter().copied());
-    Tripod::spawn(command)
+        .args(["--kube-api-qps=1000", "--v=2"]);
+    command
 }
 
 pub fn in_sandbox(body: impl AsyncFnOnce()) {

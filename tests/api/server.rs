@@ -27,7 +27,10 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::cluster::{Cluster, Selector, bookmark};
+use super::{
+    cluster::{Cluster, Selector, bookmark},
+    reviews::Reviews,
+};
 
 /// The server; clones are the same one.
 #[derive(Clone)]
@@ -76,6 +79,8 @@ pub struct Script {
     pub open: u32,
     /// How many answers were compressed.
     pub compressed: u32,
+    /// Who may read, and what was asked about that.
+    pub reviews: Reviews,
     /// Counts; watches of an older number end.
     watches: u64,
     pages: BTreeMap<String, (u64, Vec<Value>)>,
@@ -102,6 +107,7 @@ impl Server {
                 protocols: Vec::new(),
                 open: 0,
                 compressed: 0,
+                reviews: Reviews::default(),
                 watches: 0,
                 pages: BTreeMap::new(),
             })),
@@ -177,7 +183,10 @@ impl Server {
                     let headers = request.headers().clone();
                     let slow = server.script().slow;
                     tokio::time::sleep(slow).await;
-                    let answer = server.answer(request);
+                    let answer = match Reviews::are_asked(&request) {
+                        true => server.review(request).await,
+                        false => server.answer(request),
+                    };
                     Ok::<_, Infallible>(server.compress(&headers, answer).await)
                 }
             });
@@ -468,7 +477,7 @@ pub enum Feed {
 }
 
 impl Feed {
-    fn of(bytes: Vec<u8>) -> Feed {
+    pub(super) fn of(bytes: Vec<u8>) -> Feed {
         Feed::Whole(Some(bytes.into()))
     }
 }

@@ -6,8 +6,10 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use tokio_rustls::{
     TlsAcceptor, TlsConnector,
     rustls::{
-        ClientConfig, RootCertStore, ServerConfig,
-        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme,
+        client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature},
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
         server::WebPkiClientVerifier,
     },
 };
@@ -76,5 +78,55 @@ impl Authority {
     pub fn connector(&self) -> TlsConnector {
         let config = ClientConfig::builder().with_root_certificates(self.roots());
         TlsConnector::from(Arc::new(config.with_no_client_auth()))
+    }
+}
+
+/// For a client that trusts every certificate, as scrapers of self-signed ones do.
+pub fn trusting_anyone() -> TlsConnector {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = Arc::new(Anyone(provider.signature_verification_algorithms));
+    let config = ClientConfig::builder_with_provider(provider);
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let config = config
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    TlsConnector::from(Arc::new(config.with_no_client_auth()))
+}
+
+#[derive(Debug)]
+struct Anyone(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signed, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
     }
 }

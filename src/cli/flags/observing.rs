@@ -1,5 +1,7 @@
 //! Flags about what can be seen of the program.
 
+use std::path::PathBuf;
+
 use crate::{
     cli::flag::{Field, Flag},
     config::{bind, notation, quantity},
@@ -34,15 +36,39 @@ pub(super) const OBSERVING: &[Flag] = &[
         "Where /metrics is served; empty: nowhere",
     ),
     Flag::new(
-        "status-socket",
-        "PATH",
+        "metrics-secure-bind-address",
+        "IP:PORT",
         Field::Set(
             |o, text| {
-                o.own.status_socket = Some(text).filter(|path| !path.is_empty()).map(Into::into);
+                let address = Some(text).filter(|text| !text.is_empty());
+                o.own.metrics_secure = address.map(bind::parse).transpose()?;
                 Ok(())
             },
-            SOCKET,
+            "",
         ),
+        "Where the same is served over TLS, to those whom the API server lets (bearer tokens, \
+         TokenReview and SubjectAccessReview); empty: nowhere",
+    )
+    .beside_file(),
+    Flag::new(
+        "tls-cert-file",
+        "FILE",
+        Field::Set(|o, text| path(&mut o.own.tls_cert_file, text), ""),
+        "Certificate of --metrics-secure-bind-address, in PEM, followed by those of authorities \
+         between; read again when it changes. Without it a self-signed one is made at each start",
+    )
+    .beside_file(),
+    Flag::new(
+        "tls-private-key-file",
+        "FILE",
+        Field::Set(|o, text| path(&mut o.own.tls_private_key_file, text), ""),
+        "Private key of --tls-cert-file, in PEM; read again when it changes",
+    )
+    .beside_file(),
+    Flag::new(
+        "status-socket",
+        "PATH",
+        Field::Set(|o, text| path(&mut o.own.status_socket, text), SOCKET),
         "Unix socket, for root alone, on which tripod status and tripod services ask this \
          process; empty: none",
     )
@@ -159,6 +185,11 @@ pub(super) const LOGGING: &[Flag] = &[
     )
     .beside_file(),
 ];
+
+fn path(into: &mut Option<PathBuf>, text: &str) -> Result<(), String> {
+    *into = Some(text).filter(|path| !path.is_empty()).map(Into::into);
+    Ok(())
+}
 
 fn port(into: &mut Option<u16>, text: &str) -> Result<(), String> {
     let port = text.parse::<u16>();

@@ -1,0 +1,223 @@
+//! Who may read what this process serves. The API server is asked, by TokenReview for
+//! whom a token stands and by SubjectAccessReview for what that one may do, as the
+//! kubelet and kube-rbac-proxy do it. Where there is no answer, nobody may.
+
+mod cache;
+mod review;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use tokio::{runtime::Handle, sync::Semaphore};
+
+use self::{
+    cache::{Cache, Key},
+    review::User,
+};
+use crate::{api_client::Access, log_once::LogOnce};
+
+/// How long answers count: the kubelet's defaults (`authentication.webhook.cacheTTL`,
+/// `authorization.webhook.cacheAuthorizedTTL` and `.cacheUnauthorizedTTL`). Of a token
+/// that is nobody's the last one, which the kubelet has not.
+const KNOWN: Duration = Duration::from_mins(2);
+const ALLOWED: Duration = Duration::from_mins(5);
+const REFUSED: Duration = Duration::from_secs(30);
+
+/// Answers of each kind that are kept. Those that refuse are apart: what strangers send
+/// displaces nothing of those who may.
+const MOST: usize = 256;
+
+/// Questions that are under way at once.
+const AT_ONCE: usize = 8;
+
+/// Questions a second, and how many before that holds. They have a limit of their own:
+/// whoever sends tokens here keeps Services from being followed otherwise.
+const RATE: f32 = 20.0;
+const BURST: u32 = 40;
+
+/// Longest token: that of a head of a request.
+const LONGEST_TOKEN: usize = 16 << 10;
+
+/// Asks the API server who may read.
+pub struct Authorizer(Arc<Shared>);
+
+struct Shared {
+    access: Access,
+    /// Questions are asked here, beside all else that the API server is asked.
+    runtime: Handle,
+    turns: Arc<Semaphore>,
+    users: Mutex<Cache<Arc<User>>>,
+    strangers: Mutex<Cache<()>>,
+    allowed: Mutex<Cache<()>>,
+    refused: Mutex<Cache<()>>,
+    logged: Mutex<LogOnce>,
+}
+
+/// Why somebody may not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// There is no token, or it is nobody's.
+    #[error("a bearer token is needed that the API server knows")]
+    Unknown,
+    /// The owner of the token has not the right.
+    #[error(
+        "{user} may not {verb} {path}: a ClusterRole with these as verbs and nonResourceURLs \
+         allows it"
+    )]
+    Forbidden {
+        /// Name of the user.
+        user: String,
+        /// What was to be done.
+        verb: String,
+        /// With what.
+        path: String,
+    },
+    /// It is not known whether it is allowed.
+    #[error("{0}")]
+    Unanswered(String),
+}
+
+impl Authorizer {
+    /// Asks through `access`, on the runtime that this is called on.
+    pub fn new(access: &Access) -> Authorizer {
+        Authorizer(Arc::new(Shared {
+            access: access.with_rate(RATE, BURST),
+            runtime: Handle::current(),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+            users: Mutex::new(Cache::new(MOST, KNOWN)),
+            strangers: Mutex::new(Cache::new(MOST, REFUSED)),
+            allowed: Mutex::new(Cache::new(MOST, ALLOWED)),
+            refused: Mutex::new(Cache::new(MOST, REFUSED)),
+            logged: Mutex::default(),
+        }))
+    }
+
+    /// Returns when the owner of `token` may do `verb` to `path`. It may be called on any
+    /// runtime.
+    ///
+    /// # Errors
+    /// Says why not.
+    pub async fn authorize(
+        &self,
+        token: Option<&str>,
+        verb: &str,
+        path: &str,
+    ) -> Result<(), Refusal> {
+        let token = token.filter(|token| (1..=LONGEST_TOKEN).contains(&token.len()));
+        let user = self.user(token.ok_or(Refusal::Unknown)?).await?;
+        if self.may(&user, verb, path).await? {
+            return Ok(());
+        }
+        Err(Refusal::Forbidden {
+            user: user.name().to_owned(),
+            verb: verb.to_owned(),
+            path: path.to_owned(),
+        })
+    }
+
+    async fn user(&self, token: &str) -> Result<Arc<User>, Refusal> {
+        let key = digest(token.as_bytes());
+        let shared = Arc::clone(&self.0);
+        let known = move || {
+            let user = shared.users.lock().get(&key);
+            let stranger = || shared.strangers.lock().get(&key).map(|()| None);
+            user.map(Some).or_else(stranger)
+        };
+        let (shared, token) = (Arc::clone(&self.0), token.to_owned());
+        let ask = async move {
+            let user = review::user(&shared.access, token).await?.map(Arc::new);
+            match &user {
+                Some(user) => shared.users.lock().put(key, Arc::clone(user)),
+                None => shared.strangers.lock().put(key, ()),
+            }
+            Ok(user)
+        };
+        self.known_or_asked(known, ask)
+            .await?
+            .ok_or(Refusal::Unknown)
+    }
+
+    async fn may(&self, user: &Arc<User>, verb: &str, path: &str) -> Result<bool, Refusal> {
+        let question = serde_json::to_vec(&(&**user, verb, path)).unwrap_or_default();
+        let key = digest(&question);
+        let shared = Arc::clone(&self.0);
+        let known = move || {
+            let allowed = shared.allowed.lock().get(&key).map(|()| true);
+            allowed.or_else(|| shared.refused.lock().get(&key).map(|()| false))
+        };
+        let (shared, user) = (Arc::clone(&self.0), Arc::clone(user));
+        let (verb, path) = (verb.to_owned(), path.to_owned());
+        let ask = async move {
+            let may = review::allowed(&shared.access, &user, &verb, &path).await?;
+            let answers = if may {
+                &shared.allowed
+            } else {
+                &shared.refused
+            };
+            answers.lock().put(key, ());
+            Ok(may)
+        };
+        self.known_or_asked(known, ask).await
+    }
+
+    /// Returns what is `known`, or the answer to `ask`, which goes on when this is
+    /// dropped: who comes again finds the answer.
+    async fn known_or_asked<T: Send + 'static>(
+        &self,
+        known: impl Fn() -> Option<T>,
+        ask: impl Future<Output = Result<T, String>> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if let Some(known) = known() {
+            return Ok(known);
+        }
+        let shared = &self.0;
+        let interrupted = || Refusal::Unanswered("the question was interrupted".to_owned());
+        let turn = Arc::clone(&shared.turns).acquire_owned().await;
+        let turn = turn.map_err(|_| interrupted())?;
+        // Another request may have asked the same meanwhile.
+        if let Some(known) = known() {
+            return Ok(known);
+        }
+        let asked = shared.runtime.spawn(async move {
+            let answer = ask.await;
+            drop(turn);
+            answer
+        });
+        let answer = asked.await.map_err(|_| interrupted())?;
+        shared.log(answer.as_ref().err());
+        answer.map_err(Refusal::Unanswered)
+    }
+}
+
+impl Shared {
+    /// Logs that there is no answer, once for as long as it is so.
+    fn log(&self, error: Option<&String>) {
+        let mut logged = self.logged.lock();
+        match error {
+            Some(why) if logged.is_new("no answer") => tracing::warn!(
+                "it is not known who may read at the secure metrics address, so nobody may: {why}"
+            ),
+            Some(_) => {}
+            None if logged.end() => {
+                tracing::info!(
+                    "the API server says again who may read at the secure metrics address"
+                );
+            }
+            None => {}
+        }
+    }
+}
+
+impl fmt::Debug for Authorizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authorizer").finish_non_exhaustive()
+    }
+}
+
+fn digest(bytes: &[u8]) -> Key {
+    Sha256::digest(bytes).into()
+}
+
+#[cfg(test)]
+mod tests;

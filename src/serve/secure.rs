@@ -1,0 +1,158 @@
+//! The secure metrics address: TLS, and nothing but health without a token that the
+//! API server knows and allows.
+
+use std::{io, sync::Arc, thread, time::Duration};
+
+use hyper::{
+    Request, StatusCode,
+    body::Incoming,
+    header::{AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime,
+    sync::oneshot,
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    Bind, Error,
+    certificate::{Certificate, CertificateError, Identity},
+    connections::Connections,
+    http::{self, Answer, PATIENCE, Peer},
+    introspection::Introspection,
+};
+use crate::{
+    authorize::{Authorizer, Refusal},
+    log_once::LogOnce,
+};
+
+/// What everybody may ask, as at other components of Kubernetes
+/// (`WithAlwaysAllowPaths` in `pkg/server/options/authorization.go` of
+/// `k8s.io/apiserver`).
+const OPEN: [&str; 2] = ["/healthz", "/healthz/ping"];
+
+/// Pause before files that could not be read are tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Where is served, with which certificate, and who says who may ask.
+#[derive(Debug)]
+pub struct Secure {
+    /// The address.
+    pub at: Bind,
+    /// The certificate.
+    pub identity: Identity,
+    /// Who says who may ask.
+    pub authorizer: Authorizer,
+}
+
+/// Serves `about` for ever, on a thread of its own: what handshakes cost delays nothing
+/// else.
+///
+/// # Errors
+/// When the address cannot be bound, or the certificate cannot be used, and that is to
+/// be final.
+pub(super) async fn serve(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
+    let (sender, ended) = oneshot::channel();
+    let thread = thread::Builder::new().name("secure-metrics".to_owned());
+    let spawned = thread.spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        let result = match runtime {
+            Ok(runtime) => runtime.block_on(run(secure, about)),
+            Err(error) => Err(Error::Thread(error)),
+        };
+        // It is gone where the process ends.
+        let _ = sender.send(result);
+    });
+    spawned.map_err(Error::Thread)?;
+    let panicked = || Err(Error::Thread(io::Error::other("it ended")));
+    ended.await.unwrap_or_else(|_| panicked())
+}
+
+async fn run(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
+    let certificate = open(secure.identity, secure.at.hard_fail).await?;
+    let listener = secure.at.listen("/metrics over TLS").await?;
+    let guard = Arc::new(Guard {
+        certificate,
+        authorizer: secure.authorizer,
+        about,
+    });
+    guard.serve(listener).await;
+    Ok(())
+}
+
+async fn open(identity: Identity, hard_fail: bool) -> Result<Certificate, CertificateError> {
+    let mut logged = LogOnce::default();
+    loop {
+        let error = match Certificate::open(identity.clone()) {
+            Ok(certificate) => return Ok(certificate),
+            Err(error) if hard_fail => return Err(error),
+            Err(error) => error.to_string(),
+        };
+        if logged.differs(&error) {
+            let seconds = AGAIN.as_secs();
+            tracing::error!(
+                "the secure metrics address is not served: {error}; trying again every {seconds} s"
+            );
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+#[derive(Debug)]
+struct Guard {
+    certificate: Certificate,
+    authorizer: Authorizer,
+    about: Arc<Introspection>,
+}
+
+impl Guard {
+    async fn serve(self: Arc<Self>, listener: TcpListener) {
+        let open = Arc::new(Connections::default());
+        http::each_connection(listener, open, move |stream, _| {
+            Arc::clone(&self).connection(stream)
+        })
+        .await;
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream) {
+        let acceptor = TlsAcceptor::from(self.certificate.config());
+        // A client that breaks off, or speaks no TLS, is not logged.
+        if let Ok(Ok(stream)) = timeout(PATIENCE, acceptor.accept(stream)).await {
+            http::answer_once(stream, |request| self.answer(request)).await;
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let path = request.uri().path();
+        if !OPEN.contains(&path) {
+            let verb = request.method().as_str().to_lowercase();
+            let asked = self.authorizer.authorize(token(&request), &verb, path);
+            if let Err(refusal) = asked.await {
+                return refused(&refusal);
+            }
+        }
+        http::respond(&request, Peer::Authorized, |asked| self.about.answer(asked))
+    }
+}
+
+/// Returns the token of a request (RFC 6750, section 2.1).
+fn token(request: &Request<Incoming>) -> Option<&str> {
+    let value = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then_some(token.trim())
+}
+
+fn refused(refusal: &Refusal) -> Answer {
+    let answer = Answer::text(format!("{refusal}\n"));
+    match refusal {
+        Refusal::Unknown => answer
+            .with_status(StatusCode::UNAUTHORIZED)
+            .with_header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+        Refusal::Forbidden { .. } => answer.with_status(StatusCode::FORBIDDEN),
+        Refusal::Unanswered(_) => answer.with_status(StatusCode::SERVICE_UNAVAILABLE),
+    }
+}
