@@ -8,6 +8,7 @@ mod configuration;
 mod objects;
 mod privileges;
 mod rights;
+mod secure;
 
 use std::{path::PathBuf, time::Duration};
 

@@ -18,7 +18,7 @@ use super::{config_map, daemon_set, documents, folder, only};
 const FOLDERS: [&str; 2] = ["kustomize/base", "kustomize/new-cluster"];
 
 /// What Kubernetes makes of an object: fields that its type has not are lost.
-fn as_understood<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+pub fn as_understood<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
     let typed: T =
         serde_json::from_value(object.clone()).unwrap_or_else(|e| panic!("{e}: {object}"));
     serde_json::to_value(typed).expect("it was read")
