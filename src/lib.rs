@@ -18,6 +18,7 @@ pub mod events;
 pub mod kernel;
 pub mod log;
 pub mod log_once;
+pub mod migrate;
 pub mod modes;
 pub mod net;
 pub mod node;

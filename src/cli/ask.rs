@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use super::Format;
 use crate::status_api::SOCKET;
 
 /// A question to the running proxy.
@@ -117,6 +118,15 @@ pub(super) fn output<const FORMATS: usize>(formats: [&'static str; FORMATS]) -> 
         .value_parser(formats)
         .default_value("table")
         .help("How it is printed")
+}
+
+/// Returns the one that was chosen of table, JSON and YAML.
+pub(super) fn format(matches: &ArgMatches) -> Format {
+    match matches.get_one::<String>("output").map(String::as_str) {
+        Some("json") => Format::Json,
+        Some("yaml") => Format::Yaml,
+        _ => Format::Table,
+    }
 }
 
 /// Returns namespace and name.

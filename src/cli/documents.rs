@@ -8,10 +8,11 @@ use clap_mangen::Man;
 const PROGRAM: &str = "tripod";
 
 /// Each subcommand, and what its page is called.
-const PAGES: [(&str, &str); 7] = [
+const PAGES: [(&str, &str); 8] = [
     ("cleanup", "tripod-cleanup"),
     ("completion", "tripod-completion"),
     ("man", "tripod-man"),
+    ("migrate", "tripod-migrate"),
     ("probe", "tripod-probe"),
     ("render", "tripod-render"),
     ("services", "tripod-services"),

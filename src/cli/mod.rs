@@ -5,6 +5,7 @@ mod ask;
 mod documents;
 mod flag;
 mod flags;
+mod migrate;
 mod options;
 mod settings;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use options::{CommandLine, Subcommand};
 
 pub use self::{
     ask::{Ask, Output, Question, Repeat},
+    migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
     settings::{Format, Job, Settings},
 };
@@ -47,6 +49,8 @@ Examples:
       tripod --proxy-mode=userspace --manifests /etc/tripod/manifests
   Take kube-proxy's place on a node of kubeadm's:
       tripod --config /var/lib/kube-proxy/config.conf --hostname-override node-1
+  See what will differ when Tripod takes kube-proxy's place on this node:
+      tripod migrate --check
   Ask the running one how it is, and about one Service:
       tripod status
       tripod services default/web
@@ -123,6 +127,7 @@ pub fn command() -> Command {
         )))
         .subcommand(ask::status())
         .subcommand(ask::services())
+        .subcommand(migrate::command())
         .subcommand(documents::completion())
         .subcommand(documents::man());
     with_flags(command)
@@ -160,23 +165,20 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     let ask = ask
         .transpose()
         .map_err(|why| Stop::Refusal(format!("error: {why}")))?;
-    if let Some(ask) = ask.flatten() {
+    let alone = ask.flatten().map(Subcommand::Ask).or_else(|| {
+        let (_, matches) = asked.filter(|(name, _)| *name == "migrate")?;
+        Some(Subcommand::Migrate(migrate::read(matches)))
+    });
+    if alone.is_some() {
         return Ok(CommandLine {
             options: Options::default(),
             given: Vec::new(),
-            subcommand: Some(Subcommand::Ask(ask)),
+            subcommand: alone,
         });
     }
     let (subcommand, matches) = match asked {
         Some(("render", matches)) => (Some(Subcommand::Render), matches),
-        Some(("probe", matches)) => {
-            let format = match matches.get_one::<String>("output").map(String::as_str) {
-                Some("json") => Format::Json,
-                Some("yaml") => Format::Yaml,
-                _ => Format::Table,
-            };
-            (Some(Subcommand::Probe(format)), matches)
-        }
+        Some(("probe", matches)) => (Some(Subcommand::Probe(ask::format(matches))), matches),
         Some((_, matches)) => (Some(Subcommand::Cleanup), matches),
         None => (None, &matches),
     };

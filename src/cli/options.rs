@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Ask, Format};
+use super::{Ask, Format, Migrate};
 use crate::{
     config::KubeProxyConfiguration,
     kernel::probe::LeaveOut,
@@ -155,6 +155,7 @@ pub(super) enum Subcommand {
     Render,
     Probe(Format),
     Ask(Ask),
+    Migrate(Migrate),
 }
 
 impl CommandLine {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Ask, Own, Stop, Version, flags,
+    Ask, Migrate, Own, Stop, Version, flags,
     options::{CommandLine, Subcommand},
 };
 use crate::config::{
@@ -64,6 +64,8 @@ pub enum Job {
     Render(PathBuf),
     /// Print what the running proxy answers, and exit.
     Ask(Ask),
+    /// Print what will differ from kube-proxy, and exit.
+    Migrate(Migrate),
     /// Write [`Settings::configuration`] to this file, and exit.
     WriteConfig(PathBuf),
 }
@@ -124,6 +126,7 @@ pub(super) fn settle(
         }
         Some(Subcommand::Probe(format)) => Job::Probe(format),
         Some(Subcommand::Ask(ask)) => Job::Ask(ask),
+        Some(Subcommand::Migrate(migrate)) => Job::Migrate(migrate),
         Some(Subcommand::Cleanup) => Job::Cleanup,
         None if options.cleanup => Job::Cleanup,
         None if options.init_only => Job::Init,

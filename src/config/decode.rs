@@ -28,6 +28,9 @@ pub struct Decoded {
     pub problems: Vec<Problem>,
     /// Lines about what is ignored.
     pub warnings: Vec<String>,
+    /// Fields that are unknown or given twice: a line for each, which begins with the
+    /// field's path.
+    pub ignored: Vec<String>,
 }
 
 /// Why a file is no configuration at all.
@@ -110,6 +113,7 @@ pub fn decode(text: &str) -> Result<Decoded, NotAConfiguration> {
         configuration,
         problems,
         warnings,
+        ignored: findings.ignored,
     })
 }
 

@@ -28,3 +28,4 @@ pub use kube_proxy::{
 };
 pub use problem::Problem;
 pub use watch_file::{ConfigFile, watch_file};
+pub use without_effect::fields_without_effect;

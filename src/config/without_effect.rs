@@ -6,6 +6,12 @@ use super::KubeProxyConfiguration;
 /// Returns one log line for all fields without effect; `None` if there are
 /// none.
 pub(super) fn without_effect(c: &KubeProxyConfiguration) -> Option<String> {
+    let fields = fields_without_effect(c).join(", ");
+    (!fields.is_empty()).then(|| format!("accepted, but without effect in Tripod: {fields}"))
+}
+
+/// Returns the fields that are set in `c` and have no effect here.
+pub fn fields_without_effect(c: &KubeProxyConfiguration) -> Vec<String> {
     let mut fields: Vec<String> = Vec::new();
     if !c.feature_gates.is_empty() {
         let names: Vec<_> = c.feature_gates.keys().map(String::as_str).collect();
@@ -38,6 +44,5 @@ pub(super) fn without_effect(c: &KubeProxyConfiguration) -> Option<String> {
             fields.push(field.to_owned());
         }
     }
-    let fields = fields.join(", ");
-    (!fields.is_empty()).then(|| format!("accepted, but without effect in Tripod: {fields}"))
+    fields
 }

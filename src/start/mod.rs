@@ -3,6 +3,7 @@
 
 mod addresses;
 mod build;
+mod migrate;
 mod mode;
 mod probe;
 mod render;
@@ -34,6 +35,7 @@ pub type Done = Result<(), Box<dyn Error>>;
 pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
     let done = match &settings.job {
         Job::Ask(question) => return Ok(ask::ask(question).await),
+        Job::Migrate(asked) => return Ok(migrate::check(asked).await),
         Job::WriteConfig(path) => write_config(&settings, path),
         Job::Cleanup => takeover::cleanup_all(&settings.effective.ipvs_exclude).await,
         Job::Init => init(&settings).await,

@@ -18,8 +18,7 @@ pub(super) fn print(settings: &Settings, format: Format) -> Done {
         transparent: true,
         ..requirements(settings)
     };
-    let kernel =
-        examine(&requirements, Scope::Everything, Attempt::Last).leaving_out(&settings.own.without);
+    let kernel = examine_last(&requirements).leaving_out(&settings.own.without);
     let verdicts = verdict::verdicts(&kernel, &requirements);
     let text = match format {
         Format::Json => format!("{:#}\n", verdict::json(&verdicts)),
@@ -28,6 +27,11 @@ pub(super) fn print(settings: &Settings, format: Format) -> Done {
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+/// Returns all that can be found out at once: nothing is tried again.
+pub(super) fn examine_last(requirements: &ModeRequirements) -> Kernel {
+    examine(requirements, Scope::Everything, Attempt::Last)
 }
 
 /// Returns the kernel as the operator's requirements see it, without what is to

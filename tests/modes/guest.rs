@@ -21,6 +21,12 @@ fn guest_full_stale_state() {
 }
 
 #[test]
+fn guest_full_migrate() {
+    let tests = ["modes::migrate::"];
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}
+
+#[test]
 fn guest_full_takes_over() {
     let tests = ["modes::switching::from_kube_proxy::"];
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);

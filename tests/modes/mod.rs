@@ -4,6 +4,7 @@ mod choosing;
 mod families;
 mod guest;
 mod links;
+mod migrate;
 pub mod probe;
 mod sctp;
 mod stale_state;

@@ -7,7 +7,7 @@ use crate::{
         nfacct,
         xtables::{
             self,
-            remove::{Owned, Preserved, SharedChain},
+            remove::{Owned, OwnedChain, Preserved, SharedChain},
             rule::Table,
             words::Line,
         },
@@ -53,6 +53,15 @@ pub async fn cleanup_except(preserved: &Preserved) -> Result<(), Error> {
 /// Returns whether chains of iptables mode are there, other than what is `preserved`.
 pub async fn is_there(preserved: &Preserved) -> bool {
     OWNED.is_there(preserved).await
+}
+
+/// Returns the chains of iptables mode that are there, whoever installed them.
+pub async fn chains() -> Vec<OwnedChain> {
+    let mut found = Vec::new();
+    for family in Family::ALL {
+        found.extend(OWNED.list(family, &Preserved::nothing()).await);
+    }
+    found
 }
 
 /// Has nothing lead to its chains any more, and leaves them, in these families.

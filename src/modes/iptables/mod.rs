@@ -29,7 +29,7 @@ use prometheus::Registry;
 use tokio::time::{Instant, sleep_until};
 
 pub use self::{
-    cleanup::{cleanup_except, is_there, retire},
+    cleanup::{chains, cleanup_except, is_there, retire},
     setup::Setup,
 };
 use self::{count::Done, counters::Counters, family::FamilyRules};

@@ -18,7 +18,7 @@ use crate::{
         links,
         netlink::{self, Protocol, Socket},
         xtables::{
-            remove::{Owned, Preserved},
+            remove::{Owned, OwnedChain, Preserved},
             rule::Table,
         },
     },
@@ -92,6 +92,32 @@ pub async fn cleanup_rules(preserved: &Preserved) -> Result<(), Error> {
 /// Whether the dummy link is there, or rules other than what is `preserved`.
 pub async fn is_there(preserved: &Preserved) -> bool {
     OWNED.is_there(preserved).await || links::index(LINK).is_ok()
+}
+
+/// Returns the chains of ipvs mode that are there, whoever installed them.
+pub async fn chains() -> Vec<OwnedChain> {
+    let mut found = Vec::new();
+    for family in Family::ALL {
+        found.extend(OWNED.list(family, &Preserved::nothing()).await);
+    }
+    found
+}
+
+/// Returns the virtual servers that [`retire`] and [`cleanup_except`] take for those of
+/// ipvs mode.
+///
+/// # Errors
+/// When IPVS, sets or addresses cannot be read.
+pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
+    if !fs::exists(Path::new(IPVS)).unwrap_or(false) {
+        return Ok(Vec::new());
+    }
+    let mut sets = there(IpSets::open())?;
+    let own = read_own(&mut Socket::open(Protocol::Route)?, sets.as_mut())?;
+    let listed = Ipvs::open()?.list()?.into_iter().map(|server| server.id);
+    Ok(listed
+        .filter(|id| own.has(id) && !is_excluded(id, exclude))
+        .collect())
 }
 
 /// Lets the connections of what ipvs mode left end by themselves: its virtual

@@ -25,7 +25,9 @@ mod settings;
 use std::{collections::BTreeSet, sync::Arc};
 
 pub use self::{
-    cleanup::{SHARED_CHAINS, cleanup_except, cleanup_rules, is_there, retire},
+    cleanup::{
+        SHARED_CHAINS, chains, cleanup_except, cleanup_rules, is_there, retire, virtual_servers,
+    },
     plan::Options,
 };
 use self::{

@@ -2,9 +2,9 @@
 
 mod cleanup;
 mod foreign;
-mod left;
+pub mod left;
 mod start;
-mod state;
+pub mod state;
 
 use std::io::Write;
 use std::process::Stdio;

@@ -82,6 +82,11 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.jumps.retain(|jump| jump.rule.target() != Some(name));
     }
 
+    /// Returns the names of the chains.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.chains.iter().map(String::as_str)
+    }
+
     /// Returns true if there is none.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty()

@@ -20,6 +20,19 @@ pub struct Owned {
     pub shared: Option<SharedChain>,
 }
 
+/// A chain of ours, where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedChain {
+    /// Its family.
+    pub family: Family,
+    /// The engine that holds it.
+    pub engine: Engine,
+    /// Its table.
+    pub table: Table,
+    /// Its name.
+    pub name: String,
+}
+
 /// A chain that another program has under the same name.
 #[derive(Debug)]
 pub struct SharedChain {
@@ -153,23 +166,36 @@ impl Owned {
     /// read holds none.
     pub async fn is_there(&self, preserved: &Preserved) -> bool {
         for family in Family::ALL {
-            if self.is_there_in(family, preserved).await {
+            if !self.list(family, preserved).await.is_empty() {
                 return true;
             }
         }
         false
     }
 
-    async fn is_there_in(&self, family: Family, preserved: &Preserved) -> bool {
+    /// Returns such chains of `family` other than what is `preserved`. What cannot be
+    /// read holds none.
+    pub async fn list(&self, family: Family, preserved: &Preserved) -> Vec<OwnedChain> {
+        let mut found = Vec::new();
         for (xtables, engine) in Xtables::engines(family).await {
             if preserved.has_all_of(family, engine) {
                 continue;
             }
             let is_ours = self.without(preserved, family, engine);
+            let mut add = |table, name: &str| {
+                found.push(OwnedChain {
+                    family,
+                    engine,
+                    table,
+                    name: name.to_owned(),
+                });
+            };
             if engine == Engine::NfTables {
-                if holds(family, is_ours).unwrap_or(false) {
-                    return true;
-                }
+                each_in_nf_tables(family, |table, chain| {
+                    if is_ours(table, chain) {
+                        add(table, chain);
+                    }
+                });
                 continue;
             }
             for &table in self.tables {
@@ -178,12 +204,12 @@ impl Owned {
                 }
                 let read = OwnedChains::new(table, |chain: &str| is_ours(table, chain));
                 let read = read.read(&xtables).await;
-                if read.is_ok_and(|found| !found.is_empty()) {
-                    return true;
+                for name in read.iter().flat_map(OwnedChains::names) {
+                    add(table, name);
                 }
             }
         }
-        false
+        found
     }
 
     /// Returns what finds out whether a chain in this engine is ours and not
@@ -242,13 +268,20 @@ fn unread(
 /// cannot be asked.
 fn holds(family: Family, is_ours: impl Fn(Table, &str) -> bool) -> Option<bool> {
     let mut found = false;
-    let mut each = |listed: nftables::ListedChain| {
-        found |= Table::named(&listed.table)
-            .is_some_and(|table| !listed.base && is_ours(table, &listed.chain.name));
+    each_in_nf_tables(family, |table, chain| found |= is_ours(table, chain))?;
+    Some(found)
+}
+
+/// Calls `each` with the chains of nf_tables that are not the kernel's own; `None`: it
+/// cannot be asked.
+fn each_in_nf_tables(family: Family, mut each: impl FnMut(Table, &str)) -> Option<()> {
+    let listed = |listed: nftables::ListedChain| {
+        if let Some(table) = Table::named(&listed.table).filter(|_| !listed.base) {
+            each(table, &listed.chain.name);
+        }
     };
     let mut rules = nftables::Rules::open().ok()?;
-    rules.chains(family, &mut each).ok()?;
-    Some(found)
+    rules.chains(family, listed).ok()
 }
 
 #[cfg(test)]

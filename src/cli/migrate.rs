@@ -1,0 +1,108 @@
+//! `tripod migrate --check`: what will differ when Tripod takes kube-proxy's place.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+
+use super::{Format, ask};
+
+/// What is to be compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Migrate {
+    /// Where kube-proxy's configuration is.
+    pub from: Origin,
+    /// Whether this machine is the node.
+    pub machine: Machine,
+    /// How the differences are printed.
+    pub format: Format,
+}
+
+/// Where kube-proxy's configuration is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// That of the process in this network namespace.
+    Running,
+    /// That of the process with this number.
+    Process(u32),
+    /// A configuration file, or a manifest with the ConfigMap that holds one.
+    File(PathBuf),
+    /// The same from standard input.
+    Input,
+}
+
+/// Whether kernel and rules of this machine are those that Tripod will have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// They are examined.
+    Node,
+    /// They are another one's, and left out.
+    Elsewhere,
+}
+
+const HELP: &str = "\
+Exits with 0 if nothing that matters differs in the mode that this node would get,
+with 1 if something does, and with 2 if the configuration cannot be read or the
+command line is wrong. Nothing on the node is changed.
+
+Examples:
+  On a node where kube-proxy runs:
+      tripod migrate --check
+  For a cluster, from anywhere:
+      kubectl -n kube-system get cm kube-proxy -o yaml |
+          tripod migrate --check --config=- --without-node";
+
+pub(super) fn command() -> Command {
+    let about = "Print what will differ when Tripod takes kube-proxy's place here, and exit";
+    let flag = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .action(ArgAction::SetTrue)
+            .help(help)
+    };
+    Command::new("migrate")
+        .about(about)
+        .after_help(HELP)
+        .arg(flag("check", "Compare only; there is nothing else to do here").required(true))
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .help(
+                    "kube-proxy's configuration file, or the manifest of its ConfigMap; - reads \
+                     standard input. Without it, that of the kube-proxy that runs here",
+                )
+                .conflicts_with("pid"),
+        )
+        .arg(
+            Arg::new("pid")
+                .long("pid")
+                .value_name("PID")
+                .value_parser(value_parser!(u32))
+                .help("The process of kube-proxy, where several run in this network namespace"),
+        )
+        .arg(flag(
+            "without-node",
+            "Leave out what this machine's kernel can do and which rules it has",
+        ))
+        .arg(ask::output(["table", "json", "yaml"]))
+}
+
+/// Returns what `matches`, of this subcommand, ask for.
+pub(super) fn read(matches: &ArgMatches) -> Migrate {
+    let file = matches.get_one::<String>("config").map(String::as_str);
+    let from = match (file, matches.get_one::<u32>("pid")) {
+        (Some("-"), _) => Origin::Input,
+        (Some(path), _) => Origin::File(path.into()),
+        (None, Some(pid)) => Origin::Process(*pid),
+        (None, None) => Origin::Running,
+    };
+    Migrate {
+        from,
+        machine: if matches.get_flag("without-node") {
+            Machine::Elsewhere
+        } else {
+            Machine::Node
+        },
+        format: ask::format(matches),
+    }
+}

@@ -1,0 +1,51 @@
+//! `tripod migrate --check`: what differs when Tripod takes kube-proxy's place.
+//!
+//! [`origin`] reads kube-proxy's configuration. `settings` and `modes` say what of it is
+//! done otherwise, and [`state`] what becomes of the rules that kube-proxy has in the
+//! kernel; these are pure, but for [`state::observe`].
+
+mod modes;
+pub mod origin;
+mod print;
+mod report;
+mod settings;
+pub mod state;
+#[cfg(test)]
+mod tests;
+
+use self::report::Rows;
+pub use self::{
+    origin::Given,
+    print::table,
+    report::{Chosen, Importance, Report, Row},
+};
+use crate::net::ModeName;
+
+/// Returns what differs in each mode of Tripod, each thing once. `chosen` is what this
+/// node would get, where that is known.
+pub fn differences(given: &Given, chosen: Option<&Chosen>) -> Vec<Row> {
+    let mut all: Vec<Row> = Vec::new();
+    let mut add = |mode: ModeName, rows: Rows| {
+        for row in rows.into_rows() {
+            match all.iter_mut().find(|known| known.is_about_the_same(&row)) {
+                Some(known) => known.modes.push(mode.to_string()),
+                None => all.push(Row {
+                    modes: vec![mode.to_string()],
+                    ..row
+                }),
+            }
+        }
+    };
+    for mode in ModeName::ALL {
+        let mut rows = Rows::default();
+        modes::chosen(given, mode, chosen, &mut rows);
+        add(mode, rows);
+    }
+    for mode in ModeName::ALL {
+        let mut rows = Rows::default();
+        settings::rows(given, mode, &mut rows);
+        modes::rows(given.kube_proxy_mode(), mode, &mut rows);
+        add(mode, rows);
+    }
+    all
+}

@@ -1,0 +1,177 @@
+//! What one mode of Tripod does otherwise than one of kube-proxy, whatever is
+//! configured; pure. docs/conformance.md shows the same case by case, tested.
+
+use super::{
+    origin::Given,
+    report::{Chosen, Rows},
+};
+use crate::net::ModeName;
+
+/// Adds that the node would get `mode`, where that is another one than kube-proxy's.
+pub(super) fn chosen(given: &Given, mode: ModeName, chosen: Option<&Chosen>, rows: &mut Rows) {
+    let asked = given.settings.effective.mode;
+    let (gets, why) = match chosen {
+        Some(chosen) => (chosen.mode.clone(), chosen.passed_over.join("; ")),
+        None => (Some(asked.to_string()), String::new()),
+    };
+    let was = given.kube_proxy_mode();
+    if gets != Some(mode.to_string()) || mode == was {
+        return;
+    }
+    let because = match why.as_str() {
+        "" => String::new(),
+        why => format!(": {why}"),
+    };
+    if given.mode.is_empty() {
+        rows.differs([
+            "mode: \"\"",
+            "runs iptables mode where none is named",
+            &format!("runs {mode} mode, the best that this kernel can run{because}"),
+            "name the mode to keep it, mode: iptables, or leave it empty to have the best",
+        ]);
+    } else {
+        rows.differs([
+            &format!("mode: {:?}", given.mode),
+            &format!("runs {was} mode"),
+            &format!("runs {mode} mode{because}"),
+            "give the kernel what is missing, or name the mode that is to run; \
+             --strict-proxy-mode has Tripod end instead",
+        ]);
+    }
+}
+
+/// Adds what `mode` of Tripod does otherwise than mode `was` of kube-proxy.
+pub(super) fn rows(was: ModeName, mode: ModeName, rows: &mut Rows) {
+    rows.note([
+        "two Services that name the same address (externalIPs, load balancers)",
+        "promises nothing about which of them gets it",
+        "gives it to the cluster IP before others, then to the older Service, on all nodes alike",
+        "look for Events AddressConflict on Services",
+    ]);
+    match mode {
+        ModeName::Ipvs => ipvs(was, rows),
+        ModeName::Nftables => nftables(was, rows),
+        ModeName::Iptables => iptables(was, rows),
+        ModeName::Userspace => userspace(was, rows),
+    }
+    if was != mode && mode != ModeName::Userspace {
+        other_ports(was, mode, rows);
+    }
+    if was != mode || mode == ModeName::Nftables {
+        own_tools(was, mode, rows);
+    }
+}
+
+fn ipvs(was: ModeName, rows: &mut Rows) {
+    if was == ModeName::Ipvs {
+        rows.differs([
+            "internalTrafficPolicy: Local",
+            "sends calls of the cluster IP to other nodes where the Service has a node port or an \
+             external address and this node has no endpoint",
+            "never sends them to another node",
+            "expect such calls to fail, as in kube-proxy's other modes",
+        ]);
+        return;
+    }
+    rows.differs([
+        "externalTrafficPolicy: Local",
+        "lets pods and the node itself reach every endpoint by the external address",
+        "leads them to endpoints on the node, while there are any: IPVS has one virtual server \
+         for all callers",
+        "nothing, unless pods count on endpoints elsewhere",
+    ]);
+    rows.differs([
+        "sessionAffinity: ClientIP",
+        "ends affinity when its timeout has passed without a new connection",
+        "keeps it while IPVS remembers connections of the client, two minutes after their end",
+        "nothing, unless the timeout is shorter than that",
+    ]);
+}
+
+fn nftables(was: ModeName, rows: &mut Rows) {
+    if matches!(was, ModeName::Iptables | ModeName::Ipvs) {
+        rows.differs([
+            "chain FORWARD of iptables",
+            "accepts what goes to pods there (KUBE-FORWARD)",
+            "adds nothing to the rules of iptables, as kube-proxy's nftables mode",
+            "where its policy is DROP, as Docker sets it, accept what goes to and from pods",
+        ]);
+    }
+}
+
+fn iptables(was: ModeName, rows: &mut Rows) {
+    if was == ModeName::Nftables {
+        rows.note([
+            "chain FORWARD of iptables",
+            "adds nothing to the rules of iptables",
+            "accepts what goes to pods there (KUBE-FORWARD)",
+            "nothing",
+        ]);
+    }
+    if was == ModeName::Ipvs {
+        rows.differs([
+            "kube-ipvs0",
+            "has each service address on this link, where programs of the node can bind it",
+            "removes the link; service addresses are on no link",
+            "look for programs that list or bind addresses of kube-ipvs0",
+        ]);
+    }
+}
+
+fn userspace(was: ModeName, rows: &mut Rows) {
+    if was == ModeName::Userspace {
+        return;
+    }
+    rows.differs([
+        "the client's address",
+        "lets endpoints see it where the call is not masqueraded",
+        "connects to endpoints itself: they see the node's address",
+        "annotate Services whose endpoints understand it with tripod.proxy/proxy-protocol: v2, \
+         or start with --userspace-transparent; look at NetworkPolicies by pod",
+    ]);
+    rows.differs([
+        "SCTP",
+        "serves it",
+        "does not serve it",
+        "run another mode where Services use SCTP",
+    ]);
+    rows.differs([
+        "internalTrafficPolicy: Local without an endpoint on the node",
+        "drops calls of the cluster IP",
+        "refuses them",
+        "nothing: callers hear it at once",
+    ]);
+}
+
+/// Ports of a cluster IP that its Service does not name.
+fn other_ports(was: ModeName, mode: ModeName, rows: &mut Rows) {
+    let refused = |mode| matches!(mode, ModeName::Ipvs | ModeName::Nftables);
+    let words = |refuses| match refuses {
+        true => "refuses calls",
+        false => "forwards packets to the router, so that callers wait",
+    };
+    if refused(was) != refused(mode) {
+        rows.differs([
+            "ports of a cluster IP that its Service does not name",
+            words(refused(was)),
+            words(refused(mode)),
+            "nothing, unless something counts on it",
+        ]);
+    }
+}
+
+/// What people and programs look at on the node.
+fn own_tools(was: ModeName, mode: ModeName, rows: &mut Rows) {
+    let look = |mode, table: &str| match mode {
+        ModeName::Ipvs => "ipvsadm -Ln, ipset list and iptables-save show it".to_owned(),
+        ModeName::Nftables => format!("nft list table ip {table} shows it"),
+        ModeName::Iptables => "iptables-save shows it".to_owned(),
+        ModeName::Userspace => "ss -ltnup shows it".to_owned(),
+    };
+    rows.note([
+        "programs that read the rules",
+        &look(was, "kube-proxy"),
+        &look(mode, "tripod"),
+        "tripod services shows Services and endpoints in every mode",
+    ]);
+}

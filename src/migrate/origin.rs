@@ -1,0 +1,313 @@
+//! Reads kube-proxy's configuration: of the process that runs, or from a file.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs,
+    io::{self, Read},
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::{
+    cli::{self, Origin, Settings, Stop},
+    config::decode,
+    net::ModeName,
+};
+
+/// The name of the program and of its ConfigMap.
+const KUBE_PROXY: &str = "kube-proxy";
+/// Where the configuration is among the data of a ConfigMap: as kubeadm has it, and EKS.
+const KEYS: [&str; 2] = ["config.conf", "config"];
+
+/// kube-proxy's configuration.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// Where it comes from, in words.
+    pub origin: String,
+    /// What Tripod makes of it.
+    pub settings: Settings,
+    /// The mode that it names; empty: none.
+    pub mode: String,
+    /// Fields of the file that kube-proxy 1.36 does not know: a line for each, which
+    /// begins with the field's path.
+    pub ignored: Vec<String>,
+}
+
+impl Given {
+    /// Returns the mode that kube-proxy runs with it: iptables where none is named
+    /// (`getProxyMode` of `cmd/kube-proxy/app/server_linux.go`).
+    pub fn kube_proxy_mode(&self) -> ModeName {
+        match self.mode.as_str() {
+            "ipvs" => ModeName::Ipvs,
+            "nftables" => ModeName::Nftables,
+            "userspace" => ModeName::Userspace,
+            _ => ModeName::Iptables,
+        }
+    }
+
+    fn new(origin: String, settings: Settings) -> Given {
+        let file = settings.file.as_ref();
+        let decoded = file.and_then(|file| decode::decode(&file.text).ok());
+        let (mode, ignored) = match decoded {
+            Some(decoded) => (decoded.configuration.mode, decoded.ignored),
+            None => {
+                let flags = settings.flags.iter();
+                let mut modes = flags.filter(|(name, _)| *name == "proxy-mode");
+                let mode = modes.next().map(|(_, mode)| mode.clone());
+                (mode.unwrap_or_default(), Vec::new())
+            }
+        };
+        Given {
+            origin,
+            settings,
+            mode,
+            ignored,
+        }
+    }
+}
+
+/// Reads the configuration.
+///
+/// # Errors
+/// When there is none, it cannot be read, or it is one that Tripod refuses; in words.
+pub fn read(origin: &Origin) -> Result<Given, String> {
+    match origin {
+        Origin::Running => of_process(Path::new("/proc"), running(Path::new("/proc"))?),
+        Origin::Process(pid) => of_process(Path::new("/proc"), *pid),
+        Origin::File(path) => {
+            let read = fs::read_to_string(path);
+            let text = read.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+            of_text(&text, path.display().to_string())
+        }
+        Origin::Input => {
+            let mut text = String::new();
+            let read = io::stdin().read_to_string(&mut text);
+            read.map_err(|e| format!("cannot read standard input: {e}"))?;
+            of_text(&text, "standard input".to_owned())
+        }
+    }
+}
+
+/// Returns the process of kube-proxy that runs in this network namespace: those of
+/// others, such as of clusters in containers, have rules of their own.
+fn running(proc: &Path) -> Result<u32, String> {
+    let namespace = |process: &str| fs::read_link(proc.join(process).join("ns/net")).ok();
+    let here = namespace("self");
+    let listed = fs::read_dir(proc).map_err(|e| format!("cannot list processes: {e}"))?;
+    let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut found: Vec<u32> = names
+        .filter(|process| {
+            let words = arguments(proc, process).unwrap_or_default();
+            let program = words.first().map(PathBuf::from).unwrap_or_default();
+            program.file_name().is_some_and(|name| name == KUBE_PROXY) && namespace(process) == here
+        })
+        .filter_map(|process| process.parse().ok())
+        .collect();
+    found.sort_unstable();
+    match found.as_slice() {
+        [pid] => Ok(*pid),
+        [] => Err(
+            "no process called kube-proxy runs in this network namespace: give its configuration \
+             by --config, as a file or as the manifest of its ConfigMap. k3s runs kube-proxy \
+             within its own process, whose flags --kube-proxy-arg can be put into such a file"
+                .to_owned(),
+        ),
+        several => {
+            let pids: Vec<String> = several.iter().map(u32::to_string).collect();
+            Err(format!(
+                "several processes are called kube-proxy: choose one by --pid: {}",
+                pids.join(", ")
+            ))
+        }
+    }
+}
+
+fn arguments(proc: &Path, process: &str) -> io::Result<Vec<OsString>> {
+    let text = fs::read(proc.join(process).join("cmdline"))?;
+    let words = text.strip_suffix(&[0]).unwrap_or(&text).split(|b| *b == 0);
+    Ok(words
+        .map(|word| OsString::from_vec(word.to_vec()))
+        .collect())
+}
+
+/// Reads the command line of a process, and files as it sees them.
+fn of_process(proc: &Path, pid: u32) -> Result<Given, String> {
+    let process = pid.to_string();
+    let words = arguments(proc, &process);
+    let words = words.map_err(|e| format!("cannot read the command line of process {pid}: {e}"))?;
+    let root = proc.join(&process).join("root");
+    let folder = fs::read_link(proc.join(&process).join("cwd")).unwrap_or_else(|_| "/".into());
+    let seen = |path: &Path| {
+        let path = folder.join(path);
+        fs::read_to_string(root.join(path.strip_prefix("/").unwrap_or(&path)))
+    };
+    let settings = cli::read(words, seen);
+    let settings = settings.map_err(|stop| refused(&stop, &format!("process {pid}")))?;
+    let origin = match &settings.file {
+        Some(file) => format!("process {pid}, --config {}", file.path.display()),
+        None => format!("process {pid}, its flags"),
+    };
+    Ok(Given::new(origin, settings))
+}
+
+/// Reads a configuration file, or the one that a ConfigMap holds.
+fn of_text(text: &str, origin: String) -> Result<Given, String> {
+    let document: Document = serde_saphyr::from_str(text)
+        .map_err(|e| format!("{origin} is neither YAML nor JSON of one document: {e}"))?;
+    let (text, origin) = match document.kind.as_str() {
+        decode::KIND => (text.to_owned(), origin),
+        _ => {
+            let (key, text) = held(document).ok_or_else(|| {
+                format!(
+                    "{origin} holds neither a {} nor a ConfigMap with one: try kubectl -n \
+                     kube-system get configmap kube-proxy -o yaml",
+                    decode::KIND
+                )
+            })?;
+            (text, format!("{origin}, {key} of its ConfigMap"))
+        }
+    };
+    let words = [KUBE_PROXY, "--config", &origin].map(OsString::from);
+    let settings = cli::read(words, |_| Ok(text.clone()));
+    let settings = settings.map_err(|stop| refused(&stop, &origin))?;
+    Ok(Given::new(origin, settings))
+}
+
+fn refused(stop: &Stop, origin: &str) -> String {
+    match stop {
+        Stop::Answer(_) => format!("{origin} asks for no proxy, but for help or a version"),
+        Stop::Refusal(why) => {
+            let why = why.strip_prefix("error: ").unwrap_or(why);
+            format!("Tripod does not take the configuration of {origin}: {why}")
+        }
+    }
+}
+
+/// What is read of a manifest.
+#[derive(Debug, Default, Deserialize)]
+struct Document {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    data: Option<BTreeMap<String, String>>,
+    /// Those of a List.
+    #[serde(default)]
+    items: Vec<Document>,
+}
+
+/// Returns the configuration that a ConfigMap of `document` holds, and where.
+fn held(document: Document) -> Option<(String, String)> {
+    let is_one = |text: &String| decode::decode(text).is_ok();
+    let mut data = document.data.filter(|_| document.kind == "ConfigMap");
+    if let Some(data) = &mut data {
+        let usual = KEYS.into_iter().find(|key| data.contains_key(*key));
+        let key = match usual {
+            Some(key) => Some(key.to_owned()),
+            None => data
+                .iter()
+                .find(|(_, text)| is_one(text))
+                .map(|(key, _)| key.clone()),
+        };
+        if let Some(found) = key.and_then(|key| data.remove_entry(&key)) {
+            return Some(found);
+        }
+    }
+    document.items.into_iter().find_map(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder that looks like /proc with one process.
+    fn processes(command: &[&str], root: &[(&str, &str)]) -> PathBuf {
+        let name = format!("tripod-migrate-{}-{}", std::process::id(), command.len());
+        let proc = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&proc);
+        let process = proc.join("42");
+        for (path, text) in root {
+            let path = process.join("root").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        for process in ["42", "self"] {
+            let namespaces = proc.join(process).join("ns");
+            fs::create_dir_all(&namespaces).unwrap();
+            std::os::unix::fs::symlink("net:[1]", namespaces.join("net")).unwrap();
+        }
+        fs::write(process.join("cmdline"), command.join("\0") + "\0").unwrap();
+        proc
+    }
+
+    #[test]
+    fn a_process_is_read_as_it_sees_its_files() {
+        let config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
+                      kind: KubeProxyConfiguration\nmode: nftables\n";
+        let command = [
+            "/usr/local/bin/kube-proxy",
+            "--config=/var/lib/kube-proxy/config.conf",
+            "--hostname-override=node-1",
+        ];
+        let proc = processes(&command, &[("var/lib/kube-proxy/config.conf", config)]);
+        let pid = running(&proc).unwrap();
+        let given = of_process(&proc, pid).unwrap();
+        assert_eq!(
+            given.origin,
+            "process 42, --config /var/lib/kube-proxy/config.conf"
+        );
+        assert_eq!(given.kube_proxy_mode(), ModeName::Nftables);
+        assert_eq!(given.settings.configuration.hostname_override, "node-1");
+        fs::remove_dir_all(proc).unwrap();
+    }
+
+    /// As RKE2 starts it, and with an empty argument, as templates leave them behind.
+    #[test]
+    fn flags_alone_are_read() {
+        let command = [
+            "kube-proxy",
+            "--cluster-cidr=10.42.0.0/16",
+            "--conntrack-max-per-core=0",
+            "--conntrack-tcp-timeout-close-wait=0s",
+            "--conntrack-tcp-timeout-established=0s",
+            "--healthz-bind-address=127.0.0.1",
+            "--hostname-override=server-1",
+            "--kubeconfig=/var/lib/rancher/rke2/agent/kubeproxy.kubeconfig",
+            "--proxy-mode=ipvs",
+            "--ipvs-scheduler=lc",
+            "",
+        ];
+        let proc = processes(&command, &[]);
+        let given = of_process(&proc, 42).unwrap();
+        assert_eq!(given.origin, "process 42, its flags");
+        assert_eq!(given.kube_proxy_mode(), ModeName::Ipvs);
+        assert_eq!(given.settings.configuration.ipvs.scheduler, "lc");
+        fs::remove_dir_all(proc).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_named() {
+        for (text, expected) in [
+            ("kind: Secret", "holds neither"),
+            ("a: [", "neither YAML nor JSON"),
+            ("kind: ConfigMap\ndata: {x: y}", "holds neither"),
+            (
+                "kind: KubeProxyConfiguration\napiVersion: x/v1",
+                "its apiVersion is",
+            ),
+            (
+                "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\n\
+                 mode: ipsv",
+                "invalid value \"ipsv\"",
+            ),
+        ] {
+            let error = of_text(text, "it".to_owned()).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let nobody = processes(&["kubelet"], &[]);
+        assert!(running(&nobody).unwrap_err().contains("--config"));
+        fs::remove_dir_all(nobody).unwrap();
+    }
+}

@@ -1,0 +1,152 @@
+//! Prints the report for people.
+
+use super::report::{Importance, Report, Row};
+use crate::net::ModeName;
+
+/// Columns of a line.
+const COLUMNS: usize = 90;
+/// Names of things in the kernel that are shown; the rest is counted.
+const NAMES: usize = 6;
+
+/// Returns the lines.
+pub fn table(report: &Report) -> String {
+    let mut text = String::new();
+    let Report { configuration, .. } = report;
+    field(&mut text, "", "from", configuration);
+    field(
+        &mut text,
+        "",
+        "kube-proxy",
+        &format!("{} mode", report.kube_proxy_mode),
+    );
+    match &report.node {
+        None => field(
+            &mut text,
+            "",
+            "Tripod",
+            &format!("asked for {} mode", report.asked),
+        ),
+        Some(chosen) => {
+            let mode = match &chosen.mode {
+                Some(mode) => format!("{mode} mode on this node"),
+                None => "no mode can run on this node: see tripod probe".to_owned(),
+            };
+            field(&mut text, "", "Tripod", &mode);
+            for (name, lines) in [
+                ("no better", &chosen.passed_over),
+                ("without", &chosen.lost),
+            ] {
+                for line in lines {
+                    field(&mut text, "", name, line);
+                }
+            }
+        }
+    }
+    differences(&mut text, report);
+    kernel(&mut text, report);
+    text.push_str(if report.differs() {
+        "\nSomething differs.\n"
+    } else {
+        "\nNothing that matters differs.\n"
+    });
+    text
+}
+
+fn differences(text: &mut String, report: &Report) {
+    let decisive = report.decisive();
+    for importance in [Importance::Difference, Importance::Note] {
+        for (heading, of) in sections(decisive) {
+            let rows = report.differences.iter();
+            let rows: Vec<&Row> = rows
+                .filter(|row| row.importance == importance && of.is(row))
+                .collect();
+            if rows.is_empty() {
+                continue;
+            }
+            let kind = match importance {
+                Importance::Difference => "Differs",
+                Importance::Note => "To be known",
+            };
+            text.push_str(&format!("\n{kind} {heading}\n"));
+            for row in rows {
+                text.push_str(&format!("\n  {}\n", row.setting));
+                field(text, "    ", "kube-proxy", &row.kube_proxy);
+                field(text, "    ", "Tripod", &row.tripod);
+                field(text, "    ", "to do", &row.to_do);
+            }
+        }
+    }
+}
+
+fn kernel(text: &mut String, report: &Report) {
+    if !report.kernel.is_empty() {
+        text.push_str("\nIn the kernel of this node\n");
+    }
+    for group in &report.kernel {
+        let mut names = group
+            .names
+            .iter()
+            .take(NAMES)
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(", ");
+        if let more @ 1.. = group.names.len().saturating_sub(NAMES) {
+            names.push_str(&format!(" and {more} more"));
+        }
+        text.push_str(&format!("\n  {} {}\n", group.names.len(), group.what));
+        field(text, "    ", "names", &names);
+        field(text, "    ", "become", &group.becomes.to_string());
+    }
+}
+
+/// Which rows a section has.
+enum Of {
+    /// Those of every mode.
+    All,
+    /// Those of this mode, but not of every one.
+    One(String),
+}
+
+impl Of {
+    fn is(&self, row: &Row) -> bool {
+        let all = row.modes.len() == ModeName::ALL.len();
+        match self {
+            Of::All => all,
+            Of::One(mode) => !all && row.modes.contains(mode),
+        }
+    }
+}
+
+/// Returns the sections: first what counts for the mode that decides.
+fn sections(decisive: Option<&str>) -> Vec<(String, Of)> {
+    let mut modes: Vec<String> = ModeName::ALL.map(|mode| mode.to_string()).into();
+    modes.sort_by_key(|mode| Some(mode.as_str()) != decisive);
+    let mut sections = vec![("in every mode".to_owned(), Of::All)];
+    sections.extend(modes.into_iter().map(|mode| {
+        let heading = if Some(mode.as_str()) == decisive {
+            format!("in {mode} mode, which would run")
+        } else {
+            format!("in {mode} mode, if that is chosen")
+        };
+        (heading, Of::One(mode))
+    }));
+    sections
+}
+
+/// Adds a name and its value, wrapped.
+fn field(text: &mut String, indent: &str, name: &str, value: &str) {
+    let mut line = format!("{indent}{name:<12}");
+    let begin = line.len();
+    for word in value.split_whitespace() {
+        let length = line.chars().count() + word.chars().count();
+        if line.len() > begin && length >= COLUMNS {
+            text.push_str(line.trim_end());
+            text.push('\n');
+            line = " ".repeat(begin);
+        }
+        line.push_str(word);
+        line.push(' ');
+    }
+    text.push_str(line.trim_end());
+    text.push('\n');
+}

@@ -1,0 +1,133 @@
+//! The report, and the rows that it consists of.
+
+use serde::Serialize;
+
+use super::state::Group;
+
+/// Whether something that differs matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Importance {
+    /// Clients, endpoints or the operator notice.
+    Difference,
+    /// To be known; what is configured keeps its meaning.
+    Note,
+}
+
+/// Something that is done otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    /// The setting as the configuration has it, or what it is about.
+    pub setting: String,
+    /// Whether that matters.
+    pub importance: Importance,
+    /// What kube-proxy does.
+    pub kube_proxy: String,
+    /// What Tripod does.
+    pub tripod: String,
+    /// What can be done about it.
+    pub to_do: String,
+    /// The modes of Tripod in which it is so.
+    pub modes: Vec<String>,
+}
+
+impl Row {
+    /// Returns true if both say the same, whatever the modes.
+    pub(super) fn is_about_the_same(&self, other: &Row) -> bool {
+        let words = |row: &Row| {
+            let Row {
+                setting,
+                kube_proxy,
+                tripod,
+                to_do,
+                ..
+            } = row;
+            [setting, kube_proxy, tripod, to_do].map(String::clone)
+        };
+        self.importance == other.importance && words(self) == words(other)
+    }
+}
+
+/// The rows of one mode, while they are collected.
+#[derive(Debug, Default)]
+pub(super) struct Rows(Vec<Row>);
+
+impl Rows {
+    fn add(&mut self, importance: Importance, [setting, kube_proxy, tripod, to_do]: [&str; 4]) {
+        self.0.push(Row {
+            setting: setting.to_owned(),
+            importance,
+            kube_proxy: kube_proxy.to_owned(),
+            tripod: tripod.to_owned(),
+            to_do: to_do.to_owned(),
+            modes: Vec::new(),
+        });
+    }
+
+    /// Adds setting, what kube-proxy does, what Tripod does, and what to do.
+    pub(super) fn differs(&mut self, row: [&str; 4]) {
+        self.add(Importance::Difference, row);
+    }
+
+    /// The same, for what does not matter.
+    pub(super) fn note(&mut self, row: [&str; 4]) {
+        self.add(Importance::Note, row);
+    }
+
+    /// Returns them, without modes.
+    pub(super) fn into_rows(self) -> Vec<Row> {
+        self.0
+    }
+}
+
+/// The mode that Tripod would run, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Chosen {
+    /// Its name; `None`: none can run.
+    pub mode: Option<String>,
+    /// Why each better one cannot.
+    pub passed_over: Vec<String>,
+    /// What it goes without.
+    pub lost: Vec<String>,
+}
+
+/// All that is to be said.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Where the configuration comes from, in words.
+    pub configuration: String,
+    /// The mode that kube-proxy runs with it.
+    pub kube_proxy_mode: String,
+    /// The mode that Tripod is asked for with it.
+    pub asked: String,
+    /// What this node would get; `None`: this machine was not examined.
+    pub node: Option<Chosen>,
+    /// What differs, mode by mode.
+    pub differences: Vec<Row>,
+    /// What kube-proxy, or an earlier Tripod, has in this kernel.
+    pub kernel: Vec<Group>,
+}
+
+impl Report {
+    /// Returns the mode that decides: the one that this node would get, or the one
+    /// asked for.
+    pub(super) fn decisive(&self) -> Option<&str> {
+        match &self.node {
+            Some(chosen) => chosen.mode.as_deref(),
+            None => Some(&self.asked),
+        }
+    }
+
+    /// Returns true if something that matters differs in the mode that decides, or if
+    /// none can run.
+    pub fn differs(&self) -> bool {
+        self.decisive().is_none_or(|mode| {
+            self.differences.iter().any(|row| {
+                row.importance == Importance::Difference && row.modes.iter().any(|of| of == mode)
+            })
+        })
+    }
+}

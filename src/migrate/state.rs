@@ -1,0 +1,262 @@
+//! What kube-proxy, or an earlier Tripod, has in the kernel, and what becomes of it;
+//! [`observe`] reads it, the rest is pure.
+
+use std::{collections::BTreeMap, fmt};
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::{
+    kernel::{
+        ipset::IpSets,
+        links,
+        nftables::Rules,
+        xtables::{Engine, remove::OwnedChain},
+    },
+    modes::{
+        iptables,
+        ipvs::{
+            self,
+            plan::{LINK, Set},
+        },
+        nftables,
+    },
+    net::{Family, ModeName},
+};
+
+/// What is there.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// Chains of iptables mode.
+    pub iptables: Vec<OwnedChain>,
+    /// Chains of ipvs mode, some of which have the same names.
+    pub ipvs: Vec<OwnedChain>,
+    /// Tables of nftables mode.
+    pub tables: Vec<(Family, String)>,
+    /// Sets of ipvs mode.
+    pub sets: Vec<String>,
+    /// Virtual servers.
+    pub servers: Vec<String>,
+    /// Whether there is a link kube-ipvs0.
+    pub link: bool,
+}
+
+/// Reads what is there; what cannot be read counts as absent. Virtual servers with
+/// addresses in `exclude` are other programs'.
+pub async fn observe(exclude: &[IpNet]) -> Observed {
+    let named = |name: &str| [nftables::cleanup::KUBE_PROXY, nftables::TABLE].contains(&name);
+    let mut tables = Vec::new();
+    if let Ok(mut rules) = Rules::open() {
+        for family in Family::ALL {
+            let there = rules.tables(family).unwrap_or_default().into_iter();
+            let ours = there.filter(|table| named(&table.name));
+            tables.extend(ours.map(|table| (family, table.name)));
+        }
+    }
+    let sets = IpSets::open().and_then(|mut sets| sets.list());
+    let sets = sets.unwrap_or_default().into_iter().map(|set| set.name);
+    let is_ours = |name: &String| {
+        let mut all = Family::ALL.into_iter();
+        all.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
+    };
+    let servers = ipvs::virtual_servers(exclude).unwrap_or_default();
+    Observed {
+        iptables: iptables::chains().await,
+        ipvs: ipvs::chains().await,
+        tables,
+        sets: sets.filter(is_ours).collect(),
+        servers: servers.iter().map(ToString::to_string).collect(),
+        link: links::index(LINK).is_ok(),
+    }
+}
+
+/// What becomes of something when Tripod has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Becomes {
+    /// The mode has the same: what differs is written, the rest stays in force.
+    TakenOver,
+    /// It is removed once the mode is in force and no connection needs it.
+    Removed,
+    /// No mode can run, so nothing is changed.
+    Unchanged,
+}
+
+impl fmt::Display for Becomes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Becomes::TakenOver => "taken over: only what differs is written",
+            Becomes::Removed => {
+                "removed, once the mode is in force and connections through it have ended, or \
+                 after 15 minutes"
+            }
+            Becomes::Unchanged => "left as it is",
+        })
+    }
+}
+
+/// Things of one kind in one place that share what becomes of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Group {
+    /// What and where, such as `chains of nat (IPv4, iptables-nft)`.
+    pub what: String,
+    /// What becomes of them.
+    pub becomes: Becomes,
+    /// Their names, sorted.
+    pub names: Vec<String>,
+}
+
+/// Returns what becomes of what is `observed` when `mode` starts, whose rules go to
+/// `engines`; `None`: no mode can run.
+pub fn groups(
+    observed: &Observed,
+    mode: Option<ModeName>,
+    engines: &[(Family, Engine)],
+) -> Vec<Group> {
+    let becomes = |is_kept: bool| match mode {
+        None => Becomes::Unchanged,
+        Some(_) if is_kept => Becomes::TakenOver,
+        Some(_) => Becomes::Removed,
+    };
+    let mut found: BTreeMap<(String, Becomes), Vec<String>> = BTreeMap::new();
+    let mut add = |what: String, becomes, name: String| {
+        let names = found.entry((what, becomes)).or_default();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    };
+    let own = match mode {
+        Some(ModeName::Iptables) => &observed.iptables[..],
+        Some(ModeName::Ipvs) => &observed.ipvs[..],
+        _ => &[],
+    };
+    let mut chains: Vec<&OwnedChain> = observed.iptables.iter().collect();
+    chains.extend(
+        observed
+            .ipvs
+            .iter()
+            .filter(|chain| !observed.iptables.contains(chain)),
+    );
+    for chain in chains {
+        let is_kept = engines.contains(&(chain.family, chain.engine)) && own.contains(chain);
+        let what = format!(
+            "chains of {} ({}, {})",
+            chain.table.name(),
+            chain.family,
+            match chain.engine {
+                Engine::NfTables => "iptables-nft",
+                Engine::Legacy => "iptables-legacy",
+            }
+        );
+        add(what, becomes(is_kept), chain.name.clone());
+    }
+    for (family, name) in &observed.tables {
+        let is_kept = mode == Some(ModeName::Nftables) && name == nftables::TABLE;
+        let what = format!("tables of nf_tables ({family})");
+        add(what, becomes(is_kept), name.clone());
+    }
+    let is_ipvs = mode == Some(ModeName::Ipvs);
+    for (what, names) in [
+        ("sets", &observed.sets),
+        ("virtual servers", &observed.servers),
+    ] {
+        for name in names {
+            add(what.to_owned(), becomes(is_ipvs), name.clone());
+        }
+    }
+    if observed.link {
+        add("links".to_owned(), becomes(is_ipvs), LINK.to_owned());
+    }
+    let groups = found.into_iter().map(|((what, becomes), mut names)| {
+        names.sort_unstable();
+        Group {
+            what,
+            becomes,
+            names,
+        }
+    });
+    groups.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::xtables::rule::Table;
+
+    fn chain(engine: Engine, name: &str) -> OwnedChain {
+        OwnedChain {
+            family: Family::V4,
+            engine,
+            table: Table::Nat,
+            name: name.to_owned(),
+        }
+    }
+
+    fn node() -> Observed {
+        let shared = chain(Engine::NfTables, "KUBE-SERVICES");
+        Observed {
+            iptables: vec![
+                shared.clone(),
+                chain(Engine::NfTables, "KUBE-SVC-X"),
+                chain(Engine::Legacy, "KUBE-SVC-OLD"),
+            ],
+            ipvs: vec![shared, chain(Engine::NfTables, "KUBE-LOAD-BALANCER")],
+            tables: vec![
+                (Family::V4, "kube-proxy".into()),
+                (Family::V4, "tripod".into()),
+            ],
+            sets: vec!["KUBE-CLUSTER-IP".into()],
+            servers: vec!["TCP 10.96.0.1:443".into()],
+            link: true,
+        }
+    }
+
+    /// What is taken over of `node`.
+    fn taken_over(mode: Option<ModeName>) -> Vec<String> {
+        let engines = [(Family::V4, Engine::NfTables)];
+        let groups = groups(&node(), mode, &engines).into_iter();
+        let kept = groups.filter(|group| group.becomes == Becomes::TakenOver);
+        kept.flat_map(|group| group.names).collect()
+    }
+
+    #[test]
+    fn a_mode_takes_over_its_own_in_its_engine() {
+        for (mode, expected) in [
+            (
+                Some(ModeName::Iptables),
+                &["KUBE-SERVICES", "KUBE-SVC-X"][..],
+            ),
+            (
+                Some(ModeName::Ipvs),
+                &[
+                    "KUBE-LOAD-BALANCER",
+                    "KUBE-SERVICES",
+                    "kube-ipvs0",
+                    "KUBE-CLUSTER-IP",
+                    "TCP 10.96.0.1:443",
+                ],
+            ),
+            (Some(ModeName::Nftables), &["tripod"]),
+            (Some(ModeName::Userspace), &[]),
+            (None, &[]),
+        ] {
+            assert_eq!(taken_over(mode), expected, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn the_rest_is_removed_and_each_thing_is_named_once() {
+        for mode in ModeName::ALL {
+            let groups = groups(&node(), Some(mode), &[(Family::V4, Engine::NfTables)]);
+            let names = groups.iter().map(|group| group.names.len());
+            assert_eq!(names.sum::<usize>(), 9, "{mode}: {groups:?}");
+        }
+        let unchanged = groups(&node(), None, &[]);
+        assert!(
+            unchanged
+                .iter()
+                .all(|group| group.becomes == Becomes::Unchanged)
+        );
+    }
+}

@@ -1,0 +1,233 @@
+//! What is said of configurations that clusters have.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use super::*;
+use crate::cli::Origin;
+
+/// ConfigMaps and configuration files as clusters have them.
+fn sample(name: &str) -> Given {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/migrate");
+    let path = folder.join(name);
+    assert!(fs::exists(&path).unwrap_or(false), "{}", path.display());
+    origin::read(&Origin::File(path)).unwrap_or_else(|why| panic!("{name}: {why}"))
+}
+
+fn configured(text: &str) -> Given {
+    let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+    let name = format!("tripod-migrate-{}-{:p}", std::process::id(), text.as_ptr());
+    let path = std::env::temp_dir().join(name);
+    fs::write(&path, format!("{head}{text}\n")).expect("a temporary file");
+    let given = origin::read(&Origin::File(path.clone())).expect(text);
+    fs::remove_file(path).expect("it was written");
+    given
+}
+
+fn gets(mode: ModeName) -> Chosen {
+    Chosen {
+        mode: Some(mode.to_string()),
+        passed_over: Vec::new(),
+        lost: Vec::new(),
+    }
+}
+
+/// The settings that differ in `mode`, shortened to their first words.
+fn differing(given: &Given, mode: ModeName) -> Vec<String> {
+    settings_of(given, mode, Importance::Difference)
+}
+
+fn settings_of(given: &Given, mode: ModeName, importance: Importance) -> Vec<String> {
+    let rows = differences(given, Some(&gets(mode))).into_iter();
+    let rows = rows.filter(|row| row.importance == importance);
+    let rows = rows.filter(|row| row.modes.contains(&mode.to_string()));
+    rows.map(|row| {
+        let name = row.setting.split([':', ',']).next().unwrap_or_default();
+        name.to_owned()
+    })
+    .collect()
+}
+
+const SCHEDULER: &str = "ipvs.scheduler";
+const LOCALHOST: &str = "iptables.localhostNodePorts";
+const EXTERNAL_LOCAL: &str = "externalTrafficPolicy";
+const AFFINITY: &str = "sessionAffinity";
+const PORTS: &str = "ports of a cluster IP that its Service does not name";
+const FORWARD: &str = "chain FORWARD of iptables";
+const CLIENT: &str = "the client's address";
+const INTERNAL_LOCAL: &str = "internalTrafficPolicy";
+
+#[test]
+fn each_cluster_hears_what_differs_in_each_mode() {
+    use ModeName::{Iptables, Ipvs, Nftables, Userspace};
+    let to_ipvs = [
+        "mode",
+        SCHEDULER,
+        "ipvs.strictARP",
+        LOCALHOST,
+        EXTERNAL_LOCAL,
+        AFFINITY,
+        PORTS,
+    ];
+    let to_nftables = ["mode", LOCALHOST, FORWARD, PORTS];
+    let to_userspace = ["mode", SCHEDULER, CLIENT, "SCTP", INTERNAL_LOCAL];
+    let cases: &[(&str, ModeName, &[&str])] = &[
+        // None is named: kube-proxy runs iptables mode.
+        ("kubeadm-1.28.yaml", Iptables, &[]),
+        ("kubeadm-1.28.yaml", Ipvs, &to_ipvs),
+        ("kubeadm-1.28.yaml", Nftables, &to_nftables),
+        ("kubeadm-1.28.yaml", Userspace, &to_userspace),
+        ("kubeadm-1.32-ipvs.yaml", Ipvs, &[INTERNAL_LOCAL]),
+        (
+            "kubeadm-1.32-ipvs.yaml",
+            Nftables,
+            &["mode", SCHEDULER, "ipvs.tcpTimeout", FORWARD],
+        ),
+        (
+            "kubeadm-1.32-ipvs.yaml",
+            Iptables,
+            &[
+                "mode",
+                SCHEDULER,
+                "ipvs.tcpTimeout",
+                LOCALHOST,
+                "kube-ipvs0",
+                PORTS,
+            ],
+        ),
+        ("kubeadm-1.36-nftables.yaml", Nftables, &[]),
+        ("kubeadm-1.36-nftables.yaml", Iptables, &["mode", PORTS]),
+        ("list.yaml", Iptables, &["enableProfiling"]),
+        ("eks.yaml", Iptables, &[]),
+        ("eks.yaml", Nftables, &to_nftables),
+    ];
+    for (name, mode, expected) in cases {
+        let found = differing(&sample(name), *mode);
+        let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
+        let expected = BTreeSet::from_iter(expected.iter().copied());
+        assert_eq!(found, expected, "{name} in {mode} mode");
+    }
+}
+
+#[test]
+fn fields_that_are_unknown_are_named() {
+    let notes = settings_of(&sample("eks.yaml"), ModeName::Iptables, Importance::Note);
+    for field in ["resourceContainer is unknown", "udpIdleTimeout is unknown"] {
+        assert!(notes.iter().any(|note| note == field), "{notes:?}");
+    }
+}
+
+/// Checks, for each configuration and mode, whether `setting` matters.
+fn check(setting: &str, cases: &[(&str, ModeName, bool)]) {
+    for (text, mode, expected) in cases {
+        let found = differing(&configured(text), *mode);
+        let differs = found.iter().any(|name| name == setting);
+        assert_eq!(differs, *expected, "{text} in {mode} mode: {found:?}");
+    }
+}
+
+#[test]
+fn node_ports_on_localhost_are_kept_or_named() {
+    use ModeName::{Iptables, Ipvs, Nftables, Userspace};
+    let named = "mode: iptables\nnodePortAddresses: [localhost]";
+    let others = "mode: iptables\nnodePortAddresses: [192.0.2.0/24]";
+    let not_asked = "mode: iptables\niptables: {localhostNodePorts: false}";
+    let cases = [
+        ("mode: iptables", Ipvs, true),
+        (named, Ipvs, false),
+        (named, Nftables, false),
+        (others, Nftables, false),
+        (not_asked, Nftables, false),
+        (not_asked, Userspace, true),
+        ("mode: ipvs", Iptables, true),
+        ("mode: nftables", Iptables, false),
+    ];
+    check(LOCALHOST, &cases);
+}
+
+#[test]
+fn schedulers_are_kept_or_named() {
+    use ModeName::{Iptables, Ipvs, Nftables, Userspace};
+    let least = "mode: ipvs\nipvs: {scheduler: lc}";
+    let cases = [
+        ("mode: iptables\nipvs: {scheduler: lc}", Iptables, false),
+        (least, Ipvs, false),
+        (least, Nftables, true),
+        (least, Userspace, false),
+        ("mode: ipvs\nipvs: {scheduler: lblc}", Userspace, true),
+    ];
+    check(SCHEDULER, &cases);
+}
+
+#[test]
+fn other_settings_mean_what_they_meant_or_are_named() {
+    use ModeName::{Ipvs, Nftables, Userspace};
+    let strict = "mode: iptables\nipvs: {strictARP: true}";
+    check(
+        "ipvs.strictARP",
+        &[(strict, Ipvs, false), ("mode: iptables", Ipvs, true)],
+    );
+    let ports = "mode: iptables\nportRange: 30000-31000";
+    check(
+        "portRange",
+        &[(ports, Userspace, true), (ports, Nftables, false)],
+    );
+    let gates = "mode: iptables\nfeatureGates: {TopologyAwareHints: true}";
+    check(
+        "featureGates (TopologyAwareHints)",
+        &[(gates, Nftables, true)],
+    );
+    let windows = "mode: iptables\nwinkernel: {networkName: l2}";
+    check("winkernel.networkName", &[(windows, Nftables, false)]);
+}
+
+/// A report about `given` on a node that gets `mode`.
+fn report(given: &Given, mode: Option<ModeName>) -> Report {
+    let node = Chosen {
+        mode: mode.map(|mode| mode.to_string()),
+        passed_over: vec!["no ipvs mode here, for lack of IPVS".to_owned()],
+        lost: Vec::new(),
+    };
+    Report {
+        configuration: given.origin.clone(),
+        kube_proxy_mode: given.kube_proxy_mode().to_string(),
+        asked: given.settings.effective.mode.to_string(),
+        differences: differences(given, Some(&node)),
+        node: Some(node),
+        kernel: Vec::new(),
+    }
+}
+
+#[test]
+fn the_mode_that_would_run_decides_whether_something_differs() {
+    let given = configured("mode: iptables");
+    for (mode, differs) in [
+        (Some(ModeName::Iptables), false),
+        (Some(ModeName::Nftables), true),
+        (None, true),
+    ] {
+        assert_eq!(report(&given, mode).differs(), differs, "{mode:?}");
+    }
+}
+
+#[test]
+fn people_read_what_counts_for_this_node_first() {
+    let given = sample("kubeadm-1.28.yaml");
+    let text = table(&report(&given, Some(ModeName::Nftables)));
+    let at = |part: &str| {
+        text.find(part)
+            .unwrap_or_else(|| panic!("no {part:?} in {text}"))
+    };
+    assert!(
+        at("Tripod      nftables mode on this node")
+            < at("Differs in nftables mode, which would run")
+    );
+    assert!(
+        at("Differs in nftables mode, which would run")
+            < at("Differs in ipvs mode, if that is chosen")
+    );
+    assert!(at("no better   no ipvs mode here, for lack of IPVS") < at("Something differs."));
+    for line in text.lines() {
+        assert!(line.chars().count() <= 130, "{line}");
+        assert_eq!(line, line.trim_end());
+    }
+}
