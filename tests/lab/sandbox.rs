@@ -34,7 +34,7 @@ static MACHINE: RwLock<()> = RwLock::new(());
 
 /// Runs `body`, which is all of a test, in a sandbox.
 pub fn run(share: Share, body: impl FnOnce()) {
-    if std::env::var_os(INSIDE).is_some() {
+    if is_inside() {
         return body();
     }
     let (_beside, _alone);
@@ -61,6 +61,11 @@ pub fn run(share: Share, body: impl FnOnce()) {
         passed && output.contains("1 passed"),
         "{name} failed in its sandbox:\n{output}"
     );
+}
+
+/// Returns true in the process that is started again for one test.
+pub fn is_inside() -> bool {
+    std::env::var_os(INSIDE).is_some()
 }
 
 const FIGURE: &str = "FIGURE ";

@@ -1,0 +1,220 @@
+//! The package for nodes without a cluster: made by cargo-deb from the binary under
+//! test, unpacked, and run as its unit runs it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+};
+
+use serde_json::Value;
+
+use crate::{
+    lab::{Share, Tripod, is_inside, run, skip, tripod_binary},
+    modes::probe::node,
+};
+
+const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Runs a program of the repository's folder and returns what it prints.
+fn output(program: &str, arguments: &[&str]) -> String {
+    let done = Command::new(program)
+        .args(arguments)
+        .current_dir(MANIFEST)
+        // The test's own, which name another package's sources.
+        .env_remove("RUSTC")
+        .env("PATH", tools())
+        .output()
+        .unwrap_or_else(|e| panic!("{program}: {e}"));
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{program} {arguments:?}: {errors}");
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+/// `PATH` with the tools that `make test` installs.
+fn tools() -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{MANIFEST}/target/tools/bin:{path}")
+}
+
+fn is_there(program: &str) -> bool {
+    let tools = tools();
+    let mut folders = tools.split(':');
+    folders.any(|folder| Path::new(folder).join(program).is_file())
+}
+
+/// The package, unpacked; `None`: it cannot be made here.
+struct Package {
+    file: PathBuf,
+    root: PathBuf,
+}
+
+impl Package {
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    fn read(&self, path: &str) -> String {
+        let path = self.at(path);
+        fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    }
+
+    /// The unit's lines that begin with `name=`, without that.
+    fn unit(&self, name: &str) -> String {
+        let unit = self.read("usr/lib/systemd/system/tripod.service");
+        let mut lines = unit.lines();
+        let found = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        found
+            .unwrap_or_else(|| panic!("no {name} in {unit}"))
+            .to_owned()
+    }
+}
+
+fn package() -> Option<&'static Package> {
+    static PACKAGE: OnceLock<Option<Package>> = OnceLock::new();
+    let package = PACKAGE.get_or_init(|| {
+        let needed = ["cargo-deb", "cargo-cyclonedx", "dpkg-deb", "dpkg"];
+        if !needed.iter().all(|program| is_there(program)) {
+            return None;
+        }
+        let root = Path::new(MANIFEST).join("target/package/root");
+        let file = root.with_file_name("tripod.deb");
+        if is_inside() {
+            // It was made outside.
+            return Some(Package { file, root });
+        }
+        let program = tripod_binary();
+        output(
+            "deploy/dist/package.sh",
+            &[program.to_str().expect("a path")],
+        );
+        let to = format!("--output={}", file.display());
+        output(
+            "cargo",
+            &[
+                "deb",
+                "--offline",
+                "--no-build",
+                "--profile=dev",
+                "--fast",
+                &to,
+            ],
+        );
+        let [file_name, root_name] = [&file, &root].map(|path| path.to_str().expect("a path"));
+        output("dpkg", &["-x", file_name, root_name]);
+        Some(Package { file, root })
+    });
+    if package.is_none() {
+        skip("cargo-deb, cargo-cyclonedx and dpkg make the package: make dist-tools");
+    }
+    package.as_ref()
+}
+
+#[test]
+fn it_says_what_it_is_and_keeps_the_operators_files() {
+    let Some(package) = package() else { return };
+    let file = package.file.to_str().expect("a path");
+    let control = output("dpkg-deb", &["-f", file]);
+    for line in [
+        "Package: tripod",
+        "Section: net",
+        "Recommends: iptables, kmod",
+    ] {
+        assert!(
+            control.lines().any(|found| found == line),
+            "{line}: {control}"
+        );
+    }
+    assert!(control.contains("Depends: libc6"), "{control}");
+    let kept = output("dpkg-deb", &["-I", file, "conffiles"]);
+    let kept: Vec<&str> = kept.split_whitespace().collect();
+    assert_eq!(
+        kept,
+        ["/etc/tripod/config.yaml", "/etc/tripod/manifests/README"]
+    );
+}
+
+#[test]
+fn pages_completion_and_licences_are_in_it() {
+    let Some(package) = package() else { return };
+    for command in ["", "-probe", "-status", "-migrate", "-render"] {
+        let page = format!("usr/share/man/man8/tripod{command}.8.gz");
+        assert!(package.at(&page).is_file(), "{page}");
+    }
+    for (path, part) in [
+        ("bash-completion/completions/tripod", "--proxy-mode"),
+        ("fish/vendor_completions.d/tripod.fish", "proxy-mode"),
+        ("zsh/vendor-completions/_tripod", "--proxy-mode"),
+        ("doc/tripod/copyright", "Apache-2.0"),
+        ("doc/tripod/migrating.md", "tripod migrate --check"),
+    ] {
+        let text = package.read(&format!("usr/share/{path}"));
+        assert!(text.contains(part), "{path}");
+    }
+    let parts = package.read("usr/share/doc/tripod/tripod.cdx.json");
+    let parts: Value = serde_json::from_str(&parts).expect("JSON");
+    assert_eq!(parts["bomFormat"], "CycloneDX");
+    let parts = parts["components"].as_array().expect("a list");
+    let named = |name| parts.iter().any(|part| part["name"] == name);
+    assert!(named("tokio") && named("rustls"), "{parts:?}");
+    for part in parts {
+        assert!(part["licenses"].is_array(), "{part}");
+    }
+}
+
+#[test]
+fn the_unit_is_valid() {
+    let Some(package) = package() else { return };
+    if !is_there("systemd-analyze") {
+        return skip("systemd-analyze is not installed");
+    }
+    let unit = package.read("usr/lib/systemd/system/tripod.service");
+    let program = package.at("usr/bin/tripod").display().to_string();
+    let copy = package.root.with_file_name("tripod.service");
+    fs::write(&copy, unit.replace("/usr/bin/tripod", &program)).expect("a copy");
+    let done = Command::new("systemd-analyze")
+        .args(["verify", "--man=no"])
+        .arg(&copy)
+        .output()
+        .expect("systemd-analyze");
+    let errors = String::from_utf8_lossy(&done.stderr);
+    // Of other units of the machine it complains as well.
+    let ours: Vec<&str> = errors
+        .lines()
+        .filter(|line| line.contains("tripod"))
+        .collect();
+    assert!(ours.is_empty(), "{errors}");
+}
+
+/// The program, the configuration and the capabilities are those of the unit.
+#[test]
+fn it_serves_with_the_capabilities_of_its_unit() {
+    let Some(package) = package() else { return };
+    let start = package.unit("ExecStart");
+    let bounding = package.unit("CapabilityBoundingSet").to_lowercase();
+    let bounding: Vec<String> = (bounding.split(' '))
+        .map(|capability| format!("+{}", capability.trim_start_matches("cap_")))
+        .collect();
+    let words = start.split(' ').map(|word| match word.split_once('=') {
+        Some((flag, path)) => format!("{flag}={}", package.at(&path[1..]).display()),
+        None => package.at(&word[1..]).display().to_string(),
+    });
+    let words: Vec<String> = words.collect();
+    run(Share::Beside, || {
+        let node = node();
+        let address = format!("addr add {}/32 dev lo", node.addresses[0]);
+        node.ip(&["link set lo up", &address]);
+        let mut command = node.command("setpriv");
+        command
+            .arg(format!("--bounding-set=-all,{}", bounding.join(",")))
+            .args(["--no-new-privs", "--"])
+            .args(&words)
+            .args(["--hostname-override=node", "--status-socket="]);
+        command.stdin(Stdio::null());
+        let mut tripod = Tripod::start_on(&node, command);
+        let log = tripod.log();
+        assert!(!log.contains("WARN") || log.contains("mode"), "{log}");
+        assert!(tripod.terminate().success());
+    });
+}
