@@ -1,0 +1,245 @@
+//! The Helm chart, rendered by Helm itself, gives the objects that kustomize gives.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{ConfigMap, ServiceAccount},
+    rbac::v1::{ClusterRole, ClusterRoleBinding},
+};
+use serde_json::{Value, json};
+
+use super::{folder, objects::as_understood, only, read};
+use crate::lab::skip;
+
+/// Objects by kind and name.
+type Objects = BTreeMap<(String, String), Value>;
+
+const NEW_CLUSTER: [&str; 3] = [
+    "config.create=true",
+    "config.server=https://192.0.2.10:6443",
+    "config.kubeProxy.clusterCIDR=10.244.0.0/16",
+];
+
+/// Returns a program that `make test` unpacked, or `None` after the test was skipped.
+fn tool(path: &str) -> Option<PathBuf> {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools");
+    let program = tools.join(path);
+    if !program.is_file() {
+        skip("Helm is not here: make test unpacks it");
+        return None;
+    }
+    Some(program)
+}
+
+fn helm(arguments: &[&str]) -> Option<Output> {
+    let mut command = Command::new(tool("helm/helm")?);
+    let done = command.args(arguments).current_dir(folder()).output();
+    Some(done.expect("running helm"))
+}
+
+/// Renders `chart` in `namespace` with these values.
+fn template(chart: &str, namespace: &str, values: &[&str]) -> Option<Objects> {
+    let mut arguments = vec!["template", "tripod", chart, "--namespace", namespace];
+    for value in values {
+        arguments.extend(["--set", value]);
+    }
+    let done = helm(&arguments)?;
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{values:?}: {errors}");
+    Some(objects(&String::from_utf8_lossy(&done.stdout)))
+}
+
+fn rendered(values: &[&str]) -> Option<Objects> {
+    template("helm/tripod", "kube-system", values)
+}
+
+/// What kustomize makes of a folder.
+fn kustomized(path: &str) -> Option<Objects> {
+    let mut command = Command::new(tool("kubectl/kubectl")?);
+    let done = command.arg("kustomize").arg(folder().join(path)).output();
+    let done = done.expect("running kubectl");
+    let errors = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{path}: {errors}");
+    Some(objects(&String::from_utf8_lossy(&done.stdout)))
+}
+
+/// Reads documents; a configuration within a ConfigMap counts by its meaning.
+fn objects(text: &str) -> Objects {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).expect("YAML");
+    let documents = documents.into_iter().filter(|object| !object.is_null());
+    let mut found = Objects::new();
+    for mut object in documents {
+        if let Some(data) = object.get_mut("data").and_then(Value::as_object_mut) {
+            for (_, text) in data.iter_mut().filter(|(key, _)| key.ends_with(".conf")) {
+                let inner = text.as_str().expect("text");
+                *text = serde_saphyr::from_str(inner).expect("YAML within YAML");
+            }
+        }
+        let word = |value: &Value| value.as_str().expect("a word").to_owned();
+        let name = (word(&object["kind"]), word(&object["metadata"]["name"]));
+        assert!(
+            found.insert(name.clone(), object).is_none(),
+            "{name:?} again"
+        );
+    }
+    found
+}
+
+#[test]
+fn default_values_give_the_objects_of_kustomize() {
+    for (values, path) in [
+        (&[][..], "kustomize/base"),
+        (&NEW_CLUSTER, "kustomize/new-cluster"),
+    ] {
+        let (Some(of_helm), Some(of_kustomize)) = (rendered(values), kustomized(path)) else {
+            return;
+        };
+        assert_eq!(of_helm, of_kustomize, "{path}");
+    }
+}
+
+/// Compared with the files: kustomize itself adds empty lines to folded expressions.
+#[test]
+fn monitoring_is_that_of_its_folder() {
+    let Some(with) = rendered(&["monitoring.enabled=true"]) else {
+        return;
+    };
+    let Some(without) = rendered(&[]) else {
+        return;
+    };
+    let added = with.iter().filter(|(name, _)| !without.contains_key(*name));
+    let added: Vec<&str> = added.map(|((kind, _), _)| kind.as_str()).collect();
+    assert_eq!(added, ["ConfigMap", "PodMonitor", "PrometheusRule"]);
+    for file in ["pod-monitor", "prometheus-rule"] {
+        let object: Value = only(&format!("monitoring/{file}.yaml"));
+        assert!(with.values().any(|found| *found == object), "{file}");
+    }
+    let dashboard = &with[&("ConfigMap".to_owned(), "tripod-dashboard".to_owned())];
+    assert_eq!(
+        dashboard["data"]["dashboard.json"],
+        read("monitoring/dashboard.json")
+    );
+    assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
+}
+
+#[test]
+fn every_field_is_one_of_its_type() {
+    let values = [
+        &NEW_CLUSTER[..],
+        &[
+            "resources.requests.cpu=10m",
+            "nodeSelector.pool=edge",
+            "tolerations[0].key=x",
+        ],
+    ];
+    let Some(objects) = rendered(&values.concat()) else {
+        return;
+    };
+    assert_eq!(objects.len(), 5);
+    for ((kind, name), object) in objects {
+        let mut plain = object.clone();
+        if let Some(data) = plain.get_mut("data").and_then(Value::as_object_mut) {
+            for text in data.values_mut() {
+                *text = json!(text.to_string());
+            }
+        }
+        let understood = match kind.as_str() {
+            "ConfigMap" => as_understood::<ConfigMap>(&plain),
+            "ClusterRole" => as_understood::<ClusterRole>(&plain),
+            "ClusterRoleBinding" => as_understood::<ClusterRoleBinding>(&plain),
+            "DaemonSet" => as_understood::<DaemonSet>(&plain),
+            "ServiceAccount" => as_understood::<ServiceAccount>(&plain),
+            other => panic!("no type for {other} in this test"),
+        };
+        assert_eq!(understood, plain, "{kind} {name}");
+    }
+}
+
+#[test]
+fn values_reach_the_objects() {
+    let values = [
+        "image=registry.example/tripod:1",
+        "imagePullPolicy=Always",
+        "flags={--v=2,--strict-proxy-mode}",
+        "resources.limits.memory=200Mi",
+        "nodeSelector.pool=edge",
+        "serviceAccount.create=false",
+        "rbac.create=false",
+    ];
+    let Some(objects) = template("helm/tripod", "proxies", &values) else {
+        return;
+    };
+    let names: Vec<&str> = objects.keys().map(|(kind, _)| kind.as_str()).collect();
+    assert_eq!(names, ["DaemonSet"]);
+    let set = objects.values().next().expect("one");
+    assert_eq!(set["metadata"]["namespace"], "proxies");
+    let pod = &set["spec"]["template"]["spec"];
+    assert_eq!(
+        pod["nodeSelector"],
+        json!({"kubernetes.io/os": "linux", "pool": "edge"})
+    );
+    for container in ["initContainers", "containers"].map(|of| &pod[of][0]) {
+        assert_eq!(container["image"], "registry.example/tripod:1");
+        assert_eq!(container["imagePullPolicy"], "Always");
+        assert_eq!(
+            container["resources"],
+            json!({"limits": {"memory": "200Mi"}})
+        );
+        let command = container["command"].as_array().expect("words");
+        assert!(command.ends_with(&[json!("--v=2"), json!("--strict-proxy-mode")]));
+    }
+}
+
+#[test]
+fn values_that_cannot_be_meant_are_refused() {
+    for (values, expected) in [
+        (
+            &["mode=ipvs"][..],
+            "additional properties 'mode' not allowed",
+        ),
+        (&["image="], "/image"),
+        (&["imagePullPolicy=Sometimes"], "/imagePullPolicy"),
+        (&["config.kubeProxy.mode=ipsv"], "/config/kubeProxy/mode"),
+        (&["flags={v}"], "/flags/0"),
+        (&["config.create=true"], "config.server is needed"),
+        (&NEW_CLUSTER[..2], "config.kubeProxy.clusterCIDR is needed"),
+    ] {
+        let mut arguments = vec!["template", "tripod", "helm/tripod"];
+        for value in values {
+            arguments.extend(["--set", value]);
+        }
+        let Some(done) = helm(&arguments) else { return };
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success(), "{values:?}");
+        assert!(errors.contains(expected), "{values:?}: {errors}");
+    }
+}
+
+/// The files that the chart links to are in its archive.
+#[test]
+fn the_archive_is_complete() {
+    let place = std::env::temp_dir().join(format!("tripod-chart-{}", std::process::id()));
+    fs::create_dir_all(&place).expect("a temporary folder");
+    let to = place.to_str().expect("a path");
+    let Some(done) = helm(&["package", "helm/tripod", "--destination", to]) else {
+        return;
+    };
+    assert!(done.status.success(), "{done:?}");
+    let archive = format!("{to}/tripod-{}.tgz", env!("CARGO_PKG_VERSION"));
+    let values = [&NEW_CLUSTER[..], &["monitoring.enabled=true"]].concat();
+    assert_eq!(
+        template(&archive, "kube-system", &values),
+        rendered(&values)
+    );
+    let Some(lint) = helm(&["lint", "--strict", &archive]) else {
+        return;
+    };
+    assert!(lint.status.success(), "{lint:?}");
+    fs::remove_dir_all(place).expect("it was made");
+}
