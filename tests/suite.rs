@@ -8,6 +8,7 @@ mod architecture;
 mod ask;
 mod conformance;
 mod deploy;
+mod docs;
 mod faults;
 mod iptables;
 mod ipvs;
