@@ -2,11 +2,11 @@
 CARGO ?= cargo
 
 # Tests and demo make network namespaces and rules in them; one test boots a
-# kernel of its own (User-Mode Linux).
+# kernel of its own (User-Mode Linux), one opens the page in a browser.
 TOOLS    := ip unshare setpriv iptables
-TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace script
+TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace script chromium chromedriver
 PACKAGES := iproute2 util-linux iptables
-TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace bsdutils
+TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace bsdutils chromium chromium-driver
 
 # Tools of crates.io that packages are made with.
 DIST_TOOLS = $(TARGET)/tools/bin

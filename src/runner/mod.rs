@@ -8,6 +8,7 @@
 mod conflicts;
 mod failures;
 pub mod health;
+mod history;
 mod latency;
 pub mod metrics;
 mod no_local;
@@ -37,7 +38,7 @@ use self::{
     metrics::Metrics,
     no_local::NoLocalEndpoints,
     schedule::{Outcome, SyncScheduler, Turn},
-    status::{Status, Sync},
+    status::{Extent, PastSync, Status, Sync},
     trim::Trimmer,
     unsupported::ReportedPreferences,
 };
@@ -310,18 +311,10 @@ impl<M: Mode> Runner<M> {
                 continue;
             }
             let full = *full.get(family);
-            self.metrics.took(family, ended - begun, full);
-            let outcome = match outcome.unwrap_or_else(|| Ok(SyncReport::default())) {
+            let outcome = outcome.unwrap_or_else(|| Ok(SyncReport::default()));
+            self.record(family, ended - begun, full, &outcome);
+            let outcome = match outcome {
                 Ok(report) => {
-                    tracing::debug!(
-                        mode = %self.mode.name(),
-                        %family,
-                        full,
-                        examined = report.examined,
-                        failed = report.failed.len(),
-                        micros = (ended - begun).as_micros() as u64,
-                        "synced"
-                    );
                     let lingering = (report.lingering > 0).then_some(LINGER_CHECK);
                     for pause in [lingering, report.next_check].into_iter().flatten() {
                         scheduler.sync_by(family, ended + pause);
@@ -397,6 +390,42 @@ impl<M: Mode> Runner<M> {
             },
             Failing::New => Outcome::Partly { new_failures: true },
         }
+    }
+
+    /// Records a sync that has ended.
+    fn record(
+        &self,
+        family: Family,
+        took: Duration,
+        full: bool,
+        outcome: &Result<SyncReport, SyncError>,
+    ) {
+        self.metrics.took(family, took, full);
+        let result = match outcome {
+            Ok(report) => {
+                tracing::debug!(
+                    mode = %self.mode.name(),
+                    %family,
+                    full,
+                    examined = report.examined,
+                    failed = report.failed.len(),
+                    micros = took.as_micros() as u64,
+                    "synced"
+                );
+                Ok(Extent {
+                    service_ports: report.examined,
+                    failed: report.failed.len(),
+                })
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        let sync = PastSync {
+            ended: SystemTime::now(),
+            took,
+            full,
+            result,
+        };
+        self.status.ended(family, sync);
     }
 
     fn failed(&mut self, family: Family, error: &SyncError) -> Outcome {

@@ -9,7 +9,12 @@ use std::{
 
 use parking_lot::Mutex;
 
-pub use super::{failures::Failures, unsupported::UnsupportedPreferences};
+use super::history::History;
+pub use super::{
+    failures::Failures,
+    history::{Extent, PastSync},
+    unsupported::UnsupportedPreferences,
+};
 pub use crate::modes::Reason;
 use crate::{
     net::{Family, PerFamily},
@@ -23,6 +28,7 @@ pub struct Status {
     /// Weak, so that a change copies the table only while it is read.
     ports: Mutex<Weak<ServicePorts>>,
     families: Mutex<PerFamily<FamilyStatus>>,
+    history: Mutex<History>,
     unsupported: Arc<Mutex<UnsupportedPreferences>>,
 }
 
@@ -58,6 +64,7 @@ impl Status {
         Status {
             ports: Mutex::default(),
             families: Mutex::default(),
+            history: Mutex::default(),
             unsupported,
         }
     }
@@ -73,6 +80,11 @@ impl Status {
         self.families.lock().clone()
     }
 
+    /// Returns the last syncs of each family, the oldest first.
+    pub fn history(&self) -> Vec<(Family, PastSync)> {
+        self.history.lock().all()
+    }
+
     /// Calls `read` with what Services ask for that the mode does not do. The runner
     /// waits meanwhile.
     pub fn unsupported<T>(&self, read: impl FnOnce(&UnsupportedPreferences) -> T) -> T {
@@ -85,6 +97,10 @@ impl Status {
 
     pub(super) fn began(&self, family: Family) {
         self.families.lock().get_mut(family).under_way = Some(SystemTime::now());
+    }
+
+    pub(super) fn ended(&self, family: Family, sync: PastSync) {
+        self.history.lock().push(family, sync);
     }
 
     pub(super) fn synced(&self, family: Family, sync: Sync, failures: Arc<Failures>) {

@@ -13,7 +13,7 @@ use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
-    header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS},
+    header::{ACCEPT, CONTENT_TYPE, HOST, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS},
     server::conn::http1,
     service::service_fn,
 };
@@ -71,14 +71,16 @@ pub(super) enum Peer {
     Elsewhere,
 }
 
-impl Peer {
-    fn at(address: IpAddr) -> Peer {
-        if address.to_canonical().is_loopback() {
-            Peer::OfNode
-        } else {
-            Peer::Elsewhere
-        }
-    }
+/// Whether the `Host` of a request is localhost or an address. Where it is another name,
+/// a page of that name in a browser of this node asks, which had the name resolved to a
+/// loopback address (DNS rebinding).
+fn is_address(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next(),
+        None => host.split(':').next(),
+    };
+    let name = name.unwrap_or_default();
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 /// A socket on which clients come in.
@@ -87,6 +89,8 @@ pub(super) trait Listener: Send {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// Waits for the next client. Returns the connection, and where it comes from.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, IpAddr)>> + Send;
+    /// Returns who asks from `address`; `host` is the `Host` of the request.
+    fn peer(address: IpAddr, host: Option<&str>) -> Peer;
 }
 
 impl Listener for TcpListener {
@@ -98,6 +102,14 @@ impl Listener for TcpListener {
         let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(TAKES_NOTHING));
         Ok((stream, peer.ip()))
     }
+
+    fn peer(address: IpAddr, host: Option<&str>) -> Peer {
+        if address.to_canonical().is_loopback() && host.is_none_or(is_address) {
+            Peer::OfNode
+        } else {
+            Peer::Elsewhere
+        }
+    }
 }
 
 impl Listener for UnixListener {
@@ -107,6 +119,10 @@ impl Listener for UnixListener {
     async fn next(&self) -> io::Result<(UnixStream, IpAddr)> {
         let (stream, _) = self.accept().await?;
         Ok((stream, Ipv4Addr::LOCALHOST.into()))
+    }
+
+    fn peer(_: IpAddr, _: Option<&str>) -> Peer {
+        Peer::OfNode
     }
 }
 
@@ -132,6 +148,11 @@ impl Answer {
     /// Returns 200 with plain text.
     pub(super) fn text(body: impl Into<Vec<u8>>) -> Answer {
         Answer::new("text/plain; charset=utf-8", body)
+    }
+
+    /// Returns 200 with a page for browsers.
+    pub(super) fn html(body: impl Into<Vec<u8>>) -> Answer {
+        Answer::new("text/html; charset=utf-8", body)
     }
 
     /// Returns 200 with JSON.
@@ -175,14 +196,16 @@ impl Answer {
 
 /// Answers GET requests to `listener` as `answer` says, for ever. Its
 /// connections count among `open`, and end with it.
-pub(super) async fn serve(
-    listener: impl Listener,
+pub(super) async fn serve<L: Listener>(
+    listener: L,
     open: Arc<Connections>,
     answer: impl Fn(Asked<'_>) -> Answer + Clone + Send + Sync + 'static,
 ) {
     each_connection(listener, open, move |stream, peer| {
-        let (peer, answer) = (Peer::at(peer), answer.clone());
+        let answer = answer.clone();
         answer_once(stream, move |request| {
+            let host = request.headers().get(HOST).map(|host| host.to_str());
+            let peer = L::peer(peer, host.map(Result::unwrap_or_default));
             std::future::ready(respond(&request, peer, &answer))
         })
     })
@@ -259,4 +282,37 @@ pub(super) fn respond(
             .unwrap_or_default(),
         peer,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_is_told_by_address_and_host() {
+        let peer = |address: &str, host| TcpListener::peer(address.parse().unwrap(), host);
+        for host in [
+            "localhost:10249",
+            "127.0.0.1",
+            "[::1]:80",
+            "LocalHost",
+            "192.0.2.1:8080",
+        ] {
+            assert_eq!(peer("127.0.0.1", Some(host)), Peer::OfNode, "{host}");
+        }
+        assert_eq!(peer("::1", None), Peer::OfNode);
+        for host in [
+            "example.org",
+            "localhost.example.org",
+            "",
+            "127.0.0.1.example.org:10249",
+        ] {
+            assert_eq!(peer("127.0.0.1", Some(host)), Peer::Elsewhere, "{host}");
+        }
+        assert_eq!(peer("192.0.2.1", Some("localhost")), Peer::Elsewhere);
+        assert_eq!(
+            UnixListener::peer("::1".parse().unwrap(), Some("x")),
+            Peer::OfNode
+        );
+    }
 }

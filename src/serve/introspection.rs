@@ -1,7 +1,7 @@
 //! What is served at the metrics address: `/metrics`, `/proxyMode`, `/configz`,
 //! `/statusz`, `/flagz`, `/healthz` in its short form, and how often that was
 //! asked (`/metrics/slis`, KEP-3466). To processes of this node, and to whom the API
-//! server lets, also the API of the running proxy.
+//! server lets, also the API of the running proxy, and the page for people at `/`.
 
 use std::{
     collections::BTreeMap,
@@ -19,12 +19,12 @@ use serde_json::{Value, json};
 use super::{
     StatusApi,
     http::{Answer, Asked},
-    process,
+    page, process, status_api,
     zpages::Pages,
 };
 use crate::{
     net::ModeName,
-    status_api::{SERVICES_PATH, STATUS_PATH},
+    status_api::{SERVICES_PATH, STATUS_PATH, SYNCS_PATH},
 };
 
 /// Name under which `/configz` shows the configuration: its API group.
@@ -94,7 +94,9 @@ impl Introspection {
 
     /// Returns the same with the API of the running proxy, for those who may ask it.
     pub fn with_api(mut self, api: Arc<StatusApi>) -> Introspection {
-        self.pages.paths.extend([SERVICES_PATH, STATUS_PATH]);
+        self.pages
+            .paths
+            .extend([SERVICES_PATH, STATUS_PATH, SYNCS_PATH]);
         self.api = Some(api);
         self
     }
@@ -151,6 +153,9 @@ impl Introspection {
             "/configz" => Answer::json(json!({ CONFIG_GROUP: self.configuration }).to_string()),
             "/statusz" => self.pages.statusz(asked),
             "/flagz" => self.pages.flagz(asked),
+            "/" if self.api.is_some() => {
+                status_api::refusal(asked.peer).unwrap_or_else(page::answer)
+            }
             path if path.starts_with("/v1/") => match &self.api {
                 Some(api) => api.answer(asked),
                 None => Answer::not_found(),

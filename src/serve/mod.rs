@@ -7,6 +7,7 @@ mod connections;
 mod healthz;
 mod http;
 mod introspection;
+mod page;
 mod process;
 mod secure;
 pub mod service_health;

@@ -6,6 +6,7 @@
 
 mod services;
 mod status;
+mod syncs;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,7 @@ pub use self::{
         Conflict, Counts, Failing, FamilySync, LastSync, Mode, ObjectKind, Objects, Status,
         Trouble, Unsupported,
     },
+    syncs::{PastSync, SyncList},
 };
 
 /// Version of all answers, in their field `apiVersion`.
@@ -25,6 +27,9 @@ pub const SOCKET: &str = "/run/tripod/tripod.sock";
 
 /// Path of [`Status`].
 pub const STATUS_PATH: &str = "/v1/status";
+
+/// Path of [`SyncList`].
+pub const SYNCS_PATH: &str = "/v1/syncs";
 
 /// Path of [`ServicePortList`]: of all namespaces, or followed by `/NAMESPACE` or
 /// `/NAMESPACE/NAME`. A page of it begins after the ServicePort that the parameter

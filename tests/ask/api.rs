@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 
 use super::{SOON, started, status, tripod};
-use crate::lab::{Capture, Lab, Service, Share, Tripod, eventually, get, run, tripod_binary};
+use crate::lab::{Capture, Lab, Service, Share, Tripod, eventually, get, run, tcp, tripod_binary};
 
 const SOCKET: &str = "/run/tripod/tripod.sock";
 
@@ -42,13 +42,14 @@ fn parts(answer: &str) -> (u16, &str) {
 }
 
 /// Method and path of a request, the status of its answer, and words in that.
-const ANSWERS: [(&str, &str, u16, &str); 15] = [
+const ANSWERS: [(&str, &str, u16, &str); 16] = [
     (
         "GET",
         "/v1/status",
         200,
         r#""apiVersion":"tripod.proxy/v1""#,
     ),
+    ("GET", "/v1/syncs", 200, r#""full":true,"servicePorts":"#),
     ("GET", "/v1/services", 200, r#""continue":null"#),
     ("GET", "/v1/services/default", 200, r#""name":"web""#),
     ("GET", "/v1/services/default/web", 200, r#""name":"web""#),
@@ -118,12 +119,22 @@ fn others_than_the_node_are_refused() {
         let _running = Tripod::start_on(&lab.node, command);
         let here = ([127, 0, 0, 1], 10250).into();
         let node = (lab.node.addresses[0], 10250).into();
-        for path in ["/v1/status", "/v1/services"] {
+        for path in ["/v1/status", "/v1/services", "/v1/syncs", "/"] {
             let own = get(&lab.node, here, path).expect("an answer");
             assert!(own.starts_with("HTTP/1.1 200"), "{own}");
             let other = get(&lab.outside, node, path).expect("an answer");
             assert!(other.starts_with("HTTP/1.1 403"), "{other}");
             assert!(!other.contains("default"), "{other}");
+        }
+        // A name that leads to a loopback address is a web page's, not the node's.
+        for (host, status) in [("localhost:10250", 200), ("example.org", 403)] {
+            for path in ["/v1/status", "/"] {
+                let mut stream = tcp(&lab.node, here).expect("a connection");
+                write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").expect("written");
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).expect("an answer");
+                assert_eq!(parts(&answer).0, status, "{host} {path}: {answer}");
+            }
         }
         let mode = get(&lab.outside, node, "/proxyMode").expect("an answer");
         assert!(mode.starts_with("HTTP/1.1 200"), "{mode}");

@@ -2,6 +2,7 @@
 //! and the commands that print what it answers.
 
 mod api;
+mod page;
 mod services;
 mod status;
 mod terminal;

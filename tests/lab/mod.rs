@@ -12,6 +12,7 @@
 //! the node, and what happens there is Tripod's work.
 
 mod backend;
+mod browser;
 mod call;
 mod checks;
 mod host;
@@ -29,6 +30,7 @@ pub mod uml;
 mod wait;
 
 pub use backend::{Backend, answer_in};
+pub use browser::Browser;
 pub use call::{
     FirstByte, ask, bind_new, none_gets_through, say, tcp, tcp_from, udp, udp_ask, udp_from,
     udp_say,

@@ -290,7 +290,7 @@ pub fn get(host: &Host, at: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut stream = call::tcp(host, at)?;
     write!(
         stream,
-        "GET {path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n"
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

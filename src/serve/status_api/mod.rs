@@ -3,6 +3,7 @@
 
 mod services;
 mod status;
+mod syncs;
 mod traffic;
 
 use std::{
@@ -23,7 +24,7 @@ use crate::{
         status::{Reason, Status},
     },
     services::ServiceName,
-    status_api::{Refused, SERVICES_PATH, STATUS_PATH, Trouble, Unsupported},
+    status_api::{Refused, SERVICES_PATH, STATUS_PATH, SYNCS_PATH, Trouble, Unsupported},
     trouble,
     watch::SourceHealth,
 };
@@ -65,13 +66,13 @@ pub struct About {
 impl StatusApi {
     /// Returns the answer; 403 to who is not of this node.
     pub(super) fn answer(&self, asked: Asked<'_>) -> Answer {
-        if asked.peer == Peer::Elsewhere {
-            let why = "this is served to processes of the node alone: from a loopback address, \
-                       or by the unix socket";
-            return refused(StatusCode::FORBIDDEN, why);
+        if let Some(refusal) = refusal(asked.peer) {
+            return refusal;
         }
-        if asked.path == STATUS_PATH {
-            return json(&self.status());
+        match asked.path {
+            STATUS_PATH => return json(&self.status()),
+            SYNCS_PATH => return json(&self.syncs()),
+            _ => {}
         }
         match asked.path.strip_prefix(SERVICES_PATH) {
             Some(path) if path.is_empty() || path.starts_with('/') => {
@@ -80,12 +81,19 @@ impl StatusApi {
             _ => refused(
                 StatusCode::NOT_FOUND,
                 format!(
-                    "there are {STATUS_PATH}, {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
-                     {SERVICES_PATH}/NAMESPACE/NAME"
+                    "there are {STATUS_PATH}, {SYNCS_PATH}, {SERVICES_PATH}, \
+                     {SERVICES_PATH}/NAMESPACE and {SERVICES_PATH}/NAMESPACE/NAME"
                 ),
             ),
         }
     }
+}
+
+/// Returns the answer to who may not ask.
+pub(super) fn refusal(peer: Peer) -> Option<Answer> {
+    let why = "this is served to processes of the node alone: from a loopback address, called \
+               by its number or localhost, or by the unix socket";
+    (peer == Peer::Elsewhere).then(|| refused(StatusCode::FORBIDDEN, why))
 }
 
 fn json(value: &impl Serialize) -> Answer {

@@ -1,0 +1,74 @@
+//! The page for people at `/` of the metrics address: one file without outside assets,
+//! which reads the API of the running proxy.
+
+use std::sync::LazyLock;
+
+use data_encoding::BASE64;
+use hyper::header::{CONTENT_SECURITY_POLICY, HeaderValue};
+use sha2::{Digest, Sha256};
+
+use super::http::Answer;
+
+const PAGE: &str = include_str!("page.html");
+
+/// Nothing may be loaded but what the page itself holds, and nothing asked but this
+/// address (Content Security Policy Level 3).
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    let script = hash(PAGE, "script");
+    let style = hash(PAGE, "style");
+    format!(
+        "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+});
+
+/// Returns the page.
+pub(super) fn answer() -> Answer {
+    let policy = HeaderValue::from_str(&POLICY);
+    // It is of ASCII letters.
+    let policy = policy.unwrap_or(HeaderValue::from_static("default-src 'none'"));
+    Answer::html(PAGE).with_header(CONTENT_SECURITY_POLICY, policy)
+}
+
+/// Returns the hash source of what the only element of that name holds.
+fn hash(page: &str, element: &str) -> String {
+    let inner = page.split_once(&format!("<{element}>"));
+    let inner = inner.and_then(|(_, rest)| rest.split_once(&format!("</{element}>")));
+    let (inner, _) = inner.unwrap_or_default();
+    format!("sha256-{}", BASE64.encode(&Sha256::digest(inner)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_whole_in_itself() {
+        for element in ["script", "style"] {
+            assert_eq!(PAGE.matches(&format!("<{element}")).count(), 1, "{element}");
+            assert_eq!(
+                PAGE.matches(&format!("<{element}>")).count(),
+                1,
+                "{element}"
+            );
+        }
+        for outside in [
+            "src=",
+            "url(",
+            "@import",
+            "//cdn",
+            "style=\"",
+            "onclick",
+            "innerHTML",
+        ] {
+            assert!(!PAGE.contains(outside), "{outside}");
+        }
+        // The hash of nothing: there is neither.
+        let nothing = hash("", "script");
+        assert!(!POLICY.contains(&nothing), "{}", *POLICY);
+        assert_eq!(
+            nothing,
+            "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
+        );
+    }
+}
