@@ -2,6 +2,8 @@
 //! print what it answers.
 
 mod connection;
+mod diff;
+mod explain;
 mod paint;
 mod services;
 mod status;
@@ -22,7 +24,7 @@ use self::{
 };
 use crate::{
     cli::{Ask, Output, Question, Repeat},
-    status_api::{STATUS_PATH, Status},
+    status_api::{DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, STATUS_PATH, Status},
 };
 
 /// The proxy does not answer.
@@ -34,6 +36,17 @@ pub async fn ask(ask: &Ask) -> ExitCode {
     let connection = Connection::new(&ask.socket);
     let answered = match &ask.question {
         Question::Status => how_it_is(&connection, ask.output).await,
+        Question::Explain {
+            to,
+            protocol,
+            from,
+            kernel,
+        } => {
+            let path =
+                format!("{EXPLAIN_PATH}?to={to}&protocol={protocol}&from={from}&kernel={kernel}");
+            what_becomes(&connection, &path, ask.output).await
+        }
+        Question::Diff => what_differs(&connection, ask.output).await,
         Question::Services {
             namespace,
             name,
@@ -71,6 +84,32 @@ async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCo
     } else {
         ExitCode::FAILURE
     })
+}
+
+async fn what_becomes(
+    connection: &Connection<'_>,
+    path: &str,
+    output: Output,
+) -> Result<ExitCode, Failure> {
+    let explanation: Explanation = connection.get(path).await?;
+    print(&match output {
+        Output::Table => explain::table(&explanation, explain::Detail::First, Paint::of_stdout()),
+        Output::Wide => explain::table(&explanation, explain::Detail::All, Paint::of_stdout()),
+        Output::Json => json(&explanation)?,
+        Output::Yaml => yaml(&explanation)?,
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn what_differs(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {
+    let diff: Diff = connection.get(DIFF_PATH).await?;
+    print(&match output {
+        Output::Table => diff::table(&diff, diff::Detail::First, Paint::of_stdout()),
+        Output::Wide => diff::table(&diff, diff::Detail::All, Paint::of_stdout()),
+        Output::Json => json(&diff)?,
+        Output::Yaml => yaml(&diff)?,
+    });
+    Ok(diff::status(&diff))
 }
 
 fn json(value: &impl Serialize) -> Result<String, Failure> {

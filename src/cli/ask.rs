@@ -1,6 +1,10 @@
-//! The subcommands that ask the running proxy: `tripod status`, `tripod services`.
+//! The subcommands that ask the running proxy: `tripod status`, `tripod services`,
+//! `tripod explain`, `tripod diff`.
 
-use std::path::PathBuf;
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -23,6 +27,19 @@ pub struct Ask {
 pub enum Question {
     /// How the proxy is.
     Status,
+    /// What becomes of a packet.
+    Explain {
+        /// Destination, with a port.
+        to: SocketAddr,
+        /// `tcp`, `udp` or `sctp`.
+        protocol: String,
+        /// Sender: an address, `pod`, `node` or `outside`.
+        from: String,
+        /// Whether what the kernel holds is read.
+        kernel: bool,
+    },
+    /// How the kernel differs from what it is to hold.
+    Diff,
     /// Which ServicePorts it serves, and how.
     Services {
         /// Those of this namespace alone.
@@ -78,6 +95,72 @@ answer or the command line is wrong. What is not known is shown as -.";
 pub(super) fn status() -> Command {
     let about = "Print how the running Tripod is and what is not in force, and exit";
     common(Command::new("status").about(about).after_help(STATUS_HELP))
+}
+
+const EXPLAIN_HELP: &str = "\
+Says of the first packet of a connection, or of a client's datagrams, whose it is, where
+it may be sent and with which share, or who refuses it: by the Services as they are now
+and by what the kernel holds, with every difference marked. Changes nothing and sends
+nothing. Exits with 0, and with 2 if the proxy does not answer or the command line is
+wrong.
+
+Examples:
+      tripod explain --to 10.96.0.10:53/udp
+      tripod explain --to 192.0.2.10:30080 --from 198.51.100.7";
+
+pub(super) fn explain() -> Command {
+    let about = "Print what becomes of a packet to a Service, and why, and exit";
+    let command = Command::new("explain")
+        .about(about)
+        .after_help(EXPLAIN_HELP);
+    let to = Arg::new("to")
+        .long("to")
+        .value_name("ADDRESS:PORT[/udp]")
+        .required(true)
+        .value_parser(destination)
+        .help("The packet's destination; IPv6 addresses stand in brackets");
+    let from = Arg::new("from")
+        .long("from")
+        .value_name("ADDRESS|pod|node|outside")
+        .default_value("pod")
+        .value_parser(caller)
+        .help("Who sends it: an address, some pod of this node, this node, or some other host");
+    let desired_only = Arg::new("desired-only")
+        .long("desired-only")
+        .action(ArgAction::SetTrue)
+        .help("Answer by the Services alone, without reading what the kernel holds");
+    common(command).arg(to).arg(from).arg(desired_only)
+}
+
+fn destination(text: &str) -> Result<(SocketAddr, String), String> {
+    let (address, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+    let protocol = protocol.to_ascii_lowercase();
+    let address = address.parse::<SocketAddr>().ok();
+    let address = address.filter(|address| address.port() > 0);
+    match address {
+        Some(address) if matches!(&*protocol, "tcp" | "udp" | "sctp") => Ok((address, protocol)),
+        _ => Err("it must be like 10.96.0.10:80, [fd00::10]:80 or 10.96.0.10:53/udp".to_owned()),
+    }
+}
+
+fn caller(text: &str) -> Result<String, String> {
+    let is_address = text.parse::<IpAddr>().is_ok();
+    if is_address || matches!(text, "pod" | "node" | "outside") {
+        Ok(text.to_owned())
+    } else {
+        Err("it must be an IP address, pod, node or outside".to_owned())
+    }
+}
+
+const DIFF_HELP: &str = "\
+Reads what the kernel holds and compares it with what it is to hold for the Services
+as they are now; changes nothing. Exits with 0 where nothing differs, with 1 where
+something does, and with 2 if the proxy does not answer, the kernel cannot be read or
+the command line is wrong.";
+
+pub(super) fn diff() -> Command {
+    let about = "Print how the kernel differs from what it is to hold, and exit";
+    common(Command::new("diff").about(about).after_help(DIFF_HELP))
 }
 
 pub(super) fn services() -> Command {
@@ -155,6 +238,18 @@ pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>
     let output = output.map_or(Output::Table, |(_, output)| output);
     let question = match subcommand {
         "status" => Question::Status,
+        "diff" => Question::Diff,
+        "explain" => {
+            let to = matches.get_one::<(SocketAddr, String)>("to").cloned();
+            let (to, protocol) = to.ok_or("--to is missing")?;
+            let from = matches.get_one::<String>("from").cloned();
+            Question::Explain {
+                to,
+                protocol,
+                from: from.unwrap_or_default(),
+                kernel: !matches.get_flag("desired-only"),
+            }
+        }
         "services" => {
             let selected = matches.get_one::<(String, Option<String>)>("services");
             let (namespace, name) = selected.cloned().unzip();

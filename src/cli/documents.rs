@@ -8,9 +8,11 @@ use clap_mangen::Man;
 const PROGRAM: &str = "tripod";
 
 /// Each subcommand, and what its page is called.
-const PAGES: [(&str, &str); 8] = [
+const PAGES: [(&str, &str); 10] = [
     ("cleanup", "tripod-cleanup"),
     ("completion", "tripod-completion"),
+    ("diff", "tripod-diff"),
+    ("explain", "tripod-explain"),
     ("man", "tripod-man"),
     ("migrate", "tripod-migrate"),
     ("probe", "tripod-probe"),

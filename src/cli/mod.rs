@@ -54,6 +54,8 @@ Examples:
   Ask the running one how it is, and about one Service:
       tripod status
       tripod services default/web
+  Ask who gets a packet, by which rule, and why not that endpoint:
+      tripod explain --to 10.96.0.10:53/udp
   See the rules for a folder, without root and without touching the kernel:
       tripod render --proxy-mode=iptables --manifests /etc/tripod/manifests
   Remove everything that Tripod or kube-proxy ever installed on this node:
@@ -128,6 +130,8 @@ pub fn command() -> Command {
         .subcommand(ask::status())
         .subcommand(ask::services())
         .subcommand(migrate::command())
+        .subcommand(ask::explain())
+        .subcommand(ask::diff())
         .subcommand(documents::completion())
         .subcommand(documents::man());
     with_flags(command)

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    Asked, Mode, Outcomes, Reason, SyncError, unsupported,
+    Asked, Compared, Explanation, Mode, Outcomes, Packet, Reason, SyncError, unsupported,
     userspace::{self, Handover, NodePortRelay},
 };
 use crate::{
@@ -107,6 +107,19 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
                 .extend(unsupported::of_changed(family, map, changes, reasons));
         }
         outcomes
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        // Sockets are this process's own: nobody else closes them.
+        self.mode.compare(map).await
+    }
+
+    async fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, SyncError> {
+        self.mode.explain(map, packet).await
     }
 
     async fn externally_modified(&mut self) {

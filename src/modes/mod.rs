@@ -1,7 +1,9 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
+mod comparison;
 mod detect_local;
+pub mod explain;
 pub mod iptables;
 pub mod ipvs;
 pub mod localhost;
@@ -16,13 +18,15 @@ mod unsupported;
 pub mod userspace;
 pub mod verdict;
 
+pub use comparison::{Compared, Difference, Found};
+pub use explain::{Explanation, Packet};
 pub use metrics::Metrics;
 pub use unsupported::{Reason, Unsupported};
 
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    kernel::{conntrack, xtables::Engine},
+    kernel::{conntrack, netlink, xtables::Engine},
     net::{Family, ModeName, PerFamily},
     services::{Changes, ServiceMap, ServicePortName},
 };
@@ -94,6 +98,9 @@ pub enum SyncError {
     /// The table of nftables mode could not be put into the kernel.
     #[error(transparent)]
     Nftables(#[from] nftables::Error),
+    /// The node's addresses cannot be listed.
+    #[error(transparent)]
+    Addresses(#[from] netlink::Error),
     /// What both families need failed.
     #[error(transparent)]
     OfBoth(Arc<SyncError>),
@@ -120,6 +127,19 @@ pub trait Mode: Send {
     /// failed for single ServicePorts is in the report.
     fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>)
     -> impl Future<Output = Outcomes> + Send;
+    /// Compares what the kernel holds with what it is to hold for `map`. Changes
+    /// nothing.
+    fn compare(&mut self, map: &ServiceMap) -> impl Future<Output = Compared> + Send;
+    /// Returns what becomes of `packet`, and what is to be there for the ServicePort that
+    /// it is for. Changes nothing.
+    ///
+    /// # Errors
+    /// When the node's addresses cannot be listed.
+    fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> impl Future<Output = Result<Explanation, SyncError>> + Send;
     /// Waits until another process changes what this mode installed, where it can
     /// notice: then a full sync is due. May be dropped while it waits.
     fn externally_modified(&mut self) -> impl Future<Output = ()> + Send {

@@ -1,10 +1,14 @@
 //! A mode whose large syncs run on a thread of their own.
 
-use std::{panic::resume_unwind, sync::Arc};
+use std::{io, panic::resume_unwind, sync::Arc};
 
-use tokio::{runtime, sync::Mutex, task::spawn_blocking};
+use tokio::{
+    runtime::{self, Runtime},
+    sync::Mutex,
+    task::spawn_blocking,
+};
 
-use super::{Asked, Mode, Outcomes, SyncError, both_failed};
+use super::{Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, both_failed};
 use crate::{
     kernel::xtables::Engine,
     net::{Family, ModeName},
@@ -38,6 +42,25 @@ impl<M: Mode> Offloaded<M> {
     }
 }
 
+/// Runs `work` on a thread of its own, with a runtime: that of the first thread may end
+/// before the work does.
+async fn on_its_own_thread<T: Send + 'static>(
+    work: impl FnOnce(io::Result<Runtime>) -> T + Send + 'static,
+) -> T {
+    let done = spawn_blocking(|| {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        work(runtime)
+    });
+    match done.await {
+        Ok(outcome) => outcome,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The process is ending.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
 impl<M: Mode + 'static> Mode for Offloaded<M> {
     fn name(&self) -> ModeName {
         self.name
@@ -58,23 +81,35 @@ impl<M: Mode + 'static> Mode for Offloaded<M> {
         }
         // The map is a table of references.
         let (map, changes) = (map.clone(), asked.map(|_, changes| changes.cloned()));
-        let done = spawn_blocking(move || {
-            // Its own, for that of the first thread may end before the sync.
-            let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        on_its_own_thread(move |runtime| {
             let asked = changes.as_ref().map(|_, changes| changes.as_ref());
             match runtime {
                 Ok(runtime) => runtime.block_on(mode.sync(&map, asked)),
                 Err(error) => both_failed(asked, SyncError::Runtime(error)),
             }
-        });
-        match done.await {
-            Ok(outcomes) => outcomes,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => resume_unwind(panic),
-                // The process is ending.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        })
+        .await
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        let mut mode = Arc::clone(&self.mode).lock_owned().await;
+        let map = map.clone();
+        on_its_own_thread(move |runtime| match runtime {
+            Ok(runtime) => runtime.block_on(mode.compare(&map)),
+            Err(error) => {
+                let error = Arc::new(SyncError::Runtime(error));
+                Compared::each(|_| Some(Err(SyncError::OfBoth(Arc::clone(&error)))))
+            }
+        })
+        .await
+    }
+
+    async fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, SyncError> {
+        self.mode.lock().await.explain(map, packet).await
     }
 
     async fn externally_modified(&mut self) {
@@ -113,6 +148,14 @@ mod tests {
             let signal = self.go.recv_timeout(Duration::from_secs(20));
             signal.expect("the other tasks run meanwhile");
             asked.map(|_, changes| changes.map(|_| Ok(SyncReport::default())))
+        }
+
+        async fn compare(&mut self, _: &ServiceMap) -> Compared {
+            Compared::default()
+        }
+
+        async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> Result<Explanation, SyncError> {
+            Err(SyncError::Runtime(io::Error::other("no test asks")))
         }
 
         fn engines(&self) -> Vec<(Family, Engine)> {

@@ -1,6 +1,7 @@
 //! The node: its name, where it serves node ports, and what is set on it before
 //! it serves.
 
+pub mod addresses;
 mod ports;
 mod prepare;
 

@@ -12,6 +12,7 @@ mod history;
 mod latency;
 pub mod metrics;
 mod no_local;
+pub mod question;
 pub mod schedule;
 pub mod status;
 mod trim;
@@ -37,6 +38,7 @@ use self::{
     latency::Triggers,
     metrics::Metrics,
     no_local::NoLocalEndpoints,
+    question::{Explained, Question, Questions, Reading},
     schedule::{Outcome, SyncScheduler, Turn},
     status::{Extent, PastSync, Status, Sync},
     trim::Trimmer,
@@ -107,6 +109,8 @@ pub struct Runner<M> {
     conflicts: Conflicts,
     status: Arc<Status>,
     trimmer: Trimmer,
+    questions: Questions,
+    asked: Receiver<Question>,
 }
 
 impl<M: Mode> Runner<M> {
@@ -119,6 +123,7 @@ impl<M: Mode> Runner<M> {
         metrics: Metrics,
     ) -> Self {
         let preferences = ReportedPreferences::new(Recorder::nowhere());
+        let (questions, asked) = Questions::new();
         Runner {
             mode,
             tracker,
@@ -139,6 +144,8 @@ impl<M: Mode> Runner<M> {
             preferences,
             conflicts: Conflicts::new(Recorder::nowhere()),
             trimmer: Trimmer::default(),
+            questions,
+            asked,
         }
     }
 
@@ -152,6 +159,11 @@ impl<M: Mode> Runner<M> {
     /// Returns what others may read of this runner at any time.
     pub fn status(&self) -> Arc<Status> {
         Arc::clone(&self.status)
+    }
+
+    /// Returns what asks this runner while it runs.
+    pub fn questions(&self) -> Questions {
+        self.questions.clone()
     }
 
     /// Calls `follower` after each sync that came in force.
@@ -201,8 +213,34 @@ impl<M: Mode> Runner<M> {
                 },
                 () = changed(addresses.as_mut(), &mut watched) => self.ask_all(&mut scheduler),
                 () = self.mode.externally_modified() => self.ask_all(&mut scheduler),
+                Some(question) = self.asked.recv() => self.answer(question).await,
                 () = sleep_until(due) => {}
             }
+        }
+    }
+
+    async fn answer(&mut self, question: Question) {
+        let map = self.tracker.map();
+        // Who asked may not wait any more.
+        match question {
+            Question::Compare(reply) if !reply.is_closed() => {
+                let _ = reply.send(self.mode.compare(map).await);
+            }
+            Question::Explain(packet, reading, reply) if !reply.is_closed() => {
+                let explanation = self.mode.explain(map, &packet).await;
+                let served_by = explanation.as_ref().ok().and_then(|e| e.served_by.as_ref());
+                let service_port = served_by.and_then(|(name, _)| map.get(name).cloned());
+                let compared = match reading {
+                    Reading::Whole => Some(self.mode.compare(map).await),
+                    Reading::Nothing => None,
+                };
+                let _ = reply.send(Explained {
+                    explanation,
+                    service_port,
+                    compared,
+                });
+            }
+            Question::Compare(_) | Question::Explain(..) => {}
         }
     }
 

@@ -5,6 +5,7 @@ use std::{
     convert::Infallible,
     io,
     net::{IpAddr, Ipv4Addr},
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
@@ -194,19 +195,48 @@ impl Answer {
     }
 }
 
+/// An answer that is there, or one that takes waiting.
+pub(super) enum Reply {
+    /// It is there.
+    Now(Answer),
+    /// It comes later; no longer than the connection may last.
+    Later(Pin<Box<dyn Future<Output = Answer> + Send>>),
+}
+
+impl Reply {
+    /// Returns one that takes waiting.
+    pub(super) fn later(answer: impl Future<Output = Answer> + Send + 'static) -> Reply {
+        Reply::Later(Box::pin(answer))
+    }
+
+    /// Returns the answer, when it is there.
+    pub(super) async fn wait(self) -> Answer {
+        match self {
+            Reply::Now(answer) => answer,
+            Reply::Later(answer) => answer.await,
+        }
+    }
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Reply {
+        Reply::Now(answer)
+    }
+}
+
 /// Answers GET requests to `listener` as `answer` says, for ever. Its
 /// connections count among `open`, and end with it.
-pub(super) async fn serve<L: Listener>(
+pub(super) async fn serve<L: Listener, R: Into<Reply>>(
     listener: L,
     open: Arc<Connections>,
-    answer: impl Fn(Asked<'_>) -> Answer + Clone + Send + Sync + 'static,
+    answer: impl Fn(Asked<'_>) -> R + Clone + Send + Sync + 'static,
 ) {
     each_connection(listener, open, move |stream, peer| {
         let answer = answer.clone();
         answer_once(stream, move |request| {
             let host = request.headers().get(HOST).map(|host| host.to_str());
             let peer = L::peer(peer, host.map(Result::unwrap_or_default));
-            std::future::ready(respond(&request, peer, &answer))
+            respond(&request, peer, &answer).wait()
         })
     })
     .await;
@@ -264,14 +294,15 @@ pub(super) async fn answer_once<F: Future<Output = Answer>>(
 }
 
 /// Returns what `answer` gives to a request of `peer`.
-pub(super) fn respond(
+pub(super) fn respond<R: Into<Reply>>(
     request: &Request<Incoming>,
     peer: Peer,
-    answer: impl Fn(Asked<'_>) -> Answer,
-) -> Answer {
+    answer: impl Fn(Asked<'_>) -> R,
+) -> Reply {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return Answer::text("only GET is served here\n")
-            .with_status(StatusCode::METHOD_NOT_ALLOWED);
+            .with_status(StatusCode::METHOD_NOT_ALLOWED)
+            .into();
     }
     let accept = request.headers().get(ACCEPT);
     answer(Asked {
@@ -282,6 +313,7 @@ pub(super) fn respond(
             .unwrap_or_default(),
         peer,
     })
+    .into()
 }
 
 #[cfg(test)]

@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 
 use super::{
     StatusApi,
-    http::{Answer, Asked},
+    http::{Answer, Asked, Reply},
     page, process, status_api,
     zpages::Pages,
 };
 use crate::{
     net::ModeName,
-    status_api::{SERVICES_PATH, STATUS_PATH, SYNCS_PATH},
+    status_api::{DIFF_PATH, EXPLAIN_PATH, SERVICES_PATH, STATUS_PATH, SYNCS_PATH},
 };
 
 /// Name under which `/configz` shows the configuration: its API group.
@@ -94,9 +94,13 @@ impl Introspection {
 
     /// Returns the same with the API of the running proxy, for those who may ask it.
     pub fn with_api(mut self, api: Arc<StatusApi>) -> Introspection {
-        self.pages
-            .paths
-            .extend([SERVICES_PATH, STATUS_PATH, SYNCS_PATH]);
+        self.pages.paths.extend([
+            DIFF_PATH,
+            EXPLAIN_PATH,
+            SERVICES_PATH,
+            STATUS_PATH,
+            SYNCS_PATH,
+        ]);
         self.api = Some(api);
         self
     }
@@ -140,7 +144,14 @@ impl Introspection {
         Ok(())
     }
 
-    pub(super) fn answer(&self, asked: Asked<'_>) -> Answer {
+    pub(super) fn answer(&self, asked: Asked<'_>) -> Reply {
+        match (&self.api, asked.path.starts_with("/v1/")) {
+            (Some(api), true) => api.answer(asked),
+            _ => self.page(asked).into(),
+        }
+    }
+
+    pub(super) fn page(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
             "/metrics" => self.metrics(),
             "/metrics/slis" => self.slis(),
@@ -156,10 +167,6 @@ impl Introspection {
             "/" if self.api.is_some() => {
                 status_api::refusal(asked.peer).unwrap_or_else(page::answer)
             }
-            path if path.starts_with("/v1/") => match &self.api {
-                Some(api) => api.answer(asked),
-                None => Answer::not_found(),
-            },
             path if path.starts_with("/debug/") => Answer::text(
                 "profiles as Go has them are not offered; perf(1) works on this process\n",
             )

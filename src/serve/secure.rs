@@ -133,7 +133,8 @@ impl Guard {
                 return refused(&refusal);
             }
         }
-        http::respond(&request, Peer::Authorized, |asked| self.about.answer(asked))
+        let reply = http::respond(&request, Peer::Authorized, |asked| self.about.answer(asked));
+        reply.wait().await
     }
 }
 

@@ -220,7 +220,7 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     probes.answer(get("/healthz"));
     let about = about(&registry);
     about.register().unwrap();
-    let answer = about.answer(get("/metrics"));
+    let answer = about.page(get("/metrics"));
     assert_eq!(answer.kind, "text/plain; version=0.0.4; charset=utf-8");
     let text = String::from_utf8(answer.body).unwrap();
     let scrape = exposition::parse(&text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
@@ -271,7 +271,7 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
 fn buckets_are_kube_proxys() {
     let registry = Registry::new();
     Metrics::register(&registry).unwrap();
-    let text = String::from_utf8(about(&registry).answer(get("/metrics")).body).unwrap();
+    let text = String::from_utf8(about(&registry).page(get("/metrics")).body).unwrap();
     let scrape = exposition::parse(&text).unwrap();
     let bounds = |name: &str| -> Vec<String> {
         let samples = scrape[name].samples.iter();
@@ -302,7 +302,7 @@ fn buckets_are_kube_proxys() {
 #[test]
 fn the_other_pages() {
     let about = about(&Registry::new());
-    let text = |path: &str| String::from_utf8(about.answer(get(path)).body).unwrap();
+    let text = |path: &str| String::from_utf8(about.page(get(path)).body).unwrap();
     assert_eq!(text("/proxyMode"), "userspace");
     assert_eq!(text("/metrics/slis"), "");
     assert_eq!(text("/healthz"), "ok");
@@ -315,7 +315,7 @@ fn the_other_pages() {
     assert_eq!(configuration, expected);
     for path in ["/debug/pprof/", "/debug/pprof/profile", "/nothing"] {
         assert_eq!(
-            about.answer(get(path)).status,
+            about.page(get(path)).status,
             StatusCode::NOT_FOUND,
             "{path}"
         );
@@ -329,7 +329,7 @@ fn the_other_pages() {
         .map(str::to_owned)
         .collect();
     for path in &listed {
-        assert_eq!(about.answer(get(path)).status, StatusCode::OK, "{path}");
+        assert_eq!(about.page(get(path)).status, StatusCode::OK, "{path}");
     }
     assert_eq!(listed.len(), 8);
 }

@@ -3,12 +3,9 @@
 use std::{collections::BTreeSet, io, net::IpAddr, sync::Arc};
 
 use crate::{
-    kernel::{
-        addresses::{self, AddressChanges},
-        netlink::{Error, Protocol, Socket},
-    },
+    kernel::{addresses::AddressChanges, netlink::Error},
     modes::ipvs,
-    node::{NodePorts, Served},
+    node::{self, NodePorts, Served},
     runner::NodeAddresses,
     services::Node,
 };
@@ -50,9 +47,6 @@ impl NodeAddresses for Addresses {
 /// # Errors
 /// When the kernel cannot list them.
 pub(super) fn serving(served: &Served) -> Result<BTreeSet<IpAddr>, Error> {
-    let all = addresses::list(&mut Socket::open(Protocol::Route)?)?;
-    let all = all.into_iter().filter(|a| a.interface != ipvs::plan::LINK);
-    let all = all.filter(|address| !address.is_of_link());
-    let all = all.map(|address| address.address);
-    Ok(all.filter(|ip| served.contains(ip)).collect())
+    let own = node::addresses::own()?.into_iter();
+    Ok(own.filter(|ip| served.contains(ip)).collect())
 }

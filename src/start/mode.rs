@@ -3,7 +3,7 @@
 use crate::{
     kernel::xtables::Engine,
     modes::{
-        Asked, Mode, Outcomes, SyncError,
+        Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError,
         iptables::Iptables,
         ipvs::Ipvs,
         localhost::LocalhostNodePorts,
@@ -61,6 +61,28 @@ impl Mode for Running {
             Running::Nftables(mode) => mode.sync(map, asked).await,
             Running::Iptables(mode) => mode.sync(map, asked).await,
             Running::Userspace(mode) => mode.sync(map, asked).await,
+        }
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        match self {
+            Running::Ipvs(mode) => mode.compare(map).await,
+            Running::Nftables(mode) => mode.compare(map).await,
+            Running::Iptables(mode) => mode.compare(map).await,
+            Running::Userspace(mode) => mode.compare(map).await,
+        }
+    }
+
+    async fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, SyncError> {
+        match self {
+            Running::Ipvs(mode) => mode.explain(map, packet).await,
+            Running::Nftables(mode) => mode.explain(map, packet).await,
+            Running::Iptables(mode) => mode.explain(map, packet).await,
+            Running::Userspace(mode) => mode.explain(map, packet).await,
         }
     }
 

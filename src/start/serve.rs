@@ -102,6 +102,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         about: about(&settings, &choice, &node, &source),
         health: Arc::clone(&health),
         runner: runner.status(),
+        questions: runner.questions(),
         objects: Arc::clone(&objects),
         traffic,
     });

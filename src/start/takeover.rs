@@ -25,7 +25,7 @@ use self::{
 use super::Done;
 use crate::{
     kernel::{probe, xtables::Engine},
-    modes::{Asked, Mode, Outcomes, userspace::Handover},
+    modes::{Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, userspace::Handover},
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
 };
@@ -185,6 +185,18 @@ impl<M: Mode> Mode for TakeOver<M> {
             self.clear_stale(since);
         }
         outcomes
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        self.mode.compare(map).await
+    }
+
+    async fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, SyncError> {
+        self.mode.explain(map, packet).await
     }
 
     async fn externally_modified(&mut self) {

@@ -4,6 +4,8 @@
 //! Fields may be added to version 1, none is removed or changes its meaning; readers
 //! pass over those that they do not know. What is not known is `null`, never 0.
 
+mod diff;
+mod explanation;
 mod services;
 mod status;
 mod syncs;
@@ -11,6 +13,8 @@ mod syncs;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    diff::{Diff, Difference, FamilyDiff},
+    explanation::{Candidate, Explanation, Object, PassedOver},
     services::{Address, Endpoint, ServicePort, ServicePortList, Traffic},
     status::{
         Conflict, Counts, Failing, FamilySync, LastSync, Mode, ObjectKind, Objects, Status,
@@ -36,8 +40,16 @@ pub const SYNCS_PATH: &str = "/v1/syncs";
 /// `continue` names.
 pub const SERVICES_PATH: &str = "/v1/services";
 
+/// Path of [`Diff`].
+pub const DIFF_PATH: &str = "/v1/diff";
+
+/// Path of [`Explanation`]; the parameter `to` is an address with a port, `protocol` is
+/// `tcp`, `udp` or `sctp`, `from` an address, `pod`, `node` or `outside`, and `kernel` is
+/// `false` where what the kernel holds is not to be read.
+pub const EXPLAIN_PATH: &str = "/v1/explain";
+
 /// The first of many things, and how many there are.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed<T> {
     /// How many there are.
     pub total: usize,

@@ -2,6 +2,8 @@
 //! and the commands that print what it answers.
 
 mod api;
+mod diff;
+mod explain;
 mod page;
 mod services;
 mod status;

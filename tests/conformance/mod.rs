@@ -18,6 +18,7 @@ mod cases;
 mod columns;
 mod differences;
 mod endpoints;
+mod explained;
 mod matrix;
 mod network;
 mod objects;

@@ -172,6 +172,7 @@ impl Run<'_> {
             }
             let stood = start.elapsed();
             self.stage(going, stage);
+            self.check_kernel();
             println!(
                 "stage {stage} with {flags:?}: {stood:.1?} to the barrier, {:.1?} in all",
                 start.elapsed()
@@ -234,6 +235,29 @@ impl Run<'_> {
         self.network.host(caller).enter(body)
     }
 
+    /// The kernel holds what it is to hold.
+    fn check_kernel(&self) {
+        let address = ([127, 0, 0, 1], 10249).into();
+        let patience = self.patience.barrier;
+        eventually("the kernel holds what it is to hold", patience, || {
+            let answer = get(&self.network.node, address, "/v1/diff");
+            let answer = answer.map_err(|error| error.to_string())?;
+            let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+            let diff: Value = serde_json::from_str(body).map_err(|error| error.to_string())?;
+            let families = diff["families"].as_array().map(Vec::as_slice);
+            // In userspace mode ports of SCTP are not served, which is a difference.
+            let fine = |difference: &Value| difference["protocol"] == "SCTP";
+            let same = |family: &Value| {
+                let items = family["differences"]["items"].as_array();
+                family["error"].is_null() && items.is_some_and(|items| items.iter().all(fine))
+            };
+            match families {
+                Some(families) if !families.is_empty() && families.iter().all(same) => Ok(()),
+                _ => Err(answer),
+            }
+        });
+    }
+
     /// The iptables backend of this column was used, and no other.
     fn check_backend(&self) {
         let Some(chain) = self.column.chain else {
@@ -294,6 +318,10 @@ impl Run<'_> {
             while seen.is_err() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(50));
                 seen = self.attempt(&probe, &mut going.open);
+            }
+            // A connection that is open goes on as it began.
+            if seen.is_ok() && self.column.without.is_none() && !probe.one_socket {
+                seen = self.check_explanation(&probe);
             }
             if let Err(seen) = seen {
                 let Probe {

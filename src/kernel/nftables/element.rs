@@ -99,6 +99,11 @@ impl Element {
         }
     }
 
+    /// Returns it as `nft` writes it, as an element of `set`.
+    pub fn shown(&self, set: &Set) -> String {
+        Shown(self, set).to_string()
+    }
+
     /// At least its octets on the wire.
     fn room(&self) -> usize {
         let octets = |o: &Option<Box<[u8]>>| o.as_ref().map_or(0, |o| o.len() + 12);

@@ -2,7 +2,7 @@
 //! from `iptables-save`. A node may have a hundred thousand rules of others; none
 //! of them is kept.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::{
     rule::{BASE_CHAINS, Table},
@@ -96,8 +96,29 @@ impl Observed {
         }
     }
 
+    /// Returns the names of the chains that are ours, joint ones too.
+    pub fn chains(&self) -> Chains {
+        let tables = self.tables.iter().map(|(table, observed)| {
+            let names = observed.digests.keys().chain(observed.lists.keys());
+            (*table, names.cloned().collect())
+        });
+        Chains(tables.collect())
+    }
+
     pub(super) fn is_ours(&self, table: Table, chain: &str) -> bool {
         (self.interest)(table, chain).is_ours()
+    }
+}
+
+/// Names of chains.
+#[derive(Clone, Debug, Default)]
+pub struct Chains(HashMap<Table, HashSet<String>>);
+
+impl Chains {
+    /// Returns true if a table has the chain `name`.
+    pub fn contain(&self, table: Table, name: &str) -> bool {
+        let of_table = self.0.get(&table);
+        of_table.is_some_and(|names| names.contains(name))
     }
 }
 

@@ -171,6 +171,22 @@ impl<'a> Full<'a> {
         self.comparison.stale(distance, TOGETHER)
     }
 
+    /// Returns all steps, each group of one owner, without running any.
+    pub fn steps(&mut self) -> Vec<PortSteps> {
+        let Closing {
+            chains,
+            leads,
+            ports,
+        } = self.closing();
+        let carrying: Vec<PortSteps> = self
+            .ports()
+            .filter_map(|port| self.carrying(port))
+            .collect();
+        let stale = self.stale();
+        let groups = [chains, leads].into_iter().chain(ports);
+        groups.chain(carrying).chain(stale).collect()
+    }
+
     /// Returns what is applied now, but for ServicePorts that have `failed`.
     pub fn applied(self, failed: impl Fn(&ServicePortName) -> bool) -> Applied {
         let ports = self.ports();

@@ -25,7 +25,7 @@ use crate::{
     },
     log_once::LogOnce,
     modes::{
-        SyncReport,
+        Difference, SyncReport,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
         tcp_be_liberal, unsupported,
@@ -142,7 +142,12 @@ impl FamilyRules {
     }
 
     /// Returns what the rules of a sync depend on.
-    fn options(&mut self, setup: &Setup, map: &ServiceMap, changes: &Changes) -> Options {
+    pub(super) fn options(
+        &mut self,
+        setup: &Setup,
+        map: &ServiceMap,
+        changes: &Changes,
+    ) -> Options {
         let now = self.applied.as_ref().map(|applied| &applied.options);
         let size = match &self.applied {
             Some(applied) => applied.size_after(map, &changes.ports),
@@ -159,6 +164,29 @@ impl FamilyRules {
             tracing::info!("{why}");
         }
         options
+    }
+
+    /// Compares the tables with what they are to hold for `map`. Changes nothing.
+    ///
+    /// # Errors
+    /// When the tables cannot be read.
+    pub async fn compare(
+        &mut self,
+        setup: &Setup,
+        map: &ServiceMap,
+    ) -> Result<Vec<Difference>, Error> {
+        let family = self.family;
+        let options = self.options(setup, map, &Changes::default());
+        let observed = observe(&self.writer).await?;
+        let chains = observed.chains();
+        let steps = Full::new(map, observed, &plan::fixed(&options), options).steps();
+        let differences = steps.iter().flat_map(|group| {
+            let owner = group.owner.as_ref();
+            let ops = group.ops.iter();
+            let chains = &chains;
+            ops.map(move |op| Difference::of_step(owner, op, chains, family))
+        });
+        Ok(differences.collect())
     }
 
     /// Applies what changed since the last sync. If that is refused, or does not

@@ -13,6 +13,7 @@ mod count;
 mod counters;
 mod diff;
 mod execute;
+mod explain;
 mod family;
 mod observe;
 pub mod plan;
@@ -33,7 +34,9 @@ pub use self::{
     setup::Setup,
 };
 use self::{count::Done, counters::Counters, family::FamilyRules};
-use super::{Asked, Mode, Outcomes, SyncError, SyncReport};
+use super::{
+    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, SyncReport, explain::decide,
+};
 use crate::{
     kernel::{
         netlink,
@@ -165,6 +168,31 @@ impl Mode for Iptables {
             *outcomes.get_mut(rules.family) = outcome;
         }
         outcomes
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        let mut compared = Compared::default();
+        for rules in &mut self.families {
+            let found = rules.compare(&self.setup, map).await;
+            *compared.get_mut(rules.family) = Some(found.map_err(SyncError::from));
+        }
+        compared
+    }
+
+    async fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, SyncError> {
+        let mut explanation = decide(map, &self.behaviour(map, packet)?, packet);
+        if let Some(port) = explanation.service_port(map) {
+            let mut families = self.families.iter_mut();
+            let rules = families.find(|rules| rules.family == port.name.family);
+            if let Some(rules) = rules {
+                explanation.objects = rules.objects(&self.setup, map, port);
+            }
+        }
+        Ok(explanation)
     }
 
     async fn externally_modified(&mut self) {

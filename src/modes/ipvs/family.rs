@@ -11,6 +11,7 @@ use hashbrown::HashSet;
 use super::{
     Error,
     clients::Clients,
+    compare::Comparison,
     desired::{Desired, Dirty},
     diff,
     drain::{Drains, FIRST_PAUSE},
@@ -23,7 +24,7 @@ use super::{
 use crate::{
     kernel::{ipset::Element, netlink},
     modes::{
-        Metrics, SyncReport, Unsupported,
+        Difference, Metrics, SyncReport, Unsupported,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
     },
@@ -172,6 +173,22 @@ impl ServedFamily {
                 known: None,
             },
         })
+    }
+
+    /// Returns what differs from what is to be in the kernel, rules included.
+    ///
+    /// # Errors
+    /// When something cannot be read.
+    pub async fn compare(
+        &self,
+        comparison: &mut Comparison<'_>,
+        listing: &mut Listing,
+    ) -> Result<Vec<Difference>, Error> {
+        let mut differences = comparison.differences(listing, &self.servers)?;
+        let desired = comparison.desired;
+        let filled = desired.needs().filled(self.family);
+        differences.extend(self.rules.compare(desired.node(), filled).await?);
+        Ok(differences)
     }
 
     /// Makes the kernel as desired where `work`, or the observation of a full sync,

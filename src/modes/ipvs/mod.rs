@@ -9,10 +9,12 @@
 mod blocked;
 mod cleanup;
 mod clients;
+mod compare;
 mod desired;
 mod diff;
 mod drain;
 mod execute;
+mod explain;
 mod family;
 mod observe;
 mod own_servers;
@@ -32,13 +34,17 @@ pub use self::{
 };
 use self::{
     clients::Clients,
+    compare::Comparison,
     desired::Desired,
     family::{Observation, ServedFamily, Shared, Work},
     observe::{Listing, RealServers},
     plan::LINK,
     rules::{FamilyRules, RuleWriter},
 };
-use super::{Asked, Mode, Outcomes, SyncError, both_failed, state::CacheState};
+use super::{
+    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, both_failed, explain::decide,
+    state::CacheState,
+};
 use crate::{
     kernel::{
         netlink,
@@ -287,6 +293,41 @@ impl Mode for Ipvs {
             *outcomes.get_mut(family) = Some(synced.await.map_err(SyncError::from));
         }
         outcomes
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        let desired = compare::desired(map, &self.desired);
+        let mut listing = match Listing::read(&mut self.clients, &desired) {
+            Ok(listing) => listing,
+            Err(error) => {
+                let error = Arc::new(SyncError::from(Error::from(error)));
+                return Compared::each(|_| Some(Err(SyncError::OfBoth(Arc::clone(&error)))));
+            }
+        };
+        let mut compared = Compared::default();
+        for (family, of_family) in self.families.iter_mut() {
+            let mut comparison = Comparison {
+                family,
+                clients: &mut self.clients,
+                desired: &desired,
+                options: &self.options,
+            };
+            let found = of_family.compare(&mut comparison, &mut listing).await;
+            *compared.get_mut(family) = Some(found.map_err(SyncError::from));
+        }
+        compared
+    }
+
+    async fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, SyncError> {
+        let mut explanation = decide(map, &self.behaviour(map)?, packet);
+        if let Some(port) = explanation.service_port(map) {
+            explanation.objects = self.objects(port);
+        }
+        Ok(explanation)
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {

@@ -30,6 +30,9 @@ pub struct Applied {
     chains: References<SharedChain>,
 }
 
+/// An element of a set, and the ServicePort that it is for alone, if any.
+pub type OwnedElement<'a> = (Option<&'a ServicePortName>, SetId, Element);
+
 /// A ServicePort as it is in force.
 #[derive(Clone, Debug)]
 struct AppliedPort {
@@ -178,6 +181,11 @@ impl Applied {
         self.ports.get(name).map(|applied| &applied.port)
     }
 
+    /// Where the endpoints of a ServicePort are that is in force.
+    pub fn slots(&self, name: &ServicePortName) -> Option<Slots> {
+        self.ports.get(name).map(AppliedPort::slots)
+    }
+
     /// The names of those in force.
     pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
         self.ports.keys()
@@ -197,6 +205,20 @@ impl Applied {
             change.ports.push((name.clone(), after));
         }
         change
+    }
+
+    /// Returns what is to be in the table, but for what does not depend on ServicePorts:
+    /// elements, each with the ServicePort that it is for alone, and chains.
+    pub fn contents(&self) -> (Vec<OwnedElement<'_>>, impl Iterator<Item = &SharedChain>) {
+        let own = self.ports.iter().flat_map(|(name, port)| {
+            let own = port.elements(&self.options).own.into_iter();
+            own.map(move |(set, element)| (Some(name), set, element))
+        });
+        let shared = self.shared.iter().map(|shared| {
+            let (set, element) = shared.element();
+            (None, set, element)
+        });
+        (own.chain(shared).collect(), self.chains.iter())
     }
 
     /// The change is in force.

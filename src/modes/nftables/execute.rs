@@ -6,17 +6,17 @@ use hashbrown::HashSet;
 use nix::errno::Errno;
 
 use super::{
-    Error,
+    Error, compare,
     diff::{Applied, Batch, TABLE},
     forget::Forgotten,
     observe::observe,
-    plan::{Options, SetId, Sets},
+    plan::{Options, SetId, Sets, Slots, service_port},
 };
 use crate::{
-    kernel::nftables::{Failure, Refused, Rules, Watcher},
-    modes::{SyncReport, state::FamilyState},
+    kernel::nftables::{Element, Failure, Refused, Rules, Watcher},
+    modes::{Difference, SyncReport, state::FamilyState},
     net::Family,
-    services::{Changes, ServiceMap, ServicePortName},
+    services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
 
 /// So often a table is written anew where others change nf_tables meanwhile, or
@@ -121,6 +121,40 @@ impl FamilyTable {
         };
         self.forget();
         Ok(done)
+    }
+
+    /// Returns the elements that are `port`'s own, with their sets.
+    pub fn elements(&self, port: &ServicePort, options: &Options) -> Vec<(SetId, Element)> {
+        let applied = self.applied.as_ref();
+        let slots = applied.and_then(|applied| applied.slots(&port.name));
+        let slots = slots.unwrap_or_else(|| Slots::new(port));
+        service_port(port, &slots, options).own
+    }
+
+    /// Compares the table with what it is to hold for `map`. Changes nothing.
+    ///
+    /// # Errors
+    /// When the table cannot be read.
+    pub fn compare(
+        &mut self,
+        map: &ServiceMap,
+        options: Options,
+    ) -> Result<Vec<Difference>, Error> {
+        let applied = self.applied.clone();
+        let applied = applied.filter(|applied| *applied.options() == options);
+        // Slots of endpoints follow from what was in force before.
+        let mut desired = applied.unwrap_or_else(|| Applied::new(options));
+        let ours = |name: &&ServicePortName| name.family == self.family;
+        let names: HashSet<_> = map.iter().map(|port| &port.name).filter(ours).collect();
+        let gone: Vec<_> = desired
+            .names()
+            .filter(|name| !names.contains(name))
+            .collect();
+        let ports = names.iter().copied().chain(gone);
+        let change = desired.change(ports.map(|name| (name, map.get(name))));
+        desired.commit(change);
+        let contents = self.rules.contents(self.family, TABLE)?;
+        Ok(compare::differences(&desired, &self.sets, contents))
     }
 
     /// Brings what changed in force; `None` if the table is not as it is thought

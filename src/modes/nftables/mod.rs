@@ -8,8 +8,10 @@
 //! the same moment.
 
 pub mod cleanup;
+mod compare;
 mod diff;
 mod execute;
+mod explain;
 mod forget;
 mod observe;
 pub mod plan;
@@ -27,7 +29,8 @@ use self::{
     plan::{Features, Options},
 };
 use super::{
-    Asked, Mode, Outcomes, SyncError, SyncReport, stale::StaleFlows, tcp_be_liberal, unsupported,
+    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, SyncReport, explain::decide,
+    stale::StaleFlows, tcp_be_liberal, unsupported,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -151,6 +154,21 @@ impl Nftables {
 }
 
 impl ServedFamily {
+    /// Returns what the table depends on beside ServicePorts.
+    fn options(&self, setup: &Setup, map: &ServiceMap, changes: &Changes) -> Options {
+        let mut options = Options::new(
+            &setup.configuration,
+            &setup.configured,
+            self.table.family(),
+            map,
+            &setup.node_ports.served(),
+            self.features,
+        );
+        let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
+        options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
+        options
+    }
+
     async fn sync(
         &mut self,
         setup: &Setup,
@@ -159,16 +177,7 @@ impl ServedFamily {
         watcher: &Watcher,
     ) -> Result<SyncReport, SyncError> {
         let family = self.table.family();
-        let mut options = Options::new(
-            &setup.configuration,
-            &setup.configured,
-            family,
-            map,
-            &setup.node_ports.served(),
-            self.features,
-        );
-        let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
-        options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
+        let options = self.options(setup, map, changes);
         let done = self.table.sync(map, changes, options, watcher)?;
         self.flows
             .clear(family, map, changes, &*setup.metrics)
@@ -206,6 +215,28 @@ impl Mode for Nftables {
             }
         }
         outcomes
+    }
+
+    async fn compare(&mut self, map: &ServiceMap) -> Compared {
+        let mut compared = Compared::default();
+        for state in &mut self.families {
+            let options = state.options(&self.setup, map, &Changes::default());
+            let found = state.table.compare(map, options);
+            *compared.get_mut(state.table.family()) = Some(found.map_err(SyncError::from));
+        }
+        compared
+    }
+
+    async fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, SyncError> {
+        let mut explanation = decide(map, &self.behaviour(map)?, packet);
+        if let Some(port) = explanation.service_port(map) {
+            explanation.objects = self.objects(map, port);
+        }
+        Ok(explanation)
     }
 
     async fn externally_modified(&mut self) {

@@ -10,6 +10,7 @@ pub mod capture;
 mod cleanup;
 mod diff;
 mod execute;
+mod explain;
 mod handover;
 mod listeners;
 mod loads;
@@ -50,7 +51,10 @@ use self::{
     plan::listen::NodeContext,
     return_path::ReturnPath,
 };
-use super::{Asked, Mode, Outcomes, SyncReport, both_failed, state::FamilyState};
+use super::{
+    Asked, Compared, Difference, Explanation, Found, Mode, Outcomes, Packet, SyncError, SyncReport,
+    both_failed, explain::decide, state::FamilyState,
+};
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
     net::{Family, ModeName, PerFamily},
@@ -370,6 +374,44 @@ impl Mode for Userspace {
                 done => Ok(self.finish(family, done.and_then(Result::ok), report)),
             })
         })
+    }
+
+    async fn compare(&mut self, _: &ServiceMap) -> Compared {
+        if self.yields() {
+            // The other process captures, and knows what is to be there.
+            return Compared::default();
+        }
+        let captured = self.capture.compare(self.executor.desired()).await;
+        captured.map(|family, found| {
+            let failed = self.families.get(family).failed().iter();
+            let failed = failed.map(|(name, why)| {
+                let object = format!("listeners: {why}");
+                Difference::new(Some(name), object, Found::Missing)
+            });
+            Some(match found {
+                Ok(found) => {
+                    let owned = found.into_iter().map(|(frontend, difference)| Difference {
+                        owner: frontend.and_then(|f| self.executor.owner(&f).cloned()),
+                        ..difference
+                    });
+                    Ok(failed.chain(owned).collect())
+                }
+                Err(error) => Err(error.into()),
+            })
+        })
+    }
+
+    async fn explain(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, SyncError> {
+        let family = Family::of(&packet.to.ip());
+        let mut explanation = decide(map, &self.behaviour(map, family)?, packet);
+        if let Some(port) = explanation.service_port(map) {
+            explanation.objects = self.objects(port);
+        }
+        Ok(explanation)
     }
 
     async fn externally_modified(&mut self) {

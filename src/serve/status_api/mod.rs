@@ -1,6 +1,8 @@
 //! The JSON API of the running proxy (`crate::status_api`): read-only, and made when
 //! it is asked.
 
+mod diff;
+mod explain;
 mod services;
 mod status;
 mod syncs;
@@ -16,15 +18,19 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 pub use self::traffic::{PortTraffic, TrafficSource};
-use super::http::{Answer, Asked, Peer};
+use super::http::{Answer, Asked, Peer, Reply};
 use crate::{
     net::ModeName,
     runner::{
         health::Health,
+        question::Questions,
         status::{Reason, Status},
     },
     services::ServiceName,
-    status_api::{Refused, SERVICES_PATH, STATUS_PATH, SYNCS_PATH, Trouble, Unsupported},
+    status_api::{
+        DIFF_PATH, EXPLAIN_PATH, Refused, SERVICES_PATH, STATUS_PATH, SYNCS_PATH, Trouble,
+        Unsupported,
+    },
     trouble,
     watch::SourceHealth,
 };
@@ -40,6 +46,8 @@ pub struct StatusApi {
     pub runner: Arc<Status>,
     /// How following the objects goes.
     pub objects: Arc<SourceHealth>,
+    /// Asks the runner what only its mode can find out.
+    pub questions: Questions,
     /// What ServicePorts carried.
     pub traffic: Box<dyn TrafficSource>,
 }
@@ -65,10 +73,18 @@ pub struct About {
 
 impl StatusApi {
     /// Returns the answer; 403 to who is not of this node.
-    pub(super) fn answer(&self, asked: Asked<'_>) -> Answer {
+    pub(super) fn answer(&self, asked: Asked<'_>) -> Reply {
         if let Some(refusal) = refusal(asked.peer) {
-            return refusal;
+            return refusal.into();
         }
+        match asked.path {
+            DIFF_PATH => self.diff(),
+            EXPLAIN_PATH => self.explain(asked.query),
+            _ => self.answer_at_once(asked).into(),
+        }
+    }
+
+    fn answer_at_once(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
             STATUS_PATH => return json(&self.status()),
             SYNCS_PATH => return json(&self.syncs()),
@@ -81,8 +97,9 @@ impl StatusApi {
             _ => refused(
                 StatusCode::NOT_FOUND,
                 format!(
-                    "there are {STATUS_PATH}, {SYNCS_PATH}, {SERVICES_PATH}, \
-                     {SERVICES_PATH}/NAMESPACE and {SERVICES_PATH}/NAMESPACE/NAME"
+                    "there are {STATUS_PATH}, {SYNCS_PATH}, {DIFF_PATH}, {EXPLAIN_PATH}, \
+                     {SERVICES_PATH}, {SERVICES_PATH}/NAMESPACE and \
+                     {SERVICES_PATH}/NAMESPACE/NAME"
                 ),
             ),
         }

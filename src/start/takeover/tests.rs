@@ -53,6 +53,14 @@ impl Mode for Scripted {
         asked.map(|_, changes| changes.map(|_| Ok(report.clone())))
     }
 
+    async fn compare(&mut self, _: &ServiceMap) -> Compared {
+        Compared::default()
+    }
+
+    async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> Result<Explanation, SyncError> {
+        Err(SyncError::Runtime(std::io::Error::other("no test asks")))
+    }
+
     fn engines(&self) -> Vec<(Family, Engine)> {
         Vec::new()
     }

@@ -16,7 +16,7 @@ use super::{
     Error,
     plan::{FilledSets, NodeContext},
 };
-use crate::{kernel::xtables::Engine, net::Family};
+use crate::{kernel::xtables::Engine, modes::Difference, net::Family};
 
 /// The rules of one family.
 #[derive(Debug)]
@@ -175,6 +175,24 @@ impl FamilyRules {
             let outcome = writer.wait(SHORT_WAIT).await;
             self.answered(outcome);
         }
+    }
+
+    /// Returns how the rules in the kernel differ from those for sets of which those
+    /// `filled` have members; nothing where no rules can be written.
+    ///
+    /// # Errors
+    /// When the program failed.
+    pub async fn compare(
+        &self,
+        node: &NodeContext,
+        filled: FilledSets,
+    ) -> Result<Vec<Difference>, Error> {
+        let Some(writer) = &self.writer else {
+            return Ok(Vec::new());
+        };
+        let family = self.family;
+        let compared = writer.compare(node, filled).await;
+        compared.map_err(|source| Error::Rules { family, source })
     }
 
     fn answered(&mut self, outcome: Option<Outcome>) {

@@ -11,7 +11,7 @@ use crate::{
         transaction::{Phase, Transaction},
         words::{Line, target},
     },
-    modes::ipvs::plan::interest,
+    modes::{Difference, ipvs::plan::interest},
 };
 
 /// What became of the rules that were in force before.
@@ -118,6 +118,23 @@ impl Tables {
         }
         self.write(&transaction.to_string(), rules).await?;
         Ok(changed)
+    }
+
+    /// Returns how the tables differ from `rules`. Changes nothing.
+    ///
+    /// # Errors
+    /// When the program failed.
+    pub async fn compare(&self, rules: &RuleSet) -> Result<Vec<Difference>, Error> {
+        let observed = self.observe(rules, |_, _| {}).await?;
+        if self.is_reworded(rules, &observed) {
+            return Ok(Vec::new());
+        }
+        let family = self.writer.family();
+        let chains = observed.chains();
+        let transaction = self.difference(&observed, rules);
+        let steps = transaction.groups.iter().flat_map(|group| &group.ops);
+        let differences = steps.map(|op| Difference::of_step(None, op, &chains, family));
+        Ok(differences.collect())
     }
 
     /// Takes the traffic over from iptables mode, if it has it: virtual servers

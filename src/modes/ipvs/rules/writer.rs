@@ -6,15 +6,21 @@ use std::{io, thread, time::Duration};
 
 use tokio::{
     runtime,
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel},
-    time::{Instant, timeout_at},
+    sync::{
+        mpsc::{UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel},
+        oneshot,
+    },
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::tables::{Previous, Tables};
 use crate::{
     backoff::Backoff,
     kernel::xtables::{Engine, Error, Toolkit, desired::RuleSet, features::Features},
-    modes::ipvs::plan::{self, FilledSets, NodeContext},
+    modes::{
+        Difference,
+        ipvs::plan::{self, FilledSets, NodeContext},
+    },
     net::Family,
 };
 
@@ -33,6 +39,7 @@ const POLL: Duration = Duration::from_millis(100);
 enum Request {
     Ensure(RuleSet),
     TakeOver,
+    Compare(RuleSet, oneshot::Sender<Result<Vec<Difference>, Error>>),
 }
 
 /// What the thread says to a request.
@@ -164,6 +171,26 @@ impl RuleWriter {
         asks
     }
 
+    /// Returns how the rules in the kernel differ from those that go with sets of which
+    /// those `filled` have members, when what was asked for before is done.
+    ///
+    /// # Errors
+    /// When the program failed, or takes longer than it should.
+    pub async fn compare(
+        &self,
+        node: &NodeContext,
+        filled: FilledSets,
+    ) -> Result<Vec<Difference>, Error> {
+        let rules = plan::rules(self.family, node, &self.features, filled);
+        let (reply, compared) = oneshot::channel();
+        let _ = self.requests.send(Request::Compare(rules, reply));
+        match timeout(LONGEST_WAIT, compared).await {
+            Ok(Ok(compared)) => compared,
+            Ok(Err(_)) => Err(has_ended()),
+            Err(_) => Err(self.unanswered()),
+        }
+    }
+
     /// Returns true if what failed is not to be tried again yet.
     fn is_resting(&self) -> bool {
         let due = self.backoff.due();
@@ -270,12 +297,16 @@ impl RuleWriter {
 /// Returns the answer for a thread that ended without one.
 fn ended() -> Answer {
     Answer {
-        outcome: Err(Error::Run {
-            program: "the thread that writes rules".to_owned(),
-            source: io::ErrorKind::BrokenPipe.into(),
-        }),
+        outcome: Err(has_ended()),
         previous: Previous::InForce,
         takes_over_later: false,
+    }
+}
+
+fn has_ended() -> Error {
+    Error::Run {
+        program: "the thread that writes rules".to_owned(),
+        source: io::ErrorKind::BrokenPipe.into(),
     }
 }
 
@@ -286,17 +317,23 @@ fn work(
 ) {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     while let Some(request) = asked.blocking_recv() {
-        let outcome = match &runtime {
-            Ok(runtime) => runtime.block_on(async {
-                match request {
-                    Request::Ensure(rules) => tables.ensure(rules).await,
-                    Request::TakeOver => tables.take_over().await.map(|()| Vec::new()),
-                }
-            }),
-            Err(error) => Err(Error::Run {
-                program: "a runtime for the programs".to_owned(),
-                source: error.kind().into(),
-            }),
+        let runtime = runtime.as_ref().map_err(|error| Error::Run {
+            program: "a runtime for the programs".to_owned(),
+            source: error.kind().into(),
+        });
+        let outcome = match (request, runtime) {
+            (Request::Compare(rules, reply), runtime) => {
+                let compared = runtime.and_then(|r| r.block_on(tables.compare(&rules)));
+                // Who asked may not wait any more.
+                let _ = reply.send(compared);
+                continue;
+            }
+            (_, Err(error)) => Err(error),
+            (Request::Ensure(rules), Ok(runtime)) => runtime.block_on(tables.ensure(rules)),
+            (Request::TakeOver, Ok(runtime)) => {
+                let taken_over = runtime.block_on(tables.take_over());
+                taken_over.map(|()| Vec::new())
+            }
         };
         let answered = answer.send(Answer {
             outcome,

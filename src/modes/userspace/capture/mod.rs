@@ -30,6 +30,7 @@ pub use redirect::Redirect;
 
 use crate::{
     kernel::{netlink, xtables},
+    modes::Difference,
     net::{Family, PerFamily, Protocol},
 };
 
@@ -138,6 +139,9 @@ pub struct Report {
     /// once in the life of a [`Capture`].
     pub messages: Vec<String>,
 }
+
+/// What is not as it is to be, with the frontend that it is for alone, if any.
+pub type Differing = Vec<(Option<Frontend>, Difference)>;
 
 #[cfg(test)]
 impl Target {

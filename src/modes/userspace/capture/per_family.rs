@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Choice, Desired, Error, Extent, Local, Method, Outcomes, Redirect, Report, Scope, Scopes,
+    Choice, Desired, Differing, Error, Extent, Local, Method, Outcomes, Redirect, Report, Scope,
+    Scopes,
 };
 use crate::{
     kernel::{
@@ -91,6 +92,22 @@ impl Capture {
         let v6 = v6.sync(Family::V6, desired, scopes.v6.as_ref(), served);
         let (v4, v6) = tokio::join!(v4, v6);
         PerFamily { v4, v6 }
+    }
+}
+
+impl Capture {
+    /// Compares what the kernel holds with what it is to hold for what is desired. Each
+    /// object is of the frontend with it, if of one alone. Changes nothing.
+    pub async fn compare(&mut self, desired: &Desired) -> PerFamily<Result<Differing, Error>> {
+        let served = &self.node_ports;
+        let mut compared = PerFamily::each(|_| Ok(Differing::new()));
+        for (family, capture) in self.families.iter_mut() {
+            *compared.get_mut(family) = match &mut capture.way {
+                Way::Redirect(redirect) => redirect.differences(desired, served).await,
+                Way::Local(local) => local.differences(desired),
+            };
+        }
+        compared
     }
 }
 

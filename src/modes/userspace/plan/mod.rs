@@ -11,7 +11,7 @@ use std::{
 
 use ipnet::IpNet;
 
-pub use self::preferences::unsupported;
+pub use self::preferences::{scheduler, unsupported};
 use super::capture::Frontend;
 use crate::{
     net::Protocol,
@@ -182,7 +182,7 @@ fn group(
         targets,
         cluster_local: None,
         allowed: candidate.allowed.into(),
-        scheduler: preferences::scheduler(port, default).unwrap_or_else(|used| used.instead),
+        scheduler: scheduler(port, default).unwrap_or_else(|used| used.instead),
         affinity: match port.session_affinity {
             SessionAffinity::None => None,
             SessionAffinity::ClientIp { timeout } => Some(timeout),

@@ -15,6 +15,7 @@ use crate::{
         netlink::{Protocol, Socket},
         next_hop::{self, NextHop},
     },
+    modes::explain::Pods,
     sched::Flow,
     services::Node,
 };
@@ -29,6 +30,22 @@ pub enum DetectLocal {
     /// Packets to them leave through such a link, so that theirs come through
     /// it: a socket does not know the link, but a route does.
     Through(Links),
+}
+
+impl DetectLocal {
+    /// Returns how pods are distinguished on this `node`.
+    pub fn pods(&self, node: Option<&Node>) -> Pods {
+        match self {
+            DetectLocal::Within(networks) => Pods::Within(networks.clone()),
+            DetectLocal::PodCidrs => {
+                Pods::Within(node.map(|node| node.pod_cidrs.to_vec()).unwrap_or_default())
+            }
+            DetectLocal::Through(Links::Named(name)) => Pods::Through(format!("link {name}")),
+            DetectLocal::Through(Links::Prefixed(prefix)) => {
+                Pods::Through(format!("a link whose name begins with {prefix}"))
+            }
+        }
+    }
 }
 
 /// Links, by name.

@@ -24,19 +24,20 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use self::{
     diff::Applied,
     plan::{Environment, Object},
 };
-use super::{Desired, Error, Extent, Frontend, Report, Scope};
+use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope};
 use crate::{
     kernel::{
         links,
         netlink::{self, Protocol, Socket},
         probe::{Ability, Kernel},
     },
+    modes::{Difference, Found},
     net::Family,
 };
 
@@ -139,6 +140,40 @@ impl Local {
             self.empty = true;
         }
         Ok(())
+    }
+
+    /// Returns how routes and rules differ from those for what is desired. Changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked.
+    pub fn differences(&mut self, desired: &Desired) -> Result<Differing, Error> {
+        let family = self.family;
+        let ports = self.ports.is_ok();
+        let Some(environment) = observe::environment(&mut self.socket, family, ports)? else {
+            return Ok(Differing::new());
+        };
+        let applied = Applied::of(desired, &environment, &mut Report::default());
+        let mut observed: HashSet<Object> = HashSet::new();
+        observed.extend(observe::installed(&mut self.socket, family)?);
+        let mut differing = Differing::new();
+        let mut seen = HashSet::new();
+        for frontend in applied.frontends() {
+            for object in applied.objects(frontend, &environment) {
+                if !observed.remove(&object) && seen.insert(object.clone()) {
+                    let found = Found::Missing;
+                    let difference = Difference::new(None, object.to_string(), found);
+                    differing.push((Some(*frontend), difference));
+                }
+                seen.insert(object);
+            }
+        }
+        let unneeded = observed.into_iter();
+        differing.extend(unneeded.map(|object| {
+            let difference = Difference::new(None, object.to_string(), Found::Unneeded);
+            (None, difference)
+        }));
+        Ok(differing)
     }
 
     /// Compares all that is desired with all that the kernel has.

@@ -27,6 +27,7 @@
 
 use std::{
     collections::HashSet,
+    fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -65,6 +66,16 @@ pub enum Object {
     Route(Route),
     /// A routing rule.
     Rule(Rule),
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Object::Address(ip) => write!(f, "address {ip} of link lo"),
+            Object::Route(route) => route.fmt(f),
+            Object::Rule(rule) => rule.fmt(f),
+        }
+    }
 }
 
 impl Object {

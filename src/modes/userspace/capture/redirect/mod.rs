@@ -25,7 +25,7 @@ mod tests;
 use std::{collections::BTreeSet, mem};
 
 use self::{diff::Applied, plan::Environment, stale::Stale};
-use super::{Desired, Error, Extent, Frontend, Report, Scope, choose::redirecting};
+use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope, choose::redirecting};
 use crate::{
     kernel::{
         addresses,
@@ -41,6 +41,7 @@ use crate::{
             transaction::Transaction,
         },
     },
+    modes::Difference,
     net::Family,
     node::Served,
 };
@@ -126,6 +127,44 @@ impl Redirect {
         OWNED.is_there(preserved).await
     }
 
+    /// Returns how the rules differ from those for what is desired. Changes nothing.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked.
+    pub async fn differences(
+        &self,
+        desired: &Desired,
+        served: &Served,
+    ) -> Result<Differing, Error> {
+        let family = self.writer.family();
+        let environment = self.environment(desired, served)?;
+        let tables = environment.tables();
+        let applied = Applied::of(desired, environment, &mut Report::default());
+        let nothing_else = |_: Table, _: &str| {};
+        let interest = plan::interest;
+        let observed = self.writer.observe(interest, tables, nothing_else).await?;
+        let chains = observed.chains();
+        let transaction = difference(&observed, &applied.rule_set(), family);
+        let steps = transaction.groups.iter().flat_map(|group| &group.ops);
+        let differences = steps.map(|op| Difference::of_step(None, op, &chains, family));
+        Ok(differences.map(|difference| (None, difference)).collect())
+    }
+
+    /// Returns what the rules depend on beside what is captured.
+    fn environment(&self, desired: &Desired, served: &Served) -> Result<Environment, Error> {
+        let family = self.writer.family();
+        let own = addresses::list(&mut Socket::open(Protocol::Route)?)?;
+        let services: BTreeSet<_> = desired.keys().filter_map(|f| f.address).collect();
+        let before = self.applied.destination();
+        Ok(Environment {
+            family,
+            features: self.features,
+            destination: plan::destination(&own, family, before, &services)
+                .filter(|_| self.features.dnat),
+            node: plan::node(&self.features, served, &own, family),
+        })
+    }
+
     /// Compares everything with the kernel.
     async fn compare(
         &mut self,
@@ -134,16 +173,7 @@ impl Redirect {
         report: &mut Report,
     ) -> Result<(), Error> {
         let family = self.writer.family();
-        let own = addresses::list(&mut Socket::open(Protocol::Route)?)?;
-        let services: BTreeSet<_> = desired.keys().filter_map(|f| f.address).collect();
-        let before = self.applied.destination();
-        let environment = Environment {
-            family,
-            features: self.features,
-            destination: plan::destination(&own, family, before, &services)
-                .filter(|_| self.features.dnat),
-            node: plan::node(&self.features, served, &own, family),
-        };
+        let environment = self.environment(desired, served)?;
         report.messages.extend(self.shortcomings());
         let tables = environment.tables();
         let applied = Applied::of(desired, environment, report);

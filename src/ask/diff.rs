@@ -1,0 +1,87 @@
+//! Prints how the kernel differs from what it is to hold.
+
+use std::process::ExitCode;
+
+use super::{
+    UNREACHABLE,
+    paint::{Paint, Tone},
+    table,
+};
+use crate::status_api::{Diff, Difference, FamilyDiff};
+
+/// Differences of a family that are printed, unless all are asked for.
+const MOST: usize = 50;
+
+/// How much is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// The first differences of each family.
+    First,
+    /// All that the answer has.
+    All,
+}
+
+/// Returns the status to exit with: 0 where nothing differs, 1 where something does, 2
+/// where a family could not be compared.
+pub(super) fn status(diff: &Diff) -> ExitCode {
+    if diff.families.iter().any(|family| family.error.is_some()) {
+        return ExitCode::from(UNREACHABLE);
+    }
+    let mut families = diff.families.iter();
+    if families.all(|family| family.differences.total == 0) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Returns the lines, for people.
+pub(super) fn table(diff: &Diff, detail: Detail, paint: Paint) -> String {
+    let mut text = String::new();
+    for family in &diff.families {
+        text.push_str(&section(family, &diff.mode, detail, paint));
+    }
+    if diff.families.is_empty() {
+        text.push_str("Another process of userspace mode serves now: ask that one.\n");
+    }
+    text
+}
+
+fn section(of: &FamilyDiff, mode: &str, detail: Detail, paint: Paint) -> String {
+    let FamilyDiff {
+        family,
+        error,
+        differences,
+    } = of;
+    let heading = match (error, differences.total) {
+        (Some(error), _) => {
+            let why = format!("could not be compared: {error}");
+            paint.paint(Tone::Bad, &why)
+        }
+        (None, 0) => paint.paint(Tone::Good, "as it is to be"),
+        (None, 1) => paint.paint(Tone::Bad, "1 difference"),
+        (None, total) => paint.paint(Tone::Bad, &format!("{total} differences")),
+    };
+    let mut lines = vec![format!("{mode} mode, {family}: {heading}")];
+    let shown = match detail {
+        Detail::First => MOST.min(differences.items.len()),
+        Detail::All => differences.items.len(),
+    };
+    let rows: Vec<_> = differences.items[..shown].iter().map(row).collect();
+    lines.extend(table::lines(&rows).iter().map(|line| format!("  {line}")));
+    if differences.total > shown {
+        let more = differences.total - shown;
+        lines.push(format!("  and {more} more"));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn row(difference: &Difference) -> [String; 3] {
+    let parts = [&difference.service_port, &difference.protocol];
+    let parts: Vec<&str> = parts.into_iter().flatten().map(String::as_str).collect();
+    [
+        difference.found.clone(),
+        difference.object.clone(),
+        parts.join(" "),
+    ]
+}

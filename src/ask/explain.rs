@@ -1,0 +1,130 @@
+//! Prints what becomes of a packet.
+
+use super::{
+    paint::{Paint, Tone},
+    table,
+};
+use crate::status_api::{Candidate, Explanation};
+
+/// Objects of the ServicePort that are printed, unless all are asked for.
+const MOST: usize = 12;
+
+/// How much is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// The first objects, and those that are not as they are to be.
+    First,
+    /// All objects.
+    All,
+}
+
+/// Returns the lines, for people.
+pub(super) fn table(explanation: &Explanation, detail: Detail, paint: Paint) -> String {
+    let Explanation {
+        to,
+        protocol,
+        from,
+        mode,
+        ..
+    } = explanation;
+    let mut lines = vec![format!("{to}/{protocol} from {from}, in {mode} mode:")];
+    let steps = explanation.steps.iter().enumerate();
+    lines.extend(steps.map(|(at, step)| format!("  {}. {step}", at + 1)));
+    lines.push(paint.paint(tone(explanation), &sentence(explanation)));
+    let rows: Vec<_> = explanation.candidates.iter().map(candidate).collect();
+    lines.extend(indented(&table::lines(&rows)));
+    if !explanation.passed_over.is_empty() {
+        lines.push("not sent to:".to_owned());
+        let rows = explanation.passed_over.iter().map(|endpoint| {
+            let node = endpoint.node.clone().unwrap_or_default();
+            [endpoint.address.clone(), endpoint.why.clone(), node]
+        });
+        let rows: Vec<_> = rows.collect();
+        lines.extend(indented(&table::lines(&rows)));
+    }
+    lines.extend(kernel(explanation, detail, paint));
+    lines.join("\n") + "\n"
+}
+
+fn indented(lines: &[String]) -> impl Iterator<Item = String> {
+    lines.iter().map(|line| format!("  {line}"))
+}
+
+fn tone(explanation: &Explanation) -> Tone {
+    match &*explanation.verdict {
+        "forwarded" => Tone::Good,
+        "refused" | "dropped" => Tone::Bad,
+        _ => Tone::Doubtful,
+    }
+}
+
+fn sentence(explanation: &Explanation) -> String {
+    match &*explanation.verdict {
+        "forwarded" => "It is sent to one of:".to_owned(),
+        "refused" => "It is refused.".to_owned(),
+        "dropped" => "It is dropped: nothing answers.".to_owned(),
+        "notServed" => {
+            "It is not for a Service: it goes where it would go without Tripod.".to_owned()
+        }
+        "depends" => "That depends on the address of the caller.".to_owned(),
+        // Of a later version.
+        other => other.to_owned(),
+    }
+}
+
+fn candidate(candidate: &Candidate) -> [String; 3] {
+    let share = candidate
+        .share
+        .map(|share| format!("{:.1} %", share * 100.0));
+    [
+        candidate.address.clone(),
+        share.unwrap_or_default(),
+        candidate.node.clone().unwrap_or_default(),
+    ]
+}
+
+/// Returns what the kernel has for the ServicePort, and what differs.
+fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(error) = &explanation.error {
+        let line = format!("what the kernel holds is not known: {error}");
+        lines.push(paint.paint(Tone::Bad, &line));
+    }
+    if let Some(name) = explanation
+        .service_port
+        .as_ref()
+        .filter(|_| !explanation.objects.is_empty())
+    {
+        lines.push(format!("for {name} there is to be:"));
+        let mut present = 0;
+        let mut left_out = 0;
+        for object in &explanation.objects {
+            let is_present = object.found == "present";
+            present += usize::from(is_present);
+            if is_present && present > MOST && detail == Detail::First {
+                left_out += 1;
+                continue;
+            }
+            let mark = match &*object.found {
+                "present" => object.found.clone(),
+                other => paint.paint(Tone::Bad, other),
+            };
+            lines.push(format!("  {mark}  {}", object.object));
+        }
+        if left_out > 0 {
+            lines.push(format!("  and {left_out} more, which are present"));
+        }
+    }
+    let differences = &explanation.differences;
+    if differences.total > 0 {
+        let heading = "not as it is to be, and packets may go another way:";
+        lines.push(paint.paint(Tone::Bad, heading));
+        let shown = differences.items.iter();
+        lines.extend(shown.map(|item| format!("  {}  {}", item.found, item.object)));
+        if differences.total > differences.items.len() {
+            let more = differences.total - differences.items.len();
+            lines.push(format!("  and {more} more: tripod diff"));
+        }
+    }
+    lines
+}

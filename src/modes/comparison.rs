@@ -1,0 +1,92 @@
+//! How the kernel differs from what it is to hold: what `tripod diff` shows. Nothing is
+//! changed to find out.
+
+use std::fmt;
+
+use super::SyncError;
+use crate::{
+    kernel::xtables::{observed::Chains, transaction::Op},
+    net::{Family, PerFamily},
+    services::ServicePortName,
+};
+
+/// What was found in each family; `None`: the mode does not serve it.
+pub type Compared = PerFamily<Option<Result<Vec<Difference>, SyncError>>>;
+
+/// Something that is not as it is to be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Difference {
+    /// The ServicePort that it is for; `None`: for none alone, or that is not known.
+    pub owner: Option<ServicePortName>,
+    /// What it is, in the words of the program that shows such things.
+    pub object: String,
+    /// What of it was found.
+    pub found: Found,
+}
+
+/// What was found of something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Found {
+    /// It is to be there, and is not.
+    Missing,
+    /// It is there, and not as it is to be.
+    Altered,
+    /// It is there, and nothing needs it.
+    Unneeded,
+}
+
+impl Found {
+    /// Returns the word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Found::Missing => "missing",
+            Found::Altered => "altered",
+            Found::Unneeded => "unneeded",
+        }
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Difference {
+    /// Returns one of `owner`'s.
+    pub fn new(
+        owner: Option<&ServicePortName>,
+        object: impl Into<String>,
+        found: Found,
+    ) -> Difference {
+        Difference {
+            owner: owner.cloned(),
+            object: object.into(),
+            found,
+        }
+    }
+
+    /// Returns what a step of `owner`'s, which would mend a rule set with these `chains`,
+    /// says is different.
+    pub fn of_step(
+        owner: Option<&ServicePortName>,
+        op: &Op,
+        chains: &Chains,
+        family: Family,
+    ) -> Difference {
+        let (table, chain) = (op.table(), op.chain());
+        let whole = || format!("chain {chain} of table {table}");
+        let rule = |words: &dyn fmt::Display| format!("rule -A {chain} {words} of table {table}");
+        let (object, found) = match op {
+            Op::Fill(_) if chains.contain(table, chain) => (whole(), Found::Altered),
+            Op::Fill(_) => (whole(), Found::Missing),
+            Op::Delete { .. } => (whole(), Found::Unneeded),
+            Op::Insert(entry) | Op::Append(entry) => {
+                (rule(&entry.rule.words(family)), Found::Missing)
+            }
+            Op::Raise(entry) => (rule(&entry.rule.words(family)), Found::Altered),
+            Op::Remove { words, .. } => (rule(words), Found::Unneeded),
+        };
+        Difference::new(owner, object, found)
+    }
+}

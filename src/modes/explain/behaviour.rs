@@ -1,0 +1,126 @@
+//! What of the way of packets differs from mode to mode.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+
+use crate::{
+    net::{DetectLocal, ModeName},
+    node::Served,
+    services::{Node, ServicePort},
+};
+
+/// What of the way of packets differs from mode to mode, and from node to node.
+#[derive(Clone, Debug)]
+pub struct Behaviour {
+    /// The mode that runs.
+    pub mode: ModeName,
+    /// How this node's pods are distinguished.
+    pub pods: Pods,
+    /// The node's own addresses, those of Services apart.
+    pub own: Vec<IpAddr>,
+    /// On which of them node ports are served.
+    pub served: Arc<Served>,
+    /// How node ports are served on loopback addresses.
+    pub loopback: Loopback,
+    /// What becomes of packets to ports of service addresses that no Service has.
+    pub other_ports: OtherPorts,
+    /// How an endpoint of a ServicePort is chosen.
+    pub selection: fn(&ServicePort, &str) -> Selection,
+    /// The scheduler of Services that name none.
+    pub scheduler: String,
+    /// Networks that cluster IPs are allocated from, if what no Service has there is
+    /// dropped.
+    pub dropped_networks: Vec<IpNet>,
+}
+
+/// How this node's pods are distinguished from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pods {
+    /// By their addresses, which are in these networks; in none where it is not
+    /// configured, and then pods count as everybody outside.
+    Within(Vec<IpNet>),
+    /// By the link that their packets come through.
+    Through(String),
+}
+
+/// How node ports are served on loopback addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loopback {
+    /// By rules, for IPv4 alone; what is not to be served there is refused.
+    Rules {
+        /// Whether they are.
+        served: bool,
+    },
+    /// By sockets of this process, as on other addresses.
+    Sockets,
+    /// TCP is relayed by sockets of this process at these addresses; elsewhere nothing
+    /// is served.
+    Relayed(Vec<IpAddr>),
+}
+
+/// What becomes of packets to ports of service addresses that no Service has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherPorts {
+    /// They go on as if there were no such Service.
+    PassOn,
+    /// At cluster IPs they are refused.
+    RefusedAtClusterIps,
+    /// At all service addresses they are refused: the node has these addresses.
+    RefusedEverywhere,
+}
+
+/// How an endpoint is chosen among several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// All alike.
+    Equal,
+    /// By their weights.
+    Weighted,
+    /// By a hash of the client's address, or of the one that it calls.
+    Hashed,
+    /// By the connections that they have.
+    Loaded,
+}
+
+impl Pods {
+    /// Returns what the configuration says, on this `node`.
+    pub fn new(configured: &DetectLocal, node: Option<&Node>) -> Pods {
+        match configured {
+            DetectLocal::ClusterCidr(networks) => Pods::Within(networks.clone()),
+            DetectLocal::NodeCidr => {
+                Pods::Within(node.map(|node| node.pod_cidrs.to_vec()).unwrap_or_default())
+            }
+            DetectLocal::BridgeInterface(name) => Pods::Through(format!("link {name}")),
+            DetectLocal::InterfaceNamePrefix(prefix) => {
+                Pods::Through(format!("a link whose name begins with {prefix}"))
+            }
+        }
+    }
+}
+
+impl Selection {
+    /// Returns how the scheduler of that name chooses, as IPVS and `--ipvs-scheduler` call
+    /// it.
+    pub fn of_scheduler(name: &str) -> Selection {
+        match name {
+            "random" | "wrr" => Selection::Weighted,
+            "sh" | "dh" | "mh" => Selection::Hashed,
+            "lc" | "wlc" | "sed" | "nq" | "lblc" | "lblcr" | "ovf" | "fo" | "twos" => {
+                Selection::Loaded
+            }
+            // Also in the place of one that there is not.
+            _ => Selection::Equal,
+        }
+    }
+
+    /// Returns the words for it.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Selection::Equal => "one is chosen, each alike",
+            Selection::Weighted => "one is chosen by their weights",
+            Selection::Hashed => "one is chosen by a hash of addresses, the same each time",
+            Selection::Loaded => "one is chosen by the connections that they have",
+        }
+    }
+}

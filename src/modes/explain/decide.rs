@@ -1,0 +1,349 @@
+//! What becomes of a packet.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{
+    AddressRole, Behaviour, Caller, Candidate, Explanation, Loopback, Origin, OtherPorts, Packet,
+    Pods, Selection, Verdict,
+    frontend::{self, Frontend, is_own},
+};
+use crate::{
+    net::{Family, ModeName, Protocol},
+    services::{Endpoint, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
+};
+
+/// Returns what becomes of `packet` where the mode behaves so; without the objects that
+/// bring it about.
+pub fn decide(map: &ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Explanation {
+    let mut way = Way {
+        behaviour,
+        packet,
+        explanation: Explanation {
+            origin: origin(behaviour, packet),
+            served_by: None,
+            verdict: Verdict::NotServed,
+            steps: Vec::new(),
+            candidates: Vec::new(),
+            objects: Vec::new(),
+        },
+    };
+    way.name_caller();
+    match frontend::of(map, behaviour, packet) {
+        Frontend::Of(port, role) => way.service(port, role),
+        Frontend::OtherPort(port, role) => way.other_port(port, role),
+        Frontend::HealthCheck(port) => way.end(
+            Verdict::Refused,
+            format!(
+                "it is the health-check node port of {}: Tripod itself answers it over TCP",
+                port.name
+            ),
+        ),
+        Frontend::None => way.nobody(),
+    }
+    way.explanation
+}
+
+fn origin(behaviour: &Behaviour, packet: &Packet) -> Origin {
+    let ip = match packet.from {
+        // Pods that are not distinguished are treated as everybody.
+        Caller::Pod if behaviour.pods == Pods::Within(Vec::new()) => return Origin::Outside,
+        Caller::Pod => return Origin::Pod,
+        Caller::Node => return Origin::Node,
+        Caller::Outside => return Origin::Outside,
+        Caller::At(ip) => ip,
+    };
+    if is_own(behaviour, ip) {
+        return Origin::Node;
+    }
+    match &behaviour.pods {
+        Pods::Within(networks) if networks.iter().any(|network| network.contains(&ip)) => {
+            Origin::Pod
+        }
+        Pods::Within(_) | Pods::Through(_) => Origin::Outside,
+    }
+}
+
+/// The way of a packet, as far as it is known.
+struct Way<'a> {
+    behaviour: &'a Behaviour,
+    packet: &'a Packet,
+    explanation: Explanation,
+}
+
+impl Way<'_> {
+    fn step(&mut self, words: impl Into<String>) {
+        self.explanation.steps.push(words.into());
+    }
+
+    fn end(&mut self, verdict: Verdict, why: impl Into<String>) {
+        self.explanation.verdict = verdict;
+        self.step(why);
+    }
+
+    fn name_caller(&mut self) {
+        let who = match (
+            self.explanation.origin,
+            self.packet.from,
+            &self.behaviour.pods,
+        ) {
+            (Origin::Node, ..) => "the node itself".to_owned(),
+            (Origin::Pod, ..) => "a pod of the cluster".to_owned(),
+            (Origin::Outside, Caller::At(_), Pods::Through(link)) => {
+                format!("somebody outside, unless it comes through {link}: then give --from=pod")
+            }
+            (Origin::Outside, ..) => "somebody outside the cluster".to_owned(),
+        };
+        self.step(format!("the caller is {who}"));
+    }
+
+    /// Nobody has the address.
+    fn nobody(&mut self) {
+        let ip = self.packet.to.ip();
+        if is_own(self.behaviour, ip) {
+            let why = "it is an address of the node, and no Service has that port there: what \
+                       listens on the node answers, or it is refused";
+            return self.end(Verdict::NotServed, why);
+        }
+        let mut dropped = self.behaviour.dropped_networks.iter();
+        if let Some(network) = dropped.find(|network| network.contains(&ip)) {
+            let why = format!("no Service has it, and {network} is for cluster IPs alone");
+            return self.end(Verdict::Dropped, why);
+        }
+        self.end(
+            Verdict::NotServed,
+            "no Service has this address: it is routed as usual",
+        );
+    }
+
+    fn other_port(&mut self, port: &ServicePort, role: AddressRole) {
+        let (service, role_name) = (&port.name.service, role_name(role));
+        self.step(format!(
+            "it is the {role_name} of {service}, which does not name this port"
+        ));
+        let is_refused = match self.behaviour.other_ports {
+            OtherPorts::PassOn => false,
+            OtherPorts::RefusedAtClusterIps => role == AddressRole::ClusterIp,
+            OtherPorts::RefusedEverywhere => true,
+        };
+        if is_refused {
+            let why = format!("{} mode refuses other ports of it", self.behaviour.mode);
+            self.end(Verdict::Refused, why);
+        } else {
+            self.end(Verdict::NotServed, "it is routed as usual");
+        }
+    }
+
+    fn service(&mut self, port: &ServicePort, role: AddressRole) {
+        self.explanation.served_by = Some((port.name.clone(), role));
+        let (name, role_name) = (&port.name, role_name(role));
+        self.step(format!(
+            "it is the {role_name} of {name} ({})",
+            name.protocol
+        ));
+        if self.behaviour.mode == ModeName::Userspace && name.protocol == Protocol::Sctp {
+            let verdict = match role {
+                AddressRole::NodePort => Verdict::Refused,
+                _ => Verdict::Dropped,
+            };
+            return self.end(verdict, "userspace mode does not carry SCTP");
+        }
+        if role == AddressRole::NodePort && !self.serves_node_port() {
+            return;
+        }
+        if role == AddressRole::LoadBalancerIp && !self.is_let_in(port) {
+            return;
+        }
+        let policy = match role {
+            AddressRole::ClusterIp => port.internal_traffic_policy,
+            _ => port.external_traffic_policy,
+        };
+        let is_local = policy == TrafficPolicy::Local;
+        let local = endpoints(port, &port.endpoints.local);
+        let chosen = if is_local && self.stays_here(role, &local) {
+            local
+        } else {
+            endpoints(port, &port.endpoints.cluster)
+        };
+        if chosen.is_empty() {
+            self.without_endpoints(port, role, is_local);
+        } else {
+            self.choose(port, &chosen);
+        }
+    }
+
+    /// Returns whether a policy of Local leaves such a packet the `local` endpoints alone.
+    fn stays_here(&mut self, role: AddressRole, local: &[&Endpoint]) -> bool {
+        let is_of_all = self.behaviour.mode == ModeName::Ipvs && !local.is_empty();
+        let (stays, why) = if role == AddressRole::ClusterIp {
+            (
+                true,
+                "internalTrafficPolicy is Local: endpoints on this node alone",
+            )
+        } else if self.is_relayed() {
+            (
+                true,
+                "externalTrafficPolicy is Local: what is relayed goes to endpoints on this node",
+            )
+        } else if self.explanation.origin == Origin::Outside {
+            (
+                true,
+                "externalTrafficPolicy is Local, and the caller is outside: endpoints on this node alone",
+            )
+        } else if is_of_all {
+            (
+                true,
+                "externalTrafficPolicy is Local, and IPVS has one virtual server for all callers: \
+                 endpoints on this node alone, while there are any",
+            )
+        } else {
+            (
+                false,
+                "externalTrafficPolicy is Local, which is not for pods and the node: any endpoint",
+            )
+        };
+        self.step(why);
+        stays
+    }
+
+    /// Returns whether a node port is served at the destination, which is the node's.
+    fn serves_node_port(&mut self) -> bool {
+        let ip = self.packet.to.ip();
+        let served = self.behaviour.served.contains(&ip);
+        let why_not = if !ip.is_loopback() {
+            (!served).then_some("node ports are not served at this address (nodePortAddresses)")
+        } else {
+            match &self.behaviour.loopback {
+                Loopback::Sockets => (!served).then_some(
+                    "node ports are not served at loopback addresses (nodePortAddresses)",
+                ),
+                Loopback::Rules { .. } if Family::of(&ip) == Family::V6 => {
+                    Some("rules cannot serve node ports at ::1")
+                }
+                Loopback::Rules { served } => {
+                    (!served).then_some("node ports are not served at loopback addresses")
+                }
+                Loopback::Relayed(addresses) if !addresses.contains(&ip) => Some(
+                    "node ports are served at loopback addresses only if nodePortAddresses names them",
+                ),
+                Loopback::Relayed(_) => (self.packet.protocol != Protocol::Tcp)
+                    .then_some("at loopback addresses only TCP is relayed"),
+            }
+        };
+        if let Some(why) = why_not {
+            self.end(Verdict::Refused, why);
+        }
+        why_not.is_none()
+    }
+
+    /// Returns whether sockets of this process relay the packet in a mode of the kernel.
+    fn is_relayed(&self) -> bool {
+        matches!(self.behaviour.loopback, Loopback::Relayed(_)) && self.packet.to.ip().is_loopback()
+    }
+
+    /// Returns whether the source ranges of `port` let the caller in.
+    fn is_let_in(&mut self, port: &ServicePort) -> bool {
+        let ranges = &port.load_balancer_source_ranges;
+        if ranges.is_empty() {
+            return true;
+        }
+        let within = |ip: IpAddr| ranges.iter().any(|range: &IpNet| range.contains(&ip));
+        let family = port.name.family;
+        let is_in = match (self.packet.from, self.explanation.origin) {
+            // The node calls with any of its addresses.
+            (Caller::Node, _) | (Caller::At(_), Origin::Node) => {
+                let mut own = self.behaviour.own.iter().copied();
+                Some(own.any(|ip| Family::of(&ip) == family && within(ip)))
+            }
+            (Caller::At(ip), _) => Some(within(ip)),
+            (Caller::Pod | Caller::Outside, _) => {
+                let all = ranges.iter().any(|range| range.prefix_len() == 0);
+                all.then_some(true)
+            }
+        };
+        match is_in {
+            Some(true) => self.step("the caller is in loadBalancerSourceRanges"),
+            Some(false) => {
+                let why = "the caller is not in loadBalancerSourceRanges";
+                self.end(Verdict::Dropped, why);
+            }
+            None => {
+                let why = "loadBalancerSourceRanges let some callers in: give --from an address";
+                self.end(Verdict::Depends, why);
+            }
+        }
+        is_in == Some(true)
+    }
+
+    fn without_endpoints(&mut self, port: &ServicePort, role: AddressRole, is_local: bool) {
+        let mode = self.behaviour.mode;
+        let elsewhere = is_local && has_any(port);
+        let is_internal = role == AddressRole::ClusterIp;
+        let is_refused = is_internal && matches!(mode, ModeName::Ipvs | ModeName::Userspace);
+        if elsewhere && !is_refused && !self.is_relayed() {
+            let why = "no endpoint is on this node, so that it gets no answer";
+            return self.end(Verdict::Dropped, why);
+        }
+        let passes = mode == ModeName::Iptables
+            && self.explanation.origin == Origin::Node
+            && matches!(role, AddressRole::ExternalIp | AddressRole::LoadBalancerIp);
+        if passes {
+            let why = "no endpoint takes connections; rules that refuse are for packets that come \
+                       to the node, and what it sends itself is routed as usual";
+            return self.end(Verdict::NotServed, why);
+        }
+        self.end(Verdict::Refused, "no endpoint takes connections");
+    }
+
+    fn choose(&mut self, port: &ServicePort, chosen: &[&Endpoint]) {
+        let selection = (self.behaviour.selection)(port, &self.behaviour.scheduler);
+        let weight = |endpoint: &Endpoint| match selection {
+            Selection::Equal => 1.0,
+            _ => f64::from(endpoint.weight),
+        };
+        let whole: f64 = chosen.iter().map(|endpoint| weight(endpoint)).sum();
+        let is_known = matches!(selection, Selection::Equal | Selection::Weighted);
+        let candidates = chosen.iter().map(|endpoint| Candidate {
+            address: endpoint.address,
+            share: is_known.then(|| weight(endpoint) / whole),
+        });
+        self.explanation.candidates = candidates.collect();
+        let count = match chosen.len() {
+            1 => "1 endpoint takes connections".to_owned(),
+            count => format!("{count} endpoints take connections: {}", selection.words()),
+        };
+        self.end(Verdict::Forwarded, count);
+        if let SessionAffinity::ClientIp { timeout } = port.session_affinity {
+            let seconds = timeout.as_secs();
+            self.step(format!(
+                "sessionAffinity is ClientIP: who called within {seconds} s stays on the same endpoint"
+            ));
+        }
+    }
+}
+
+fn role_name(role: AddressRole) -> &'static str {
+    match role {
+        AddressRole::ClusterIp => "cluster IP",
+        AddressRole::ExternalIp => "external IP",
+        AddressRole::LoadBalancerIp => "load-balancer IP",
+        AddressRole::NodePort => "node port",
+    }
+}
+
+/// Returns those of `indices` that take new connections.
+fn endpoints<'a>(port: &'a ServicePort, indices: &[u32]) -> Vec<&'a Endpoint> {
+    let all = &port.endpoints.all;
+    let named = indices.iter().filter_map(|at| all.get(*at as usize));
+    named.filter(|endpoint| endpoint.weight > 0).collect()
+}
+
+/// Returns whether some endpoint of the cluster takes connections, if not from here.
+fn has_any(port: &ServicePort) -> bool {
+    let usable = |endpoint: &Endpoint| {
+        let ready = endpoint.ready || (endpoint.serving && endpoint.terminating);
+        ready && endpoint.weight > 0
+    };
+    port.endpoints.has_any && port.endpoints.all.iter().any(usable)
+}

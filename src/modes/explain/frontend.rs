@@ -1,0 +1,72 @@
+//! Whose a destination is.
+
+use std::{net::IpAddr, sync::Arc};
+
+use super::{AddressRole, Behaviour, Packet};
+use crate::{
+    net::Family,
+    services::{ServiceMap, ServicePort},
+};
+
+/// Whose a destination is.
+pub(super) enum Frontend<'a> {
+    /// A ServicePort's.
+    Of(&'a Arc<ServicePort>, AddressRole),
+    /// A port that no Service has, of a service address of this ServicePort.
+    OtherPort(&'a Arc<ServicePort>, AddressRole),
+    /// The health-check node port of this ServicePort, which Tripod answers itself.
+    HealthCheck(&'a Arc<ServicePort>),
+    /// Nobody's.
+    None,
+}
+
+/// Returns what `ip` is to `port`, node ports apart.
+fn role(port: &ServicePort, ip: IpAddr) -> Option<AddressRole> {
+    if port.cluster_ip == Some(ip) {
+        Some(AddressRole::ClusterIp)
+    } else if port.external_ips.contains(&ip) {
+        Some(AddressRole::ExternalIp)
+    } else if port.load_balancer_ips.contains(&ip) {
+        Some(AddressRole::LoadBalancerIp)
+    } else {
+        None
+    }
+}
+
+/// Returns whether `ip` is one of the node's own addresses.
+pub(super) fn is_own(behaviour: &Behaviour, ip: IpAddr) -> bool {
+    ip.is_loopback() || behaviour.own.contains(&ip)
+}
+
+/// Returns whose the destination of `packet` is. Service addresses come before node
+/// ports, and one that two Services name is its owner's alone.
+pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Frontend<'a> {
+    let (ip, number) = (packet.to.ip(), packet.to.port());
+    let family = Family::of(&ip);
+    let ports = || map.iter().filter(move |port| port.name.family == family);
+    let mut other = Frontend::None;
+    for port in ports() {
+        let Some(role) = role(port, ip) else { continue };
+        if port.port == number && port.name.protocol == packet.protocol {
+            return Frontend::Of(port, role);
+        }
+        if matches!(other, Frontend::None) || role == AddressRole::ClusterIp {
+            other = Frontend::OtherPort(port, role);
+        }
+    }
+    if is_own(behaviour, ip) {
+        for port in ports() {
+            let is_node_port = port.node_port == Some(number);
+            let is_excluded = || port.node_port_excluded().any(|excluded| excluded == ip);
+            if is_node_port && port.name.protocol == packet.protocol && !is_excluded() {
+                return Frontend::Of(port, AddressRole::NodePort);
+            }
+            if port.health_check_node_port == Some(number) {
+                return Frontend::HealthCheck(port);
+            }
+        }
+        // Its other ports are the node's own affair.
+        return Frontend::None;
+    }
+    other
+}

@@ -1,0 +1,111 @@
+//! What no case of the conformance tests asks; those hold the rest against packets.
+
+use std::{net::IpAddr, sync::Arc};
+
+use super::*;
+use crate::{
+    net::ModeName,
+    node::Served,
+    services::{
+        ServiceMap, ServicePort, TrafficPolicy,
+        service_ports::{endpoint, endpoints, service_port},
+    },
+};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn behaviour(pods: Pods) -> Behaviour {
+    Behaviour {
+        mode: ModeName::Nftables,
+        pods,
+        own: vec![ip("192.0.2.1")],
+        served: Arc::new(Served::All),
+        loopback: Loopback::Relayed(Vec::new()),
+        other_ports: OtherPorts::RefusedAtClusterIps,
+        selection: |_, _| Selection::Weighted,
+        scheduler: String::new(),
+        dropped_networks: vec!["10.96.0.0/16".parse().unwrap()],
+    }
+}
+
+fn pods() -> Pods {
+    Pods::Within(vec!["10.244.0.0/16".parse().unwrap()])
+}
+
+/// A load balancer with endpoints elsewhere, for callers of one network.
+fn map() -> ServiceMap {
+    let web = ServicePort {
+        load_balancer_ips: [ip("203.0.113.1")].into(),
+        load_balancer_source_ranges: ["198.51.100.0/24".parse().unwrap()].into(),
+        endpoints: endpoints([endpoint(([10, 244, 1, 1], 8080))]),
+        external_traffic_policy: TrafficPolicy::Cluster,
+        ..service_port("web", [10, 96, 0, 1])
+    };
+    [web].into_iter().collect()
+}
+
+fn verdict(pods: Pods, to: &str, from: Caller) -> (Origin, Verdict) {
+    let packet = Packet {
+        to: to.parse().unwrap(),
+        protocol: Protocol::Tcp,
+        from,
+    };
+    let explanation = decide(&map(), &behaviour(pods), &packet);
+    assert!(!explanation.steps.is_empty());
+    (explanation.origin, explanation.verdict)
+}
+
+#[test]
+fn who_calls_may_have_to_be_said() {
+    let balancer = "203.0.113.1:80";
+    let at = |text| Caller::At(ip(text));
+    let through = || Pods::Through("link cni0".to_owned());
+    for (pods, from, expected) in [
+        (pods(), Caller::Outside, (Origin::Outside, Verdict::Depends)),
+        (pods(), Caller::Pod, (Origin::Pod, Verdict::Depends)),
+        (
+            pods(),
+            at("198.51.100.7"),
+            (Origin::Outside, Verdict::Forwarded),
+        ),
+        (
+            pods(),
+            at("198.51.101.7"),
+            (Origin::Outside, Verdict::Dropped),
+        ),
+        (pods(), at("10.244.0.7"), (Origin::Pod, Verdict::Dropped)),
+        (pods(), Caller::Node, (Origin::Node, Verdict::Dropped)),
+        (
+            through(),
+            at("10.244.0.7"),
+            (Origin::Outside, Verdict::Dropped),
+        ),
+        (through(), Caller::Pod, (Origin::Pod, Verdict::Depends)),
+        // Where pods are not distinguished, they count as everybody.
+        (
+            Pods::Within(Vec::new()),
+            Caller::Pod,
+            (Origin::Outside, Verdict::Depends),
+        ),
+    ] {
+        let found = verdict(pods.clone(), balancer, from);
+        assert_eq!(found, expected, "{from:?} with {pods:?}");
+    }
+}
+
+#[test]
+fn addresses_without_a_service_port() {
+    for (to, expected) in [
+        ("10.96.0.1:80", Verdict::Forwarded),
+        ("10.96.0.1:81", Verdict::Refused),
+        ("10.96.0.2:80", Verdict::Dropped),
+        ("203.0.113.1:81", Verdict::NotServed),
+        ("192.0.2.1:30080", Verdict::NotServed),
+        ("10.97.0.1:80", Verdict::NotServed),
+    ] {
+        let (_, found) = verdict(pods(), to, Caller::Pod);
+        assert_eq!(found, expected, "{to}");
+    }
+}

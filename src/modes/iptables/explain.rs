@@ -1,0 +1,71 @@
+//! How packets find their way in iptables mode.
+
+use super::{Iptables, Setup, family::FamilyRules, plan};
+use crate::{
+    kernel::netlink::Error,
+    modes::{
+        Packet,
+        explain::{Behaviour, Loopback, OtherPorts, Pods, Selection},
+    },
+    net::{Family, ModeName},
+    node,
+    services::{Changes, ServiceMap, ServicePort},
+};
+
+impl Iptables {
+    /// Returns how packets of the family of `packet` find their way.
+    ///
+    /// # Errors
+    /// When the node's addresses cannot be listed.
+    pub(super) fn behaviour(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Behaviour, Error> {
+        let family = Family::of(&packet.to.ip());
+        let setup = &self.setup;
+        let mut families = self.families.iter_mut();
+        let rules = families.find(|rules| rules.family == family);
+        let serves_localhost = rules.is_some_and(|rules| rules.serves_localhost(setup, map));
+        let this_node = map.this_node().map(|node| &**node);
+        Ok(Behaviour {
+            mode: ModeName::Iptables,
+            pods: Pods::new(&setup.configured.detect_local, this_node),
+            own: node::addresses::own()?,
+            served: setup.node_ports.served(),
+            loopback: Loopback::Rules {
+                served: serves_localhost,
+            },
+            other_ports: OtherPorts::PassOn,
+            // Rules choose at random.
+            selection: |_, _| Selection::Weighted,
+            scheduler: String::new(),
+            dropped_networks: Vec::new(),
+        })
+    }
+}
+
+impl FamilyRules {
+    fn serves_localhost(&mut self, setup: &Setup, map: &ServiceMap) -> bool {
+        let options = self.options(setup, map, &Changes::default());
+        options.serves_localhost()
+    }
+
+    /// Returns the chains and rules of `port`.
+    pub(super) fn objects(
+        &mut self,
+        setup: &Setup,
+        map: &ServiceMap,
+        port: &ServicePort,
+    ) -> Vec<String> {
+        let options = self.options(setup, map, &Changes::default());
+        let rules = plan::service_port(port, &options);
+        let entries = rules.entries.iter().map(|entry| {
+            let words = entry.rule.words(self.family);
+            format!("rule -A {} {words} of table {}", entry.chain, entry.table)
+        });
+        let chains = rules.chains.iter().rev();
+        let chains = chains.map(|chain| format!("chain {} of table {}", chain.name, chain.table));
+        entries.chain(chains).collect()
+    }
+}

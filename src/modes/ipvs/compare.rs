@@ -1,0 +1,179 @@
+//! How the kernel differs from what it is to hold. Nothing is changed to find out.
+
+use hashbrown::HashSet;
+
+use super::{
+    clients::Clients,
+    desired::{Desired, Dirty, Needs},
+    diff,
+    observe::{Listing, Observed, RealServers, ServerDigest, Servers},
+    plan::{Frontend, LINK, Options, Set, VirtualServer},
+};
+use crate::{
+    kernel::{ipset::Element, netlink::Error},
+    modes::{Difference, Found},
+    net::Family,
+    services::ServiceMap,
+};
+
+/// Returns what the ServicePorts of `map` need together, on the node that `applied` is
+/// for.
+pub fn desired(map: &ServiceMap, applied: &Desired) -> Desired {
+    let mut desired = Desired::new(applied.node().clone());
+    let mut dirty = Dirty::default();
+    for port in map.iter() {
+        desired.update(&port.name, Some(port), &mut dirty);
+    }
+    desired
+}
+
+/// What the kernel holds of one family, and what it is to hold.
+pub struct Comparison<'a> {
+    /// The family.
+    pub family: Family,
+    /// The interfaces of the kernel.
+    pub clients: &'a mut Clients,
+    /// What is to be there.
+    pub desired: &'a Desired,
+    /// Settings of the mode.
+    pub options: &'a Options,
+}
+
+impl Comparison<'_> {
+    /// Returns what differs, but for rules. `applied` are the virtual servers that the
+    /// mode put there.
+    ///
+    /// # Errors
+    /// When something cannot be listed.
+    pub fn differences(
+        &mut self,
+        listing: &mut Listing,
+        applied: &Servers,
+    ) -> Result<Vec<Difference>, Error> {
+        let (family, desired) = (self.family, self.desired);
+        let observed = listing.take(family, self.clients, desired, applied)?;
+        let mut differences = self.addresses(&observed);
+        for set in Set::ALL {
+            self.set(set, &observed.servers, &mut differences)?;
+        }
+        self.servers(&observed.servers, &mut differences)?;
+        differences.sort_unstable();
+        Ok(differences)
+    }
+
+    fn needs(&self) -> &Needs {
+        self.desired.needs()
+    }
+
+    fn addresses(&self, observed: &Observed) -> Vec<Difference> {
+        let dirty = diff::dirty(self.family, observed, self.needs());
+        let differing = dirty.addresses.iter().map(|ip| {
+            let found = found(self.needs().has_address(ip));
+            Difference::new(None, format!("address {ip} of link {LINK}"), found)
+        });
+        differing.collect()
+    }
+
+    fn set(
+        &mut self,
+        set: Set,
+        servers: &Servers,
+        differences: &mut Vec<Difference>,
+    ) -> Result<(), Error> {
+        let family = self.family;
+        let members = self.clients.members(set, family)?;
+        let members: HashSet<Element> = members.into_iter().collect();
+        let dirty = diff::dirty_members(set, family, members, servers, self.desired);
+        let name = set.name(family);
+        for member in dirty.keys() {
+            let frontends = self.desired.node().frontends(member);
+            let owner = frontends.iter().find_map(|f| self.needs().owner(f));
+            let object = format!("member {} of set {name}", member.element);
+            let found = found(self.needs().has_member(member));
+            differences.push(Difference::new(owner, object, found));
+        }
+        Ok(())
+    }
+
+    fn servers(
+        &mut self,
+        servers: &Servers,
+        differences: &mut Vec<Difference>,
+    ) -> Result<(), Error> {
+        let reals = RealServers::read(self.clients, servers.len());
+        for port in self.desired.ports(self.family) {
+            for server in self.desired.plan(port).servers {
+                let owner = self.needs().owner(&server.frontend);
+                if owner != Some(&port.name) {
+                    continue;
+                }
+                let object = || format!("virtual server {}", server.frontend);
+                let found = match servers.get(&server.frontend) {
+                    None => Found::Missing,
+                    Some(there) if *there != ServerDigest::of(&server.to_kernel()) => {
+                        Found::Altered
+                    }
+                    Some(_) => {
+                        if !reals.has_those_of(&server) {
+                            self.reals(&server, differences)?;
+                        }
+                        continue;
+                    }
+                };
+                differences.push(Difference::new(owner, object(), found));
+            }
+        }
+        let unneeded = servers.keys().filter(|frontend| {
+            let excluded = &self.options.exclude;
+            let is_excluded = excluded.iter().any(|net| net.contains(&frontend.address));
+            self.needs().owner(frontend).is_none() && !is_excluded
+        });
+        let unneeded: Vec<&Frontend> = unneeded.collect();
+        differences.extend(unneeded.into_iter().map(|frontend| {
+            let object = format!("virtual server {frontend}");
+            Difference::new(None, object, Found::Unneeded)
+        }));
+        Ok(())
+    }
+
+    /// Compares the real servers of one virtual server. Those of weight 0 that nothing
+    /// needs are drained: they stay until their connections have ended.
+    fn reals(
+        &mut self,
+        server: &VirtualServer,
+        differences: &mut Vec<Difference>,
+    ) -> Result<(), Error> {
+        let there = self.clients.ipvs.list_real(&server.frontend.id())?;
+        let owner = self.desired.needs().owner(&server.frontend);
+        let mut add = |address, found| {
+            let object = format!(
+                "real server {address} of virtual server {}",
+                server.frontend
+            );
+            differences.push(Difference::new(owner, object, found));
+        };
+        for real in &server.reals {
+            let mut same_address = there.iter();
+            match same_address.find(|listed| listed.server.address == real.address) {
+                None => add(real.address, Found::Missing),
+                Some(listed) if listed.server != *real => add(real.address, Found::Altered),
+                Some(_) => {}
+            }
+        }
+        for listed in there.iter().filter(|listed| listed.server.weight > 0) {
+            let address = listed.server.address;
+            if !server.reals.iter().any(|real| real.address == address) {
+                add(address, Found::Unneeded);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn found(is_needed: bool) -> Found {
+    if is_needed {
+        Found::Missing
+    } else {
+        Found::Unneeded
+    }
+}

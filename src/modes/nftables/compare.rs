@@ -1,0 +1,146 @@
+//! How a table differs from what it is to hold. Pure.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::{
+    diff::{Applied, TABLE},
+    plan::{SetId, Sets, fixed},
+};
+use crate::{
+    kernel::nftables::{Chain, Contents, Element, ListedRule, Rule},
+    modes::{Difference, Found},
+    services::ServicePortName,
+};
+
+/// Returns how the `contents` of the table differ from what is `desired`; `None`: there
+/// is no table. Clients with affinity are written by rules, and any may be there.
+pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -> Vec<Difference> {
+    let Some(contents) = contents else {
+        let table = format!("table {TABLE} of {}", desired.options().family);
+        return vec![Difference::new(None, table, Found::Missing)];
+    };
+    let options = desired.options();
+    let fixed = fixed(options, sets);
+    let (elements, shared) = desired.contents();
+    let mut chains = fixed.chains;
+    chains.extend(shared.flat_map(|chain| chain.chains(options, sets)));
+    let mut differences = compare_chains(&chains, &contents);
+    let fixed = fixed.elements.into_iter();
+    let fixed = fixed.map(|(set, element)| (None, set, element));
+    let mut by_set: HashMap<SetId, Vec<Owned<'_>>> = HashMap::new();
+    for (owner, set, element) in fixed.chain(elements) {
+        by_set.entry(set).or_default().push((owner, element));
+    }
+    compare_sets(by_set, desired, sets, contents, &mut differences);
+    differences.sort_unstable();
+    differences
+}
+
+/// An element, and the ServicePort that it is for alone.
+type Owned<'a> = (Option<&'a ServicePortName>, Element);
+
+fn compare_chains(desired: &[(Chain, Vec<Rule>)], contents: &Contents) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    let mut add = |object: String, found| differences.push(Difference::new(None, object, found));
+    let mut rules: HashMap<&str, Vec<&ListedRule>> = HashMap::new();
+    for rule in &contents.rules {
+        rules.entry(&rule.chain).or_default().push(rule);
+    }
+    for (chain, desired) in desired {
+        let mut chains = contents.chains.iter();
+        let there = chains.find(|listed| listed.chain.name == chain.name);
+        let object = format!("chain {}", chain.name);
+        let listed = rules.remove(&*chain.name).unwrap_or_default();
+        let is_same = |(listed, desired): (&&ListedRule, &Rule)| listed.is(desired);
+        match there {
+            None => add(object, Found::Missing),
+            Some(there) if there.chain != *chain => add(object, Found::Altered),
+            Some(_) if listed.len() != desired.len() => add(object, Found::Altered),
+            Some(_) if !listed.iter().zip(desired).all(is_same) => add(object, Found::Altered),
+            Some(_) => {}
+        }
+    }
+    let names: HashSet<&str> = desired.iter().map(|(chain, _)| &*chain.name).collect();
+    for listed in &contents.chains {
+        if !names.contains(&*listed.chain.name) {
+            add(format!("chain {}", listed.chain.name), Found::Unneeded);
+        }
+    }
+    differences
+}
+
+fn compare_sets(
+    mut desired: HashMap<SetId, Vec<Owned<'_>>>,
+    applied: &Applied,
+    sets: &Sets,
+    contents: Contents,
+    differences: &mut Vec<Difference>,
+) {
+    let mut listed: HashMap<Arc<str>, _> = HashMap::new();
+    for (set, elements) in contents.sets {
+        listed.insert(set.set.name.clone(), (set, elements));
+    }
+    let needed: HashSet<&str> = sets.of(applied.options()).map(|set| &*set.name).collect();
+    for id in SetId::ALL {
+        let set = sets.get(id);
+        if !needed.contains(&*set.name) {
+            continue;
+        }
+        let object = format!("set {}", set.name);
+        let Some((there, elements)) = listed.remove(&*set.name) else {
+            differences.push(Difference::new(None, object, Found::Missing));
+            continue;
+        };
+        if !there.is(set) {
+            differences.push(Difference::new(None, object, Found::Altered));
+        } else if id != SetId::Affinity {
+            let desired = desired.remove(&id).unwrap_or_default();
+            let compared = compare_elements(desired, elements);
+            differences.extend(compared.into_iter().map(|(owner, element, found)| {
+                let object = format!("element {} of set {}", element.shown(set), set.name);
+                Difference::new(owner, object, found)
+            }));
+        }
+    }
+    for (name, (set, _)) in listed {
+        if !set.anonymous {
+            differences.push(Difference::new(
+                None,
+                format!("set {name}"),
+                Found::Unneeded,
+            ));
+        }
+    }
+}
+
+/// What tells an element from the others of its set.
+type Key = (Box<[u8]>, Option<Box<[u8]>>);
+
+fn key(element: &Element) -> Key {
+    (element.key.clone(), element.end.clone())
+}
+
+fn compare_elements<'a>(
+    desired: Vec<Owned<'a>>,
+    listed: Vec<Element>,
+) -> Vec<(Option<&'a ServicePortName>, Element, Found)> {
+    let mut there: HashMap<Key, Element> = HashMap::with_capacity(listed.len());
+    for element in listed {
+        there.insert(key(&element), element.comparable());
+    }
+    let mut differing = Vec::new();
+    for (owner, element) in desired {
+        match there.remove(&key(&element)) {
+            None => differing.push((owner, element, Found::Missing)),
+            Some(listed) if listed != element.clone().comparable() => {
+                differing.push((owner, listed, Found::Altered));
+            }
+            Some(_) => {}
+        }
+    }
+    let unneeded = there.into_values();
+    differing.extend(unneeded.map(|element| (None, element, Found::Unneeded)));
+    differing
+}

@@ -1,0 +1,53 @@
+//! How packets find their way in nftables mode.
+
+use super::{Nftables, plan};
+use crate::{
+    kernel::netlink::Error,
+    modes::explain::{Behaviour, Loopback, OtherPorts, Pods, Selection},
+    net::{Family, ModeName},
+    node,
+    services::{Changes, ServiceMap, ServicePort},
+};
+
+impl Nftables {
+    /// Returns how packets find their way.
+    ///
+    /// # Errors
+    /// When the node's addresses cannot be listed.
+    pub(super) fn behaviour(&self, map: &ServiceMap) -> Result<Behaviour, Error> {
+        let this_node = map.this_node().map(|node| &**node);
+        Ok(Behaviour {
+            mode: ModeName::Nftables,
+            pods: Pods::new(&self.setup.configured.detect_local, this_node),
+            own: node::addresses::own()?,
+            served: self.setup.node_ports.served(),
+            loopback: Loopback::Relayed(self.setup.node_ports.loopback().to_vec()),
+            other_ports: OtherPorts::RefusedAtClusterIps,
+            // Weights are slots; rr takes one slot after the other.
+            selection: |port, _| match port.preferences().scheduler.as_deref() {
+                Some("sh") => Selection::Hashed,
+                _ => Selection::Weighted,
+            },
+            scheduler: String::new(),
+            dropped_networks: map.service_networks().to_vec(),
+        })
+    }
+
+    /// Returns the elements of `port`, which are in sets and maps.
+    pub(super) fn objects(&self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
+        let family: Family = port.name.family;
+        let mut families = self.families.iter();
+        let Some(of_family) = families.find(|state| state.table.family() == family) else {
+            return Vec::new();
+        };
+        let options = of_family.options(&self.setup, map, &Changes::default());
+        let sets = plan::Sets::new(family);
+        let elements = of_family.table.elements(port, &options).into_iter();
+        elements
+            .map(|(set, element)| {
+                let set = sets.get(set);
+                format!("element {} of set {}", element.shown(set), set.name)
+            })
+            .collect()
+    }
+}

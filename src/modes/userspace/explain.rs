@@ -1,0 +1,60 @@
+//! How packets find their way in userspace mode.
+
+use super::{
+    Userspace,
+    capture::{Frontend, Method},
+    plan,
+};
+use crate::{
+    kernel::netlink::Error,
+    modes::explain::{Behaviour, Loopback, OtherPorts, Selection},
+    net::{Family, ModeName},
+    node,
+    services::{ServiceMap, ServicePort},
+};
+
+impl Userspace {
+    /// Returns how packets find their way.
+    ///
+    /// # Errors
+    /// When the node's addresses cannot be listed.
+    pub(super) fn behaviour(&self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
+        let this_node = map.this_node().map(|node| &**node);
+        Ok(Behaviour {
+            mode: ModeName::Userspace,
+            pods: self.options.detect_local.pods(this_node),
+            own: node::addresses::own()?,
+            served: self.options.node_ports.served(),
+            loopback: Loopback::Sockets,
+            other_ports: match self.capture.methods().get(family) {
+                Method::Redirect => OtherPorts::PassOn,
+                Method::Local => OtherPorts::RefusedAtClusterIps,
+            },
+            selection: |port, default| {
+                let default = default.parse().unwrap_or_default();
+                let scheduler = plan::scheduler(port, default);
+                let scheduler = scheduler.unwrap_or_else(|used| used.instead);
+                Selection::of_scheduler(scheduler.as_str())
+            },
+            scheduler: self.options.scheduler.to_string(),
+            dropped_networks: Vec::new(),
+        })
+    }
+
+    /// Returns the frontends of `port` with the listeners that they lead to.
+    pub(super) fn objects(&self, port: &ServicePort) -> Vec<String> {
+        let desired = self.executor.desired();
+        let groups = plan::plan(port, self.options.scheduler);
+        let frontends: Vec<Frontend> = groups.into_iter().flat_map(|g| g.frontends).collect();
+        let shown = frontends.iter().filter_map(|frontend| {
+            let target = desired.get(frontend)?;
+            Some(match self.capture.methods().get(frontend.family) {
+                Method::Redirect => {
+                    format!("redirection of {frontend} to local port {}", target.port)
+                }
+                Method::Local => format!("routes and listeners of {frontend}"),
+            })
+        });
+        shown.collect()
+    }
+}

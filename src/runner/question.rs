@@ -1,0 +1,100 @@
+//! What others ask of a runner while it runs: what only its mode can find out. It is
+//! answered between syncs.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::services::ServicePort;
+
+pub use crate::modes::{
+    Compared, Difference, Explanation, Packet, SyncError,
+    explain::{AddressRole, Caller, Origin, Verdict},
+};
+
+/// Questions that may wait at a time. Each may take a reading of all that the kernel
+/// holds.
+const WAITING: usize = 16;
+
+/// Asks a runner.
+#[derive(Clone, Debug)]
+pub struct Questions(mpsc::Sender<Question>);
+
+/// What is asked, with where the answer goes.
+#[derive(Debug)]
+pub(super) enum Question {
+    /// How the kernel differs from what it is to hold.
+    Compare(oneshot::Sender<Compared>),
+    /// What becomes of a packet.
+    Explain(Packet, Reading, oneshot::Sender<Explained>),
+}
+
+/// Whether what the kernel holds is read for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// All that the mode keeps there, which takes long where there is much.
+    Whole,
+    /// Nothing: the answer follows from the Services alone.
+    Nothing,
+}
+
+/// What becomes of a packet, and what in the kernel is not as it is to be.
+#[derive(Debug)]
+pub struct Explained {
+    /// What becomes of it where the kernel is as it is to be.
+    pub explanation: Result<Explanation, SyncError>,
+    /// The ServicePort that it is for.
+    pub service_port: Option<Arc<ServicePort>>,
+    /// How the kernel differs from that; `None`: it was not to be read.
+    pub compared: Option<Compared>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// Too many ask.
+    #[error("others ask at the same time: try again")]
+    Busy,
+    /// It does not run any more.
+    #[error("the proxy is ending")]
+    Ending,
+}
+
+impl Questions {
+    /// Returns one that asks, and where its questions arrive.
+    pub(super) fn new() -> (Questions, mpsc::Receiver<Question>) {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        (Questions(sender), receiver)
+    }
+
+    /// Returns how the kernel differs from what it is to hold now. Syncs wait meanwhile.
+    ///
+    /// # Errors
+    /// When too many ask, or the runner ends.
+    pub async fn compare(&self) -> Result<Compared, Unanswered> {
+        self.ask(Question::Compare).await
+    }
+
+    /// Returns what becomes of `packet`, and how the kernel differs from what it is to
+    /// hold. Syncs wait meanwhile.
+    ///
+    /// # Errors
+    /// When too many ask, or the runner ends.
+    pub async fn explain(&self, packet: Packet, reading: Reading) -> Result<Explained, Unanswered> {
+        self.ask(|reply| Question::Explain(packet, reading, reply))
+            .await
+    }
+
+    async fn ask<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    ) -> Result<T, Unanswered> {
+        let (reply, answer) = oneshot::channel();
+        let asked = self.0.try_send(question(reply));
+        asked.map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Unanswered::Busy,
+            mpsc::error::TrySendError::Closed(_) => Unanswered::Ending,
+        })?;
+        answer.await.map_err(|_| Unanswered::Ending)
+    }
+}

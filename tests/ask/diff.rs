@@ -1,0 +1,193 @@
+//! `tripod diff`: nothing differs once all is in force, and what another program
+//! changes is named.
+
+use super::{Printed, SOON, started, tripod};
+use crate::lab::{
+    Capture, Lab, Service, Share, Tripod, eventually, run, tripod_binary,
+    uml::{Profile, in_guest},
+};
+
+/// Has another program change something, and says what `tripod diff` must name.
+struct Change {
+    /// What is run, in the namespace of the node.
+    command: &'static str,
+    /// Words of the line that names it.
+    named: &'static [&'static str],
+}
+
+fn diff(lab: &Lab) -> Printed {
+    tripod(&lab.node, &["diff"])
+}
+
+fn nothing_differs(lab: &Lab) {
+    eventually("nothing differs", SOON, || match diff(lab) {
+        printed if printed.status == Some(0) => Ok(()),
+        printed => Err(format!("{printed:?}")),
+    });
+}
+
+/// Makes each change again until it is seen: the proxy may have repaired it before it is
+/// asked.
+fn changes_are_named(lab: &Lab, changes: &[Change]) {
+    nothing_differs(lab);
+    for Change { command, named } in changes {
+        eventually(&format!("{command} is named"), SOON, || {
+            // What is gone already need not go again.
+            let _ = lab.node.command("sh").args(["-c", command]).output();
+            let printed = diff(lab);
+            let mut lines = printed.text.lines();
+            let names = |line: &str| named.iter().all(|words| line.contains(words));
+            match lines.any(names) && printed.status == Some(1) {
+                true => Ok(()),
+                false => Err(format!("{printed:?}")),
+            }
+        });
+        let json = tripod(&lab.node, &["diff", "--output=json"]).json();
+        assert_eq!(json["kind"], "Diff");
+    }
+}
+
+fn served(mode: &str, capture: Capture, changes: &[Change]) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(capture);
+        let web = Service::new("web", 1).with_external_ip();
+        lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);
+        let mut command = lab.node.command(tripod_binary());
+        command
+            .arg(format!("--proxy-mode={mode}"))
+            .args(["--hostname-override=node", "--manifests"])
+            .arg(lab.manifests())
+            .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--v=2"]);
+        let _running = Tripod::start_on(&lab.node, command);
+        changes_are_named(&lab, changes);
+    });
+}
+
+#[test]
+fn in_nftables_mode() {
+    served(
+        "nftables",
+        Capture::Redirect,
+        &[
+            Change {
+                command: "nft flush map ip tripod services",
+                named: &[
+                    "missing",
+                    "element 10.96.0.1 . tcp . 80",
+                    "default/web:tcp TCP",
+                ],
+            },
+            Change {
+                command: "nft delete table ip6 tripod",
+                named: &["missing", "table tripod of IPv6"],
+            },
+            Change {
+                command: "nft add chain ip tripod another",
+                named: &["unneeded", "chain another"],
+            },
+            Change {
+                command: "nft add rule ip tripod refuse counter",
+                named: &["altered", "chain refuse"],
+            },
+        ],
+    );
+}
+
+#[test]
+fn in_iptables_mode() {
+    served(
+        "iptables",
+        Capture::Redirect,
+        &[
+            Change {
+                command: "iptables -t nat -F KUBE-SERVICES",
+                named: &[
+                    "missing",
+                    "-d 10.96.0.1/32",
+                    "table nat",
+                    "default/web:tcp TCP",
+                ],
+            },
+            Change {
+                command: "iptables -t nat -F KUBE-POSTROUTING",
+                named: &["altered", "chain KUBE-POSTROUTING of table nat"],
+            },
+            Change {
+                command: "iptables -t filter -A KUBE-FORWARD -j DROP",
+                named: &["altered", "chain KUBE-FORWARD of table filter"],
+            },
+            Change {
+                command: "iptables -t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA",
+                named: &["unneeded", "chain KUBE-SVC-AAAAAAAAAAAAAAAA"],
+            },
+        ],
+    );
+}
+
+fn in_userspace_mode(capture: Capture, changes: &[Change]) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(capture);
+        let web = Service::new("web", 1).with_external_ip();
+        lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);
+        let _running = started(&lab, &[]);
+        changes_are_named(&lab, changes);
+    });
+}
+
+#[test]
+fn in_userspace_mode_with_rules() {
+    in_userspace_mode(
+        Capture::Redirect,
+        &[Change {
+            command: "iptables -t nat -F TRIPOD-USERSPACE",
+            named: &["altered", "chain TRIPOD-USERSPACE of table nat"],
+        }],
+    );
+}
+
+#[test]
+fn in_userspace_mode_with_routes() {
+    in_userspace_mode(
+        Capture::Local,
+        &[Change {
+            command: "ip rule del priority 77 ipproto tcp dport 80",
+            named: &["missing", "IPv4 rule 77: ipproto 6 dport 80"],
+        }],
+    );
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn in_ipvs_mode() {
+    served(
+        "ipvs",
+        Capture::Redirect,
+        &[
+            Change {
+                command: "ipvsadm -C",
+                named: &[
+                    "missing",
+                    "virtual server 10.96.0.1:80/TCP",
+                    "default/web:tcp TCP",
+                ],
+            },
+            Change {
+                command: "ip address flush dev kube-ipvs0",
+                named: &["missing", "address 10.96.0.1 of link kube-ipvs0"],
+            },
+            Change {
+                command: "ipset flush KUBE-CLUSTER-IP",
+                named: &["missing", "member 10.96.0.1,tcp:80 of set KUBE-CLUSTER-IP"],
+            },
+            Change {
+                command: "iptables -t nat -F KUBE-SERVICES",
+                named: &["chain KUBE-SERVICES of table nat"],
+            },
+        ],
+    );
+}
+
+#[test]
+fn guest_full_ask_diff() {
+    in_guest(Profile::Full, &["ask::diff::in_ipvs_mode"], &[]);
+}
