@@ -4,9 +4,11 @@ CARGO ?= cargo
 # Tests and demo make network namespaces and rules in them; one test boots a
 # kernel of its own (User-Mode Linux), one opens the page in a browser.
 TOOLS    := ip unshare setpriv iptables
-TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace script chromium chromedriver
+TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace script chromium chromedriver \
+    buildah runc
 PACKAGES := iproute2 util-linux iptables
-TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace bsdutils chromium chromium-driver
+TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace bsdutils chromium chromium-driver \
+    buildah runc
 
 # Tools of crates.io that packages are made with.
 DIST_TOOLS = $(TARGET)/tools/bin
@@ -94,7 +96,7 @@ DIST := $(TARGET)/dist
 deb: dist-tools
 	$(CARGO) build --bin tripod --release
 	PATH="$(DIST_TOOLS):$$PATH" deploy/dist/package.sh $(RELEASE)/tripod
-	mkdir -p $(DIST)
+	mkdir -p $(DIST) && rm -f $(DIST)/*.deb
 	PATH="$(DIST_TOOLS):$$PATH" $(CARGO) deb --quiet --no-build --output $(DIST)/
 
 dist: static aarch64 deb
@@ -105,7 +107,7 @@ dist: static aarch64 deb
 
 # For any user: what takes root and does not run says SKIP.
 UNIT := api:: architecture:: conformance::table deploy::command deploy::configuration \
-    deploy::objects deploy::rights faults::table iptables::vectors ipvs::vectors lab:: \
+    deploy::objects deploy::rights docs:: faults::table iptables::vectors ipvs::vectors lab:: \
     userspace::command_line
 unit:
 	$(CARGO) test --lib

@@ -15,7 +15,7 @@ const STATIC: &str = "TRIPOD_STATIC";
 
 const ROOT: &str = "/run/alone";
 
-fn static_binary() -> Option<PathBuf> {
+pub fn static_binary() -> Option<PathBuf> {
     let binary = std::env::var_os(STATIC).map(PathBuf::from);
     if binary.is_none() {
         skip(format!(

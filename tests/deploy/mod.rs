@@ -7,6 +7,7 @@ mod chart;
 mod chroot;
 mod command;
 mod configuration;
+mod image;
 mod objects;
 mod package;
 mod privileges;

@@ -38,7 +38,7 @@ pub use call::{
 pub use host::Host;
 pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
 pub use pattern::{Pattern, send_pattern, verify_pattern};
-pub use process::Group;
+pub use process::{Group, die_with_parent};
 pub use programs::{ProgramFault, Programs};
 pub use sandbox::{Share, acceptance, figure, is_inside, run};
 pub use service_ports::{endpoint, endpoints, service_port};

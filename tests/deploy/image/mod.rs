@@ -1,0 +1,97 @@
+//! The image of `deploy/Dockerfile.minimal`, built by buildah and started by runc as the
+//! DaemonSet asks for.
+
+mod build;
+mod bundle;
+
+use std::{fs, path::Path, process::Command};
+
+use super::{chroot, config_map, daemon_set};
+use crate::lab::{Capture, Lab, Service, Share, Tripod, ask, eventually, run, skip, udp_ask};
+
+use self::bundle::{Bundle, Confinement};
+
+/// In the sandbox's own `/run`.
+const PLACE: &str = "/run/image";
+
+fn is_there(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok()
+}
+
+/// Ends the container, however the test ends: its processes are not the test's.
+struct Container<'a>(&'a Bundle);
+
+impl Drop for Container<'_> {
+    fn drop(&mut self) {
+        let _ = self
+            .0
+            .runc()
+            .args(["delete", "--force", &self.0.name])
+            .status();
+    }
+}
+
+#[test]
+fn it_serves_as_the_daemon_set_starts_it() {
+    let Some(binary) = chroot::static_binary() else {
+        return;
+    };
+    if !is_there("buildah") || !is_there("runc") {
+        return skip("buildah and runc are not installed: apt-get install buildah runc");
+    }
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Local);
+        lab.add_backends(&["a"]);
+        let service = Service::new("hello", 7).with_node_port();
+        lab.publish_all(&service);
+        let place = Path::new(PLACE);
+        let root = build::image(place, &binary);
+        let pod = daemon_set().spec.unwrap().template.spec.unwrap();
+        mounted(place);
+
+        let init = &pod.init_containers.as_ref().unwrap()[0];
+        let init = Bundle::new(place, "init", init, &root, Confinement::Privileged);
+        let done = init.run(&lab).output().expect("running runc");
+        assert!(done.status.success(), "{done:?}");
+        assert!(fs::exists(place.join("findings/kernel.json")).unwrap());
+
+        let main = &pod.containers[0];
+        let main = Bundle::new(place, "kube-proxy", main, &root, Confinement::OfPod);
+        let container = Container(&main);
+        let mut tripod = Tripod::start_on(&lab.node, main.run(&lab));
+        for address in service.cluster() {
+            for host in lab.cluster_clients() {
+                assert_eq!(ask(host, address).expect("a call"), "a", "{address}");
+            }
+            assert_eq!(udp_ask(&lab.client, address).expect("a call"), "a");
+        }
+        let later = Service::new("later", 8);
+        lab.publish_all(&later);
+        eventually("a new Service is served", super::SOON, || {
+            ask(&lab.client, later.cluster()[0]).map_err(|error| error.to_string())
+        });
+        let asked = main
+            .runc()
+            .args(["exec", &main.name, "/usr/local/bin/tripod", "status"])
+            .output();
+        let asked = asked.expect("running runc");
+        let words = String::from_utf8_lossy(&asked.stdout);
+        assert!(
+            words.contains("healthy") && words.contains("nftables"),
+            "{asked:?}"
+        );
+        assert!(tripod.terminate().success());
+        drop(container);
+    });
+}
+
+/// Makes what the pod's volumes bring.
+fn mounted(place: &Path) {
+    for folder in ["config", "findings", "modules"] {
+        fs::create_dir_all(place.join(folder)).expect("a folder");
+    }
+    fs::write(place.join("xtables.lock"), "").expect("a file");
+    for (file, text) in config_map().data.unwrap() {
+        fs::write(place.join("config").join(file), text).expect("a file");
+    }
+}
