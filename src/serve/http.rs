@@ -269,6 +269,9 @@ pub(super) async fn each_connection<L: Listener, F>(
                 _ = timeout(LIFETIME, served) => {}
             }
         });
+        // It is answered, if it has asked, before others come that it has to give way to;
+        // and syncs have their turn between two of a crowd.
+        tokio::task::yield_now().await;
     }
 }
 

@@ -96,6 +96,7 @@ pub async fn until(
 pub async fn cluster(name: &str) -> TcpServer {
     let tcp = TcpServer::open(shop(), name, &Authority::new(), false).await;
     let of_admin = [
+        "/",
         "/metrics",
         "/proxyMode",
         "/v1/status",
@@ -122,7 +123,7 @@ pub fn start(tcp: &TcpServer, flags: &[&str]) -> Tripod {
 
 /// Method, path and `Authorization` of a request, the status of its answer, and words
 /// in that.
-const ANSWERS: [(&str, &str, Option<&str>, u16, &str); 17] = [
+const ANSWERS: [(&str, &str, Option<&str>, u16, &str); 20] = [
     ("GET", "/metrics", None, 401, "bearer token"),
     ("GET", "/metrics", Some("Bearer t4"), 401, "bearer token"),
     ("GET", "/metrics", Some("Bearer "), 401, "bearer token"),
@@ -186,6 +187,9 @@ const ANSWERS: [(&str, &str, Option<&str>, u16, &str); 17] = [
         "ServicePortList",
     ),
     ("GET", "/none", Some("Bearer t2"), 404, "not found"),
+    ("GET", "/", Some("Bearer t2"), 200, "<!doctype html>"),
+    ("GET", "/", Some("Bearer t1"), 403, "scraper may not get /"),
+    ("GET", "/", None, 401, "bearer token"),
     ("GET", "/healthz", None, 200, "ok"),
     ("GET", "/healthz/ping", Some("Bearer t4"), 200, "ok"),
 ];
