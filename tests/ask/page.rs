@@ -115,6 +115,9 @@ fn it_shows_the_mode_and_finds_a_service() {
         shows(&browser, "#detail", "10.244.0.11");
         let focused = browser.script("return document.activeElement.id");
         assert_eq!(focused, "detail");
+        browser.type_into("#to", "10.96.0.2:80\u{e007}");
+        shows(&browser, "#explained", "10.244.0.11");
+        shows(&browser, "#explained", "forwarded");
         assert_eq!(browser.script(UNNAMED), json!([]));
         themes(&browser, |theme| {
             let contrast = browser.script(CONTRAST).as_f64().expect("a ratio");
