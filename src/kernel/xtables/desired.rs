@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use super::rule::{Rule, Table, Target};
+use super::rule::{Rule, Table};
 
 /// A chain with all its rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,24 +36,11 @@ pub struct OwnerRules {
     /// rules. Those in one chain keep their order; those of different owners
     /// never match the same packet, so that their order is free.
     pub entries: Vec<Entry>,
-    /// The way to shared chains that are there only while some owner needs them:
-    /// each step once, and after the one that leads to it.
-    pub steps: Vec<Step>,
-}
-
-/// A jump from a shared chain to another one. Both the jump and the chain that it
-/// leads to are there while at least one owner has this step, and gone afterwards.
-/// Steps stand anywhere before the closing rules.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Step {
-    /// Table of both chains.
-    pub table: Table,
-    /// Where the jump is.
-    pub chain: String,
-    /// The whole rule, which jumps to that chain.
-    pub rule: Rule,
-    /// The chain that it leads to; no other step leads there.
-    pub to: String,
+    /// The way to shared chains that are there only while some owner needs them: jumps
+    /// from one shared chain to another, which stand anywhere before the closing
+    /// rules. Each is there, with the chain that it alone leads to, while at least one
+    /// owner has it; each once, and after the one that leads to it.
+    pub steps: Vec<Entry>,
 }
 
 /// What does not depend on owners.
@@ -125,42 +112,18 @@ impl Contents {
     }
 }
 
-impl Step {
-    /// Returns what it takes: the chain that it leads to, and the jump.
-    pub fn rules(&self) -> OwnerRules {
-        let chain = Chain {
-            table: self.table,
-            name: self.to.clone(),
+impl OwnerRules {
+    /// Returns what `step` takes: the chain that it leads to, and the jump.
+    pub fn of_step(step: &Entry) -> OwnerRules {
+        let chain = |to: &str| Chain {
+            table: step.table,
+            name: to.to_owned(),
             rules: Vec::new(),
         };
-        let jump = Entry {
-            table: self.table,
-            chain: self.chain.clone(),
-            rule: self.rule.clone(),
-        };
         OwnerRules {
-            chains: vec![chain],
-            entries: vec![jump],
+            chains: step.rule.leads_to().map(chain).into_iter().collect(),
+            entries: vec![step.clone()],
             steps: Vec::new(),
-        }
-    }
-}
-
-impl Jump {
-    /// Returns the jump as a rule in its chain.
-    pub fn entry(&self) -> Entry {
-        Entry {
-            table: self.table,
-            chain: self.from.to_owned(),
-            rule: self.rule.clone(),
-        }
-    }
-
-    /// Returns the chain that it leads to.
-    pub fn to(&self) -> Option<&str> {
-        match &self.rule.target {
-            Some(Target::Jump(to)) => Some(to),
-            _ => None,
         }
     }
 }

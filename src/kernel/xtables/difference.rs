@@ -16,7 +16,7 @@ use super::{
     desired::{Chain, Contents, Entry, FixedChain, Jump, OwnerRules, Place, RuleSet},
     observed::{Observed, ObservedTable},
     rule::{BASE_CHAINS, Rule, Table},
-    transaction::{Group, Op, Transaction},
+    transaction::{Action, Group, Op, Transaction},
     words::{Digest, Words},
 };
 use crate::net::Family;
@@ -36,7 +36,11 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
     let chains = desired.chains.iter();
     for chain in chains.filter(|chain| tables.contains(&chain.table)) {
         if !there.take_chain(chain) {
-            ops.push(Op::Fill(chain.clone()));
+            ops.push(Op {
+                table: chain.table,
+                chain: chain.name.clone(),
+                action: Action::Fill(chain.rules.clone()),
+            });
         }
     }
     let entries = desired.entries.iter();
@@ -50,11 +54,11 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
             !is_there && (other.table, &other.chain) == (entry.table, &entry.chain)
         };
         if !is_there {
-            ops.push(Op::Insert(entry.clone()));
+            ops.push(Op::of(entry, Action::Insert));
         } else if entry.table == Table::Nat && taken.iter().any(is_missing_beside) {
             // In nat the order of an owner's rules matters. Those in filter stand
             // in any order.
-            ops.push(Op::Raise(entry.clone()));
+            ops.push(Op::of(entry, Action::Raise));
         }
     }
     ops
@@ -102,9 +106,10 @@ impl Applied<'_> {
         let mut ops = Vec::new();
         for chain in &self.rules.chains {
             if self.take_out(chain).is_some() {
-                ops.push(Op::Delete {
+                ops.push(Op {
                     table: chain.table,
                     chain: chain.name.clone(),
+                    action: Action::Delete,
                 });
             }
         }
@@ -179,20 +184,13 @@ impl Comparison {
         let FixedChain { table, name, .. } = chain;
         let family = self.family;
         let list = self.table(*table).lists.remove(&**name);
-        let fill = |rules: &[Rule]| {
-            Op::Fill(Chain {
-                table: *table,
-                name: name.to_string(),
-                rules: rules.to_vec(),
-            })
+        let op = |action| Op {
+            table: *table,
+            chain: name.to_string(),
+            action,
         };
-        let append = |rule: &Rule| {
-            Op::Append(Entry {
-                table: *table,
-                chain: name.to_string(),
-                rule: rule.clone(),
-            })
-        };
+        let fill = |rules: &[Rule]| op(Action::Fill(rules.to_vec()));
+        let append = |rule: &Rule| op(Action::Append(rule.clone()));
         let rules = chain.contents.rules();
         let words = || rules.iter().map(|rule| Words::of(rule, family));
         match (&chain.contents, list) {
@@ -245,18 +243,23 @@ impl Comparison {
             let there = self.table(jump.table).jumps.get(jump.from);
             let position = there.and_then(|there| there.iter().position(|rule| *rule == words));
             let below = next.entry((jump.table, jump.from)).or_insert(usize::MAX);
+            let op = |action: fn(Rule) -> Action| Op {
+                table: jump.table,
+                chain: jump.from.to_owned(),
+                action: action(jump.rule.clone()),
+            };
             match (jump.place, position) {
                 (Place::Top | Place::End, Some(_)) => {}
                 (Place::InOrder, Some(position)) if position < *below => *below = position,
                 (Place::InOrder, Some(_)) => {
-                    ops.push(Op::Raise(jump.entry()));
+                    ops.push(op(Action::Raise));
                     *below = 0;
                 }
                 (Place::InOrder | Place::Top, None) => {
-                    ops.push(Op::Insert(jump.entry()));
+                    ops.push(op(Action::Insert));
                     *below = 0;
                 }
-                (Place::End, None) => ops.push(Op::Append(jump.entry())),
+                (Place::End, None) => ops.push(op(Action::Append)),
             }
         }
         for jump in desired {
@@ -280,11 +283,10 @@ impl Comparison {
                 for words in jumps {
                     let target = words.target();
                     if target.is_some_and(|chain| self.observed.is_ours(table, chain)) {
-                        let chain = from.to_owned();
-                        ops.push(Op::Remove {
+                        ops.push(Op {
                             table,
-                            chain,
-                            words,
+                            chain: from.to_owned(),
+                            action: Action::Remove(words),
                         });
                     }
                 }
@@ -304,26 +306,30 @@ impl Comparison {
             if !self.observed.is_ours(*table, chain) {
                 continue;
             }
-            let (table, chain) = (*table, chain.clone());
-            if !self.needed.contains(&(table, chain.clone())) {
-                ops.push(Op::Delete { table, chain });
+            let op = |action| Op {
+                table: *table,
+                chain: chain.clone(),
+                action,
+            };
+            if !self.needed.contains(&(*table, chain.clone())) {
+                ops.push(op(Action::Delete));
                 continue;
             }
             for (words, count) in rules {
-                let remove = Op::Remove {
-                    table,
-                    chain: chain.clone(),
-                    words: words.clone(),
-                };
+                let remove = op(Action::Remove(words.clone()));
                 ops.extend(std::iter::repeat_n(remove, *count));
             }
         }
         for (table, observed) in self.observed.tables.drain() {
             let chains = observed.digests.into_keys();
-            ops.extend(chains.map(|chain| Op::Delete { table, chain }));
+            ops.extend(chains.map(|chain| Op {
+                table,
+                chain,
+                action: Action::Delete,
+            }));
         }
-        let distance = |op: &Op| match op {
-            Op::Delete { chain, .. } => distance(chain),
+        let distance = |op: &Op| match op.action {
+            Action::Delete => distance(&op.chain),
             _ => 0,
         };
         ops.sort_by_key(distance);

@@ -300,6 +300,14 @@ impl Rule {
         self.target(Target::Jump(chain.into()))
     }
 
+    /// Returns the chain that the rule jumps to.
+    pub fn leads_to(&self) -> Option<&str> {
+        match &self.target {
+            Some(Target::Jump(to)) => Some(to),
+            _ => None,
+        }
+    }
+
     /// Returns the family of the addresses in the rule, if it has some.
     fn family(&self) -> Option<Family> {
         let nets = [&self.source, &self.destination];

@@ -5,39 +5,38 @@ use std::fmt::{self, Write};
 use hashbrown::HashSet;
 
 use super::{
-    desired::{Chain, Entry},
-    rule::{BASE_CHAINS, Table},
+    desired::Entry,
+    rule::{BASE_CHAINS, Rule, Table},
     words::Words,
 };
 use crate::net::Family;
 
-/// What can be done to a table.
+/// One step of a change: what is done to a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// The chain is there and holds these rules only.
-    Fill(Chain),
-    /// The rule comes to the top of its chain.
-    Insert(Entry),
-    /// The rule, which is there, comes to the top of its chain.
-    Raise(Entry),
-    /// The rule comes to the end of its chain.
-    Append(Entry),
-    /// The first rule of these words goes.
-    Remove {
-        /// Table of the chain.
-        table: Table,
-        /// The chain that has it.
-        chain: String,
-        /// The rule, as it was printed or would be.
-        words: Words,
-    },
-    /// The chain goes with its rules; nothing leads to it any more.
-    Delete {
-        /// The table that the chain is in.
-        table: Table,
-        /// The chain's name.
-        chain: String,
-    },
+pub struct Op {
+    /// The table that the chain is in.
+    pub table: Table,
+    /// The chain's name.
+    pub chain: String,
+    /// What is done.
+    pub action: Action,
+}
+
+/// What can be done to a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It is there and holds these rules only.
+    Fill(Vec<Rule>),
+    /// The rule comes to the top.
+    Insert(Rule),
+    /// The rule, which is there, comes to the top.
+    Raise(Rule),
+    /// The rule comes to the end.
+    Append(Rule),
+    /// The first rule of these words, as it was printed or would be, goes.
+    Remove(Words),
+    /// It goes with its rules; nothing leads to it any more.
+    Delete,
 }
 
 /// When a step is due.
@@ -86,8 +85,8 @@ impl<O> Group<O> {
 
     /// Returns how much work it is, in rules.
     pub fn weight(&self) -> usize {
-        let of = |op: &Op| match op {
-            Op::Fill(_) | Op::Delete { .. } => CHAIN,
+        let of = |op: &Op| match op.action {
+            Action::Fill(_) | Action::Delete => CHAIN,
             _ => 1,
         };
         self.ops.iter().map(of).sum()
@@ -95,37 +94,28 @@ impl<O> Group<O> {
 }
 
 impl Op {
-    /// Returns the step that takes a rule of `family` away.
-    pub fn remove(entry: &Entry, family: Family) -> Op {
-        Op::Remove {
+    /// Returns the step that does with the rule of `entry` what `action` says.
+    pub fn of(entry: &Entry, action: fn(Rule) -> Action) -> Op {
+        Op {
             table: entry.table,
             chain: entry.chain.clone(),
-            words: Words::of(&entry.rule, family),
+            action: action(entry.rule.clone()),
         }
     }
 
-    /// Returns the table that it changes.
-    pub fn table(&self) -> Table {
-        match self {
-            Op::Fill(chain) => chain.table,
-            Op::Insert(entry) | Op::Raise(entry) | Op::Append(entry) => entry.table,
-            Op::Remove { table, .. } | Op::Delete { table, .. } => *table,
-        }
-    }
-
-    /// Returns the chain that it changes.
-    pub fn chain(&self) -> &str {
-        match self {
-            Op::Fill(chain) => &chain.name,
-            Op::Insert(entry) | Op::Raise(entry) | Op::Append(entry) => &entry.chain,
-            Op::Remove { chain, .. } | Op::Delete { chain, .. } => chain,
+    /// Returns the step that takes a rule of `family` away.
+    pub fn remove(entry: &Entry, family: Family) -> Op {
+        Op {
+            table: entry.table,
+            chain: entry.chain.clone(),
+            action: Action::Remove(Words::of(&entry.rule, family)),
         }
     }
 
     /// Returns when it is due.
     pub fn phase(&self) -> Phase {
-        let takes = matches!(self, Op::Remove { .. } | Op::Delete { .. });
-        match self.table() {
+        let takes = matches!(self.action, Action::Remove(_) | Action::Delete);
+        match self.table {
             Table::Nat => Phase::Carry,
             _ if takes => Phase::Open,
             _ => Phase::Close,
@@ -168,10 +158,12 @@ impl<O> Transaction<O> {
     pub fn repaired(&self) -> Vec<String> {
         let mut repaired = Vec::new();
         for op in self.groups.iter().flat_map(|group| &group.ops) {
-            let (table, chain) = (op.table(), op.chain());
-            let what = match op {
-                Op::Remove { .. } | Op::Delete { .. } => continue,
-                _ if BASE_CHAINS.contains(&chain) => format!("jump from {chain} of {table}"),
+            let Op { table, chain, .. } = op;
+            let what = match op.action {
+                Action::Remove(_) | Action::Delete => continue,
+                _ if BASE_CHAINS.contains(&chain.as_str()) => {
+                    format!("jump from {chain} of {table}")
+                }
                 _ => format!("chain {chain} of {table}"),
             };
             if !repaired.contains(&what) {
@@ -196,7 +188,7 @@ pub(super) fn text<O>(groups: &[Group<O>], phase: Phase, family: Family) -> Stri
     for table in Table::ALL {
         let due = || {
             let ops = groups.iter().flat_map(|group| &group.ops);
-            ops.filter(move |op| op.phase() == phase && op.table() == table)
+            ops.filter(move |op| op.phase() == phase && op.table == table)
         };
         if due().next().is_some() {
             // Writing into a String does not fail.
@@ -219,48 +211,44 @@ where
 {
     writeln!(out, "*{table}")?;
     let mut emptied = HashSet::new();
-    for op in due() {
-        if let Op::Fill(Chain { name, .. }) | Op::Delete { chain: name, .. } = op {
-            writeln!(out, ":{name} - [0:0]")?;
-            if matches!(op, Op::Delete { .. }) {
-                emptied.insert(name.as_str());
-            }
+    for Op { chain, action, .. } in due() {
+        if let Action::Fill(_) | Action::Delete = action {
+            writeln!(out, ":{chain} - [0:0]")?;
+        }
+        if *action == Action::Delete {
+            emptied.insert(chain.as_str());
         }
     }
-    for op in due() {
-        if let Op::Fill(Chain { name, rules, .. }) = op {
+    for Op { chain, action, .. } in due() {
+        if let Action::Fill(rules) = action {
             for rule in rules {
-                writeln!(out, "-A {name} {}", rule.words(family))?;
+                writeln!(out, "-A {chain} {}", rule.words(family))?;
             }
         }
     }
-    for op in due() {
-        match op {
+    for Op { chain, action, .. } in due() {
+        match action {
             // A rule that went with its chain's contents cannot go again: the
             // kernel would refuse the whole transaction.
-            Op::Remove { chain, words, .. } if !emptied.contains(chain.as_str()) => {
+            Action::Remove(words) if !emptied.contains(chain.as_str()) => {
                 writeln!(out, "-D {chain} {words}")?;
             }
-            Op::Raise(Entry { chain, rule, .. }) => {
-                writeln!(out, "-D {chain} {}", rule.words(family))?;
-            }
+            Action::Raise(rule) => writeln!(out, "-D {chain} {}", rule.words(family))?,
             _ => {}
         }
     }
-    for op in due() {
-        if let Op::Insert(Entry { chain, rule, .. }) | Op::Raise(Entry { chain, rule, .. }) = op {
+    for Op { chain, action, .. } in due() {
+        if let Action::Insert(rule) | Action::Raise(rule) = action {
             writeln!(out, "-I {chain} {}", rule.words(family))?;
         }
     }
-    for op in due() {
-        if let Op::Append(Entry { chain, rule, .. }) = op {
+    for Op { chain, action, .. } in due() {
+        if let Action::Append(rule) = action {
             writeln!(out, "-A {chain} {}", rule.words(family))?;
         }
     }
-    for op in due() {
-        if let Op::Delete { chain, .. } = op {
-            writeln!(out, "-X {chain}")?;
-        }
+    for Op { chain, .. } in due().filter(|op| op.action == Action::Delete) {
+        writeln!(out, "-X {chain}")?;
     }
     out.push_str("COMMIT\n");
     Ok(())
@@ -274,15 +262,13 @@ mod tests {
     /// the kernel refuse the transaction, and with it everything is compared.
     #[test]
     fn no_rule_goes_twice() {
-        let rule = |chain: &str| Op::Remove {
+        let op = |chain: &str, action| Op {
             table: Table::Filter,
             chain: chain.to_owned(),
-            words: Words::new("-j DROP"),
+            action,
         };
-        let gone = Op::Delete {
-            table: Table::Filter,
-            chain: "KUBE-SVC-IDX-A".to_owned(),
-        };
+        let rule = |chain| op(chain, Action::Remove(Words::new("-j DROP")));
+        let gone = op("KUBE-SVC-IDX-A", Action::Delete);
         let transaction: Transaction<()> = Transaction {
             family: Family::V4,
             groups: vec![

@@ -6,7 +6,7 @@ use hashbrown::HashSet;
 
 use super::{count::RuleCount, plan::Options};
 use crate::{
-    kernel::xtables::{desired::Step, rule::Table},
+    kernel::xtables::{desired::Entry, rule::Table},
     modes::references::References,
     net::Family,
     services::{ServiceMap, ServicePort, ServicePortName},
@@ -33,8 +33,9 @@ struct IndexChain {
 }
 
 impl IndexChain {
-    fn after(step: &Step) -> IndexChain {
-        let (table, name) = (step.table, step.to.clone());
+    fn after(step: &Entry) -> IndexChain {
+        let (table, to) = (step.table, step.rule.leads_to());
+        let name = to.unwrap_or_default().to_owned();
         IndexChain { table, name }
     }
 }
@@ -100,14 +101,14 @@ impl Applied {
     }
 
     /// Counts one more user of each of `steps`. Returns those whose first it is.
-    pub fn take_steps(&mut self, steps: Vec<Step>) -> Vec<Step> {
-        let is_first = |step: &Step| self.steps.add(IndexChain::after(step));
+    pub fn take_steps(&mut self, steps: Vec<Entry>) -> Vec<Entry> {
+        let is_first = |step: &Entry| self.steps.add(IndexChain::after(step));
         steps.into_iter().filter(is_first).collect()
     }
 
     /// Counts one user of each of `steps` less. Returns those that have none left.
-    pub fn release_steps(&mut self, steps: Vec<Step>) -> Vec<Step> {
-        let is_last = |step: &Step| self.steps.release(&IndexChain::after(step));
+    pub fn release_steps(&mut self, steps: Vec<Entry>) -> Vec<Entry> {
+        let is_last = |step: &Entry| self.steps.release(&IndexChain::after(step));
         steps.into_iter().filter(is_last).collect()
     }
 

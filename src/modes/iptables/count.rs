@@ -5,7 +5,7 @@ use std::ops::{AddAssign, SubAssign};
 use crate::kernel::xtables::{
     desired::{OwnerRules, RuleSet},
     rule::Table,
-    transaction::Op,
+    transaction::{Action, Op},
 };
 
 /// What a sync did.
@@ -49,11 +49,12 @@ impl RuleCount {
 
     /// Returns how many `ops` write.
     pub fn written<'a>(ops: impl IntoIterator<Item = &'a Op>) -> RuleCount {
-        RuleCount::sum(ops.into_iter().map(|op| match op {
-            Op::Fill(chain) => (chain.table, chain.rules.len()),
-            Op::Insert(_) | Op::Raise(_) | Op::Append(_) => (op.table(), 1),
-            Op::Remove { .. } | Op::Delete { .. } => (op.table(), 0),
-        }))
+        let of = |op: &Op| match &op.action {
+            Action::Fill(rules) => rules.len(),
+            Action::Insert(_) | Action::Raise(_) | Action::Append(_) => 1,
+            Action::Remove(_) | Action::Delete => 0,
+        };
+        RuleCount::sum(ops.into_iter().map(|op| (op.table, of(op))))
     }
 
     fn sum(counts: impl Iterator<Item = (Table, usize)>) -> RuleCount {

@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{
     kernel::xtables::{
-        desired::{OwnerRules, Step},
+        desired::{Entry, OwnerRules},
         difference::{Comparison, between, missing},
         observed::Observed,
         rule::Table,
-        transaction::{Group, Op, Transaction},
+        transaction::{Action, Group, Op, Transaction},
     },
     services::{ServiceMap, ServicePort, ServicePortName},
 };
@@ -78,8 +78,8 @@ pub fn change<'a>(
         }
     }
     let nothing = OwnerRules::default();
-    let come = |step: &Step| between(&nothing, &step.rules(), family);
-    let go = |step: &Step| between(&step.rules(), &nothing, family);
+    let come = |step: &Entry| between(&nothing, &OwnerRules::of_step(step), family);
+    let go = |step: &Entry| between(&OwnerRules::of_step(step), &nothing, family);
     let last = applied.release_steps(released);
     let mut groups = vec![Group::common(first.iter().flat_map(come).collect())];
     groups.extend(ports);
@@ -148,10 +148,13 @@ impl<'a> Full<'a> {
                 ports.push(Group::of(port.name.clone(), ops));
             }
             for step in self.applied.take_steps(rules.steps) {
-                common.extend(missing(&step.rules(), &Table::ALL, &mut self.comparison));
+                let rules = OwnerRules::of_step(&step);
+                common.extend(missing(&rules, &Table::ALL, &mut self.comparison));
             }
         }
-        let (chains, leads) = common.into_iter().partition(|op| matches!(op, Op::Fill(_)));
+        let (chains, leads) = common
+            .into_iter()
+            .partition(|op| matches!(op.action, Action::Fill(_)));
         Closing {
             chains: Group::common(chains),
             leads: Group::common(leads),

@@ -8,9 +8,8 @@ use std::{
 use super::plan::{self, Options};
 use crate::{
     kernel::xtables::{
-        desired::{Chain, Contents, Entry, OwnerRules, RuleSet},
-        rule::{Rule, Table},
-        transaction::{Op, Transaction},
+        desired::{Chain, Contents, Entry, FixedChain, RuleSet},
+        transaction::{Action, Op, Transaction},
     },
     services::ServiceMap,
 };
@@ -26,69 +25,56 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
     let ports = map.iter().filter(|port| port.name.family == family);
     let mut ports: Vec<_> = ports.collect();
     ports.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut text = Text::default();
+    let op = |table, chain: &str, action| Op {
+        table,
+        chain: chain.to_owned(),
+        action,
+    };
+    // Chains are declared without their rules, so that these come after all chains.
+    let declared = |table, chain: &str| op(table, chain, Action::Fill(Vec::new()));
+    let append = |entry: &Entry| Op::of(entry, Action::Append);
+    let mut ops = Vec::new();
+    let mut closing = Vec::new();
     let RuleSet { chains, jumps } = plan::fixed(options).rules;
-    for chain in &chains {
-        text.declare(chain.table, &chain.name);
-        if !matches!(chain.contents, Contents::Shared { .. }) {
-            text.rules(chain.table, &chain.name, chain.contents.rules().to_vec());
+    for FixedChain {
+        table,
+        name,
+        contents,
+    } in &chains
+    {
+        ops.push(declared(*table, name));
+        let rules = contents.rules().iter().cloned();
+        let rules = rules.map(|rule| op(*table, name, Action::Append(rule)));
+        match contents {
+            Contents::Shared { .. } => closing.extend(rules),
+            _ => ops.extend(rules),
         }
     }
-    for jump in jumps {
-        text.rule(jump.table, jump.from, jump.rule);
-    }
+    ops.extend(
+        jumps
+            .into_iter()
+            .map(|jump| op(jump.table, jump.from, Action::Append(jump.rule))),
+    );
     let mut reached = HashSet::new();
     for port in ports {
-        let OwnerRules {
-            chains,
-            entries,
-            steps,
-        } = plan::service_port(port, options);
-        for Chain { table, name, rules } in chains {
-            text.declare(table, &name);
-            text.rules(table, &name, rules);
+        let rules = plan::service_port(port, options);
+        for Chain { table, name, rules } in rules.chains {
+            ops.push(declared(table, &name));
+            ops.extend(
+                rules
+                    .into_iter()
+                    .map(|rule| op(table, &name, Action::Append(rule))),
+            );
         }
-        for step in steps {
-            if reached.insert((step.table, step.to.clone())) {
-                text.declare(step.table, &step.to);
-                text.rule(step.table, &step.chain, step.rule);
+        for step in &rules.steps {
+            let to = step.rule.leads_to().unwrap_or_default().to_owned();
+            if reached.insert((step.table, to.clone())) {
+                ops.extend([declared(step.table, &to), append(step)]);
             }
         }
-        for entry in entries {
-            text.rule(entry.table, &entry.chain, entry.rule);
-        }
+        ops.extend(rules.entries.iter().map(append));
     }
-    for chain in &chains {
-        if let Contents::Shared { closing } = &chain.contents {
-            text.rules(chain.table, &chain.name, closing.clone());
-        }
-    }
-    text.0.sort_by(|a, b| a.chain().cmp(b.chain()));
-    write!(out, "{}", Transaction::common(family, text.0))
-}
-
-/// What is to be written: chains without their rules, so that these come after all
-/// chains.
-#[derive(Default)]
-struct Text(Vec<Op>);
-
-impl Text {
-    fn declare(&mut self, table: Table, chain: &str) {
-        self.0.push(Op::Fill(Chain {
-            table,
-            name: chain.to_owned(),
-            rules: Vec::new(),
-        }));
-    }
-
-    fn rules(&mut self, table: Table, chain: &str, rules: Vec<Rule>) {
-        for rule in rules {
-            self.rule(table, chain, rule);
-        }
-    }
-
-    fn rule(&mut self, table: Table, chain: &str, rule: Rule) {
-        let chain = chain.to_owned();
-        self.0.push(Op::Append(Entry { table, chain, rule }));
-    }
+    ops.extend(closing);
+    ops.sort_by(|a, b| a.chain.cmp(&b.chain));
+    write!(out, "{}", Transaction::common(family, ops))
 }

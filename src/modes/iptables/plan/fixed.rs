@@ -40,7 +40,7 @@ pub fn fixed(options: &Options) -> Fixed {
 pub fn loopback_guard(options: &Options) -> RuleSet {
     let (mut chains, mut jumps) = (chains(options), jumps(options));
     chains.retain(|chain| chain.name == names::FIREWALL);
-    jumps.retain(|jump| jump.to() == Some(names::FIREWALL));
+    jumps.retain(|jump| jump.rule.leads_to() == Some(names::FIREWALL));
     RuleSet { chains, jumps }
 }
 

@@ -122,8 +122,9 @@ impl Ruleset {
                 assert_eq!(before, None, "one chain twice");
             }
             for step in rules.steps {
-                set.chains.entry((step.table, step.to.clone())).or_default();
-                if reached.insert((step.table, step.to)) {
+                let to = (step.table, step.rule.leads_to().unwrap().to_owned());
+                set.chains.entry(to.clone()).or_default();
+                if reached.insert(to) {
                     set.add(step.table, &step.chain, step.rule);
                 }
             }

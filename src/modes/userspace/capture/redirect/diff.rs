@@ -10,7 +10,7 @@ use crate::{
     kernel::xtables::{
         desired::{Entry, RuleSet},
         rule::{Rule, Table},
-        transaction::Op,
+        transaction::{Action, Op},
     },
     modes::{
         references::References,
@@ -172,11 +172,11 @@ impl Applied {
                 let removed = old.map(|entry| Op::remove(&entry, family));
                 difference.ops.extend(removed);
                 let add = match frontend.address {
-                    Some(_) => Op::Insert,
-                    None => Op::Append,
+                    Some(_) => Action::Insert,
+                    None => Action::Append,
                 };
                 let new = new.into_iter().map(|rule| entry(Table::Nat, rule));
-                difference.ops.extend(new.map(add));
+                difference.ops.extend(new.map(|entry| Op::of(&entry, add)));
             }
         }
         if environment.features.conntrack {
@@ -184,7 +184,7 @@ impl Applied {
                 let guard = plan::guard(listener, &environment.features);
                 let guard = entry(Table::Filter, guard);
                 match (was_in_use, self.listeners.contains(&listener)) {
-                    (false, true) => difference.ops.push(Op::Append(guard)),
+                    (false, true) => difference.ops.push(Op::of(&guard, Action::Append)),
                     (true, false) => difference.ops.push(Op::remove(&guard, family)),
                     _ => {}
                 }
