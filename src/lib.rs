@@ -14,6 +14,7 @@ pub mod backoff;
 pub mod cli;
 pub mod config;
 pub mod duration;
+pub mod enum_set;
 pub mod events;
 pub mod kernel;
 pub mod log;

@@ -6,6 +6,7 @@
 
 pub mod addresses;
 pub mod conntrack;
+pub mod extension;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
 pub mod inotify;

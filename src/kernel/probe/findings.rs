@@ -138,9 +138,10 @@ impl Findings {
             Some((ability.to_string(), missing))
         });
         let rules = kernel.toolkits.iter().filter_map(|(family, toolkit)| {
+            let toolkit = toolkit.as_ref()?;
             let mut lacks = Vec::new();
             for extension in Extension::ALL {
-                match kernel.tried.get(&Ability::Extension(*family, extension))? {
+                match kernel.tried.get(&Ability::Extension(family, extension))? {
                     Answer::Works => {}
                     Answer::Missing(_) => lacks.push(extension.word().to_owned()),
                     Answer::Unknown(_) => return None,
@@ -243,13 +244,9 @@ impl Findings {
         let (family, engine) = (family.to_string(), engine_name(engine));
         let mut all = self.rules.iter();
         let rules = all.find(|rules| rules.family == family && rules.engine == engine)?;
-        let mut features = Features::ALL;
-        for extension in Extension::ALL {
-            if rules.lacks.iter().any(|word| word == extension.word()) {
-                *extension.of(&mut features) = false;
-            }
-        }
-        Some(features)
+        let lacks = |extension: &Extension| rules.lacks.iter().any(|word| word == extension.word());
+        let all = Extension::ALL.into_iter();
+        Some(all.filter(|extension| !lacks(extension)).collect())
     }
 }
 

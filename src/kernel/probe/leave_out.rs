@@ -144,8 +144,8 @@ mod tests {
         }
         let kernel = kernel.leaving_out(&left_out);
         for family in Family::ALL {
-            assert!(!kernel.features(family).recent);
-            assert!(kernel.features(family).comment);
+            assert!(!kernel.features(family).contains(Extension::Recent));
+            assert!(kernel.features(family).contains(Extension::Comment));
             let error = kernel.toolkit(family).unwrap_err().to_string();
             assert!(error.contains(WHY), "{error}");
         }

@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, thread};
 use nix::errno::Errno;
 
 pub use self::{
-    ability::{Ability, Extension, Setting},
+    ability::{Ability, Setting},
     cleanup::cleanup,
     findings::Findings,
     leave_out::LeaveOut,
@@ -30,6 +30,7 @@ use self::{
     answer::{Answer, Unable},
     tried::Tried,
 };
+pub use super::extension::Extension;
 use super::{
     scratch::{NoScratch, in_scratch},
     xtables::{
@@ -37,7 +38,7 @@ use super::{
         features::{Features, Probed},
     },
 };
-use crate::net::Family;
+use crate::net::{Family, PerFamily};
 
 /// The abilities that were found: the one view of the kernel for verdicts and
 /// modes.
@@ -46,9 +47,9 @@ pub struct Kernel {
     /// The answer for each ability that was tried.
     tried: BTreeMap<Ability, Answer>,
     /// The programs for table nat, where they work.
-    toolkits: BTreeMap<Family, Toolkit>,
+    toolkits: PerFamily<Option<Toolkit>>,
     /// Programs whose rules find sockets, where nothing works for table nat.
-    markers: BTreeMap<Family, Xtables>,
+    markers: PerFamily<Option<Xtables>>,
     /// Whether abilities were tried in a network namespace of their own.
     isolated: bool,
 }
@@ -241,11 +242,9 @@ impl Kernel {
 
     /// Returns what iptables' rules of that family may use.
     pub fn features(&self, family: Family) -> Features {
-        let mut features = Features::NONE;
-        for extension in Extension::ALL {
-            *extension.of(&mut features) = self.can(&Ability::Extension(family, extension));
-        }
-        features
+        let all = Extension::ALL.into_iter();
+        all.filter(|extension| self.can(&Ability::Extension(family, *extension)))
+            .collect()
     }
 
     /// Returns iptables or ip6tables, and what its rules may use.
@@ -264,7 +263,7 @@ impl Kernel {
         if let Some(why) = self.why_unusable(&Ability::Nat(family)) {
             return Err(unusable(why));
         }
-        let toolkit = self.toolkits.get(&family);
+        let toolkit = self.toolkits.get(family).as_ref();
         let toolkit = toolkit.ok_or_else(|| unusable("it was not tried"))?;
         Ok(Toolkit {
             features: self.features(family),
@@ -281,7 +280,7 @@ impl Kernel {
             let ability = Ability::Extension(family, extension);
             // Without a nat table only the first was tried, with the other in
             // the same rule.
-            let tried = extension == Extension::Socket || self.toolkits.contains_key(&family);
+            let tried = extension == Extension::Socket || self.toolkits.get(family).is_some();
             if let Some(why) = self.why_unusable(&ability).filter(|_| tried) {
                 let remedy = ability.remedy();
                 return Err(format!(
@@ -290,10 +289,10 @@ impl Kernel {
                 ));
             }
         }
-        let toolkit = self.toolkits.get(&family);
+        let toolkit = self.toolkits.get(family).as_ref();
         let found = toolkit
             .map(|toolkit| &toolkit.writer.xtables)
-            .or_else(|| self.markers.get(&family));
+            .or_else(|| self.markers.get(family).as_ref());
         found.cloned().ok_or_else(|| "it was not tried".to_owned())
     }
 
@@ -301,8 +300,8 @@ impl Kernel {
     fn set_features(&mut self, family: Family, found: Result<Probed, Unable>) {
         for extension in Extension::ALL {
             let outcome = match found.clone() {
-                Ok(probed) if extension.is_in(&probed.there) => Ok(()),
-                Ok(probed) if extension.is_in(&probed.unknown) => {
+                Ok(probed) if probed.there.contains(extension) => Ok(()),
+                Ok(probed) if probed.unknown.contains(extension) => {
                     Err(Unable::Unknown(probed.why.unwrap_or_default()))
                 }
                 Ok(_) => Err(Unable::Missing("a rule with it was refused".to_owned())),

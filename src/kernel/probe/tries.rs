@@ -170,18 +170,18 @@ pub(super) fn xtables(findings: Option<&Findings>, attempt: Attempt) -> Kernel {
             Found::Toolkit(toolkit, probed) => {
                 kernel.record(Ability::Nat(family), Ok(()));
                 kernel.set_features(family, Ok(probed));
-                kernel.toolkits.insert(family, toolkit);
+                *kernel.toolkits.get_mut(family) = Some(toolkit);
                 continue;
             }
             Found::Marker(xtables, why) => {
-                kernel.markers.insert(family, xtables);
+                *kernel.markers.get_mut(family) = Some(xtables);
                 why
             }
             Found::Nothing(why) => why,
         };
         kernel.record(Ability::Nat(family), Err(why.clone()));
         kernel.set_features(family, Err(why.clone()));
-        let found = match (why, kernel.markers.contains_key(&family)) {
+        let found = match (why, kernel.markers.get(family).is_some()) {
             (_, true) => Ok(()),
             (unknown @ Unable::Unknown(_), false) => Err(unknown),
             (Unable::Missing(_), false) => {

@@ -347,7 +347,10 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
-    use crate::kernel::namespace::{block_on, in_namespace, sh};
+    use crate::kernel::{
+        extension::Extension,
+        namespace::{block_on, in_namespace, sh},
+    };
 
     #[test]
     fn a_hint_beats_rules_and_rules_beat_the_owners_choice() {
@@ -455,7 +458,10 @@ mod tests {
             };
             let features = tokio::time::timeout(Duration::from_secs(4), tried).await;
             let features = features.expect("it waits for the lock").there;
-            assert!(features.comment && features.masquerade, "{features:?}");
+            let found = [Extension::Comment, Extension::Masquerade]
+                .into_iter()
+                .collect();
+            assert!(features.covers(found), "{features:?}");
         });
     }
 }

@@ -8,80 +8,20 @@ use super::{
     rule::{Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
 };
 use crate::{
+    enum_set::EnumSet,
     kernel::{
+        extension::Extension,
         netlink, nfacct,
         scratch::{self, NoScratch},
     },
     net::Protocol,
 };
 
-/// What rules may use here; see `Match` and `Target` for what each one is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Features {
-    /// `-m comment`.
-    pub comment: bool,
-    /// `-m statistic --mode random`.
-    pub statistic: bool,
-    /// `-m recent`.
-    pub recent: bool,
-    /// `-m addrtype`.
-    pub addrtype: bool,
-    /// `-m mark` and `-j MARK`.
-    pub mark: bool,
-    /// `-m conntrack --ctstate`.
-    pub conntrack: bool,
-    /// `-m nfacct`.
-    pub nfacct: bool,
-    /// `-m set`.
-    pub set: bool,
-    /// `-m physdev`.
-    pub physdev: bool,
-    /// `-j REJECT`.
-    pub reject: bool,
-    /// `-j DNAT`.
-    pub dnat: bool,
-    /// `-j MASQUERADE`.
-    pub masquerade: bool,
-    /// `-j MASQUERADE --random-fully`.
-    pub random_fully: bool,
-    /// `-j REDIRECT`.
-    pub redirect: bool,
-    /// `-m socket --transparent` in table mangle.
-    pub socket: bool,
-    /// `-m sctp --dport`.
-    pub sctp: bool,
-}
+/// What rules may use here.
+pub type Features = EnumSet<Extension>;
 
-impl Features {
-    /// A kernel that has everything.
-    pub const ALL: Features = Features::each(true);
-    /// A kernel that has nothing.
-    pub const NONE: Features = Features::each(false);
-
-    const fn each(is_there: bool) -> Features {
-        Features {
-            comment: is_there,
-            statistic: is_there,
-            recent: is_there,
-            addrtype: is_there,
-            mark: is_there,
-            conntrack: is_there,
-            nfacct: is_there,
-            set: is_there,
-            physdev: is_there,
-            reject: is_there,
-            dnat: is_there,
-            masquerade: is_there,
-            random_fully: is_there,
-            redirect: is_there,
-            socket: is_there,
-            sctp: is_there,
-        }
-    }
-}
-
-/// A feature: which table it is tried in, with what, and its field.
-type Probe = (Table, Rule, fn(&mut Features) -> &mut bool);
+/// A feature: which table it is tried in, and with what.
+type Probe = (Table, Rule, Extension);
 
 /// An nfacct object that exists while it is tried: one for each family, as both
 /// are tried at the same time.
@@ -103,62 +43,72 @@ fn probes(family: Family) -> Vec<Probe> {
     let mark = Mark::set(1 << 14);
     let marked = Match::Mark(Negatable::Is(mark));
     let mut probes: Vec<Probe> = vec![
-        (Table::Nat, Rule::new().comment("probe"), |f| &mut f.comment),
-        (Table::Nat, with(Match::Probability(1 << 30)), |f| {
-            &mut f.statistic
-        }),
-        (Table::Nat, with(Match::RememberSource(list())), |f| {
-            &mut f.recent
-        }),
+        (Table::Nat, Rule::new().comment("probe"), Extension::Comment),
+        (
+            Table::Nat,
+            with(Match::Probability(1 << 30)),
+            Extension::Statistic,
+        ),
+        (
+            Table::Nat,
+            with(Match::RememberSource(list())),
+            Extension::Recent,
+        ),
         (
             Table::Nat,
             with(Match::LocalAddress(Negatable::Is(Side::Destination))),
-            |f| &mut f.addrtype,
+            Extension::Addrtype,
         ),
         (
             Table::Nat,
             Rule::new().with(marked).target(Target::Mark(mark)),
-            |f| &mut f.mark,
+            Extension::Mark,
         ),
         (
             Table::Filter,
             with(Match::ConnectionState(Negatable::Is("NEW"))),
-            |f| &mut f.conntrack,
+            Extension::Conntrack,
         ),
-        (Table::Filter, with(Match::Account(account(family))), |f| {
-            &mut f.nfacct
-        }),
-        (Table::Filter, Rule::new().target(Target::Reject), |f| {
-            &mut f.reject
-        }),
-        (Table::Nat, masquerade(false), |f| &mut f.masquerade),
-        (Table::Nat, masquerade(true), |f| &mut f.random_fully),
+        (
+            Table::Filter,
+            with(Match::Account(account(family))),
+            Extension::Nfacct,
+        ),
+        (
+            Table::Filter,
+            Rule::new().target(Target::Reject),
+            Extension::Reject,
+        ),
+        (Table::Nat, masquerade(false), Extension::Masquerade),
+        (Table::Nat, masquerade(true), Extension::RandomFully),
         (
             Table::Nat,
             Rule::new()
                 .protocol(Protocol::Tcp)
                 .target(Target::Redirect(1)),
-            |f| &mut f.redirect,
+            Extension::Redirect,
         ),
-        (Table::Mangle, with(Match::TransparentSocket), |f| {
-            &mut f.socket
-        }),
+        (
+            Table::Mangle,
+            with(Match::TransparentSocket),
+            Extension::Socket,
+        ),
         (
             Table::Nat,
             with(Match::DestinationPort(Protocol::Sctp, 1)).protocol(Protocol::Sctp),
-            |f| &mut f.sctp,
+            Extension::Sctp,
         ),
     ];
     if let Ok(to) = to.parse() {
         let rule = Rule::new().protocol(Protocol::Tcp).target(Target::Dnat(to));
-        probes.push((Table::Nat, rule, |f| &mut f.dnat));
+        probes.push((Table::Nat, rule, Extension::Dnat));
     }
     // The kernel loads br_netfilter for this match, which would change how
     // bridges treat every packet; where it is not loaded, nothing comes to
     // iptables through a bridge's port.
     if std::path::Path::new("/proc/sys/net/bridge").exists() {
         let rule = with(Match::Physdev(Negatable::Is(Physdev::IsIn)));
-        probes.push((Table::Filter, rule, |f| &mut f.physdev));
+        probes.push((Table::Filter, rule, Extension::Physdev));
     }
     probes
 }
@@ -194,11 +144,11 @@ impl Probed {
         }
     }
 
-    fn record(&mut self, feature: fn(&mut Features) -> &mut bool, tried: Result<(), Error>) {
+    fn record(&mut self, feature: Extension, tried: Result<(), Error>) {
         match tried {
-            Ok(()) => *feature(&mut self.there) = true,
+            Ok(()) => self.there.insert(feature),
             Err(error) if error.is_unanswered() => {
-                *feature(&mut self.unknown) = true;
+                self.unknown.insert(feature);
                 self.why.get_or_insert(error.to_string());
             }
             Err(_) => {}
@@ -242,7 +192,7 @@ async fn in_scratch(xtables: &Xtables) -> Probed {
         probed.record(feature, tried);
     }
     probed.without_account(account.err());
-    probed.record(|f| &mut f.set, knows_sets(xtables).await);
+    probed.record(Extension::Set, knows_sets(xtables).await);
     probed
 }
 
@@ -259,7 +209,7 @@ async fn here(xtables: &Xtables) -> Probed {
         let _ = nfacct::delete(account);
     }
     probed.without_account(created.err());
-    probed.record(|f| &mut f.set, knows_sets(xtables).await);
+    probed.record(Extension::Set, knows_sets(xtables).await);
     probed
 }
 
@@ -267,9 +217,9 @@ impl Probed {
     /// A rule that counts was refused because there was no counter for it.
     fn without_account(&mut self, error: Option<netlink::Error>) {
         if let Some(error) = error.filter(netlink::Error::is_passing)
-            && !self.there.nfacct
+            && !self.there.contains(Extension::Nfacct)
         {
-            self.unknown.nfacct = true;
+            self.unknown.insert(Extension::Nfacct);
             self.why.get_or_insert(error.to_string());
         }
     }
@@ -313,14 +263,8 @@ mod tests {
                         there: features, ..
                     } = probe(&xtables).await;
                     println!("{family}: probed in {:?}", begun.elapsed());
-                    let physdev = features.physdev;
-                    assert_eq!(
-                        features,
-                        Features {
-                            physdev,
-                            ..Features::ALL
-                        }
-                    );
+                    let without = Features::ALL.without(&[Extension::Physdev]);
+                    assert!(features.covers(without), "{features:?}");
                     for table in ["nat", "filter"] {
                         let saved = xtables.saved(table).await.unwrap();
                         assert!(!saved.contains("PROBE"), "{saved}");

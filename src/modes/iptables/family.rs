@@ -63,11 +63,12 @@ impl FamilyRules {
         let (family, engine) = (writer.family(), writer.engine);
         let program = writer.xtables.program();
         tracing::info!("{family}: rules go to {engine:?} through {program}");
-        if let Some(missing) = plan::impossible(&features).first() {
+        let mut needed = plan::NEEDED.into_iter();
+        if let Some((missing, remedy)) = needed.find(|(one, _)| !features.contains(*one)) {
             return Err(Error::Impossible {
                 family,
-                what: missing.what,
-                remedy: missing.effect,
+                what: missing.spelling(),
+                remedy,
             });
         }
         Ok(FamilyRules {

@@ -84,7 +84,7 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
                 // Without a nat table its extensions are beside the point.
                 _ if !kernel.can(&Ability::Nat(other)) => Vec::new(),
                 ModeName::Ipvs => extensions(other),
-                _ => rules(kernel, other),
+                _ => rules(other),
             }
         }
     };
@@ -241,7 +241,7 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
         "sending connections to endpoints",
     ));
     if kernel.can(&Ability::Nat(family)) {
-        needs.extend(rules(kernel, family));
+        needs.extend(rules(family));
     }
     needs.push(useful(Ability::Conntrack, UDP_CLIENTS));
     needs.push(useful(
@@ -251,18 +251,17 @@ fn iptables(needs: &mut Vec<Need>, kernel: &Kernel, family: Family) {
 }
 
 /// What the chains of iptables mode use.
-fn rules(kernel: &Kernel, family: Family) -> Vec<Need> {
-    let features = kernel.features(family);
-    let impossible = iptables::plan::impossible(&features);
-    let lost = iptables::plan::lost(&features);
+fn rules(family: Family) -> Vec<Need> {
     let need = |extension: Extension| {
+        let of = |(one, effect)| (one == extension).then_some(effect);
         let ability = Ability::Extension(family, extension);
-        let name = extension.spelling();
-        if let Some(gone) = impossible.iter().find(|gone| gone.what == name) {
-            return Some(required(ability, gone.effect));
+        match iptables::plan::NEEDED.into_iter().find_map(of) {
+            Some(effect) => Some(required(ability, effect)),
+            None => Some(useful(
+                ability,
+                iptables::plan::LOST.into_iter().find_map(of)?,
+            )),
         }
-        let loss = lost.iter().find(|loss| loss.what == name)?;
-        Some(useful(ability, loss.effect))
     };
     Extension::ALL.into_iter().filter_map(need).collect()
 }

@@ -2,9 +2,12 @@
 
 use super::{Options, names};
 use crate::{
-    kernel::xtables::{
-        desired::{Contents, FixedChain, Jump, Place, RuleSet},
-        rule::{Mark, Match, Negatable, Rule, Table, Target},
+    kernel::{
+        extension::Extension,
+        xtables::{
+            desired::{Contents, FixedChain, Jump, Place, RuleSet},
+            rule::{Mark, Match, Negatable, Rule, Table, Target},
+        },
     },
     node::Served,
 };
@@ -23,7 +26,7 @@ pub struct Fixed {
 /// Returns what does not depend on Services.
 pub fn fixed(options: &Options) -> Fixed {
     let mut accounts = Vec::new();
-    if options.features.nfacct {
+    if options.features.contains(Extension::Nfacct) {
         if drops_invalid(options) {
             accounts.push(names::INVALID_DROPPED);
         }
@@ -94,7 +97,7 @@ fn postrouting(options: &Options) -> Vec<Rule> {
         ..marked(options)
     });
     let masquerade = Target::Masquerade {
-        random_fully: options.features.random_fully,
+        random_fully: options.features.contains(Extension::RandomFully),
     };
     vec![
         Rule::new().with(not_marked).target(Target::Return),
@@ -127,7 +130,7 @@ fn firewall(options: &Options) -> Vec<Rule> {
 /// invalid: they would reach the client from an address that it never called,
 /// and be answered with a reset (kubernetes issue 74839).
 fn drops_invalid(options: &Options) -> bool {
-    options.features.conntrack && !options.tcp_be_liberal
+    options.features.contains(Extension::Conntrack) && !options.tcp_be_liberal
 }
 
 fn forward(options: &Options) -> Vec<Rule> {
@@ -135,7 +138,7 @@ fn forward(options: &Options) -> Vec<Rule> {
     let mut rules = Vec::new();
     if drops_invalid(options) {
         let mut rule = Rule::new().with(state("INVALID"));
-        if options.features.nfacct {
+        if options.features.contains(Extension::Nfacct) {
             rule = rule.with(Match::Account(names::INVALID_DROPPED));
         }
         rules.push(rule.target(Target::Drop));
@@ -147,7 +150,7 @@ fn forward(options: &Options) -> Vec<Rule> {
             .with(Match::Mark(Negatable::Is(marked(options))))
             .target(Target::Accept),
     );
-    if options.features.conntrack {
+    if options.features.contains(Extension::Conntrack) {
         let later_packets = commented("kubernetes forwarding conntrack rule");
         rules.push(
             later_packets
@@ -174,7 +177,7 @@ fn jumps(options: &Options) -> Vec<Jump> {
     const HEALTH: &str = "kubernetes health check service ports";
     let jump = |table, from, packets: Packets, text: &str, to: &str| {
         let mut rule = Rule::new();
-        if packets == Packets::New && options.features.conntrack {
+        if packets == Packets::New && options.features.contains(Extension::Conntrack) {
             rule = rule.with(Match::ConnectionState(Negatable::Is("NEW")));
         }
         if !text.is_empty() {

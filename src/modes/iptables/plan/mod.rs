@@ -23,7 +23,7 @@ mod service;
 
 pub use self::{
     fixed::{Fixed, fixed, loopback_guard},
-    lost::{Loss, impossible, lost},
+    lost::{LOST, NEEDED},
     options::{Dispatch, DispatchChoice, Options, is_large_cluster},
     service::{is_possible, service_port},
 };

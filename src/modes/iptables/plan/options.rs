@@ -6,9 +6,12 @@ use ipnet::IpNet;
 
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::xtables::{
-        features::Features,
-        rule::{Match, Negatable, Rule, Side},
+    kernel::{
+        extension::Extension,
+        xtables::{
+            features::Features,
+            rule::{Match, Negatable, Rule, Side},
+        },
     },
     modes::detect_local::DetectLocal,
     net::Family,
@@ -162,7 +165,7 @@ impl Options {
             Served::All => true,
             Served::Within(networks) => networks.iter().any(covers_loopback),
         };
-        asked && served && self.features.conntrack
+        asked && served && self.features.contains(Extension::Conntrack)
     }
 
     /// Returns the node's addresses, loopback too, for kernels without `addrtype`.
@@ -173,7 +176,7 @@ impl Options {
 
     /// Returns the rule, for what is sent to the node's own addresses.
     pub(super) fn to_node(&self, rule: Rule) -> Vec<Rule> {
-        if self.features.addrtype {
+        if self.features.contains(Extension::Addrtype) {
             let local = Match::LocalAddress(Negatable::Is(Side::Destination));
             return vec![rule.with(local)];
         }
@@ -188,7 +191,7 @@ impl Options {
 
     /// Returns the rule with a comment, where the kernel has comments.
     pub(super) fn commented(&self, rule: Rule, text: impl FnOnce() -> String) -> Rule {
-        if self.features.comment {
+        if self.features.contains(Extension::Comment) {
             rule.comment(text())
         } else {
             rule

@@ -13,10 +13,13 @@ use super::{
     names::{self, PortChains},
 };
 use crate::{
-    kernel::xtables::{
-        desired::{Chain, OwnerRules},
-        features::Features,
-        rule::{Match, Negatable, Rule, Side, Table, Target, host, word},
+    kernel::{
+        extension::Extension,
+        xtables::{
+            desired::{Chain, OwnerRules},
+            features::Features,
+            rule::{Match, Negatable, Rule, Side, Table, Target, host, word},
+        },
     },
     net::Protocol,
     services::{ServicePort, SessionAffinity, TrafficPolicy},
@@ -58,7 +61,7 @@ pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
 
 /// Returns whether rules can carry `port` with these features.
 pub fn is_possible(port: &ServicePort, features: &Features) -> bool {
-    port.name.protocol != Protocol::Sctp || features.sctp
+    port.name.protocol != Protocol::Sctp || features.contains(Extension::Sctp)
 }
 
 /// Which endpoints each kind of traffic has.
@@ -115,7 +118,7 @@ impl Plan<'_> {
         let hairpin = commented(Rule::new().source(host(backend.address.ip())));
         let mut dnat = commented(Rule::new().protocol(self.protocol));
         let sticky = self.port.session_affinity != SessionAffinity::None;
-        if sticky && self.options.features.recent {
+        if sticky && self.options.features.contains(Extension::Recent) {
             dnat = dnat.with(Match::RememberSource(backend.chain.clone()));
         }
         let dnat = dnat.with(Match::Transport(self.protocol));
@@ -223,7 +226,7 @@ impl Plan<'_> {
 
     /// The rule, for calls from the node itself.
     fn of_node(&self, rule: Rule) -> Vec<Rule> {
-        if self.options.features.addrtype {
+        if self.options.features.contains(Extension::Addrtype) {
             let local = Match::LocalAddress(Negatable::Is(Side::Source));
             return vec![rule.with(local)];
         }
@@ -261,7 +264,7 @@ impl Plan<'_> {
             let addresses = self.port.load_balancer_ips.iter();
             rules.extend(addresses.map(|ip| allow(host(*ip))));
         }
-        if self.options.features.comment {
+        if self.options.features.contains(Extension::Comment) {
             rules.push(self.options.commented(Rule::new(), || {
                 format!(
                     "other traffic to {} will be dropped by KUBE-PROXY-FIREWALL",

@@ -3,53 +3,21 @@
 
 use super::{DetectLocal, NodeContext, sets::Set};
 use crate::{
-    kernel::xtables::{
-        desired::{Contents, FixedChain, Jump, Place, RuleSet},
-        features::Features,
-        observed::Interest,
-        rule::{Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
+    enum_set::EnumSet,
+    kernel::{
+        extension::Extension,
+        xtables::{
+            desired::{Contents, FixedChain, Jump, Place, RuleSet},
+            features::Features,
+            observed::Interest,
+            rule::{Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
+        },
     },
     net::{Family, Protocol},
 };
 
 /// Which sets of a family have members.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct FilledSets(u32);
-
-impl FilledSets {
-    /// Adds `set` to those that have members.
-    pub fn insert(&mut self, set: Set) {
-        self.0 |= 1 << set as u32;
-    }
-
-    /// Returns true if `set` has members.
-    pub fn contains(self, set: Set) -> bool {
-        self.0 & (1 << set as u32) != 0
-    }
-
-    /// Returns the sets that have members in both.
-    pub fn and(self, other: FilledSets) -> FilledSets {
-        FilledSets(self.0 & other.0)
-    }
-
-    /// Returns true if every set that has members in `other` has some here.
-    pub fn covers(self, other: FilledSets) -> bool {
-        self.and(other) == other
-    }
-
-    /// Returns the sets that have members in either.
-    pub fn or(self, other: FilledSets) -> FilledSets {
-        FilledSets(self.0 | other.0)
-    }
-}
-
-impl FromIterator<Set> for FilledSets {
-    fn from_iter<I: IntoIterator<Item = Set>>(sets: I) -> FilledSets {
-        let mut filled = FilledSets::default();
-        sets.into_iter().for_each(|set| filled.insert(set));
-        filled
-    }
-}
+pub type FilledSets = EnumSet<Set>;
 
 const SERVICES: &str = "KUBE-SERVICES";
 const POSTROUTING: &str = "KUBE-POSTROUTING";
@@ -141,7 +109,7 @@ struct Builder<'a> {
 impl Builder<'_> {
     /// Returns a rule that so far has a comment only, where the kernel takes one.
     fn commented(&self, text: &str) -> Rule {
-        if self.features.comment {
+        if self.features.contains(Extension::Comment) {
             Rule::new().comment(text)
         } else {
             Rule::new()
@@ -219,7 +187,7 @@ impl Builder<'_> {
             .map(|set| self.in_set(Rule::new(), set).target(Target::Return))
             .into();
         let new = Rule::new().with(Match::ConnectionState(Negatable::Is("NEW")));
-        let refused = if self.features.reject {
+        let refused = if self.features.contains(Extension::Reject) {
             Target::Reject
         } else {
             Target::Drop
@@ -294,7 +262,7 @@ impl Builder<'_> {
             Rule::new().target(Target::Mark(Mark { mask: 0, ..mark })),
             self.commented("kubernetes service traffic requiring SNAT")
                 .target(Target::Masquerade {
-                    random_fully: self.features.random_fully,
+                    random_fully: self.features.contains(Extension::RandomFully),
                 }),
         ];
         hairpin.into_iter().chain(rest).collect()
@@ -353,7 +321,7 @@ impl Builder<'_> {
     /// this one.
     fn accept_at_both_ends(&self, rule: Rule) -> Vec<Rule> {
         let mut outside = rule.clone();
-        if self.features.physdev {
+        if self.features.contains(Extension::Physdev) {
             outside = outside.with(Match::Physdev(Negatable::IsNot(Physdev::IsIn)));
         }
         vec![

@@ -5,6 +5,7 @@ use ipnet::IpNet;
 
 use super::Frontend;
 use crate::{
+    enum_set::Variants,
     kernel::ipset::{self, Element, Kind, LONGEST_NAME},
     net::{Family, Protocol},
     services::TrafficPolicy,
@@ -67,6 +68,14 @@ pub struct Member {
     pub family: Family,
     /// What the kernel keeps in the set.
     pub element: Element,
+}
+
+impl Variants for Set {
+    const ALL: &'static [Set] = &Set::ALL;
+
+    fn place(self) -> u32 {
+        self as u32
+    }
 }
 
 impl Set {

@@ -4,7 +4,10 @@ use std::net::IpAddr;
 
 use super::Plan;
 use crate::{
-    kernel::xtables::rule::{Match, Rule, Table, Target, host},
+    kernel::{
+        extension::Extension,
+        xtables::rule::{Match, Rule, Table, Target, host},
+    },
     modes::iptables::plan::{
         index::{self, Key},
         names,
@@ -77,11 +80,12 @@ impl Plan<'_> {
                     .destination_port(protocol, node_port)
             };
             let external = self.chains.external.clone();
-            let counted =
-                (self.options.serves_localhost() && self.options.features.nfacct).then(|| {
-                    to_port(Rule::new().destination(self.options.family.loopback()))
-                        .with(Match::Account(names::LOCALHOST_ACCEPTED))
-                });
+            let counted = (self.options.serves_localhost()
+                && self.options.features.contains(Extension::Nfacct))
+            .then(|| {
+                to_port(Rule::new().destination(self.options.family.loopback()))
+                    .with(Match::Account(names::LOCALHOST_ACCEPTED))
+            });
             let all = to_port(Rule::new());
             for rule in counted.into_iter().chain([all]) {
                 let rule = rule.jump(external.as_str());
@@ -135,7 +139,7 @@ impl Plan<'_> {
     /// Only a Service that no client could reach is refused: where other nodes
     /// have endpoints, a client that tries again may get there.
     fn refuse(&self, rule: Rule) -> Rule {
-        let is_dropped = self.endpoints.any || !self.options.features.reject;
+        let is_dropped = self.endpoints.any || !self.options.features.contains(Extension::Reject);
         rule.target(if is_dropped {
             Target::Drop
         } else {

@@ -7,7 +7,7 @@ use super::{
     world::{endpoints, options, service},
 };
 use crate::{
-    kernel::xtables::features::Features,
+    kernel::{extension::Extension, xtables::features::Features},
     modes::iptables::plan::{Options, service_port},
     net::Family,
     services::{ServicePort, SessionAffinity},
@@ -37,10 +37,11 @@ fn sticky(port: ServicePort) -> ServicePort {
     }
 }
 
-fn without(change: fn(&mut Features)) -> Options {
-    let mut options = options();
-    change(&mut options.features);
-    options
+fn without(extension: Extension) -> Options {
+    Options {
+        features: Features::ALL.without(&[extension]),
+        ..options()
+    }
 }
 
 /// Share of each endpoint over all `packets`.
@@ -117,7 +118,7 @@ fn at_random_each_has_its_share() {
 /// "Within a sixth", as is documented of a kernel without `statistic`.
 #[test]
 fn by_source_port_each_has_nearly_its_share() {
-    let options = without(|features| features.statistic = false);
+    let options = without(Extension::Statistic);
     for weights in WEIGHTS {
         if weights.contains(&65535) {
             continue; // One in 65,536 of 4,096 ports a round is none.
@@ -130,7 +131,7 @@ fn by_source_port_each_has_nearly_its_share() {
 
 #[test]
 fn by_source_address_a_client_stays_and_each_has_nearly_its_share() {
-    let options = without(|features| features.recent = false);
+    let options = without(Extension::Recent);
     for weights in [&[1, 1][..], &[1, 1, 1], &[3; 10], &[5, 0, 1, 10]] {
         let port = sticky(weighted(weights));
         let rules = Ruleset::new([&port], &options);

@@ -9,7 +9,10 @@ use super::{
     world::{NODE_IP, endpoints, exposed, net, options},
 };
 use crate::{
-    kernel::xtables::{features::Features, rule::Table},
+    kernel::{
+        extension::Extension,
+        xtables::{features::Features, rule::Table},
+    },
     modes::iptables::plan::Options,
     net::Family,
     node::Served,
@@ -25,14 +28,9 @@ fn where_node_ports_are_served() {
     let within = |networks: &[&str]| Served::Within(networks.iter().map(|n| net(n)).collect());
     let to_node = Packet::new(OUTSIDE, NODE_IP, 30080);
     let to_localhost = Packet::new("127.0.0.1", "127.0.0.1", 30080);
-    let without = |change: fn(&mut Features)| {
-        let mut features = Features::ALL;
-        change(&mut features);
-        features
-    };
     let there = Masqueraded(&[HERE]);
-    let no_addrtype = without(|f| f.addrtype = false);
-    let no_conntrack = without(|f| f.conntrack = false);
+    let no_addrtype = Features::ALL.without(&[Extension::Addrtype]);
+    let no_conntrack = Features::ALL.without(&[Extension::Conntrack]);
     // Addresses, localhost asked for, features, to the node, to localhost.
     let all = Features::ALL;
     let cases = [

@@ -7,10 +7,13 @@ use std::{
 
 use super::plan::{self, CHAIN, Environment, Listener};
 use crate::{
-    kernel::xtables::{
-        desired::{Entry, RuleSet},
-        rule::{Rule, Table},
-        transaction::{Action, Op},
+    kernel::{
+        extension::Extension,
+        xtables::{
+            desired::{Entry, RuleSet},
+            rule::{Rule, Table},
+            transaction::{Action, Op},
+        },
     },
     modes::{
         references::References,
@@ -179,7 +182,7 @@ impl Applied {
                 difference.ops.extend(new.map(|entry| Op::of(&entry, add)));
             }
         }
-        if environment.features.conntrack {
+        if environment.features.contains(Extension::Conntrack) {
             for (listener, was_in_use) in before {
                 let guard = plan::guard(listener, &environment.features);
                 let guard = entry(Table::Filter, guard);

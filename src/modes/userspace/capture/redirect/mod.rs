@@ -29,6 +29,7 @@ use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope, choose::
 use crate::{
     kernel::{
         addresses,
+        extension::Extension,
         netlink::{Protocol, Socket},
         probe::Kernel,
         xtables::{
@@ -160,7 +161,7 @@ impl Redirect {
             family,
             features: self.features,
             destination: plan::destination(&own, family, before, &services)
-                .filter(|_| self.features.dnat),
+                .filter(|_| self.features.contains(Extension::Dnat)),
             node: plan::node(&self.features, served, &own, family),
         })
     }
@@ -227,13 +228,13 @@ impl Redirect {
     fn shortcomings(&self) -> Vec<String> {
         let family = self.writer.family();
         let mut missing = Vec::new();
-        if !self.features.conntrack {
+        if !self.features.contains(Extension::Conntrack) {
             missing.push(format!(
                 "{family}: the local ports of our listeners can be called from outside, because \
                  table filter with the conntrack match is missing here"
             ));
         }
-        if !self.features.addrtype {
+        if !self.features.contains(Extension::Addrtype) {
             missing.push(format!(
                 "{family}: node ports answer on the addresses that the node has at each full \
                  sync, because the addrtype match is missing here"

@@ -20,6 +20,7 @@ use std::{
 use crate::{
     kernel::{
         addresses::Address,
+        extension::Extension,
         xtables::{
             desired::{Contents, FixedChain, Jump, Place, RuleSet},
             features::Features,
@@ -64,7 +65,7 @@ impl Environment {
     /// Returns the tables that have our chain: filter only if listeners can be
     /// guarded.
     pub fn tables(&self) -> &'static [Table] {
-        if self.features.conntrack {
+        if self.features.contains(Extension::Conntrack) {
             &[Table::Nat, Table::Filter]
         } else {
             &[Table::Nat]
@@ -122,7 +123,7 @@ pub fn node(
     let served = served.of(family);
     // A network alone would catch what goes to other machines in it.
     let local = |rule: Rule| rule.with(Match::LocalAddress(Negatable::Is(Side::Destination)));
-    match (features.addrtype, served) {
+    match (features.contains(Extension::Addrtype), served) {
         (true, Served::All) => vec![local(Rule::new())],
         (true, Served::Within(nets)) => nets
             .iter()
@@ -152,7 +153,7 @@ fn plain(name: &str) -> String {
 
 /// Returns `rule` with a comment, where rules may have one.
 fn commented(rule: Rule, text: &str, environment: &Environment) -> Rule {
-    if environment.features.comment {
+    if environment.features.contains(Extension::Comment) {
         return rule.comment(text);
     }
     rule
@@ -181,11 +182,13 @@ pub fn guard(listener: Listener, features: &Features) -> Rule {
     let protocol = listener.protocol;
     let rule = Rule::new().protocol(protocol);
     let rule = rule.destination_port(protocol, listener.port);
-    rule.target(match (features.reject, listener.protocol) {
-        (false, _) => Action::Drop,
-        (true, Protocol::Tcp) => Action::Reset,
-        (true, Protocol::Udp | Protocol::Sctp) => Action::Reject,
-    })
+    rule.target(
+        match (features.contains(Extension::Reject), listener.protocol) {
+            (false, _) => Action::Drop,
+            (true, Protocol::Tcp) => Action::Reset,
+            (true, Protocol::Udp | Protocol::Sctp) => Action::Reject,
+        },
+    )
 }
 
 /// Returns all that is to be in the tables, with these nat rules and guarded
@@ -210,7 +213,7 @@ pub fn rule_set(nat: Vec<Rule>, guards: Vec<Rule>, environment: &Environment) ->
             jump(Table::Nat, "OUTPUT", Rule::new()),
         ],
     };
-    if environment.features.conntrack {
+    if environment.features.contains(Extension::Conntrack) {
         let through_nat = Rule::new().with(state("DNAT")).target(Action::Return);
         let rules = std::iter::once(through_nat).chain(guards).collect();
         let new = Rule::new().with(state(STATES));
