@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 /// Schedules tries, each after twice the pause before it.
 #[derive(Debug)]
@@ -50,6 +50,13 @@ impl Backoff {
             self.due = None;
         }
         self.failed(now);
+    }
+
+    /// Waits until the next try is due, after a try that failed now.
+    pub async fn wait(&mut self) {
+        let now = Instant::now();
+        self.failed(now);
+        sleep_until(self.due.unwrap_or(now)).await;
     }
 
     /// Nothing fails any more.

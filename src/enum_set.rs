@@ -26,9 +26,9 @@ pub struct EnumSet<T> {
 }
 
 impl<T: Variants> EnumSet<T> {
-    /// No variant.
+    /// The set without any variant.
     pub const NONE: EnumSet<T> = EnumSet::of_bits(0);
-    /// Every variant.
+    /// The set of all variants.
     pub const ALL: EnumSet<T> = EnumSet::of_bits(u32::MAX >> (u32::BITS as usize - T::ALL.len()));
 
     const fn of_bits(bits: u32) -> EnumSet<T> {
@@ -36,7 +36,7 @@ impl<T: Variants> EnumSet<T> {
         EnumSet { bits, of }
     }
 
-    /// Adds `variant`.
+    /// Adds `variant` to the set.
     pub fn insert(&mut self, variant: T) {
         self.bits |= 1 << variant.place();
     }

@@ -74,7 +74,17 @@ impl Http2 {
     }
 }
 
-/// Returns a client for that configuration, through `proxy` if there is one.
+/// What is the same for each way to the server.
+pub(super) struct Settings {
+    /// The server and who we are.
+    pub(super) config: Config,
+    /// Whether and how HTTP/2 is spoken.
+    pub(super) http2: Http2,
+    /// What counts the requests.
+    pub(super) metrics: RequestMetrics,
+}
+
+/// Returns a client for these settings, through `proxy` if there is one.
 ///
 /// It is put together here rather than by `Client::try_from`, for things that
 /// the latter has not: HTTP/2, TCP keep-alive, no retries of its own (they would
@@ -83,13 +93,8 @@ impl Http2 {
 ///
 /// # Errors
 /// When credentials or certificates cannot be used.
-pub(super) fn client(
-    mut config: Config,
-    proxy: Option<Proxy>,
-    http2: Http2,
-    metrics: RequestMetrics,
-) -> Result<Client, BoxError> {
-    config.headers.push((
+pub(super) fn client(mut settings: Settings, proxy: Option<Proxy>) -> Result<Client, BoxError> {
+    settings.config.headers.push((
         HeaderName::from_static("user-agent"),
         HeaderValue::from_static(concat!("tripod/", env!("CARGO_PKG_VERSION"))),
     ));
@@ -102,37 +107,29 @@ pub(super) fn client(
     tcp.set_keepalive_retries(Some(PROBES));
     tcp.set_tcp_user_timeout(Some(PROBE_AFTER + PROBE_EVERY * PROBES));
     let Some(proxy) = proxy else {
-        return over(tcp, config, http2, metrics);
+        return over(tcp, settings);
     };
     match proxy.kind {
-        ProxyKind::Http => through(tcp, &proxy, config, http2, metrics),
+        ProxyKind::Http => through(tcp, &proxy, settings),
         ProxyKind::Https => {
             // The server's CA and our certificate for it are none of the proxy's.
             let tls = Config::new(proxy.url.clone()).rustls_client_config()?;
             let tls = HttpsConnectorBuilder::new().with_tls_config(tls);
             let tls = tls.https_only().enable_http1().wrap_connector(tcp);
-            through(tls, &proxy, config, http2, metrics)
+            through(tls, &proxy, settings)
         }
         ProxyKind::Socks5 => {
             let socks = SocksV5::new(proxy.url, tcp);
             match proxy.user {
-                Some((name, password)) => {
-                    over(socks.with_auth(name, password), config, http2, metrics)
-                }
-                None => over(socks, config, http2, metrics),
+                Some((name, password)) => over(socks.with_auth(name, password), settings),
+                None => over(socks, settings),
             }
         }
     }
 }
 
 /// Returns a client through an HTTP proxy that `connector` leads to.
-fn through<C>(
-    connector: C,
-    proxy: &Proxy,
-    mut config: Config,
-    http2: Http2,
-    metrics: RequestMetrics,
-) -> Result<Client, BoxError>
+fn through<C>(connector: C, proxy: &Proxy, mut settings: Settings) -> Result<Client, BoxError>
 where
     C: Service<Uri> + Clone + Send + Sync + 'static,
     C::Response: Connection + Read + Write + Send + Unpin + 'static,
@@ -141,6 +138,7 @@ where
 {
     let authorization = proxy.authorization();
     let url = proxy.url.clone();
+    let config = &mut settings.config;
     if config.cluster_url.scheme() != Some(&Scheme::HTTPS) {
         let header = authorization.map(|value| (PROXY_AUTHORIZATION, value));
         config.headers.extend(header);
@@ -148,28 +146,28 @@ where
             connector,
             proxy: url,
         };
-        return over(forward, config, http2, metrics);
+        return over(forward, settings);
     }
     let tunnel = Tunnel::new(url, connector);
     match authorization {
-        Some(value) => over(tunnel.with_auth(value), config, http2, metrics),
-        None => over(tunnel, config, http2, metrics),
+        Some(value) => over(tunnel.with_auth(value), settings),
+        None => over(tunnel, settings),
     }
 }
 
 /// Returns a client over the connections that `connector` makes.
-fn over<C>(
-    connector: C,
-    config: Config,
-    http2: Http2,
-    metrics: RequestMetrics,
-) -> Result<Client, BoxError>
+fn over<C>(connector: C, settings: Settings) -> Result<Client, BoxError>
 where
     C: Service<Uri> + Clone + Send + Sync + 'static,
     C::Response: Connection + Read + Write + Send + Unpin + 'static,
     C::Future: Send + 'static,
     C::Error: Into<BoxError>,
 {
+    let Settings {
+        config,
+        http2,
+        metrics,
+    } = settings;
     let compression = DecompressionLayer::new().gzip(!config.disable_compression);
     let http = HttpClient::builder(TokioExecutor::new())
         .timer(TokioTimer::new())

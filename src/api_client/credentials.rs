@@ -118,8 +118,12 @@ pub(super) async fn load(
     };
     // This program's own value counts.
     config.proxy_url = None;
-    let metrics = metrics.clone();
-    let client = move || connect::client(config, proxy, Http2::of_this_process(), metrics);
+    let settings = connect::Settings {
+        config,
+        http2: Http2::of_this_process(),
+        metrics: metrics.clone(),
+    };
+    let client = move || connect::client(settings, proxy);
     // It may read the system's certificates.
     let client = tokio::task::spawn_blocking(client).await;
     Ok(Loaded {

@@ -8,7 +8,6 @@ use std::{
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::Format;
 use crate::status_api::SOCKET;
 
 /// A question to the running proxy.
@@ -203,13 +202,11 @@ pub(super) fn output<const FORMATS: usize>(formats: [&'static str; FORMATS]) -> 
         .help("How it is printed")
 }
 
-/// Returns the one that was chosen of table, JSON and YAML.
-pub(super) fn format(matches: &ArgMatches) -> Format {
-    match matches.get_one::<String>("output").map(String::as_str) {
-        Some("json") => Format::Json,
-        Some("yaml") => Format::Yaml,
-        _ => Format::Table,
-    }
+/// Returns what the flag of [`output`] chose.
+pub(super) fn chosen(matches: &ArgMatches) -> Output {
+    let output = matches.try_get_one::<String>("output").ok().flatten();
+    let output = output.and_then(|given| Output::ALL.into_iter().find(|(name, _)| name == given));
+    output.map_or(Output::Table, |(_, output)| output)
 }
 
 /// Returns namespace and name.
@@ -233,9 +230,7 @@ fn selected(text: &str) -> Result<(String, Option<String>), String> {
 /// # Errors
 /// When parts of it do not go together.
 pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>, String> {
-    let output = matches.try_get_one::<String>("output").ok().flatten();
-    let output = output.and_then(|given| Output::ALL.into_iter().find(|(name, _)| name == given));
-    let output = output.map_or(Output::Table, |(_, output)| output);
+    let output = chosen(matches);
     let question = match subcommand {
         "status" => Question::Status,
         "diff" => Question::Diff,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
-use super::{Format, ask};
+use super::{Output, ask};
 
 /// What is to be compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Migrate {
     /// Whether this machine is the node.
     pub machine: Machine,
     /// How the differences are printed.
-    pub format: Format,
+    pub output: Output,
 }
 
 /// Where kube-proxy's configuration is.
@@ -103,6 +103,6 @@ pub(super) fn read(matches: &ArgMatches) -> Migrate {
         } else {
             Machine::Node
         },
-        format: ask::format(matches),
+        output: ask::chosen(matches),
     }
 }

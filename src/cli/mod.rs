@@ -26,7 +26,7 @@ pub use self::{
     ask::{Ask, Output, Question, Repeat},
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
-    settings::{Format, Job, Settings},
+    settings::{Job, Settings},
 };
 
 const ABOUT: &str = "\
@@ -182,7 +182,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     }
     let (subcommand, matches) = match asked {
         Some(("render", matches)) => (Some(Subcommand::Render), matches),
-        Some(("probe", matches)) => (Some(Subcommand::Probe(ask::format(matches))), matches),
+        Some(("probe", matches)) => (Some(Subcommand::Probe(ask::chosen(matches))), matches),
         Some((_, matches)) => (Some(Subcommand::Cleanup), matches),
         None => (None, &matches),
     };

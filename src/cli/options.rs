@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Ask, Format, Migrate};
+use super::{Ask, Migrate, Output};
 use crate::{
     config::KubeProxyConfiguration,
     kernel::probe::LeaveOut,
@@ -153,7 +153,7 @@ pub(super) struct CommandLine {
 pub(super) enum Subcommand {
     Cleanup,
     Render,
-    Probe(Format),
+    Probe(Output),
     Ask(Ask),
     Migrate(Migrate),
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Ask, Migrate, Own, Stop, Version, flags,
+    Ask, Migrate, Output, Own, Stop, Version, flags,
     options::{CommandLine, Subcommand},
 };
 use crate::config::{
@@ -36,17 +36,6 @@ pub struct Settings {
     pub flags: Vec<(&'static str, String)>,
 }
 
-/// How something is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Lines that people read.
-    Table,
-    /// An object that other programs read.
-    Json,
-    /// The same as YAML.
-    Yaml,
-}
-
 /// The job to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Job {
@@ -58,7 +47,7 @@ pub enum Job {
     /// Remove what was ever installed, and exit.
     Cleanup,
     /// Print which modes can run here, and exit.
-    Probe(Format),
+    Probe(Output),
     /// Print what the mode would put into the kernel for the objects in this
     /// folder of manifests, and exit.
     Render(PathBuf),

@@ -17,7 +17,7 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
-    /// modprobe(8) failed.
+    /// modprobe(8) ended with an error.
     #[error("module {name} could not be loaded: {message}")]
     Failed {
         /// Name of the module.

@@ -57,8 +57,7 @@ fn reasons(port: &ServicePort) -> Option<Reason> {
 /// # Errors
 /// Only those of `text`.
 pub fn render(map: &ServiceMap, addresses: &[IpAddr], text: &mut impl Write) -> fmt::Result {
-    let mut ports: Vec<_> = map.iter().filter(|port| port.node_port.is_some()).collect();
-    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    let ports = map.sorted();
     for address in addresses {
         let family = Family::of(address);
         for port in ports.iter().filter(|port| port.name.family == family) {

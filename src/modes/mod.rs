@@ -7,6 +7,7 @@ pub mod explain;
 pub mod iptables;
 pub mod ipvs;
 pub mod localhost;
+mod masquerade;
 mod metrics;
 pub mod nftables;
 pub mod offloaded;

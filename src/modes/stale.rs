@@ -143,11 +143,10 @@ impl StaleFlows {
         changes: &Changes,
         metrics: &dyn Metrics,
     ) {
-        let again = changes.full || changes.retry;
-        let mut matches = match again {
-            true => std::mem::take(&mut self.waiting),
-            false => Vec::new(),
-        };
+        let mut matches = Vec::new();
+        if changes.full || changes.retry {
+            matches.append(&mut self.waiting);
+        }
         matches.extend(self::matches(family, map, &changes.stale_udp));
         for failed in forget(family, matches, metrics).await {
             if !self.waiting.contains(&failed) {
@@ -217,11 +216,8 @@ async fn forget(family: Family, matches: Vec<Match>, metrics: &dyn Metrics) -> V
                  that is gone, because we {error}; the kernel needs nf_conntrack_netlink, and \
                  Tripod CAP_NET_ADMIN"
             );
-            if failure.is_lasting {
-                Vec::new()
-            } else {
-                failure.matches
-            }
+            let again = !failure.is_lasting;
+            again.then_some(failure.matches).unwrap_or_default()
         }
     }
 }

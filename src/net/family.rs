@@ -52,6 +52,22 @@ impl Family {
         }
     }
 
+    /// Returns the address that a program calls to reach its own node.
+    pub const fn localhost(self) -> IpAddr {
+        match self {
+            Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        }
+    }
+
+    /// Returns the address that stands for all of the family, or for none.
+    pub const fn unspecified(self) -> IpAddr {
+        match self {
+            Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        }
+    }
+
     /// `AF_INET` or `AF_INET6`.
     pub(crate) fn number(self) -> u8 {
         match self {

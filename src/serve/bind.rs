@@ -1,7 +1,7 @@
 //! Listens on an address, and tries again while another program has it.
 
 use std::{
-    io,
+    fmt, io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -43,32 +43,47 @@ impl Bind {
     /// names what is to be served.
     pub(super) async fn listen(self, what: &'static str) -> Result<TcpListener, BindError> {
         let address = self.address;
-        let mut logged = LogOnce::default();
-        loop {
-            let source = match bind(address) {
-                Ok(listener) => {
-                    if logged.end() {
-                        tracing::info!("serving {what} on {address} now");
-                    }
-                    return Ok(listener);
-                }
-                Err(source) => source,
-            };
-            let error = BindError {
+        let bind = || {
+            bind(address).map_err(|source| BindError {
                 what,
                 address,
                 source,
-            };
-            if self.hard_fail {
-                return Err(error);
-            }
-            let text = error.to_string();
-            if logged.differs(&text) {
-                let seconds = BIND_AGAIN.as_secs();
-                tracing::error!("{text}; trying again every {seconds} s");
-            }
-            tokio::time::sleep(BIND_AGAIN).await;
+            })
+        };
+        if self.hard_fail {
+            return bind();
         }
+        let log = |error: &BindError| {
+            let seconds = BIND_AGAIN.as_secs();
+            tracing::error!("{error}; trying again every {seconds} s");
+        };
+        let serving = format!("serving {what} on {address}");
+        Ok(until_open(bind, BIND_AGAIN, log, &serving).await)
+    }
+}
+
+/// Opens something by `open`, trying again after each `pause` until it succeeds. An error
+/// is given to `log` unless it is the one before; `serving` says in the log what goes on
+/// after some.
+pub(super) async fn until_open<T, E: fmt::Display>(
+    open: impl Fn() -> Result<T, E>,
+    pause: Duration,
+    log: impl Fn(&E),
+    serving: &str,
+) -> T {
+    let mut logged = LogOnce::default();
+    loop {
+        match open() {
+            Ok(opened) => {
+                if logged.end() {
+                    tracing::info!("{serving} now");
+                }
+                return opened;
+            }
+            Err(error) if logged.differs(&error.to_string()) => log(&error),
+            Err(_) => {}
+        }
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -13,7 +13,7 @@ use nix::sys::stat::{Mode, fchmod};
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::UnixListener;
 
-use crate::log_once::LogOnce;
+use super::bind::until_open;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 32;
@@ -23,29 +23,16 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Returns a listener at `path`, trying again until it can be opened.
 pub(super) async fn listen(path: PathBuf) -> UnixListener {
-    let mut logged = LogOnce::default();
-    loop {
-        match open(&path) {
-            Ok(listener) => {
-                if logged.end() {
-                    tracing::info!("answering at {} now", path.display());
-                }
-                return listener;
-            }
-            Err(error) => {
-                let text = error.to_string();
-                if logged.differs(&text) {
-                    tracing::warn!(
-                        "the unix socket {} cannot be opened: {text}; tripod status and tripod \
-                         services get no answer there. Traffic is carried all the same. \
-                         --status-socket names another path, or none",
-                        path.display()
-                    );
-                }
-            }
-        }
-        tokio::time::sleep(AGAIN).await;
-    }
+    let log = |error: &io::Error| {
+        tracing::warn!(
+            "the unix socket {} cannot be opened: {error}; tripod status and tripod services get \
+             no answer there. Traffic is carried all the same. --status-socket names another \
+             path, or none",
+            path.display()
+        );
+    };
+    let serving = format!("answering at {}", path.display());
+    until_open(|| open(&path), AGAIN, log, &serving).await
 }
 
 /// Opens the socket, in a folder that is made if there is none.

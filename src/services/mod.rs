@@ -83,6 +83,13 @@ impl ServiceMap {
         self.ports.values()
     }
 
+    /// Returns all ServicePorts, sorted by name.
+    pub fn sorted(&self) -> Vec<&Arc<ServicePort>> {
+        let mut ports: Vec<_> = self.iter().collect();
+        ports.sort_by(|a, b| a.name.cmp(&b.name));
+        ports
+    }
+
     /// Returns a reference to the ServicePorts as they are now, which stays as it is
     /// when they change. While it lasts the next change copies the table; one that is
     /// not to cost that is weak.

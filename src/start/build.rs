@@ -16,25 +16,11 @@ use crate::{
         offloaded::Offloaded,
         userspace::{self, Capture, Counters, NodePortRelay, RelayMetrics, Userspace, capture},
     },
-    net::{self, Family, ModeName},
+    net::{Family, ModeName},
     node::{self, NodePorts},
     runner::metrics::Metrics,
     sched::SchedulerName,
 };
-
-/// Returns how userspace mode distinguishes pods from other clients.
-fn detect_local(configured: &net::DetectLocal) -> userspace::DetectLocal {
-    match configured {
-        net::DetectLocal::ClusterCidr(cidrs) => userspace::DetectLocal::Within(cidrs.clone()),
-        net::DetectLocal::NodeCidr => userspace::DetectLocal::PodCidrs,
-        net::DetectLocal::BridgeInterface(name) => {
-            userspace::DetectLocal::Through(userspace::Links::Named(name.clone()))
-        }
-        net::DetectLocal::InterfaceNamePrefix(prefix) => {
-            userspace::DetectLocal::Through(userspace::Links::Prefixed(prefix.clone()))
-        }
-    }
-}
 
 /// The settings and the parts of this node from which modes are built.
 pub(super) struct NodeContext<'a> {
@@ -138,7 +124,7 @@ impl NodeContext<'_> {
             udp_timeout: settings.own.udp_timeout,
             scheduler: effective.scheduler,
             node_ports: Arc::clone(self.node_ports),
-            detect_local: detect_local(&effective.detect_local),
+            detect_local: effective.detect_local.clone(),
             workers: userspace::workers(settings.own.workers),
             transparent: settings.own.transparent,
             dial: userspace::DialLimits {

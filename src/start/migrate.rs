@@ -8,7 +8,7 @@ use std::{
 
 use super::probe;
 use crate::{
-    cli::{Format, Machine, Migrate, Settings},
+    cli::{Machine, Migrate, Output, Settings},
     kernel::{probe::Kernel, xtables::Engine},
     migrate::{self, Chosen, Report, differences, origin, state},
     modes::verdict,
@@ -23,7 +23,7 @@ const FAILED: u8 = 2;
 /// Prints what differs. Returns the status to exit with.
 pub(super) async fn check(asked: &Migrate) -> ExitCode {
     let printed = match report(asked).await {
-        Ok(report) => text(&report, asked.format).map(|text| (text, report.differs())),
+        Ok(report) => text(&report, asked.output).map(|text| (text, report.differs())),
         Err(error) => Err(error),
     };
     match printed {
@@ -82,12 +82,12 @@ fn engines(kernel: &Kernel) -> Vec<(Family, Engine)> {
     Family::ALL.into_iter().filter_map(of).collect()
 }
 
-fn text(report: &Report, format: Format) -> Result<String, String> {
-    match format {
-        Format::Table => Ok(migrate::table(report)),
-        Format::Json => serde_json::to_string_pretty(report)
+fn text(report: &Report, output: Output) -> Result<String, String> {
+    match output {
+        Output::Table | Output::Wide => Ok(migrate::table(report)),
+        Output::Json => serde_json::to_string_pretty(report)
             .map(|text| text + "\n")
             .map_err(|e| e.to_string()),
-        Format::Yaml => serde_saphyr::to_string(report).map_err(|e| e.to_string()),
+        Output::Yaml => serde_saphyr::to_string(report).map_err(|e| e.to_string()),
     }
 }

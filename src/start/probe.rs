@@ -2,28 +2,29 @@
 
 use std::{io::Write, path::Path, thread, time::Duration};
 
-use tokio::{sync::oneshot, time::sleep};
+use tokio::sync::oneshot;
 
 use super::Done;
 use crate::{
-    cli::{Format, Settings},
+    backoff::Backoff,
+    cli::{Output, Settings},
     kernel::probe::{Attempt, Examination, Findings, Kernel, Scope, findings},
     modes::verdict::{self, Choice, ModeRequirements},
     net::ModeName,
 };
 
 /// Prints what each mode would miss here.
-pub(super) fn print(settings: &Settings, format: Format) -> Done {
+pub(super) fn print(settings: &Settings, output: Output) -> Done {
     let requirements = ModeRequirements {
         transparent: true,
         ..requirements(settings)
     };
     let kernel = examine_last(&requirements).leaving_out(&settings.own.without);
     let verdicts = verdict::verdicts(&kernel, &requirements);
-    let text = match format {
-        Format::Json => format!("{:#}\n", verdict::json(&verdicts)),
-        Format::Yaml => serde_saphyr::to_string(&verdict::json(&verdicts))?,
-        Format::Table => verdict::table(&verdicts),
+    let text = match output {
+        Output::Json => format!("{:#}\n", verdict::json(&verdicts)),
+        Output::Yaml => serde_saphyr::to_string(&verdict::json(&verdicts))?,
+        Output::Table | Output::Wide => verdict::table(&verdicts),
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
@@ -60,7 +61,7 @@ async fn examined(
 ) -> Result<Kernel, String> {
     let (sender, receiver) = oneshot::channel();
     let requirements = requirements.clone();
-    let work = move || sender.send(examine(&requirements, scope, attempt));
+    let work = move || drop(sender.send(examine(&requirements, scope, attempt)));
     let spawned = thread::Builder::new().spawn(work);
     spawned.map_err(|error| format!("no thread to examine it: {error}"))?;
     let ended = |_| "its examination came to no end".to_owned();
@@ -140,7 +141,8 @@ const PATIENCE: u32 = 6;
 pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     let requirements = requirements(settings);
     let configured = settings.effective.mode;
-    let (mut attempts, mut pause, mut logged) = (0, PAUSE, false);
+    let (mut attempts, mut logged) = (0, false);
+    let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
     // A node in nftables mode needs no programs, not even to find that out.
     let mut scope = match configured {
         ModeName::Nftables => Scope::WithoutPrograms,
@@ -178,10 +180,9 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
         if !std::mem::replace(&mut logged, true) {
             tracing::warn!("{unknown}; trying again, nothing is changed before it is known");
         } else {
-            tracing::debug!("{unknown}; trying again in {pause:?}");
+            tracing::debug!("{unknown}; trying again");
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        backoff.wait().await;
     }
 }
 

@@ -144,7 +144,7 @@ fn others_than_the_node_are_refused() {
 /// One that asks, or does not even ask, again and again keeps no other client out, and
 /// costs a bounded number of descriptors.
 #[test]
-fn many_clients_keep_nobody_out() {
+fn many_idle_clients_take_few_descriptors_and_others_are_answered() {
     Lab::run(|lab| {
         lab.publish_all(&Service::new("web", 1));
         let running = started(lab, &[]);

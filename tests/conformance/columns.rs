@@ -48,7 +48,7 @@ pub struct Column {
     /// What the table and the tests call it, with the kernel.
     pub name: &'static str,
     pub kernel: Kernel,
-    /// `--proxy-mode`.
+    /// What `--proxy-mode` asks for.
     pub asked: &'static str,
     /// What `/proxyMode` has to say then: an unexpected fall-back is a failure.
     pub mode: &'static str,

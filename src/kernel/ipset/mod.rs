@@ -43,7 +43,7 @@ const MAX_MEMBERS: u32 = 65_536;
 /// What the members of a set are made of, as ipset(8) names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Addresses: `hash:ip`.
+    /// `hash:ip`: single addresses.
     Ip,
     /// Addresses with a protocol and port: `hash:ip,port`.
     IpPort,
@@ -51,7 +51,7 @@ pub enum Kind {
     IpPortIp,
     /// The same with a network: `hash:ip,port,net`.
     IpPortNet,
-    /// Networks: `hash:net`.
+    /// `hash:net`: networks, of which the longest prefix counts.
     Net,
     /// Ports, of which all fit: `bitmap:port`.
     Port,

@@ -26,7 +26,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 pub struct Message<'a> {
     /// Message type (`nlmsg_type`).
     pub kind: u16,
-    /// Flags, `NLM_F_*`.
+    /// The flags `NLM_F_*` of its header.
     pub flags: u16,
     /// Sequence number of the request it answers; 0 in notifications.
     pub sequence: u32,

@@ -1,7 +1,7 @@
 //! A netlink socket: sends requests, and collects their answers.
 
 use std::{
-    io,
+    fmt, io,
     os::fd::{AsRawFd, RawFd},
 };
 
@@ -47,6 +47,12 @@ pub struct Socket {
     pub(super) sequence: u32,
     pub(super) buffer: Box<[u8]>,
     private: PrivateErrors,
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").finish_non_exhaustive()
+    }
 }
 
 /// Returns the meaning of an error number that is not the system's; `None`:

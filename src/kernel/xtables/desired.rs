@@ -102,6 +102,17 @@ pub enum Place {
     End,
 }
 
+impl FixedChain {
+    /// Returns a chain that holds these rules and no others.
+    pub fn exactly(table: Table, name: &'static str, rules: Vec<Rule>) -> FixedChain {
+        FixedChain {
+            table,
+            name: name.into(),
+            contents: Contents::Exactly(rules),
+        }
+    }
+}
+
 impl Contents {
     /// Returns the rules, in the order in which they come to an empty chain.
     pub fn rules(&self) -> &[Rule] {

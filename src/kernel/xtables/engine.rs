@@ -11,8 +11,13 @@ use std::{ffi::OsStr, fs, path::Path};
 use nix::libc::IPPROTO_RAW;
 use socket2::{Domain, Protocol, Type};
 
-use super::{Error, Family, Xtables, features::Features, rule::Table, words::Line};
-use crate::kernel::nftables;
+use super::{
+    Error, Family, Xtables,
+    features::{self, Features},
+    rule::Table,
+    words::Line,
+};
+use crate::kernel::{netlink, nftables};
 
 /// Which of the kernel's two engines a program speaks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,8 +35,8 @@ const TABLES: [&str; 4] = ["mangle", "filter", "nat", "raw"];
 /// Chains that are read in a moment.
 const MANY: usize = 2_000;
 
-/// What speaks for an engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What speaks for an engine. A hint is worth more than any number of rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Signs {
     hint: bool,
     rules: usize,
@@ -76,8 +81,7 @@ impl Engine {
                     found.push(table);
                 }
             };
-            let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, each));
-            if listed.is_ok() {
+            if list_chains(family, each).is_ok() {
                 return found;
             }
         }
@@ -113,6 +117,17 @@ impl Search<'_> {
     pub(super) fn known(&self, engine: Engine) -> Option<Features> {
         self.known.and_then(|known| known(self.family, engine))
     }
+}
+
+/// Hands the chains of `family` that nf_tables has to `each`, without their rules.
+///
+/// # Errors
+/// When it cannot be asked.
+pub(super) fn list_chains(
+    family: Family,
+    each: impl FnMut(nftables::ListedChain),
+) -> Result<(), netlink::Error> {
+    nftables::Rules::open()?.chains(family, each)
 }
 
 /// Whether this process may use `engine`, where it is known to work.
@@ -227,10 +242,10 @@ impl Xtables {
         };
         if engine == Engine::NfTables {
             // What cannot be asked is found out by the first sync.
-            let _ = nftables::Rules::open().and_then(|mut rules| rules.chains(self.family, count));
+            let _ = list_chains(self.family, count);
         }
         if (1..MANY).contains(&chains)
-            && let Err(error @ Error::Incompatible { .. }) = self.read_all(|_| {}).await
+            && let Err(error @ Error::Incompatible { .. }) = self.read(None, |_| {}).await
         {
             return Err(error);
         }
@@ -248,7 +263,7 @@ impl Xtables {
                 None => {}
             };
             // What can never be read shows no sign.
-            let read = self.read(table, each).await;
+            let read = self.read(Some(table), each).await;
             if let Err(error) = read
                 && error.is_unanswered()
             {
@@ -292,8 +307,7 @@ fn listed(family: Family) -> Result<Signs, Error> {
             signs.hint |= HINTS.contains(&chain.chain.name.as_str());
         }
     };
-    let listed = nftables::Rules::open().and_then(|mut rules| rules.chains(family, each));
-    match listed {
+    match list_chains(family, each) {
         Err(error) if error.is_passing() => Err(Error::Unknown {
             family,
             reason: error.to_string(),
@@ -303,16 +317,11 @@ fn listed(family: Family) -> Result<Signs, Error> {
     }
 }
 
-/// Index of the engine to use, the node owner's choice first.
+/// Returns the index of the engine to use, the node owner's choice first.
 fn preferred(found: &[Signs]) -> usize {
-    let mut best = 0;
-    for (at, signs) in found.iter().enumerate() {
-        let than = found.get(best).copied().unwrap_or_default();
-        if (signs.hint, signs.rules) > (than.hint, than.rules) {
-            best = at;
-        }
-    }
-    best
+    let best = found.iter().max();
+    best.and_then(|best| found.iter().position(|signs| signs == best))
+        .unwrap_or(0)
 }
 
 /// Tries the one thing without which there is nothing to choose: nat rules, of
@@ -324,11 +333,9 @@ async fn works(xtables: &Xtables, engine: Engine) -> Result<(), Error> {
     if engine == Engine::Legacy {
         xtables.try_lock().await?;
     }
-    let to = match xtables.family {
-        Family::V4 => "192.0.2.1:1",
-        Family::V6 => "[2001:db8::1]:1",
-    };
-    let dnat = format!("-p tcp -j DNAT --to-destination {to}");
+    let dnat = features::dnat(xtables.family)
+        .words(xtables.family)
+        .to_string();
     match xtables.try_rule("nat", &dnat).await {
         Ok(()) => Ok(()),
         // It did not run to its end, and would not the next time, or not now.
@@ -418,7 +425,7 @@ mod tests {
     fn a_table_that_iptables_cannot_read_is_not_taken_for_an_empty_one() {
         after(OF_NFT, async || {
             let nft = of(Engine::NfTables).await;
-            let read = nft.read("nat", |_| {}).await;
+            let read = nft.read(Some("nat"), |_| {}).await;
             assert!(matches!(read, Err(Error::Incompatible { .. })), "{read:?}");
             let saved = nft.saved("nat").await;
             assert!(
@@ -454,7 +461,7 @@ mod tests {
             let legacy = of(Engine::Legacy).await;
             let tried = async {
                 works(&legacy, Engine::Legacy).await.unwrap();
-                super::super::features::probe(&legacy).await
+                features::probe(&legacy).await
             };
             let features = tokio::time::timeout(Duration::from_secs(4), tried).await;
             let features = features.expect("it waits for the lock").there;

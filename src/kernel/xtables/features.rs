@@ -3,6 +3,8 @@
 //! Found out by trying, in a network namespace that goes again: one run of the
 //! program where nothing is missing, one more for each feature otherwise.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use super::{
     Error, Family, SCRATCH, Xtables,
     rule::{Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
@@ -32,11 +34,17 @@ pub(in crate::kernel) fn account(family: Family) -> &'static str {
     }
 }
 
-fn probes(family: Family) -> Vec<Probe> {
-    let to = match family {
-        Family::V4 => "192.0.2.1:1",
-        Family::V6 => "[2001:db8::1]:1",
+/// Returns a rule that leads to an address of documentation (RFC 5737, RFC 3849).
+pub(super) fn dnat(family: Family) -> Rule {
+    let to: IpAddr = match family {
+        Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
     };
+    let rule = Rule::new().protocol(Protocol::Tcp);
+    rule.target(Target::Dnat((to, 1).into()))
+}
+
+fn probes(family: Family) -> Vec<Probe> {
     let list = || SCRATCH.to_owned();
     let with = |one| Rule::new().with(one).target(Target::Return);
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
@@ -95,14 +103,11 @@ fn probes(family: Family) -> Vec<Probe> {
         ),
         (
             Table::Nat,
-            with(Match::DestinationPort(Protocol::Sctp, 1)).protocol(Protocol::Sctp),
+            with(Match::DestinationPorts(Protocol::Sctp, 1..=1)).protocol(Protocol::Sctp),
             Extension::Sctp,
         ),
     ];
-    if let Ok(to) = to.parse() {
-        let rule = Rule::new().protocol(Protocol::Tcp).target(Target::Dnat(to));
-        probes.push((Table::Nat, rule, Extension::Dnat));
-    }
+    probes.push((Table::Nat, dnat(family), Extension::Dnat));
     // The kernel loads br_netfilter for this match, which would change how
     // bridges treat every packet; where it is not loaded, nothing comes to
     // iptables through a bridge's port.
@@ -144,6 +149,16 @@ impl Probed {
         }
     }
 
+    /// A rule that counts was refused because there was no counter for it.
+    fn without_account(&mut self, error: Option<netlink::Error>) {
+        if let Some(error) = error.filter(netlink::Error::is_passing)
+            && !self.there.contains(Extension::Nfacct)
+        {
+            self.unknown.insert(Extension::Nfacct);
+            self.why.get_or_insert(error.to_string());
+        }
+    }
+
     fn record(&mut self, feature: Extension, tried: Result<(), Error>) {
         match tried {
             Ok(()) => self.there.insert(feature),
@@ -167,62 +182,53 @@ pub async fn probe(xtables: &Xtables) -> Probed {
     }
 }
 
-/// In a namespace in which nothing matters.
+/// In a namespace in which nothing matters: all at once, and one by one where something is
+/// missing.
 async fn in_scratch(xtables: &Xtables) -> Probed {
     let account = nfacct::create(&[account(xtables.family())]);
-    let probes = probes(xtables.family());
     let mut batch = String::new();
     for table in Table::ALL {
         batch += &format!("*{table}\n:{SCRATCH} - [0:0]\n");
-        for (_, rule, _) in probes.iter().filter(|(of, ..)| *of == table) {
+        for (_, rule, _) in probes(xtables.family())
+            .iter()
+            .filter(|(of, ..)| *of == table)
+        {
             batch += &format!("-A {SCRATCH} {}\n", rule.words(xtables.family()));
         }
         batch += "COMMIT\n";
     }
     let all = xtables.tried(&batch).await.is_ok();
+    one_by_one(xtables, all, account).await
+}
+
+/// Among the node's own rules, in a chain that goes again.
+async fn here(xtables: &Xtables) -> Probed {
+    let account = account(xtables.family());
+    let created = nfacct::create(&[account]);
+    let is_created = created.is_ok();
+    let probed = one_by_one(xtables, false, created).await;
+    if is_created {
+        let _ = nfacct::delete(account);
+    }
+    probed
+}
+
+/// Tries each feature, unless `all` but sets are known to be there. `account`: what came of
+/// making the counter.
+async fn one_by_one(xtables: &Xtables, all: bool, account: Result<(), netlink::Error>) -> Probed {
     let mut probed = Probed::known(Features::NONE);
-    for (table, rule, feature) in probes {
-        let line = format!("-A {SCRATCH} {}", rule.words(xtables.family()));
-        let alone = format!("*{table}\n:{SCRATCH} - [0:0]\n{line}\nCOMMIT\n");
+    for (table, rule, feature) in probes(xtables.family()) {
+        let words = rule.words(xtables.family()).to_string();
         let tried = if all {
             Ok(())
         } else {
-            xtables.tried(&alone).await
+            xtables.check(table.name(), &words).await
         };
         probed.record(feature, tried);
     }
     probed.without_account(account.err());
     probed.record(Extension::Set, knows_sets(xtables).await);
     probed
-}
-
-/// Among the node's own rules, in a chain that goes again.
-async fn here(xtables: &Xtables) -> Probed {
-    let mut probed = Probed::known(Features::NONE);
-    let account = account(xtables.family());
-    let created = nfacct::create(&[account]);
-    for (table, rule, feature) in probes(xtables.family()) {
-        let words = rule.words(xtables.family()).to_string();
-        probed.record(feature, xtables.check(table.name(), &words).await);
-    }
-    if created.is_ok() {
-        let _ = nfacct::delete(account);
-    }
-    probed.without_account(created.err());
-    probed.record(Extension::Set, knows_sets(xtables).await);
-    probed
-}
-
-impl Probed {
-    /// A rule that counts was refused because there was no counter for it.
-    fn without_account(&mut self, error: Option<netlink::Error>) {
-        if let Some(error) = error.filter(netlink::Error::is_passing)
-            && !self.there.contains(Extension::Nfacct)
-        {
-            self.unknown.insert(Extension::Nfacct);
-            self.why.get_or_insert(error.to_string());
-        }
-    }
 }
 
 /// Finds out whether rules in table mangle can mark packets for transparent sockets, for

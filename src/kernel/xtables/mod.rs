@@ -14,7 +14,7 @@
 //! ```
 //! use tripod::{
 //!     kernel::xtables::{
-//!         desired::{Contents, FixedChain, Jump, Place, RuleSet},
+//!         desired::{FixedChain, Jump, Place, RuleSet},
 //!         difference::difference,
 //!         observed::{Interest, Observed},
 //!         rule::{Rule, Table, Target},
@@ -23,11 +23,11 @@
 //! };
 //!
 //! let desired = RuleSet {
-//!     chains: vec![FixedChain {
-//!         table: Table::Nat,
-//!         name: "OURS".into(),
-//!         contents: Contents::Exactly(vec![Rule::new().target(Target::Return)]),
-//!     }],
+//!     chains: vec![FixedChain::exactly(
+//!         Table::Nat,
+//!         "OURS",
+//!         vec![Rule::new().target(Target::Return)],
+//!     )],
 //!     jumps: vec![Jump {
 //!         table: Table::Nat,
 //!         from: "OUTPUT",
@@ -90,15 +90,16 @@ use self::{
     rule::Table,
 };
 use super::scratch::{self, NoScratch};
-use crate::net::Family;
+use crate::{backoff::Backoff, net::Family};
 
 /// The chain that probes make and delete again; also the name of a set that
 /// exists nowhere: what complains about that knows sets.
 pub(super) const SCRATCH: &str = "TRIPOD-PROBE";
-/// How often a rule is tried that fails for a passing reason.
+/// How often a batch is tried that fails for a passing reason.
 const TRIALS: u32 = 6;
 /// Before it is tried again: at first, then twice as long each time.
-const TRIAL_PAUSE: Duration = Duration::from_millis(10);
+const TRIAL_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Longer than any reading takes. iptables-nft-save begins again whenever
 /// anything changed while it read: beside a busy writer it may never
 /// come to an end, and is better tried again later.
@@ -223,17 +224,12 @@ impl Xtables {
     /// nothing of that, and who holds the lock is waited for, however long it
     /// takes.
     async fn tried(&self, batch: &str) -> Result<(), Error> {
-        let mut trials = 1..TRIALS;
-        let mut pause = TRIAL_PAUSE;
+        let mut trials = Trials::new();
         loop {
             match self.restore_once(batch).await {
                 Err(error) if error.is_lock() => tracing::warn!("{error}; waiting for it"),
-                Err(error)
-                    if (error.is_passing() || error.is_unstarted()) && trials.next().is_some() =>
-                {
-                    tracing::debug!("tried again: {error}");
-                    tokio::time::sleep(pause).await;
-                    pause *= 2;
+                Err(error) if error.is_passing() || error.is_unstarted() => {
+                    trials.again(error).await?;
                 }
                 done => return done,
             }
@@ -245,42 +241,22 @@ impl Xtables {
     pub(crate) async fn saved(&self, table: &str) -> Result<String, Error> {
         let mut saved = String::new();
         let each = |line: &str| saved += &format!("{line}\n");
-        self.read(table, each).await?;
+        self.read(Some(table), each).await?;
         Ok(saved)
     }
 
-    fn compatible(&self, with: Option<Table>) -> Result<(), Error> {
-        with.map_or(Ok(()), |table| {
-            Err(Error::Incompatible {
-                program: self.save.name.clone(),
-                table,
-            })
-        })
-    }
-
     /// Hands the rules of `table` to `each`, in the format of `iptables-save` and
-    /// line by line: a node may have a hundred thousand of them.
+    /// line by line: a node may have a hundred thousand of them. `None`: of all tables that
+    /// there are; each begins with a line of a star and its name.
     ///
     /// # Errors
     /// What the program wrote as its error; lines may have been handed out before.
-    pub async fn read(&self, table: &str, each: impl FnMut(&str)) -> Result<(), Error> {
-        self.read_with(&["-t", table], each).await
-    }
-
-    /// As [`read`](Self::read), of all tables that there are; each begins with a
-    /// line of a star and its name.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn read_all(&self, each: impl FnMut(&str)) -> Result<(), Error> {
-        self.read_with(&[], each).await
-    }
-
-    async fn read_with(&self, arguments: &[&str], mut each: impl FnMut(&str)) -> Result<(), Error> {
+    pub async fn read(&self, table: Option<&str>, mut each: impl FnMut(&str)) -> Result<(), Error> {
+        let arguments = table.map_or_else(Vec::new, |table| vec!["-t", table]);
         let program = &self.save;
         let failed = |source| program.failed(source);
         let mut child = program
-            .command(arguments)
+            .command(&arguments)
             .stdin(Stdio::null())
             .spawn()
             .map_err(failed)?;
@@ -317,7 +293,8 @@ impl Xtables {
             stderr,
         };
         program.checked(output, "")?;
-        self.compatible(unreadable)
+        let program = program.name.clone();
+        unreadable.map_or(Ok(()), |table| Err(Error::Incompatible { program, table }))
     }
 
     /// Finds out whether `rule` is possible in `table`: match and target are there, in
@@ -381,6 +358,35 @@ impl Xtables {
             family: self.family,
             reason: error.to_string(),
         }
+    }
+}
+
+/// Tries of a batch, each after twice the pause before it.
+struct Trials {
+    left: u32,
+    backoff: Backoff,
+}
+
+impl Trials {
+    fn new() -> Trials {
+        Trials {
+            left: TRIALS,
+            backoff: Backoff::new(TRIAL_PAUSE, LONGEST_PAUSE),
+        }
+    }
+
+    /// Waits until the next try, after one that failed with `error` for a passing reason.
+    ///
+    /// # Errors
+    /// With it after the last try.
+    async fn again(&mut self, error: Error) -> Result<(), Error> {
+        self.left -= 1;
+        if self.left == 0 {
+            return Err(error);
+        }
+        tracing::debug!("tried again: {error}");
+        self.backoff.wait().await;
+        Ok(())
     }
 }
 

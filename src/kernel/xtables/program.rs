@@ -184,10 +184,8 @@ mod tests {
         let script = "echo 'oops at line 2' >&2; exit 1";
         let output = program.run(&[script], "").await.unwrap();
         let error = program.checked(output, "a\nb\n").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "iptables-restore: oops at line 2 (at: b)"
-        );
+        let text = "iptables-restore: oops at line 2 (at: b)";
+        assert_eq!(error.to_string(), text);
     }
 
     #[tokio::test(start_paused = true)]
@@ -211,13 +209,7 @@ mod tests {
         let output = program.run(&["cat; cat /dev/null"], &batch).await.unwrap();
         assert_eq!(output.stdout.len(), batch.len());
         // One that does not read at all is no failure of ours either.
-        assert!(
-            program
-                .run(&["exit 0"], &batch)
-                .await
-                .unwrap()
-                .status
-                .success()
-        );
+        let output = program.run(&["exit 0"], &batch).await.unwrap();
+        assert!(output.status.success());
     }
 }

@@ -12,8 +12,11 @@ use std::{
 
 use ipnet::IpNet;
 
-use self::words::Words;
-use crate::net::{Family, Protocol};
+use crate::{
+    enum_set::EnumSet,
+    kernel::extension::Extension,
+    net::{Family, Protocol},
+};
 
 /// Bytes of a comment: `XT_MAX_COMMENT_LEN` of
 /// `linux/netfilter/xt_comment.h` without the terminating zero.
@@ -118,13 +121,11 @@ pub enum Match {
     Comment(String),
     /// `-m tcp`, `udp` or `sctp` without options: it is that protocol.
     Transport(Protocol),
-    /// The same with `--dport`.
-    DestinationPort(Protocol, u16),
-    /// The same with a range of ports.
+    /// The same with `--dport`, and the first and last port.
     DestinationPorts(Protocol, RangeInclusive<u16>),
-    /// The same with `--sport` and a range of ports.
+    /// The same with `--sport`.
     SourcePorts(Protocol, RangeInclusive<u16>),
-    /// `-m mark`.
+    /// `-m mark`: these bits of its mark are so.
     Mark(Negatable<Mark>),
     /// `-m conntrack --ctstate`: names as iptables prints them, such as
     /// `RELATED,ESTABLISHED`.
@@ -153,7 +154,7 @@ pub enum Match {
         /// One for each dimension of the set.
         sides: Vec<Side>,
     },
-    /// `-m physdev`.
+    /// `-m physdev`: how it went through a bridge.
     Physdev(Negatable<Physdev>),
     /// `-m socket --transparent`: it is for a socket with `IP_TRANSPARENT`.
     TransparentSocket,
@@ -171,11 +172,11 @@ pub enum Physdev {
 pub enum Target {
     /// `-j`: it goes through that chain.
     Jump(String),
-    /// `ACCEPT`.
+    /// `ACCEPT`: it goes on, past the other rules of this hook and table.
     Accept,
-    /// `DROP`.
+    /// `DROP`: nobody hears of it again.
     Drop,
-    /// `RETURN`.
+    /// `RETURN`: it goes back to the chain that it came from.
     Return,
     /// `REJECT`, which answers that the port is unreachable.
     Reject,
@@ -184,11 +185,11 @@ pub enum Target {
     /// `MARK --set-xmark`: clears the bits of the mask, then flips those of the
     /// value.
     Mark(Mark),
-    /// `DNAT --to-destination`.
+    /// `DNAT --to-destination`: its connection goes to that address.
     Dnat(SocketAddr),
-    /// `REDIRECT --to-ports`.
+    /// `REDIRECT --to-ports`: its connection goes to that port of this node.
     Redirect(u16),
-    /// `MASQUERADE`.
+    /// `MASQUERADE`: its connection comes from this node.
     Masquerade {
         /// `--random-fully`: source ports that cannot be guessed, and so seldom
         /// collide.
@@ -200,16 +201,16 @@ pub enum Target {
 /// for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// `-s`.
+    /// `-s`: the network that it comes from.
     pub source: Option<Negatable<IpNet>>,
     /// `-s` with a mask that is no prefix: value and mask. Stands instead of
     /// `source`.
     pub source_bits: Option<(IpAddr, IpAddr)>,
-    /// `-d`.
+    /// `-d`: the network that it goes to.
     pub destination: Option<Negatable<IpNet>>,
     /// `-i`: a link's name, or a prefix of names that ends in `+`.
     pub input: Option<Negatable<String>>,
-    /// `-p`.
+    /// `-p`: its transport protocol.
     pub protocol: Option<Protocol>,
     /// Extensions, in this order.
     pub matches: Vec<Match>,
@@ -223,7 +224,7 @@ impl Rule {
         Rule::default()
     }
 
-    /// `-s NET`.
+    /// `-s NET`: what comes from `net`.
     pub fn source(mut self, net: impl Into<IpNet>) -> Rule {
         self.source = Some(Negatable::Is(net.into()));
         self
@@ -241,7 +242,7 @@ impl Rule {
         self
     }
 
-    /// `-d NET`.
+    /// `-d NET`: what goes to `net`.
     pub fn destination(mut self, net: impl Into<IpNet>) -> Rule {
         self.destination = Some(Negatable::Is(net.into()));
         self
@@ -265,7 +266,7 @@ impl Rule {
         self
     }
 
-    /// `-p PROTOCOL`.
+    /// `-p PROTOCOL`: what is of `protocol`.
     pub fn protocol(mut self, protocol: Protocol) -> Rule {
         self.protocol = Some(protocol);
         self
@@ -278,9 +279,18 @@ impl Rule {
         self.with(Match::Comment(text))
     }
 
+    /// Returns the rule with that comment, where the kernel has the `features` for it.
+    pub fn commented(self, features: EnumSet<Extension>, text: impl fmt::Display) -> Rule {
+        if features.contains(Extension::Comment) {
+            self.comment(text.to_string())
+        } else {
+            self
+        }
+    }
+
     /// `-m PROTOCOL --dport PORT`; leaves out `-p`.
     pub fn destination_port(self, protocol: Protocol, port: u16) -> Rule {
-        self.with(Match::DestinationPort(protocol, port))
+        self.with(Match::DestinationPorts(protocol, port..=port))
     }
 
     /// Any other extension.
@@ -289,13 +299,13 @@ impl Rule {
         self
     }
 
-    /// `-j TARGET`.
+    /// `-j TARGET`: what happens to it.
     pub fn target(mut self, target: Target) -> Rule {
         self.target = Some(target);
         self
     }
 
-    /// `-j CHAIN`.
+    /// `-j CHAIN`: it goes through `chain`, and comes back where no rule ends its way.
     pub fn jump(self, chain: impl Into<String>) -> Rule {
         self.target(Target::Jump(chain.into()))
     }
@@ -319,7 +329,7 @@ impl Rule {
     /// for IPv6, without `-A CHAIN`.
     pub fn words(&self, family: Family) -> impl fmt::Display {
         debug_assert!(self.family().is_none_or(|of_net| of_net == family));
-        Words { rule: self, family }
+        fmt::from_fn(move |f| self.write(f, family))
     }
 }
 
@@ -346,9 +356,4 @@ impl<T> Negatable<T> {
             Negatable::IsNot(_) => "! ",
         }
     }
-}
-
-/// Returns the network of one address.
-pub fn host(ip: IpAddr) -> IpNet {
-    IpNet::from(ip)
 }

@@ -1,19 +1,12 @@
 //! Putting transactions in force.
 
-use std::time::Duration;
-
 use super::{
-    Engine, Error, Xtables,
+    Engine, Error, Trials, Xtables,
     observed::{InterestIn, Observed},
     rule::Table,
     transaction::{CHAIN, Group, Phase, Transaction, text},
 };
 use crate::net::Family;
-
-/// How often a transaction that failed for a passing reason is tried.
-const ATTEMPTS: u32 = 6;
-/// The first pause between two attempts; each is twice the one before.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// Reads and writes the rules of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,11 +56,11 @@ impl Writer {
                 (None, Some(table)) => line(table, text),
                 (None, None) => {}
             };
-            self.xtables.read_all(each).await?;
+            self.xtables.read(None, each).await?;
         } else {
             for &table in tables {
                 let each = |text: &str| line(table, text);
-                self.xtables.read(table.name(), each).await?;
+                self.xtables.read(Some(table.name()), each).await?;
             }
         }
         Ok(observed)
@@ -169,18 +162,13 @@ impl Writer {
 
     /// Applies a batch, several times if it fails for a passing reason.
     async fn restore(&self, batch: &str) -> Result<(), Error> {
-        let mut pause = PAUSE;
-        for _ in 1..ATTEMPTS {
+        let mut trials = Trials::new();
+        loop {
             match self.xtables.restore(batch).await {
-                Err(error) if error.is_passing() => {
-                    tracing::debug!("tried again in {pause:?}: {error}");
-                }
+                Err(error) if error.is_passing() => trials.again(error).await?,
                 done => return done,
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
         }
-        self.xtables.restore(batch).await
     }
 }
 

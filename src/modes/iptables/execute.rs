@@ -120,7 +120,7 @@ impl Execution<'_> {
         self.done.written += RuleCount::written(ops.clone());
         for op in ops {
             // An operator may want to know of them.
-            let is_named = self.changed.iter().any(|name| *name == op.chain);
+            let is_named = self.changed.contains(&op.chain);
             match self.changed.len() {
                 ..NAMED if !is_named => self.changed.push(op.chain.clone()),
                 NAMED => self.changed.push("and more".to_owned()),

@@ -22,9 +22,8 @@ use crate::{
 /// Only those of `out`.
 pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt::Result {
     let family = options.family;
-    let ports = map.iter().filter(|port| port.name.family == family);
-    let mut ports: Vec<_> = ports.collect();
-    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    let ports = map.sorted().into_iter();
+    let ports = ports.filter(|port| port.name.family == family);
     let op = |table, chain: &str, action| Op {
         table,
         chain: chain.to_owned(),

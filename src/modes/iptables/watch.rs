@@ -55,10 +55,6 @@ struct Generations {
     next_listing: Option<Instant>,
 }
 
-/// The count before a sync, where the engine counts.
-#[derive(Clone, Copy, Debug)]
-pub struct Before(Option<u32>);
-
 impl Watch {
     /// Of a family, in the calling thread's network namespace.
     pub fn new(family: Family, engine: Engine) -> Watch {
@@ -75,17 +71,18 @@ impl Watch {
         Watch { family, record }
     }
 
-    /// To be called before a sync of any family reads or writes anything.
-    pub fn before(&mut self) -> Before {
+    /// Returns the count before a sync, where the engine counts. To be called before a
+    /// sync of any family reads or writes anything.
+    pub fn before(&mut self) -> Option<u32> {
         match &mut self.record {
-            Record::NfTables(generations) => Before(generations.now()),
-            Record::Legacy(_) => Before(None),
+            Record::NfTables(generations) => generations.now(),
+            Record::Legacy(_) => None,
         }
     }
 
     /// To be called after a sync in which this family's was `done`, and the kernel
     /// made `all` transactions for all families: it counts those of both as one.
-    pub fn after(&mut self, before: Before, all: u32, done: &Done) {
+    pub fn after(&mut self, before: Option<u32>, all: u32, done: &Done) {
         match &mut self.record {
             Record::Legacy(left) => *left = Some(sizes(self.family)),
             Record::NfTables(generations) => generations.after(before, all, done),
@@ -120,11 +117,11 @@ impl Generations {
         self.rules.as_mut()?.generation().ok()
     }
 
-    fn after(&mut self, before: Before, all: u32, done: &Done) {
+    fn after(&mut self, before: Option<u32>, all: u32, done: &Done) {
         let now = self.now();
-        let expected = before.0.map(|count| count.wrapping_add(all));
+        let expected = before.map(|count| count.wrapping_add(all));
         let is_expected = now.is_some() && now == expected;
-        let was = |count: Option<u32>| done.observed || before.0.is_some() && count == before.0;
+        let was = |count: Option<u32>| done.observed || before.is_some() && count == before;
         let (was_right, was_unmodified) = (was(self.right), was(self.unmodified));
         self.right = now.filter(|_| is_expected && was_right);
         self.unmodified = now.filter(|_| is_expected && was_unmodified);

@@ -14,7 +14,7 @@ use crate::{
     kernel::{
         addresses,
         ipset::{IpSets, TEMPORARY},
-        ipvs::{Change, Ipvs, RealServer, ServerId},
+        ipvs::{Change, Ipvs, ServerId},
         links,
         netlink::{self, Protocol, Socket},
         xtables::{
@@ -143,15 +143,10 @@ pub fn retire(exclude: &[IpNet]) -> Result<u32, Error> {
             connections = connections
                 .saturating_add(real.active)
                 .saturating_add(real.inactive);
-            if real.server.weight > 0 {
-                let weight = 0;
-                changes.push(Change::EditReal(
-                    id,
-                    RealServer {
-                        weight,
-                        ..real.server
-                    },
-                ));
+            let mut server = real.server;
+            if server.weight > 0 {
+                server.weight = 0;
+                changes.push(Change::EditReal(id, server));
             }
         }
     }
@@ -187,15 +182,14 @@ fn read_own(
 
 /// `None` where the kernel has no such thing.
 fn there<T>(opened: Result<T, netlink::Error>) -> Result<Option<T>, netlink::Error> {
+    let absent = [
+        Errno::EINVAL,
+        Errno::ENOENT,
+        Errno::EPROTONOSUPPORT,
+        Errno::EOPNOTSUPP,
+    ];
     match opened {
-        Err(error)
-            if matches!(
-                error.errno(),
-                Some(Errno::EINVAL | Errno::ENOENT | Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP)
-            ) =>
-        {
-            Ok(None)
-        }
+        Err(error) if error.errno().is_some_and(|errno| absent.contains(&errno)) => Ok(None),
         opened => opened.map(Some),
     }
 }

@@ -3,11 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
+use tokio::time::Instant;
 
 use super::{
     desired::{Desired, Dirty, Needs, Serving},

@@ -11,13 +11,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use hashbrown::HashMap;
+use tokio::time::Instant;
 
 use super::plan::Frontend;
-use crate::net::Protocol;
+use crate::{backoff::Backoff, net::Protocol};
 
 /// How soon the connections of a real server are counted after it lost its
 /// weight. The pause doubles each time, up to [`LONGEST_PAUSE`].
@@ -61,7 +62,7 @@ pub struct Drains {
 #[derive(Debug)]
 struct Draining {
     reals: BTreeMap<SocketAddr, Period>,
-    pause: Duration,
+    backoff: Backoff,
     due: Instant,
 }
 
@@ -89,18 +90,14 @@ impl Drains {
             self.forget(frontend, real);
             return DrainAction::Delete;
         }
-        let soon = now + FIRST_PAUSE;
-        let draining = self.frontends.entry(*frontend).or_insert_with(|| {
-            self.due.insert((soon, *frontend));
-            Draining {
-                reals: BTreeMap::new(),
-                pause: FIRST_PAUSE,
-                due: soon,
-            }
+        let draining = self.frontends.entry(*frontend).or_insert_with(|| Draining {
+            reals: BTreeMap::new(),
+            backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
+            due: now,
         });
         if draining.reals.insert(real, Period { since, end }).is_none() {
-            draining.pause = FIRST_PAUSE;
-            reschedule(&mut self.due, frontend, draining, soon);
+            draining.backoff.failed_anew(now);
+            draining.reschedule(frontend, &mut self.due);
         }
         DrainAction::Drain
     }
@@ -115,14 +112,8 @@ impl Drains {
         if draining.reals.is_empty() {
             return self.forget_all(frontend);
         }
-        let mut due = draining.due;
-        if due <= now {
-            draining.pause = (draining.pause * 2).min(LONGEST_PAUSE);
-            due = now + draining.pause;
-        }
-        let ends = draining.reals.values().filter_map(|period| period.end);
-        let due = ends.fold(due, Instant::min);
-        reschedule(&mut self.due, frontend, draining, due);
+        draining.backoff.failed(now);
+        draining.reschedule(frontend, &mut self.due);
     }
 
     /// Forgets a real server that is needed again, or gone.
@@ -167,15 +158,15 @@ impl Drains {
     }
 }
 
-fn reschedule(
-    due: &mut BTreeSet<(Instant, Frontend)>,
-    frontend: &Frontend,
-    draining: &mut Draining,
-    at: Instant,
-) {
-    due.remove(&(draining.due, *frontend));
-    draining.due = at;
-    due.insert((at, *frontend));
+impl Draining {
+    /// Has connections counted when the pause is over, or a limit is reached.
+    fn reschedule(&mut self, frontend: &Frontend, all: &mut BTreeSet<(Instant, Frontend)>) {
+        all.remove(&(self.due, *frontend));
+        let ends = self.reals.values().filter_map(|period| period.end);
+        let due = self.backoff.due().into_iter().chain(ends).min();
+        self.due = due.unwrap_or(self.due);
+        all.insert((self.due, *frontend));
+    }
 }
 
 #[cfg(test)]

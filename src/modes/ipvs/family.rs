@@ -1,12 +1,9 @@
 //! One IP family: what is known of it between syncs, and its part of a sync.
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
+use tokio::time::Instant;
 
 use super::{
     Error,

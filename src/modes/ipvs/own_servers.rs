@@ -37,15 +37,8 @@ impl OwnServers {
 /// addresses of Services that the node has on another link than the dummy one.
 #[derive(Debug, Default)]
 pub struct NamedFrontends {
-    node_ports: HashSet<NodePort>,
+    /// Node ports are at the unspecified address of their family.
     frontends: HashSet<Frontend>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct NodePort {
-    family: Family,
-    protocol: Protocol,
-    port: u16,
 }
 
 /// The sets that name such frontends; bitmaps of ports with their protocol.
@@ -86,25 +79,20 @@ impl NamedFrontends {
 
     /// Adds what `member` names; `protocol` is that of a port in a bitmap.
     fn insert(&mut self, member: &Member, protocol: Protocol) {
-        if let Element::Port(port) = member.element {
-            let family = member.family;
-            self.node_ports.insert(NodePort {
-                family,
-                protocol,
-                port,
-            });
-        }
-        self.frontends.extend(member.frontend());
+        let any = member.family.unspecified();
+        self.frontends.extend(match member.element {
+            Element::Port(port) => Some(Frontend::new((any, port), protocol)),
+            _ => member.frontend(),
+        });
     }
 
     /// Returns true if a set names `frontend`.
     pub fn has(&self, frontend: &Frontend) -> bool {
-        let node_port = NodePort {
-            family: Family::of(&frontend.address),
-            protocol: frontend.protocol,
-            port: frontend.port,
+        let node_port = Frontend {
+            address: Family::of(&frontend.address).unspecified(),
+            ..*frontend
         };
-        self.node_ports.contains(&node_port) || self.frontends.contains(frontend)
+        self.frontends.contains(&node_port) || self.frontends.contains(frontend)
     }
 }
 

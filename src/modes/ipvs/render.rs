@@ -32,8 +32,7 @@ pub fn render(
     kernel: &Kernel,
     out: &mut impl Write,
 ) -> fmt::Result {
-    let mut ports: Vec<_> = map.iter().collect();
-    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    let ports = map.sorted();
     let mut desired = Desired::new(node);
     let mut dirty = Dirty::default();
     for port in &ports {
@@ -46,13 +45,7 @@ pub fn render(
     for family in Family::ALL {
         for set in Set::ALL {
             if set.is_kube_proxys() || filled.get(family).contains(set) {
-                let members = needs.size(set, family);
-                let creation = Creation {
-                    set,
-                    family,
-                    members,
-                };
-                writeln!(out, "create {creation}")?;
+                write_set(out, set, family, needs.size(set, family))?;
             }
         }
     }
@@ -78,86 +71,61 @@ pub fn render(
     for port in &ports {
         for server in &desired.plan(port).servers {
             if needs.owner(&server.frontend) == Some(&port.name) {
-                write!(out, "{}", Server(server))?;
+                write_server(out, server)?;
             }
         }
     }
     writeln!(out, "# ip -batch -")?;
     writeln!(out, "link add {} type dummy", LINK)?;
     for address in &dirty.addresses {
-        let bits = if address.is_ipv4() { 32 } else { 128 };
+        let bits = Family::of(address).bits();
         writeln!(out, "addr add {address}/{bits} dev {}", LINK)?;
     }
     Ok(())
 }
 
-/// A set with room for so many members, in the words of `ipset save`.
-struct Creation {
-    set: Set,
-    family: Family,
-    members: u32,
-}
-
-impl fmt::Display for Creation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Creation {
-            set,
-            family,
-            members,
-        } = *self;
-        write!(f, "{} {}", set.name(family), set.kind())?;
-        f.write_str(match (set.kind(), family) {
-            (Kind::Port, _) => return f.write_str(" range 0-65535"),
-            (_, Family::V4) => " family inet",
-            (_, Family::V6) => " family inet6",
-        })?;
-        let plain = set.kernel_set(family);
-        let sized = plain.clone().with_room_for(members);
-        if sized == plain {
-            return Ok(());
-        }
-        write!(
-            f,
-            " hashsize {} maxelem {}",
-            sized.hash_size, sized.max_members
-        )
+/// Writes how a set with room for so many members is made, in the words of `ipset save`.
+fn write_set(out: &mut impl Write, set: Set, family: Family, members: u32) -> fmt::Result {
+    write!(out, "create {} {}", set.name(family), set.kind())?;
+    out.write_str(match (set.kind(), family) {
+        (Kind::Port, _) => return writeln!(out, " range 0-65535"),
+        (_, Family::V4) => " family inet",
+        (_, Family::V6) => " family inet6",
+    })?;
+    let plain = set.kernel_set(family);
+    let sized = plain.clone().with_room_for(members);
+    if sized != plain {
+        let (size, most) = (sized.hash_size, sized.max_members);
+        write!(out, " hashsize {size} maxelem {most}")?;
     }
+    writeln!(out)
 }
 
-/// A virtual server with its real servers, in the words of `ipvsadm -Sn`.
-struct Server<'a>(&'a VirtualServer);
-
-impl fmt::Display for Server<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let VirtualServer {
-            frontend,
-            scheduler,
-            persistence,
-            reals,
-        } = self.0;
-        let option = match frontend.protocol {
-            Protocol::Tcp => "-t",
-            Protocol::Udp => "-u",
-            Protocol::Sctp => "--sctp-service",
+/// Writes a virtual server with its real servers, in the words of `ipvsadm -Sn`.
+fn write_server(out: &mut impl Write, server: &VirtualServer) -> fmt::Result {
+    let (frontend, scheduler) = (&server.frontend, &server.scheduler);
+    let option = match frontend.protocol {
+        Protocol::Tcp => "-t",
+        Protocol::Udp => "-u",
+        Protocol::Sctp => "--sctp-service",
+    };
+    let address = SocketAddr::new(frontend.address, frontend.port);
+    write!(out, "-A {option} {address} -s {scheduler}")?;
+    if let Some(seconds) = server.persistence {
+        write!(out, " -p {seconds}")?;
+    }
+    if server.hashes_ports() {
+        out.write_str(" -b mh-port")?;
+    }
+    writeln!(out)?;
+    for real in &server.reals {
+        let method = match real.forwarding {
+            Forwarding::Masquerade => "-m",
+            Forwarding::DirectRoute | Forwarding::Local => "-g",
+            Forwarding::Tunnel => "-i",
         };
-        let address = SocketAddr::new(frontend.address, frontend.port);
-        write!(f, "-A {option} {address} -s {scheduler}")?;
-        if let Some(seconds) = persistence {
-            write!(f, " -p {seconds}")?;
-        }
-        if self.0.hashes_ports() {
-            f.write_str(" -b mh-port")?;
-        }
-        writeln!(f)?;
-        for real in reals {
-            let method = match real.forwarding {
-                Forwarding::Masquerade => "-m",
-                Forwarding::DirectRoute | Forwarding::Local => "-g",
-                Forwarding::Tunnel => "-i",
-            };
-            let (real, weight) = (real.address, real.weight);
-            writeln!(f, "-a {option} {address} -r {real} {method} -w {weight}")?;
-        }
-        Ok(())
+        let (real, weight) = (real.address, real.weight);
+        writeln!(out, "-a {option} {address} -r {real} {method} -w {weight}")?;
     }
+    Ok(())
 }

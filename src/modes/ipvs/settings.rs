@@ -24,7 +24,7 @@ struct Sysctl {
 /// the kernel refused.
 pub fn apply(options: &Options) -> Vec<String> {
     let mut refused = Vec::new();
-    for setting in settings(options, release()) {
+    for setting in settings(options.strict_arp, release()) {
         let Sysctl {
             name,
             value,
@@ -37,7 +37,7 @@ pub fn apply(options: &Options) -> Vec<String> {
     refused
 }
 
-fn settings(options: &Options, release: Option<(u32, u32)>) -> Vec<Sysctl> {
+fn settings(strict_arp: bool, release: Option<(u32, u32)>) -> Vec<Sysctl> {
     let setting = |name, value, without| Sysctl {
         name,
         value,
@@ -72,7 +72,7 @@ fn settings(options: &Options, release: Option<(u32, u32)>) -> Vec<Sysctl> {
             "a client that uses a port again waits for a second",
         ));
     }
-    if options.strict_arp {
+    if strict_arp {
         settings.push(setting(
             "net.ipv4.conf.all.arp_ignore",
             "1",
@@ -105,10 +105,6 @@ mod tests {
 
     #[test]
     fn the_reuse_mode_is_set_where_it_hurts() {
-        let options = Options {
-            strict_arp: false,
-            ..Options::default()
-        };
         for (release, set) in [
             ("3.10.0-1160.el7.x86_64", false),
             ("4.18.0", true),
@@ -117,7 +113,7 @@ mod tests {
             ("6.1.90", false),
             ("strange", false),
         ] {
-            let settings = settings(&options, parse_release(release));
+            let settings = settings(false, parse_release(release));
             let reuse = settings
                 .iter()
                 .any(|setting| setting.name.ends_with("conn_reuse_mode"));

@@ -216,16 +216,14 @@ fn capture(plan: &GroupPlan, frontend: Frontend, place: Place) -> Step {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::IpAddr, sync::Arc};
+    use std::sync::Arc;
 
     use super::*;
     use crate::{
         kernel::socket::listening::Owner,
-        modes::userspace::plan::{GroupName, Target},
+        modes::userspace::plan::Target,
         net::{Family, PerFamily, Protocol},
         node::Served,
-        sched::SchedulerName,
-        services::{Retry, service_ports::port_name},
     };
 
     const KIND: GroupKind = GroupKind::Internal;
@@ -239,18 +237,13 @@ mod tests {
         }
     }
 
-    fn frontend(address: Option<[u8; 4]>, port: u16) -> Frontend {
-        Frontend {
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-            address: address.map(IpAddr::from),
-            port,
-        }
+    fn at_node() -> Frontend {
+        Frontend::node_port(Protocol::Tcp, Family::V4, 30_080)
     }
 
     /// The cluster IP's port 80.
     fn cluster_ip() -> Frontend {
-        frontend(Some([10, 96, 0, 1]), 80)
+        Frontend::service(Protocol::Tcp, [10, 96, 0, 1].into(), 80)
     }
 
     fn plan(frontends: &[Frontend], endpoints: usize) -> GroupPlan {
@@ -258,22 +251,7 @@ mod tests {
             address: ([10, 1, 0, 1], 80).into(),
             weight: 1,
         };
-        GroupPlan {
-            name: GroupName {
-                port: port_name("web:http"),
-                kind: KIND,
-            },
-            cluster_ip: Some([10, 96, 0, 1].into()),
-            frontends: frontends.to_vec(),
-            not_at: [].into(),
-            targets: vec![target; endpoints],
-            cluster_local: None,
-            allowed: [].into(),
-            scheduler: SchedulerName::Rr,
-            affinity: None,
-            proxy_protocol: None,
-            retry: Retry::default(),
-        }
+        GroupPlan::of_cluster_ip("web:http", frontends, vec![target; endpoints])
     }
 
     fn applied(listens_on: SocketAddr, local_port: Option<SocketAddr>) -> Applied {
@@ -305,7 +283,7 @@ mod tests {
 
     #[test]
     fn sockets_are_open_before_anything_is_captured_for_them() {
-        let plan = plan(&[cluster_ip(), frontend(None, 30_080)], 1);
+        let plan = plan(&[cluster_ip(), at_node()], 1);
         let service = Bind {
             address: address([10, 96, 0, 1], 80),
             owner: Owner::Other,
@@ -327,7 +305,7 @@ mod tests {
             captured(Place::LocalPort),
             Step::Capture {
                 kind: KIND,
-                frontend: frontend(None, 30_080),
+                frontend: at_node(),
                 place: Place::LocalPort,
                 other_ports: OtherPorts::PassOn,
             },

@@ -127,8 +127,7 @@ impl Executor {
     fn applied(&self, port: &ServicePortName) -> Applied {
         let mut applied = Applied::new();
         for kind in GroupKind::ALL {
-            let port = port.clone();
-            let name = GroupName { port, kind };
+            let name = GroupName::of(port, kind);
             let Some(group) = self.groups.get(&name) else {
                 continue;
             };
@@ -199,10 +198,7 @@ impl Executor {
     }
 
     fn run(&mut self, port: &ServicePortName, step: Step, failed: &mut Failed) {
-        let name = |kind| GroupName {
-            port: port.clone(),
-            kind,
-        };
+        let name = |kind| GroupName::of(port, kind);
         match step {
             Step::Route(plan) => self.route(&plan),
             Step::TakeLocalPort(kind) => {
@@ -252,7 +248,7 @@ impl Executor {
                         (Place::LocalPort, Some(port)) => port.address.port(),
                         _ => 0,
                     },
-                    name: Arc::clone(group.label()),
+                    name: Arc::clone(&group.group().label),
                     other_ports,
                 });
                 self.capture(&frontend, target);
@@ -291,7 +287,7 @@ impl Executor {
             }
         };
         let filtered = group.filter(plan.name.port.family, &shared.cluster_local);
-        log_filter(filtered, group.label(), &mut self.filter_logged);
+        log_filter(filtered, &group.group().label, &mut self.filter_logged);
     }
 
     /// Returns the pins of a ServicePort's clients, one table for all its groups.
@@ -393,10 +389,7 @@ impl Executor {
     }
 
     fn close_one(&mut self, port: &ServicePortName, closing: Closing) {
-        let name = |kind| GroupName {
-            port: port.clone(),
-            kind,
-        };
+        let name = |kind| GroupName::of(port, kind);
         match closing {
             Closing::Listeners(kind, address) => {
                 let group = self.groups.get_mut(&name(kind));
@@ -439,7 +432,7 @@ impl Executor {
     pub fn filter_all(&mut self) {
         for (name, group) in &mut self.groups {
             let filtered = group.filter(name.port.family, &self.shared.cluster_local);
-            log_filter(filtered, group.label(), &mut self.filter_logged);
+            log_filter(filtered, &group.group().label, &mut self.filter_logged);
         }
     }
 

@@ -22,7 +22,7 @@ impl Userspace {
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Userspace,
-            pods: self.options.detect_local.pods(this_node),
+            pods: Pods::new(&self.options.detect_local, this_node),
             own: node::addresses::own()?,
             served: self.options.node_ports.served(),
             loopback: Loopback::Sockets,

@@ -34,10 +34,9 @@ impl Loads {
     pub fn of(&self, port: &ServicePortName) -> HashMap<SocketAddr, EndpointLoad> {
         let mut loads: HashMap<SocketAddr, EndpointLoad> = HashMap::new();
         let groups = self.groups.lock();
-        let groups = GroupKind::ALL.into_iter().filter_map(|kind| {
-            let port = port.clone();
-            groups.get(&GroupName { port, kind })?.upgrade()
-        });
+        let groups = GroupKind::ALL
+            .into_iter()
+            .filter_map(|kind| groups.get(&GroupName::of(port, kind))?.upgrade());
         for group in groups {
             let routing = group.routing();
             let mut counted: Vec<_> = routing.servers().collect();

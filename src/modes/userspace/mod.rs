@@ -36,18 +36,13 @@ pub use self::{
     loads::{EndpointLoad, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},
     options::{Options, workers},
-    proxy::{
-        cluster_local::{DetectLocal, Links},
-        counters::Counters,
-        descriptors::Descriptors,
-        tcp::Limits as DialLimits,
-    },
+    proxy::{counters::Counters, descriptors::Descriptors, tcp::Limits as DialLimits},
 };
 use self::{
     capture::{Extent, Frontend, Method, Scope, Scopes},
     execute::Executor,
     handover::OtherProcesses,
-    observe::Observer,
+    observe::node_addresses,
     plan::listen::NodeContext,
     return_path::ReturnPath,
 };
@@ -76,7 +71,6 @@ struct Pending {
 /// Userspace mode: what decides, and the workers that carry the bytes.
 pub struct Userspace {
     options: Options,
-    observer: Observer,
     executor: Executor,
     capture: Capture,
     return_path: ReturnPath,
@@ -117,7 +111,6 @@ impl Userspace {
             },
             return_path: ReturnPath::new(purpose, transparent, kernel),
             executor,
-            observer: Observer::default(),
             options,
             capture,
             families: PerFamily::default(),
@@ -168,7 +161,7 @@ impl Userspace {
         self.node.node_ports = self.options.node_ports.served();
         self.node.opens_listeners = !self.yields();
         if full || self.node.addresses.is_empty() {
-            self.node.addresses = self.observer.node_addresses()?;
+            self.node.addresses = node_addresses()?;
             self.capture
                 .serve_node_ports(Arc::clone(&self.node.node_ports));
         }

@@ -44,12 +44,8 @@ impl RelayMetrics {
     /// # Errors
     /// When `registry` has metrics of these names already.
     pub fn register(registry: &Registry) -> prometheus::Result<RelayMetrics> {
-        let options = |what: &str, help: &str| {
-            Opts::new(
-                format!("kubeproxy_nftables_localhost_nodeport_{what}"),
-                help,
-            )
-        };
+        let name = |what: &str| format!("kubeproxy_nftables_localhost_nodeport_{what}");
+        let options = |what: &str, help: &str| Opts::new(name(what), help);
         let listeners = options("listeners", "Node ports that are relayed on loopback.");
         let failures = options(
             "listener_creation_failures_total",
@@ -236,8 +232,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        modes::userspace::{DetectLocal, DialLimits},
-        net::NodePortAddresses,
+        modes::userspace::DialLimits,
+        net::{DetectLocal, NodePortAddresses},
         node::NodePorts,
         services::service_ports::{endpoint, endpoints, service_port},
     };
@@ -256,7 +252,7 @@ mod tests {
             udp_timeout: Duration::from_secs(1),
             scheduler: SchedulerName::Rr,
             node_ports: Arc::new(NodePorts::new(&NodePortAddresses::default(), None)),
-            detect_local: DetectLocal::PodCidrs,
+            detect_local: DetectLocal::NodeCidr,
             workers: 1,
             transparent: false,
             dial: DialLimits {

@@ -3,15 +3,13 @@
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use super::proxy::{
-    Shared,
-    cluster_local::{ClusterLocal, DetectLocal},
-    counters::Counters,
-    descriptors::Descriptors,
-    tcp::Limits as DialLimits,
-    transparent::Transparent,
-    udp,
+    Shared, cluster_local::ClusterLocal, counters::Counters, descriptors::Descriptors,
+    tcp::Limits as DialLimits, transparent::Transparent, udp,
 };
-use crate::{kernel::socket::local_ports::LocalPorts, node::NodePorts, sched::SchedulerName};
+use crate::{
+    kernel::socket::local_ports::LocalPorts, net::DetectLocal, node::NodePorts,
+    sched::SchedulerName,
+};
 
 /// How the mode is to run.
 #[derive(Clone, Debug)]

@@ -105,9 +105,9 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements)
             remedy: need.ability.remedy(),
         };
         if kernel.unknown(&need.ability).is_some() {
-            verdict.undecided |= need.required || need.decides;
+            verdict.undecided |= need.weight != Weight::Useful;
             verdict.unknown.push(missing);
-        } else if need.required {
+        } else if need.weight == Weight::Required {
             verdict.missing.push(missing);
         } else {
             verdict.lost.push(missing);
@@ -120,22 +120,39 @@ pub fn verdict(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements)
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_open() {
-            write!(f, "not known whether {} mode can run here: ", self.mode)?;
-            for (at, MissingCapability { what, why, .. }) in self.unknown.iter().enumerate() {
-                let between = if at == 0 { "" } else { ", " };
-                write!(f, "{between}{what} ({why})")?;
-            }
-            return Ok(());
+            let unknown: Vec<_> = self
+                .unknown
+                .iter()
+                .map(MissingCapability::in_short)
+                .collect();
+            let mode = self.mode;
+            return write!(
+                f,
+                "not known whether {mode} mode can run here: {}",
+                unknown.join(", ")
+            );
         }
-        write!(f, "no {} mode here, for lack of ", self.mode)?;
-        for (at, missing) in self.missing.iter().enumerate() {
-            let between = if at == 0 { "" } else { ", " };
-            let MissingCapability {
-                what, why, remedy, ..
-            } = missing;
-            write!(f, "{between}{what} ({why}; {remedy})")?;
-        }
-        Ok(())
+        let missing: Vec<_> = self
+            .missing
+            .iter()
+            .map(MissingCapability::with_remedy)
+            .collect();
+        write!(
+            f,
+            "no {} mode here, for lack of {}",
+            self.mode,
+            missing.join(", ")
+        )
+    }
+}
+
+impl MissingCapability {
+    fn in_short(&self) -> String {
+        format!("{} ({})", self.what, self.why)
+    }
+
+    fn with_remedy(&self) -> String {
+        format!("{} ({}; {})", self.what, self.why, self.remedy)
     }
 }
 
@@ -181,9 +198,7 @@ impl Choice {
     pub fn unknown(&self) -> Vec<String> {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         let unknown = chosen.flat_map(|verdict| &verdict.unknown);
-        unknown
-            .map(|MissingCapability { what, why, .. }| format!("{what} ({why})"))
-            .collect()
+        unknown.map(MissingCapability::in_short).collect()
     }
 
     /// Returns what the chosen mode goes without: a line for each thing.
@@ -191,15 +206,11 @@ impl Choice {
         let chosen = self.verdicts.iter().filter(|verdict| verdict.can_run());
         chosen.flat_map(|verdict| {
             verdict.lost.iter().chain(&verdict.unknown).map(|missing| {
-                let MissingCapability {
-                    what,
-                    why,
-                    effect,
-                    remedy,
-                    ..
-                } = missing;
-                let mode = verdict.mode;
-                format!("{mode} mode goes without {what} ({why}; {remedy}): {effect}")
+                let (mode, effect) = (verdict.mode, &missing.effect);
+                format!(
+                    "{mode} mode goes without {}: {effect}",
+                    missing.with_remedy()
+                )
             })
         })
     }
@@ -225,10 +236,29 @@ impl Choice {
 }
 
 /// One thing that a mode needs.
-pub(super) struct Need {
+struct Need {
+    weight: Weight,
     ability: Ability,
-    required: bool,
-    /// What the mode does depends on it, beyond what it goes without.
-    decides: bool,
     effect: &'static str,
+}
+
+impl Need {
+    fn new(weight: Weight, ability: Ability, effect: &'static str) -> Need {
+        Need {
+            weight,
+            ability,
+            effect,
+        }
+    }
+}
+
+/// What depends on something that a mode needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weight {
+    /// Whether the mode runs.
+    Required,
+    /// What the mode does, beyond what it goes without.
+    Decisive,
+    /// What the mode goes without.
+    Useful,
 }

@@ -1,6 +1,6 @@
 //! What each mode needs, and what for.
 
-use super::{ModeRequirements, Need};
+use super::{ModeRequirements, Need, Weight};
 use crate::{
     kernel::probe::{Ability, Extension, IP_SETS, Kernel, NftPart, Setting},
     modes::{iptables, nftables, userspace::capture::Requested},
@@ -11,30 +11,17 @@ use crate::{
 const ROUND_ROBIN: &str = "rr";
 
 fn required(ability: Ability, effect: &'static str) -> Need {
-    Need {
-        ability,
-        required: true,
-        decides: true,
-        effect,
-    }
+    Need::new(Weight::Required, ability, effect)
 }
 
 /// Without it the mode runs, but otherwise: for one IP family only, or by other
 /// means.
 fn decisive(ability: Ability, effect: &'static str) -> Need {
-    Need {
-        decides: true,
-        ..useful(ability, effect)
-    }
+    Need::new(Weight::Decisive, ability, effect)
 }
 
 fn useful(ability: Ability, effect: &'static str) -> Need {
-    Need {
-        ability,
-        required: false,
-        decides: false,
-        effect,
-    }
+    Need::new(Weight::Useful, ability, effect)
 }
 
 pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirements) -> Vec<Need> {
@@ -89,7 +76,7 @@ pub(super) fn needs(mode: ModeName, kernel: &Kernel, requirements: &ModeRequirem
         }
     };
     needs.extend(theirs.into_iter().map(|need| {
-        if need.required {
+        if need.weight == Weight::Required {
             decisive(need.ability, OF_OTHER_FAMILY)
         } else {
             need

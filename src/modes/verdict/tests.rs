@@ -15,12 +15,13 @@ fn requirements() -> ModeRequirements {
 #[test]
 fn one_thing_taken_away_leads_to_the_right_mode_with_the_right_words() {
     let v4 = Family::V4;
+    let set = Ability::IpSet;
     let extension = |extension| Ability::Extension(v4, extension);
     let cases: [(Ability, ModeName, &str); 9] = [
         (Ability::Ipvs, ModeName::Nftables, "IPVS"),
         (Ability::DummyLink, ModeName::Nftables, "dummy"),
         (
-            Ability::IpSet("hash:ip,port,ip"),
+            set("hash:ip,port,ip"),
             ModeName::Nftables,
             "ip_set_hash_ipportip",
         ),
@@ -42,21 +43,15 @@ fn each_mode_falls_back_to_the_next() {
     let v4 = Family::V4;
     let part = |part| Ability::Nftables(v4, part);
     let extension = |extension| Ability::Extension(v4, extension);
+    let no_rules = [part(NftPart::Nat), extension(Extension::Mark)];
+    let no_nat = [part(NftPart::Tables), Ability::Nat(v4)];
     let cases: [(&[Ability], ModeName, &[&str]); 6] = [
         (&[part(NftPart::Tables)], ModeName::Iptables, &["nf_tables"]),
         (&[part(NftPart::Nat)], ModeName::Iptables, &["nft_nat"]),
         (&[part(NftPart::Numgen)], ModeName::Nftables, &[]),
         (&[part(NftPart::Reject)], ModeName::Nftables, &[]),
-        (
-            &[part(NftPart::Nat), extension(Extension::Mark)],
-            ModeName::Userspace,
-            &["nft_nat", "xt_mark"],
-        ),
-        (
-            &[part(NftPart::Tables), Ability::Nat(v4)],
-            ModeName::Userspace,
-            &["nf_tables", "iptable_nat"],
-        ),
+        (&no_rules, ModeName::Userspace, &["nft_nat", "xt_mark"]),
+        (&no_nat, ModeName::Userspace, &["nf_tables", "iptable_nat"]),
     ];
     for (gone, mode, words) in cases {
         let gone = [&[Ability::Ipvs], gone].concat();
@@ -65,7 +60,7 @@ fn each_mode_falls_back_to_the_next() {
 }
 
 /// Asserts that ipvs mode, asked for on a kernel with everything but `gone`, gives
-/// `mode`, with `words` in what is said about it.
+/// `mode`, with `words` among its reasons.
 fn leads_to(gone: &[Ability], mode: ModeName, words: &[&str]) {
     let everything = Kernel::with_everything(&["rr".to_owned()]);
     let kernel = gone
@@ -78,11 +73,8 @@ fn leads_to(gone: &[Ability], mode: ModeName, words: &[&str]) {
         let named = reasons.join("\n").contains(word);
         assert!(named, "without {gone:?}: no {word:?} in {reasons:?}");
     }
-    assert_eq!(
-        reasons.is_empty(),
-        mode == ModeName::Ipvs,
-        "{gone:?}: {reasons:?}"
-    );
+    let is_ipvs = mode == ModeName::Ipvs;
+    assert_eq!(reasons.is_empty(), is_ipvs, "{gone:?}: {reasons:?}");
 }
 
 #[test]
@@ -90,12 +82,10 @@ fn nothing_runs_without_privileges_and_each_mode_says_why() {
     let kernel = Kernel::with_everything(&["rr".to_owned()]).without(&Ability::NetAdmin);
     let choice = choose(ModeName::Ipvs, &kernel, &requirements());
     assert_eq!(choice.mode, None);
-    let said: Vec<String> = choice.passed_over().collect();
-    assert_eq!(said.len(), 4);
-    assert!(
-        said.iter().all(|line| line.contains("CAP_NET_ADMIN")),
-        "{said:?}"
-    );
+    let reasons: Vec<String> = choice.passed_over().collect();
+    assert_eq!(reasons.len(), 4);
+    let names = |line: &String| line.contains("CAP_NET_ADMIN");
+    assert!(reasons.iter().all(names), "{reasons:?}");
     assert!(table(&choice.verdicts).ends_with("No mode can run here.\n"));
 }
 
@@ -110,7 +100,7 @@ fn a_worse_mode_that_was_asked_for_is_given_even_where_a_better_one_could_run() 
 /// What was not answered keeps the mode open: no worse one is chosen for it.
 #[test]
 fn no_mode_is_passed_over_because_of_what_is_not_known() {
-    let v4 = Family::V4;
+    let [v4, v6] = Family::ALL;
     let all = || Kernel::with_everything(&["rr".to_owned()]);
     let cases = [
         (ModeName::Ipvs, Ability::Ipvs),
@@ -122,15 +112,12 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
         (ModeName::Nftables, Ability::Nftables(v4, NftPart::Tables)),
         (ModeName::Nftables, Ability::Nftables(v4, NftPart::Nat)),
         // Services of the other family would be left to no mode.
-        (
-            ModeName::Nftables,
-            Ability::Nftables(Family::V6, NftPart::Nat),
-        ),
+        (ModeName::Nftables, Ability::Nftables(v6, NftPart::Nat)),
         (ModeName::Iptables, Ability::Nat(v4)),
         (ModeName::Iptables, Ability::Extension(v4, Extension::Mark)),
         // Rules of the other family would be taken for another mode's.
-        (ModeName::Iptables, Ability::Nat(Family::V6)),
-        (ModeName::Iptables, Ability::Sockets(Family::V6)),
+        (ModeName::Iptables, Ability::Nat(v6)),
+        (ModeName::Iptables, Ability::Sockets(v6)),
         // Capture would go another way.
         (ModeName::Userspace, Ability::Nat(v4)),
         (ModeName::Userspace, Ability::Extension(v4, Extension::Dnat)),
@@ -147,10 +134,8 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
         let table = table(&verdicts);
         let words = format!("{:<10} may run, or not: try again\n", mode.to_string());
         assert!(table.contains(&words), "{table}");
-        assert!(
-            table.contains(&format!("    unknown: {ability} (Cannot")),
-            "{table}"
-        );
+        let words = format!("    unknown: {ability} (Cannot");
+        assert!(table.contains(&words), "{table}");
         let json = json(&verdicts);
         let shown = json["modes"].as_array().into_iter().flatten();
         let shown = shown.filter(|shown| shown["mode"] == mode.to_string());
@@ -167,16 +152,11 @@ fn no_mode_is_passed_over_because_of_what_is_not_known() {
     assert_eq!(choice.mode, Some(ModeName::Nftables));
     // What only makes it better does not keep it from running.
     let comment = Ability::Extension(v4, Extension::Comment);
-    let choice = choose(
-        ModeName::Iptables,
-        &all().with_unknown(&comment),
-        &requirements(),
-    );
+    let kernel = all().with_unknown(&comment);
+    let choice = choose(ModeName::Iptables, &kernel, &requirements());
     assert_eq!(choice.mode, Some(ModeName::Iptables));
     assert_eq!(choice.unknown().len(), 1);
     let lost: Vec<String> = choice.lost().collect();
-    assert!(
-        lost[0].contains("-m comment (Cannot allocate memory"),
-        "{lost:?}"
-    );
+    let words = "-m comment (Cannot allocate memory";
+    assert!(lost[0].contains(words), "{lost:?}");
 }

@@ -16,6 +16,7 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use super::Desired;
 use crate::{
+    backoff::Backoff,
     events::{Event, Recorder, Regarding, Severity},
     runner::health::Health,
     serve::{
@@ -26,14 +27,11 @@ use crate::{
     services::ServiceName,
 };
 
-/// Before an address that was refused once is tried again, and named if it still
-/// is: a program that is being started has a copy of a listener that was just
-/// closed, between fork and exec.
-const MOMENT: Duration = Duration::from_millis(100);
-
-/// Pause before a port that could not be bound is tried again; it doubles up to
-/// the longest.
-const BIND_AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// Pause before an address that was refused once is tried again, and named if it still
+/// is: a program that is being started has a copy of a listener that was just closed,
+/// between fork and exec. It doubles up to the longest.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Header with the number of endpoints here, for load balancers that have
 /// weights.
@@ -120,16 +118,14 @@ async fn listen(
     events: Recorder,
 ) {
     let Place { service, address } = place;
-    let mut logged = false;
-    let mut refused = false;
-    let mut pause = BIND_AGAIN.0;
+    let mut refusals = 0u32;
+    let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
     let listener = loop {
         match bind(address) {
             Ok(listener) => break listener,
-            Err(_) if !std::mem::replace(&mut refused, true) => tokio::time::sleep(MOMENT).await,
             Err(error) => {
-                if !logged {
-                    logged = true;
+                refusals = refusals.saturating_add(1);
+                if refusals == 2 {
                     let note = format!(
                         "health-check node port {} cannot be served on {}: {error}; load balancers will pass this node over until it can",
                         address.port(),
@@ -144,12 +140,11 @@ async fn listen(
                         note,
                     });
                 }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(BIND_AGAIN.1);
+                backoff.wait().await;
             }
         }
     };
-    if logged {
+    if refusals > 1 {
         tracing::info!(%service, %address, "health-check port served now")
     } else {
         tracing::debug!(%service, %address, "health-check port opened")

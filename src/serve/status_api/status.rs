@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// Things of one kind that are listed; of others the number is told.
+/// Things of one kind that are listed; of others the number is given.
 const MOST: usize = 100;
 
 impl StatusApi {

@@ -50,7 +50,7 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
     /// What the program wrote as its error.
     pub async fn read(mut self, xtables: &Xtables) -> Result<OwnedChains<F>, Error> {
         let table = self.table.name();
-        xtables.read(table, |line| self.line(line)).await?;
+        xtables.read(Some(table), |line| self.line(line)).await?;
         Ok(self)
     }
 

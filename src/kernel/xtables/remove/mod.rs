@@ -6,7 +6,7 @@ mod preserved;
 
 use self::chains::OwnedChains;
 pub use self::preserved::Preserved;
-use super::{Engine, Error, Xtables, rule::Table};
+use super::{Engine, Error, Xtables, engine::list_chains, rule::Table};
 use crate::{kernel::nftables, net::Family};
 
 /// Which chains belong to a part of Tripod, by their names.
@@ -81,21 +81,13 @@ impl Owned {
             shared.is_some_and(|shared| shared.table == table && shared.name == chain)
         };
         let is_sign = |chain: &str| shared.is_some_and(|shared| shared.signs.contains(&chain));
-        let there = engine.tables_with(family, |table, chain| {
-            Table::named(table)
-                .is_some_and(|table| is_ours(table, chain) || is_shared(table, chain))
-                || is_sign(chain)
-        });
+        let owned = |table, chain: &str| is_ours(table, chain) || is_shared(table, chain);
         let mut outcome = Ok(());
         let (mut first, mut later) = (Vec::new(), Vec::new());
         let mut is_others = false;
-        for &table in self.tables {
-            if !there.contains(&table.name()) {
-                continue;
-            }
-            let owned = |chain: &str| is_ours(table, chain) || is_shared(table, chain);
-            let mut found = OwnedChains::new(table, owned);
-            let read = xtables.read(table.name(), |line| {
+        for table in self.tables_with(family, engine, owned, is_sign) {
+            let mut found = OwnedChains::new(table, |chain: &str| owned(table, chain));
+            let read = xtables.read(Some(table.name()), |line| {
                 is_others |= shared.is_some_and(|shared| (shared.is_others)(line));
                 found.line(line);
             });
@@ -133,6 +125,22 @@ impl Owned {
         outcome
     }
 
+    /// Returns those of the tables that are worth reading for chains that are `owned`, or a
+    /// sign of the other program.
+    fn tables_with(
+        &self,
+        family: Family,
+        engine: Engine,
+        owned: impl Fn(Table, &str) -> bool,
+        is_sign: impl Fn(&str) -> bool,
+    ) -> impl Iterator<Item = Table> {
+        let there = engine.tables_with(family, |table, chain| {
+            Table::named(table).is_some_and(|table| owned(table, chain)) || is_sign(chain)
+        });
+        let tables = self.tables.iter().copied();
+        tables.filter(move |table| there.contains(&table.name()))
+    }
+
     /// Removes what leads to these chains of `family`, in whichever engine, and
     /// leaves the chains. Returns true if there are some.
     ///
@@ -141,14 +149,7 @@ impl Owned {
     pub async fn unlink(&self, family: Family) -> Result<bool, Error> {
         let mut any = false;
         for (xtables, engine) in Xtables::engines(family).await {
-            let owns = |table: &str, chain: &str| {
-                Table::named(table).is_some_and(|table| (self.is_ours)(table, chain))
-            };
-            let there = engine.tables_with(family, owns);
-            for &table in self.tables {
-                if !there.contains(&table.name()) {
-                    continue;
-                }
+            for table in self.tables_with(family, engine, self.is_ours, |_| false) {
                 let found = OwnedChains::new(table, |chain: &str| (self.is_ours)(table, chain));
                 let found = found.read(&xtables).await?;
                 any |= !found.is_empty();
@@ -280,8 +281,7 @@ fn each_in_nf_tables(family: Family, mut each: impl FnMut(Table, &str)) -> Optio
             each(table, &listed.chain.name);
         }
     };
-    let mut rules = nftables::Rules::open().ok()?;
-    rules.chains(family, listed).ok()
+    list_chains(family, listed).ok()
 }
 
 #[cfg(test)]

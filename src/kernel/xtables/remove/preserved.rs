@@ -9,14 +9,8 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Preserved {
     engines: Vec<(Family, Engine)>,
-    chains: Chains,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-enum Chains {
-    #[default]
-    All,
-    These(&'static [(Table, &'static str)]),
+    /// `None`: all chains.
+    chains: Option<&'static [(Table, &'static str)]>,
 }
 
 impl Preserved {
@@ -27,7 +21,7 @@ impl Preserved {
 
     /// All that is in these engines stays.
     pub fn all(engines: Vec<(Family, Engine)>) -> Preserved {
-        let chains = Chains::All;
+        let chains = None;
         Preserved { engines, chains }
     }
 
@@ -36,27 +30,24 @@ impl Preserved {
         engines: Vec<(Family, Engine)>,
         names: &'static [(Table, &'static str)],
     ) -> Preserved {
-        let chains = Chains::These(names);
+        let chains = Some(names);
         Preserved { engines, chains }
     }
 
     /// Returns true if all that some engine has stays.
     pub fn has_all_of_some(&self) -> bool {
-        matches!(self.chains, Chains::All) && !self.engines.is_empty()
+        self.chains.is_none() && !self.engines.is_empty()
     }
 
     /// Returns true if nothing in this engine is to be removed.
     pub fn has_all_of(&self, family: Family, engine: Engine) -> bool {
-        matches!(self.chains, Chains::All) && self.engines.contains(&(family, engine))
+        self.chains.is_none() && self.engines.contains(&(family, engine))
     }
 
     /// Returns true if this chain stays.
     pub fn has(&self, family: Family, engine: Engine, chain: (Table, &str)) -> bool {
         self.engines.contains(&(family, engine))
-            && match self.chains {
-                Chains::All => true,
-                Chains::These(names) => names.contains(&chain),
-            }
+            && self.chains.is_none_or(|names| names.contains(&chain))
     }
 }
 
@@ -69,15 +60,12 @@ mod tests {
         let own = vec![(Family::V4, Engine::Legacy)];
         let shared = (Table::Nat, "KUBE-SERVICES");
         let mine = (Table::Nat, "KUBE-LOAD-BALANCER");
+        let all = Preserved::all(own.clone());
+        let one = Preserved::chains(own, &[(Table::Nat, "KUBE-SERVICES")]);
         for (preserved, all, of_shared, of_mine) in [
             (Preserved::nothing(), false, false, false),
-            (Preserved::all(own.clone()), true, true, true),
-            (
-                Preserved::chains(own, &[(Table::Nat, "KUBE-SERVICES")]),
-                false,
-                true,
-                false,
-            ),
+            (all, true, true, true),
+            (one, false, true, false),
         ] {
             for (family, engine, here) in [
                 (Family::V4, Engine::Legacy, true),

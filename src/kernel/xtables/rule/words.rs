@@ -1,11 +1,14 @@
 //! How rules print.
 
-use std::fmt;
+use std::{
+    fmt::{self, from_fn},
+    ops::RangeInclusive,
+};
 
 use ipnet::IpNet;
 
 use super::{Mark, Match, Negatable, Physdev, Rule, Target, word};
-use crate::net::Family;
+use crate::net::{Family, Protocol};
 
 impl Negatable<IpNet> {
     /// iptables-save leaves out what every address matches.
@@ -17,43 +20,30 @@ impl Negatable<IpNet> {
     }
 }
 
-/// A rule in the words of `iptables-save`.
-pub(super) struct Words<'a> {
-    pub(super) rule: &'a Rule,
-    pub(super) family: Family,
-}
-
-impl fmt::Display for Words<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rule = self.rule;
+impl Rule {
+    /// Writes the rule in the words of `iptables-save`.
+    pub(super) fn write(&self, f: &mut fmt::Formatter<'_>, family: Family) -> fmt::Result {
         let mut words = Spaced { f, first: true };
-        if let Some(net) = rule.source.as_ref().filter(|net| net.says_something()) {
+        if let Some(net) = self.source.as_ref().filter(|net| net.says_something()) {
             words.put(format_args!("{}-s {}", net.bang(), net.value()))?;
         }
-        if let Some((value, mask)) = rule.source_bits {
+        if let Some((value, mask)) = self.source_bits {
             words.put(format_args!("-s {value}/{mask}"))?;
         }
-        if let Some(net) = rule.destination.as_ref().filter(|net| net.says_something()) {
+        if let Some(net) = self.destination.as_ref().filter(|net| net.says_something()) {
             words.put(format_args!("{}-d {}", net.bang(), net.value()))?;
         }
-        if let Some(link) = &rule.input {
+        if let Some(link) = &self.input {
             words.put(format_args!("{}-i {}", link.bang(), link.value()))?;
         }
-        if let Some(protocol) = rule.protocol {
+        if let Some(protocol) = self.protocol {
             words.put(format_args!("-p {}", word(protocol)))?;
         }
-        for one in &rule.matches {
-            words.put(format_args!(
-                "-m {}",
-                MatchWords {
-                    one,
-                    family: self.family
-                }
-            ))?;
+        for one in &self.matches {
+            words.put(format_args!("-m {}", from_fn(|f| one.write(f, family))))?;
         }
-        if let Some(target) = &rule.target {
-            let family = self.family;
-            words.put(format_args!("-j {}", TargetWords { target, family }))?;
+        if let Some(target) = &self.target {
+            words.put(format_args!("-j {}", from_fn(|f| target.write(f, family))))?;
         }
         Ok(())
     }
@@ -73,31 +63,21 @@ impl Spaced<'_, '_> {
     }
 }
 
-struct MatchWords<'a> {
-    one: &'a Match,
-    family: Family,
-}
-
-impl fmt::Display for MatchWords<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mask = match self.family {
+impl Match {
+    fn write(&self, f: &mut fmt::Formatter<'_>, family: Family) -> fmt::Result {
+        let mask = match family {
             Family::V4 => "255.255.255.255",
             Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
         };
-        match self.one {
-            Match::Comment(text) => write!(f, "comment --comment \"{}\"", Quoted(text)),
+        match self {
+            Match::Comment(text) => {
+                f.write_str("comment --comment \"")?;
+                write_quoted(f, text)?;
+                f.write_str("\"")
+            }
             Match::Transport(protocol) => f.write_str(word(*protocol)),
-            Match::DestinationPort(protocol, port) => {
-                write!(f, "{} --dport {port}", word(*protocol))
-            }
-            Match::DestinationPorts(protocol, ports) => {
-                let (first, last) = (ports.start(), ports.end());
-                write!(f, "{} --dport {first}:{last}", word(*protocol))
-            }
-            Match::SourcePorts(protocol, ports) => {
-                let (first, last) = (ports.start(), ports.end());
-                write!(f, "{} --sport {first}:{last}", word(*protocol))
-            }
+            Match::DestinationPorts(protocol, ports) => write_ports(f, *protocol, "dport", ports),
+            Match::SourcePorts(protocol, ports) => write_ports(f, *protocol, "sport", ports),
             Match::Mark(mark) => {
                 let Mark { value, mask } = mark.value();
                 write!(f, "mark {}--mark {value:#x}/{mask:#x}", mark.bang())
@@ -140,36 +120,39 @@ impl fmt::Display for MatchWords<'_> {
     }
 }
 
-/// Text between double quotes, as `iptables-restore` reads it.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
-            match c {
-                '"' | '\\' => write!(f, "\\{c}")?,
-                // A line is a rule; nothing may end it early.
-                c if c.is_control() => f.write_str(" ")?,
-                c => write!(f, "{c}")?,
-            }
-        }
-        Ok(())
+/// Writes a single port without the end of its range.
+fn write_ports(
+    f: &mut fmt::Formatter<'_>,
+    protocol: Protocol,
+    option: &str,
+    ports: &RangeInclusive<u16>,
+) -> fmt::Result {
+    let (first, last) = (ports.start(), ports.end());
+    write!(f, "{} --{option} {first}", word(protocol))?;
+    if first == last {
+        return Ok(());
     }
+    write!(f, ":{last}")
 }
 
-struct TargetWords<'a> {
-    target: &'a Target,
-    family: Family,
+/// Writes what stands between double quotes, as `iptables-restore` reads it.
+fn write_quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    text.chars().try_for_each(|c| match c {
+        '"' | '\\' => write!(f, "\\{c}"),
+        // A line is a rule; nothing may end it early.
+        c if c.is_control() => f.write_str(" "),
+        c => write!(f, "{c}"),
+    })
 }
 
-impl fmt::Display for TargetWords<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.target {
+impl Target {
+    fn write(&self, f: &mut fmt::Formatter<'_>, family: Family) -> fmt::Result {
+        match self {
             Target::Jump(chain) => f.write_str(chain),
             Target::Accept => f.write_str("ACCEPT"),
             Target::Drop => f.write_str("DROP"),
             Target::Return => f.write_str("RETURN"),
-            Target::Reject => f.write_str(match self.family {
+            Target::Reject => f.write_str(match family {
                 Family::V4 => "REJECT --reject-with icmp-port-unreachable",
                 Family::V6 => "REJECT --reject-with icmp6-port-unreachable",
             }),
@@ -190,13 +173,14 @@ impl fmt::Display for TargetWords<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::host, *};
-    use crate::net::Protocol;
+    use std::net::IpAddr;
+
+    use super::*;
 
     /// Lines as iptables-save 1.8.9 printed them for kube-proxy 1.36.
     #[test]
     fn rules_print_as_iptables_save_does() {
-        let ip = |text: &str| host(text.parse().unwrap());
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let cases = [
             (
                 Rule::new()

@@ -1,6 +1,6 @@
 //! The endpoints of a ServicePort as its rules need them.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, rc::Rc};
 
 use super::names;
 use crate::services::{Endpoint, ServicePort};
@@ -21,10 +21,13 @@ pub(super) struct Backend {
 /// set: to new connections they are as gone.
 #[derive(Debug)]
 pub(super) struct Backends {
-    /// In the order of kube-proxy, which sorts endpoints as text.
-    all: Vec<Backend>,
-    cluster: Vec<usize>,
-    local: Vec<usize>,
+    /// All that some traffic may reach, in the order of kube-proxy, which sorts endpoints
+    /// as text.
+    pub(super) all: Vec<Rc<Backend>>,
+    /// Those of the whole cluster.
+    pub(super) cluster: Vec<Rc<Backend>>,
+    /// Those of this node.
+    pub(super) local: Vec<Rc<Backend>>,
     /// Some endpoint in the cluster is usable, even if not from here.
     pub(super) any: bool,
 }
@@ -32,11 +35,8 @@ pub(super) struct Backends {
 impl Backends {
     pub(super) fn of(port: &ServicePort, shown: &str, protocol: &str) -> Backends {
         let endpoints = &port.endpoints;
-        let at = |index: &u32| {
-            let index = *index as usize;
-            endpoints.all.get(index).map(|endpoint| (index, endpoint))
-        };
-        let mut all: Vec<(usize, Backend)> = endpoints
+        let at = |index: &u32| Some((*index, endpoints.all.get(*index as usize)?));
+        let mut all: Vec<(u32, Rc<Backend>)> = endpoints
             .all_reachable
             .iter()
             .filter_map(at)
@@ -49,16 +49,15 @@ impl Backends {
                     shown: text,
                     weight: u32::from(endpoint.weight),
                 };
-                (index, backend)
+                (index, Rc::new(backend))
             })
             .collect();
         all.sort_by(|(_, a), (_, b)| a.shown.cmp(&b.shown));
         let among = |set: &[u32]| {
-            let numbered = all.iter().enumerate();
-            let members = numbered.filter(|(_, (index, _))| {
-                u32::try_from(*index).is_ok_and(|index| set.binary_search(&index).is_ok())
-            });
-            members.map(|(place, _)| place).collect()
+            let members = all
+                .iter()
+                .filter(|(index, _)| set.binary_search(index).is_ok());
+            members.map(|(_, backend)| Rc::clone(backend)).collect()
         };
         Backends {
             cluster: among(&endpoints.cluster),
@@ -66,28 +65,6 @@ impl Backends {
             any: endpoints.has_any && endpoints.all.iter().any(takes_connections),
             all: all.into_iter().map(|(_, backend)| backend).collect(),
         }
-    }
-
-    /// All that some traffic may reach.
-    pub(super) fn all(&self) -> &[Backend] {
-        &self.all
-    }
-
-    /// Those of the whole cluster.
-    pub(super) fn cluster(&self) -> Vec<&Backend> {
-        self.among(&self.cluster)
-    }
-
-    /// Those of this node.
-    pub(super) fn local(&self) -> Vec<&Backend> {
-        self.among(&self.local)
-    }
-
-    fn among(&self, places: &[usize]) -> Vec<&Backend> {
-        places
-            .iter()
-            .filter_map(|place| self.all.get(*place))
-            .collect()
     }
 }
 

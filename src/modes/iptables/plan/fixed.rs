@@ -6,9 +6,10 @@ use crate::{
         extension::Extension,
         xtables::{
             desired::{Contents, FixedChain, Jump, Place, RuleSet},
-            rule::{Mark, Match, Negatable, Rule, Table, Target},
+            rule::{Match, Negatable, Rule, Table, Target},
         },
     },
+    modes::masquerade::{forwarding, marking, masquerading},
     node::Served,
 };
 
@@ -49,6 +50,8 @@ pub fn loopback_guard(options: &Options) -> RuleSet {
 
 fn chains(options: &Options) -> Vec<FixedChain> {
     let shared = |closing| Contents::Shared { closing };
+    let mark = options.masquerade_mark;
+    let postrouting = masquerading(mark, options.features);
     let filter = [
         (names::EXTERNAL_SERVICES, shared(Vec::new())),
         (names::FIREWALL, Contents::AtLeast(firewall(options))),
@@ -58,11 +61,8 @@ fn chains(options: &Options) -> Vec<FixedChain> {
         (names::SERVICES, shared(Vec::new())),
     ];
     let nat = [
-        (
-            names::MARK_MASQ,
-            Contents::Exactly(vec![mark_masq(options)]),
-        ),
-        (names::POSTROUTING, Contents::Exactly(postrouting(options))),
+        (names::MARK_MASQ, Contents::Exactly(vec![marking(mark)])),
+        (names::POSTROUTING, Contents::Exactly(postrouting.into())),
         (names::NODE_PORTS, shared(Vec::new())),
         (names::SERVICES, shared(to_node_ports(options))),
     ];
@@ -80,36 +80,6 @@ fn chains(options: &Options) -> Vec<FixedChain> {
         .collect()
 }
 
-fn marked(options: &Options) -> Mark {
-    Mark::set(options.masquerade_mark)
-}
-
-fn mark_masq(options: &Options) -> Rule {
-    Rule::new().target(Target::Mark(marked(options)))
-}
-
-fn postrouting(options: &Options) -> Vec<Rule> {
-    let not_marked = Match::Mark(Negatable::IsNot(marked(options)));
-    // A packet may come by again, decapsulated or encrypted, and must not be
-    // masqueraded twice.
-    let unmark = Target::Mark(Mark {
-        mask: 0,
-        ..marked(options)
-    });
-    let masquerade = Target::Masquerade {
-        random_fully: options.features.contains(Extension::RandomFully),
-    };
-    vec![
-        Rule::new().with(not_marked).target(Target::Return),
-        Rule::new().target(unmark),
-        options
-            .commented(Rule::new(), || {
-                "kubernetes service traffic requiring SNAT".to_owned()
-            })
-            .target(masquerade),
-    ]
-}
-
 /// Without this, `route_localnet` would let neighbours reach what listens on
 /// this node's loopback (kubernetes issue 90259).
 fn firewall(options: &Options) -> Vec<Rule> {
@@ -118,7 +88,7 @@ fn firewall(options: &Options) -> Vec<Rule> {
     }
     let loopback = options.family.loopback();
     let rule = Rule::new().not_source(loopback).destination(loopback);
-    let rule = options.commented(rule, || "block incoming localnet connections".to_owned());
+    let rule = rule.commented(options.features, "block incoming localnet connections");
     let answers = Negatable::IsNot("RELATED,ESTABLISHED,DNAT");
     vec![
         rule.with(Match::ConnectionState(answers))
@@ -134,30 +104,16 @@ fn drops_invalid(options: &Options) -> bool {
 }
 
 fn forward(options: &Options) -> Vec<Rule> {
-    let state = |states| Match::ConnectionState(Negatable::Is(states));
     let mut rules = Vec::new();
     if drops_invalid(options) {
-        let mut rule = Rule::new().with(state("INVALID"));
+        let invalid = Match::ConnectionState(Negatable::Is("INVALID"));
+        let mut rule = Rule::new().with(invalid);
         if options.features.contains(Extension::Nfacct) {
             rule = rule.with(Match::Account(names::INVALID_DROPPED));
         }
         rules.push(rule.target(Target::Drop));
     }
-    let commented = |text: &str| options.commented(Rule::new(), || text.to_owned());
-    let first_packets = commented("kubernetes forwarding rules");
-    rules.push(
-        first_packets
-            .with(Match::Mark(Negatable::Is(marked(options))))
-            .target(Target::Accept),
-    );
-    if options.features.contains(Extension::Conntrack) {
-        let later_packets = commented("kubernetes forwarding conntrack rule");
-        rules.push(
-            later_packets
-                .with(state("RELATED,ESTABLISHED"))
-                .target(Target::Accept),
-        );
-    }
+    rules.extend(forwarding(options.masquerade_mark, options.features));
     rules
 }
 
@@ -170,7 +126,7 @@ enum Packets {
 }
 
 fn jumps(options: &Options) -> Vec<Jump> {
-    const PORTALS: &str = "kubernetes service portals";
+    const SERVICES: &str = "kubernetes service portals";
     const EXTERNAL: &str = "kubernetes externally-visible service portals";
     const FIREWALL: &str = "kubernetes load balancer firewall";
     const FORWARDING: &str = "kubernetes forwarding rules";
@@ -181,7 +137,7 @@ fn jumps(options: &Options) -> Vec<Jump> {
             rule = rule.with(Match::ConnectionState(Negatable::Is("NEW")));
         }
         if !text.is_empty() {
-            rule = options.commented(rule, || text.to_owned());
+            rule = rule.commented(options.features, text);
         }
         Jump {
             table,
@@ -203,13 +159,13 @@ fn jumps(options: &Options) -> Vec<Jump> {
         filter("INPUT", Packets::New, EXTERNAL, names::EXTERNAL_SERVICES),
         filter("FORWARD", Packets::New, FIREWALL, names::PROXY_FIREWALL),
         filter("FORWARD", Packets::All, FORWARDING, names::FORWARD),
-        filter("FORWARD", Packets::New, PORTALS, names::SERVICES),
+        filter("FORWARD", Packets::New, SERVICES, names::SERVICES),
         filter("FORWARD", Packets::New, EXTERNAL, names::EXTERNAL_SERVICES),
         filter("OUTPUT", Packets::All, "", names::FIREWALL),
         filter("OUTPUT", Packets::New, FIREWALL, names::PROXY_FIREWALL),
-        filter("OUTPUT", Packets::New, PORTALS, names::SERVICES),
-        nat("PREROUTING", PORTALS, names::SERVICES),
-        nat("OUTPUT", PORTALS, names::SERVICES),
+        filter("OUTPUT", Packets::New, SERVICES, names::SERVICES),
+        nat("PREROUTING", SERVICES, names::SERVICES),
+        nat("OUTPUT", SERVICES, names::SERVICES),
         nat(
             "POSTROUTING",
             "kubernetes postrouting rules",
@@ -224,12 +180,8 @@ fn jumps(options: &Options) -> Vec<Jump> {
 /// that comes or goes needs no new rule.
 fn to_node_ports(options: &Options) -> Vec<Rule> {
     let loopback = options.family.loopback();
-    let node_ports = |rule| {
-        options.commented(rule, || {
-            "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
-                .to_owned()
-        })
-    };
+    let text = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
+    let node_ports = |rule: Rule| rule.commented(options.features, text);
     let rules = match &options.node_ports {
         Served::All => {
             let rule = if options.serves_localhost() {

@@ -87,15 +87,11 @@ impl DispatchChoice {
     /// what is in force `now` stays until their number clearly asks for the
     /// other.
     pub fn dispatch(self, service_ports: usize, now: Option<Dispatch>) -> Dispatch {
-        let indexed = match self {
-            DispatchChoice::Linear => false,
-            DispatchChoice::Indexed => true,
-            DispatchChoice::Auto => above(MANY, service_ports, now == Some(Dispatch::Indexed)),
-        };
-        if indexed {
-            Dispatch::Indexed
-        } else {
-            Dispatch::Linear
+        let indexed = now == Some(Dispatch::Indexed);
+        match self {
+            DispatchChoice::Auto if above(MANY, service_ports, indexed) => Dispatch::Indexed,
+            DispatchChoice::Auto | DispatchChoice::Linear => Dispatch::Linear,
+            DispatchChoice::Indexed => Dispatch::Indexed,
         }
     }
 }
@@ -108,12 +104,8 @@ pub fn is_large_cluster(endpoints: usize, now: bool) -> bool {
 }
 
 fn above(threshold: usize, count: usize, now: bool) -> bool {
-    count
-        > if now {
-            threshold - threshold / 5
-        } else {
-            threshold
-        }
+    let slack = if now { threshold / 5 } else { 0 };
+    count > threshold - slack
 }
 
 impl Options {
@@ -187,15 +179,6 @@ impl Options {
             })
             .map(|network| rule.clone().destination(network))
             .collect()
-    }
-
-    /// Returns the rule with a comment, where the kernel has comments.
-    pub(super) fn commented(&self, rule: Rule, text: impl FnOnce() -> String) -> Rule {
-        if self.features.contains(Extension::Comment) {
-            rule.comment(text())
-        } else {
-            rule
-        }
     }
 }
 

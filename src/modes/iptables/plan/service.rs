@@ -18,7 +18,7 @@ use crate::{
         xtables::{
             desired::{Chain, OwnerRules},
             features::Features,
-            rule::{Match, Negatable, Rule, Side, Table, Target, host, word},
+            rule::{Match, Negatable, Rule, Side, Table, Target, word},
         },
     },
     net::Protocol,
@@ -35,16 +35,14 @@ pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
     let backends = Backends::of(port, &shown, word(protocol));
     let mut plan = Plan {
         chains: PortChains::new(&shown, word(protocol)),
-        endpoints: Endpoints::of(port, &backends),
+        backends,
         port,
         options,
         shown,
         protocol,
         rules: OwnerRules::default(),
     };
-    for backend in backends.all() {
-        plan.endpoint_chain(backend);
-    }
+    plan.endpoint_chains();
     plan.policy_chains();
     plan.external_chain();
     plan.firewall_chain();
@@ -64,35 +62,6 @@ pub fn is_possible(port: &ServicePort, features: &Features) -> bool {
     port.name.protocol != Protocol::Sctp || features.contains(Extension::Sctp)
 }
 
-/// Which endpoints each kind of traffic has.
-struct Endpoints<'a> {
-    cluster: Vec<&'a Backend>,
-    local: Vec<&'a Backend>,
-    /// There are some, at least on other nodes.
-    any: bool,
-    /// For the cluster IP.
-    internal: bool,
-    /// For calls from outside to external addresses and node ports.
-    external: bool,
-}
-
-impl<'a> Endpoints<'a> {
-    fn of(port: &ServicePort, backends: &'a Backends) -> Endpoints<'a> {
-        let (cluster, local) = (backends.cluster(), backends.local());
-        let with_policy = |policy| match policy {
-            TrafficPolicy::Cluster => backends.any && !cluster.is_empty(),
-            TrafficPolicy::Local => backends.any && !local.is_empty(),
-        };
-        Endpoints {
-            any: backends.any,
-            internal: with_policy(port.internal_traffic_policy),
-            external: with_policy(port.external_traffic_policy),
-            cluster,
-            local,
-        }
-    }
-}
-
 struct Plan<'a> {
     port: &'a ServicePort,
     options: &'a Options,
@@ -100,22 +69,26 @@ struct Plan<'a> {
     shown: String,
     protocol: Protocol,
     chains: PortChains,
-    endpoints: Endpoints<'a>,
+    backends: Backends,
     rules: OwnerRules,
 }
 
 impl Plan<'_> {
     /// Answers to a caller on the endpoint's own pod would not come back
     /// through here, hence the first rule.
+    fn endpoint_chains(&mut self) {
+        for backend in self.backends.all.clone() {
+            self.endpoint_chain(&backend);
+        }
+    }
+
     fn endpoint_chain(&mut self, backend: &Backend) {
-        let commented = |rule| {
-            if self.options.large_cluster {
-                rule
-            } else {
-                self.options.commented(rule, || self.shown.clone())
-            }
-        };
-        let hairpin = commented(Rule::new().source(host(backend.address.ip())));
+        let mut features = self.options.features;
+        if self.options.large_cluster {
+            features = features.without(&[Extension::Comment]);
+        }
+        let commented = |rule: Rule| rule.commented(features, &self.shown);
+        let hairpin = commented(Rule::new().source(backend.address.ip()));
         let mut dnat = commented(Rule::new().protocol(self.protocol));
         let sticky = self.port.session_affinity != SessionAffinity::None;
         if sticky && self.options.features.contains(Extension::Recent) {
@@ -130,14 +103,12 @@ impl Plan<'_> {
     }
 
     fn policy_chains(&mut self) {
-        let internal = self
-            .endpoints
-            .internal
-            .then_some(self.port.internal_traffic_policy);
+        let internal = self.port.internal_traffic_policy;
+        let internal = self.has_endpoints(internal).then_some(internal);
         for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
             let (name, backends) = match policy {
-                TrafficPolicy::Cluster => (&self.chains.cluster, &self.endpoints.cluster),
-                TrafficPolicy::Local => (&self.chains.local, &self.endpoints.local),
+                TrafficPolicy::Cluster => (&self.chains.cluster, &self.backends.cluster),
+                TrafficPolicy::Local => (&self.chains.local, &self.backends.local),
             };
             if backends.is_empty() || !self.follows(policy) {
                 continue;
@@ -156,6 +127,15 @@ impl Plan<'_> {
             }
             self.own_chain(&name, rules);
         }
+    }
+
+    /// Returns whether traffic of that policy has endpoints.
+    fn has_endpoints(&self, policy: TrafficPolicy) -> bool {
+        let backends = match policy {
+            TrafficPolicy::Cluster => &self.backends.cluster,
+            TrafficPolicy::Local => &self.backends.local,
+        };
+        self.backends.any && !backends.is_empty()
     }
 
     /// Some traffic goes by that policy: pods and the node itself go by Cluster
@@ -186,13 +166,12 @@ impl Plan<'_> {
     }
 
     fn external_chain(&mut self) {
-        if !self.endpoints.any || !self.accessible() {
+        if !self.backends.any || !self.accessible() {
             return;
         }
         let commented = |text: &str| {
-            self.options.commented(Rule::new(), || {
-                format!("{text} for {} external destinations", self.shown)
-            })
+            let text = format_args!("{text} for {} external destinations", self.shown);
+            Rule::new().commented(self.options.features, text)
         };
         let cluster = self.chains.cluster.as_str();
         let mut rules = Vec::new();
@@ -205,7 +184,7 @@ impl Plan<'_> {
                 // Pods and the node itself are not outside: to them the
                 // policy is Cluster, as if the call had gone out to the load
                 // balancer and come back.
-                if !self.endpoints.cluster.is_empty() {
+                if !self.backends.cluster.is_empty() {
                     let pods = self.options.detect_local.local(commented("pod traffic"));
                     rules.extend(pods.map(|rule| rule.jump(cluster)));
                     let masquerade = self.of_node(commented("masquerade LOCAL traffic"));
@@ -217,7 +196,7 @@ impl Plan<'_> {
                 &self.chains.local
             }
         };
-        if self.endpoints.external {
+        if self.has_endpoints(self.port.external_traffic_policy) {
             rules.push(Rule::new().jump(policy_chain.as_str()));
         }
         let name = self.chains.external.clone();
@@ -237,7 +216,7 @@ impl Plan<'_> {
     }
 
     fn has_source_ranges(&self) -> bool {
-        self.endpoints.any
+        self.backends.any
             && !self.port.load_balancer_ips.is_empty()
             && !self.port.load_balancer_source_ranges.is_empty()
     }
@@ -249,11 +228,10 @@ impl Plan<'_> {
             return;
         }
         let ranges = &self.port.load_balancer_source_ranges;
+        let features = self.options.features;
         let allow = |source: IpNet| {
             let rule = Rule::new().source(source);
-            let rule = self
-                .options
-                .commented(rule, || format!("{} loadbalancer IP", self.shown));
+            let rule = rule.commented(features, format_args!("{} loadbalancer IP", self.shown));
             rule.jump(self.chains.external.as_str())
         };
         let mut rules: Vec<Rule> = ranges.iter().copied().map(allow).collect();
@@ -262,15 +240,12 @@ impl Plan<'_> {
         let own = |node_ip: IpAddr| ranges.iter().any(|range| range.contains(&node_ip));
         if self.options.node_ip.is_some_and(own) {
             let addresses = self.port.load_balancer_ips.iter();
-            rules.extend(addresses.map(|ip| allow(host(*ip))));
+            rules.extend(addresses.map(|ip| allow(IpNet::from(*ip))));
         }
-        if self.options.features.contains(Extension::Comment) {
-            rules.push(self.options.commented(Rule::new(), || {
-                format!(
-                    "other traffic to {} will be dropped by KUBE-PROXY-FIREWALL",
-                    self.shown
-                )
-            }));
+        if features.contains(Extension::Comment) {
+            let text = "will be dropped by KUBE-PROXY-FIREWALL";
+            let text = format!("other traffic to {} {text}", self.shown);
+            rules.push(Rule::new().comment(text));
         }
         let name = self.chains.firewall.clone();
         self.own_chain(&name, rules);

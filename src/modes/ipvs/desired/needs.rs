@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::Hash,
     net::IpAddr,
 };
 
@@ -71,30 +72,17 @@ impl Needs {
         } else {
             Serving::Continues
         };
-        // Additions come first: what both need must not go to zero in between.
-        for member in missing(&new.members, &old.members) {
-            if self.members.add(*member) {
-                self.set_sizes.get_mut(member.family)[member.set as usize] += 1;
-                dirty.members.insert(*member, serving);
-            }
+        for member in replace(&mut self.members, &old.members, &new.members) {
+            let size = &mut self.set_sizes.get_mut(member.family)[member.set as usize];
+            *size = if self.members.contains(&member) {
+                *size + 1
+            } else {
+                size.saturating_sub(1)
+            };
+            dirty.members.insert(member, serving);
         }
-        for member in missing(&old.members, &new.members) {
-            if self.members.release(member) {
-                let size = &mut self.set_sizes.get_mut(member.family)[member.set as usize];
-                *size = size.saturating_sub(1);
-                dirty.members.insert(*member, serving);
-            }
-        }
-        for address in new.addresses.iter().filter(|a| !old.addresses.contains(a)) {
-            if self.addresses.add(*address) {
-                dirty.addresses.insert(*address);
-            }
-        }
-        for address in old.addresses.iter().filter(|a| !new.addresses.contains(a)) {
-            if self.addresses.release(address) {
-                dirty.addresses.insert(*address);
-            }
-        }
+        let addresses = replace(&mut self.addresses, &old.addresses, &new.addresses);
+        dirty.addresses.extend(addresses);
         self.replace_servers(name, old, new, dirty);
     }
 
@@ -166,9 +154,16 @@ impl Needs {
     }
 }
 
-/// Returns those of `a` that `b` does not have; both are sorted.
-fn missing<'a, T: Ord>(a: &'a [T], b: &'a [T]) -> impl Iterator<Item = &'a T> {
-    a.iter().filter(|one| b.binary_search(one).is_err())
+/// Counts a user of what is `new` instead of what was `old`; both are sorted. Returns what
+/// has its first user now, or its last one no more.
+fn replace<T: Copy + Ord + Hash>(users: &mut References<T>, old: &[T], new: &[T]) -> Vec<T> {
+    let is_among = |all: &[T], one: &T| all.binary_search(one).is_ok();
+    // Additions come first: what both need must not go to zero in between.
+    let come = new.iter().filter(|one| !is_among(old, one));
+    let mut changed: Vec<T> = come.copied().filter(|one| users.add(*one)).collect();
+    let gone = old.iter().filter(|one| !is_among(new, one));
+    changed.extend(gone.copied().filter(|one| users.release(one)));
+    changed
 }
 
 #[cfg(test)]

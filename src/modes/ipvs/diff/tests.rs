@@ -176,82 +176,50 @@ fn sets_change_when_no_client_gets_through_for_it() {
     let narrowed = || with(&[LoadBalancer, Firewall]);
     let local = || with(&[LoadBalancer, LoadBalancerLocal]);
     type Steps = &'static [(Set, Action)];
-    let cases: [(&str, ServicePlan, ServicePlan, Steps, Steps, Steps); 7] = [
-        (
-            "new, with source ranges",
-            nothing(),
-            guarded(),
-            &[(SourceCidr, Add), (LoadBalancer, Add), (Firewall, Add)],
-            &[],
-            &[],
-        ),
-        (
-            "ranges come",
-            open(),
-            guarded(),
-            &[(SourceCidr, Add), (Firewall, Add)],
-            &[],
-            &[],
-        ),
-        (
-            "ranges go",
-            guarded(),
-            open(),
-            &[],
-            &[],
-            &[(Firewall, Remove), (SourceCidr, Remove)],
-        ),
+    let comes: Steps = &[(SourceCidr, Add), (LoadBalancer, Add), (Firewall, Add)];
+    let is_guarded: Steps = &[(SourceCidr, Add), (Firewall, Add)];
+    let is_free: Steps = &[(Firewall, Remove), (SourceCidr, Remove)];
+    let goes: Steps = &[
+        (LoadBalancer, Remove),
+        (Firewall, Remove),
+        (SourceCidr, Remove),
+    ];
+    let is_narrowed: Steps = &[(SourceCidr, Remove)];
+    let is_local: Steps = &[(LoadBalancerLocal, Add)];
+    let is_cluster: Steps = &[(LoadBalancerLocal, Remove)];
+    // What comes before anything opens, when all is open, and after all closed.
+    let cases: [(&str, ServicePlan, ServicePlan, [Steps; 3]); 7] = [
+        ("new, with ranges", nothing(), guarded(), [comes, &[], &[]]),
+        ("ranges come", open(), guarded(), [is_guarded, &[], &[]]),
+        ("ranges go", guarded(), open(), [&[], &[], is_free]),
         (
             "a range goes",
             guarded(),
             narrowed(),
-            &[(SourceCidr, Remove)],
-            &[],
-            &[],
+            [is_narrowed, &[], &[]],
         ),
-        (
-            "all goes",
-            guarded(),
-            nothing(),
-            &[],
-            &[],
-            &[
-                (LoadBalancer, Remove),
-                (Firewall, Remove),
-                (SourceCidr, Remove),
-            ],
-        ),
-        (
-            "local from now on",
-            open(),
-            local(),
-            &[],
-            &[(LoadBalancerLocal, Add)],
-            &[],
-        ),
-        (
-            "no longer local",
-            local(),
-            open(),
-            &[(LoadBalancerLocal, Remove)],
-            &[],
-            &[],
-        ),
+        ("all goes", guarded(), nothing(), [&[], &[], goes]),
+        ("local from now on", open(), local(), [&[], is_local, &[]]),
+        ("no longer local", local(), open(), [is_cluster, &[], &[]]),
     ];
-    for (what, old, new, before, opened, after) in cases {
-        let steps = steps_between(&old, &new);
-        assert_eq!(steps, [before, opened, after], "{what}");
+    for (what, old, new, steps) in cases {
+        assert_eq!(steps_between(&old, &new), steps, "{what}");
     }
+}
+
+/// What all ServicePorts need after one went from one plan to another, and what changed.
+fn replaced(old: &ServicePlan, new: &ServicePlan) -> (Needs, Dirty) {
+    let (mut needs, mut dirty) = (Needs::default(), Dirty::default());
+    let (name, nothing) = (port_name("web"), ServicePlan::default());
+    needs.replace(&name, &nothing, old, &mut Dirty::default());
+    needs.replace(&name, old, new, &mut dirty);
+    (needs, dirty)
 }
 
 /// The steps from one plan to another: those before, those when all is open, and
 /// those after.
 fn steps_between(old: &ServicePlan, new: &ServicePlan) -> [Vec<(Set, Action)>; 3] {
-    let mut needs = Needs::default();
-    let (name, nothing) = (port_name("web"), ServicePlan::default());
-    needs.replace(&name, &nothing, old, &mut Dirty::default());
-    let mut dirty = Dirty::default();
-    needs.replace(&name, old, new, &mut dirty);
+    let (needs, dirty) = replaced(old, new);
     let MemberSteps {
         before,
         opened,
@@ -292,15 +260,7 @@ fn sets_get_room_for_what_comes_beside_what_is_yet_to_go() {
         ("some go", ranges(0, 5), ranges(0, 2), None),
     ];
     for (what, old, new, needed) in cases {
-        let mut needs = Needs::default();
-        needs.replace(
-            &port_name("web"),
-            &ServicePlan::default(),
-            &old,
-            &mut Dirty::default(),
-        );
-        let mut dirty = Dirty::default();
-        needs.replace(&port_name("web"), &old, &new, &mut dirty);
+        let (needs, dirty) = replaced(&old, &new);
         let needed: Vec<_> = needed
             .map(|n| ((Set::SourceCidr, Family::V4), n))
             .into_iter()

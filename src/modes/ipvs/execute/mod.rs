@@ -14,11 +14,11 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
-    time::Instant,
 };
 
 use hashbrown::{HashMap, HashSet};
 use nix::errno::Errno;
+use tokio::time::Instant;
 
 use super::{
     Error,

@@ -41,7 +41,7 @@ impl Execution<'_> {
         let masquerade_all = self.desired.node().masquerade_all;
         let mut changes = Vec::new();
         for port in self.owners(frontends) {
-            let mut waiting = Waiting::default();
+            let mut waiting = Vec::new();
             let ServicePlan {
                 servers, members, ..
             } = self.plan_of(&port, frontends);
@@ -50,13 +50,18 @@ impl Execution<'_> {
                 let guarding = guarding(&frontend, &members, masquerade_all);
                 if self.progress.blocked.blocks(&frontend, guarding, rules) {
                     self.progress.again.frontends.insert(frontend);
-                    waiting.add(frontend);
+                    waiting.push(frontend);
                 } else {
                     self.bring_in_line(&port, &server, &mut changes)?;
                 }
             }
-            if let Some(frontends) = waiting.name().filter(|_| self.rules.failure().is_some()) {
-                // Why not is logged once for all, and may be another reason each time.
+            // Why not is logged once for all, and may be another reason each time.
+            let frontends = match &waiting[..] {
+                [] => None,
+                [one] => Some(format!("{one} is")),
+                [first, more @ ..] => Some(format!("{first} and {} more are", more.len())),
+            };
+            if let Some(frontends) = frontends.filter(|_| self.rules.failure().is_some()) {
                 let why = format!(
                     "{frontends} not open yet: the {} rules that guard this are not in force",
                     self.family
@@ -184,30 +189,6 @@ impl Execution<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Frontends of a ServicePort that wait for rules.
-#[derive(Debug, Default)]
-struct Waiting {
-    first: Option<Frontend>,
-    more: usize,
-}
-
-impl Waiting {
-    fn add(&mut self, frontend: Frontend) {
-        match self.first {
-            Some(_) => self.more += 1,
-            None => self.first = Some(frontend),
-        }
-    }
-
-    fn name(&self) -> Option<String> {
-        let first = self.first?;
-        Some(match self.more {
-            0 => format!("{first} is"),
-            more => format!("{first} and {more} more are"),
-        })
     }
 }
 

@@ -39,7 +39,7 @@ pub struct ServicePlan {
     pub servers: Vec<VirtualServer>,
     /// Members of sets, sorted, each once.
     pub members: Vec<Member>,
-    /// Addresses of the dummy link, each once.
+    /// Addresses of the dummy link, sorted, each once.
     pub addresses: Vec<IpAddr>,
     /// What of its Service's preferences cannot be done.
     pub unsupported: Vec<Reason>,
@@ -79,6 +79,8 @@ pub fn plan(port: &ServicePort, node: &NodeContext) -> ServicePlan {
     let mut plan = builder.plan;
     plan.members.sort_unstable();
     plan.members.dedup();
+    plan.addresses.sort_unstable();
+    plan.addresses.dedup();
     plan.unsupported.dedup();
     plan
 }
@@ -249,9 +251,7 @@ impl Builder<'_> {
     }
 
     fn bind(&mut self, ip: IpAddr) {
-        if !self.plan.addresses.contains(&ip) {
-            self.plan.addresses.push(ip);
-        }
+        self.plan.addresses.push(ip);
         self.member(Set::ServiceIps, Element::Ip(ip));
     }
 

@@ -40,23 +40,6 @@ pub struct Options {
     pub drain_timeout: Option<Duration>,
 }
 
-impl Default for Options {
-    /// Returns what holds where nothing is configured.
-    fn default() -> Options {
-        Options {
-            detect_local: net::DetectLocal::ClusterCidr(Vec::new()),
-            node_ip: None,
-            masquerade_all: false,
-            masquerade_mark: 1 << 14,
-            scheduler: ROUND_ROBIN.into(),
-            exclude: Vec::new(),
-            strict_arp: false,
-            timeouts: Timeouts::default(),
-            drain_timeout: None,
-        }
-    }
-}
-
 impl Options {
     /// Returns what the configuration says; it has no drain timeout.
     pub fn new(configuration: &KubeProxyConfiguration, effective: &Effective) -> Options {

@@ -7,12 +7,13 @@ use crate::{
     kernel::{
         extension::Extension,
         xtables::{
-            desired::{Contents, FixedChain, Jump, Place, RuleSet},
+            desired::{FixedChain, Jump, Place, RuleSet},
             features::Features,
             observed::Interest,
-            rule::{Mark, Match, Negatable, Physdev, Rule, Side, Table, Target},
+            rule::{Match, Negatable, Physdev, Rule, Side, Table, Target},
         },
     },
+    modes::masquerade::{forwarding, marking, masquerading},
     net::{Family, Protocol},
 };
 
@@ -71,25 +72,20 @@ pub fn rules(
         features,
         filled,
     };
+    let mark = node.masquerade_mark;
     let mut chains = Vec::with_capacity(OWN_CHAINS.len());
-    let mut chain = |table, name: &'static str, rules| {
-        chains.push(FixedChain {
-            table,
-            name: name.into(),
-            contents: Contents::Exactly(rules),
-        });
-    };
+    let mut chain = |table, name, rules| chains.push(FixedChain::exactly(table, name, rules));
     if filled.contains(Set::NotFromNode) {
         chain(Table::Mangle, NOT_FROM_NODE, b.not_from_node());
     }
-    chain(Table::Filter, FORWARD, b.forward());
+    chain(Table::Filter, FORWARD, forwarding(mark, *features));
     chain(Table::Filter, FILTER, b.filter());
     chain(Table::Filter, OUT_FILTER, Vec::new());
     chain(Table::Filter, NODE_PORT, b.health_checks());
     chain(Table::Filter, FIREWALL, b.firewall());
     chain(Table::Filter, SOURCE_RANGES, b.source_ranges());
     chain(Table::Nat, LOAD_BALANCER, b.load_balancer());
-    chain(Table::Nat, MARK_MASQ, vec![b.mark()]);
+    chain(Table::Nat, MARK_MASQ, vec![marking(mark)]);
     chain(Table::Nat, NODE_PORT, b.node_ports());
     chain(Table::Nat, POSTROUTING, b.postrouting());
     chain(Table::Nat, SERVICES, b.services());
@@ -109,11 +105,7 @@ struct Builder<'a> {
 impl Builder<'_> {
     /// Returns a rule that so far has a comment only, where the kernel takes one.
     fn commented(&self, text: &str) -> Rule {
-        if self.features.contains(Extension::Comment) {
-            Rule::new().comment(text)
-        } else {
-            Rule::new()
-        }
+        Rule::new().commented(*self.features, text)
     }
 
     /// Matches packets to (and, where the set has a second address, from)
@@ -138,10 +130,6 @@ impl Builder<'_> {
         self.filled.contains(set).then(rule)
     }
 
-    fn mark(&self) -> Rule {
-        Rule::new().target(Target::Mark(Mark::set(self.node.masquerade_mark)))
-    }
-
     /// What this node itself must not call, before IPVS changes the
     /// destination (its hook in LOCAL_OUT comes after mangle's). The node calls
     /// an address of the dummy link from that very address: then it is the node
@@ -159,18 +147,6 @@ impl Builder<'_> {
         .into_iter()
         .flatten()
         .collect()
-    }
-
-    fn forward(&self) -> Vec<Rule> {
-        let mark = Mark::set(self.node.masquerade_mark);
-        vec![
-            self.commented("kubernetes forwarding rules")
-                .with(Match::Mark(Negatable::Is(mark)))
-                .target(Target::Accept),
-            self.commented("kubernetes forwarding conntrack rule")
-                .with(Match::ConnectionState(Negatable::Is("RELATED,ESTABLISHED")))
-                .target(Target::Accept),
-        ]
     }
 
     /// Keeps what listens on the node from being reached through addresses of
@@ -248,23 +224,10 @@ impl Builder<'_> {
     }
 
     fn postrouting(&self) -> Vec<Rule> {
-        let mark = Mark::set(self.node.masquerade_mark);
-        let hairpin = self.matching(Set::LoopBack).map(|rule| {
-            rule.target(Target::Masquerade {
-                random_fully: false,
-            })
-        });
-        let rest = [
-            Rule::new()
-                .with(Match::Mark(Negatable::IsNot(mark)))
-                .target(Target::Return),
-            // A packet that comes by again must not be masqueraded again.
-            Rule::new().target(Target::Mark(Mark { mask: 0, ..mark })),
-            self.commented("kubernetes service traffic requiring SNAT")
-                .target(Target::Masquerade {
-                    random_fully: self.features.contains(Extension::RandomFully),
-                }),
-        ];
+        let random_fully = false;
+        let hairpin = self.matching(Set::LoopBack);
+        let hairpin = hairpin.map(|rule| rule.target(Target::Masquerade { random_fully }));
+        let rest = masquerading(self.node.masquerade_mark, *self.features);
         hairpin.into_iter().chain(rest).collect()
     }
 

@@ -163,17 +163,7 @@ impl Set {
             | Set::NodePortLocalUdp
             | Set::HealthCheckNodePort => Kind::Port,
             Set::ServiceIps => Kind::Ip,
-            Set::ClusterIp
-            | Set::ExternalIp
-            | Set::ExternalIpLocal
-            | Set::LoadBalancer
-            | Set::LoadBalancerLocal
-            | Set::Firewall
-            | Set::NodePortSctp
-            | Set::NodePortLocalSctp
-            | Set::FullNat
-            | Set::Direct
-            | Set::NotFromNode => Kind::IpPort,
+            _ => Kind::IpPort,
         }
     }
 

@@ -57,6 +57,17 @@ impl Frontend {
             port,
         }
     }
+
+    /// Returns a node port of `family`.
+    pub fn node_port(protocol: Protocol, family: Family, port: u16) -> Frontend {
+        let address = None;
+        Frontend {
+            protocol,
+            family,
+            address,
+            port,
+        }
+    }
 }
 
 impl fmt::Display for Frontend {

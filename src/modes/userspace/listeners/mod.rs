@@ -189,11 +189,6 @@ impl ListenerSet {
         }
     }
 
-    /// Returns the ServicePort's name, for logs and comments.
-    pub fn label(&self) -> &Arc<str> {
-        &self.group.label
-    }
-
     /// Has its TCP listeners let in who may call now; no filter that fits lets in
     /// everyone.
     ///

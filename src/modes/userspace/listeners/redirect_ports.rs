@@ -1,10 +1,6 @@
 //! The local ports that redirect capture sends service addresses to.
 
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    ops::RangeInclusive,
-};
+use std::{io, net::SocketAddr, ops::RangeInclusive};
 
 use hashbrown::HashSet;
 use socket2::{Domain, Socket, Type};
@@ -24,16 +20,9 @@ const PICKS: u32 = 1000;
 pub struct RedirectPorts {
     range: Option<RangeInclusive<u16>>,
     next: u16,
-    used: HashSet<Key>,
+    /// Addresses with the ports that are taken; a protocol shares none with another.
+    used: HashSet<(Protocol, SocketAddr)>,
     descriptors: Descriptors,
-}
-
-/// A port of one protocol and family, which share none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    protocol: Protocol,
-    family: Family,
-    port: u16,
 }
 
 /// A port that is reserved for a service group.
@@ -41,7 +30,7 @@ struct Key {
 pub struct RedirectPort {
     /// The wildcard address with the port.
     pub address: SocketAddr,
-    key: Key,
+    protocol: Protocol,
     /// Keeps the port ours while nothing listens on it; who calls it is refused
     /// then.
     _reservation: Option<Socket>,
@@ -72,17 +61,13 @@ impl RedirectPorts {
             let port = self.next;
             let is_last = port == *range.end();
             self.next = if is_last { *range.start() } else { port + 1 };
-            let key = Key {
-                protocol,
-                family,
-                port,
-            };
-            if self.used.contains(&key) {
+            let place = (protocol, (family.unspecified(), port).into());
+            if self.used.contains(&place) {
                 continue;
             }
             match self.bind(protocol, family, port) {
                 Ok(taken) => {
-                    self.used.insert(key);
+                    self.used.insert(place);
                     return Ok(taken);
                 }
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
@@ -105,7 +90,7 @@ impl RedirectPorts {
     fn picked(&mut self, protocol: Protocol, family: Family) -> io::Result<RedirectPort> {
         for _ in 0..PICKS {
             let taken = self.bind(protocol, family, 0)?;
-            if self.used.insert(taken.key) {
+            if self.used.insert((protocol, taken.address)) {
                 return Ok(taken);
             }
         }
@@ -116,10 +101,7 @@ impl RedirectPorts {
     }
 
     fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
-        let wildcard: IpAddr = match family {
-            Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-        };
+        let wildcard = family.unspecified();
         // Asked for without SO_REUSEPORT first, which would share the port
         // with another of our processes; the kernel's own pick is free anyway.
         if port != 0 {
@@ -138,14 +120,9 @@ impl RedirectPorts {
             }
         };
         let address = bound.ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let key = Key {
-            protocol,
-            family,
-            port: address.port(),
-        };
         Ok(RedirectPort {
             address,
-            key,
+            protocol,
             _reservation: reservation,
             _descriptor: descriptor,
         })
@@ -153,7 +130,7 @@ impl RedirectPorts {
 
     /// Takes the port back.
     pub fn release(&mut self, taken: &RedirectPort) {
-        self.used.remove(&taken.key);
+        self.used.remove(&(taken.protocol, taken.address));
     }
 }
 
@@ -185,10 +162,7 @@ fn bind_alone(protocol: Protocol, address: SocketAddr) -> io::Result<Socket> {
 /// the rest. `None` where even loopback is down, which leaves the port to whom the
 /// kernel gives it.
 fn reserve_udp(socket: std::net::UdpSocket, address: SocketAddr) -> Option<Socket> {
-    let myself: IpAddr = match address {
-        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    };
+    let myself = Family::of(&address.ip()).localhost();
     socket.connect((myself, address.port())).ok()?;
     Some(socket.into())
 }

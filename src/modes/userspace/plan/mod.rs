@@ -52,6 +52,14 @@ pub struct GroupName {
     pub kind: GroupKind,
 }
 
+impl GroupName {
+    /// Returns the name of that group of `port`.
+    pub fn of(port: &ServicePortName, kind: GroupKind) -> GroupName {
+        let port = port.clone();
+        GroupName { port, kind }
+    }
+}
+
 /// An endpoint that new flows of a service group may reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -97,6 +105,22 @@ impl GroupPlan {
         let drains = self.name.port.protocol == Protocol::Udp;
         let none = |targets: &[Target]| targets.iter().all(|t| t.weight == 0 && !drains);
         none(&self.targets) && self.cluster_local.as_deref().is_none_or(none)
+    }
+}
+
+#[cfg(test)]
+impl GroupPlan {
+    /// Returns the group of the cluster IP of the ServicePort `name`, TCP, which leads from
+    /// `frontends` to `targets`.
+    pub fn of_cluster_ip(name: &str, frontends: &[Frontend], targets: Vec<Target>) -> GroupPlan {
+        let port = crate::services::service_ports::service_port(name, [10, 96, 0, 1]);
+        let candidate = Candidate {
+            kind: GroupKind::Internal,
+            frontends: frontends.to_vec(),
+            policy: TrafficPolicy::Cluster,
+            allowed: &[],
+        };
+        group(&port, SchedulerName::Rr, candidate, targets)
     }
 }
 
@@ -149,14 +173,10 @@ pub fn plan(port: &ServicePort, default: SchedulerName) -> Vec<GroupPlan> {
 /// policy of Local it has the endpoints on this node alone (KEP-6032).
 pub fn node_port(port: &ServicePort, default: SchedulerName) -> Option<GroupPlan> {
     let is_tcp = port.name.protocol == Protocol::Tcp;
+    let number = port.node_port.filter(|_| is_tcp)?;
     let candidate = Candidate {
         kind: GroupKind::External,
-        frontends: vec![Frontend {
-            protocol: port.name.protocol,
-            family: port.name.family,
-            address: None,
-            port: port.node_port.filter(|_| is_tcp)?,
-        }],
+        frontends: vec![Frontend::node_port(Protocol::Tcp, port.name.family, number)],
         policy: port.external_traffic_policy,
         allowed: &[],
     };
@@ -172,10 +192,7 @@ fn group(
     targets: Vec<Target>,
 ) -> GroupPlan {
     GroupPlan {
-        name: GroupName {
-            port: port.name.clone(),
-            kind: candidate.kind,
-        },
+        name: GroupName::of(&port.name, candidate.kind),
         cluster_ip: port.cluster_ip,
         frontends: candidate.frontends,
         not_at: [].into(),
@@ -195,14 +212,10 @@ fn group(
 /// Returns the addresses of `port` by kind, in the order in which they take what
 /// more than one kind has.
 fn candidates(port: &ServicePort) -> [Candidate<'_>; 3] {
-    let frontend = |address, number| Frontend {
-        protocol: port.name.protocol,
-        family: port.name.family,
-        address,
-        port: number,
-    };
-    let service = |ip: &IpAddr| frontend(Some(*ip), port.port);
-    let node_port = port.node_port.map(|number| frontend(None, number));
+    let (protocol, family) = (port.name.protocol, port.name.family);
+    let service = |ip: &IpAddr| Frontend::service(protocol, *ip, port.port);
+    let node_port = port.node_port;
+    let node_port = node_port.map(|number| Frontend::node_port(protocol, family, number));
     let external = port.external_ips.iter().map(service).chain(node_port);
     [
         Candidate {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Pins above which the table is swept of expired ones; the next sweep comes
@@ -60,7 +60,7 @@ impl Affinity {
         choose: impl FnOnce(Option<SocketAddr>) -> Option<(SocketAddr, T)>,
     ) -> Option<T> {
         let now = Instant::now();
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let current = table
             .pins
             .get(&client)
@@ -82,11 +82,6 @@ impl Affinity {
             },
         );
         Some(chosen)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        // A panic while the lock is held cannot leave the table half-changed.
-        self.table.lock()
     }
 }
 
@@ -125,7 +120,7 @@ mod tests {
             }
             connection(&affinity, std::net::Ipv4Addr::from_bits(i).into());
         }
-        assert!(affinity.lock().pins.len() <= 2 * SWEEP_AT_GROWTH);
+        assert!(affinity.table.lock().pins.len() <= 2 * SWEEP_AT_GROWTH);
     }
 
     #[test]
@@ -133,6 +128,6 @@ mod tests {
         let affinity = Affinity::new(Duration::from_secs(1));
         let client = "10.1.0.1".parse().unwrap();
         assert_eq!(affinity.pin(client, |_| None::<(SocketAddr, ())>), None);
-        assert!(affinity.lock().pins.is_empty());
+        assert!(affinity.table.lock().pins.is_empty());
     }
 }

@@ -3,7 +3,7 @@
 //! endpoint, whatever `externalTrafficPolicy` says (KEP-1669 and the KUBE-EXT
 //! chains of kube-proxy).
 
-use std::{fmt, net::IpAddr};
+use std::net::IpAddr;
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
@@ -15,73 +15,18 @@ use crate::{
         netlink::{Protocol, Socket},
         next_hop::{self, NextHop},
     },
-    modes::explain::Pods,
+    net::DetectLocal,
     sched::Flow,
     services::Node,
 };
 
-/// How pods are distinguished from other clients (`detectLocalMode`).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DetectLocal {
-    /// They are in one of these networks.
-    Within(Vec<IpNet>),
-    /// They are in a pod CIDR of this Node.
-    PodCidrs,
-    /// Packets to them leave through such a link, so that theirs come through
-    /// it: a socket does not know the link, but a route does.
-    Through(Links),
-}
-
-impl DetectLocal {
-    /// Returns how pods are distinguished on this `node`.
-    pub fn pods(&self, node: Option<&Node>) -> Pods {
-        match self {
-            DetectLocal::Within(networks) => Pods::Within(networks.clone()),
-            DetectLocal::PodCidrs => {
-                Pods::Within(node.map(|node| node.pod_cidrs.to_vec()).unwrap_or_default())
-            }
-            DetectLocal::Through(Links::Named(name)) => Pods::Through(format!("link {name}")),
-            DetectLocal::Through(Links::Prefixed(prefix)) => {
-                Pods::Through(format!("a link whose name begins with {prefix}"))
-            }
-        }
-    }
-}
-
-/// Links, by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Links {
-    /// The one of that name.
-    Named(String),
-    /// Those whose names begin so.
-    Prefixed(String),
-}
-
-impl Links {
-    fn has(&self, name: &str) -> bool {
-        match self {
-            Links::Named(one) => name == one,
-            Links::Prefixed(prefix) => name.starts_with(prefix),
-        }
-    }
-}
-
 /// Distinguishes cluster-local clients from others.
+#[derive(Debug)]
 pub struct ClusterLocal {
     detect: DetectLocal,
     known: ArcSwap<Known>,
     /// For asking about routes; opened when first needed.
     routes: Mutex<Option<Socket>>,
-}
-
-impl fmt::Debug for ClusterLocal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("ClusterLocal");
-        shown
-            .field("detect", &self.detect)
-            .field("known", &self.known);
-        shown.finish_non_exhaustive()
-    }
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -106,9 +51,9 @@ impl ClusterLocal {
     /// difference.
     pub fn update(&self, node: Option<&Node>, addresses: &[IpAddr]) -> bool {
         let networks = match &self.detect {
-            DetectLocal::Within(networks) => networks.clone().into(),
-            DetectLocal::PodCidrs => node.map(|n| n.pod_cidrs.clone()).unwrap_or_default(),
-            DetectLocal::Through(_) => Box::default(),
+            DetectLocal::ClusterCidr(networks) => networks.clone().into(),
+            DetectLocal::NodeCidr => node.map(|n| n.pod_cidrs.clone()).unwrap_or_default(),
+            DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_) => Box::default(),
         };
         let known = Known {
             addresses: addresses.into(),
@@ -128,13 +73,20 @@ impl ClusterLocal {
         is_the_node(flow)
             || known.addresses.contains(&peer)
             || known.networks.iter().any(|network| network.contains(&peer))
-            || matches!(&self.detect, DetectLocal::Through(links) if self.is_behind(links, peer))
+            || match &self.detect {
+                DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr => false,
+                DetectLocal::BridgeInterface(name) => self.is_behind(peer, |link| link == name),
+                DetectLocal::InterfaceNamePrefix(prefix) => {
+                    self.is_behind(peer, |link| link.starts_with(prefix.as_str()))
+                }
+            }
     }
 
-    /// Returns whether `peer` is reached through one of `links`. Asked for Services
-    /// alone whose external policy makes a difference between callers. What
-    /// cannot be found out counts as outside.
-    fn is_behind(&self, links: &Links, peer: IpAddr) -> bool {
+    /// Returns whether packets to `peer` leave through a link whose name `is_ours`, so that
+    /// theirs come through it: a socket does not know the link, but a route does. Asked
+    /// for Services alone whose external policy makes a difference between callers.
+    /// What cannot be found out counts as outside.
+    fn is_behind(&self, peer: IpAddr, is_ours: impl Fn(&str) -> bool) -> bool {
         let mut routes = self.routes.lock();
         if routes.is_none() {
             *routes = Socket::open(Protocol::Route).ok();
@@ -148,13 +100,13 @@ impl ClusterLocal {
             None => return false,
         };
         let name = hop.and_then(NextHop::link).map(if_indextoname);
-        matches!(name, Some(Ok(name)) if name.to_str().is_ok_and(|name| links.has(name)))
+        matches!(name, Some(Ok(name)) if name.to_str().is_ok_and(is_ours))
     }
 
     /// Returns the networks that all cluster-local clients are in, but for the node that calls itself;
     /// `None`: their addresses do not say it.
     pub fn networks(&self) -> Option<Vec<IpNet>> {
-        if let DetectLocal::Through(_) = self.detect {
+        if let DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_) = self.detect {
             return None;
         }
         let known = self.known.load();
@@ -222,13 +174,9 @@ mod tests {
             weight: None,
         };
         for (detect, pod_here, pod_there) in [
-            (DetectLocal::Within(vec![pods]), true, true),
-            (DetectLocal::PodCidrs, true, false),
-            (
-                DetectLocal::Through(Links::Named("none".into())),
-                false,
-                false,
-            ),
+            (DetectLocal::ClusterCidr(vec![pods]), true, true),
+            (DetectLocal::NodeCidr, true, false),
+            (DetectLocal::BridgeInterface("none".into()), false, false),
         ] {
             let clients = ClusterLocal::new(detect.clone());
             clients.update(Some(&node), &[ip("192.0.2.1")]);
@@ -273,12 +221,12 @@ mod tests {
                 ip(line);
             }
             for (links, behind) in [
-                (Links::Named("cni0".into()), true),
-                (Links::Prefixed("cni".into()), true),
-                (Links::Named("cni".into()), false),
-                (Links::Prefixed("veth".into()), false),
+                (DetectLocal::BridgeInterface("cni0".into()), true),
+                (DetectLocal::InterfaceNamePrefix("cni".into()), true),
+                (DetectLocal::BridgeInterface("cni".into()), false),
+                (DetectLocal::InterfaceNamePrefix("veth".into()), false),
             ] {
-                let clients = ClusterLocal::new(DetectLocal::Through(links.clone()));
+                let clients = ClusterLocal::new(links.clone());
                 for pod in ["10.244.0.9", "fd00:244::9"] {
                     let flow = flow(pod, "203.0.113.1");
                     assert_eq!(clients.contains(&flow), behind, "{links:?} {pod}");

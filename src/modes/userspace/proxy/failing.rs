@@ -107,7 +107,7 @@ impl Failing {
     /// The endpoint refused a connection or did not answer in time.
     pub fn failed(&self, endpoint: SocketAddr) {
         let now = Instant::now();
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let before = table.ejections.get(&endpoint).copied();
         let before = before.filter(|ejection| ejection.forgotten() > now);
         // Attempts that began before the first of them failed are one failure.
@@ -131,7 +131,7 @@ impl Failing {
     /// The endpoint answered.
     pub fn answered(&self, endpoint: SocketAddr) {
         if self.any.load(Relaxed) {
-            let mut table = self.lock();
+            let mut table = self.table.lock();
             table.ejections.remove(&endpoint);
             self.any.store(!table.ejections.is_empty(), Relaxed);
         }
@@ -143,17 +143,13 @@ impl Failing {
             return None;
         }
         let now = Instant::now();
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.last.is_none_or(|last| last <= now) {
             *table = Table::default();
             self.any.store(false, Relaxed);
             return None;
         }
         Some(Ejected { table, now })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
     }
 }
 
@@ -228,9 +224,9 @@ mod tests {
             }
             failing.failed((std::net::Ipv4Addr::from_bits(i), 80).into());
         }
-        assert!(failing.lock().ejections.len() <= 2 * SWEEP_AT);
+        assert!(failing.table.lock().ejections.len() <= 2 * SWEEP_AT);
         advance(LONGEST + FIRST).await;
         assert!(failing.ejected().is_none());
-        assert!(failing.lock().ejections.is_empty());
+        assert!(failing.table.lock().ejections.is_empty());
     }
 }

@@ -113,42 +113,25 @@ mod tests {
         let v4 = "0d0a0d0a000d0a515549540a 21 11 000c";
         let v6 = "0d0a0d0a000d0a515549540a 21 21 0024";
         let zeros = |n: usize| "00".repeat(n);
+        let from_v4 = format!("{v4} c0000201 0a600001 0100 0050");
+        let (mapped, two) = (zeros(10) + "ffffc0000201", format!("fd00{}02", zeros(13)));
+        let long = format!("{v6} 20010db8{}01 {two} ffff 01bb", zeros(11));
         let cases = [
-            (
-                "192.0.2.1:256",
-                "10.96.0.1:80",
-                format!("{v4} c0000201 0a600001 0100 0050"),
-            ),
-            (
-                "[2001:db8::1]:65535",
-                "[fd00::2]:443",
-                format!("{v6} 20010db8{}01 fd00{}02 ffff 01bb", zeros(11), zeros(13)),
-            ),
+            ("192.0.2.1:256", "10.96.0.1:80", from_v4.clone()),
+            ("[2001:db8::1]:65535", "[fd00::2]:443", long),
             // Mixed, whichever way round.
             (
                 "192.0.2.1:1",
                 "[fd00::2]:2",
-                format!(
-                    "{v6} {}ffffc0000201 fd00{}02 0001 0002",
-                    zeros(10),
-                    zeros(13)
-                ),
+                format!("{v6} {mapped} {two} 0001 0002"),
             ),
             (
                 "[fd00::2]:2",
                 "192.0.2.1:1",
-                format!(
-                    "{v6} fd00{}02 {}ffffc0000201 0002 0001",
-                    zeros(13),
-                    zeros(10)
-                ),
+                format!("{v6} {two} {mapped} 0002 0001"),
             ),
             // A dual-stack socket's way to say IPv4.
-            (
-                "[::ffff:192.0.2.1]:256",
-                "10.96.0.1:80",
-                format!("{v4} c0000201 0a600001 0100 0050"),
-            ),
+            ("[::ffff:192.0.2.1]:256", "10.96.0.1:80", from_v4),
         ];
         for (client, called, expected) in cases {
             let header = header(client.parse().unwrap(), called.parse().unwrap());

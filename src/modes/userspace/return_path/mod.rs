@@ -11,7 +11,7 @@
 //! packet goes no further than to our socket. One rule serves all connections,
 //! whatever Services there are.
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -26,7 +26,7 @@ use crate::{
         sysctl,
         xtables::{
             self, Xtables,
-            desired::{Contents, FixedChain, Jump, Place, RuleSet},
+            desired::{FixedChain, Jump, Place, RuleSet},
             difference::difference,
             observed::{Interest, Observed},
             remove::{Owned, Preserved},
@@ -64,11 +64,7 @@ fn desired() -> RuleSet {
             mask: u32::MAX,
         }));
     RuleSet {
-        chains: vec![FixedChain {
-            table: Table::Mangle,
-            name: CHAIN.into(),
-            contents: Contents::Exactly(vec![marking]),
-        }],
+        chains: vec![FixedChain::exactly(Table::Mangle, CHAIN, vec![marking])],
         jumps: vec![Jump {
             table: Table::Mangle,
             from: "PREROUTING",
@@ -98,13 +94,9 @@ fn rule(family: Family) -> Rule {
 }
 
 fn route(family: Family, loopback: u32) -> Route {
-    let any: IpAddr = match family {
-        Family::V4 => [0; 4].into(),
-        Family::V6 => [0; 16].into(),
-    };
     Route {
         table: TABLE,
-        destination: IpNet::new_assert(any, 0),
+        destination: IpNet::new_assert(family.unspecified(), 0),
         kind: Kind::Local(loopback),
         source: None,
     }
@@ -258,7 +250,7 @@ fn route_marked(family: Family) -> Result<(), netlink::Error> {
 async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
     let mut observed = Observed::new(interest);
     let line = |line: &str| observed.line(Table::Mangle, line);
-    xtables.read(Table::Mangle.name(), line).await?;
+    xtables.read(Some(Table::Mangle.name()), line).await?;
     let transaction = repair(&observed, xtables.family());
     if transaction.is_empty() {
         return Ok(());

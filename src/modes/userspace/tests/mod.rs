@@ -14,10 +14,10 @@ use std::{
 use socket2::SockRef;
 
 use super::{
-    Counters, Descriptors, DetectLocal, DialLimits,
+    Counters, Descriptors, DialLimits,
     capture::Frontend,
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
-    plan::{GroupKind, GroupName, GroupPlan, Target},
+    plan::{GroupPlan, Target},
     proxy::{
         Shared, cluster_local::ClusterLocal, transparent::Transparent, udp::Resources,
         workers::Workers,
@@ -25,9 +25,9 @@ use super::{
 };
 use crate::{
     kernel::socket::{listening::Bind, local_ports::LocalPorts},
-    net::{Family, Protocol},
+    net::{DetectLocal, Family, Protocol},
     sched::SchedulerName,
-    services::{Retry, ServicePortName, service_ports::port_name},
+    services::Retry,
 };
 
 /// Longer than anything here takes unless it hangs.
@@ -60,7 +60,7 @@ impl Proxy {
     }
 
     fn on(node: &str, udp_timeout: Duration, protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
-        let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::PodCidrs));
+        let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::NodeCidr));
         let descriptors = Descriptors::of_this_process();
         let ports = LocalPorts::with_most(UDP_PORTS);
         let shared = Arc::new(Shared {
@@ -116,29 +116,12 @@ impl Proxy {
 }
 
 fn plan(protocol: Protocol, targets: &[SocketAddr]) -> GroupPlan {
-    let name = ServicePortName {
-        protocol,
-        ..port_name("test")
-    };
-    GroupPlan {
-        cluster_ip: Some([10, 96, 0, 1].into()),
-        frontends: vec![Frontend::service(protocol, [10, 96, 0, 1].into(), 80)],
-        targets: targets
-            .iter()
-            .map(|&address| Target { address, weight: 1 })
-            .collect(),
-        cluster_local: None,
-        allowed: Box::default(),
-        scheduler: SchedulerName::Rr,
-        affinity: None,
-        proxy_protocol: None,
-        retry: Retry::FirstFlight,
-        not_at: [].into(),
-        name: GroupName {
-            port: name,
-            kind: GroupKind::Internal,
-        },
-    }
+    let frontend = Frontend::service(protocol, [10, 96, 0, 1].into(), 80);
+    let targets = targets.iter();
+    let targets = targets.map(|&address| Target { address, weight: 1 });
+    let mut plan = GroupPlan::of_cluster_ip("test", &[frontend], targets.collect());
+    plan.name.port.protocol = protocol;
+    plan
 }
 
 /// Returns a backend that handles each connection in a thread of its own.

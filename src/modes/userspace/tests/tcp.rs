@@ -2,6 +2,27 @@
 
 use super::*;
 
+fn is_reset(client: &mut TcpStream) {
+    let error = client.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+}
+
+/// Returns a backend that closes with unread bytes, which makes the kernel send a reset, as
+/// it does for a process that was killed.
+fn dying() -> SocketAddr {
+    backend(|s| {
+        s.peek(&mut [0]).unwrap();
+        drop(s);
+    })
+}
+
+/// Asks an echo for a word.
+fn greet(proxy: &Proxy) {
+    let mut client = proxy.connect();
+    client.write_all(b"hello").unwrap();
+    client.read_exact(&mut [0; 5]).unwrap();
+}
+
 #[test]
 fn short_messages_go_back_and_forth() {
     let proxy = Proxy::new(Protocol::Tcp, &[backend(echo)]);
@@ -117,8 +138,7 @@ fn a_reset_reaches_the_other_side() {
     let mut client = proxy.connect();
     client.read_exact(&mut [0]).unwrap();
     client.write_all(b"y").unwrap();
-    let error = client.read(&mut [0]).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    is_reset(&mut client);
 }
 
 #[test]
@@ -144,9 +164,7 @@ fn a_reset_after_half_close_is_seen_while_the_backend_is_silent() {
 fn an_endpoint_that_refuses_costs_the_client_nothing() {
     let proxy = Proxy::new(Protocol::Tcp, &[refusing(), backend(echo), refusing()]);
     for _ in 0..50 {
-        let mut client = proxy.connect();
-        client.write_all(b"hello").unwrap();
-        client.read_exact(&mut [0; 5]).unwrap();
+        greet(&proxy);
     }
     assert_eq!(proxy.shared.counters.connections_failed.get(), 0);
     assert!(proxy.shared.counters.dial_failures.get() >= 1);
@@ -155,8 +173,7 @@ fn an_endpoint_that_refuses_costs_the_client_nothing() {
 #[test]
 fn when_every_endpoint_refuses_the_client_is_reset() {
     let proxy = Proxy::new(Protocol::Tcp, &[refusing(), refusing()]);
-    let error = proxy.connect().read(&mut [0]).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    is_reset(&mut proxy.connect());
     assert_eq!(proxy.shared.counters.dial_failures.get(), 4);
 }
 
@@ -164,8 +181,7 @@ fn when_every_endpoint_refuses_the_client_is_reset() {
 fn a_search_for_a_backend_ends_after_so_many_attempts() {
     let refusing: Vec<_> = std::iter::repeat_with(refusing).take(20).collect();
     let proxy = Proxy::new(Protocol::Tcp, &refusing);
-    let error = proxy.connect().read(&mut [0]).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    is_reset(&mut proxy.connect());
     assert_eq!(proxy.shared.counters.dial_failures.get(), 8);
 }
 
@@ -203,25 +219,16 @@ fn the_last_endpoint_is_tried_however_often_it_failed() {
     drop(listener);
     let proxy = Proxy::new(Protocol::Tcp, &[address, refusing()]);
     for _ in 0..5 {
-        let error = proxy.connect().read(&mut [0]).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        is_reset(&mut proxy.connect());
     }
     let listener = TcpListener::bind(address).unwrap();
     thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(echo));
-    let mut client = proxy.connect();
-    client.write_all(b"hello").unwrap();
-    client.read_exact(&mut [0; 5]).unwrap();
+    greet(&proxy);
 }
 
 #[test]
 fn what_a_dying_backend_did_not_read_goes_to_another() {
-    // Closing with unread bytes makes the kernel send a reset, as it does for
-    // a process that was killed.
-    let dying = backend(|s| {
-        s.peek(&mut [0]).unwrap();
-        drop(s);
-    });
-    let proxy = Proxy::new(Protocol::Tcp, &[dying, backend(echo)]);
+    let proxy = Proxy::new(Protocol::Tcp, &[dying(), backend(echo)]);
     for end_first in [false, true, false, true] {
         let mut client = proxy.connect();
         client.write_all(b"only once").unwrap();
@@ -236,12 +243,6 @@ fn what_a_dying_backend_did_not_read_goes_to_another() {
 
 #[test]
 fn the_service_decides_what_is_tried_again() {
-    let dying = || {
-        backend(|s| {
-            s.peek(&mut [0]).unwrap();
-            drop(s);
-        })
-    };
     for (retry, refused_first, answered) in [
         (Retry::FirstFlight, true, true),
         (Retry::FirstFlight, false, true),

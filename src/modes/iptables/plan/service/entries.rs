@@ -6,7 +6,7 @@ use super::Plan;
 use crate::{
     kernel::{
         extension::Extension,
-        xtables::rule::{Match, Rule, Table, Target, host},
+        xtables::rule::{Match, Rule, Table, Target},
     },
     modes::iptables::plan::{
         index::{self, Key},
@@ -21,7 +21,7 @@ impl Plan<'_> {
         let Some(ip) = self.port.cluster_ip else {
             return;
         };
-        if self.endpoints.internal {
+        if self.has_endpoints(self.port.internal_traffic_policy) {
             let chain = match self.port.internal_traffic_policy {
                 TrafficPolicy::Cluster => &self.chains.cluster,
                 TrafficPolicy::Local => &self.chains.local,
@@ -56,11 +56,11 @@ impl Plan<'_> {
     /// in the chain; whom it leaves is refused afterwards.
     pub(super) fn external_address(&mut self, ip: IpAddr, what: &str, chain: &str) {
         let key = Key::Address(ip);
-        if self.endpoints.any {
+        if self.backends.any {
             let rule = self.to_service(ip, what).jump(chain);
             self.enter(Table::Nat, names::SERVICES, key, rule);
         }
-        if !self.endpoints.external {
+        if !self.has_endpoints(self.port.external_traffic_policy) {
             let rule = self.refuse(self.to_service(ip, self.without()));
             self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
         }
@@ -70,14 +70,12 @@ impl Plan<'_> {
         let Some(node_port) = self.port.node_port else {
             return;
         };
-        let protocol = self.protocol;
+        let (protocol, features) = (self.protocol, self.options.features);
         let key = Key::Port(protocol, node_port);
-        if self.endpoints.any {
+        if self.backends.any {
             let to_port = |rule: Rule| {
-                let rule = rule.protocol(protocol);
-                self.options
-                    .commented(rule, || self.shown.clone())
-                    .destination_port(protocol, node_port)
+                let rule = rule.protocol(protocol).commented(features, &self.shown);
+                rule.destination_port(protocol, node_port)
             };
             let external = self.chains.external.clone();
             let counted = (self.options.serves_localhost()
@@ -92,11 +90,10 @@ impl Plan<'_> {
                 self.enter(Table::Nat, names::NODE_PORTS, key, rule);
             }
         }
-        if !self.endpoints.external {
+        if !self.has_endpoints(self.port.external_traffic_policy) {
             let rule = Rule::new().protocol(protocol);
-            let rule = self
-                .options
-                .commented(rule, || format!("{} {}", self.shown, self.without()));
+            let text = format_args!("{} {}", self.shown, self.without());
+            let rule = rule.commented(features, text);
             for rule in self.options.to_node(rule) {
                 let rule = self.refuse(rule.destination_port(protocol, node_port));
                 self.enter(Table::Filter, names::EXTERNAL_SERVICES, key, rule);
@@ -111,25 +108,24 @@ impl Plan<'_> {
             return;
         };
         let rule = Rule::new().protocol(Protocol::Tcp);
-        let rule = self
-            .options
-            .commented(rule, || format!("{} health check node port", self.shown))
-            .destination_port(Protocol::Tcp, port)
-            .target(Target::Accept);
+        let text = format_args!("{} health check node port", self.shown);
+        let rule = rule.commented(self.options.features, text);
+        let rule = rule.destination_port(Protocol::Tcp, port);
+        let rule = rule.target(Target::Accept);
         let key = Key::Port(Protocol::Tcp, port);
         self.enter(Table::Filter, names::NODE_PORTS, key, rule);
     }
 
     /// Packets to the Service's port on one of its addresses.
     pub(super) fn to_service(&self, ip: IpAddr, what: &str) -> Rule {
-        let rule = Rule::new().destination(host(ip)).protocol(self.protocol);
-        self.options
-            .commented(rule, || format!("{} {what}", self.shown))
-            .destination_port(self.protocol, self.port.port)
+        let rule = Rule::new().destination(ip).protocol(self.protocol);
+        let text = format_args!("{} {what}", self.shown);
+        let rule = rule.commented(self.options.features, text);
+        rule.destination_port(self.protocol, self.port.port)
     }
 
     fn without(&self) -> &'static str {
-        if self.endpoints.any {
+        if self.backends.any {
             "has no local endpoints"
         } else {
             "has no endpoints"
@@ -139,7 +135,7 @@ impl Plan<'_> {
     /// Only a Service that no client could reach is refused: where other nodes
     /// have endpoints, a client that tries again may get there.
     fn refuse(&self, rule: Rule) -> Rule {
-        let is_dropped = self.endpoints.any || !self.options.features.contains(Extension::Reject);
+        let is_dropped = self.backends.any || !self.options.features.contains(Extension::Reject);
         rule.target(if is_dropped {
             Target::Drop
         } else {

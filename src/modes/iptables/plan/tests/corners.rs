@@ -62,7 +62,7 @@ const BALANCER: (&str, u16) = ("203.0.113.1", 80);
 const NODE_PORT: (&str, u16) = (NODE_IP, 30080);
 const LOCALHOST: (&str, u16) = ("127.0.0.1", 30080);
 
-/// Endpoints, caller, called, outcome.
+/// Endpoints or source ranges, caller, called, outcome.
 type Case = (
     &'static [&'static str],
     &'static str,
@@ -175,63 +175,29 @@ fn source_ranges() {
         endpoints: endpoints(&[(HERE, true, 1)]),
         ..exposed("web")
     };
-    let cases: [(&[&str], &str, &str, u16, Expect); 8] = [
-        (
-            &["192.0.2.0/24"],
-            OUTSIDE,
-            "203.0.113.1",
-            80,
-            Masqueraded(&[HERE]),
-        ),
-        (&["192.0.3.0/24"], OUTSIDE, "203.0.113.1", 80, Dropped),
+    let served = Masqueraded(&[HERE]);
+    let balancer = BALANCER.0;
+    let cases: [Case; 8] = [
+        (&["192.0.2.0/24"], OUTSIDE, BALANCER, served),
+        (&["192.0.3.0/24"], OUTSIDE, BALANCER, Dropped),
         (
             &["192.0.3.0/24", "192.0.2.20/32"],
             OUTSIDE,
-            "203.0.113.1",
-            80,
-            Masqueraded(&[HERE]),
+            BALANCER,
+            served,
         ),
-        (
-            &["0.0.0.0/0"],
-            OUTSIDE,
-            "203.0.113.1",
-            80,
-            Masqueraded(&[HERE]),
-        ),
+        (&["0.0.0.0/0"], OUTSIDE, BALANCER, served),
         // They are about load balancers only.
-        (
-            &["192.0.3.0/24"],
-            OUTSIDE,
-            "198.51.100.1",
-            80,
-            Masqueraded(&[HERE]),
-        ),
-        (
-            &["192.0.3.0/24"],
-            OUTSIDE,
-            NODE_IP,
-            30080,
-            Masqueraded(&[HERE]),
-        ),
-        (&["192.0.3.0/24"], POD, "203.0.113.1", 80, Dropped),
+        (&["192.0.3.0/24"], OUTSIDE, EXTERNAL, served),
+        (&["192.0.3.0/24"], OUTSIDE, NODE_PORT, served),
+        (&["192.0.3.0/24"], POD, BALANCER, Dropped),
         // A node within the range calls the balancer's address from itself.
-        (
-            &["192.168.77.0/24"],
-            "203.0.113.1",
-            "203.0.113.1",
-            80,
-            Masqueraded(&[HERE]),
-        ),
+        (&["192.168.77.0/24"], balancer, BALANCER, served),
     ];
-    for (ranges, from, to, number, expect) in cases {
+    for (ranges, from, (to, number), expect) in cases {
+        let what = format!("{ranges:?}");
         let packet = Packet::new(from, to, number);
-        check(
-            &format!("{ranges:?}"),
-            &with(ranges),
-            &options(),
-            &packet,
-            expect,
-        );
+        check(&what, &with(ranges), &options(), &packet, expect);
     }
 }
 
@@ -242,54 +208,39 @@ fn telling_pods_from_others() {
         endpoints: endpoints(&[(HERE, true, 1), (THERE, false, 1)]),
         ..exposed("web")
     };
-    let from_link = |through| Packet {
+    let call = |through, to| Packet {
         through,
-        ..Packet::new("10.9.9.9", "10.96.0.1", 80)
+        ..Packet::new("10.9.9.9", to, 80)
     };
-    let to_balancer = |through| Packet {
-        through,
-        ..Packet::new("10.9.9.9", "203.0.113.1", 80)
-    };
+    let from_link = |through| call(through, CLUSTER_IP.0);
+    let to_balancer = |through| call(through, BALANCER.0);
     let bridge = || DetectLocal::Through("cbr0".to_owned());
     let prefix = || DetectLocal::Through("cali+".to_owned());
+    let unknown = || DetectLocal::Unknown;
     let cases = [
-        (bridge(), from_link("cbr0"), Kept(&[HERE, THERE])),
-        (bridge(), from_link("cbr01"), Masqueraded(&[HERE, THERE])),
-        (bridge(), to_balancer("cbr0"), Kept(&[HERE, THERE])),
+        (bridge(), from_link("cbr0"), Kept(BOTH)),
+        (bridge(), from_link("cbr01"), Masqueraded(BOTH)),
+        (bridge(), to_balancer("cbr0"), Kept(BOTH)),
         (bridge(), to_balancer("eth0"), Kept(&[HERE])),
-        (prefix(), from_link("cali12"), Kept(&[HERE, THERE])),
-        (prefix(), from_link("eth0"), Masqueraded(&[HERE, THERE])),
-        (
-            DetectLocal::Unknown,
-            from_link("eth0"),
-            Kept(&[HERE, THERE]),
-        ),
-        (DetectLocal::Unknown, to_balancer("cbr0"), Kept(&[HERE])),
+        (prefix(), from_link("cali12"), Kept(BOTH)),
+        (prefix(), from_link("eth0"), Masqueraded(BOTH)),
+        (unknown(), from_link("eth0"), Kept(BOTH)),
+        (unknown(), to_balancer("cbr0"), Kept(&[HERE])),
     ];
     for (detect_local, packet, expect) in cases {
+        let what = format!("{detect_local:?}");
         let options = Options {
             detect_local,
             ..options()
         };
-        check(
-            &format!("{:?}", options.detect_local),
-            &port,
-            &options,
-            &packet,
-            expect,
-        );
+        check(&what, &port, &options, &packet, expect);
     }
     let all = Options {
         masquerade_all: true,
         ..options()
     };
-    check(
-        "all",
-        &port,
-        &all,
-        &Packet::new(POD, "10.96.0.1", 80),
-        Masqueraded(&[HERE, THERE]),
-    );
+    let packet = Packet::new(POD, CLUSTER_IP.0, 80);
+    check("all", &port, &all, &packet, Masqueraded(BOTH));
 }
 
 #[test]
@@ -333,12 +284,7 @@ fn endpoints_of_weight_0_are_as_gone() {
             ..service("web")
         };
         let packet = Packet::new(POD, "10.96.0.1", 80);
-        check(
-            &format!("{policy:?} {here} {there}"),
-            &port,
-            &options(),
-            &packet,
-            expect,
-        );
+        let what = format!("{policy:?} {here} {there}");
+        check(&what, &port, &options(), &packet, expect);
     }
 }

@@ -26,6 +26,8 @@ fn where_node_ports_are_served() {
         ..exposed("web")
     };
     let within = |networks: &[&str]| Served::Within(networks.iter().map(|n| net(n)).collect());
+    let wide = || within(&["192.168.0.0/16"]);
+    let halves = || within(&["0.0.0.0/1", "128.0.0.0/1"]);
     let to_node = Packet::new(OUTSIDE, NODE_IP, 30080);
     let to_localhost = Packet::new("127.0.0.1", "127.0.0.1", 30080);
     let there = Masqueraded(&[HERE]);
@@ -41,33 +43,15 @@ fn where_node_ports_are_served() {
         (Served::All, false, no_addrtype, there, Passed),
         (within(&[]), true, all, Passed, Passed),
         (within(&["192.168.77.2/32"]), true, all, there, Passed),
-        (within(&["192.168.0.0/16"]), true, all, there, Passed),
-        (
-            within(&["192.168.0.0/16"]),
-            true,
-            no_addrtype,
-            there,
-            Passed,
-        ),
+        (wide(), true, all, there, Passed),
+        (wide(), true, no_addrtype, there, Passed),
         (within(&["10.0.0.0/8"]), true, all, Passed, Passed),
         (within(&["127.0.0.1/32"]), true, all, Passed, there),
         (within(&["127.0.0.1/32"]), false, all, Passed, Passed),
         (within(&["127.0.0.0/8"]), true, all, Passed, there),
         (within(&["127.0.0.0/8"]), false, all, Passed, Passed),
-        (
-            within(&["0.0.0.0/1", "128.0.0.0/1"]),
-            false,
-            all,
-            there,
-            Passed,
-        ),
-        (
-            within(&["0.0.0.0/1", "128.0.0.0/1"]),
-            true,
-            all,
-            there,
-            there,
-        ),
+        (halves(), false, all, there, Passed),
+        (halves(), true, all, there, there),
     ];
     for (node_ports, localhost_node_ports, features, node, localhost) in cases {
         let options = Options {
@@ -97,11 +81,7 @@ fn health_checks_pass_whatever_the_firewall_says() {
         .iter()
         .map(|rule| rule.words(Family::V4).to_string())
         .collect();
-    assert_eq!(
-        words,
-        [
-            "-p tcp -m comment --comment \"default/web health check node port\" -m tcp \
-          --dport 31000 -j ACCEPT"
-        ]
-    );
+    let accepted = "-p tcp -m comment --comment \"default/web health check node port\" -m tcp \
+                    --dport 31000 -j ACCEPT";
+    assert_eq!(words, [accepted]);
 }

@@ -275,7 +275,6 @@ fn matches(one: &Match, rule: &Rule, state: &State) -> bool {
     match one {
         Match::Comment(_) | Match::Account(_) | Match::RememberSource(_) => true,
         Match::Transport(protocol) => needs(protocol),
-        Match::DestinationPort(protocol, port) => needs(protocol) && packet.port == *port,
         Match::DestinationPorts(protocol, ports) => needs(protocol) && ports.contains(&packet.port),
         Match::SourcePorts(protocol, ports) => {
             needs(protocol) && ports.contains(&packet.source_port)

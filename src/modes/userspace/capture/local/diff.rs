@@ -16,32 +16,13 @@ use crate::modes::{
 pub struct Applied {
     /// How packets for each frontend are delivered.
     deliveries: BTreeMap<Frontend, Delivery>,
-    users: Users,
-}
-
-/// How many frontends use each object. Keeps hashes instead of objects: there are
-/// several objects for each frontend, which together would be the largest thing
-/// about it. That two among a million have the same hash of 64 bits is as likely as
-/// one in 37 million, with a key of our own no client can bring it about, and it
-/// would keep one object too long.
-#[derive(Default)]
-struct Users {
-    references: References<u64>,
+    /// How many frontends use each object, by its hash: there are several objects for
+    /// each frontend, which together would be the largest thing about it. That two among
+    /// a million have the same hash of 64 bits is as likely as one in 37 million, with a
+    /// key of our own no client can bring it about, and it would keep one object too
+    /// long.
+    users: References<u64>,
     key: RandomState,
-}
-
-impl Users {
-    fn count(&self, object: &Object) -> u32 {
-        self.references.count(&self.key.hash_one(object))
-    }
-
-    fn add(&mut self, object: &Object) {
-        self.references.add(self.key.hash_one(object));
-    }
-
-    fn release(&mut self, object: &Object) {
-        self.references.release(&self.key.hash_one(object));
-    }
 }
 
 /// What to do, in this order.
@@ -65,11 +46,15 @@ impl Applied {
             if let Some(delivery) = delivery(frontend, desired, environment, report) {
                 applied.deliveries.insert(*frontend, delivery);
                 for object in plan::objects(frontend, delivery, environment) {
-                    applied.users.add(&object);
+                    applied.users.add(applied.key.hash_one(&object));
                 }
             }
         }
         applied
+    }
+
+    fn users(&self, object: &Object) -> u32 {
+        self.users.count(&self.key.hash_one(object))
     }
 
     /// Returns the frontends that packets are delivered for.
@@ -100,20 +85,20 @@ impl Applied {
             if let Some(delivery) = delivery {
                 self.deliveries.insert(*frontend, delivery);
                 for object in plan::objects(frontend, delivery, environment) {
-                    let users = self.users.count(&object);
-                    self.users.add(&object);
+                    let users = self.users(&object);
+                    self.users.add(self.key.hash_one(&object));
                     before.entry(object).or_insert(users);
                 }
             }
             for object in released {
-                let users = self.users.count(&object);
-                self.users.release(&object);
+                let users = self.users(&object);
+                self.users.release(&self.key.hash_one(&object));
                 before.entry(object).or_insert(users);
             }
         }
         let mut difference = Difference::default();
         for (object, before) in before {
-            match (before, self.users.count(&object)) {
+            match (before, self.users(&object)) {
                 (0, 1..) => difference.add.push(object),
                 (1.., 0) => difference.remove.push(object),
                 _ => {}
@@ -126,7 +111,7 @@ impl Applied {
     pub fn reconcile(&self, observed: Vec<Object>, environment: &Environment) -> Difference {
         let (present, surplus): (Vec<_>, Vec<_>) = observed
             .into_iter()
-            .partition(|object| self.users.count(object) > 0);
+            .partition(|object| self.users(object) > 0);
         let present: HashSet<_> = present.into_iter().collect();
         let desired = self.frontends().flat_map(|f| self.objects(f, environment));
         // Addresses are assigned again: the kernel may have made anew the

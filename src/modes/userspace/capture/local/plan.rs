@@ -25,11 +25,7 @@
 //! - `prohibit`, not `unreachable`: what the latter sends is a soft error that
 //!   a UDP client never gets, what the former sends is a hard one.
 
-use std::{
-    collections::HashSet,
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::{collections::HashSet, fmt, net::IpAddr};
 
 use ipnet::IpNet;
 use nix::libc;
@@ -194,10 +190,7 @@ pub fn objects(frontend: &Frontend, delivery: Delivery, environment: &Environmen
             table,
             destination: IpNet::from(address),
             kind,
-            source: loopback.then_some(match family {
-                Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            }),
+            source: loopback.then_some(family.localhost()),
         })
     };
     let here = Kind::Local(environment.loopback);
@@ -300,11 +293,9 @@ mod tests {
     }
 
     fn frontend(protocol: Protocol, address: Option<&str>, port: u16) -> Frontend {
-        Frontend {
-            protocol,
-            family: Family::V4,
-            address: address.map(|a| a.parse().unwrap()),
-            port,
+        match address {
+            Some(ip) => Frontend::service(protocol, ip.parse().unwrap(), port),
+            None => Frontend::node_port(protocol, Family::V4, port),
         }
     }
 
@@ -355,17 +346,15 @@ mod tests {
             ports: false,
             ..v4()
         };
-        let refuse = Delivery::PerPort(OtherPorts::Refuse);
+        let (refuse, whole) = (
+            Delivery::PerPort(OtherPorts::Refuse),
+            Delivery::WholeAddress,
+        );
         let cases = [
             (Some("10.96.0.1"), 80, v4(), Some(refuse)),
-            (
-                Some("10.96.0.1"),
-                80,
-                without_ports(),
-                Some(Delivery::WholeAddress),
-            ),
+            (Some("10.96.0.1"), 80, without_ports(), Some(whole)),
             (Some("10.96.0.1"), 65534, v4(), Some(refuse)),
-            (Some("10.96.0.1"), 65535, v4(), Some(Delivery::WholeAddress)),
+            (Some("10.96.0.1"), 65535, v4(), Some(whole)),
             (Some("192.0.2.1"), 80, v4(), Some(Delivery::Already)),
             (None, 30080, v4(), Some(Delivery::Already)),
             (Some("10.96.0.1"), 0, v4(), None),

@@ -22,7 +22,7 @@ use crate::{
         addresses::Address,
         extension::Extension,
         xtables::{
-            desired::{Contents, FixedChain, Jump, Place, RuleSet},
+            desired::{FixedChain, Jump, Place, RuleSet},
             features::Features,
             observed::Interest,
             rule::{Match, Negatable, Rule, Side, Table, Target as Action},
@@ -151,21 +151,13 @@ fn plain(name: &str) -> String {
         .collect()
 }
 
-/// Returns `rule` with a comment, where rules may have one.
-fn commented(rule: Rule, text: &str, environment: &Environment) -> Rule {
-    if environment.features.contains(Extension::Comment) {
-        return rule.comment(text);
-    }
-    rule
-}
-
 /// Returns the nat rules of a frontend.
 pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> Vec<Rule> {
     let protocol = frontend.protocol;
     let complete = |rule: Rule| {
         let rule = rule.protocol(protocol);
         let rule = rule.destination_port(protocol, frontend.port);
-        let rule = commented(rule, &plain(&target.name), environment);
+        let rule = rule.commented(environment.features, plain(&target.name));
         rule.target(match environment.destination {
             Some(ip) => Action::Dnat(SocketAddr::new(ip, target.port)),
             None => Action::Redirect(target.port),
@@ -194,15 +186,13 @@ pub fn guard(listener: Listener, features: &Features) -> Rule {
 /// Returns all that is to be in the tables, with these nat rules and guarded
 /// listeners.
 pub fn rule_set(nat: Vec<Rule>, guards: Vec<Rule>, environment: &Environment) -> RuleSet {
-    let chain = |table, rules| FixedChain {
-        table,
-        name: CHAIN.into(),
-        contents: Contents::Exactly(rules),
-    };
+    let chain = |table, rules| FixedChain::exactly(table, CHAIN, rules);
     let jump = |table, from, rule: Rule| Jump {
         table,
         from,
-        rule: commented(rule, "Tripod: userspace capture", environment).jump(CHAIN),
+        rule: rule
+            .commented(environment.features, "Tripod: userspace capture")
+            .jump(CHAIN),
         place: Place::Top,
     };
     let state = |states| Match::ConnectionState(Negatable::Is(states));

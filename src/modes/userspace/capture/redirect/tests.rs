@@ -1,7 +1,5 @@
 //! Against the real kernel, in a network namespace of the test's own thread.
 
-use std::net::IpAddr;
-
 use super::*;
 use crate::{
     kernel::{
@@ -16,11 +14,9 @@ use crate::{
 const BOTH: [Family; 2] = [Family::V4, Family::V6];
 
 fn frontend(family: Family, address: Option<&str>, port: u16) -> Frontend {
-    Frontend {
-        protocol: net::Protocol::Tcp,
-        family,
-        address: address.map(|a| a.parse::<IpAddr>().unwrap()),
-        port,
+    match address {
+        Some(ip) => Frontend::service(net::Protocol::Tcp, ip.parse().unwrap(), port),
+        None => Frontend::node_port(net::Protocol::Tcp, family, port),
     }
 }
 

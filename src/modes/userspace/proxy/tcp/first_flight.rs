@@ -5,11 +5,13 @@
 /// takes it.
 const KEPT: usize = 4 * 1024;
 
-/// The client's first bytes, and whether it closed its direction after them.
+/// The client's first bytes, and whether an end came after them.
 #[derive(Debug, Default)]
 pub struct FirstFlight {
-    bytes: Vec<u8>,
-    ended: bool,
+    /// What it sent.
+    pub bytes: Vec<u8>,
+    /// It closed its direction.
+    pub ended: bool,
 }
 
 impl FirstFlight {
@@ -20,20 +22,5 @@ impl FirstFlight {
         }
         self.bytes.extend_from_slice(bytes);
         true
-    }
-
-    /// Records that the client closed its direction.
-    pub fn end(&mut self) {
-        self.ended = true;
-    }
-
-    /// Returns what it sent.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// Returns whether it closed its direction.
-    pub fn ended(&self) -> bool {
-        self.ended
     }
 }

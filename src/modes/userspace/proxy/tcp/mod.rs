@@ -194,7 +194,7 @@ async fn connection(
                     &"it reset the connection before it sent anything",
                 );
                 let again = retry == Retry::FirstFlight
-                    && (kept.bytes().is_empty() || search.may_be_sent_again());
+                    && (kept.bytes.is_empty() || search.may_be_sent_again());
                 if !again {
                     shared.counters.connections_failed.inc();
                     reset(&client);

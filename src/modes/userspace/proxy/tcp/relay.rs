@@ -308,8 +308,8 @@ impl Relay {
     /// backend that did not answer.
     pub fn new(header: &[u8], first: FirstFlight) -> Self {
         let mut out = Direction::new();
-        out.pending = [header, first.bytes()].concat();
-        if first.ended() {
+        out.pending = [header, &first.bytes].concat();
+        if first.ended {
             out.phase = Phase::Ended;
         }
         Relay {
@@ -418,7 +418,7 @@ impl Relay {
         let end = match self.first_flight.take() {
             Some(mut first) if self.since.elapsed() < ANSWER_WINDOW => {
                 if self.out.phase == Phase::Ended || self.out.phase == Phase::Closed {
-                    first.end();
+                    first.ended = true;
                 }
                 End::Unanswered(first)
             }

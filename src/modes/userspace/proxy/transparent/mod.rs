@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use crate::{
         kernel::namespace::{in_namespace, ip},
-        modes::userspace::DetectLocal,
+        net::DetectLocal,
     };
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
             ip("addr add 10.1.0.1/24 dev pods");
             let [client, a, b] = ["192.0.2.9:53", "10.1.0.2:53", "10.1.0.3:53"];
             let [client, a, b] = [client, a, b].map(|text| text.parse::<SocketAddr>().unwrap());
-            let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::PodCidrs));
+            let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::NodeCidr));
             let transparent = Arc::new(Transparent::new(cluster_local));
             let bind = |endpoint| {
                 let socket =

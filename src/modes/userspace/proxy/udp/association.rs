@@ -11,7 +11,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::{net::UdpSocket, sync::OwnedSemaphorePermit, time::Instant};
 
 use super::super::{
@@ -109,7 +109,7 @@ impl Associations {
         bytes: &[u8],
     ) {
         let key = (from, to);
-        let known = self.lock().get(&key).cloned();
+        let known = self.table.lock().get(&key).cloned();
         let association = match known {
             Some(association) => association,
             None if !self.group.admits(&flow(key)) => {
@@ -188,7 +188,7 @@ impl Associations {
             tried: Mutex::new(tried),
             _descriptor: descriptor,
         });
-        let before = self.lock().insert(key, Arc::clone(&association));
+        let before = self.table.lock().insert(key, Arc::clone(&association));
         if let Some(before) = before {
             before.end();
         }
@@ -254,7 +254,7 @@ impl Associations {
 
     /// Takes the association out of the table; false if another has its place.
     fn forget(&self, association: &Arc<Association>) -> bool {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let current = table
             .get(&association.key)
             .is_some_and(|a| Arc::ptr_eq(a, association));
@@ -316,7 +316,7 @@ impl Associations {
     }
 
     fn end_where(&self, ends: impl Fn(&Association) -> bool) {
-        let table = self.lock();
+        let table = self.table.lock();
         let ending = table.values().filter(|association| ends(association));
         ending.for_each(|association| association.end());
     }
@@ -345,10 +345,6 @@ impl Associations {
             return timeout.min(ANSWERED);
         }
         timeout
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Association>>> {
-        self.table.lock()
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use hashbrown::HashMap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 /// Idle time that no flow is ended within, however many there are: its answer
@@ -92,7 +92,7 @@ impl Flows {
     /// also how many others were ended to make room.
     pub fn begin(self: &Arc<Self>, remote: SocketAddr) -> (Result<Place, Full>, usize) {
         let now = self.now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let allowed = self.allowed(state.all.count, self.most);
         let mut ended = state.all.end_idle(now, allowed);
         let of_remote = state.remotes.entry(remote).or_default();
@@ -124,7 +124,7 @@ impl Flows {
     /// there was no port for another one. Answers how many were ended.
     pub fn make_room(&self, remote: SocketAddr) -> usize {
         let now = self.now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let of_remote = state.remotes.get_mut(&remote);
         of_remote.map_or(0, |queue| queue.end_idle(now, Some(SHORTEST)))
     }
@@ -142,10 +142,6 @@ impl Flows {
 
     fn now(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -238,7 +234,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.flows.lock().remove(self.remote);
+        self.flows.state.lock().remove(self.remote);
     }
 }
 
@@ -310,7 +306,7 @@ mod tests {
         for n in 0..1000_u32 {
             drop(begin(&flows, n as u8));
         }
-        let state = flows.lock();
+        let state = flows.state.lock();
         assert!(state.all.entries.len() <= 65 && state.remotes.is_empty());
         assert_eq!(state.all.count, 0);
     }

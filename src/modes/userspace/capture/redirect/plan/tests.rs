@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    kernel::xtables::{difference::Comparison, observed::Observed, transaction::Transaction},
+    kernel::xtables::{difference::difference, observed::Observed},
     modes::userspace::capture::OtherPorts,
 };
 
@@ -28,11 +28,9 @@ fn words(rules: &[Rule], family: Family) -> Vec<String> {
 
 fn rules(address: Option<&str>, features: Features, destination: Option<&str>) -> Vec<String> {
     let address: Option<IpAddr> = address.map(|a| a.parse().unwrap());
-    let frontend = Frontend {
-        protocol: Protocol::Tcp,
-        family: address.map_or(Family::V4, |a| Family::of(&a)),
-        address,
-        port: 80,
+    let frontend = match address {
+        Some(ip) => Frontend::service(Protocol::Tcp, ip, 80),
+        None => Frontend::node_port(Protocol::Tcp, Family::V4, 80),
     };
     let target = Target {
         port: 40_000,
@@ -55,46 +53,27 @@ fn own(address: &str, index: u32, scope: u8, flags: u32) -> Address {
 
 #[test]
 fn nat_rules() {
-    let bare = bare();
+    let (bare, v4, v6) = (bare(), Some("10.96.0.1"), Some("fd96::1"));
+    let (here, here6) = (Some("192.0.2.1"), Some("fd01::1"));
+    let redirected = "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 \
+                      -m comment --comment \"default/we_b_:http\" -j REDIRECT --to-ports 40000";
+    let translated = "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 \
+                      -j DNAT --to-destination 192.0.2.1:40000";
+    let translated6 = "-d fd96::1/128 -p tcp -m tcp --dport 80 \
+                       -j DNAT --to-destination [fd01::1]:40000";
+    let node_port = "-p tcp -m addrtype --dst-type LOCAL -m tcp --dport 80 \
+                     -m comment --comment \"default/we_b_:http\" \
+                     -j DNAT --to-destination 192.0.2.1:40000";
+    let each_address = [
+        "-d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 40000",
+        "-d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 40000",
+    ];
     let cases: [(_, _, _, &[&str]); 5] = [
-        (
-            Some("10.96.0.1"),
-            ALL,
-            None,
-            &["-d 10.96.0.1/32 -p tcp -m tcp --dport 80 \
-               -m comment --comment \"default/we_b_:http\" -j REDIRECT --to-ports 40000"],
-        ),
-        (
-            Some("10.96.0.1"),
-            bare,
-            Some("192.0.2.1"),
-            &["-d 10.96.0.1/32 -p tcp -m tcp --dport 80 \
-               -j DNAT --to-destination 192.0.2.1:40000"],
-        ),
-        (
-            Some("fd96::1"),
-            bare,
-            Some("fd01::1"),
-            &["-d fd96::1/128 -p tcp -m tcp --dport 80 \
-               -j DNAT --to-destination [fd01::1]:40000"],
-        ),
-        (
-            None,
-            ALL,
-            Some("192.0.2.1"),
-            &["-p tcp -m addrtype --dst-type LOCAL -m tcp --dport 80 \
-               -m comment --comment \"default/we_b_:http\" \
-               -j DNAT --to-destination 192.0.2.1:40000"],
-        ),
-        (
-            None,
-            bare,
-            None,
-            &[
-                "-d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 40000",
-                "-d 192.0.2.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 40000",
-            ],
-        ),
+        (v4, ALL, None, &[redirected]),
+        (v4, bare, here, &[translated]),
+        (v6, bare, here6, &[translated6]),
+        (None, ALL, here, &[node_port]),
+        (None, bare, None, &each_address),
     ];
     for (address, features, destination, expected) in cases {
         assert_eq!(rules(address, features, destination), expected);
@@ -109,10 +88,8 @@ fn node_ports_stay_on_the_nodes_own_addresses() {
         "fd00::/8".parse().unwrap(),
     ]);
     let matches = |features, family| words(&node(&features, &within, &own, family), family);
-    assert_eq!(
-        matches(ALL, Family::V4),
-        ["-d 10.0.0.0/8 -m addrtype --dst-type LOCAL"]
-    );
+    let of_network = "-d 10.0.0.0/8 -m addrtype --dst-type LOCAL";
+    assert_eq!(matches(ALL, Family::V4), [of_network]);
     assert_eq!(matches(bare(), Family::V4), ["-d 10.0.0.1/32"]);
     assert!(matches(bare(), Family::V6).is_empty());
     let everywhere = ["192.0.2.0/24", "0.0.0.0/0"].map(|net| net.parse().unwrap());
@@ -143,10 +120,8 @@ fn nat_leads_to_a_steady_address_of_the_node() {
     assert_eq!(pick(None, &["192.0.2.1"]).as_deref(), Some("10.0.0.1"));
     let all = ["192.0.2.1", "10.0.0.1"];
     assert_eq!(pick(None, &all).as_deref(), Some("192.0.2.1"));
-    assert_eq!(
-        destination(&addresses, Family::V6, None, &BTreeSet::new()),
-        None
-    );
+    let v6 = destination(&addresses, Family::V6, None, &BTreeSet::new());
+    assert_eq!(v6, None);
 }
 
 #[test]
@@ -190,13 +165,9 @@ fn jumps_are_repaired_to_exactly_one() {
         for chain in chains {
             observed.line(Table::Nat, &format!(":{chain} - [0:0]"));
         }
-        saved
-            .lines()
-            .for_each(|line| observed.line(Table::Nat, line));
-        let (mut comparison, mut ops) = Comparison::begin(observed, &desired, Family::V4);
-        ops.extend(comparison.stale_jumps());
-        let transaction = Transaction::common(Family::V4, ops);
-        let text = transaction.to_string();
+        let lines = saved.lines();
+        lines.for_each(|line| observed.line(Table::Nat, line));
+        let text = difference(&observed, &desired, Family::V4).to_string();
         let commands = text.lines().filter(|line| line.starts_with('-'));
         assert_eq!(commands.collect::<Vec<_>>(), expected, "{saved}");
     }
@@ -205,11 +176,6 @@ fn jumps_are_repaired_to_exactly_one() {
         ..environment
     };
     let jumps = rule_set(Vec::new(), Vec::new(), &guarded).jumps;
-    assert_eq!(
-        jumps
-            .iter()
-            .filter(|jump| jump.table == Table::Filter)
-            .count(),
-        1
-    );
+    let of_filter = jumps.iter().filter(|jump| jump.table == Table::Filter);
+    assert_eq!(of_filter.count(), 1);
 }

@@ -86,7 +86,7 @@ async fn a_reset_by_the_backend_is_no_end() {
         let mut relay = Relay::new(&[], FirstFlight::default());
         relay.out.bulk = bulk;
         match (run(&mut relay, &client, &backend).await, again) {
-            (End::Unanswered(first), true) => assert_eq!(first.bytes(), says, "{what}"),
+            (End::Unanswered(first), true) => assert_eq!(first.bytes, says, "{what}"),
             (End::Reset, false) => {}
             (other, _) => panic!("{what}: {other:?}"),
         }
