@@ -216,8 +216,11 @@ async fn forget(family: Family, matches: Vec<Match>, metrics: &dyn Metrics) -> V
                  that is gone, because we {error}; the kernel needs nf_conntrack_netlink, and \
                  Tripod CAP_NET_ADMIN"
             );
-            let again = !failure.is_lasting;
-            again.then_some(failure.matches).unwrap_or_default()
+            if failure.is_lasting {
+                Vec::new()
+            } else {
+                failure.matches
+            }
         }
     }
 }

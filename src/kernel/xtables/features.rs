@@ -45,69 +45,37 @@ pub(super) fn dnat(family: Family) -> Rule {
 }
 
 fn probes(family: Family) -> Vec<Probe> {
-    let list = || SCRATCH.to_owned();
     let with = |one| Rule::new().with(one).target(Target::Return);
     let masquerade = |random_fully| Rule::new().target(Target::Masquerade { random_fully });
     let mark = Mark::set(1 << 14);
-    let marked = Match::Mark(Negatable::Is(mark));
+    let marked = Rule::new().with(Match::Mark(Negatable::Is(mark)));
+    let marked = marked.target(Target::Mark(mark));
+    let chance = with(Match::Probability(1 << 30));
+    let remembered = with(Match::RememberSource(SCRATCH.to_owned()));
+    let local = with(Match::LocalAddress(Negatable::Is(Side::Destination)));
+    let new = with(Match::ConnectionState(Negatable::Is("NEW")));
+    let counted = with(Match::Account(account(family)));
+    let refused = Rule::new().target(Target::Reject);
+    let redirected = Rule::new().protocol(Protocol::Tcp);
+    let redirected = redirected.target(Target::Redirect(1));
+    let of_socket = with(Match::TransparentSocket);
+    let sctp = with(Match::DestinationPorts(Protocol::Sctp, 1..=1));
     let mut probes: Vec<Probe> = vec![
         (Table::Nat, Rule::new().comment("probe"), Extension::Comment),
-        (
-            Table::Nat,
-            with(Match::Probability(1 << 30)),
-            Extension::Statistic,
-        ),
-        (
-            Table::Nat,
-            with(Match::RememberSource(list())),
-            Extension::Recent,
-        ),
-        (
-            Table::Nat,
-            with(Match::LocalAddress(Negatable::Is(Side::Destination))),
-            Extension::Addrtype,
-        ),
-        (
-            Table::Nat,
-            Rule::new().with(marked).target(Target::Mark(mark)),
-            Extension::Mark,
-        ),
-        (
-            Table::Filter,
-            with(Match::ConnectionState(Negatable::Is("NEW"))),
-            Extension::Conntrack,
-        ),
-        (
-            Table::Filter,
-            with(Match::Account(account(family))),
-            Extension::Nfacct,
-        ),
-        (
-            Table::Filter,
-            Rule::new().target(Target::Reject),
-            Extension::Reject,
-        ),
+        (Table::Nat, chance, Extension::Statistic),
+        (Table::Nat, remembered, Extension::Recent),
+        (Table::Nat, local, Extension::Addrtype),
+        (Table::Nat, marked, Extension::Mark),
+        (Table::Filter, new, Extension::Conntrack),
+        (Table::Filter, counted, Extension::Nfacct),
+        (Table::Filter, refused, Extension::Reject),
         (Table::Nat, masquerade(false), Extension::Masquerade),
         (Table::Nat, masquerade(true), Extension::RandomFully),
-        (
-            Table::Nat,
-            Rule::new()
-                .protocol(Protocol::Tcp)
-                .target(Target::Redirect(1)),
-            Extension::Redirect,
-        ),
-        (
-            Table::Mangle,
-            with(Match::TransparentSocket),
-            Extension::Socket,
-        ),
-        (
-            Table::Nat,
-            with(Match::DestinationPorts(Protocol::Sctp, 1..=1)).protocol(Protocol::Sctp),
-            Extension::Sctp,
-        ),
+        (Table::Nat, redirected, Extension::Redirect),
+        (Table::Mangle, of_socket, Extension::Socket),
+        (Table::Nat, sctp.protocol(Protocol::Sctp), Extension::Sctp),
+        (Table::Nat, dnat(family), Extension::Dnat),
     ];
-    probes.push((Table::Nat, dnat(family), Extension::Dnat));
     // The kernel loads br_netfilter for this match, which would change how
     // bridges treat every packet; where it is not loaded, nothing comes to
     // iptables through a bridge's port.

@@ -57,11 +57,7 @@ pub async fn is_there(preserved: &Preserved) -> bool {
 
 /// Returns the chains of iptables mode that are there, whoever installed them.
 pub async fn chains() -> Vec<OwnedChain> {
-    let mut found = Vec::new();
-    for family in Family::ALL {
-        found.extend(OWNED.list(family, &Preserved::nothing()).await);
-    }
-    found
+    OWNED.list(&Preserved::nothing()).await
 }
 
 /// Has nothing lead to its chains any more, and leaves them, in these families.

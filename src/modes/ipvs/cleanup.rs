@@ -1,6 +1,6 @@
 //! Removing all that ipvs mode installs, kube-proxy's too.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -25,8 +25,10 @@ use crate::{
     net::Family,
 };
 
-/// Where the kernel shows that it has IPVS.
-const IPVS: &str = "/proc/net/ip_vs";
+/// Returns whether the kernel has IPVS, which it shows by this file.
+fn has_ipvs() -> bool {
+    fs::exists("/proc/net/ip_vs").unwrap_or(false)
+}
 
 /// The chains that are ours.
 const OWNED: Owned = Owned {
@@ -56,11 +58,11 @@ pub async fn cleanup_except(exclude: &[IpNet], preserved: &Preserved) -> Result<
     let mut outcome: Result<(), Error> = Ok(());
     let mut sets = there(IpSets::open())?;
     let mut route = Socket::open(Protocol::Route)?;
-    let own = read_own(&mut route, sets.as_mut())?;
+    // The addresses of the link tell which are ours.
+    let servers = virtual_servers(exclude)?;
     outcome = outcome.and(links::delete(&mut route, LINK).map_err(Error::from));
-    if fs::exists(Path::new(IPVS)).unwrap_or(false) {
-        let removed = remove_servers(|id| own.has(id) && !is_excluded(id, exclude));
-        outcome = outcome.and(removed.map_err(Error::from));
+    if has_ipvs() {
+        outcome = outcome.and(remove_servers(&servers).map_err(Error::from));
     }
     outcome = outcome.and(cleanup_rules(preserved).await);
     if let Some(sets) = &mut sets {
@@ -96,11 +98,7 @@ pub async fn is_there(preserved: &Preserved) -> bool {
 
 /// Returns the chains of ipvs mode that are there, whoever installed them.
 pub async fn chains() -> Vec<OwnedChain> {
-    let mut found = Vec::new();
-    for family in Family::ALL {
-        found.extend(OWNED.list(family, &Preserved::nothing()).await);
-    }
-    found
+    OWNED.list(&Preserved::nothing()).await
 }
 
 /// Returns the virtual servers that [`retire`] and [`cleanup_except`] take for those of
@@ -109,7 +107,7 @@ pub async fn chains() -> Vec<OwnedChain> {
 /// # Errors
 /// When IPVS, sets or addresses cannot be read.
 pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
-    if !fs::exists(Path::new(IPVS)).unwrap_or(false) {
+    if !has_ipvs() {
         return Ok(Vec::new());
     }
     let mut sets = there(IpSets::open())?;
@@ -127,18 +125,13 @@ pub fn virtual_servers(exclude: &[IpNet]) -> Result<Vec<ServerId>, Error> {
 /// # Errors
 /// When IPVS cannot be read or changed.
 pub fn retire(exclude: &[IpNet]) -> Result<u32, Error> {
-    if !fs::exists(Path::new(IPVS)).unwrap_or(false) {
+    let servers = virtual_servers(exclude)?;
+    if servers.is_empty() {
         return Ok(0);
     }
-    let mut sets = there(IpSets::open())?;
-    let own = read_own(&mut Socket::open(Protocol::Route)?, sets.as_mut())?;
     let mut ipvs = Ipvs::open()?;
     let (mut connections, mut changes) = (0u32, Vec::new());
-    for server in ipvs.list()? {
-        let id = server.id;
-        if !own.has(&id) || is_excluded(&id, exclude) {
-            continue;
-        }
+    for id in servers {
         for real in ipvs.list_real(&id)? {
             connections = connections
                 .saturating_add(real.active)
@@ -199,14 +192,9 @@ fn is_excluded(id: &ServerId, exclude: &[IpNet]) -> bool {
     exclude.iter().any(|net| net.contains(&ip))
 }
 
-fn remove_servers(ours: impl Fn(&ServerId) -> bool) -> Result<(), netlink::Error> {
+fn remove_servers(servers: &[ServerId]) -> Result<(), netlink::Error> {
     let mut ipvs = Ipvs::open()?;
-    let mut outcome = ipvs.remove_trial().map(drop);
-    let listed = ipvs.list()?;
-    for id in listed.iter().map(|server| &server.id) {
-        if ours(id) {
-            outcome = outcome.and(ipvs.delete(id));
-        }
-    }
-    outcome
+    let trial = ipvs.remove_trial().map(drop);
+    let removed = servers.iter().map(|id| ipvs.delete(id));
+    removed.fold(trial, Result::and)
 }

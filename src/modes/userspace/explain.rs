@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Loopback, OtherPorts, Selection},
+    modes::explain::{Behaviour, Loopback, OtherPorts, Pods, Selection},
     net::{Family, ModeName},
     node,
     services::{ServiceMap, ServicePort},

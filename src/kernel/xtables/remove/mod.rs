@@ -162,55 +162,59 @@ impl Owned {
         Ok(any)
     }
 
-    /// Returns true if some family has such chains other than what is `preserved`.
-    /// Cheap where the kernel lists chains without their rules; what cannot be
-    /// read holds none.
+    /// Returns true if there are such chains other than what is `preserved`.
     pub async fn is_there(&self, preserved: &Preserved) -> bool {
-        for family in Family::ALL {
-            if !self.list(family, preserved).await.is_empty() {
-                return true;
-            }
-        }
-        false
+        !self.list(preserved).await.is_empty()
     }
 
-    /// Returns such chains of `family` other than what is `preserved`. What cannot be
-    /// read holds none.
-    pub async fn list(&self, family: Family, preserved: &Preserved) -> Vec<OwnedChain> {
+    /// Returns such chains, of both families, other than what is `preserved`. Cheap where
+    /// the kernel lists chains without their rules; what cannot be read holds none.
+    pub async fn list(&self, preserved: &Preserved) -> Vec<OwnedChain> {
         let mut found = Vec::new();
-        for (xtables, engine) in Xtables::engines(family).await {
-            if preserved.has_all_of(family, engine) {
-                continue;
-            }
-            let is_ours = self.without(preserved, family, engine);
-            let mut add = |table, name: &str| {
-                found.push(OwnedChain {
-                    family,
-                    engine,
-                    table,
-                    name: name.to_owned(),
-                });
-            };
-            if engine == Engine::NfTables {
-                each_in_nf_tables(family, |table, chain| {
-                    if is_ours(table, chain) {
-                        add(table, chain);
-                    }
-                });
-                continue;
-            }
-            for &table in self.tables {
-                if !engine.has_table(family, table.name()) {
-                    continue;
-                }
-                let read = OwnedChains::new(table, |chain: &str| is_ours(table, chain));
-                let read = read.read(&xtables).await;
-                for name in read.iter().flat_map(OwnedChains::names) {
-                    add(table, name);
+        for family in Family::ALL {
+            for (xtables, engine) in Xtables::engines(family).await {
+                if !preserved.has_all_of(family, engine) {
+                    self.list_in(&xtables, engine, preserved, &mut found).await;
                 }
             }
         }
         found
+    }
+
+    async fn list_in(
+        &self,
+        xtables: &Xtables,
+        engine: Engine,
+        preserved: &Preserved,
+        found: &mut Vec<OwnedChain>,
+    ) {
+        let family = xtables.family();
+        let is_ours = self.without(preserved, family, engine);
+        let mut add = |table, name: &str| {
+            found.push(OwnedChain {
+                family,
+                engine,
+                table,
+                name: name.to_owned(),
+            });
+        };
+        if engine == Engine::NfTables {
+            each_in_nf_tables(family, |table, chain| {
+                if is_ours(table, chain) {
+                    add(table, chain);
+                }
+            });
+            return;
+        }
+        for &table in self.tables {
+            if engine.has_table(family, table.name()) {
+                let read = OwnedChains::new(table, |chain: &str| is_ours(table, chain));
+                let read = read.read(xtables).await;
+                read.iter()
+                    .flat_map(OwnedChains::names)
+                    .for_each(|name| add(table, name));
+            }
+        }
     }
 
     /// Returns what finds out whether a chain in this engine is ours and not

@@ -116,20 +116,14 @@ mod tests {
         let from_v4 = format!("{v4} c0000201 0a600001 0100 0050");
         let (mapped, two) = (zeros(10) + "ffffc0000201", format!("fd00{}02", zeros(13)));
         let long = format!("{v6} 20010db8{}01 {two} ffff 01bb", zeros(11));
+        let mixed = format!("{v6} {mapped} {two} 0001 0002");
+        let mixed_back = format!("{v6} {two} {mapped} 0002 0001");
         let cases = [
             ("192.0.2.1:256", "10.96.0.1:80", from_v4.clone()),
             ("[2001:db8::1]:65535", "[fd00::2]:443", long),
             // Mixed, whichever way round.
-            (
-                "192.0.2.1:1",
-                "[fd00::2]:2",
-                format!("{v6} {mapped} {two} 0001 0002"),
-            ),
-            (
-                "[fd00::2]:2",
-                "192.0.2.1:1",
-                format!("{v6} {two} {mapped} 0002 0001"),
-            ),
+            ("192.0.2.1:1", "[fd00::2]:2", mixed),
+            ("[fd00::2]:2", "192.0.2.1:1", mixed_back),
             // A dual-stack socket's way to say IPv4.
             ("[::ffff:192.0.2.1]:256", "10.96.0.1:80", from_v4),
         ];
