@@ -5,7 +5,10 @@ use std::fmt;
 
 use super::SyncError;
 use crate::{
-    kernel::xtables::{observed::Chains, transaction::Op},
+    kernel::xtables::{
+        observed::Chains,
+        transaction::{Action, Op},
+    },
     net::{Family, PerFamily},
     services::ServicePortName,
 };
@@ -74,18 +77,16 @@ impl Difference {
         chains: &Chains,
         family: Family,
     ) -> Difference {
-        let (table, chain) = (op.table(), op.chain());
+        let (table, chain) = (op.table, &op.chain);
         let whole = || format!("chain {chain} of table {table}");
         let rule = |words: &dyn fmt::Display| format!("rule -A {chain} {words} of table {table}");
-        let (object, found) = match op {
-            Op::Fill(_) if chains.contain(table, chain) => (whole(), Found::Altered),
-            Op::Fill(_) => (whole(), Found::Missing),
-            Op::Delete { .. } => (whole(), Found::Unneeded),
-            Op::Insert(entry) | Op::Append(entry) => {
-                (rule(&entry.rule.words(family)), Found::Missing)
-            }
-            Op::Raise(entry) => (rule(&entry.rule.words(family)), Found::Altered),
-            Op::Remove { words, .. } => (rule(words), Found::Unneeded),
+        let (object, found) = match &op.action {
+            Action::Fill(_) if chains.contain(table, chain) => (whole(), Found::Altered),
+            Action::Fill(_) => (whole(), Found::Missing),
+            Action::Delete => (whole(), Found::Unneeded),
+            Action::Insert(new) | Action::Append(new) => (rule(&new.words(family)), Found::Missing),
+            Action::Raise(old) => (rule(&old.words(family)), Found::Altered),
+            Action::Remove(words) => (rule(words), Found::Unneeded),
         };
         Difference::new(owner, object, found)
     }
