@@ -3,11 +3,15 @@
 
 use std::fmt;
 
+use hashbrown::HashMap;
+
 use super::SyncError;
 use crate::{
     kernel::xtables::{
         observed::Chains,
+        rule::{Rule, Table},
         transaction::{Action, Op},
+        words::Words,
     },
     net::{Family, PerFamily},
     services::ServicePortName,
@@ -53,6 +57,37 @@ impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// Returns which of the `desired` rules a chain lacks, and which it has beside them,
+/// whatever their order; `there` are those that it has.
+pub fn of_rules(
+    (table, chain): (Table, &str),
+    desired: &[Rule],
+    there: &[Words],
+    family: Family,
+) -> Vec<Difference> {
+    let mut left: HashMap<&Words, usize> = HashMap::new();
+    for words in there {
+        *left.entry(words).or_default() += 1;
+    }
+    let difference = |words: &Words, found| {
+        let object = format!("rule -A {chain} {words} of table {table}");
+        Difference::new(None, object, found)
+    };
+    let mut differences = Vec::new();
+    for words in desired.iter().map(|rule| Words::of(rule, family)) {
+        match left.get_mut(&words) {
+            Some(count) if *count > 0 => *count -= 1,
+            _ => differences.push(difference(&words, Found::Missing)),
+        }
+    }
+    for (words, count) in left {
+        let unneeded = difference(words, Found::Unneeded);
+        differences.extend(std::iter::repeat_n(unneeded, count));
+    }
+    differences.sort_unstable();
+    differences
 }
 
 impl Difference {

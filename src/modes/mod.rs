@@ -1,7 +1,7 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
-mod comparison;
+pub mod comparison;
 mod detect_local;
 pub mod explain;
 pub mod iptables;

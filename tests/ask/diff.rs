@@ -140,7 +140,12 @@ fn in_userspace_mode_with_rules() {
         Capture::Redirect,
         &[Change {
             command: "iptables -t nat -F TRIPOD-USERSPACE",
-            named: &["altered", "chain TRIPOD-USERSPACE of table nat"],
+            named: &[
+                "missing",
+                "rule -A TRIPOD-USERSPACE",
+                "--dport 80",
+                "table nat",
+            ],
         }],
     );
 }

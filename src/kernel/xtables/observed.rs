@@ -105,6 +105,13 @@ impl Observed {
         Chains(tables.collect())
     }
 
+    /// Returns the rules of a chain that is compared rule by rule; `None`: there is no
+    /// such chain.
+    pub fn rules(&self, table: Table, chain: &str) -> Option<&[Words]> {
+        let of_table = self.tables.get(&table)?;
+        of_table.lists.get(chain).map(Vec::as_slice)
+    }
+
     pub(super) fn is_ours(&self, table: Table, chain: &str) -> bool {
         (self.interest)(table, chain).is_ours()
     }

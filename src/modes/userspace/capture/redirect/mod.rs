@@ -39,10 +39,10 @@ use crate::{
             remove::{Owned, Preserved},
             rule::Table,
             run::Writer,
-            transaction::Transaction,
+            transaction::{Action, Transaction},
         },
     },
-    modes::Difference,
+    modes::{Difference, comparison},
     net::Family,
     node::Served,
 };
@@ -128,7 +128,8 @@ impl Redirect {
         OWNED.is_there(preserved).await
     }
 
-    /// Returns how the rules differ from those for what is desired. Changes nothing.
+    /// Returns how the rules differ from those for what is desired, whatever their order,
+    /// which follows from when each came. Changes nothing.
     ///
     /// # Errors
     /// When the kernel could not be asked.
@@ -142,12 +143,20 @@ impl Redirect {
         let tables = environment.tables();
         let applied = Applied::of(desired, environment, &mut Report::default());
         let nothing_else = |_: Table, _: &str| {};
-        let interest = plan::interest;
+        let interest = plan::by_rule;
         let observed = self.writer.observe(interest, tables, nothing_else).await?;
         let chains = observed.chains();
         let transaction = difference(&observed, &applied.rule_set(), family);
         let steps = transaction.groups.iter().flat_map(|group| &group.ops);
-        let differences = steps.map(|op| Difference::of_step(None, op, &chains, family));
+        let differences = steps.flat_map(|op| {
+            let there = observed.rules(op.table, &op.chain);
+            match (&op.action, there) {
+                (Action::Fill(rules), Some(there)) => {
+                    comparison::of_rules((op.table, &op.chain), rules, there, family)
+                }
+                _ => vec![Difference::of_step(None, op, &chains, family)],
+            }
+        });
         Ok(differences.map(|difference| (None, difference)).collect())
     }
 

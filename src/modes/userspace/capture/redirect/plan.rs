@@ -73,6 +73,14 @@ impl Environment {
     }
 }
 
+/// How a chain is compared where its rules may stand in another order.
+pub fn by_rule(table: Table, chain: &str) -> Interest {
+    match interest(table, chain) {
+        Interest::Whole => Interest::ByRule,
+        other => other,
+    }
+}
+
 /// How a chain is compared.
 pub fn interest(table: Table, chain: &str) -> Interest {
     match table {
