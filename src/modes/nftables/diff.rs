@@ -318,7 +318,10 @@ impl Change {
         }
         let (mut removed, mut added) = (self.removed, self.added);
         for (turn, by_set) in [(old, &mut removed), (new, &mut added)] {
-            for shared in turned(&applied.shared, &self.shared, turn) {
+            let mut turned = turned(&applied.shared, &self.shared, turn);
+            // Printed transactions are the same each time.
+            turned.sort_unstable();
+            for shared in turned {
                 let (set, element) = shared.element();
                 let elements = by_set.entry(set).or_default();
                 elements.push((element, usize::MAX));

@@ -21,7 +21,7 @@ use crate::{
 
 /// An element that several ServicePorts may need. It is kept for as long as one does,
 /// and stands for itself without memory of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SharedElement {
     /// Of [`SetId::ClusterIps`]: the cluster IP.
     ClusterIp(IpAddr),
