@@ -14,7 +14,7 @@ const MOST: usize = 12;
 pub(super) enum Detail {
     /// The first objects, and those that are not as they are to be.
     First,
-    /// All objects.
+    /// All objects that the answer has.
     All,
 }
 

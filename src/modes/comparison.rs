@@ -1,7 +1,7 @@
 //! How the kernel differs from what it is to hold: what `tripod diff` shows. Nothing is
 //! changed to find out.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use hashbrown::HashMap;
 
@@ -59,6 +59,22 @@ impl fmt::Display for Found {
     }
 }
 
+/// Returns how a rule of iptables is named, which has these `words`.
+pub fn rule(table: Table, chain: &str, words: impl fmt::Display) -> String {
+    format!("rule -A {chain} {words} of table {table}")
+}
+
+/// Returns how a chain of iptables is named.
+pub fn chain(table: Table, chain: &str) -> String {
+    format!("chain {chain} of table {table}")
+}
+
+/// Returns the same failure for both families.
+pub fn both_failed(error: impl Into<SyncError>) -> Compared {
+    let error = Arc::new(error.into());
+    Compared::each(|_| Some(Err(SyncError::OfBoth(Arc::clone(&error)))))
+}
+
 /// Returns which of the `desired` rules a chain lacks, and which it has beside them,
 /// whatever their order; `there` are those that it has.
 pub fn of_rules(
@@ -71,10 +87,7 @@ pub fn of_rules(
     for words in there {
         *left.entry(words).or_default() += 1;
     }
-    let difference = |words: &Words, found| {
-        let object = format!("rule -A {chain} {words} of table {table}");
-        Difference::new(None, object, found)
-    };
+    let difference = |words: &Words, found| Difference::new(None, rule(table, chain, words), found);
     let mut differences = Vec::new();
     for words in desired.iter().map(|rule| Words::of(rule, family)) {
         match left.get_mut(&words) {
@@ -112,16 +125,16 @@ impl Difference {
         chains: &Chains,
         family: Family,
     ) -> Difference {
-        let (table, chain) = (op.table, &op.chain);
-        let whole = || format!("chain {chain} of table {table}");
-        let rule = |words: &dyn fmt::Display| format!("rule -A {chain} {words} of table {table}");
+        let (table, name) = (op.table, &op.chain);
+        let whole = || chain(table, name);
+        let of_rule = |desired: &Rule| rule(table, name, desired.words(family));
         let (object, found) = match &op.action {
-            Action::Fill(_) if chains.contain(table, chain) => (whole(), Found::Altered),
+            Action::Fill(_) if chains.contain(table, name) => (whole(), Found::Altered),
             Action::Fill(_) => (whole(), Found::Missing),
             Action::Delete => (whole(), Found::Unneeded),
-            Action::Insert(new) | Action::Append(new) => (rule(&new.words(family)), Found::Missing),
-            Action::Raise(old) => (rule(&old.words(family)), Found::Altered),
-            Action::Remove(words) => (rule(words), Found::Unneeded),
+            Action::Insert(new) | Action::Append(new) => (of_rule(new), Found::Missing),
+            Action::Raise(old) => (of_rule(old), Found::Altered),
+            Action::Remove(words) => (rule(table, name, words), Found::Unneeded),
         };
         Difference::new(owner, object, found)
     }

@@ -109,7 +109,7 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        // Sockets are this process's own: nobody else closes them.
+        // Sockets are this process's own: no other process closes them.
         self.mode.compare(map).await
     }
 

@@ -8,7 +8,9 @@ use tokio::{
     task::spawn_blocking,
 };
 
-use super::{Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, both_failed};
+use super::{
+    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
+};
 use crate::{
     kernel::xtables::Engine,
     net::{Family, ModeName},
@@ -96,10 +98,7 @@ impl<M: Mode + 'static> Mode for Offloaded<M> {
         let map = map.clone();
         on_its_own_thread(move |runtime| match runtime {
             Ok(runtime) => runtime.block_on(mode.compare(&map)),
-            Err(error) => {
-                let error = Arc::new(SyncError::Runtime(error));
-                Compared::each(|_| Some(Err(SyncError::OfBoth(Arc::clone(&error)))))
-            }
+            Err(error) => comparison::both_failed(SyncError::Runtime(error)),
         })
         .await
     }

@@ -7,8 +7,8 @@ use crate::kernel::{
     netlink::{Error, Protocol, Socket},
 };
 
-/// The link on which ipvs mode has the addresses of Services, as kube-proxy calls it.
-const OF_SERVICES: &str = "kube-ipvs0";
+/// The dummy link on which ipvs mode has the addresses of Services, as kube-proxy calls it.
+pub const SERVICE_LINK: &str = "kube-ipvs0";
 
 /// Returns the node's own addresses: neither those of Services, nor those of a single
 /// link, which other hosts cannot call without naming it.
@@ -19,6 +19,6 @@ pub fn own() -> Result<Vec<IpAddr>, Error> {
     let all = addresses::list(&mut Socket::open(Protocol::Route)?)?;
     let own = all
         .into_iter()
-        .filter(|address| address.interface != OF_SERVICES && !address.is_of_link());
+        .filter(|address| address.interface != SERVICE_LINK && !address.is_of_link());
     Ok(own.map(|address| address.address).collect())
 }

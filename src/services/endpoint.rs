@@ -41,7 +41,21 @@ pub struct Endpoints {
     pub has_any: bool,
 }
 
+impl Endpoint {
+    /// Returns whether it may take new connections, from here or from elsewhere.
+    fn takes_connections(&self) -> bool {
+        let usable = self.ready || (self.serving && self.terminating);
+        usable && self.weight > 0
+    }
+}
+
 impl Endpoints {
+    /// Returns whether some endpoint in the cluster takes new connections, even if not
+    /// from here.
+    pub fn any_takes_connections(&self) -> bool {
+        self.has_any && self.all.iter().any(Endpoint::takes_connections)
+    }
+
     /// Returns whether endpoints that take new connections have different
     /// weights.
     pub fn weigh_differently(&self) -> bool {

@@ -47,20 +47,28 @@ fn changes_are_named(lab: &Lab, changes: &[Change]) {
     }
 }
 
-fn served(mode: &str, capture: Capture, changes: &[Change]) {
+/// Makes `changes` beside a proxy that `start` starts, which serves a Service.
+fn beside(capture: Capture, start: impl FnOnce(&Lab) -> Tripod, changes: &[Change]) {
     run(Share::Beside, || {
         let mut lab = Lab::new(capture);
         let web = Service::new("web", 1).with_external_ip();
         lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);
+        let _running = start(&lab);
+        changes_are_named(&lab, changes);
+    });
+}
+
+fn served(mode: &str, capture: Capture, changes: &[Change]) {
+    let start = |lab: &Lab| {
         let mut command = lab.node.command(tripod_binary());
         command
             .arg(format!("--proxy-mode={mode}"))
             .args(["--hostname-override=node", "--manifests"])
             .arg(lab.manifests())
             .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--v=2"]);
-        let _running = Tripod::start_on(&lab.node, command);
-        changes_are_named(&lab, changes);
-    });
+        Tripod::start_on(&lab.node, command)
+    };
+    beside(capture, start, changes);
 }
 
 #[test]
@@ -125,13 +133,7 @@ fn in_iptables_mode() {
 }
 
 fn in_userspace_mode(capture: Capture, changes: &[Change]) {
-    run(Share::Beside, || {
-        let mut lab = Lab::new(capture);
-        let web = Service::new("web", 1).with_external_ip();
-        lab.add_backends(&["a", "b"]).publish(&web, &["a", "b"]);
-        let _running = started(&lab, &[]);
-        changes_are_named(&lab, changes);
-    });
+    beside(capture, |lab| started(lab, &[]), changes);
 }
 
 #[test]

@@ -99,9 +99,9 @@ impl Element {
         }
     }
 
-    /// Returns it as `nft` writes it, as an element of `set`.
-    pub fn shown(&self, set: &Set) -> String {
-        Shown(self, set).to_string()
+    /// Returns how it is named as an element of `set`, in the words of `nft`.
+    pub fn named(&self, set: &Set) -> String {
+        format!("element {} of set {}", Shown(self, set), set.name)
     }
 
     /// At least its octets on the wire.

@@ -73,7 +73,7 @@ pub enum OtherPorts {
 /// How an endpoint is chosen among several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// All alike.
+    /// Each with the same share.
     Equal,
     /// By their weights.
     Weighted,

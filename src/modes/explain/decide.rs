@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{
-    AddressRole, Behaviour, Caller, Candidate, Explanation, Loopback, Origin, OtherPorts, Packet,
-    Pods, Selection, Verdict,
+    Behaviour, Caller, Candidate, Explanation, Loopback, Origin, OtherPorts, Packet, Pods,
+    Selection, Verdict,
     frontend::{self, Frontend, is_own},
 };
 use crate::{
     net::{Family, ModeName, Protocol},
-    services::{Endpoint, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
+    services::{AddressKind, Endpoint, ServiceMap, ServicePort, SessionAffinity, TrafficPolicy},
 };
 
 /// Returns what becomes of `packet` where the mode behaves so; without the objects that
@@ -40,7 +40,7 @@ pub fn decide(map: &ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Expla
                 port.name
             ),
         ),
-        Frontend::None => way.nobody(),
+        Frontend::None => way.unowned(),
     }
     way.explanation
 }
@@ -91,15 +91,15 @@ impl Way<'_> {
             (Origin::Node, ..) => "the node itself".to_owned(),
             (Origin::Pod, ..) => "a pod of the cluster".to_owned(),
             (Origin::Outside, Caller::At(_), Pods::Through(link)) => {
-                format!("somebody outside, unless it comes through {link}: then give --from=pod")
+                format!("outside the cluster, unless it comes through {link}: then give --from=pod")
             }
-            (Origin::Outside, ..) => "somebody outside the cluster".to_owned(),
+            (Origin::Outside, ..) => "outside the cluster".to_owned(),
         };
         self.step(format!("the caller is {who}"));
     }
 
-    /// Nobody has the address.
-    fn nobody(&mut self) {
+    /// No Service has the address.
+    fn unowned(&mut self) {
         let ip = self.packet.to.ip();
         if is_own(self.behaviour, ip) {
             let why = "it is an address of the node, and no Service has that port there: what \
@@ -117,14 +117,14 @@ impl Way<'_> {
         );
     }
 
-    fn other_port(&mut self, port: &ServicePort, role: AddressRole) {
-        let (service, role_name) = (&port.name.service, role_name(role));
+    fn other_port(&mut self, port: &ServicePort, role: AddressKind) {
+        let service = &port.name.service;
         self.step(format!(
-            "it is the {role_name} of {service}, which does not name this port"
+            "it is the {role} of {service}, which does not name this port"
         ));
         let is_refused = match self.behaviour.other_ports {
             OtherPorts::PassOn => false,
-            OtherPorts::RefusedAtClusterIps => role == AddressRole::ClusterIp,
+            OtherPorts::RefusedAtClusterIps => role == AddressKind::ClusterIp,
             OtherPorts::RefusedEverywhere => true,
         };
         if is_refused {
@@ -135,28 +135,25 @@ impl Way<'_> {
         }
     }
 
-    fn service(&mut self, port: &ServicePort, role: AddressRole) {
+    fn service(&mut self, port: &ServicePort, role: AddressKind) {
         self.explanation.served_by = Some((port.name.clone(), role));
-        let (name, role_name) = (&port.name, role_name(role));
-        self.step(format!(
-            "it is the {role_name} of {name} ({})",
-            name.protocol
-        ));
+        let name = &port.name;
+        self.step(format!("it is the {role} of {name} ({})", name.protocol));
         if self.behaviour.mode == ModeName::Userspace && name.protocol == Protocol::Sctp {
             let verdict = match role {
-                AddressRole::NodePort => Verdict::Refused,
+                AddressKind::NodePort => Verdict::Refused,
                 _ => Verdict::Dropped,
             };
             return self.end(verdict, "userspace mode does not carry SCTP");
         }
-        if role == AddressRole::NodePort && !self.serves_node_port() {
+        if role == AddressKind::NodePort && !self.serves_node_port() {
             return;
         }
-        if role == AddressRole::LoadBalancerIp && !self.is_let_in(port) {
+        if role == AddressKind::LoadBalancerIp && !self.is_let_in(port) {
             return;
         }
         let policy = match role {
-            AddressRole::ClusterIp => port.internal_traffic_policy,
+            AddressKind::ClusterIp => port.internal_traffic_policy,
             _ => port.external_traffic_policy,
         };
         let is_local = policy == TrafficPolicy::Local;
@@ -174,9 +171,9 @@ impl Way<'_> {
     }
 
     /// Returns whether a policy of Local leaves such a packet the `local` endpoints alone.
-    fn stays_here(&mut self, role: AddressRole, local: &[&Endpoint]) -> bool {
+    fn stays_here(&mut self, role: AddressKind, local: &[&Endpoint]) -> bool {
         let is_of_all = self.behaviour.mode == ModeName::Ipvs && !local.is_empty();
-        let (stays, why) = if role == AddressRole::ClusterIp {
+        let (stays, why) = if role == AddressKind::ClusterIp {
             (
                 true,
                 "internalTrafficPolicy is Local: endpoints on this node alone",
@@ -276,10 +273,10 @@ impl Way<'_> {
         is_in == Some(true)
     }
 
-    fn without_endpoints(&mut self, port: &ServicePort, role: AddressRole, is_local: bool) {
+    fn without_endpoints(&mut self, port: &ServicePort, role: AddressKind, is_local: bool) {
         let mode = self.behaviour.mode;
-        let elsewhere = is_local && has_any(port);
-        let is_internal = role == AddressRole::ClusterIp;
+        let elsewhere = is_local && port.endpoints.any_takes_connections();
+        let is_internal = role == AddressKind::ClusterIp;
         let is_refused = is_internal && matches!(mode, ModeName::Ipvs | ModeName::Userspace);
         if elsewhere && !is_refused && !self.is_relayed() {
             let why = "no endpoint is on this node, so that it gets no answer";
@@ -287,7 +284,7 @@ impl Way<'_> {
         }
         let passes = mode == ModeName::Iptables
             && self.explanation.origin == Origin::Node
-            && matches!(role, AddressRole::ExternalIp | AddressRole::LoadBalancerIp);
+            && matches!(role, AddressKind::ExternalIp | AddressKind::LoadBalancerIp);
         if passes {
             let why = "no endpoint takes connections; rules that refuse are for packets that come \
                        to the node, and what it sends itself is routed as usual";
@@ -323,27 +320,9 @@ impl Way<'_> {
     }
 }
 
-fn role_name(role: AddressRole) -> &'static str {
-    match role {
-        AddressRole::ClusterIp => "cluster IP",
-        AddressRole::ExternalIp => "external IP",
-        AddressRole::LoadBalancerIp => "load-balancer IP",
-        AddressRole::NodePort => "node port",
-    }
-}
-
 /// Returns those of `indices` that take new connections.
 fn endpoints<'a>(port: &'a ServicePort, indices: &[u32]) -> Vec<&'a Endpoint> {
     let all = &port.endpoints.all;
     let named = indices.iter().filter_map(|at| all.get(*at as usize));
     named.filter(|endpoint| endpoint.weight > 0).collect()
-}
-
-/// Returns whether some endpoint of the cluster takes connections, if not from here.
-fn has_any(port: &ServicePort) -> bool {
-    let usable = |endpoint: &Endpoint| {
-        let ready = endpoint.ready || (endpoint.serving && endpoint.terminating);
-        ready && endpoint.weight > 0
-    };
-    port.endpoints.has_any && port.endpoints.all.iter().any(usable)
 }

@@ -2,32 +2,32 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use super::{AddressRole, Behaviour, Packet};
+use super::{Behaviour, Packet};
 use crate::{
     net::Family,
-    services::{ServiceMap, ServicePort},
+    services::{AddressKind, ServiceMap, ServicePort},
 };
 
 /// Whose a destination is.
 pub(super) enum Frontend<'a> {
-    /// A ServicePort's.
-    Of(&'a Arc<ServicePort>, AddressRole),
+    /// The ServicePort that owns it, and what the address is to that.
+    Of(&'a Arc<ServicePort>, AddressKind),
     /// A port that no Service has, of a service address of this ServicePort.
-    OtherPort(&'a Arc<ServicePort>, AddressRole),
+    OtherPort(&'a Arc<ServicePort>, AddressKind),
     /// The health-check node port of this ServicePort, which Tripod answers itself.
     HealthCheck(&'a Arc<ServicePort>),
-    /// Nobody's.
+    /// An address, or a port of the node, that no Service has.
     None,
 }
 
 /// Returns what `ip` is to `port`, node ports apart.
-fn role(port: &ServicePort, ip: IpAddr) -> Option<AddressRole> {
+fn role(port: &ServicePort, ip: IpAddr) -> Option<AddressKind> {
     if port.cluster_ip == Some(ip) {
-        Some(AddressRole::ClusterIp)
+        Some(AddressKind::ClusterIp)
     } else if port.external_ips.contains(&ip) {
-        Some(AddressRole::ExternalIp)
+        Some(AddressKind::ExternalIp)
     } else if port.load_balancer_ips.contains(&ip) {
-        Some(AddressRole::LoadBalancerIp)
+        Some(AddressKind::LoadBalancerIp)
     } else {
         None
     }
@@ -50,7 +50,7 @@ pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet
         if port.port == number && port.name.protocol == packet.protocol {
             return Frontend::Of(port, role);
         }
-        if matches!(other, Frontend::None) || role == AddressRole::ClusterIp {
+        if matches!(other, Frontend::None) || role == AddressKind::ClusterIp {
             other = Frontend::OtherPort(port, role);
         }
     }
@@ -59,7 +59,7 @@ pub(super) fn of<'a>(map: &'a ServiceMap, behaviour: &Behaviour, packet: &Packet
             let is_node_port = port.node_port == Some(number);
             let is_excluded = || port.node_port_excluded().any(|excluded| excluded == ip);
             if is_node_port && port.name.protocol == packet.protocol && !is_excluded() {
-                return Frontend::Of(port, AddressRole::NodePort);
+                return Frontend::Of(port, AddressKind::NodePort);
             }
             if port.health_check_node_port == Some(number) {
                 return Frontend::HealthCheck(port);

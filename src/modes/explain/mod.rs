@@ -11,23 +11,52 @@ mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 
-pub use self::{
-    behaviour::{Behaviour, Loopback, OtherPorts, Pods, Selection},
-    decide::decide,
-};
+pub use self::behaviour::{Behaviour, Loopback, OtherPorts, Pods, Selection};
+use self::decide::decide;
 use crate::{
-    net::Protocol,
-    services::{ServiceMap, ServicePort, ServicePortName},
+    kernel::netlink,
+    net::{Family, Protocol},
+    services::{AddressKind, ServiceMap, ServicePort, ServicePortName},
 };
+
+/// A mode, as far as it says how packets find their way in it.
+pub trait Explain {
+    /// Returns how packets of `family` find their way.
+    ///
+    /// # Errors
+    /// When the node's addresses cannot be listed.
+    fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, netlink::Error>;
+
+    /// Returns what is to be there for `port`, as [`Explanation::objects`] has it.
+    fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String>;
+
+    /// Returns what becomes of `packet`, with what is to be there for its ServicePort.
+    ///
+    /// # Errors
+    /// When the node's addresses cannot be listed.
+    fn explanation(
+        &mut self,
+        map: &ServiceMap,
+        packet: &Packet,
+    ) -> Result<Explanation, netlink::Error> {
+        let behaviour = self.behaviour(map, Family::of(&packet.to.ip()))?;
+        let mut explanation = decide(map, &behaviour, packet);
+        let served_by = explanation.served_by.as_ref();
+        if let Some(port) = served_by.and_then(|(name, _)| map.get(name)) {
+            explanation.objects = self.objects(map, port);
+        }
+        Ok(explanation)
+    }
+}
 
 /// A packet that is asked about: the first of a connection, or of a client's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Its destination.
+    /// The address and port that it is sent to.
     pub to: SocketAddr,
-    /// Its protocol.
+    /// The transport protocol that it has.
     pub protocol: Protocol,
-    /// Its sender.
+    /// Who sends it, as far as that is given.
     pub from: Caller,
 }
 
@@ -51,21 +80,8 @@ pub enum Origin {
     Pod,
     /// This node: neither is it.
     Node,
-    /// Anybody else.
+    /// A host that is neither this node nor one of its pods.
     Outside,
-}
-
-/// What an address is to a ServicePort.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AddressRole {
-    /// `spec.clusterIP`.
-    ClusterIp,
-    /// `spec.externalIPs`.
-    ExternalIp,
-    /// `status.loadBalancer.ingress`.
-    LoadBalancerIp,
-    /// An address of the node with the node port.
-    NodePort,
 }
 
 /// What becomes of the packet.
@@ -73,9 +89,9 @@ pub enum AddressRole {
 pub enum Verdict {
     /// It is sent to one of the candidates.
     Forwarded,
-    /// Its sender is told that nobody answers.
+    /// Its sender is told at once that it is not served: a reset, or an ICMP message.
     Refused,
-    /// Nothing answers.
+    /// It is discarded without an answer.
     Dropped,
     /// It goes where it would go without Tripod.
     NotServed,
@@ -99,7 +115,7 @@ pub struct Explanation {
     /// Whose packet it is taken for.
     pub origin: Origin,
     /// The ServicePort whose address it is, and what that is to it.
-    pub served_by: Option<(ServicePortName, AddressRole)>,
+    pub served_by: Option<(ServicePortName, AddressKind)>,
     /// What becomes of it.
     pub verdict: Verdict,
     /// Its way, step by step, in words; the last step says what decides.
@@ -109,12 +125,4 @@ pub struct Explanation {
     /// What the kernel, or this process, is to hold for the ServicePort, in the words of
     /// [`Difference::object`](crate::modes::Difference::object).
     pub objects: Vec<String>,
-}
-
-impl Explanation {
-    /// Returns the ServicePort of `map` that the packet is for.
-    pub fn service_port<'a>(&self, map: &'a ServiceMap) -> Option<&'a ServicePort> {
-        let (name, _) = self.served_by.as_ref()?;
-        map.get(name).map(|port| &**port)
-    }
 }

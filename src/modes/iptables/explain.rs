@@ -4,25 +4,16 @@ use super::{Iptables, Setup, family::FamilyRules, plan};
 use crate::{
     kernel::netlink::Error,
     modes::{
-        Packet,
-        explain::{Behaviour, Loopback, OtherPorts, Pods, Selection},
+        comparison,
+        explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Selection},
     },
     net::{Family, ModeName},
     node,
     services::{Changes, ServiceMap, ServicePort},
 };
 
-impl Iptables {
-    /// Returns how packets of the family of `packet` find their way.
-    ///
-    /// # Errors
-    /// When the node's addresses cannot be listed.
-    pub(super) fn behaviour(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Behaviour, Error> {
-        let family = Family::of(&packet.to.ip());
+impl Explain for Iptables {
+    fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let setup = &self.setup;
         let mut families = self.families.iter_mut();
         let rules = families.find(|rules| rules.family == family);
@@ -43,6 +34,12 @@ impl Iptables {
             dropped_networks: Vec::new(),
         })
     }
+
+    fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
+        let mut families = self.families.iter_mut();
+        let rules = families.find(|rules| rules.family == port.name.family);
+        rules.map_or_else(Vec::new, |rules| rules.objects(&self.setup, map, port))
+    }
 }
 
 impl FamilyRules {
@@ -52,20 +49,15 @@ impl FamilyRules {
     }
 
     /// Returns the chains and rules of `port`.
-    pub(super) fn objects(
-        &mut self,
-        setup: &Setup,
-        map: &ServiceMap,
-        port: &ServicePort,
-    ) -> Vec<String> {
+    fn objects(&mut self, setup: &Setup, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let options = self.options(setup, map, &Changes::default());
         let rules = plan::service_port(port, &options);
         let entries = rules.entries.iter().map(|entry| {
             let words = entry.rule.words(self.family);
-            format!("rule -A {} {words} of table {}", entry.chain, entry.table)
+            comparison::rule(entry.table, &entry.chain, words)
         });
         let chains = rules.chains.iter().rev();
-        let chains = chains.map(|chain| format!("chain {} of table {}", chain.name, chain.table));
+        let chains = chains.map(|chain| comparison::chain(chain.table, &chain.name));
         entries.chain(chains).collect()
     }
 }

@@ -35,7 +35,7 @@ pub use self::{
 };
 use self::{count::Done, counters::Counters, family::FamilyRules};
 use super::{
-    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, SyncReport, explain::decide,
+    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, SyncReport, explain::Explain,
 };
 use crate::{
     kernel::{
@@ -184,15 +184,7 @@ impl Mode for Iptables {
         map: &ServiceMap,
         packet: &Packet,
     ) -> Result<Explanation, SyncError> {
-        let mut explanation = decide(map, &self.behaviour(map, packet)?, packet);
-        if let Some(port) = explanation.service_port(map) {
-            let mut families = self.families.iter_mut();
-            let rules = families.find(|rules| rules.family == port.name.family);
-            if let Some(rules) = rules {
-                explanation.objects = rules.objects(&self.setup, map, port);
-            }
-        }
-        Ok(explanation)
+        Ok(self.explanation(map, packet)?)
     }
 
     async fn externally_modified(&mut self) {

@@ -5,9 +5,9 @@ use hashbrown::HashSet;
 use super::{
     clients::Clients,
     desired::{Desired, Dirty, Needs},
-    diff,
+    diff, objects,
     observe::{Listing, Observed, RealServers, ServerDigest, Servers},
-    plan::{Frontend, LINK, Options, Set, VirtualServer},
+    plan::{Frontend, Options, Set, VirtualServer},
 };
 use crate::{
     kernel::{ipset::Element, netlink::Error},
@@ -69,7 +69,7 @@ impl Comparison<'_> {
         let dirty = diff::dirty(self.family, observed, self.needs());
         let differing = dirty.addresses.iter().map(|ip| {
             let found = found(self.needs().has_address(ip));
-            Difference::new(None, format!("address {ip} of link {LINK}"), found)
+            Difference::new(None, objects::address(ip), found)
         });
         differing.collect()
     }
@@ -84,13 +84,11 @@ impl Comparison<'_> {
         let members = self.clients.members(set, family)?;
         let members: HashSet<Element> = members.into_iter().collect();
         let dirty = diff::dirty_members(set, family, members, servers, self.desired);
-        let name = set.name(family);
         for member in dirty.keys() {
             let frontends = self.desired.node().frontends(member);
             let owner = frontends.iter().find_map(|f| self.needs().owner(f));
-            let object = format!("member {} of set {name}", member.element);
             let found = found(self.needs().has_member(member));
-            differences.push(Difference::new(owner, object, found));
+            differences.push(Difference::new(owner, objects::member(member), found));
         }
         Ok(())
     }
@@ -107,7 +105,6 @@ impl Comparison<'_> {
                 if owner != Some(&port.name) {
                     continue;
                 }
-                let object = || format!("virtual server {}", server.frontend);
                 let found = match servers.get(&server.frontend) {
                     None => Found::Missing,
                     Some(there) if *there != ServerDigest::of(&server.to_kernel()) => {
@@ -120,7 +117,8 @@ impl Comparison<'_> {
                         continue;
                     }
                 };
-                differences.push(Difference::new(owner, object(), found));
+                let object = objects::virtual_server(&server.frontend);
+                differences.push(Difference::new(owner, object, found));
             }
         }
         let unneeded = servers.keys().filter(|frontend| {
@@ -130,7 +128,7 @@ impl Comparison<'_> {
         });
         let unneeded: Vec<&Frontend> = unneeded.collect();
         differences.extend(unneeded.into_iter().map(|frontend| {
-            let object = format!("virtual server {frontend}");
+            let object = objects::virtual_server(frontend);
             Difference::new(None, object, Found::Unneeded)
         }));
         Ok(())
@@ -146,10 +144,7 @@ impl Comparison<'_> {
         let there = self.clients.ipvs.list_real(&server.frontend.id())?;
         let owner = self.desired.needs().owner(&server.frontend);
         let mut add = |address, found| {
-            let object = format!(
-                "real server {address} of virtual server {}",
-                server.frontend
-            );
+            let object = objects::real_server(address, &server.frontend);
             differences.push(Difference::new(owner, object, found));
         };
         for real in &server.reals {

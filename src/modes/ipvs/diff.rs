@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::{
     desired::{Desired, Dirty, Needs, Serving},
     drain::{DrainAction, Drains, Leaving},
+    objects,
     observe::{Observed, Servers},
     plan::{self, Frontend, Member, Set},
 };
@@ -301,13 +302,10 @@ pub fn dirty_members(
 pub fn repairs(dirty: &Dirty, known: &Dirty) -> Vec<String> {
     let members = dirty.members.keys();
     let members = members.filter(|member| !known.members.contains_key(*member));
-    let members = members.map(|member| {
-        let set = member.set.name(member.family);
-        format!("member {} of set {set}", member.element)
-    });
+    let members = members.map(objects::member);
     let addresses: BTreeSet<_> = dirty.addresses.difference(&known.addresses).collect();
     let addresses = addresses.into_iter();
-    let addresses = addresses.map(|ip| format!("address {ip} of link {}", plan::LINK));
+    let addresses = addresses.map(objects::address);
     members.chain(addresses).collect()
 }
 

@@ -1,20 +1,16 @@
 //! How packets find their way in ipvs mode.
 
-use super::{Ipvs, plan::LINK};
+use super::{Ipvs, objects};
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Loopback, OtherPorts, Pods, Selection},
-    net::ModeName,
+    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Selection},
+    net::{Family, ModeName},
     node,
     services::{ServiceMap, ServicePort},
 };
 
-impl Ipvs {
-    /// Returns how packets find their way.
-    ///
-    /// # Errors
-    /// When the node's addresses cannot be listed.
-    pub(super) fn behaviour(&self, map: &ServiceMap) -> Result<Behaviour, Error> {
+impl Explain for Ipvs {
+    fn behaviour(&mut self, map: &ServiceMap, _: Family) -> Result<Behaviour, Error> {
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Ipvs,
@@ -29,28 +25,17 @@ impl Ipvs {
         })
     }
 
-    /// Returns the virtual servers of `port` with their real servers, the addresses and
-    /// the members of sets.
-    pub(super) fn objects(&self, port: &ServicePort) -> Vec<String> {
+    fn objects(&mut self, _: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let plan = self.desired.plan(port);
-        let mut objects = Vec::new();
+        let mut names = Vec::new();
         for server in &plan.servers {
-            objects.push(format!("virtual server {}", server.frontend));
+            let frontend = &server.frontend;
+            names.push(objects::virtual_server(frontend));
             let reals = server.reals.iter();
-            objects.extend(reals.map(|real| {
-                let address = real.address;
-                format!(
-                    "real server {address} of virtual server {}",
-                    server.frontend
-                )
-            }));
+            names.extend(reals.map(|real| objects::real_server(real.address, frontend)));
         }
-        let addresses = plan.addresses.iter();
-        objects.extend(addresses.map(|ip| format!("address {ip} of link {LINK}")));
-        objects.extend(plan.members.iter().map(|member| {
-            let set = member.set.name(member.family);
-            format!("member {} of set {set}", member.element)
-        }));
-        objects
+        names.extend(plan.addresses.iter().map(objects::address));
+        names.extend(plan.members.iter().map(objects::member));
+        names
     }
 }

@@ -16,6 +16,7 @@ mod drain;
 mod execute;
 mod explain;
 mod family;
+mod objects;
 mod observe;
 mod own_servers;
 pub mod plan;
@@ -42,8 +43,8 @@ use self::{
     rules::{FamilyRules, RuleWriter},
 };
 use super::{
-    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, both_failed, explain::decide,
-    state::CacheState,
+    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
+    explain::Explain, state::CacheState,
 };
 use crate::{
     kernel::{
@@ -299,10 +300,7 @@ impl Mode for Ipvs {
         let desired = compare::desired(map, &self.desired);
         let mut listing = match Listing::read(&mut self.clients, &desired) {
             Ok(listing) => listing,
-            Err(error) => {
-                let error = Arc::new(SyncError::from(Error::from(error)));
-                return Compared::each(|_| Some(Err(SyncError::OfBoth(Arc::clone(&error)))));
-            }
+            Err(error) => return comparison::both_failed(Error::from(error)),
         };
         let mut compared = Compared::default();
         for (family, of_family) in self.families.iter_mut() {
@@ -323,11 +321,7 @@ impl Mode for Ipvs {
         map: &ServiceMap,
         packet: &Packet,
     ) -> Result<Explanation, SyncError> {
-        let mut explanation = decide(map, &self.behaviour(map)?, packet);
-        if let Some(port) = explanation.service_port(map) {
-            explanation.objects = self.objects(port);
-        }
-        Ok(explanation)
+        Ok(self.explanation(map, packet)?)
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {

@@ -98,10 +98,11 @@ fn compare_sets(
         } else if id != SetId::Affinity {
             let desired = desired.remove(&id).unwrap_or_default();
             let compared = compare_elements(desired, elements);
-            differences.extend(compared.into_iter().map(|(owner, element, found)| {
-                let object = format!("element {} of set {}", element.shown(set), set.name);
-                Difference::new(owner, object, found)
-            }));
+            differences.extend(
+                compared.into_iter().map(|(owner, element, found)| {
+                    Difference::new(owner, element.named(set), found)
+                }),
+            );
         }
     }
     for (name, (set, _)) in listed {

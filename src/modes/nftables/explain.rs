@@ -3,18 +3,14 @@
 use super::{Nftables, plan};
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Loopback, OtherPorts, Pods, Selection},
+    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Selection},
     net::{Family, ModeName},
     node,
     services::{Changes, ServiceMap, ServicePort},
 };
 
-impl Nftables {
-    /// Returns how packets find their way.
-    ///
-    /// # Errors
-    /// When the node's addresses cannot be listed.
-    pub(super) fn behaviour(&self, map: &ServiceMap) -> Result<Behaviour, Error> {
+impl Explain for Nftables {
+    fn behaviour(&mut self, map: &ServiceMap, _: Family) -> Result<Behaviour, Error> {
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Nftables,
@@ -33,8 +29,7 @@ impl Nftables {
         })
     }
 
-    /// Returns the elements of `port`, which are in sets and maps.
-    pub(super) fn objects(&self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
+    fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let family: Family = port.name.family;
         let mut families = self.families.iter();
         let Some(of_family) = families.find(|state| state.table.family() == family) else {
@@ -44,10 +39,7 @@ impl Nftables {
         let sets = plan::Sets::new(family);
         let elements = of_family.table.elements(port, &options).into_iter();
         elements
-            .map(|(set, element)| {
-                let set = sets.get(set);
-                format!("element {} of set {}", element.shown(set), set.name)
-            })
+            .map(|(set, element)| element.named(sets.get(set)))
             .collect()
     }
 }

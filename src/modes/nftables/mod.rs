@@ -29,7 +29,7 @@ use self::{
     plan::{Features, Options},
 };
 use super::{
-    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, SyncReport, explain::decide,
+    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, SyncReport, explain::Explain,
     stale::StaleFlows, tcp_be_liberal, unsupported,
 };
 use crate::{
@@ -232,11 +232,7 @@ impl Mode for Nftables {
         map: &ServiceMap,
         packet: &Packet,
     ) -> Result<Explanation, SyncError> {
-        let mut explanation = decide(map, &self.behaviour(map)?, packet);
-        if let Some(port) = explanation.service_port(map) {
-            explanation.objects = self.objects(map, port);
-        }
-        Ok(explanation)
+        Ok(self.explanation(map, packet)?)
     }
 
     async fn externally_modified(&mut self) {

@@ -7,18 +7,14 @@ use super::{
 };
 use crate::{
     kernel::netlink::Error,
-    modes::explain::{Behaviour, Loopback, OtherPorts, Pods, Selection},
+    modes::explain::{Behaviour, Explain, Loopback, OtherPorts, Pods, Selection},
     net::{Family, ModeName},
     node,
     services::{ServiceMap, ServicePort},
 };
 
-impl Userspace {
-    /// Returns how packets find their way.
-    ///
-    /// # Errors
-    /// When the node's addresses cannot be listed.
-    pub(super) fn behaviour(&self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
+impl Explain for Userspace {
+    fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
             mode: ModeName::Userspace,
@@ -41,8 +37,7 @@ impl Userspace {
         })
     }
 
-    /// Returns the frontends of `port` with the listeners that they lead to.
-    pub(super) fn objects(&self, port: &ServicePort) -> Vec<String> {
+    fn objects(&mut self, _: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let desired = self.executor.desired();
         let groups = plan::plan(port, self.options.scheduler);
         let frontends: Vec<Frontend> = groups.into_iter().flat_map(|g| g.frontends).collect();

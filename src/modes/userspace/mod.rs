@@ -48,7 +48,7 @@ use self::{
 };
 use super::{
     Asked, Compared, Difference, Explanation, Found, Mode, Outcomes, Packet, SyncError, SyncReport,
-    both_failed, explain::decide, state::FamilyState,
+    both_failed, explain::Explain, state::FamilyState,
 };
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
@@ -399,12 +399,7 @@ impl Mode for Userspace {
         map: &ServiceMap,
         packet: &Packet,
     ) -> Result<Explanation, SyncError> {
-        let family = Family::of(&packet.to.ip());
-        let mut explanation = decide(map, &self.behaviour(map, family)?, packet);
-        if let Some(port) = explanation.service_port(map) {
-            explanation.objects = self.objects(port);
-        }
-        Ok(explanation)
+        Ok(self.explanation(map, packet)?)
     }
 
     async fn externally_modified(&mut self) {

@@ -5,15 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use hyper::StatusCode;
 
 use super::{
-    StatusApi,
+    StatusApi, address_kind,
     diff::{difference, unanswered},
     json, refused,
 };
 use crate::{
     net::{Family, ModeName, Protocol},
-    runner::question::{
-        self, AddressRole, Caller, Explained, Origin, Packet, Questions, Reading, Verdict,
-    },
+    runner::question::{self, Caller, Explained, Origin, Packet, Questions, Reading, Verdict},
     serve::http::{Answer, Reply},
     services::ServicePort,
     status_api::{Candidate, Explanation, Listed, Object, PassedOver, VERSION},
@@ -161,7 +159,7 @@ fn explanation(mode: ModeName, packet: &Packet, explained: Explained) -> Answer 
         origin: origin(explanation.origin).to_owned(),
         verdict: verdict(explanation.verdict).to_owned(),
         service_port: name.map(ToString::to_string),
-        role: served_by.map(|(_, role)| role_name(*role).to_owned()),
+        role: served_by.map(|(_, role)| address_kind(*role)),
         candidates: candidates(&explanation, port),
         passed_over: passed_over(&explanation, port),
         steps: explanation.steps,
@@ -222,15 +220,6 @@ fn verdict(verdict: Verdict) -> &'static str {
         Verdict::Dropped => "dropped",
         Verdict::NotServed => "notServed",
         Verdict::Depends => "depends",
-    }
-}
-
-fn role_name(role: AddressRole) -> &'static str {
-    match role {
-        AddressRole::ClusterIp => "clusterIP",
-        AddressRole::ExternalIp => "externalIP",
-        AddressRole::LoadBalancerIp => "loadBalancerIP",
-        AddressRole::NodePort => "nodePort",
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
         question::Questions,
         status::{Reason, Status},
     },
-    services::ServiceName,
+    services::{AddressKind, ServiceName},
     status_api::{
         DIFF_PATH, EXPLAIN_PATH, Refused, SERVICES_PATH, STATUS_PATH, SYNCS_PATH, Trouble,
         Unsupported,
@@ -132,6 +132,17 @@ fn unsupported(service: &ServiceName, reason: &Reason) -> Unsupported {
         what: reason.what.to_owned(),
         why: reason.why.clone(),
     }
+}
+
+/// Returns the API's word for it.
+fn address_kind(kind: AddressKind) -> String {
+    let word = match kind {
+        AddressKind::ClusterIp => "clusterIP",
+        AddressKind::ExternalIp => "externalIP",
+        AddressKind::LoadBalancerIp => "loadBalancerIP",
+        AddressKind::NodePort => "nodePort",
+    };
+    word.to_owned()
 }
 
 fn trouble(trouble: &trouble::Trouble) -> Trouble {

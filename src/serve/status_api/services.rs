@@ -4,12 +4,13 @@ use std::{borrow::Cow, collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use hyper::StatusCode;
 
-use super::{PortTraffic, StatusApi, json, refused, unsupported};
+use super::{PortTraffic, StatusApi, address_kind, json, refused, unsupported};
 use crate::{
     runner::status::FamilyStatus,
     serve::http::Answer,
     services::{
-        Preferences, ServicePort, ServicePortName, ServicePorts, SessionAffinity, TrafficPolicy,
+        AddressKind, Preferences, ServicePort, ServicePortName, ServicePorts, SessionAffinity,
+        TrafficPolicy,
     },
     status_api::{self, Address, Endpoint, ServicePortList, Unsupported, VERSION},
 };
@@ -184,22 +185,28 @@ fn key(name: &ServicePortName) -> Key<'_> {
 }
 
 fn addresses(port: &ServicePort) -> Vec<Address> {
-    let at = |kind: &str, ip: &IpAddr| Address {
-        kind: kind.to_owned(),
+    let at = |kind, ip: &IpAddr| Address {
+        kind: address_kind(kind),
         ip: Some(ip.to_string()),
         port: port.port,
     };
-    let cluster = port.cluster_ip.iter().map(|ip| at("clusterIP", ip));
-    let external = port.external_ips.iter().map(|ip| at("externalIP", ip));
+    let cluster = port
+        .cluster_ip
+        .iter()
+        .map(|ip| at(AddressKind::ClusterIp, ip));
+    let external = port
+        .external_ips
+        .iter()
+        .map(|ip| at(AddressKind::ExternalIp, ip));
     let balancer = port.load_balancer_ips.iter();
     let node_port = port.node_port.map(|number| Address {
-        kind: "nodePort".to_owned(),
+        kind: address_kind(AddressKind::NodePort),
         ip: None,
         port: number,
     });
     cluster
         .chain(external)
-        .chain(balancer.map(|ip| at("loadBalancerIP", ip)))
+        .chain(balancer.map(|ip| at(AddressKind::LoadBalancerIp, ip)))
         .chain(node_port)
         .collect()
 }

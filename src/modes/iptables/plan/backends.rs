@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, rc::Rc};
 
 use super::names;
-use crate::services::{Endpoint, ServicePort};
+use crate::services::ServicePort;
 
 /// An endpoint that takes new connections.
 #[derive(Clone, Debug)]
@@ -62,13 +62,8 @@ impl Backends {
         Backends {
             cluster: among(&endpoints.cluster),
             local: among(&endpoints.local),
-            any: endpoints.has_any && endpoints.all.iter().any(takes_connections),
+            any: endpoints.any_takes_connections(),
             all: all.into_iter().map(|(_, backend)| backend).collect(),
         }
     }
-}
-
-fn takes_connections(endpoint: &Endpoint) -> bool {
-    let usable = endpoint.ready || (endpoint.serving && endpoint.terminating);
-    usable && endpoint.weight > 0
 }

@@ -10,6 +10,7 @@ use crate::{
     modes::ipvs::{
         blocked::guarding,
         diff::{Present, server_changes},
+        objects,
         observe::ServerDigest,
         plan::{Frontend, ServicePlan, VirtualServer},
         repairs,
@@ -146,7 +147,7 @@ impl Execution<'_> {
         if changes.len() > before && known.is_some_and(|known| !known.contains(frontend)) {
             self.progress
                 .repaired
-                .push(format!("virtual server {frontend}"));
+                .push(objects::virtual_server(frontend));
         }
         Ok(())
     }

@@ -10,8 +10,7 @@ use crate::{
     net,
 };
 
-/// The dummy link that holds the addresses of Services.
-pub const LINK: &str = "kube-ipvs0";
+pub use crate::node::addresses::SERVICE_LINK as LINK;
 
 /// The scheduler of Services that ask for none, unless configured.
 pub const ROUND_ROBIN: &str = "rr";

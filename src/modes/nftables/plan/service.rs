@@ -16,7 +16,7 @@ use super::{
 use crate::{
     kernel::nftables::{Datum, Element, Value, Verdict, concat},
     modes::detect_local::DetectLocal,
-    services::{Endpoint, ServicePort, SessionAffinity, TrafficPolicy},
+    services::{ServicePort, SessionAffinity, TrafficPolicy},
 };
 
 /// An element that several ServicePorts may need. It is kept for as long as one does,
@@ -65,7 +65,7 @@ pub fn service_port(port: &ServicePort, slots: &Slots, options: &Options) -> Ser
         options,
         comment: port.name.to_string(),
         scheduler: unsupported::scheduler(port, &options.features),
-        any: all.has_any && all.all.iter().any(takes_connections),
+        any: all.any_takes_connections(),
         seen: Vec::new(),
         needs: ServiceElements::default(),
     };
@@ -88,11 +88,6 @@ pub fn service_port(port: &ServicePort, slots: &Slots, options: &Options) -> Ser
     plan.needs.chains.sort();
     plan.needs.chains.dedup();
     plan.needs
-}
-
-fn takes_connections(endpoint: &Endpoint) -> bool {
-    let usable = endpoint.ready || (endpoint.serving && endpoint.terminating);
-    usable && endpoint.weight > 0
 }
 
 struct Plan<'a> {

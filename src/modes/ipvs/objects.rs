@@ -1,0 +1,27 @@
+//! How objects of the kernel are named: alike where they differ, are repaired, or are
+//! explained.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::plan::{Frontend, LINK, Member};
+
+/// Returns the name of the virtual server at `frontend`.
+pub fn virtual_server(frontend: &Frontend) -> String {
+    format!("virtual server {frontend}")
+}
+
+/// Returns the name of a real server of the virtual server at `frontend`.
+pub fn real_server(address: SocketAddr, frontend: &Frontend) -> String {
+    format!("real server {address} of virtual server {frontend}")
+}
+
+/// Returns the name of a member of a set.
+pub fn member(member: &Member) -> String {
+    let set = member.set.name(member.family);
+    format!("member {} of set {set}", member.element)
+}
+
+/// Returns the name of an address of the dummy link.
+pub fn address(ip: &IpAddr) -> String {
+    format!("address {ip} of link {LINK}")
+}
