@@ -29,5 +29,6 @@ pub mod serve;
 pub mod services;
 pub mod start;
 pub mod status_api;
+pub mod trace;
 pub mod trouble;
 pub mod watch;

@@ -41,8 +41,8 @@ pub fn sh(line: &str) {
 }
 
 enum Running {
-    Nftables(Nftables),
-    Iptables(Iptables),
+    Nftables(Box<Nftables>),
+    Iptables(Box<Iptables>),
 }
 
 /// A mode in the namespace of this thread.
@@ -55,13 +55,16 @@ impl Node {
     pub fn nftables() -> Node {
         let (configuration, configured) = settings();
         let setup = nftables::Setup {
+            counted: tripod::services::Namespaces::None,
             node_ports: Arc::new(NodePorts::new(&configured.node_ports, None)),
             configuration,
             configured,
             metrics: Arc::new(Metrics::register(&Registry::new()).expect("metrics")),
         };
         let mode = Nftables::new(setup, &Kernel::examine(&[]));
-        Node::of(Running::Nftables(mode.expect("nftables works here")))
+        Node::of(Running::Nftables(Box::new(
+            mode.expect("nftables works here"),
+        )))
     }
 
     /// With the engine that the kubelet would have chosen.
@@ -81,7 +84,9 @@ impl Node {
             metrics: Arc::new(Metrics::register(&registry).expect("metrics")),
         };
         let mode = Iptables::new(setup, &Kernel::examine(&[]), &registry);
-        Node::of(Running::Iptables(mode.expect("iptables works here")))
+        Node::of(Running::Iptables(Box::new(
+            mode.expect("iptables works here"),
+        )))
     }
 
     fn of(mode: Running) -> Node {

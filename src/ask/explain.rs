@@ -4,17 +4,20 @@ use super::{
     paint::{Paint, Tone},
     table,
 };
-use crate::status_api::{Candidate, Explanation};
+use crate::status_api::{Candidate, Connection, Explanation};
 
 /// Objects of the ServicePort that are printed, unless all are asked for.
 const MOST: usize = 12;
 
+/// Connections that are printed, unless all are asked for.
+const MOST_CONNECTIONS: usize = 10;
+
 /// How much is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detail {
-    /// The first objects, and those that are not as they are to be.
+    /// The first objects, and those that are not as they are to be; the first connections.
     First,
-    /// All objects that the answer has.
+    /// All objects and connections that the answer has.
     All,
 }
 
@@ -43,6 +46,7 @@ pub(super) fn table(explanation: &Explanation, detail: Detail, paint: Paint) -> 
         lines.extend(indented(&table::lines(&rows)));
     }
     lines.extend(kernel(explanation, detail, paint));
+    lines.extend(connections(explanation, detail, paint));
     lines.join("\n") + "\n"
 }
 
@@ -127,4 +131,47 @@ fn kernel(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String
         }
     }
     lines
+}
+
+/// Returns the connections that conntrack holds.
+fn connections(explanation: &Explanation, detail: Detail, paint: Paint) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(error) = &explanation.connections_error {
+        let line = format!("which connections there are is not known: {error}");
+        lines.push(paint.paint(Tone::Bad, &line));
+    }
+    let Some(found) = explanation.connections.as_ref() else {
+        return lines;
+    };
+    lines.push(match (found.total, found.stale) {
+        (0, _) => "conntrack holds no connection to it".to_owned(),
+        (total, 0) => format!("connections to it that conntrack holds, {total}:"),
+        (total, stale) => {
+            let text =
+                format!("connections to it that conntrack holds, {total}, of which {stale} stale:");
+            paint.paint(Tone::Bad, &text)
+        }
+    });
+    let shown = match detail {
+        Detail::First => MOST_CONNECTIONS,
+        Detail::All => found.items.len(),
+    };
+    let rows = found.items.iter().take(shown).map(connection);
+    let rows: Vec<_> = rows.collect();
+    lines.extend(indented(&table::lines(&rows)));
+    if found.total > rows.len() {
+        lines.push(format!("  and {} more", found.total - rows.len()));
+    }
+    lines
+}
+
+fn connection(connection: &Connection) -> [String; 4] {
+    let stale = connection.stale.as_ref();
+    let endpoint = connection.endpoint.as_ref();
+    [
+        connection.client.clone(),
+        connection.state.clone(),
+        endpoint.map_or_else(|| "-".to_owned(), |endpoint| format!("to {endpoint}")),
+        stale.map_or_else(String::new, |why| format!("stale: {why}")),
+    ]
 }

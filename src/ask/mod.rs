@@ -13,6 +13,8 @@ mod watch;
 
 use std::{
     io::{self, Write},
+    net::{IpAddr, SocketAddr},
+    path::Path,
     process::ExitCode,
 };
 
@@ -68,6 +70,22 @@ pub async fn ask(ask: &Ask) -> ExitCode {
             Failure::Unreachable(_) | Failure::Unreadable(_) => ExitCode::from(UNREACHABLE),
         }
     })
+}
+
+/// Returns what the running proxy says becomes of a packet, by the Services alone.
+///
+/// # Errors
+/// Why there is no answer.
+pub async fn explanation(
+    socket: &Path,
+    to: SocketAddr,
+    protocol: &str,
+    from: Option<IpAddr>,
+) -> Result<Explanation, String> {
+    let from = from.map_or_else(|| "pod".to_owned(), |ip| ip.to_string());
+    let path = format!("{EXPLAIN_PATH}?to={to}&protocol={protocol}&from={from}&kernel=false");
+    let answer = Connection::new(socket).get(&path).await;
+    answer.map_err(|failure| failure.to_string())
 }
 
 async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {

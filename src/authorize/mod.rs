@@ -70,7 +70,7 @@ pub enum Refusal {
         user: String,
         /// What was to be done.
         verb: String,
-        /// With what.
+        /// The path of the URL that was asked for.
         path: String,
     },
     /// It is not known whether it is allowed.

@@ -112,12 +112,6 @@ pub(super) fn explain() -> Command {
     let command = Command::new("explain")
         .about(about)
         .after_help(EXPLAIN_HELP);
-    let to = Arg::new("to")
-        .long("to")
-        .value_name("ADDRESS:PORT[/udp]")
-        .required(true)
-        .value_parser(destination)
-        .help("The packet's destination; IPv6 addresses stand in brackets");
     let from = Arg::new("from")
         .long("from")
         .value_name("ADDRESS|pod|node|outside")
@@ -128,10 +122,11 @@ pub(super) fn explain() -> Command {
         .long("desired-only")
         .action(ArgAction::SetTrue)
         .help("Answer by the Services alone, without reading what the kernel holds");
-    common(command).arg(to).arg(from).arg(desired_only)
+    common(command).arg(to()).arg(from).arg(desired_only)
 }
 
-fn destination(text: &str) -> Result<(SocketAddr, String), String> {
+/// Returns the address with its port, and the protocol in small letters.
+pub(super) fn destination(text: &str) -> Result<(SocketAddr, String), String> {
     let (address, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
     let protocol = protocol.to_ascii_lowercase();
     let address = address.parse::<SocketAddr>().ok();
@@ -182,13 +177,32 @@ pub(super) fn services() -> Command {
 
 fn common(command: Command) -> Command {
     let names = Output::ALL.map(|(name, _)| name);
-    command.arg(output(names)).arg(
-        Arg::new("socket")
-            .long("status-socket")
-            .value_name("PATH")
-            .default_value(SOCKET)
-            .help("The unix socket of the running Tripod"),
-    )
+    command.arg(output(names)).arg(socket())
+}
+
+/// The flag that names the socket of the running proxy.
+pub(super) fn socket() -> Arg {
+    Arg::new("socket")
+        .long("status-socket")
+        .value_name("PATH")
+        .default_value(SOCKET)
+        .help("The unix socket of the running Tripod")
+}
+
+/// Returns the socket that the flag of [`socket`] names.
+pub(super) fn chosen_socket(matches: &ArgMatches) -> PathBuf {
+    let socket = matches.get_one::<String>("socket");
+    socket.map_or(SOCKET, String::as_str).into()
+}
+
+/// The flag that names the destination of packets.
+pub(super) fn to() -> Arg {
+    Arg::new("to")
+        .long("to")
+        .value_name("ADDRESS:PORT[/udp]")
+        .required(true)
+        .value_parser(destination)
+        .help("The packet's destination; IPv6 addresses stand in brackets")
 }
 
 /// The flag that chooses among `formats`, of which the usual one is `table`.
@@ -266,10 +280,9 @@ pub(super) fn read(subcommand: &str, matches: &ArgMatches) -> Result<Option<Ask>
         }
         _ => return Ok(None),
     };
-    let socket = matches.get_one::<String>("socket");
     Ok(Some(Ask {
         question,
         output,
-        socket: socket.map_or(SOCKET, String::as_str).into(),
+        socket: chosen_socket(matches),
     }))
 }

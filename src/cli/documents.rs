@@ -8,7 +8,7 @@ use clap_mangen::Man;
 const PROGRAM: &str = "tripod";
 
 /// Each subcommand, and what its page is called.
-const PAGES: [(&str, &str); 10] = [
+const PAGES: [(&str, &str); 11] = [
     ("cleanup", "tripod-cleanup"),
     ("completion", "tripod-completion"),
     ("diff", "tripod-diff"),
@@ -19,6 +19,7 @@ const PAGES: [(&str, &str); 10] = [
     ("render", "tripod-render"),
     ("services", "tripod-services"),
     ("status", "tripod-status"),
+    ("trace", "tripod-trace"),
 ];
 
 pub(super) fn completion() -> Command {

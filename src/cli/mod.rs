@@ -10,6 +10,7 @@ mod options;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 use std::{
     ffi::OsString,
@@ -27,6 +28,7 @@ pub use self::{
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
     settings::{Job, Settings},
+    trace::Trace,
 };
 
 const ABOUT: &str = "\
@@ -56,6 +58,8 @@ Examples:
       tripod services default/web
   Ask who gets a packet, by which rule, and why not that endpoint:
       tripod explain --to 10.96.0.10:53/udp
+  Follow the next packets there through the rules of this node:
+      tripod trace --to 10.96.0.10:53/udp
   See the rules for a folder, without root and without touching the kernel:
       tripod render --proxy-mode=iptables --manifests /etc/tripod/manifests
   Remove everything that Tripod or kube-proxy ever installed on this node:
@@ -132,6 +136,7 @@ pub fn command() -> Command {
         .subcommand(migrate::command())
         .subcommand(ask::explain())
         .subcommand(ask::diff())
+        .subcommand(trace::command())
         .subcommand(documents::completion())
         .subcommand(documents::man());
     with_flags(command)
@@ -169,10 +174,16 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     let ask = ask
         .transpose()
         .map_err(|why| Stop::Refusal(format!("error: {why}")))?;
-    let alone = ask.flatten().map(Subcommand::Ask).or_else(|| {
-        let (_, matches) = asked.filter(|(name, _)| *name == "migrate")?;
-        Some(Subcommand::Migrate(migrate::read(matches)))
-    });
+    let alone = match (ask.flatten(), asked) {
+        (Some(ask), _) => Some(Subcommand::Ask(ask)),
+        (None, Some(("migrate", matches))) => Some(Subcommand::Migrate(migrate::read(matches))),
+        (None, Some(("trace", matches))) => {
+            let trace = trace::read(matches);
+            let trace = trace.map_err(|why| Stop::Refusal(format!("error: {why}")))?;
+            Some(Subcommand::Trace(trace))
+        }
+        _ => None,
+    };
     if alone.is_some() {
         return Ok(CommandLine {
             options: Options::default(),

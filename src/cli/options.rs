@@ -2,11 +2,12 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Ask, Migrate, Output};
+use super::{Ask, Migrate, Output, Trace};
 use crate::{
     config::KubeProxyConfiguration,
     kernel::probe::LeaveOut,
     modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
+    services::Namespaces,
     status_api::SOCKET,
 };
 
@@ -76,6 +77,8 @@ pub struct Own {
     pub drain_timeout: Duration,
     /// The unix socket on which the running proxy is asked; `None`: nowhere.
     pub status_socket: Option<PathBuf>,
+    /// Namespaces whose endpoints have metrics of their own; `*`: all.
+    pub service_metrics: Vec<String>,
     /// Where metrics and the API are served over TLS to those whom the API server lets;
     /// `None`: nowhere.
     pub metrics_secure: Option<SocketAddr>,
@@ -85,6 +88,13 @@ pub struct Own {
     pub tls_private_key_file: Option<PathBuf>,
     /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
+}
+
+impl Own {
+    /// Returns the namespaces whose endpoints have metrics of their own.
+    pub fn counted(&self) -> Namespaces {
+        Namespaces::new(self.service_metrics.iter().cloned())
+    }
 }
 
 impl Default for Own {
@@ -105,6 +115,7 @@ impl Default for Own {
             tcp_user_timeout: Duration::from_secs(120),
             drain_timeout: Duration::from_secs(20),
             status_socket: Some(SOCKET.into()),
+            service_metrics: Vec::new(),
             metrics_secure: None,
             tls_cert_file: None,
             tls_private_key_file: None,
@@ -155,6 +166,7 @@ pub(super) enum Subcommand {
     Render,
     Probe(Output),
     Ask(Ask),
+    Trace(Trace),
     Migrate(Migrate),
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Ask, Migrate, Output, Own, Stop, Version, flags,
+    Ask, Migrate, Output, Own, Stop, Trace, Version, flags,
     options::{CommandLine, Subcommand},
 };
 use crate::config::{
@@ -53,6 +53,8 @@ pub enum Job {
     Render(PathBuf),
     /// Print what the running proxy answers, and exit.
     Ask(Ask),
+    /// Follow packets through the rules of this node.
+    Trace(Trace),
     /// Print what will differ from kube-proxy, and exit.
     Migrate(Migrate),
     /// Write [`Settings::configuration`] to this file, and exit.
@@ -107,14 +109,13 @@ pub(super) fn settle(
     warnings.extend(more);
     let job = match subcommand {
         Some(Subcommand::Render) => {
+            let why = "error: tripod render needs to know the objects: --manifests DIR";
             let folder = options.own.manifests.clone();
-            Job::Render(folder.ok_or_else(|| {
-                let why = "error: tripod render needs to know the objects: --manifests DIR";
-                Stop::Refusal(why.to_owned())
-            })?)
+            Job::Render(folder.ok_or_else(|| Stop::Refusal(why.to_owned()))?)
         }
         Some(Subcommand::Probe(format)) => Job::Probe(format),
         Some(Subcommand::Ask(ask)) => Job::Ask(ask),
+        Some(Subcommand::Trace(trace)) => Job::Trace(trace),
         Some(Subcommand::Migrate(migrate)) => Job::Migrate(migrate),
         Some(Subcommand::Cleanup) => Job::Cleanup,
         None if options.cleanup => Job::Cleanup,

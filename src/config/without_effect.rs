@@ -17,6 +17,8 @@ pub fn fields_without_effect(c: &KubeProxyConfiguration) -> Vec<String> {
         let names: Vec<_> = c.feature_gates.keys().map(String::as_str).collect();
         fields.push(format!("featureGates ({})", names.join(", ")));
     }
+    let usual = KubeProxyConfiguration::default();
+    let (client, usual_client) = (&c.client_connection, &usual.client_connection);
     let (windows, text, json) = (&c.winkernel, &c.logging.text, &c.logging.json);
     for (field, given) in [
         ("winkernel.networkName", !windows.network_name.is_empty()),
@@ -35,6 +37,18 @@ pub fn fields_without_effect(c: &KubeProxyConfiguration) -> Vec<String> {
         (
             "showHiddenMetricsForVersion",
             !c.show_hidden_metrics_for_version.is_empty(),
+        ),
+        (
+            "configSyncPeriod",
+            c.config_sync_period != usual.config_sync_period,
+        ),
+        (
+            "clientConnection.contentType",
+            client.content_type != usual_client.content_type,
+        ),
+        (
+            "clientConnection.acceptContentTypes",
+            !client.accept_content_types.is_empty(),
         ),
         ("logging.vmodule", !c.logging.vmodule.is_empty()),
         ("logging.options.text", *text != Default::default()),

@@ -3,9 +3,9 @@
 
 use super::{
     addresses,
-    conntrack::flows,
+    conntrack::{events, flows},
     ipset,
-    ipvs::{decode, table},
+    ipvs::{connections, decode, table},
     netlink::{Message, Messages},
     nftables, routes, rules,
 };
@@ -25,6 +25,7 @@ pub fn fuzz(bytes: &[u8]) {
         body,
     };
     let _ = table::parse(bytes, |_, _| ());
+    let _ = connections::parse(&String::from_utf8_lossy(bytes));
     for message in Messages::new(bytes).flatten().chain([alone]) {
         read(message);
     }
@@ -38,6 +39,7 @@ fn read(message: Message<'_>) {
     }
     let _ = addresses::parse(message);
     let _ = flows::parse(message);
+    let _ = events::parse(message);
     let _ = decode::server(&message);
     nftables::read_anything(message);
     let _ = ipset::client::listed(&message);

@@ -32,6 +32,10 @@ fn unknown(given: &Given, rows: &mut Rows) {
 
 fn without_effect(given: &Given, rows: &mut Rows) {
     for field in fields_without_effect(&given.settings.configuration) {
+        // How objects are fetched is said below.
+        if field == "configSyncPeriod" || field.starts_with("clientConnection") {
+            continue;
+        }
         if field.starts_with("win") {
             let kube_proxy = "heeds it on Windows alone";
             let tripod = "accepts it, without effect";

@@ -35,7 +35,7 @@ pub struct Observed {
     pub tables: Vec<(Family, String)>,
     /// Sets of ipvs mode.
     pub sets: Vec<String>,
-    /// Virtual servers.
+    /// Virtual servers of IPVS, as ipvsadm names them.
     pub servers: Vec<String>,
     /// Whether there is a link kube-ipvs0.
     pub link: bool,

@@ -17,7 +17,7 @@ use crate::{
     kernel::{probe::Kernel, xtables},
     net::{Family, ModeName},
     node::Served,
-    services::ServiceMap,
+    services::{Namespaces, ServiceMap},
 };
 
 /// What decides about the rules beside the Services.
@@ -35,6 +35,8 @@ pub struct Choices<'a> {
     pub served: &'a Served,
     /// The loopback addresses that are to serve them, in modes that listen there.
     pub loopback: &'a [IpAddr],
+    /// Namespaces whose Services are counted, in nftables mode.
+    pub counted: &'a Namespaces,
 }
 
 /// Why there is no text.
@@ -74,6 +76,7 @@ pub fn render(mode: ModeName, map: &ServiceMap, choices: &Choices<'_>) -> Result
                     family,
                     map,
                     choices.served,
+                    choices.counted,
                     nftables::plan::Features::of(choices.kernel, family),
                 );
                 nftables::render::render(map, &options, &mut text)?;

@@ -30,7 +30,10 @@ use std::{
     any::Any,
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, atomic::AtomicU32},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, AtomicU64},
+    },
 };
 
 mod buckets;
@@ -65,6 +68,31 @@ pub struct Load {
     pub active: AtomicU32,
     /// Half-closed: one direction has ended.
     pub inactive: AtomicU32,
+    /// What it carried so far; most endpoints of a cluster carry nothing on one node.
+    carried: OnceLock<Box<Carried>>,
+}
+
+impl Load {
+    /// Returns what it carried so far, to be added to.
+    pub fn carried(&self) -> &Carried {
+        self.carried.get_or_init(Box::default)
+    }
+
+    /// Returns what it carried so far, if anything.
+    pub fn carried_so_far(&self) -> Option<&Carried> {
+        self.carried.get().map(|carried| &**carried)
+    }
+}
+
+/// What a real server carried so far.
+#[derive(Debug, Default)]
+pub struct Carried {
+    /// Connections that it took, or UDP clients.
+    pub connections: AtomicU64,
+    /// Bytes that clients sent.
+    pub from_clients: AtomicU64,
+    /// Bytes that clients were sent.
+    pub to_clients: AtomicU64,
 }
 
 /// One real server of a virtual server.

@@ -62,7 +62,7 @@ pub enum CertificateError {
     SelfSigned {
         /// What it was to be for.
         names: Vec<String>,
-        /// Why not.
+        /// What the library refused.
         #[source]
         reason: Box<dyn std::error::Error + Send + Sync>,
     },

@@ -56,11 +56,10 @@ pub(super) struct Asked<'a> {
     pub(super) query: &'a str,
     /// The `Accept` header; empty if there is none.
     pub(super) accept: &'a str,
-    /// Who asks.
     pub(super) peer: Peer,
 }
 
-/// Who asks.
+/// Who sent a request, which decides what it may read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Peer {
     /// A process of this node: by a unix socket, or from a loopback address.

@@ -4,6 +4,7 @@
 mod bind;
 mod certificate;
 mod connections;
+pub mod endpoint_metrics;
 mod healthz;
 mod http;
 mod introspection;

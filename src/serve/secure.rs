@@ -39,9 +39,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// Where is served, with which certificate, and who says who may ask.
 #[derive(Debug)]
 pub struct Secure {
-    /// The address.
+    /// Where it listens; TCP.
     pub at: Bind,
-    /// The certificate.
+    /// Files of the certificate and its key, or names for one that is made.
     pub identity: Identity,
     /// Who says who may ask.
     pub authorizer: Authorizer,

@@ -60,6 +60,7 @@ impl NodeContext<'_> {
                     configuration: self.settings.configuration.clone(),
                     configured: self.settings.effective.clone(),
                     node_ports: Arc::clone(self.node_ports),
+                    counted: self.settings.own.counted(),
                     metrics: Arc::new(self.metrics.clone()),
                 };
                 let mode = Nftables::new(setup, self.kernel)?;

@@ -6,6 +6,7 @@ mod build;
 mod migrate;
 mod mode;
 mod probe;
+mod progress;
 mod render;
 mod serve;
 mod succession;
@@ -23,6 +24,7 @@ use crate::{
     modes::Mode,
     node::{self, NodePorts},
     runner::metrics::Metrics,
+    trace,
 };
 
 /// How a job ended.
@@ -35,6 +37,7 @@ pub type Done = Result<(), Box<dyn Error>>;
 pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
     let done = match &settings.job {
         Job::Ask(question) => return Ok(ask::ask(question).await),
+        Job::Trace(asked) => return Ok(trace::trace(asked).await),
         Job::Migrate(asked) => return Ok(migrate::check(asked).await),
         Job::WriteConfig(path) => write_config(&settings, path),
         Job::Cleanup => takeover::cleanup_all(&settings.effective.ipvs_exclude).await,

@@ -9,6 +9,7 @@ use crate::{
     backoff::Backoff,
     cli::{Output, Settings},
     kernel::probe::{Attempt, Examination, Findings, Kernel, Scope, findings},
+    log_once::LogOnce,
     modes::verdict::{self, Choice, ModeRequirements},
     net::ModeName,
 };
@@ -141,7 +142,7 @@ const PATIENCE: u32 = 6;
 pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
     let requirements = requirements(settings);
     let configured = settings.effective.mode;
-    let (mut attempts, mut logged) = (0, false);
+    let (mut attempts, mut logged) = (0, LogOnce::default());
     let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
     // A node in nftables mode needs no programs, not even to find that out.
     let mut scope = match configured {
@@ -177,7 +178,7 @@ pub(super) async fn choose(settings: &Settings) -> Result<Chosen, String> {
             }
             Err(error) => format!("not known what this kernel can do: {error}"),
         };
-        if !std::mem::replace(&mut logged, true) {
+        if logged.differs(&unknown) {
             tracing::warn!("{unknown}; trying again, nothing is changed before it is known");
         } else {
             tracing::debug!("{unknown}; trying again");

@@ -39,6 +39,7 @@ pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
         dispatch: settings.own.iptables_dispatch,
         served: &served,
         loopback: node_ports.loopback(),
+        counted: &settings.own.counted(),
     };
     let text = render::render(effective.mode, tracker.map(), &choices)?;
     std::io::stdout().write_all(text.as_bytes())?;

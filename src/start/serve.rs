@@ -19,7 +19,7 @@ use super::{
     addresses::{self, Addresses},
     build,
     probe::{self, Chosen},
-    succession,
+    progress, succession,
     takeover::TakeOver,
     traffic,
 };
@@ -89,7 +89,8 @@ pub(super) async fn serve(settings: Settings) -> Done {
     tracing::info!(%node, %mode, objects = %source, "starting");
 
     let handover = proxy.handover();
-    let traffic = traffic::source(&proxy, &node_ports);
+    let counted = settings.own.counted();
+    let traffic = traffic::source(&proxy, &node_ports, &counted);
     let mut runner = Runner::new(
         TakeOver::new(proxy, settings.effective.ipvs_exclude.clone()).giving_way(handover.clone()),
         Tracker::new(&node),
@@ -97,7 +98,9 @@ pub(super) async fn serve(settings: Settings) -> Done {
         Arc::clone(&health),
         metrics,
     );
+    serve::endpoint_metrics::register(&registry, counted, runner.status(), Arc::clone(&traffic))?;
     let objects = Arc::new(SourceHealth::default());
+    tokio::spawn(progress::log(Arc::clone(&objects), runner.status()));
     let api = Arc::new(StatusApi {
         about: about(&settings, &choice, &node, &source),
         health: Arc::clone(&health),

@@ -7,28 +7,37 @@ use std::{
     sync::Arc,
 };
 
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::{addresses, mode::Running};
 use crate::{
     kernel::ipvs::{Forwarding, Ipvs, ListedReal, ServerId, Totals},
-    modes::userspace::Loads,
+    modes::{nftables, userspace::Loads},
     net::{Family, Protocol},
     node::NodePorts,
     serve::{PortTraffic, TrafficSource},
-    services::ServicePort,
+    services::{Namespaces, ServicePort},
     status_api::Traffic,
 };
 
-/// Returns what `mode` knows.
-pub(super) fn source(mode: &Running, node_ports: &Arc<NodePorts>) -> Box<dyn TrafficSource> {
+/// Returns what `mode` knows; nftables mode of Services in the namespaces `counted`.
+pub(super) fn source(
+    mode: &Running,
+    node_ports: &Arc<NodePorts>,
+    counted: &Namespaces,
+) -> Arc<dyn TrafficSource> {
     match mode {
-        Running::Ipvs(_) => Box::new(VirtualServers {
+        Running::Ipvs(_) => Arc::new(VirtualServers {
             node_ports: Arc::clone(node_ports),
             ipvs: Mutex::new(None),
         }),
-        Running::Userspace(mode) => Box::new(Relayed(mode.loads())),
-        Running::Nftables(_) | Running::Iptables(_) => Box::new(Nothing),
+        Running::Userspace(mode) => Arc::new(Relayed(mode.loads())),
+        Running::Nftables(_) if !counted.is_empty() => Arc::new(Elements {
+            counted: counted.clone(),
+            traffic: Mutex::new(None),
+        }),
+        Running::Nftables(_) | Running::Iptables(_) => Arc::new(Nothing),
     }
 }
 
@@ -39,6 +48,53 @@ struct Nothing;
 impl TrafficSource for Nothing {
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
         vec![PortTraffic::default(); ports.len()]
+    }
+}
+
+/// Elements of nf_tables that count.
+struct Elements {
+    counted: Namespaces,
+    /// Opened when it is asked for first, and again after a failure.
+    traffic: Mutex<Option<nftables::Traffic>>,
+}
+
+impl fmt::Debug for Elements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Elements")
+    }
+}
+
+impl TrafficSource for Elements {
+    fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
+        let mut open = self.traffic.lock();
+        if open.is_none() {
+            *open = nftables::Traffic::open(self.counted.clone()).ok();
+        }
+        let found = match open.as_mut().map(|traffic| traffic.of(ports)) {
+            Some(Ok(found)) => found,
+            not_known => {
+                if let Some(Err(error)) = not_known {
+                    tracing::debug!("what Services carried is not known: {error}");
+                }
+                *open = None;
+                return vec![PortTraffic::default(); ports.len()];
+            }
+        };
+        let of_port = |endpoints: HashMap<SocketAddr, nftables::Carried>| {
+            let mut traffic = PortTraffic::default();
+            for (endpoint, carried) in endpoints {
+                let carried = Traffic {
+                    active: None,
+                    connections: Some(carried.connections),
+                    bytes_in: Some(carried.from_clients),
+                    bytes_out: Some(carried.to_clients),
+                };
+                traffic.add(endpoint, carried);
+                traffic.add_of_port(carried);
+            }
+            traffic
+        };
+        found.into_iter().map(of_port).collect()
     }
 }
 
@@ -58,7 +114,9 @@ impl Relayed {
         for (address, load) in self.0.of(&port.name) {
             let carried = Traffic {
                 active: Some(load.active),
-                ..Traffic::default()
+                connections: Some(load.connections),
+                bytes_in: Some(load.from_clients),
+                bytes_out: Some(load.to_clients),
             };
             traffic.add(address, carried);
             traffic.add_of_port(carried);

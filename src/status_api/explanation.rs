@@ -17,7 +17,7 @@ pub struct Explanation {
     pub mode: String,
     /// Destination of the packet, with its port.
     pub to: String,
-    /// Its protocol.
+    /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     /// Who sends it: an address, `pod`, `node` or `outside`.
     pub from: String,
@@ -43,8 +43,40 @@ pub struct Explanation {
     /// What else of the IP family is not as it is to be, so that packets may go another
     /// way; that of other ServicePorts is left out.
     pub differences: Listed<Difference>,
+    /// What conntrack holds of this destination, and of this sender where `from` is an
+    /// address; `None`: it was not, or could not be, read.
+    pub connections: Option<Connections>,
+    /// Why conntrack could not be read.
+    pub connections_error: Option<String>,
     /// Why it is not known what the kernel holds.
     pub error: Option<String>,
+}
+
+/// Connections, and UDP clients, that are known to conntrack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Connections {
+    /// How many there are.
+    pub total: usize,
+    /// How many of them are stale.
+    pub stale: usize,
+    /// The first of them, those that are stale before the others.
+    pub items: Vec<Connection>,
+}
+
+/// An entry of conntrack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Connection {
+    /// The address and port that the client sends from.
+    pub client: String,
+    /// Where its packets are sent; `None`: they are not translated, or Tripod relays them.
+    pub endpoint: Option<String>,
+    /// Its state as conntrack has it, like `ESTABLISHED`; of UDP `UNREPLIED`, `REPLIED` or
+    /// `ASSURED`.
+    pub state: String,
+    /// Why new connections would not go there; `None`: they may.
+    pub stale: Option<String>,
 }
 
 /// An endpoint that a packet may be sent to.
@@ -68,7 +100,7 @@ pub struct PassedOver {
     pub address: String,
     /// The node that it runs on.
     pub node: Option<String>,
-    /// Why not.
+    /// Why no connection is sent to it.
     pub why: String,
 }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     diff::{Diff, Difference, FamilyDiff},
-    explanation::{Candidate, Explanation, Object, PassedOver},
+    explanation::{Candidate, Connection, Connections, Explanation, Object, PassedOver},
     services::{Address, Endpoint, ServicePort, ServicePortList, Traffic},
     status::{
         Conflict, Counts, Failing, FamilySync, LastSync, Mode, ObjectKind, Objects, Status,

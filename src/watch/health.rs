@@ -17,6 +17,8 @@ pub struct SourceHealth {
 pub struct KindHealth {
     /// All objects were known once; the last known ones stay in force.
     pub complete: bool,
+    /// How many objects the last list has brought, so far if it is under way.
+    pub listed: usize,
     /// Whether nothing can be served before they are known.
     pub required: bool,
     /// Why they cannot be followed now.
@@ -38,6 +40,11 @@ impl SourceHealth {
     /// Records that `kind` is being followed without trouble.
     pub(super) fn works(&self, kind: &'static str) {
         self.kinds.lock().entry(kind).or_default().trouble = None;
+    }
+
+    /// Records how many objects of `kind` a list has brought so far.
+    pub(super) fn listed(&self, kind: &'static str, objects: usize) {
+        self.kinds.lock().entry(kind).or_default().listed = objects;
     }
 
     /// Records that all objects of `kind` are known, or as many as ever will be.
@@ -68,10 +75,12 @@ mod tests {
         let trouble = kinds["Services"].trouble.as_ref().expect("trouble");
         assert_eq!((trouble.since, &*trouble.why), (begun.since, "no answer"));
         assert!(!kinds["Services"].complete);
+        health.listed("Services", 2);
         health.is_complete("Services");
         health.works("Services");
         let expected = KindHealth {
             complete: true,
+            listed: 2,
             required: true,
             trouble: None,
         };

@@ -27,7 +27,8 @@ const HEAD: &str = "\
 What `/metrics` shows, at `metricsBindAddress` (by default 127.0.0.1:10249). Names that
 kube-proxy has mean what they mean there. ipvs mode shows those of all modes; in ipvs and
 nftables mode, those of the relay are there where node ports are served on loopback
-addresses. A test of `make test` holds this list to what the program shows.
+addresses. `tripod_endpoint_…` are there for Services in the namespaces that
+`--service-metrics` names. A test of `make test` holds this list to what the program shows.
 
 | metric | type | labels | mode | meaning |
 |---|---|---|---|---|
@@ -123,7 +124,8 @@ fn with_document(judge: impl FnOnce(String)) {
                 .arg(format!("--proxy-mode={mode}"))
                 .args(["--strict-proxy-mode", "--hostname-override=node"])
                 .args(["--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0"])
-                .args(["--nodeport-addresses=127.0.0.0/8", "--manifests"])
+                .args(["--service-metrics=*", "--nodeport-addresses=127.0.0.0/8"])
+                .arg("--manifests")
                 .arg(lab.manifests());
             // It ends at once, where it would wait for a successor to relay.
             let _tripod = Tripod::start_on(&lab.node, command);

@@ -1,9 +1,9 @@
 //! `tripod diff`: nothing differs once all is in force, and what another program
 //! changes is named.
 
-use super::{Printed, SOON, started, tripod};
+use super::{Printed, SOON, started, started_in, tripod};
 use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, eventually, run, tripod_binary,
+    Capture, Lab, Service, Share, Tripod, eventually, run,
     uml::{Profile, in_guest},
 };
 
@@ -59,15 +59,7 @@ fn beside(capture: Capture, start: impl FnOnce(&Lab) -> Tripod, changes: &[Chang
 }
 
 fn served(mode: &str, capture: Capture, changes: &[Change]) {
-    let start = |lab: &Lab| {
-        let mut command = lab.node.command(tripod_binary());
-        command
-            .arg(format!("--proxy-mode={mode}"))
-            .args(["--hostname-override=node", "--manifests"])
-            .arg(lab.manifests())
-            .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--v=2"]);
-        Tripod::start_on(&lab.node, command)
-    };
+    let start = |lab: &Lab| started_in(lab, mode);
     beside(capture, start, changes);
 }
 

@@ -1,9 +1,11 @@
 //! `tripod explain`. That it is true is tested by the cases of `tests/conformance`.
 
+use std::net::SocketAddr;
+
 use serde_json::{Value, json};
 
-use super::{SOON, started, tripod};
-use crate::lab::{Lab, Service, eventually};
+use super::{SOON, started, started_in, tripod};
+use crate::lab::{BACKEND_PORT, Capture, Lab, Service, Share, eventually, run, say, tcp};
 
 fn explained(lab: &Lab, arguments: &[&str]) -> Value {
     let arguments = [&["explain", "--output=json"], arguments].concat();
@@ -81,6 +83,73 @@ fn who_gets_no_packets_is_named_with_the_reason() {
     });
 }
 
+/// What conntrack holds of `to`, with one connection open from the client pod, while the
+/// Service moves from backend `a` to `b`.
+fn a_connection_is_followed(mode: &str) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a", "b"]).publish(&web, &["a"]);
+        let _running = started_in(&lab, mode);
+        let open = web.cluster().map(|to| {
+            let mut stream = tcp(&lab.client, to).expect("a connection");
+            say(&mut stream, "name").expect("an answer");
+            stream
+        });
+        let pod = lab.backend("a").host().addresses;
+        let connection = |at: usize, why: Value| {
+            let endpoint = SocketAddr::new(pod[at], BACKEND_PORT).to_string();
+            let client = open[at].local_addr().expect("an address").to_string();
+            json!({
+                "client": client, "endpoint": endpoint, "state": "ESTABLISHED", "stale": why,
+            })
+        };
+        let held = |stale: usize, item: Value| json!({"total": 1, "stale": stale, "items": [item]});
+        let to = web.cluster().map(|to| to.to_string());
+        for (at, to) in to.iter().enumerate() {
+            let answer = explained(&lab, &["--to", to]);
+            let expected = held(0, connection(at, Value::Null));
+            assert_eq!(answer["connections"], expected, "{answer:#}");
+            let other = if at == 0 {
+                "10.244.0.99"
+            } else {
+                "fd00:244::99"
+            };
+            let answer = explained(&lab, &["--to", to, "--from", other]);
+            assert_eq!(answer["connections"]["total"], 0, "{answer:#}");
+            let answer = explained(&lab, &["--to", to, "--desired-only"]);
+            assert_eq!(answer["connections"], Value::Null, "{answer:#}");
+        }
+        lab.publish(&web, &["b"]);
+        for (at, to) in to.iter().enumerate() {
+            let expected = held(1, connection(at, json!("no such endpoint")));
+            eventually("the connection is stale", SOON, || {
+                match explained(&lab, &["--to", to]) {
+                    answer if answer["connections"] == expected => Ok(()),
+                    answer => Err(format!("{answer:#}")),
+                }
+            });
+            let printed = tripod(&lab.node, &["explain", "--to", to]).text;
+            for words in [
+                "connections to it that conntrack holds, 1, of which 1 stale:",
+                "stale: no such",
+            ] {
+                assert!(printed.contains(words), "no {words:?} in {printed}");
+            }
+        }
+    });
+}
+
+#[test]
+fn connections_to_an_endpoint_that_went_are_stale_in_nftables_mode() {
+    a_connection_is_followed("nftables");
+}
+
+#[test]
+fn connections_to_an_endpoint_that_went_are_stale_in_iptables_mode() {
+    a_connection_is_followed("iptables");
+}
+
 #[test]
 fn a_wrong_question_says_what_is_wrong() {
     Lab::run(|lab| {
@@ -106,4 +175,50 @@ fn a_wrong_question_says_what_is_wrong() {
             assert!(printed.error.contains(words), "{printed:?}");
         }
     });
+}
+
+/// In userspace mode: the rules or routes of a ServicePort are its objects, and one that
+/// another program takes away is missing among them.
+#[test]
+fn what_captures_a_service_port_is_among_its_objects() {
+    for (capture, named, breakage) in [
+        (
+            Capture::Redirect,
+            "rule -A TRIPOD-USERSPACE",
+            "iptables -t nat -F TRIPOD-USERSPACE",
+        ),
+        (
+            Capture::Local,
+            "10.96.0.1",
+            "ip route flush 10.96.0.1 table all",
+        ),
+    ] {
+        run(Share::Beside, || {
+            let mut lab = Lab::new(capture);
+            let web = Service::new("web", 1);
+            lab.add_backends(&["a"]).publish(&web, &["a"]);
+            let _running = started(&lab, &[]);
+            let to = web.cluster()[0].to_string();
+            let found = |breakage: &str| {
+                let _ = lab.node.command("sh").args(["-c", breakage]).output();
+                let answer = explained(&lab, &["--to", &to]);
+                let objects = answer["objects"].as_array().expect("a list").iter();
+                let of_it = objects.filter(|object| {
+                    let object = object["object"].as_str().unwrap_or_default();
+                    object.contains(named)
+                });
+                let found = of_it.map(|object| object["found"].as_str().unwrap_or_default());
+                found.map(str::to_owned).collect::<Vec<_>>()
+            };
+            eventually("all is present", SOON, || match found("true") {
+                found if !found.is_empty() && found.iter().all(|f| f == "present") => Ok(()),
+                found => Err(format!("{capture:?}: {found:?}")),
+            });
+            // The proxy may have repaired it before it is asked.
+            eventually("something is missing", SOON, || match found(breakage) {
+                found if found.iter().any(|found| found == "missing") => Ok(()),
+                found => Err(format!("{capture:?}: {found:?}")),
+            });
+        });
+    }
 }

@@ -8,6 +8,7 @@ mod page;
 mod services;
 mod status;
 mod terminal;
+mod trace;
 mod traffic;
 
 use std::{process::Command, time::Duration};
@@ -65,4 +66,15 @@ fn started(lab: &Lab, flags: &[&str]) -> Tripod {
         }
     });
     tripod
+}
+
+/// A proxy of `lab` in a mode of the kernel.
+fn started_in(lab: &Lab, mode: &str) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .arg(format!("--proxy-mode={mode}"))
+        .args(["--hostname-override=node", "--manifests"])
+        .arg(lab.manifests())
+        .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--v=2"]);
+    Tripod::start_on(&lab.node, command)
 }

@@ -126,16 +126,16 @@ fn the_last_case_in_tables(lab: &Lab) {
     let lines: Vec<_> = all.lines().map(words).collect();
     let expected = [
         "SERVICE PROTOCOL ADDRESSES SCHEDULER AFFINITY POLICY ENDPOINTS ACTIVE CONNECTIONS BYTES",
-        "default/web:tcp TCP 10.96.0.1:80 wrr - Cluster/Cluster 2/3 0 - -",
+        "default/web:tcp TCP 10.96.0.1:80 wrr - Cluster/Cluster 2/3 0 0 0/0",
         "10.244.0.11:8080 on weightless: not used: weight 0",
-        "default/web:tcp TCP [fd00:96::1]:80 wrr - Cluster/Cluster 2/3 0 - -",
+        "default/web:tcp TCP [fd00:96::1]:80 wrr - Cluster/Cluster 2/3 0 0 0/0",
         "[fd00:244::11]:8080 on weightless: not used: weight 0",
     ];
     assert_eq!(lines[..5], expected, "{all}");
     let one = tripod(&lab.node, &["services", "default/web"]).text;
     assert!(one.contains("\n    10.244.0.12:8080: in use\n"), "{one}");
     let wide = tripod(&lab.node, &["services", "-o", "wide"]).text;
-    let words = "not used: weight 0; weight 0, active 0, connections -, bytes -";
+    let words = "not used: weight 0; weight 0, active 0, connections 0, bytes 0/0";
     assert!(wide.contains(words), "{wide}");
 }
 
@@ -213,8 +213,8 @@ fn a_service_is_shown_with_all_that_it_asks_for() {
         assert_eq!(found["addresses"], expected);
         assert_eq!(found["scheduler"], "lc");
         assert_eq!(found["affinitySeconds"], 60);
-        let traffic = &found["traffic"];
-        assert_eq!(traffic["connections"], json!(null), "unknown is not 0");
+        let none = json!({"active": 0, "connections": 0, "bytesIn": 0, "bytesOut": 0});
+        assert_eq!(found["traffic"], none);
         let ranges = &port(lab, "TCP", "IPv4")["sourceRanges"];
         assert_eq!(ranges, &json!(["192.0.2.0/24"]));
 

@@ -98,6 +98,7 @@ const NFTABLES: &[Row] = &[
     ("nft-fib", Then::Adapts, true),
     ("nft-reject", Then::Adapts, true),
     ("nft-dynset", Then::Adapts, true),
+    ("nft-counters", Then::Adapts, false),
 ];
 
 /// Cases that every variant runs, by parts of their names; those that fall back

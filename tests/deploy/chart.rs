@@ -59,10 +59,14 @@ fn rendered(values: &[&str]) -> Option<Objects> {
     template("helm/tripod", "kube-system", values)
 }
 
-/// What kustomize makes of a folder.
+/// What kustomize makes of a folder of `deploy`.
 fn kustomized(path: &str) -> Option<Objects> {
+    kustomized_in(&folder(), path)
+}
+
+fn kustomized_in(folder: &Path, path: &str) -> Option<Objects> {
     let mut command = Command::new(tool("kubectl/kubectl")?);
-    let done = command.arg("kustomize").arg(folder().join(path)).output();
+    let done = command.arg("kustomize").arg(folder.join(path)).output();
     let done = done.expect("running kubectl");
     let errors = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{path}: {errors}");
@@ -126,6 +130,55 @@ fn monitoring_is_that_of_its_folder() {
         read("monitoring/dashboard.json")
     );
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
+}
+
+/// The kustomization of docs/secure-metrics.md, and the values that mean the same.
+#[test]
+fn metrics_over_tls_are_those_of_the_components() {
+    let place = std::env::temp_dir().join(format!("tripod-secure-{}", std::process::id()));
+    fs::create_dir_all(&place).expect("a temporary folder");
+    // kustomize takes relative paths without links alone.
+    let mut copy = Command::new("cp");
+    let copied = copy
+        .arg("-r")
+        .arg(folder())
+        .arg(place.join("deploy"))
+        .status();
+    assert!(copied.expect("running cp").success());
+    let kustomization = "\
+        apiVersion: kustomize.config.k8s.io/v1beta1\n\
+        kind: Kustomization\n\
+        resources: [deploy/kustomize/base, deploy/monitoring]\n\
+        components: [deploy/kustomize/secure-metrics, deploy/monitoring/secure]\n";
+    fs::write(place.join("kustomization.yaml"), kustomization).expect("a file");
+    let values = ["secureMetrics.enabled=true", "monitoring.enabled=true"];
+    let (Some(mut of_helm), Some(mut of_kustomize)) =
+        (rendered(&values), kustomized_in(&place, "."))
+    else {
+        return;
+    };
+    fs::remove_dir_all(place).expect("it was made");
+    // kustomize adds empty lines to folded expressions.
+    for objects in [&mut of_helm, &mut of_kustomize] {
+        objects.retain(|(kind, _), _| kind != "PrometheusRule");
+    }
+    assert_eq!(of_helm, of_kustomize);
+    let Some(elsewhere) = template("helm/tripod", "proxies", &values) else {
+        return;
+    };
+    for ((kind, name), object) in elsewhere {
+        let namespace = &object["metadata"]["namespace"];
+        let in_none = kind.starts_with("Cluster");
+        assert_eq!(
+            *namespace == "proxies",
+            !in_none,
+            "{kind} {name}: {object:#}"
+        );
+        let subjects = object["subjects"].as_array().into_iter().flatten();
+        for subject in subjects {
+            assert_eq!(subject["namespace"], "proxies", "{kind} {name}");
+        }
+    }
 }
 
 #[test]
@@ -232,7 +285,8 @@ fn the_archive_is_complete() {
     };
     assert!(done.status.success(), "{done:?}");
     let archive = format!("{to}/tripod-{}.tgz", env!("CARGO_PKG_VERSION"));
-    let values = [&NEW_CLUSTER[..], &["monitoring.enabled=true"]].concat();
+    let added = ["monitoring.enabled=true", "secureMetrics.enabled=true"];
+    let values = [&NEW_CLUSTER[..], &added].concat();
     assert_eq!(
         template(&archive, "kube-system", &values),
         rendered(&values)

@@ -1,6 +1,8 @@
 //! What the documents say holds: links lead somewhere, commands and flags are those of
 //! the program, and the contents list every page.
 
+mod recording;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,

@@ -1,6 +1,7 @@
 //! nftables mode beside what others do.
 
 mod cluster_ips;
+mod counters;
 mod localhost;
 mod order;
 mod programs;

@@ -66,6 +66,14 @@ pub(super) const OBSERVING: &[Flag] = &[
     )
     .beside_file(),
     Flag::new(
+        "service-metrics",
+        "NAMESPACE,...",
+        Field::List(|o| &mut o.own.service_metrics),
+        "Namespaces whose Services have connections and bytes of each endpoint among the \
+         metrics, as far as the mode counts them; *: all, which is a series for each endpoint",
+    )
+    .beside_file(),
+    Flag::new(
         "status-socket",
         "PATH",
         Field::Set(|o, text| path(&mut o.own.status_socket, text), SOCKET),

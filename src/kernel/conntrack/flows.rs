@@ -41,21 +41,24 @@ use std::{
 
 use nix::{errno::Errno, libc};
 
+pub use super::state::State;
 use crate::{
     kernel::netlink::{Attributes, Error, Malformed, Message, Request, Socket},
     net::Family,
 };
 
 /// Messages of NFNL_SUBSYS_CTNETLINK (1) in the upper byte: `IPCTNL_MSG_CT_*`.
-const CT_NEW: u16 = 1 << 8;
+pub(super) const CT_NEW: u16 = 1 << 8;
 const CT_GET: u16 = 1 << 8 | 1;
-const CT_DELETE: u16 = 1 << 8 | 2;
+pub(super) const CT_DELETE: u16 = 1 << 8 | 2;
 /// Size of `struct nfgenmsg`: family, version, a number that is 0 here.
 const HEADER: usize = 4;
 
 // enum ctattr_type
 const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
+const STATUS: u16 = 3;
+const PROTOCOL_INFO: u16 = 4;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
@@ -71,6 +74,9 @@ const V6_DESTINATION: u16 = 4;
 const PROTOCOL_NUMBER: u16 = 1;
 const SOURCE_PORT: u16 = 2;
 const DESTINATION_PORT: u16 = 3;
+/// `CTA_PROTOINFO_TCP_STATE` and `CTA_PROTOINFO_SCTP_STATE`; the protocol's own
+/// attribute around it is the only one in the entry.
+const PROTOCOL_STATE: u16 = 1;
 // enum ctattr_filter, and the flags of net/netfilter/nf_internals.h.
 const FILTER_ORIGINAL: u16 = 1;
 const BY_PROTOCOL: u32 = 1 << 3;
@@ -141,6 +147,8 @@ pub struct Flow {
     pub original: Tuple,
     /// The tuple of the answers that are expected.
     pub reply: Tuple,
+    /// How far it has come.
+    pub state: State,
     /// The attributes by which the kernel identifies the entry, as they came:
     /// the original tuple, a number by which a later one with the same tuple
     /// mostly differs (it hashes the place in memory too: `nf_ct_get_id`), the
@@ -148,6 +156,22 @@ pub struct Flow {
     tuple: Vec<u8>,
     id: Option<Vec<u8>>,
     zone: Option<Vec<u8>>,
+}
+
+#[cfg(test)]
+impl Flow {
+    /// Returns one that no kernel has.
+    pub(crate) fn of(protocol: u8, original: Tuple, reply: Tuple, state: State) -> Flow {
+        Flow {
+            protocol,
+            original,
+            reply,
+            state,
+            tuple: Vec::new(),
+            id: None,
+            zone: None,
+        }
+    }
 }
 
 impl fmt::Display for Flow {
@@ -320,12 +344,15 @@ pub(in crate::kernel) fn parse(message: Message<'_>) -> Result<Option<Flow>, Mal
         return Ok(None);
     }
     let (mut original, mut reply, mut id, mut zone) = (None, None, None, None);
+    let mut state = State::default();
     for attribute in message.attributes(HEADER) {
         let attribute = attribute?;
         let payload = attribute.payload;
         match attribute.kind {
             TUPLE_ORIGINAL => original = tuple(attribute.nested())?.map(|t| (t, payload)),
             TUPLE_REPLY => reply = tuple(attribute.nested())?,
+            STATUS => state.status = attribute.be32()?,
+            PROTOCOL_INFO => state.of_protocol = protocol_state(attribute.nested())?,
             ID => id = Some(payload.to_vec()),
             ZONE => zone = Some(payload.to_vec()),
             _ => {}
@@ -338,10 +365,23 @@ pub(in crate::kernel) fn parse(message: Message<'_>) -> Result<Option<Flow>, Mal
         protocol,
         original,
         reply,
+        state,
         tuple: tuple.to_vec(),
         id,
         zone,
     }))
+}
+
+fn protocol_state(attributes: Attributes<'_>) -> Result<Option<u8>, Malformed> {
+    for of_protocol in attributes {
+        for attribute in of_protocol?.nested() {
+            let attribute = attribute?;
+            if attribute.kind == PROTOCOL_STATE {
+                return attribute.u8().map(Some);
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn tuple(attributes: Attributes<'_>) -> Result<Option<(u8, Tuple)>, Malformed> {

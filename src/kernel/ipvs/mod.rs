@@ -34,6 +34,7 @@
 
 mod change;
 mod client;
+pub mod connections;
 pub(in crate::kernel) mod decode;
 mod encode;
 mod schedulers;

@@ -20,12 +20,14 @@
 
 mod error;
 pub mod generic;
+mod notifications;
 mod parse;
 mod request;
 mod socket;
 mod transaction;
 
 pub use error::{Error, Malformed};
+pub use notifications::Notifications;
 pub use parse::{Attribute, Attributes, Message, Messages};
 pub use request::Request;
 pub use socket::{Protocol, Socket};

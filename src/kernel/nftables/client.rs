@@ -22,7 +22,7 @@ use crate::{
 /// The subsystem in the upper byte: `NFT_MSG_*`.
 const GET_TABLE: u16 = 10 << 8 | 1;
 const GET_CHAIN: u16 = 10 << 8 | 4;
-const GET_RULE: u16 = 10 << 8 | 7;
+pub(super) const GET_RULE: u16 = 10 << 8 | 7;
 const GET_SET: u16 = 10 << 8 | 10;
 const GET_ELEMENTS: u16 = 10 << 8 | 13;
 const GET_GENERATION: u16 = 10 << 8 | 16;

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use super::{
     datatype::{ByteOrder, DataType},
-    expression::{Access, Comparison, Expression, LookupData, Range, Register, Translation},
+    expression::{
+        Access, Comparison, Expression, Header, LookupData, Range, Register, Translation,
+    },
     field::{Field, len, load},
     statement::{Dynset, Mark, MarkValue, Reject, SetName, Statement, Target, Test},
 };
@@ -19,6 +21,8 @@ const PORT_GIVEN: u32 = 2;
 const FULLY_RANDOM: u32 = 16;
 /// `NFT_META_MARK` and `NFT_CT_MARK`
 const MARK: u32 = 3;
+/// `NFT_META_NFTRACE`
+const NFTRACE: u32 = 12;
 
 /// The expressions of these statements.
 pub(super) fn compile(statements: &[Statement]) -> Vec<Expression> {
@@ -67,7 +71,40 @@ fn one(statement: &Statement, out: &mut Vec<Expression>) {
         }),
         Statement::Limit(limit) => out.push(Expression::Limit(*limit)),
         Statement::Notrack => out.push(Expression::Notrack),
+        Statement::BeginsTcp => begins_tcp(out),
+        Statement::Trace => trace(out),
     }
+}
+
+/// The flags fin, syn, rst and ack of RFC 9293, in octet 13 of the header: syn alone.
+fn begins_tcp(out: &mut Vec<Expression>) {
+    let register = Register::at(0);
+    out.push(Expression::Payload {
+        header: Header::Transport,
+        offset: 13,
+        len: 1,
+        to: register,
+    });
+    out.push(Expression::Bitwise {
+        from: register,
+        to: register,
+        mask: [0x17].into(),
+        xor: [0].into(),
+    });
+    out.push(Expression::Compare {
+        from: register,
+        how: Comparison::Equal,
+        with: [0x02].into(),
+    });
+}
+
+fn trace(out: &mut Vec<Expression>) {
+    let register = Register::at(0);
+    out.push(Expression::immediate(register, &[1]));
+    out.push(Expression::Meta {
+        key: NFTRACE,
+        access: Access::Store(register),
+    });
 }
 
 fn matched(field: &Field, test: &Test, out: &mut Vec<Expression>) {

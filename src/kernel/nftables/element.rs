@@ -5,6 +5,7 @@ use std::{collections::HashSet, fmt, time::Duration};
 use super::{
     HEADER,
     datatype::{DataType, Span, write_range},
+    expression::Expression,
     set::Set,
     userdata::{self, Comment, UserData},
     verdict::{Datum, VALUE},
@@ -24,6 +25,7 @@ const FLAGS: u16 = 3;
 const TIMEOUT: u16 = 4;
 const EXPIRATION: u16 = 5;
 const USERDATA: u16 = 6;
+const EXPRESSION: u16 = 7;
 const KEY_END: u16 = 10;
 /// `NFT_SET_ELEM_INTERVAL_END`
 const F_END: u32 = 1;
@@ -49,8 +51,19 @@ pub struct Element {
     pub timeout: Option<Duration>,
     /// What is left of that; when added, as if the rest had passed.
     pub expires: Option<Duration>,
+    /// What it counted, in a set that counts; never sent.
+    pub counted: Option<Counted>,
     /// For who lists it.
     pub comment: Option<Comment>,
+}
+
+/// What an element counted since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Counted {
+    /// Packets that found it.
+    pub packets: u64,
+    /// Their bytes, from the IP header on.
+    pub bytes: u64,
 }
 
 impl Element {
@@ -62,6 +75,7 @@ impl Element {
             data: None,
             timeout: None,
             expires: None,
+            counted: None,
             comment: None,
         }
     }
@@ -89,12 +103,13 @@ impl Element {
         self
     }
 
-    /// The same without what changes by itself: what is left of its timeout.
-    /// What is sent and what is listed are equal in this form.
+    /// The same without what changes by itself: what is left of its timeout, and what
+    /// it counted. What is sent and what is listed are equal in this form.
     #[must_use]
     pub fn comparable(self) -> Element {
         Element {
             expires: None,
+            counted: None,
             ..self
         }
     }
@@ -219,6 +234,11 @@ impl Raw {
                 FLAGS => flags = inner.be32()?,
                 TIMEOUT => element.timeout = Some(Duration::from_millis(inner.be64()?)),
                 EXPIRATION => element.expires = Some(Duration::from_millis(inner.be64()?)),
+                EXPRESSION => {
+                    if let Expression::Counter { packets, bytes } = Expression::read(inner)? {
+                        element.counted = Some(Counted { packets, bytes });
+                    }
+                }
                 USERDATA => element.comment = userdata::comment(inner.payload, COMMENT),
                 _ => {}
             }

@@ -56,9 +56,12 @@ mod field;
 mod rule;
 mod set;
 mod statement;
+mod summary;
 mod table;
 #[cfg(test)]
 mod tests;
+mod trace;
+mod tracer;
 mod transaction;
 mod userdata;
 mod value;
@@ -68,7 +71,7 @@ mod watcher;
 pub use chain::{Base, Chain, ChainType, Hook, ListedChain, Policy};
 pub use client::{Contents, Rules};
 pub use datatype::DataType;
-pub use element::Element;
+pub use element::{Counted, Element};
 pub use expression::{
     Access, Comparison, DynsetOp, Expression, Header, Limit, LookupData, Range, Register,
 };
@@ -77,7 +80,10 @@ pub use field::{Ct, Direction, Fib, Field, Jhash, Meta, Numgen};
 pub use rule::{ListedRule, Rule};
 pub use set::{Data, ListedSet, Set, Type};
 pub use statement::{Dynset, Mark, MarkValue, Reject, SetName, Statement, Target, Test};
+pub use summary::RuleSummary;
 pub use table::Table;
+pub use trace::{Headers, Step as TracedStep, Trace, TracedChain};
+pub use tracer::{Target as TraceTarget, Tracer};
 #[cfg(test)]
 pub(crate) use transaction::Step;
 pub use transaction::Transaction;
@@ -98,6 +104,7 @@ pub(super) fn read_anything(message: super::netlink::Message<'_>) {
         ListedChain::read(message),
         ListedRule::read(message),
     );
+    let _ = (Trace::read(message), RuleSummary::read(message));
     watcher::note(message, &mut Changes::default());
     let mut sets = vec![Set::new(
         "fuzz",

@@ -13,12 +13,13 @@ use crate::kernel::netlink::{Malformed, Message, Request};
 // enum nft_rule_attributes
 pub(super) const TABLE: u16 = 1;
 pub(super) const CHAIN: u16 = 2;
-const EXPRESSIONS: u16 = 4;
-const USERDATA: u16 = 7;
+pub(super) const HANDLE: u16 = 3;
+pub(super) const EXPRESSIONS: u16 = 4;
+pub(super) const USERDATA: u16 = 7;
 /// `NFTA_LIST_ELEM`
 const ELEMENT: u16 = 1;
 /// `NFTNL_UDATA_RULE_COMMENT`
-const COMMENT: u8 = 0;
+pub(super) const COMMENT: u8 = 0;
 
 /// A rule: conditions and actions, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

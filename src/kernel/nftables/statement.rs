@@ -48,6 +48,11 @@ pub enum Statement {
     Limit(Limit),
     /// The packet's connection is not tracked.
     Notrack,
+    /// Goes on for packets that begin a TCP connection. It takes a match of TCP before
+    /// it.
+    BeginsTcp,
+    /// The packet's way is notified of, from here on.
+    Trace,
 }
 
 /// What a field is compared with.
@@ -196,6 +201,8 @@ impl fmt::Display for Statement {
             Statement::Counter => f.write_str("counter"),
             Statement::Limit(limit) => limit.fmt(f),
             Statement::Notrack => f.write_str("notrack"),
+            Statement::BeginsTcp => f.write_str("tcp flags & (fin | syn | rst | ack) == syn"),
+            Statement::Trace => f.write_str("meta nftrace set 1"),
         }
     }
 }

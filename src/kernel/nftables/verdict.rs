@@ -40,6 +40,11 @@ impl Verdict {
         }
     }
 
+    /// Reads one from its attributes.
+    pub(super) fn read(attribute: Attribute<'_>) -> Result<Verdict, Malformed> {
+        verdict(attribute)
+    }
+
     /// Appends it as the data of an element or an expression.
     pub(super) fn write(&self, request: Request) -> Request {
         request.nested(VERDICT, |r| {

@@ -23,11 +23,13 @@ pub enum NftPart {
     Reject,
     /// Maps that rules change, with timeouts.
     DynamicMaps,
+    /// Sets whose elements count packets and bytes.
+    Counters,
 }
 
 impl NftPart {
     /// All of them. What comes later is tried only where the first is there.
-    pub const ALL: [NftPart; 10] = [
+    pub const ALL: [NftPart; 11] = [
         NftPart::Tables,
         NftPart::Ct,
         NftPart::Nat,
@@ -38,6 +40,7 @@ impl NftPart {
         NftPart::Fib,
         NftPart::Reject,
         NftPart::DynamicMaps,
+        NftPart::Counters,
     ];
 
     /// Returns the part in one word.
@@ -53,6 +56,7 @@ impl NftPart {
             NftPart::Fib => "nft-fib",
             NftPart::Reject => "nft-reject",
             NftPart::DynamicMaps => "nft-dynset",
+            NftPart::Counters => "nft-counters",
         }
     }
 
@@ -100,6 +104,10 @@ impl NftPart {
             NftPart::DynamicMaps => (
                 "nf_tables dynamic maps with timeouts",
                 "a kernel of 4.3 or later",
+            ),
+            NftPart::Counters => (
+                "nf_tables sets that count",
+                "a kernel of 5.7 or later, before 5.18 with CONFIG_NFT_COUNTER",
             ),
         }
     }

@@ -146,16 +146,29 @@ fn used(family: Family, part: NftPart) -> (Option<Arc<Set>>, Statement) {
         }
         NftPart::Reject => (None, Statement::Reject(Reject::PortUnreachable(family))),
         NftPart::DynamicMaps => {
-            let set = Arc::new(Set {
-                dynamic: true,
-                timeouts: true,
-                size: Some(16),
-                ..Set::map(part.word(), Type::Of(key()), endpoints())
-            });
+            let set = dynamic_map(part, key(), endpoints());
             let statement = update(&set, key(), endpoint());
             (Some(set), statement)
         }
+        NftPart::Counters => {
+            let set = Arc::new(Set {
+                counter: true,
+                ..Set::new(part.word(), types())
+            });
+            let statement = Statement::In(key(), (&*set).into());
+            (Some(set), statement)
+        }
     }
+}
+
+/// A map that rules write.
+fn dynamic_map(part: NftPart, key: Vec<Field>, data: Data) -> Arc<Set> {
+    Arc::new(Set {
+        dynamic: true,
+        timeouts: true,
+        size: Some(16),
+        ..Set::map(part.word(), Type::Of(key), data)
+    })
 }
 
 /// A statement that writes an element with a timeout.

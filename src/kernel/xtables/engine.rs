@@ -152,8 +152,8 @@ fn may_run(engine: Engine) -> Result<(), Error> {
 
 impl Xtables {
     /// The programs for the engine that this node's other components use; if
-    /// no sign shows it, the node owner's choice, as far as the kernel can do it.
-    /// Changes nothing.
+    /// no sign shows it, the node owner's choice, as far as the kernel can do it;
+    /// nothing is changed.
     ///
     /// # Errors
     /// When none works, or when some did not answer; with each one's message.

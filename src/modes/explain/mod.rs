@@ -4,6 +4,7 @@
 //! are held against the answer.
 
 mod behaviour;
+mod connections;
 mod decide;
 mod frontend;
 #[cfg(test)]
@@ -11,8 +12,11 @@ mod tests;
 
 use std::net::{IpAddr, SocketAddr};
 
-pub use self::behaviour::{Behaviour, Loopback, OtherPorts, Pods, Selection};
 use self::decide::decide;
+pub use self::{
+    behaviour::{Behaviour, Loopback, OtherPorts, Pods, Selection},
+    connections::{Connection, Stale, connections, stale},
+};
 use crate::{
     kernel::netlink,
     net::{Family, Protocol},

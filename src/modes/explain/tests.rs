@@ -109,3 +109,46 @@ fn addresses_without_a_service_port() {
         assert_eq!(found, expected, "{to}");
     }
 }
+
+#[test]
+fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
+    let map = map();
+    let port = map.iter().next().expect("a ServicePort");
+    let to = |text: &str| text.parse().unwrap();
+    let explained = |at: &str| {
+        let packet = Packet {
+            to: to(at),
+            protocol: Protocol::Tcp,
+            from: Caller::Pod,
+        };
+        (packet, decide(&map, &behaviour(pods()), &packet))
+    };
+    let cases = [
+        (ModeName::Nftables, Some("10.244.1.1:8080"), None),
+        (
+            ModeName::Nftables,
+            Some("10.244.1.2:8080"),
+            Some(Stale::Gone),
+        ),
+        (ModeName::Iptables, None, Some(Stale::Untranslated)),
+        (ModeName::Ipvs, None, None),
+        (ModeName::Ipvs, Some("10.244.1.2:8080"), Some(Stale::Gone)),
+        (ModeName::Userspace, Some("192.0.2.1:40000"), None),
+    ];
+    for (mode, translated_to, expected) in cases {
+        let connection = Connection {
+            client: to("10.244.0.9:40000"),
+            translated_to: translated_to.map(to),
+            state: "ESTABLISHED",
+        };
+        let (packet, explanation) = explained("10.96.0.1:80");
+        let found = stale(&connection, &packet, mode, &explanation, port);
+        assert_eq!(found, expected, "{mode}, {translated_to:?}");
+        let ended = Connection {
+            state: "TIME_WAIT",
+            ..connection
+        };
+        let found = stale(&ended, &packet, mode, &explanation, port);
+        assert_eq!(found, None, "{mode}, {translated_to:?}");
+    }
+}

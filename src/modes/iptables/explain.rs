@@ -15,8 +15,7 @@ use crate::{
 impl Explain for Iptables {
     fn behaviour(&mut self, map: &ServiceMap, family: Family) -> Result<Behaviour, Error> {
         let setup = &self.setup;
-        let mut families = self.families.iter_mut();
-        let rules = families.find(|rules| rules.family == family);
+        let rules = self.families.get_mut(family).as_mut();
         let serves_localhost = rules.is_some_and(|rules| rules.serves_localhost(setup, map));
         let this_node = map.this_node().map(|node| &**node);
         Ok(Behaviour {
@@ -36,8 +35,7 @@ impl Explain for Iptables {
     }
 
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
-        let mut families = self.families.iter_mut();
-        let rules = families.find(|rules| rules.family == port.name.family);
+        let rules = self.families.get_mut(port.name.family).as_mut();
         rules.map_or_else(Vec::new, |rules| rules.objects(&self.setup, map, port))
     }
 }

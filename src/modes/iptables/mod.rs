@@ -82,7 +82,7 @@ pub enum Error {
 pub struct Iptables {
     setup: Setup,
     counters: Counters,
-    families: Vec<FamilyRules>,
+    families: PerFamily<Option<FamilyRules>>,
     /// When to check next whether another process changed our rules. It stands here, as
     /// whoever waits for it may stop and begin again at any time.
     next_check: Instant,
@@ -99,15 +99,15 @@ impl Iptables {
     pub fn new(setup: Setup, kernel: &Kernel, registry: &Registry) -> Result<Iptables, SyncError> {
         let counters = Counters::register(registry).map_err(Error::from)?;
         let primary = setup.configured.primary_family;
-        let (mut families, mut errors) = (Vec::new(), Vec::new());
+        let (mut families, mut errors) = (PerFamily::default(), Vec::new());
         for family in [primary, primary.other()] {
             let tools = kernel.toolkit(family).map_err(Error::from);
             match tools.and_then(FamilyRules::open) {
-                Ok(rules) => families.push(rules),
+                Ok(rules) => *families.get_mut(family) = Some(rules),
                 Err(error) => errors.push(error),
             }
         }
-        if families.is_empty() && !errors.is_empty() {
+        if errors.len() == Family::ALL.len() {
             return Err(errors.swap_remove(0).into());
         }
         for error in errors {
@@ -120,6 +120,12 @@ impl Iptables {
             next_check: Instant::now() + CHECK,
         })
     }
+
+    /// Returns the families that are served.
+    fn served_mut(&mut self) -> impl Iterator<Item = &mut FamilyRules> {
+        let families = self.families.iter_mut();
+        families.filter_map(|(_, rules)| rules.as_mut())
+    }
 }
 
 impl Mode for Iptables {
@@ -128,7 +134,8 @@ impl Mode for Iptables {
     }
 
     async fn prepare(&mut self) -> Result<(), SyncError> {
-        for rules in &mut self.families {
+        for (_, rules) in self.families.iter_mut() {
+            let Some(rules) = rules else { continue };
             rules.prepare(&self.setup).await?;
         }
         Ok(())
@@ -138,41 +145,49 @@ impl Mode for Iptables {
         let node = map.this_node().map(|node| &**node);
         self.setup.node_ports.update(node);
         let (setup, counters) = (&self.setup, &self.counters);
-        let before: Vec<_> = self.families.iter_mut().map(|f| f.watch.before()).collect();
-        let mut families = self.families.iter_mut();
-        let sync = async |rules: Option<&mut FamilyRules>| {
-            let rules = rules?;
+        let mut before = PerFamily::default();
+        for (family, rules) in self.families.iter_mut() {
+            *before.get_mut(family) = rules.as_mut().map(|rules| rules.watch.before());
+        }
+        let sync = async |rules: &mut Option<FamilyRules>| {
+            let rules = rules.as_mut()?;
             let changes = (*asked.get(rules.family))?;
             Some(rules.sync(setup, counters, map, changes).await)
         };
         // One that fails does not keep the other from being synced.
-        let (one, other) = tokio::join!(sync(families.next()), sync(families.next()));
-        let done = [one, other];
+        let PerFamily { v4, v6 } = &mut self.families;
+        let (v4, v6) = tokio::join!(sync(v4), sync(v6));
+        let mut done = PerFamily { v4, v6 };
         // Of a family that failed it is not known; its count is then not what
         // is expected, and everything is read the next time.
-        let made = done.iter().flatten().flatten();
+        let made = [&done.v4, &done.v6].into_iter().flatten().flatten();
         let made = made.map(|done| done.transactions).sum();
         // A family that is not served has nothing to do.
         let mut outcomes: Outcomes =
             PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
-        for ((rules, before), done) in self.families.iter_mut().zip(before).zip(done) {
+        for (family, rules) in self.families.iter_mut() {
+            let Some((rules, before)) = rules.as_mut().zip(*before.get(family)) else {
+                continue;
+            };
+            let done = done.get_mut(family).take();
             let idle = Done::default();
             if let Ok(done) = done.as_ref().unwrap_or(&Ok(idle)) {
                 rules.watch.after(before, made, done);
             }
-            let outcome = done.zip(*asked.get(rules.family));
+            let outcome = done.zip(*asked.get(family));
             let outcome = outcome.map(|(done, changes)| match done {
                 Ok(done) => Ok(rules.report(map, changes, &done)),
                 Err(error) => Err(error.into()),
             });
-            *outcomes.get_mut(rules.family) = outcome;
+            *outcomes.get_mut(family) = outcome;
         }
         outcomes
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         let mut compared = Compared::default();
-        for rules in &mut self.families {
+        for (_, rules) in self.families.iter_mut() {
+            let Some(rules) = rules else { continue };
             let found = rules.compare(&self.setup, map).await;
             *compared.get_mut(rules.family) = Some(found.map_err(SyncError::from));
         }
@@ -191,7 +206,7 @@ impl Mode for Iptables {
         loop {
             sleep_until(self.next_check).await;
             self.next_check = Instant::now() + CHECK;
-            for rules in &mut self.families {
+            for rules in self.served_mut() {
                 if !rules.is_unmodified() {
                     tracing::debug!("{}: another process changed rules", rules.family);
                     return;
@@ -201,8 +216,8 @@ impl Mode for Iptables {
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
-        let families = self.families.iter();
-        families
+        let served = self.families.iter().filter_map(|(_, rules)| rules.as_ref());
+        served
             .map(|rules| (rules.family, rules.writer.engine))
             .collect()
     }

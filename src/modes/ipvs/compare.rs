@@ -29,7 +29,7 @@ pub fn desired(map: &ServiceMap, applied: &Desired) -> Desired {
 
 /// What the kernel holds of one family, and what it is to hold.
 pub struct Comparison<'a> {
-    /// The family.
+    /// Which of the two is compared.
     pub family: Family,
     /// The interfaces of the kernel.
     pub clients: &'a mut Clients,

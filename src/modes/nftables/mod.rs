@@ -18,12 +18,16 @@ pub mod plan;
 pub mod render;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
-pub use self::diff::TABLE;
+pub use self::{
+    diff::TABLE,
+    traffic::{Carried, Traffic},
+};
 use self::{
     execute::FamilyTable,
     plan::{Features, Options},
@@ -43,7 +47,7 @@ use crate::{
     modes::Metrics,
     net::{Family, ModeName, PerFamily},
     node::NodePorts,
-    services::{Changes, ServiceMap},
+    services::{Changes, Namespaces, ServiceMap},
 };
 
 /// Without these there is no nftables mode, beside either numgen or hash.
@@ -79,6 +83,8 @@ pub struct Setup {
     pub configured: Effective,
     /// On which addresses node ports are served.
     pub node_ports: Arc<NodePorts>,
+    /// Namespaces whose Services are counted.
+    pub counted: Namespaces,
     /// What takes the figures.
     pub metrics: Arc<dyn Metrics>,
 }
@@ -162,6 +168,7 @@ impl ServedFamily {
             self.table.family(),
             map,
             &setup.node_ports.served(),
+            &setup.counted,
             self.features,
         );
         let applied = self.table.options().map(|applied| applied.tcp_be_liberal);

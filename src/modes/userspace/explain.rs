@@ -38,18 +38,17 @@ impl Explain for Userspace {
     }
 
     fn objects(&mut self, _: &ServiceMap, port: &ServicePort) -> Vec<String> {
-        let desired = self.executor.desired();
         let groups = plan::plan(port, self.options.scheduler);
         let frontends: Vec<Frontend> = groups.into_iter().flat_map(|g| g.frontends).collect();
-        let shown = frontends.iter().filter_map(|frontend| {
-            let target = desired.get(frontend)?;
-            Some(match self.capture.methods().get(frontend.family) {
-                Method::Redirect => {
-                    format!("redirection of {frontend} to local port {}", target.port)
+        let mut objects = Vec::new();
+        for frontend in frontends {
+            for object in self.capture.objects(&frontend) {
+                // Frontends share some of them.
+                if !objects.contains(&object) {
+                    objects.push(object);
                 }
-                Method::Local => format!("routes and listeners of {frontend}"),
-            })
-        });
-        shown.collect()
+            }
+        }
+        objects
     }
 }

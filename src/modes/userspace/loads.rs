@@ -20,11 +20,17 @@ pub struct Loads {
     groups: Arc<Mutex<HashMap<GroupName, Weak<ServiceGroup>>>>,
 }
 
-/// What an endpoint carries now.
+/// What an endpoint carries now, and carried so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLoad {
     /// TCP connections that are open, or UDP clients.
     pub active: u64,
+    /// Connections so far, or UDP clients.
+    pub connections: u64,
+    /// Bytes that clients sent.
+    pub from_clients: u64,
+    /// Bytes that clients were sent.
+    pub to_clients: u64,
     /// It did not answer lately, and is passed over while others are available.
     pub ejected: bool,
 }
@@ -48,6 +54,11 @@ impl Loads {
                 let load = loads.entry(server.address).or_default();
                 load.active +=
                     u64::from(active.load(Relaxed)) + u64::from(half_closed.load(Relaxed));
+                if let Some(carried) = server.load.carried_so_far() {
+                    load.connections += carried.connections.load(Relaxed);
+                    load.from_clients += carried.from_clients.load(Relaxed);
+                    load.to_clients += carried.to_clients.load(Relaxed);
+                }
                 load.ejected |= group.passes_over(&server.address);
             }
         }

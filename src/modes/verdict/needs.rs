@@ -128,6 +128,10 @@ fn nftables(kernel: &Kernel, family: Family) -> Vec<Need> {
             "without it, a hash of the client's address stands for session affinity, which does \
              not end and moves clients when endpoints come or go",
         ),
+        (
+            NftPart::Counters,
+            "without it, --service-metrics finds nothing counted",
+        ),
     ] {
         needs.push(useful(of(part), effect));
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use hyper::StatusCode;
 
 use super::{
-    StatusApi, address_kind,
+    StatusApi, address_kind, connections,
     diff::{difference, unanswered},
     json, refused,
 };
@@ -14,7 +14,7 @@ use crate::{
     runner::question::{self, Caller, Explained, Origin, Packet, Questions, Reading, Verdict},
     serve::http::{Answer, Reply},
     services::ServicePort,
-    status_api::{Candidate, Explanation, Listed, Object, PassedOver, VERSION},
+    status_api::{Candidate, Connections, Explanation, Listed, Object, PassedOver, VERSION},
 };
 
 /// Most differences in an answer, beside those of the ServicePort.
@@ -89,13 +89,28 @@ fn caller(value: &str) -> Result<Caller, String> {
 }
 
 async fn answer(questions: Questions, mode: ModeName, packet: Packet, reading: Reading) -> Answer {
-    match questions.explain(packet, reading).await {
-        Ok(explained) => explanation(mode, &packet, explained),
-        Err(why) => unanswered(why),
-    }
+    let explained = match questions.explain(packet, reading).await {
+        Ok(explained) => explained,
+        Err(why) => return unanswered(why),
+    };
+    let found = match reading {
+        Reading::Whole => Some(question::connections(packet).await),
+        Reading::Nothing => None,
+    };
+    let (found, error) = match found.transpose() {
+        Ok(found) => (found, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let found = found.map(|found| connections::listed(&found, &packet, mode, &explained));
+    explanation(mode, &packet, explained, (found, error))
 }
 
-fn explanation(mode: ModeName, packet: &Packet, explained: Explained) -> Answer {
+fn explanation(
+    mode: ModeName,
+    packet: &Packet,
+    explained: Explained,
+    (connections, connections_error): (Option<Connections>, Option<String>),
+) -> Answer {
     let Explained {
         explanation,
         service_port,
@@ -165,6 +180,8 @@ fn explanation(mode: ModeName, packet: &Packet, explained: Explained) -> Answer 
         steps: explanation.steps,
         objects,
         differences,
+        connections,
+        connections_error,
         error,
     })
 }

@@ -1,6 +1,7 @@
 //! The JSON API of the running proxy (`crate::status_api`): read-only, and made when
 //! it is asked.
 
+mod connections;
 mod diff;
 mod explain;
 mod services;
@@ -49,7 +50,7 @@ pub struct StatusApi {
     /// Asks the runner what only its mode can find out.
     pub questions: Questions,
     /// What ServicePorts carried.
-    pub traffic: Box<dyn TrafficSource>,
+    pub traffic: Arc<dyn TrafficSource>,
 }
 
 /// What of a process does not change while it runs.

@@ -253,6 +253,9 @@ impl<'a, K: Kind> Follower<'a, K> {
             match next {
                 Ok(line) => {
                     self.intake.line(line)?;
+                    if listing {
+                        self.health.listed(K::PLURAL, self.intake.listed());
+                    }
                     if listing && !self.intake.is_listing() {
                         self.listed();
                     }
@@ -294,6 +297,7 @@ impl<'a, K: Kind> Follower<'a, K> {
             };
             let body = whole(ask(self.access, request).await?).await?;
             params.continue_token = self.intake.page(&body)?;
+            self.health.listed(K::PLURAL, self.intake.listed());
             if params.continue_token.is_none() {
                 self.listed();
                 return Ok(());

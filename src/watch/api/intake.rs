@@ -32,6 +32,8 @@ pub(super) struct Intake<'a, K: Kind> {
     version: Option<String>,
     /// The objects that come are part of a list.
     listing: bool,
+    /// How many the list has brought.
+    listed: usize,
     /// Hash of the warning that was logged last, for each object that has one.
     warnings: HashMap<K::Name, u64>,
 }
@@ -43,6 +45,7 @@ impl<'a, K: Kind> Intake<'a, K> {
             known,
             version: None,
             listing: false,
+            listed: 0,
             warnings: HashMap::new(),
         }
     }
@@ -51,6 +54,11 @@ impl<'a, K: Kind> Intake<'a, K> {
     /// be listed.
     pub(super) fn version(&self) -> Option<&str> {
         self.version.as_deref()
+    }
+
+    /// Returns how many objects the last list has brought.
+    pub(super) fn listed(&self) -> usize {
+        self.listed
     }
 
     /// Returns whether the objects that come are part of a list that is not
@@ -78,6 +86,7 @@ impl<'a, K: Kind> Intake<'a, K> {
     pub(super) fn begin_list(&mut self) {
         self.version = None;
         self.listing = true;
+        self.listed = 0;
         self.known.lock().begin_list();
     }
 
@@ -142,6 +151,7 @@ impl<'a, K: Kind> Intake<'a, K> {
 
     /// Decodes an object that came or changed, or is on the list.
     fn came(&mut self, object: &RawValue) -> Result<(), Failure> {
+        self.listed += usize::from(self.listing);
         let wire: K::Wire = match serde_json::from_str(object.get()) {
             Ok(wire) => wire,
             Err(error) => {

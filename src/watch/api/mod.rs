@@ -23,13 +23,7 @@
 //! ServiceCIDRs are watched for nftables mode alone, which drops what is sent to
 //! cluster IPs that no Service has, as in kube-proxy.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
@@ -47,6 +41,7 @@ use self::{
 };
 use crate::{
     api_client::Access,
+    log_once::LogOnce,
     services::{Batch, EndpointSlice, Event, Names, Node, Service, ServiceCidr},
     watch::SourceHealth,
 };
@@ -127,7 +122,7 @@ struct Objects {
     elsewhere: Option<Mutex<Known<Elsewhere>>>,
     /// `None`: they are not followed.
     service_cidrs: Option<Mutex<Known<ServiceCidr>>>,
-    weight_logged: AtomicBool,
+    logged: Mutex<LogOnce>,
 }
 
 async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<Batch>) {
@@ -139,7 +134,7 @@ async fn follow_all(access: &Access, settings: &Settings, sender: &mpsc::Sender<
         node: Mutex::new(Known::new()),
         elsewhere: settings.node_weights.then(|| Mutex::new(Known::new())),
         service_cidrs: settings.service_cidrs.then(|| Mutex::new(Known::new())),
-        weight_logged: AtomicBool::new(false),
+        logged: Mutex::default(),
     };
     let pauses = || Pauses::new(settings.first_pause, settings.longest_pause);
     let own = format!("metadata.name={}", settings.node_name);
@@ -253,7 +248,7 @@ impl Objects {
             };
             if node.weight.is_some() {
                 Arc::make_mut(node).weight = None;
-                if !self.weight_logged.swap(true, Relaxed) {
+                if self.logged.lock().is_new("a weight") {
                     warn!(
                         "Node {} has a weight: it counts with --node-weights only",
                         node.name

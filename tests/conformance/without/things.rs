@@ -41,7 +41,7 @@ const fn object(word: &'static str, what: &'static str, get: &'static str) -> Th
     }
 }
 
-pub const THINGS: [Thing; 32] = [
+pub const THINGS: [Thing; 33] = [
     extension(
         "comment",
         "IPv4 -m comment",
@@ -254,5 +254,12 @@ pub const THINGS: [Thing; 32] = [
         "a kernel of 4.3 or later",
         "update @",
         &["Clients stick to", "endpoint goes sticks", "Affinity ends"],
+    ),
+    extension(
+        "nft-counters",
+        "IPv4 nf_tables sets that count",
+        "a kernel of 5.7 or later, before 5.18 with CONFIG_NFT_COUNTER",
+        "counter;",
+        &[],
     ),
 ];

@@ -7,3 +7,20 @@
 {{- $_ := set $object.metadata "namespace" .root.Release.Namespace -}}
 {{- toYaml $object -}}
 {{- end -}}
+
+{{/* Returns the objects in a file, in the namespace of the release, and so are the
+     subjects that they bind. */}}
+{{- define "tripod.objects" -}}
+{{- $namespace := .root.Release.Namespace -}}
+{{- range splitList "\n---\n" (.root.Files.Get .file) -}}
+{{- $object := fromYaml . -}}
+{{- if hasKey $object.metadata "namespace" -}}
+{{- $_ := set $object.metadata "namespace" $namespace -}}
+{{- end -}}
+{{- range $object.subjects -}}
+{{- $_ := set . "namespace" $namespace -}}
+{{- end }}
+---
+{{ toYaml $object }}
+{{ end -}}
+{{- end -}}

@@ -31,20 +31,15 @@ fn to(destination: &str, reply: Reply) -> Match {
 }
 
 fn flow(protocol: u8, client: &str, called: &str, served: &str) -> Flow {
-    Flow {
-        protocol,
-        original: Tuple {
-            source: at(client),
-            destination: at(called),
-        },
-        reply: Tuple {
-            source: at(served),
-            destination: at(client),
-        },
-        tuple: Vec::new(),
-        id: None,
-        zone: None,
-    }
+    let original = Tuple {
+        source: at(client),
+        destination: at(called),
+    };
+    let reply = Tuple {
+        source: at(served),
+        destination: at(client),
+    };
+    Flow::of(protocol, original, reply, State::default())
 }
 
 /// Enters a flow into the table, in `zone` if it is not 0.

@@ -13,6 +13,7 @@ use crate::{kernel::nftables, net::Family};
 #[derive(Debug)]
 pub struct Owned {
     /// The tables that have some, in the order in which they are cleaned.
+    /// The table that it stands in.
     pub tables: &'static [Table],
     /// Returns true if the chain is ours. The kernel's own chains never are.
     pub is_ours: fn(Table, &str) -> bool,
@@ -23,13 +24,13 @@ pub struct Owned {
 /// A chain of ours, where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedChain {
-    /// Its family.
+    /// IPv4's chains and IPv6's are apart.
     pub family: Family,
     /// The engine that holds it.
     pub engine: Engine,
-    /// Its table.
+    /// The table that it stands in.
     pub table: Table,
-    /// Its name.
+    /// As iptables-save prints it.
     pub name: String,
 }
 

@@ -287,7 +287,7 @@ fn remember_name(timeout: Duration) -> String {
 }
 
 /// The protocol has to be matched before ports of a connection are used.
-fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
+pub(super) fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
     let of = |protocol: Protocol| {
         let octets = vec![protocol.number()];
         let matched = Statement::Match(Field::Meta(Meta::L4Proto), Test::Is(octets));
@@ -299,7 +299,7 @@ fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
 }
 
 /// What the client called, in a packet that was translated.
-fn called(family: Family) -> Vec<Field> {
+pub(super) fn called(family: Family) -> Vec<Field> {
     let original = Some(Direction::Original);
     vec![
         Field::Ct(Ct::DestinationAddress(family), original),

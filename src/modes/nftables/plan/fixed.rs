@@ -5,6 +5,7 @@ use ipnet::IpNet;
 use super::{
     Options, Sets,
     chains::{self, STATE_INVALID, STATE_NEW, STATUS_DNAT},
+    counting,
     sets::{self, SetId},
 };
 use crate::{
@@ -105,7 +106,7 @@ impl Plan<'_> {
         let filter = |name, hook| Chain::base(name, ChainType::Filter, hook, FILTER);
         let mut forward = self.drops_invalid();
         forward.push(new(REFUSE));
-        vec![
+        let mut chains = vec![
             (
                 Chain::new(FROM_CLUSTER),
                 vec![self.look_up(sets::service(self.family), SetId::FromCluster)],
@@ -149,7 +150,9 @@ impl Plan<'_> {
                 vec![jump(SERVICES)],
             ),
             (nat("output", Hook::Output, DNAT), vec![jump(SERVICES)]),
-        ]
+        ];
+        chains.extend(counting::chains(self.options, self.sets));
+        chains
     }
 
     fn look_up(&self, key: Vec<Field>, id: SetId) -> Rule {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::sets::SetId;
+use super::{chains::Called, sets::SetId};
 use crate::{
     kernel::nftables::{Value, concat},
     net::Protocol,
@@ -34,6 +34,56 @@ pub(super) enum Role {
     Refused,
     /// How long clients stay on their endpoint.
     Timeouts,
+    /// What is counted.
+    Counter(Counter),
+}
+
+/// What of a ServicePort is counted, each by sets of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Counter {
+    /// First packets of connections.
+    Connections,
+    /// Packets from clients.
+    ToEndpoints,
+    /// Packets to clients.
+    FromEndpoints,
+}
+
+impl Counter {
+    /// All of them.
+    pub const ALL: [Counter; 3] = [
+        Counter::Connections,
+        Counter::ToEndpoints,
+        Counter::FromEndpoints,
+    ];
+}
+
+impl Role {
+    /// Returns the map or set for that.
+    pub(super) fn set(self, called: Called) -> SetId {
+        match (self, called) {
+            (Role::All, Called::Address) => SetId::Services,
+            (Role::All, Called::NodePort) => SetId::NodePorts,
+            (Role::FromCluster, Called::Address) => SetId::FromCluster,
+            (Role::FromCluster, Called::NodePort) => SetId::NodePortsFromCluster,
+            (Role::FromOutside, Called::Address) => SetId::FromOutside,
+            (Role::FromOutside, Called::NodePort) => SetId::NodePortsFromOutside,
+            (Role::Endpoints, Called::Address) => SetId::Endpoints,
+            (Role::Endpoints, Called::NodePort) => SetId::NodePortEndpoints,
+            (Role::Refused, Called::Address) => SetId::Refused,
+            (Role::Refused, Called::NodePort) => SetId::RefusedNodePorts,
+            (Role::Timeouts, Called::Address) => SetId::AffinityTimeouts,
+            (Role::Timeouts, Called::NodePort) => SetId::NodePortAffinityTimeouts,
+            (Role::Counter(counter), called) => match (counter, called) {
+                (Counter::Connections, Called::Address) => SetId::Connections,
+                (Counter::Connections, Called::NodePort) => SetId::NodePortConnections,
+                (Counter::ToEndpoints, Called::Address) => SetId::ToEndpoints,
+                (Counter::ToEndpoints, Called::NodePort) => SetId::NodePortToEndpoints,
+                (Counter::FromEndpoints, Called::Address) => SetId::FromEndpoints,
+                (Counter::FromEndpoints, Called::NodePort) => SetId::NodePortFromEndpoints,
+            },
+        }
+    }
 }
 
 impl Frontend {
@@ -49,19 +99,14 @@ impl Frontend {
 
     /// The set for that, of those for addresses or those for node ports.
     pub(super) fn set(&self, role: Role) -> SetId {
-        match (role, self.ip) {
-            (Role::All, Some(_)) => SetId::Services,
-            (Role::All, None) => SetId::NodePorts,
-            (Role::FromCluster, Some(_)) => SetId::FromCluster,
-            (Role::FromCluster, None) => SetId::NodePortsFromCluster,
-            (Role::FromOutside, Some(_)) => SetId::FromOutside,
-            (Role::FromOutside, None) => SetId::NodePortsFromOutside,
-            (Role::Endpoints, Some(_)) => SetId::Endpoints,
-            (Role::Endpoints, None) => SetId::NodePortEndpoints,
-            (Role::Refused, Some(_)) => SetId::Refused,
-            (Role::Refused, None) => SetId::RefusedNodePorts,
-            (Role::Timeouts, Some(_)) => SetId::AffinityTimeouts,
-            (Role::Timeouts, None) => SetId::NodePortAffinityTimeouts,
+        role.set(self.called())
+    }
+
+    /// Returns which of both it is.
+    pub(super) fn called(&self) -> Called {
+        match self.ip {
+            Some(_) => Called::Address,
+            None => Called::NodePort,
         }
     }
 }

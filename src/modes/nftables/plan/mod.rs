@@ -12,6 +12,7 @@
 //! has many more or many less than before.
 
 mod chains;
+mod counting;
 mod fixed;
 mod frontend;
 mod options;
@@ -22,7 +23,9 @@ mod unsupported;
 
 pub use self::{
     chains::SharedChain,
+    counting::{Counting, counting},
     fixed::{Fixed, fixed},
+    frontend::Counter,
     options::{Features, Options},
     service::{ServiceElements, SharedElement, service_port},
     sets::{SetId, Sets},

@@ -10,7 +10,7 @@ use crate::{
     modes::detect_local::DetectLocal,
     net::Family,
     node::Served,
-    services::ServiceMap,
+    services::{Namespaces, ServiceMap},
 };
 
 /// What rules and elements depend on beside the ServicePorts themselves. Whatever
@@ -35,6 +35,8 @@ pub struct Options {
     /// The kernel finds no packet outside a TCP window invalid
     /// (`nf_conntrack_tcp_be_liberal`).
     pub tcp_be_liberal: bool,
+    /// Namespaces whose Services are counted.
+    pub counted: Namespaces,
     /// What rules may use.
     pub features: Features,
     /// Addresses of the node in this family, as far as its Node says. Only for
@@ -56,6 +58,8 @@ pub struct Features {
     /// Maps that rules change; else a hash of the client's address stands for
     /// affinity.
     pub dynamic_maps: bool,
+    /// Sets that count; else nothing is counted.
+    pub counters: bool,
 }
 
 impl Features {
@@ -66,6 +70,7 @@ impl Features {
         fib: true,
         reject: true,
         dynamic_maps: true,
+        counters: true,
     };
 
     /// Returns what rules of `family` may use on a kernel.
@@ -77,19 +82,22 @@ impl Features {
             fib: has(NftPart::Fib),
             reject: has(NftPart::Reject),
             dynamic_maps: has(NftPart::DynamicMaps),
+            counters: has(NftPart::Counters),
         }
     }
 }
 
 impl Options {
     /// What the configuration says, and the objects of `map` that are no Services.
-    /// `served` are the addresses of node ports that follow from both.
+    /// `served` are the addresses of node ports that follow from both; Services of the
+    /// namespaces `counted` are counted.
     pub fn new(
         configuration: &KubeProxyConfiguration,
         configured: &Effective,
         family: Family,
         map: &ServiceMap,
         served: &Served,
+        counted: &Namespaces,
         features: Features,
     ) -> Options {
         let of_family = |ip: &IpAddr| Family::of(ip) == family;
@@ -114,6 +122,11 @@ impl Options {
             node_ports: node_ports(served, family),
             service_cidrs: networks.filter(is_of_family).collect(),
             tcp_be_liberal: configuration.conntrack.tcp_be_liberal,
+            counted: if features.counters {
+                counted.clone()
+            } else {
+                Namespaces::None
+            },
             features,
             node_addresses: addresses,
         }
@@ -131,6 +144,7 @@ impl Options {
             node_ports: None,
             service_cidrs: Vec::new(),
             tcp_be_liberal: false,
+            counted: Namespaces::None,
             features: Features::ALL,
             node_addresses: Vec::new(),
         }

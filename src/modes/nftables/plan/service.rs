@@ -6,7 +6,8 @@ use ipnet::IpNet;
 
 use super::{
     Options,
-    chains::{Called, Endpoints, Masquerade, Pick, Scheduler, SharedChain},
+    chains::{Endpoints, Masquerade, Pick, Scheduler, SharedChain},
+    counting::counting,
     fixed::{BY_CALLER, NODE_PORTS_BY_CALLER},
     frontend::{Frontend, Role},
     sets::SetId,
@@ -85,6 +86,7 @@ pub fn service_port(port: &ServicePort, slots: &Slots, options: &Options) -> Ser
         });
     }
     plan.hairpin();
+    plan.count();
     plan.needs.chains.sort();
     plan.needs.chains.dedup();
     plan.needs
@@ -208,10 +210,7 @@ impl Plan<'_> {
         let pick = SharedChain::Pick(Pick {
             slots,
             from,
-            called: match frontend.ip {
-                Some(_) => Called::Address,
-                None => Called::NodePort,
-            },
+            called: frontend.called(),
             masquerade,
             affinity: self.affinity().is_some(),
             scheduler: self.scheduler.clone(),
@@ -293,6 +292,18 @@ impl Plan<'_> {
             };
             let element = element.commented(&self.comment);
             self.needs.own.push((SetId::SourceRanges, element));
+        }
+    }
+
+    fn count(&mut self) {
+        if self
+            .options
+            .counted
+            .contain(&self.port.name.service.namespace)
+        {
+            let elements = counting(self.port).into_iter();
+            let elements = elements.map(|counting| (counting.set, Element::new(counting.key)));
+            self.needs.own.extend(elements);
         }
     }
 

@@ -51,6 +51,18 @@ pub enum SetId {
     AffinityTimeouts,
     /// The same for node ports.
     NodePortAffinityTimeouts,
+    /// Service address, protocol, port, endpoint: how many connections there were.
+    Connections,
+    /// The same for node ports.
+    NodePortConnections,
+    /// Service address, protocol, port, endpoint: what clients sent.
+    ToEndpoints,
+    /// The same for node ports.
+    NodePortToEndpoints,
+    /// Service address, protocol, port, endpoint: what clients were sent.
+    FromEndpoints,
+    /// The same for node ports.
+    NodePortFromEndpoints,
     /// Networks whose addresses serve node ports.
     NodePortAddresses,
     /// The node's addresses, where the kernel does not say which they are.
@@ -59,7 +71,7 @@ pub enum SetId {
 
 impl SetId {
     /// All of them, in the order in which they are added.
-    pub const ALL: [SetId; 20] = [
+    pub const ALL: [SetId; 26] = [
         SetId::Services,
         SetId::NodePorts,
         SetId::FromCluster,
@@ -78,6 +90,12 @@ impl SetId {
         SetId::Affinity,
         SetId::AffinityTimeouts,
         SetId::NodePortAffinityTimeouts,
+        SetId::Connections,
+        SetId::NodePortConnections,
+        SetId::ToEndpoints,
+        SetId::NodePortToEndpoints,
+        SetId::FromEndpoints,
+        SetId::NodePortFromEndpoints,
         SetId::NodePortAddresses,
         SetId::NodeAddresses,
     ];
@@ -102,6 +120,12 @@ impl SetId {
             SetId::Affinity => "affinity",
             SetId::AffinityTimeouts => "affinity-services",
             SetId::NodePortAffinityTimeouts => "affinity-node-ports",
+            SetId::Connections => "connections",
+            SetId::NodePortConnections => "node-port-connections",
+            SetId::ToEndpoints => "to-endpoints",
+            SetId::NodePortToEndpoints => "node-port-to-endpoints",
+            SetId::FromEndpoints => "from-endpoints",
+            SetId::NodePortFromEndpoints => "node-port-from-endpoints",
             SetId::NodePortAddresses => "node-port-addresses",
             SetId::NodeAddresses => "node-addresses",
         }
@@ -130,6 +154,9 @@ impl SetId {
             SetId::AffinityTimeouts | SetId::NodePortAffinityTimeouts => {
                 "how long clients stay on their endpoint"
             }
+            SetId::Connections | SetId::NodePortConnections => "connections to endpoints",
+            SetId::ToEndpoints | SetId::NodePortToEndpoints => "bytes from clients",
+            SetId::FromEndpoints | SetId::NodePortFromEndpoints => "bytes to clients",
             SetId::NodePortAddresses => "where node ports are served",
             SetId::NodeAddresses => "the node's own, by its Node",
         }
@@ -163,6 +190,12 @@ impl Sets {
             SetId::NodeAddresses => !options.features.fib,
             SetId::ServiceCidrs => !options.service_cidrs.is_empty(),
             SetId::Affinity => options.features.dynamic_maps,
+            SetId::Connections
+            | SetId::NodePortConnections
+            | SetId::ToEndpoints
+            | SetId::NodePortToEndpoints
+            | SetId::FromEndpoints
+            | SetId::NodePortFromEndpoints => !options.counted.is_empty(),
             _ => true,
         });
         needed.map(|id| self.get(id))
@@ -218,6 +251,11 @@ fn set(id: SetId, family: Family) -> Set {
         interval: true,
         ..keys(key)
     };
+    let of_endpoint = vec![address, DataType::Port];
+    let counts = |key| Set {
+        counter: true,
+        ..keys(key)
+    };
     let set = match id {
         SetId::Services | SetId::FromCluster | SetId::FromOutside | SetId::AffinityTimeouts => {
             verdicts(of_service)
@@ -234,6 +272,12 @@ fn set(id: SetId, family: Family) -> Set {
         SetId::NodePortAddresses | SetId::ServiceCidrs => ranges(vec![address]),
         SetId::ClusterIps | SetId::NodeAddresses => keys(vec![address]),
         SetId::Hairpin => keys(vec![address, address]),
+        SetId::Connections | SetId::ToEndpoints | SetId::FromEndpoints => {
+            counts([of_service, of_endpoint].concat())
+        }
+        SetId::NodePortConnections | SetId::NodePortToEndpoints | SetId::NodePortFromEndpoints => {
+            counts([of_node_port, of_endpoint].concat())
+        }
         SetId::Affinity => Set {
             dynamic: true,
             timeouts: true,

@@ -10,7 +10,7 @@ use crate::{
     modes::detect_local::DetectLocal,
     net::{Family, Protocol},
     services::{
-        Endpoint, Endpoints, ServicePort, TrafficPolicy,
+        Endpoint, Endpoints, Namespaces, ServicePort, TrafficPolicy,
         service_ports::{self, service_port},
     },
 };
@@ -187,6 +187,12 @@ pub fn options(family: Family, choices: u128) -> Options {
             fib: choices.below(4) < 3,
             reject: choices.below(4) < 3,
             dynamic_maps: choices.below(4) < 3,
+            counters: true,
+        },
+        counted: if choices.below(4) == 3 {
+            Namespaces::All
+        } else {
+            Namespaces::None
         },
         ..Options::usual(family)
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Choice, Desired, Differing, Error, Extent, Local, Method, Outcomes, Redirect, Report, Scope,
-    Scopes,
+    Choice, Desired, Differing, Error, Extent, Frontend, Local, Method, Outcomes, Redirect, Report,
+    Scope, Scopes,
 };
 use crate::{
     kernel::{
@@ -108,6 +108,15 @@ impl Capture {
             };
         }
         compared
+    }
+
+    /// Returns the objects of the kernel that capture `frontend`, in the words of
+    /// [`Capture::compare`].
+    pub fn objects(&mut self, frontend: &Frontend) -> Vec<String> {
+        match &mut self.families.get_mut(frontend.family).way {
+            Way::Redirect(redirect) => redirect.objects(frontend),
+            Way::Local(local) => local.objects(frontend),
+        }
     }
 }
 

@@ -43,6 +43,27 @@ impl Lease {
         &self.endpoint
     }
 
+    /// The endpoint took the connection.
+    pub fn connected(&self) {
+        let carried = self.endpoint.load.carried();
+        carried.connections.fetch_add(1, Relaxed);
+    }
+
+    /// So many bytes went from the client, and to it.
+    pub fn carried(&self, from_client: usize, to_client: usize) {
+        let carried = self.endpoint.load.carried();
+        let counts = [
+            (&carried.from_clients, from_client),
+            (&carried.to_clients, to_client),
+        ];
+        for (count, bytes) in counts {
+            // All workers write the same counts: most calls have nothing to add.
+            if bytes > 0 {
+                count.fetch_add(bytes as u64, Relaxed);
+            }
+        }
+    }
+
     /// One direction ended: like ip_vs, which counts connections past
     /// ESTABLISHED as inactive.
     pub fn half_close(&mut self) {

@@ -176,6 +176,18 @@ impl Local {
         Ok(differing)
     }
 
+    /// Returns the objects that capture `frontend`, in the words of
+    /// [`Local::differences`].
+    pub fn objects(&mut self, frontend: &Frontend) -> Vec<String> {
+        let objects = self.environment.as_ref();
+        let objects = objects.map(|environment| self.applied.objects(frontend, environment));
+        objects
+            .into_iter()
+            .flatten()
+            .map(|object| object.to_string())
+            .collect()
+    }
+
     /// Compares all that is desired with all that the kernel has.
     fn reconcile(&mut self, desired: &Desired, report: &mut Report) -> Result<(), Error> {
         let family = self.family;

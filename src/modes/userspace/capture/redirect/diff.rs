@@ -102,7 +102,8 @@ impl Applied {
         self.environment.as_ref()?.destination
     }
 
-    fn rules(&self, frontend: &Frontend) -> Vec<Rule> {
+    /// Returns the rules of `frontend`.
+    pub fn rules(&self, frontend: &Frontend) -> Vec<Rule> {
         match (&self.environment, self.targets.get(frontend)) {
             (Some(environment), Some(target)) => plan::nat(frontend, target, environment),
             _ => Vec::new(),

@@ -40,6 +40,7 @@ use crate::{
             rule::Table,
             run::Writer,
             transaction::{Action, Transaction},
+            words::Words,
         },
     },
     modes::{Difference, comparison},
@@ -158,6 +159,17 @@ impl Redirect {
             }
         });
         Ok(differences.map(|difference| (None, difference)).collect())
+    }
+
+    /// Returns the rules that capture `frontend`, in the words of
+    /// [`Redirect::differences`].
+    pub fn objects(&self, frontend: &Frontend) -> Vec<String> {
+        let words = |rule| Words::of(rule, frontend.family);
+        let rules = self.applied.rules(frontend);
+        let named = rules.iter().map(words);
+        named
+            .map(|words| comparison::rule(Table::Nat, plan::CHAIN, words))
+            .collect()
     }
 
     /// Returns what the rules depend on beside what is captured.

@@ -179,6 +179,7 @@ async fn connection(
             reset(&client);
             return;
         };
+        dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
         let end = carry(&shared, &mut relay, &client, &mut dialed).await;
         match end {
@@ -216,7 +217,12 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &TcpStream, dialed: &
     let limit = shared.tcp_user_timeout;
     let mut check = pin!(tokio::time::sleep(limit / 4));
     loop {
-        let step = poll_fn(|cx| relay.poll(cx, client, backend, &shared.descriptors));
+        let step = poll_fn(|cx| {
+            let progress = relay.poll(cx, client, backend, &shared.descriptors);
+            let (from_client, to_client) = relay.take_counts();
+            dialed.lease.carried(from_client, to_client);
+            progress
+        });
         let watched = match closed {
             Some(Side::Backend) => backend,
             Some(Side::Client) | None => client,

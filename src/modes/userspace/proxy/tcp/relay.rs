@@ -109,6 +109,8 @@ struct Direction {
     /// Copied bytes that the receiver did not take yet, from `written` on.
     pending: Vec<u8>,
     written: usize,
+    /// Bytes that were read and not counted yet.
+    uncounted: usize,
     /// The error of a send that was made right after a read. The kernel gives it
     /// once, and EPIPE ever after.
     refused: Option<io::ErrorKind>,
@@ -123,6 +125,7 @@ impl Direction {
             pipe: None,
             pending: Vec::new(),
             written: 0,
+            uncounted: 0,
             refused: None,
         }
     }
@@ -280,7 +283,10 @@ impl Direction {
                         pipe.put_back();
                     }
                 }
-                n => moved += n,
+                n => {
+                    moved += n;
+                    self.uncounted += n;
+                }
             }
         }
     }
@@ -395,6 +401,13 @@ impl Relay {
             (_, Phase::Closed) => self.half_closed(Side::Backend),
             _ => Poll::Pending,
         }
+    }
+
+    /// Returns how many bytes were read from the client and from the backend since the
+    /// last call.
+    pub fn take_counts(&mut self) -> (usize, usize) {
+        let (out, back) = (&mut self.out.uncounted, &mut self.back.uncounted);
+        (std::mem::take(out), std::mem::take(back))
     }
 
     /// The client reset the connection. What the backend takes at once of what

@@ -131,7 +131,10 @@ impl Associations {
         association.place.used();
         association.sent.fetch_add(1, Relaxed);
         match datagram::send_connected(&association.backend, bytes) {
-            Ok(()) => association.keep(bytes),
+            Ok(()) => {
+                association.lease.carried(bytes.len(), 0);
+                association.keep(bytes);
+            }
             // The error belongs to an earlier datagram (udp(7)): this one was
             // not sent.
             Err(e) if refused(&e) => {
@@ -174,11 +177,13 @@ impl Associations {
                 Err(Failure::Other(e)) => self.unreachable(&endpoint, &mut tried, &e),
             }
         };
+        let lease = endpoint.lease();
+        lease.connected();
         let association = Arc::new(Association {
             key,
             backend,
             _local: local,
-            lease: endpoint.lease(),
+            lease,
             listener: Arc::clone(listener),
             place,
             sent: AtomicU32::new(0),
@@ -279,8 +284,9 @@ impl Associations {
                         self.answered(&association);
                         association.place.used();
                         let sent = datagram::send_from(&association.listener.socket, bytes, called, client);
-                        if sent.is_err() {
-                            self.shared.counters.datagrams_dropped.inc();
+                        match sent {
+                            Ok(()) => association.lease.carried(0, bytes.len()),
+                            Err(_) => self.shared.counters.datagrams_dropped.inc(),
                         }
                     });
                     match received {

@@ -1,0 +1,41 @@
+//! What is asked of `tripod trace`.
+
+use super::*;
+use crate::net::Protocol;
+
+#[test]
+fn packets_that_are_followed() {
+    let trace = |arguments: &[&str]| match settings(&[&["trace"], arguments].concat()).job {
+        Job::Trace(trace) => trace,
+        other => panic!("{arguments:?}: {other:?}"),
+    };
+    let usual = trace(&["--to=[fd00::a]:53/udp"]);
+    let expected = Trace {
+        to: "[fd00::a]:53".parse().unwrap(),
+        protocol: Protocol::Udp,
+        from: None,
+        count: 10,
+        timeout: Duration::from_secs(10),
+        output: Output::Table,
+        socket: "/run/tripod/tripod.sock".into(),
+    };
+    assert_eq!(usual, expected);
+    let given = trace(&[
+        "--to=10.96.0.10:80",
+        "--from=10.244.0.9",
+        "--count=1",
+        "--timeout=1m",
+        "-ojson",
+        "--status-socket=/s",
+    ]);
+    let expected = Trace {
+        to: "10.96.0.10:80".parse().unwrap(),
+        protocol: Protocol::Tcp,
+        from: Some([10, 244, 0, 9].into()),
+        count: 1,
+        timeout: Duration::from_secs(60),
+        output: Output::Json,
+        socket: "/s".into(),
+    };
+    assert_eq!(given, expected);
+}

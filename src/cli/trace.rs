@@ -1,0 +1,104 @@
+//! The subcommand that follows packets: `tripod trace`.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::{Arg, ArgMatches, Command};
+
+use super::ask::{self, Output};
+use crate::{
+    duration,
+    net::{Family, Protocol},
+};
+
+/// Which packets are followed, and for how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// The address and port that they are sent to.
+    pub to: SocketAddr,
+    /// The transport protocol of these packets.
+    pub protocol: Protocol,
+    /// Their source; `None`: any.
+    pub from: Option<IpAddr>,
+    /// It ends after so many connections, or UDP clients.
+    pub count: usize,
+    /// It ends after this time.
+    pub timeout: Duration,
+    /// How it is printed: as a table or as lines of JSON.
+    pub output: Output,
+    /// The unix socket on which the running proxy answers.
+    pub socket: PathBuf,
+}
+
+const HELP: &str = "\
+Says of connections that begin now, and of UDP clients, by which interface they come,
+which rules they meet and with which verdict, and to which endpoint they are sent, or
+who refuses or drops them; at the end how many went where. It takes root. Packets go
+their way unchanged: while it runs, a table of nf_tables has the kernel report on them
+(meta nftrace), at most 100 a second, and the kernel removes that table when this
+process ends, however it ends. Exits with 0, and with 2 if nothing can be traced or the
+command line is wrong.
+
+Examples:
+      tripod trace --to 10.96.0.10:53/udp
+      tripod trace --to 192.0.2.10:30080 --from 198.51.100.7 --count 1 --timeout 1m";
+
+pub(super) fn command() -> Command {
+    let about = "Print the way of the next packets to a Service through this node, and exit";
+    let from = Arg::new("from")
+        .long("from")
+        .value_name("ADDRESS")
+        .value_parser(|text: &str| text.parse::<IpAddr>().map_err(|error| error.to_string()))
+        .help("Only packets from this address");
+    let count = Arg::new("count")
+        .long("count")
+        .value_name("NUMBER")
+        .default_value("10")
+        .value_parser(clap::value_parser!(u32).range(1..=100_000))
+        .help("End after so many connections");
+    let timeout = Arg::new("timeout")
+        .long("timeout")
+        .value_name("DURATION")
+        .default_value("10s")
+        .value_parser(duration::parse)
+        .help("End after this time, such as 10s or 5m");
+    Command::new("trace")
+        .about(about)
+        .after_help(HELP)
+        .arg(ask::to())
+        .arg(from)
+        .arg(count)
+        .arg(timeout)
+        .arg(ask::output(["table", "json"]))
+        .arg(ask::socket())
+}
+
+/// Returns what `matches`, of the subcommand, ask.
+///
+/// # Errors
+/// When parts of it do not go together.
+pub(super) fn read(matches: &ArgMatches) -> Result<Trace, String> {
+    let to = matches.get_one::<(SocketAddr, String)>("to").cloned();
+    let (to, protocol) = to.ok_or("--to is missing")?;
+    let mut all = Protocol::ALL.into_iter();
+    let named = |known: &Protocol| known.name().eq_ignore_ascii_case(&protocol);
+    let protocol = all.find(named).ok_or("--to has an unknown protocol")?;
+    let from = matches.get_one::<IpAddr>("from").copied();
+    if from.is_some_and(|from| Family::of(&from) != Family::of(&to.ip())) {
+        return Err("--to and --from are addresses of different IP families".to_owned());
+    }
+    let count = matches.get_one::<u32>("count").copied().unwrap_or(10);
+    let timeout = matches.get_one::<Duration>("timeout").copied();
+    Ok(Trace {
+        to,
+        protocol,
+        from,
+        count: usize::try_from(count).unwrap_or(usize::MAX),
+        timeout: timeout.unwrap_or(Duration::from_secs(10)),
+        output: ask::chosen(matches),
+        socket: ask::chosen_socket(matches),
+    })
+}

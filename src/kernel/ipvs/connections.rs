@@ -1,0 +1,126 @@
+//! `/proc/net/ip_vs_conn`: the connections that IPVS has, each with its real server
+//! (`ip_vs_conn_seq_show` in `net/netfilter/ipvs/ip_vs_conn.c`).
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
+
+use crate::net::Protocol;
+
+/// A connection of IPVS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The client's address and port.
+    pub client: SocketAddr,
+    /// The virtual server.
+    pub server: SocketAddr,
+    /// The real server.
+    pub real: SocketAddr,
+}
+
+/// Returns the real server of the connection of `client` to `server`, in the network
+/// namespace of the calling thread; `None`: IPVS has none such.
+///
+/// # Errors
+/// When the kernel has no IPVS, or the caller may not read its table.
+pub fn real_server(
+    protocol: Protocol,
+    client: SocketAddr,
+    server: SocketAddr,
+) -> io::Result<Option<SocketAddr>> {
+    // Not `/proc/net`, which is that of the process's first thread.
+    let file = File::open("/proc/thread-self/net/ip_vs_conn")?;
+    for line in BufReader::with_capacity(64 * 1024, file).lines() {
+        let is_it = |found: &Connection| {
+            (found.protocol, found.client, found.server) == (protocol, client, server)
+        };
+        if let Some(found) = parse(&line?).filter(is_it) {
+            return Ok(Some(found.real));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads a line; `None` for the titles and for what is not understood.
+pub(in crate::kernel) fn parse(line: &str) -> Option<Connection> {
+    let mut words = line.split_ascii_whitespace();
+    let name = words.next()?;
+    let protocol = Protocol::ALL
+        .into_iter()
+        .find(|protocol| protocol.name() == name)?;
+    let mut end = || {
+        let (ip, port) = (words.next()?, words.next()?);
+        Some(SocketAddr::new(
+            address(ip)?,
+            u16::from_str_radix(port, 16).ok()?,
+        ))
+    };
+    Some(Connection {
+        protocol,
+        client: end()?,
+        server: end()?,
+        real: end()?,
+    })
+}
+
+/// Reads an address: IPv4 as one number in base 16, IPv6 as usual.
+fn address(text: &str) -> Option<IpAddr> {
+    if text.contains(':') {
+        let bare = text.trim_start_matches('[').trim_end_matches(']');
+        return bare.parse().ok();
+    }
+    let number = u32::from_str_radix(text, 16).ok()?;
+    Some(Ipv4Addr::from(number).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read() {
+        let end = |text: &str| text.parse().unwrap();
+        let v4 = "TCP 0AF40009 9CBA 0A600001 0050 0AF4000B 1F90 ESTABLISHED     898";
+        let v6 = "UDP fd00:0244:0000:0000:0000:0000:0000:0009 9CBA \
+                  fd00:0096:0000:0000:0000:0000:0000:0001 0035 \
+                  fd00:0244:0000:0000:0000:0000:0000:0011 1F90 UDP  298";
+        for (line, expected) in [
+            (
+                v4,
+                Some((
+                    Protocol::Tcp,
+                    "10.244.0.9:40122",
+                    "10.96.0.1:80",
+                    "10.244.0.11:8080",
+                )),
+            ),
+            (
+                v6,
+                Some((
+                    Protocol::Udp,
+                    "[fd00:244::9]:40122",
+                    "[fd00:96::1]:53",
+                    "[fd00:244::11]:8080",
+                )),
+            ),
+            (
+                "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires",
+                None,
+            ),
+            ("TCP 0AF40009", None),
+            ("", None),
+        ] {
+            let expected = expected.map(|(protocol, client, server, real)| Connection {
+                protocol,
+                client: end(client),
+                server: end(server),
+                real: end(real),
+            });
+            assert_eq!(parse(line), expected, "{line}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What a rule says, as far as that tells it from others: whoever made it.
+
+use super::{expression::Expression, rule, userdata, userdata::Comment};
+use crate::kernel::netlink::{Attribute, Malformed, Message};
+
+/// `NFTA_EXPR_DATA`
+const DATA: u16 = 2;
+/// `NFTA_MATCH_NAME` and `NFTA_TARGET_NAME`, `NFTA_MATCH_INFO`: matches and targets of
+/// iptables within nf_tables.
+const XT_NAME: u16 = 1;
+const XT_INFO: u16 = 3;
+
+/// What a rule says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuleSummary {
+    /// Its comment, be it one of iptables.
+    pub comment: Option<String>,
+    /// The sets and maps in which it looks something up.
+    pub sets: Vec<String>,
+    /// It answers that the packet is refused.
+    pub refuses: bool,
+    /// The target of iptables that it has, beside the verdicts of nf_tables.
+    pub target: Option<String>,
+}
+
+impl RuleSummary {
+    /// Reads the answer to a question for one rule.
+    pub(in crate::kernel) fn read(message: Message<'_>) -> Result<RuleSummary, Malformed> {
+        let mut summary = RuleSummary::default();
+        for attribute in message.attributes(super::HEADER) {
+            let attribute = attribute?;
+            match attribute.kind {
+                rule::EXPRESSIONS => {
+                    for expression in attribute.nested() {
+                        summary.add(expression?)?;
+                    }
+                }
+                rule::USERDATA => {
+                    let comment = userdata::comment(attribute.payload, rule::COMMENT);
+                    let text = comment.as_ref().map(Comment::as_str).map(str::to_owned);
+                    summary.comment = text.or(summary.comment);
+                }
+                _ => {}
+            }
+        }
+        Ok(summary)
+    }
+
+    fn add(&mut self, attribute: Attribute<'_>) -> Result<(), Malformed> {
+        match Expression::read(attribute)? {
+            Expression::Lookup { set, .. } => self.sets.push(set.to_string()),
+            Expression::Reject { .. } => self.refuses = true,
+            Expression::Other { name } => self.add_xt(&name, attribute)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Adds a match or a target of iptables.
+    fn add_xt(&mut self, kind: &str, attribute: Attribute<'_>) -> Result<(), Malformed> {
+        let (mut name, mut info): (&str, &[u8]) = ("", &[]);
+        for data in attribute.nested() {
+            let data = data?;
+            if data.kind != DATA {
+                continue;
+            }
+            for inner in data.nested() {
+                let inner = inner?;
+                match inner.kind {
+                    XT_NAME => name = inner.text()?,
+                    XT_INFO => info = inner.payload,
+                    _ => {}
+                }
+            }
+        }
+        match (kind, name) {
+            // struct xt_comment_info: text that ends with NUL.
+            ("match", "comment") => {
+                let text = info.split(|byte| *byte == 0).next().unwrap_or_default();
+                self.comment = Some(String::from_utf8_lossy(text).into_owned());
+            }
+            ("target", name) => {
+                self.refuses |= name == "REJECT";
+                self.target = Some(name.to_owned());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::netlink::{Messages, Request};
+
+    /// `NFTA_EXPR_NAME`
+    const NAME: u16 = 1;
+
+    #[test]
+    fn a_rule_of_iptables_is_told_by_its_comment_and_target() {
+        let expression = |r: Request, kind: &str, name: &str, info: &[u8]| {
+            r.nested(1, |r| {
+                r.text(NAME, kind)
+                    .nested(DATA, |r| r.text(XT_NAME, name).attribute(XT_INFO, info))
+            })
+        };
+        let request = Request::new(10 << 8 | 6, 0, "read", "")
+            .header(&[2, 0, 0, 0])
+            .nested(rule::EXPRESSIONS, |r| {
+                let r = expression(r, "match", "comment", b"default/web has no endpoints\0\0");
+                let r = expression(r, "match", "tcp", &[0; 4]);
+                expression(r, "target", "REJECT", &[0; 4])
+            });
+        let mut wire = Vec::new();
+        request.write(&mut wire, 0, 0);
+        let message = Messages::new(&wire).next().unwrap().unwrap();
+        let expected = RuleSummary {
+            comment: Some("default/web has no endpoints".to_owned()),
+            sets: Vec::new(),
+            refuses: true,
+            target: Some("REJECT".to_owned()),
+        };
+        assert_eq!(RuleSummary::read(message), Ok(expected));
+    }
+}

@@ -1,0 +1,121 @@
+//! The connections to a destination that conntrack holds: they go on as they began,
+//! whatever becomes of new ones.
+
+use std::{fmt, io, net::SocketAddr};
+
+use super::{Caller, Explanation, Packet, Verdict};
+use crate::{
+    kernel::{
+        conntrack::flows::{self, Flow, Match, Reply},
+        netlink::{self, Error, Socket},
+    },
+    net::{Family, ModeName},
+    services::{NotUsed, ServicePort},
+};
+
+/// States of TCP connections that both ends have closed; conntrack keeps them for minutes.
+const ENDED: [&str; 2] = ["TIME_WAIT", "CLOSE"];
+
+/// A connection, or a UDP client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The client's address and port.
+    pub client: SocketAddr,
+    /// Where that is sent to, as the source of the answers has it; `None`: its destination
+    /// is not translated.
+    pub translated_to: Option<SocketAddr>,
+    /// Its state, by the name that conntrack has for it.
+    pub state: &'static str,
+}
+
+/// Why new connections would not go where one goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stale {
+    /// The ServicePort has no such endpoint.
+    Gone,
+    /// The endpoint is there, and gets no new connections.
+    NotUsed(NotUsed),
+    /// No rule led its first packet to an endpoint.
+    Untranslated,
+}
+
+impl fmt::Display for Stale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stale::Gone => f.write_str("no such endpoint"),
+            Stale::NotUsed(why) => why.fmt(f),
+            Stale::Untranslated => f.write_str("it began before there was an endpoint"),
+        }
+    }
+}
+
+/// Returns the connections to the destination of `packet`, and from its caller where that
+/// is an address, sorted by client. The kernel's table is read on a thread of its own.
+///
+/// # Errors
+/// When the kernel refuses, as without ctnetlink or CAP_NET_ADMIN.
+pub async fn connections(packet: Packet) -> Result<Vec<Connection>, Error> {
+    // The socket belongs to the network namespace of the thread that opens it.
+    let mut socket = Socket::open(netlink::Protocol::Netfilter)?;
+    let work = move || {
+        let to = Match {
+            protocol: packet.protocol.number(),
+            destination: Some(packet.to.ip()),
+            port: Some(packet.to.port()),
+            reply: Reply::Any,
+        };
+        let flows = flows::list(&mut socket, Family::of(&packet.to.ip()), &[to])?;
+        let is_of_caller = |flow: &&Flow| match packet.from {
+            Caller::At(ip) => flow.original.source.ip() == ip,
+            Caller::Pod | Caller::Node | Caller::Outside => true,
+        };
+        let found = flows.iter().filter(is_of_caller).map(connection);
+        let mut found: Vec<_> = found.collect();
+        found.sort_by_key(|connection| connection.client);
+        Ok(found)
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|ended| {
+        Err(Error::Socket {
+            operation: "list",
+            object: "flows of connection tracking".to_owned(),
+            source: io::Error::other(ended),
+        })
+    })
+}
+
+fn connection(flow: &Flow) -> Connection {
+    let answers = flow.reply.source;
+    Connection {
+        client: flow.original.source,
+        translated_to: (answers != flow.original.destination).then_some(answers),
+        state: flow.state.name(flow.protocol),
+    }
+}
+
+/// Returns why new connections would not go where `connection` to `port` goes in `mode`,
+/// where `packet`, such a one, is explained so; `None`: they may, or it is not known.
+pub fn stale(
+    connection: &Connection,
+    packet: &Packet,
+    mode: ModeName,
+    explanation: &Explanation,
+    port: &ServicePort,
+) -> Option<Stale> {
+    // This process has the connection to the endpoint, or nothing is sent any more.
+    if mode == ModeName::Userspace || ENDED.contains(&connection.state) {
+        return None;
+    }
+    let Some(at) = connection.translated_to else {
+        // IPVS changes no entry that is used again (`ip_vs_update_conntrack`), and this
+        // process may relay what is sent to loopback addresses.
+        let by_rules = mode != ModeName::Ipvs && !packet.to.ip().is_loopback();
+        let is_forwarded = explanation.verdict == Verdict::Forwarded;
+        return (by_rules && is_forwarded).then_some(Stale::Untranslated);
+    };
+    let mut usage = port.endpoints.usage();
+    match usage.find(|(endpoint, _)| endpoint.address == at) {
+        Some((_, why)) => why.map(Stale::NotUsed),
+        None => Some(Stale::Gone),
+    }
+}

@@ -1,0 +1,156 @@
+//! Counting what ServicePorts carry, in the namespaces that the operator names: sets
+//! whose elements count, and chains that look each packet of a translated connection
+//! up in them.
+//!
+//! A key is what the client called and the endpoint that it was sent to, as
+//! connection tracking has them: the destination as it was, and the source of the
+//! answers. So packets of both directions have the same.
+
+use std::net::SocketAddr;
+
+use super::{
+    Options, Sets,
+    chains::{Called, STATUS_DNAT, called, each_protocol},
+    frontend::{Counter, Frontend, Role},
+    sets::SetId,
+};
+use crate::{
+    kernel::nftables::{
+        Chain, ChainType, Ct, Direction, Field, Hook, Meta, Rule, Statement, Test, Value, Verdict,
+    },
+    net::Family,
+    services::ServicePort,
+};
+
+/// After what is refused.
+const PRIORITY: i32 = 0;
+/// Just before sources are translated (`NF_IP_PRI_NAT_SRC`).
+const BEFORE_SNAT: i32 = 99;
+
+/// An element that counts what one endpoint carries of what is sent to one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counting {
+    /// What is counted.
+    pub counter: Counter,
+    /// Where clients were sent.
+    pub endpoint: SocketAddr,
+    /// The set of the element.
+    pub set: SetId,
+    /// Its key there.
+    pub key: Vec<u8>,
+}
+
+/// Returns the elements that count for `port`. Endpoints that take no new connections
+/// may still carry some.
+pub fn counting(port: &ServicePort) -> Vec<Counting> {
+    let protocol = port.name.protocol;
+    let at = |ip| Frontend {
+        ip: Some(ip),
+        protocol,
+        port: port.port,
+    };
+    let mut frontends: Vec<Frontend> = Vec::new();
+    let node_port = port.node_port.map(|number| Frontend {
+        ip: None,
+        protocol,
+        port: number,
+    });
+    for frontend in port.addresses().map(at).chain(node_port) {
+        // A Service may name an address twice.
+        if !frontends.contains(&frontend) {
+            frontends.push(frontend);
+        }
+    }
+    let mut elements = Vec::new();
+    for frontend in frontends {
+        for endpoint in &port.endpoints.all {
+            let endpoint = endpoint.address;
+            let key = frontend.key(&[Value::Ip(endpoint.ip()), Value::Port(endpoint.port())]);
+            elements.extend(Counter::ALL.map(|counter| Counting {
+                counter,
+                endpoint,
+                set: frontend.set(Role::Counter(counter)),
+                key: key.clone(),
+            }));
+        }
+    }
+    elements
+}
+
+/// Returns the chains that count, each after those to which it leads; none where
+/// nothing is to be counted.
+pub(super) fn chains(options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
+    if options.counted.is_empty() {
+        return Vec::new();
+    }
+    let in_chain = |counter: Counter| {
+        let key = key_of_packet(options.family);
+        // The address comes first.
+        let of_node_port = key.get(1..).unwrap_or_default();
+        let of_both = [
+            (&*key, Role::Counter(counter).set(Called::Address)),
+            (of_node_port, Role::Counter(counter).set(Called::NodePort)),
+        ];
+        let rules = of_both.map(|(key, set)| {
+            each_protocol(|| Statement::In(key.to_vec(), (&**sets.get(set)).into()))
+        });
+        (Chain::new(chain_of(counter)), rules.concat())
+    };
+    let translated = || Statement::Match(Field::Ct(Ct::Status, None), Test::Any(STATUS_DNAT));
+    let jump = |counter: Counter| Statement::Verdict(Verdict::Jump(chain_of(counter).into()));
+    let way = |direction: Direction, counter| {
+        let octets = vec![direction as u8];
+        let matched = Statement::Match(Field::Ct(Ct::Direction, None), Test::Is(octets));
+        Rule::new([translated(), matched, jump(counter)])
+    };
+    let packets = |name, hook, first: Option<Rule>| {
+        let ways = [
+            way(Direction::Original, Counter::ToEndpoints),
+            way(Direction::Reply, Counter::FromEndpoints),
+        ];
+        let chain = Chain::base(name, ChainType::Filter, hook, PRIORITY);
+        (chain, first.into_iter().chain(ways).collect())
+    };
+    // Chains of this type see the first packet of a connection alone.
+    let connections = |name, hook| {
+        let chain = Chain::base(name, ChainType::Nat, hook, BEFORE_SNAT);
+        let rule = Rule::new([translated(), jump(Counter::Connections)]);
+        (chain, vec![rule])
+    };
+    let loopback = Test::Is(Value::Name("lo".to_owned()).octets());
+    let counted_before = Rule::new([
+        Statement::Match(Field::Meta(Meta::InputName), loopback),
+        Statement::Verdict(Verdict::Return),
+    ]);
+    let mut chains: Vec<_> = Counter::ALL.map(in_chain).into();
+    chains.extend([
+        packets("count-forward", Hook::Forward, None),
+        packets("count-output", Hook::Output, None),
+        packets(
+            "count-input",
+            Hook::Input,
+            Some(counted_before.commented("counted on its way out")),
+        ),
+        connections("count-postrouting", Hook::Postrouting),
+        connections("count-nat-input", Hook::Input),
+    ]);
+    chains
+}
+
+/// Returns what a packet of a translated connection is looked up by.
+fn key_of_packet(family: Family) -> Vec<Field> {
+    let answers = Some(Direction::Reply);
+    let mut key = called(family);
+    key.push(Field::Ct(Ct::SourceAddress(family), answers));
+    key.push(Field::Ct(Ct::SourcePort, answers));
+    key
+}
+
+/// Returns the name of the chain that looks packets up for `counter`.
+fn chain_of(counter: Counter) -> &'static str {
+    match counter {
+        Counter::Connections => "count-connections",
+        Counter::ToEndpoints => "count-to-endpoints",
+        Counter::FromEndpoints => "count-from-endpoints",
+    }
+}

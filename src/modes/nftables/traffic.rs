@@ -1,0 +1,118 @@
+//! What the kernel counted of ServicePorts.
+
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
+
+use hashbrown::HashMap;
+
+use super::{
+    TABLE,
+    plan::{Counter, Counting, SetId, Sets, counting},
+};
+use crate::{
+    kernel::{
+        netlink::Error,
+        nftables::{Counted, Rules, Table},
+    },
+    net::{Family, PerFamily},
+    services::{Namespaces, ServicePort},
+};
+
+/// What an endpoint carried of a ServicePort since it was there, at least since the
+/// table was written as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Connections, or flows of UDP.
+    pub connections: u64,
+    /// Bytes of packets that clients sent, from the IP header on.
+    pub from_clients: u64,
+    /// Bytes of packets that clients were sent.
+    pub to_clients: u64,
+}
+
+/// Reads what the kernel counted.
+pub struct Traffic {
+    rules: Rules,
+    sets: PerFamily<Sets>,
+    counted: Namespaces,
+}
+
+impl Traffic {
+    /// Of Services in the namespaces `counted`, in the network namespace of the calling
+    /// thread.
+    ///
+    /// # Errors
+    /// When no netlink socket can be had.
+    pub fn open(counted: Namespaces) -> Result<Traffic, Error> {
+        Ok(Traffic {
+            rules: Rules::open()?,
+            sets: PerFamily::each(Sets::new),
+            counted,
+        })
+    }
+
+    /// Returns what each endpoint of each of `ports` carried, in their order; nothing
+    /// of those that are not counted.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or others go on changing the table.
+    pub fn of(
+        &mut self,
+        ports: &[&Arc<ServicePort>],
+    ) -> Result<Vec<HashMap<SocketAddr, Carried>>, Error> {
+        let elements = |port: &&Arc<ServicePort>| {
+            if self.counted.contain(&port.name.service.namespace) {
+                counting(port)
+            } else {
+                Vec::new()
+            }
+        };
+        let counting: Vec<_> = ports.iter().map(elements).collect();
+        let mut found = PerFamily::default();
+        for family in Family::ALL {
+            let of_family = ports.iter().zip(&counting);
+            let of_family = of_family.filter(|(port, _)| port.name.family == family);
+            let sets = of_family.flat_map(|(_, counting)| counting.iter().map(|one| one.set));
+            *found.get_mut(family) = self.read(family, sets.collect())?;
+        }
+        let of_port = |(port, counting): (&&Arc<ServicePort>, Vec<Counting>)| {
+            let found: &Found = found.get(port.name.family);
+            let mut endpoints: HashMap<SocketAddr, Carried> = HashMap::new();
+            for one in counting {
+                let Some(counted) = found.get(&one.set).and_then(|set| set.get(&*one.key)) else {
+                    continue;
+                };
+                let carried = endpoints.entry(one.endpoint).or_default();
+                match one.counter {
+                    Counter::Connections => carried.connections += counted.packets,
+                    Counter::ToEndpoints => carried.from_clients += counted.bytes,
+                    Counter::FromEndpoints => carried.to_clients += counted.bytes,
+                }
+            }
+            endpoints
+        };
+        Ok(ports.iter().zip(counting).map(of_port).collect())
+    }
+
+    /// Reads those of `ids` that there are.
+    fn read(&mut self, family: Family, ids: BTreeSet<SetId>) -> Result<Found, Error> {
+        let mut found = Found::new();
+        if ids.is_empty() {
+            return Ok(found);
+        }
+        let table = Table::new(family, TABLE);
+        let listed = self.rules.sets(&table)?;
+        for id in ids {
+            let set = self.sets.get(family).get(id);
+            if !listed.iter().any(|listed| listed.is(set)) {
+                continue;
+            }
+            let elements = self.rules.elements(&table, set)?.into_iter();
+            let counted = elements.filter_map(|element| Some((element.key, element.counted?)));
+            found.insert(id, counted.collect());
+        }
+        Ok(found)
+    }
+}
+
+/// What was read of each set, by key.
+type Found = HashMap<SetId, HashMap<Box<[u8]>, Counted>>;

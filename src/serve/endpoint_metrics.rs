@@ -1,0 +1,159 @@
+//! `tripod_endpoint_…`: what each endpoint carries of Services in the namespaces that
+//! the operator names. Made at each scrape.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use prometheus::{
+    GaugeVec, IntCounterVec, Opts, Registry,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+use super::TrafficSource;
+use crate::{
+    runner::status::Status,
+    services::{Namespaces, ServicePort},
+    status_api::Traffic,
+};
+
+const LABELS: [&str; 6] = [
+    "namespace",
+    "service",
+    "port",
+    "protocol",
+    "ip_family",
+    "endpoint",
+];
+
+/// Registers the metrics with `registry`, unless there are no such namespaces.
+///
+/// # Errors
+/// When it has metrics of these names already.
+pub fn register(
+    registry: &Registry,
+    namespaces: Namespaces,
+    runner: Arc<Status>,
+    traffic: Arc<dyn TrafficSource>,
+) -> prometheus::Result<()> {
+    if namespaces.is_empty() {
+        return Ok(());
+    }
+    let descriptions = Series::new()?.desc();
+    registry.register(Box::new(EndpointMetrics {
+        namespaces,
+        runner,
+        traffic,
+        descriptions,
+    }))
+}
+
+struct EndpointMetrics {
+    namespaces: Namespaces,
+    runner: Arc<Status>,
+    traffic: Arc<dyn TrafficSource>,
+    descriptions: Vec<Desc>,
+}
+
+impl Collector for EndpointMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Ok(series) = Series::new() else {
+            return Vec::new();
+        };
+        let ports = self.runner.ports().unwrap_or_default();
+        let ports = ports.values();
+        let ports: Vec<_> = ports
+            .filter(|port| self.namespaces.contain(&port.name.service.namespace))
+            .collect();
+        for (port, traffic) in ports.iter().zip(self.traffic.of(&ports)) {
+            for (endpoint, carried) in &traffic.endpoints {
+                series.add(port, *endpoint, *carried);
+            }
+        }
+        series.collect()
+    }
+}
+
+/// The metrics of one scrape.
+struct Series {
+    active: GaugeVec,
+    connections: IntCounterVec,
+    received: IntCounterVec,
+    sent: IntCounterVec,
+}
+
+impl Series {
+    fn new() -> prometheus::Result<Series> {
+        let counter = |name: &str, help: &str| IntCounterVec::new(Opts::new(name, help), &LABELS);
+        Ok(Series {
+            active: GaugeVec::new(
+                Opts::new(
+                    "tripod_endpoint_active_connections",
+                    "Connections that are open now, or UDP clients that are known, of each \
+                     endpoint of the Services that --service-metrics names.",
+                ),
+                &LABELS,
+            )?,
+            connections: counter(
+                "tripod_endpoint_connections_total",
+                "Connections, or flows of UDP, to each endpoint of these Services.",
+            )?,
+            received: counter(
+                "tripod_endpoint_client_bytes_total",
+                "Bytes that clients sent to each endpoint of these Services.",
+            )?,
+            sent: counter(
+                "tripod_endpoint_answer_bytes_total",
+                "Bytes that each endpoint of these Services sent to clients.",
+            )?,
+        })
+    }
+
+    fn desc(&self) -> Vec<Desc> {
+        let counters = [&self.connections, &self.received, &self.sent];
+        let counters = counters.into_iter().flat_map(Collector::desc);
+        self.active
+            .desc()
+            .into_iter()
+            .chain(counters)
+            .cloned()
+            .collect()
+    }
+
+    fn add(&self, port: &ServicePort, endpoint: SocketAddr, carried: Traffic) {
+        let (name, endpoint) = (&port.name, endpoint.to_string());
+        let labels: [&str; 6] = [
+            &name.service.namespace,
+            &name.service.name,
+            &name.port,
+            name.protocol.name(),
+            name.family.name(),
+            &endpoint,
+        ];
+        if let Some(active) = carried.active {
+            self.active.with_label_values(&labels).set(active as f64);
+        }
+        let counters = [
+            (&self.connections, carried.connections),
+            (&self.received, carried.bytes_in),
+            (&self.sent, carried.bytes_out),
+        ];
+        for (counter, value) in counters {
+            if let Some(value) = value {
+                counter.with_label_values(&labels).inc_by(value);
+            }
+        }
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let counters = [&self.connections, &self.received, &self.sent];
+        let counters = counters.into_iter().flat_map(Collector::collect);
+        let all = self.active.collect().into_iter().chain(counters);
+        // A family without series is not written.
+        all.filter(|family| !family.get_metric().is_empty())
+            .collect()
+    }
+}

@@ -1,0 +1,46 @@
+//! The connections of an answer to `/v1/explain`.
+
+use crate::{
+    net::ModeName,
+    runner::question::{self, Explained, Packet, Stale},
+    status_api::{Connection, Connections},
+};
+
+/// Most connections in an answer.
+const MOST: usize = 100;
+
+/// Returns those `found` to where `packet` goes, the stale ones first.
+pub(super) fn listed(
+    found: &[question::Connection],
+    packet: &Packet,
+    mode: ModeName,
+    explained: &Explained,
+) -> Connections {
+    let why = |connection: &question::Connection| -> Option<Stale> {
+        let explanation = explained.explanation.as_ref().ok()?;
+        let port = explained.service_port.as_deref()?;
+        question::stale(connection, packet, mode, explanation, port)
+    };
+    let (stale, others): (Vec<_>, Vec<_>) = found
+        .iter()
+        .map(|connection| (connection, why(connection)))
+        .partition(|(_, why)| why.is_some());
+    let items = stale.iter().chain(&others).take(MOST);
+    let items = items.map(|(connection, why)| {
+        // What is translated in userspace mode goes to a socket of this process.
+        let endpoint = connection
+            .translated_to
+            .filter(|_| mode != ModeName::Userspace);
+        Connection {
+            client: connection.client.to_string(),
+            endpoint: endpoint.map(|at| at.to_string()),
+            state: connection.state.to_owned(),
+            stale: why.map(|why| why.to_string()),
+        }
+    });
+    Connections {
+        total: found.len(),
+        stale: stale.len(),
+        items: items.collect(),
+    }
+}

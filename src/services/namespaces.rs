@@ -1,0 +1,52 @@
+//! Namespaces that the operator names.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+/// Some namespaces, all, or none.
+///
+/// ```
+/// # use tripod::services::Namespaces;
+/// let named = |text: &[&str]| Namespaces::new(text.iter().map(|name| name.to_string()));
+/// assert!(named(&["a", "b"]).contain("b"));
+/// assert!(!named(&["a", "b"]).contain("c"));
+/// assert!(named(&["a", "*"]).contain("c"));
+/// assert!(named(&[]).is_empty());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Namespaces {
+    /// Services of no namespace are meant.
+    #[default]
+    None,
+    /// Those of these names.
+    Named(Arc<BTreeSet<String>>),
+    /// Services of every namespace are meant.
+    All,
+}
+
+impl Namespaces {
+    /// Returns those of `names`; `*` stands for all.
+    pub fn new(names: impl IntoIterator<Item = String>) -> Namespaces {
+        let names: BTreeSet<String> = names.into_iter().collect();
+        if names.contains("*") {
+            Namespaces::All
+        } else if names.is_empty() {
+            Namespaces::None
+        } else {
+            Namespaces::Named(Arc::new(names))
+        }
+    }
+
+    /// Returns whether the namespace of that name is among them.
+    pub fn contain(&self, name: &str) -> bool {
+        match self {
+            Namespaces::None => false,
+            Namespaces::Named(names) => names.contains(name),
+            Namespaces::All => true,
+        }
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        *self == Namespaces::None
+    }
+}

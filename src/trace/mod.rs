@@ -1,0 +1,354 @@
+//! `tripod trace`: the way of real packets through this node, as nf_tables' tracing and
+//! the notifications of conntrack have it.
+
+mod print;
+mod report;
+mod story;
+mod words;
+
+use std::{
+    collections::HashMap,
+    io::{self, Write},
+    net::{IpAddr, SocketAddr},
+    process::ExitCode,
+    time::Instant,
+};
+
+use nix::{errno::Errno, net::if_::if_indextoname};
+use tokio::{signal, time};
+
+use self::{
+    report::{Report, Start, Summary},
+    story::{Proxy, Step, Stories},
+};
+use crate::{
+    ask,
+    cli::Trace,
+    kernel::{
+        addresses,
+        conntrack::{
+            events::{Event, Events},
+            flows::{self, Flow, Match, Reply},
+        },
+        ipvs::connections,
+        netlink::{self, Socket},
+        nftables::{self, RuleSummary, TraceTarget, TracedChain, TracedStep, Tracer},
+        sysctl,
+    },
+    net::{Family, ModeName},
+    status_api::Explanation,
+};
+
+/// Nothing can be traced.
+const UNABLE: u8 = 2;
+
+/// How often it is looked for packets whose end nothing says.
+const OVERDUE: time::Duration = time::Duration::from_millis(100);
+
+/// Follows packets as asked, and prints what becomes of them. Returns the status to exit
+/// with: 0; 2 where nothing can be traced.
+pub async fn trace(asked: &Trace) -> ExitCode {
+    let mut tracing = match Tracing::begin(asked).await {
+        Ok(tracing) => tracing,
+        Err(why) => {
+            let _ = writeln!(io::stderr(), "error: {why}");
+            return ExitCode::from(UNABLE);
+        }
+    };
+    match tracing.run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: cannot trace on: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What is under way.
+struct Tracing<'a> {
+    asked: &'a Trace,
+    /// `None`: rules cannot be traced.
+    tracer: Option<Tracer>,
+    /// `None`: conntrack cannot be followed.
+    events: Option<Events>,
+    stories: Stories,
+    rules: HashMap<(TracedChain, u64), Option<RuleSummary>>,
+    is_ipvs: bool,
+    summary: Summary,
+}
+
+impl Tracing<'_> {
+    /// Begins, and prints what is known by then.
+    async fn begin(asked: &Trace) -> Result<Tracing<'_>, String> {
+        let mut unseen = Vec::new();
+        let target = TraceTarget {
+            to: asked.to,
+            protocol: asked.protocol,
+            from: asked.from,
+        };
+        let events = match Events::open() {
+            Ok(events) => Some(events),
+            Err(error) if error.errno() == Some(Errno::EPERM) => return Err(privileges(&error)),
+            Err(error) => {
+                unseen.push(format!("connections, and where they are sent: {error}"));
+                None
+            }
+        };
+        let tracer = match Tracer::open(&target) {
+            Ok(tracer) => Some(tracer),
+            Err(failure) => {
+                let error = failure.first();
+                if error.errno() == Some(Errno::EPERM) {
+                    return Err(privileges(&error));
+                }
+                unseen.push(format!(
+                    "rules, which this kernel cannot trace (it takes nf_tables with tables \
+                     that have an owner, Linux 5.12): {error}"
+                ));
+                None
+            }
+        };
+        if tracer.is_none() && events.is_none() {
+            return Err(format!("nothing can be traced: {}", unseen.join("; ")));
+        }
+        let explained =
+            ask::explanation(&asked.socket, asked.to, asked.protocol.name(), asked.from).await;
+        let start = start(asked, explained.as_ref(), unseen);
+        let mode = start.mode.clone();
+        let runs = |name: ModeName| mode.as_deref() == Some(&*name.to_string());
+        let relays = runs(ModeName::Userspace);
+        let proxy = Proxy {
+            relays,
+            endpoints: explained.as_ref().map(endpoints).unwrap_or_default(),
+            own: if relays { own() } else { Vec::new() },
+        };
+        print::print(&Report::Start(start), asked.output).map_err(|error| error.to_string())?;
+        Ok(Tracing {
+            asked,
+            tracer,
+            events,
+            stories: Stories::new(target, proxy),
+            rules: HashMap::new(),
+            is_ipvs: runs(ModeName::Ipvs),
+            summary: Summary::default(),
+        })
+    }
+
+    async fn run(&mut self) -> io::Result<()> {
+        let end = time::sleep(self.asked.timeout);
+        tokio::pin!(end);
+        let mut tick = time::interval(OVERDUE);
+        let mut terminated = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+        while self.summary.connections < self.asked.count {
+            tokio::select! {
+                () = &mut end => break,
+                interrupted = signal::ctrl_c() => {
+                    interrupted?;
+                    break;
+                }
+                _ = terminated.recv() => break,
+                arrived = arrived(self.tracer.as_ref(), self.events.as_ref()) => arrived?,
+                _ = tick.tick() => {}
+            }
+            self.read()?;
+            self.end_overdue(Some(Instant::now()))?;
+        }
+        self.read()?;
+        self.end_overdue(None)?;
+        let summary = Report::Summary(std::mem::take(&mut self.summary));
+        print::print(&summary, self.asked.output)
+    }
+
+    /// Reads what has arrived, and prints what follows from it.
+    fn read(&mut self) -> io::Result<()> {
+        // First the changes: all steps of their packets have arrived by then, since a
+        // packet's entry is confirmed after its rules.
+        let mut changes = Vec::new();
+        if let Some(events) = &mut self.events {
+            self.summary.lost |= events.drain(|event| changes.push(event))?;
+        }
+        let mut steps = Vec::new();
+        if let Some(tracer) = &mut self.tracer {
+            self.summary.lost |= tracer.drain(|trace| steps.push(trace))?;
+        }
+        for trace in steps {
+            let rule = self.rule(&trace);
+            let step = Step {
+                id: trace.id,
+                packet: trace.packet,
+                input: trace.input.and_then(link),
+                words: words::step(&trace, rule.as_ref()),
+            };
+            let report = self.stories.step(step, Instant::now());
+            self.print(report)?;
+        }
+        for event in changes {
+            let report = self.change(&event);
+            self.print(report)?;
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, event: &Event) -> Option<Report> {
+        let (asked, is_ipvs) = (self.asked, self.is_ipvs);
+        let real_server = |client| real_server(asked, is_ipvs, client);
+        self.stories.change(event, real_server)
+    }
+
+    /// Reports packets whose way has ended without a word of it.
+    fn end_overdue(&mut self, now: Option<Instant>) -> io::Result<()> {
+        let overdue = self.stories.overdue(now);
+        if overdue.is_empty() {
+            return Ok(());
+        }
+        let held = self.held();
+        let (asked, is_ipvs) = (self.asked, self.is_ipvs);
+        for client in overdue {
+            let held = held.iter().find(|flow| flow.original.source == client);
+            let real_server = |client| real_server(asked, is_ipvs, client);
+            let report = self.stories.end(client, held, real_server);
+            self.print(Some(report))?;
+        }
+        Ok(())
+    }
+
+    /// Returns what conntrack holds of the destination; nothing where it cannot be asked.
+    fn held(&self) -> Vec<Flow> {
+        let to = Match {
+            protocol: self.asked.protocol.number(),
+            destination: Some(self.asked.to.ip()),
+            port: Some(self.asked.to.port()),
+            reply: Reply::Any,
+        };
+        let family = Family::of(&self.asked.to.ip());
+        let socket = Socket::open(netlink::Protocol::Netfilter);
+        let found = socket.and_then(|mut socket| flows::list(&mut socket, family, &[to]));
+        found.unwrap_or_default()
+    }
+
+    /// Returns what the rule of that step says, if it is of one that is still there.
+    fn rule(&mut self, trace: &nftables::Trace) -> Option<RuleSummary> {
+        let TracedStep::Rule { handle, .. } = trace.step else {
+            return None;
+        };
+        let key = (trace.chain.clone(), handle);
+        if let Some(known) = self.rules.get(&key) {
+            return known.clone();
+        }
+        let tracer = self.tracer.as_mut()?;
+        let found = tracer.rule(&trace.chain, handle).ok();
+        self.rules.insert(key, found.clone());
+        found
+    }
+
+    fn print(&mut self, report: Option<Report>) -> io::Result<()> {
+        // Connections that came together with the last that is asked for are left out.
+        let is_enough = self.summary.connections >= self.asked.count;
+        let report =
+            report.filter(|report| !(is_enough && matches!(report, Report::Connection(_))));
+        let Some(report) = report else { return Ok(()) };
+        self.summary.add(&report);
+        print::print(&report, self.asked.output)
+    }
+}
+
+/// Waits until steps or changes may have arrived.
+async fn arrived(tracer: Option<&Tracer>, events: Option<&Events>) -> io::Result<()> {
+    let steps = async {
+        match tracer {
+            Some(tracer) => tracer.arrived().await,
+            None => std::future::pending().await,
+        }
+    };
+    let changes = async {
+        match events {
+            Some(events) => events.arrived().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        arrived = steps => arrived,
+        arrived = changes => arrived,
+    }
+}
+
+fn privileges(error: &netlink::Error) -> String {
+    format!("{error}: tracing takes root, or CAP_NET_ADMIN in the node's network namespace")
+}
+
+/// Returns what is known before a packet came.
+fn start(
+    asked: &Trace,
+    explained: Result<&Explanation, &String>,
+    mut unseen: Vec<String>,
+) -> Start {
+    let no_events = sysctl::read("net/netfilter/nf_conntrack_events");
+    if no_events.is_ok_and(|value| value.trim() == "0") {
+        let why = "connections, and where they are sent: net.netfilter.nf_conntrack_events is 0";
+        unseen.push(why.to_owned());
+    }
+    let names = match Family::of(&asked.to.ip()) {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    let legacy = std::fs::read_to_string(names).unwrap_or_default();
+    let legacy: Vec<&str> = legacy.split_ascii_whitespace().collect();
+    if !legacy.is_empty() {
+        let tables = legacy.join(", ");
+        unseen.push(format!(
+            "rules of iptables-legacy (it has the tables {tables})"
+        ));
+    }
+    let explained = match explained {
+        Ok(explained) => Some(explained),
+        Err(why) => {
+            unseen.push(format!("which Service it is, and the mode: {why}"));
+            None
+        }
+    };
+    if explained.is_some_and(|it| it.mode == ModeName::Userspace.to_string()) {
+        let why = "which endpoint Tripod takes for which client; connections that it makes to \
+                   endpoints are shown as they come";
+        unseen.push(why.to_owned());
+    }
+    // The first step says who the caller is: that is not known yet.
+    let steps = explained.map(|it| it.steps.iter().skip(1).cloned().collect());
+    Start {
+        to: asked.to.to_string(),
+        protocol: asked.protocol.to_string(),
+        from: asked.from.map(|ip| ip.to_string()),
+        mode: explained.map(|it| it.mode.clone()),
+        service_port: explained.and_then(|it| it.service_port.clone()),
+        steps: steps.unwrap_or_default(),
+        unseen,
+    }
+}
+
+/// Returns all endpoints of the ServicePort.
+fn endpoints(explained: &Explanation) -> Vec<SocketAddr> {
+    let candidates = explained.candidates.iter().map(|one| &one.address);
+    let others = explained.passed_over.iter().map(|one| &one.address);
+    let all = candidates.chain(others);
+    all.filter_map(|address| address.parse().ok()).collect()
+}
+
+/// Returns the node's own addresses; none where they cannot be listed.
+fn own() -> Vec<IpAddr> {
+    let socket = Socket::open(netlink::Protocol::Route);
+    let listed = socket.and_then(|mut socket| addresses::list(&mut socket));
+    let listed = listed.unwrap_or_default().into_iter();
+    listed.map(|address| address.address).collect()
+}
+
+fn real_server(asked: &Trace, is_ipvs: bool, client: SocketAddr) -> Option<SocketAddr> {
+    let found = is_ipvs.then(|| connections::real_server(asked.protocol, client, asked.to));
+    found?.ok().flatten()
+}
+
+/// Returns the name of the interface of that index.
+fn link(index: u32) -> Option<String> {
+    let name = if_indextoname(index).ok()?;
+    name.into_string().ok()
+}

@@ -1,0 +1,179 @@
+//! Prints what is reported: lines of JSON, or text for people.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::report::{Connection, Counted, Outcome, Report, Start, Summary};
+use crate::{cli::Output, status_api::VERSION};
+
+/// A line of JSON.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Versioned<'a> {
+    api_version: &'a str,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+/// Prints `report`.
+///
+/// # Errors
+/// When the reader has closed its end.
+pub(super) fn print(report: &Report, output: Output) -> io::Result<()> {
+    let text = match output {
+        Output::Json => {
+            let api_version = VERSION;
+            serde_json::to_string(&Versioned {
+                api_version,
+                report,
+            })?
+        }
+        _ => text(report),
+    };
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
+}
+
+fn text(report: &Report) -> String {
+    match report {
+        Report::Start(start) => self::start(start),
+        Report::Connection(connection) => self::connection(connection),
+        Report::Change(change) if change.ended => {
+            format!("{} is known to conntrack no more", change.client)
+        }
+        Report::Change(change) => format!("{} is {}", change.client, change.state),
+        Report::Dialed(dialed) => {
+            format!(
+                "Tripod connects to {} from {}",
+                dialed.endpoint, dialed.from
+            )
+        }
+        Report::Summary(summary) => self::summary(summary),
+    }
+}
+
+fn start(start: &Start) -> String {
+    let from = start.from.as_deref().unwrap_or("any address");
+    let mode = match &start.mode {
+        Some(mode) => format!(", in {mode} mode"),
+        None => String::new(),
+    };
+    let mut lines = vec![format!(
+        "{}/{} from {from}{mode}:",
+        start.to, start.protocol
+    )];
+    lines.extend(start.steps.iter().map(|step| format!("  {step}")));
+    lines.extend(
+        start
+            .unseen
+            .iter()
+            .map(|unseen| format!("not seen: {unseen}")),
+    );
+    lines.join("\n")
+}
+
+fn connection(connection: &Connection) -> String {
+    let input = match &connection.input {
+        Some(link) => format!(" came by {link}"),
+        None => String::new(),
+    };
+    let mut lines = vec![format!("{}{input}", connection.client)];
+    let steps = connection.steps.iter();
+    lines.extend(steps.map(|step| format!("  {}: {}", step.at, step.verdict)));
+    let state = match &connection.state {
+        Some(state) => format!(" ({state})"),
+        None => String::new(),
+    };
+    lines.push(format!("  {}{state}", sentence(connection)));
+    lines.join("\n")
+}
+
+fn sentence(connection: &Connection) -> String {
+    let endpoint = connection.endpoint.as_deref().unwrap_or("-");
+    let by = connection.by.as_deref().unwrap_or("-");
+    match connection.outcome {
+        Outcome::Forwarded => format!("it is sent to {endpoint}"),
+        Outcome::ForwardedAsBefore => {
+            format!("it is sent to {endpoint}, as conntrack had it before: no rule chose")
+        }
+        Outcome::Relayed => "a socket of Tripod has it, which relays it".to_owned(),
+        Outcome::NotTranslated => "it goes on to its destination, untranslated".to_owned(),
+        Outcome::Refused => format!("it is refused, by {by}"),
+        Outcome::Dropped => format!("it is dropped, by {by}"),
+        Outcome::Unknown => {
+            "what became of it is not known: neither nf_tables nor conntrack says".to_owned()
+        }
+    }
+}
+
+fn summary(summary: &Summary) -> String {
+    let total = summary.connections;
+    let mut lines = vec![format!("connections: {total}")];
+    let mut add = |counted: &[Counted], words: &str| {
+        let each = counted.iter();
+        lines.extend(each.map(|one| format!("  {} {words} {}", one.connections, one.what)));
+    };
+    add(&summary.endpoints, "sent to");
+    add(&summary.refused, "refused by");
+    add(&summary.dropped, "dropped by");
+    for (count, words) in [
+        (summary.relayed, "relayed by Tripod"),
+        (summary.not_translated, "not translated"),
+        (summary.unknown, "of which it is not known what became"),
+    ] {
+        if count > 0 {
+            lines.push(format!("  {count} {words}"));
+        }
+    }
+    let dialed = summary.dialed.iter();
+    lines.extend(dialed.map(|one| {
+        let Counted { what, connections } = one;
+        format!("Tripod connected {connections} times to {what}")
+    }));
+    if summary.lost {
+        lines.push("some are missing: they came faster than they were read".to_owned());
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::report::Step;
+
+    #[test]
+    fn a_connection_is_a_few_lines_of_text_or_one_of_json() {
+        let report = Report::Connection(Connection {
+            client: "10.244.0.9:40122".to_owned(),
+            input: Some("cni0".to_owned()),
+            steps: vec![Step {
+                at: "rule @services of chain services of table tripod".to_owned(),
+                verdict: "goto slots-4".to_owned(),
+            }],
+            outcome: Outcome::Forwarded,
+            endpoint: Some("10.244.0.11:8080".to_owned()),
+            by: None,
+            state: Some("SYN_SENT".to_owned()),
+        });
+        let expected = "10.244.0.9:40122 came by cni0\n  \
+                        rule @services of chain services of table tripod: goto slots-4\n  \
+                        it is sent to 10.244.0.11:8080 (SYN_SENT)";
+        assert_eq!(text(&report), expected);
+        let api_version = VERSION;
+        let line = serde_json::to_value(Versioned {
+            api_version,
+            report: &report,
+        });
+        let line = line.expect("it can be written");
+        assert_eq!(line["apiVersion"], VERSION);
+        assert_eq!(line["kind"], "TracedConnection");
+        assert_eq!(line["outcome"], "forwarded");
+        let mut total = Summary::default();
+        total.add(&report);
+        total.add(&report);
+        let expected = "connections: 2\n  2 sent to 10.244.0.11:8080";
+        assert_eq!(summary(&total), expected);
+    }
+}

@@ -1,0 +1,182 @@
+//! What is printed: each a line of `--output=json`. Fields may be added to version 1,
+//! none is removed or changes its meaning.
+
+use serde::Serialize;
+
+/// What is followed, printed first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Start {
+    /// Destination of the packets, with its port.
+    pub to: String,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// Their source; `None`: any.
+    pub from: Option<String>,
+    /// The mode of the running proxy; `None`: it does not answer.
+    pub mode: Option<String>,
+    /// `namespace/name:port` of the ServicePort that they are for, as far as that is known.
+    pub service_port: Option<String>,
+    /// Why they are for it, as `tripod explain` says it.
+    pub steps: Vec<String>,
+    /// What cannot be seen here, and why.
+    pub unseen: Vec<String>,
+}
+
+/// A connection, or a UDP client, from its first packet to where that was sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Connection {
+    /// The address and port that the client sends from.
+    pub client: String,
+    /// The interface by which the packet came; `None`: this node sent it, or that is not
+    /// known.
+    pub input: Option<String>,
+    /// The rules that it met, in their order.
+    pub steps: Vec<Step>,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Where it was sent, if it was translated.
+    pub endpoint: Option<String>,
+    /// The rule, or the chain, that refused or dropped it.
+    pub by: Option<String>,
+    /// Its state, as conntrack has it.
+    pub state: Option<String>,
+}
+
+/// A rule that a packet met.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Step {
+    /// The rule, or the end of a chain.
+    pub at: String,
+    /// What the rule had become of the packet, in the words of `nft`.
+    pub verdict: String,
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Outcome {
+    /// It was sent to an endpoint.
+    Forwarded,
+    /// The same, by an entry that conntrack had before: no rule chose.
+    ForwardedAsBefore,
+    /// It came to a socket of Tripod, which relays it.
+    Relayed,
+    /// It went on to its destination, untranslated.
+    NotTranslated,
+    /// It was answered that it is refused.
+    Refused,
+    /// It was dropped without an answer.
+    Dropped,
+    /// Neither nf_tables nor conntrack says.
+    Unknown,
+}
+
+/// What became of a connection that was reported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Change {
+    /// The address and port that the client sends from.
+    pub client: String,
+    /// Its state, as conntrack has it; of one that ended, its last.
+    pub state: String,
+    /// Conntrack has it no more.
+    pub ended: bool,
+}
+
+/// A connection of Tripod's to an endpoint, in userspace mode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Dialed {
+    /// The address and port that Tripod sends from.
+    pub from: String,
+    /// Address and port of the endpoint.
+    pub endpoint: String,
+}
+
+/// What came of it all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Summary {
+    /// Connections that were reported.
+    pub connections: usize,
+    /// To which endpoints how many were sent.
+    pub endpoints: Vec<Counted>,
+    /// Which rules refused how many.
+    pub refused: Vec<Counted>,
+    /// Which rules dropped how many.
+    pub dropped: Vec<Counted>,
+    /// How many came to sockets of Tripod.
+    pub relayed: usize,
+    /// In userspace mode, to which endpoints Tripod connected how often.
+    pub dialed: Vec<Counted>,
+    /// How many were not translated.
+    pub not_translated: usize,
+    /// Of how many it is not known what became of them.
+    pub unknown: usize,
+    /// Packets came faster than they were read, and some are missing here.
+    pub lost: bool,
+}
+
+/// How many there are of something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Counted {
+    /// An endpoint or a rule.
+    pub what: String,
+    /// How many connections.
+    pub connections: usize,
+}
+
+/// A line of the output, whose field `kind` says which.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind")]
+pub(super) enum Report {
+    #[serde(rename = "TraceStart")]
+    Start(Start),
+    #[serde(rename = "TracedConnection")]
+    Connection(Connection),
+    #[serde(rename = "TracedChange")]
+    Change(Change),
+    #[serde(rename = "TracedDial")]
+    Dialed(Dialed),
+    #[serde(rename = "TraceSummary")]
+    Summary(Summary),
+}
+
+impl Summary {
+    /// Counts what is reported.
+    pub(super) fn add(&mut self, report: &Report) {
+        match report {
+            Report::Connection(connection) => self.add_connection(connection),
+            Report::Dialed(dialed) => count(&mut self.dialed, &dialed.endpoint),
+            Report::Start(_) | Report::Change(_) | Report::Summary(_) => {}
+        }
+    }
+
+    fn add_connection(&mut self, connection: &Connection) {
+        self.connections += 1;
+        let at = connection.endpoint.as_deref().unwrap_or("-");
+        let by = connection.by.as_deref().unwrap_or("-");
+        match connection.outcome {
+            Outcome::Forwarded | Outcome::ForwardedAsBefore => count(&mut self.endpoints, at),
+            Outcome::Relayed => self.relayed += 1,
+            Outcome::NotTranslated => self.not_translated += 1,
+            Outcome::Refused => count(&mut self.refused, by),
+            Outcome::Dropped => count(&mut self.dropped, by),
+            Outcome::Unknown => self.unknown += 1,
+        }
+    }
+}
+
+fn count(counted: &mut Vec<Counted>, what: &str) {
+    match counted.iter_mut().find(|one| one.what == what) {
+        Some(one) => one.connections += 1,
+        None => counted.push(Counted {
+            what: what.to_owned(),
+            connections: 1,
+        }),
+    }
+}

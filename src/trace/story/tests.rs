@@ -1,0 +1,176 @@
+//! What is said of packets and changes in this order.
+
+use super::*;
+use crate::{
+    kernel::conntrack::flows::{State, Tuple},
+    net::Protocol,
+};
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+const CLIENT: &str = "10.244.0.9:40122";
+const TO: &str = "10.96.0.1:80";
+const ENDPOINT: &str = "10.244.0.11:8080";
+
+fn stories(protocol: Protocol, proxy: Proxy) -> Stories {
+    let target = TraceTarget {
+        to: at(TO),
+        protocol,
+        from: None,
+    };
+    Stories::new(target, proxy)
+}
+
+fn headers(source: &str, destination: &str) -> Option<Headers> {
+    Some(Headers {
+        protocol: 6,
+        source: at(source),
+        destination: at(destination),
+    })
+}
+
+fn step(packet: Option<Headers>, rule: &str, end: Option<End>) -> Step {
+    let words = report::Step {
+        at: rule.to_owned(),
+        verdict: "jump a".to_owned(),
+    };
+    Step {
+        id: 7,
+        packet,
+        input: Some("cni0".to_owned()),
+        words: Some((words, end)),
+    }
+}
+
+fn event(change: Change, from: &str, to: &str, served: &str) -> Event {
+    let flow = Flow::of(
+        6,
+        Tuple {
+            source: at(from),
+            destination: at(to),
+        },
+        Tuple {
+            source: at(served),
+            destination: at(from),
+        },
+        State::default(),
+    );
+    Event { change, flow }
+}
+
+fn connection(report: Option<Report>) -> report::Connection {
+    match report {
+        Some(Report::Connection(connection)) => connection,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_packet_is_followed_to_its_endpoint_and_its_connection_to_the_end() {
+    let mut stories = stories(Protocol::Tcp, Proxy::default());
+    let now = Instant::now();
+    assert_eq!(
+        stories.step(step(headers(CLIENT, TO), "one", None), now),
+        None
+    );
+    assert_eq!(stories.step(step(None, "two", None), now), None);
+    let of_another = Step {
+        id: 8,
+        ..step(headers("10.244.0.9:1", "10.96.0.2:80"), "other", None)
+    };
+    assert_eq!(stories.step(of_another, now), None);
+    let mut change = |change| stories.change(&event(change, CLIENT, TO, ENDPOINT), |_| None);
+    let found = connection(change(Change::New));
+    assert_eq!(found.client, CLIENT);
+    assert_eq!(found.input.as_deref(), Some("cni0"));
+    let rules: Vec<_> = found.steps.iter().map(|step| &*step.at).collect();
+    assert_eq!(rules, ["one", "two"]);
+    assert_eq!(found.outcome, Outcome::Forwarded);
+    assert_eq!(found.endpoint.as_deref(), Some(ENDPOINT));
+    for (kind, ended) in [(Change::Update, false), (Change::Destroy, true)] {
+        match change(kind) {
+            Some(Report::Change(found)) => assert_eq!(found.ended, ended),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(change(Change::Update), None, "it is known no more");
+    assert_eq!(stories.overdue(None), []);
+}
+
+#[test]
+fn what_is_refused_is_reported_once() {
+    for (end, outcome) in [
+        (End::Refused, Outcome::Refused),
+        (End::Dropped, Outcome::Dropped),
+    ] {
+        let mut stories = stories(Protocol::Tcp, Proxy::default());
+        let now = Instant::now();
+        let refused = || step(headers(CLIENT, TO), "rule", Some(end));
+        let found = connection(stories.step(refused(), now));
+        assert_eq!(
+            (found.outcome, found.by.as_deref()),
+            (outcome, Some("rule"))
+        );
+        assert_eq!(stories.step(refused(), now), None, "sent once more");
+        assert_eq!(stories.overdue(None), []);
+    }
+}
+
+#[test]
+fn where_nothing_is_said_of_the_end_conntrack_may_know() {
+    let held = event(Change::New, CLIENT, TO, ENDPOINT).flow;
+    let direct = event(Change::New, CLIENT, TO, TO).flow;
+    for (held, real, outcome, endpoint) in [
+        (None, None, Outcome::Unknown, None),
+        (
+            Some(&held),
+            None,
+            Outcome::ForwardedAsBefore,
+            Some(ENDPOINT),
+        ),
+        (Some(&direct), None, Outcome::NotTranslated, None),
+        (
+            Some(&direct),
+            Some(ENDPOINT),
+            Outcome::ForwardedAsBefore,
+            Some(ENDPOINT),
+        ),
+    ] {
+        let mut stories = stories(Protocol::Tcp, Proxy::default());
+        let now = Instant::now();
+        stories.step(step(headers(CLIENT, TO), "one", None), now);
+        assert_eq!(stories.overdue(Some(now)), [], "it may still go on");
+        assert_eq!(stories.overdue(Some(now + ENDED)), [at(CLIENT)]);
+        let found = connection(Some(stories.end(at(CLIENT), held, |_| real.map(at))));
+        assert_eq!(found.outcome, outcome);
+        assert_eq!(found.endpoint.as_deref(), endpoint);
+    }
+}
+
+#[test]
+fn what_the_proxy_relays_is_not_taken_for_an_endpoint() {
+    let proxy = Proxy {
+        relays: true,
+        endpoints: vec![at(ENDPOINT)],
+        own: vec!["10.244.0.1".parse().unwrap()],
+    };
+    let mut stories = stories(Protocol::Tcp, proxy);
+    let mut change = |from, to, served| {
+        let event = event(Change::New, from, to, served);
+        stories.change(&event, |_| None)
+    };
+    let found = connection(change(CLIENT, TO, "192.0.2.10:40000"));
+    assert_eq!((found.outcome, found.endpoint), (Outcome::Relayed, None));
+    let own = "10.244.0.1:50000";
+    match change(own, ENDPOINT, ENDPOINT) {
+        Some(Report::Dialed(dialed)) => assert_eq!(dialed.endpoint, ENDPOINT),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        change(CLIENT, ENDPOINT, ENDPOINT),
+        None,
+        "a pod calls a pod"
+    );
+}

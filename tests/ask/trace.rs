@@ -1,0 +1,302 @@
+//! `tripod trace`: real packets are followed, and nothing is left behind.
+
+use std::{
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use serde_json::Value;
+
+use super::{SOON, started, started_in, tripod};
+use crate::lab::{
+    BACKEND_PORT, Capture, Lab, Service, Share, ask, eventually, run, tripod_binary, udp_ask,
+    uml::{Profile, in_guest},
+};
+
+/// A trace under way, whose first line has been read.
+struct Trace {
+    process: Child,
+    lines: BufReader<ChildStdout>,
+    /// What is known before a packet came.
+    start: Value,
+}
+
+impl Trace {
+    /// Traces on the node what is sent `to`.
+    fn begin(lab: &Lab, to: &str, arguments: &[&str]) -> Trace {
+        let mut command: Command = lab.node.command(tripod_binary());
+        command
+            .args(["trace", "--output=json", "--timeout=30s", "--to", to])
+            .args(arguments)
+            .stdout(Stdio::piped());
+        let mut process = command.spawn().expect("starting tripod");
+        let mut lines = BufReader::new(process.stdout.take().expect("it is piped"));
+        let start = line(&mut lines).expect("a first line");
+        assert_eq!(start["kind"], "TraceStart");
+        Trace {
+            process,
+            lines,
+            start,
+        }
+    }
+
+    /// Waits for its end, and returns what it told of each kind.
+    fn end(mut self) -> Told {
+        let mut told = Told::default();
+        while let Some(report) = line(&mut self.lines) {
+            assert_eq!(report["apiVersion"], "tripod.proxy/v1");
+            match report["kind"].as_str() {
+                Some("TracedConnection") => told.connections.push(report),
+                Some("TraceSummary") => told.summary = report,
+                _ => told.others.push(report),
+            }
+        }
+        let status = self.process.wait().expect("its status");
+        assert!(status.success(), "{status}: {told:#?}");
+        told
+    }
+}
+
+fn line(lines: &mut impl BufRead) -> Option<Value> {
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("reading");
+    (!line.is_empty()).then(|| serde_json::from_str(&line).expect("JSON"))
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    connections: Vec<Value>,
+    others: Vec<Value>,
+    summary: Value,
+}
+
+fn endpoint(lab: &mut Lab, name: &str, family: usize) -> String {
+    let ip = lab.backend(name).host().addresses[family];
+    SocketAddr::new(ip, BACKEND_PORT).to_string()
+}
+
+/// Words of each step of a connection.
+fn steps(connection: &Value) -> Vec<String> {
+    let steps = connection["steps"].as_array().expect("a list").iter();
+    let words = steps.map(|step| {
+        let text = |field: &str| step[field].as_str().unwrap_or_default().to_owned();
+        text("at") + ": " + &text("verdict")
+    });
+    words.collect()
+}
+
+/// Checks that some step has all of `words`.
+fn passes(connection: &Value, words: &[&str]) {
+    let steps = steps(connection);
+    let has = |step: &String| words.iter().all(|word| step.contains(word));
+    assert!(steps.iter().any(has), "no {words:?} in {connection:#}");
+    let ends = |step: &String| step.contains("handle 0 ");
+    assert!(!steps.iter().any(ends), "ends of chains in {connection:#}");
+}
+
+/// The tables of traces.
+fn tables(lab: &Lab) -> String {
+    let listed = lab.node.command("nft").args(["list", "tables"]).output();
+    let listed = listed.expect("running nft").stdout;
+    let listed = String::from_utf8_lossy(&listed).into_owned();
+    let traces = listed.lines().filter(|line| line.contains("trace"));
+    traces.collect::<Vec<_>>().join("\n")
+}
+
+/// Calls are followed in `mode` to the endpoint; `rule` are words of a rule that they
+/// meet, `refusing` of the one that refuses them when there is no endpoint.
+fn calls_are_followed(mode: &str, rule: &[&str], refusing: &[&str]) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a", "b"]).publish(&web, &["a"]);
+        let _running = started_in(&lab, mode);
+        for (family, to) in web.cluster().into_iter().enumerate() {
+            let trace = Trace::begin(&lab, &to.to_string(), &["--count=3"]);
+            assert_eq!(trace.start["mode"], mode, "{:#}", trace.start);
+            assert_eq!(trace.start["servicePort"], "default/web:tcp");
+            for client in [&lab.client, &lab.node, &lab.client] {
+                assert_eq!(ask(client, to).expect("an answer"), "a");
+            }
+            let told = trace.end();
+            let expected = endpoint(&mut lab, "a", family);
+            assert_eq!(told.connections.len(), 3, "{told:#?}");
+            for connection in &told.connections {
+                assert_eq!(connection["outcome"], "forwarded", "{connection:#}");
+                assert_eq!(connection["endpoint"], *expected);
+                passes(connection, rule);
+            }
+            assert_eq!(told.connections[0]["input"], "cni0", "{told:#?}");
+            let endpoints = &told.summary["endpoints"];
+            assert_eq!(endpoints[0]["what"], *expected, "{endpoints:#}");
+            assert_eq!(endpoints[0]["connections"], 3);
+        }
+        let to = web.cluster()[0];
+        lab.publish(&web, &[]);
+        eventually("it is refused", SOON, || match ask(&lab.client, to) {
+            Err(_) => Ok(()),
+            Ok(answer) => Err(answer),
+        });
+        let trace = Trace::begin(&lab, &to.to_string(), &["--count=1"]);
+        assert!(ask(&lab.client, to).is_err());
+        let told = trace.end();
+        assert_eq!(told.connections[0]["outcome"], "refused", "{told:#?}");
+        passes(&told.connections[0], refusing);
+        assert_eq!(told.summary["refused"][0]["connections"], 1, "{told:#?}");
+        assert_eq!(tables(&lab), "");
+    });
+}
+
+#[test]
+fn in_nftables_mode() {
+    let rule = ["rule @services", "of table tripod"];
+    calls_are_followed("nftables", &rule, &["of table tripod: reject"]);
+}
+
+#[test]
+fn in_iptables_mode() {
+    let rule = ["default/web:tcp", "of table nat: jump KUBE-SVC-"];
+    calls_are_followed("iptables", &rule, &["of table filter: reject"]);
+}
+
+/// Runs `body` in nftables mode, with a Service at this address that has backend `a`.
+fn served(body: impl FnOnce(&mut Lab, SocketAddr)) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let _running = started_in(&lab, "nftables");
+        body(&mut lab, web.cluster()[0]);
+    });
+}
+
+#[test]
+fn a_udp_client_and_who_is_asked_for() {
+    served(|lab, to| {
+        let from = lab.client.addresses[0].to_string();
+        let arguments = ["--count=1", "--from", &from];
+        let trace = Trace::begin(lab, &format!("{to}/udp"), &arguments);
+        // Of another address, and of another protocol.
+        udp_ask(&lab.node, to).expect("an answer");
+        ask(&lab.client, to).expect("an answer");
+        udp_ask(&lab.client, to).expect("an answer");
+        let told = trace.end();
+        assert_eq!(told.connections.len(), 1, "{told:#?}");
+        let client = told.connections[0]["client"].as_str().expect("an address");
+        assert!(client.starts_with(&from), "{told:#?}");
+        let expected = endpoint(lab, "a", 0);
+        assert_eq!(told.connections[0]["endpoint"], *expected, "{told:#?}");
+    });
+}
+
+#[test]
+fn userspace_mode_relays() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1);
+        lab.publish(&web, &["a"]);
+        let _running = started(lab, &[]);
+        let to = web.cluster()[0];
+        let trace = Trace::begin(lab, &to.to_string(), &["--count=2"]);
+        assert_eq!(trace.start["mode"], "userspace");
+        for _ in 0..2 {
+            assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
+        }
+        let told = trace.end();
+        assert_eq!(told.connections.len(), 2, "{told:#?}");
+        for connection in &told.connections {
+            assert_eq!(connection["outcome"], "relayed", "{connection:#}");
+            passes(connection, &["of table nat"]);
+        }
+        let expected = endpoint(lab, "a", 0);
+        let dialed = told.others.iter();
+        let mut dialed = dialed.filter(|report| report["kind"] == "TracedDial");
+        assert!(
+            dialed.any(|report| report["endpoint"] == *expected),
+            "{told:#?}"
+        );
+    });
+}
+
+#[test]
+fn nothing_is_left_behind_and_calls_go_on() {
+    served(|lab, to| {
+        let mut trace = Trace::begin(lab, &to.to_string(), &["--count=1000"]);
+        assert!(tables(lab).contains("tripod-trace-"), "{}", tables(lab));
+        for at in 0..100 {
+            assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
+            if at == 50 {
+                // SIGKILL: it can clean nothing up.
+                trace.process.kill().expect("it is killed");
+                trace.process.wait().expect("its status");
+            }
+        }
+        eventually("the table is gone", SOON, || match tables(lab) {
+            left if left.is_empty() => Ok(()),
+            left => Err(left),
+        });
+    });
+}
+
+#[test]
+fn it_ends_in_time_and_says_what_was_wrong() {
+    Lab::run(|lab| {
+        // No proxy runs.
+        let to = ["--to", "10.96.0.1:80"];
+        let arguments = [&["trace", "--timeout=200ms"], &to[..]].concat();
+        let printed = tripod(&lab.node, &arguments);
+        assert_eq!(printed.status, Some(0), "{printed:?}");
+        for words in ["not seen: which Service it is", "connections: 0\n"] {
+            assert!(printed.text.contains(words), "no {words:?} in {printed:?}");
+        }
+        for (arguments, words) in [
+            (&["--from", "::1"][..], "different IP families"),
+            (&["--count", "0"], "--count"),
+            (&["--timeout", "ten"], "--timeout"),
+            (&["--output", "yaml"], "--output"),
+        ] {
+            let arguments = [&["trace"], &to[..], arguments].concat();
+            let printed = tripod(&lab.node, &arguments);
+            assert_eq!(printed.status, Some(2), "{printed:?}");
+            assert!(printed.error.contains(words), "{printed:?}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "for a guest kernel with IPVS"]
+fn ipvs_names_the_real_server() {
+    run(Share::Alone, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1).with_external_ip();
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let _running = started_in(&lab, "ipvs");
+        let to = web.external()[0];
+        let trace = Trace::begin(&lab, &to.to_string(), &["--count=2"]);
+        assert_eq!(trace.start["mode"], "ipvs");
+        // This kernel has no nf_tables for IPv4.
+        let unseen = trace.start["unseen"].as_array().expect("a list").iter();
+        let mut unseen = unseen.filter_map(Value::as_str);
+        assert!(
+            unseen.any(|why| why.starts_with("rules, which this kernel cannot trace")),
+            "{:#}",
+            trace.start
+        );
+        for _ in 0..2 {
+            assert_eq!(ask(&lab.outside, to).expect("an answer"), "a");
+        }
+        let told = trace.end();
+        let expected = endpoint(&mut lab, "a", 0);
+        assert_eq!(told.connections.len(), 2, "{told:#?}");
+        for connection in &told.connections {
+            assert_eq!(connection["outcome"], "forwarded", "{connection:#}");
+            assert_eq!(connection["endpoint"], *expected, "{connection:#}");
+        }
+    });
+}
+
+#[test]
+fn guest_full_ask_trace() {
+    let tests = ["ask::trace::ipvs_names_the_real_server"];
+    in_guest(Profile::Full, &tests, &[]);
+}
