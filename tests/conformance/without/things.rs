@@ -9,7 +9,7 @@ pub struct Thing {
     pub what: &'static str,
     /// How to get it.
     pub get: &'static str,
-    /// How rules that use it spell it, if rules do.
+    /// How the rules of the cases spell it, if they use it.
     pub rules: Option<&'static str>,
     /// Further cases that have to do with it, by parts of their names.
     pub cases: &'static [&'static str],
@@ -255,11 +255,10 @@ pub const THINGS: [Thing; 33] = [
         "update @",
         &["Clients stick to", "endpoint goes sticks", "Affinity ends"],
     ),
-    extension(
+    // No Service of the cases is named by `--service-metrics`.
+    object(
         "nft-counters",
         "IPv4 nf_tables sets that count",
         "a kernel of 5.7 or later, before 5.18 with CONFIG_NFT_COUNTER",
-        "counter;",
-        &[],
     ),
 ];
