@@ -31,13 +31,12 @@ impl Explain for Nftables {
 
     fn objects(&mut self, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let family: Family = port.name.family;
-        let mut families = self.families.iter();
-        let Some(of_family) = families.find(|state| state.table.family() == family) else {
+        let Some(served) = self.families.get(family) else {
             return Vec::new();
         };
-        let options = of_family.options(&self.setup, map, &Changes::default());
+        let options = served.options(&self.setup, map, &Changes::default());
         let sets = plan::Sets::new(family);
-        let elements = of_family.table.elements(port, &options).into_iter();
+        let elements = served.table.elements(port, &options).into_iter();
         elements
             .map(|(set, element)| element.named(sets.get(set)))
             .collect()

@@ -92,7 +92,8 @@ pub struct Setup {
 /// nftables mode, for the families that this kernel can serve.
 pub struct Nftables {
     setup: Setup,
-    families: Vec<ServedFamily>,
+    /// `None`: this kernel cannot serve the family.
+    families: PerFamily<Option<ServedFamily>>,
     watcher: Watcher,
     /// When notifications are read next. Kept here, as whoever waits for it may
     /// stop and begin again at any time.
@@ -114,7 +115,7 @@ impl Nftables {
     /// When the kernel's notifications cannot be had.
     pub fn new(setup: Setup, kernel: &Kernel) -> Result<Nftables, SyncError> {
         let open = |family: Family| {
-            Ok(ServedFamily {
+            Ok::<_, Error>(ServedFamily {
                 table: FamilyTable::open(family)?,
                 features: Features::of(kernel, family),
                 flows: StaleFlows::default(),
@@ -126,17 +127,25 @@ impl Nftables {
                 .into_iter();
             kernel.can(&Ability::Sockets(*family)) && required.all(|ability| kernel.can(&ability))
         };
-        let families = Family::ALL.into_iter().filter(able).map(open);
-        let families: Result<Vec<ServedFamily>, Error> = families.collect();
-        let families = families?;
-        let own: Result<Vec<u32>, Error> = families.iter().map(|f| f.table.port()).collect();
-        let watcher = Watcher::open(&own?).map_err(Error::from)?;
+        let (mut families, mut own) = (PerFamily::default(), Vec::new());
+        for family in Family::ALL.into_iter().filter(able) {
+            let served = open(family)?;
+            own.push(served.table.port()?);
+            *families.get_mut(family) = Some(served);
+        }
+        let watcher = Watcher::open(&own).map_err(Error::from)?;
         Ok(Nftables {
             setup,
             families,
             watcher,
             next_check: Instant::now() + CHECK,
         })
+    }
+
+    /// Returns the families that are served.
+    fn served_mut(&mut self) -> impl Iterator<Item = (Family, &mut ServedFamily)> {
+        let families = self.families.iter_mut();
+        families.filter_map(|(family, served)| Some((family, served.as_mut()?)))
     }
 
     /// Reads what others changed; true if that concerns a table of ours.
@@ -149,10 +158,10 @@ impl Nftables {
             }
         };
         let mut concerned = false;
-        for state in &mut self.families {
-            if changes.concern(state.table.family(), TABLE) {
+        for (family, served) in self.served_mut() {
+            if changes.concern(family, TABLE) {
                 concerned = true;
-                state.table.externally_modified();
+                served.table.externally_modified();
             }
         }
         concerned
@@ -214,10 +223,9 @@ impl Mode for Nftables {
         // A family that is not served has nothing to do.
         let mut outcomes: Outcomes =
             PerFamily::each(|family| asked.get(family).map(|_| Ok(SyncReport::default())));
-        for state in &mut self.families {
-            let family = state.table.family();
-            if let Some(changes) = asked.get(family) {
-                let outcome = state.sync(&self.setup, map, changes, &self.watcher).await;
+        for (family, served) in self.families.iter_mut() {
+            if let Some((served, changes)) = served.as_mut().zip(*asked.get(family)) {
+                let outcome = served.sync(&self.setup, map, changes, &self.watcher).await;
                 *outcomes.get_mut(family) = Some(outcome);
             }
         }
@@ -226,10 +234,11 @@ impl Mode for Nftables {
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
         let mut compared = Compared::default();
-        for state in &mut self.families {
-            let options = state.options(&self.setup, map, &Changes::default());
-            let found = state.table.compare(map, options);
-            *compared.get_mut(state.table.family()) = Some(found.map_err(SyncError::from));
+        for (family, served) in self.families.iter_mut() {
+            let Some(served) = served else { continue };
+            let options = served.options(&self.setup, map, &Changes::default());
+            let found = served.table.compare(map, options);
+            *compared.get_mut(family) = Some(found.map_err(SyncError::from));
         }
         compared
     }
@@ -246,8 +255,8 @@ impl Mode for Nftables {
         loop {
             sleep_until(self.next_check).await;
             self.next_check = Instant::now() + CHECK;
-            for state in &mut self.families {
-                state.table.forget();
+            for (_, served) in self.served_mut() {
+                served.table.forget();
             }
             if self.read_notifications() {
                 return;
@@ -256,9 +265,9 @@ impl Mode for Nftables {
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
-        let families = self.families.iter();
-        families
-            .map(|state| (state.table.family(), Engine::NfTables))
+        let served = self.families.iter().filter(|(_, served)| served.is_some());
+        served
+            .map(|(family, _)| (family, Engine::NfTables))
             .collect()
     }
 }
