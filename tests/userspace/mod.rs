@@ -4,6 +4,7 @@ mod addresses;
 mod affinity;
 mod capture;
 mod changes;
+mod circles;
 mod command_line;
 mod descriptors;
 mod guest;

@@ -36,8 +36,6 @@ pub struct Executor {
     ports: RedirectPorts,
     groups: HashMap<GroupName, Box<ListenerSet>>,
     loads: Loads,
-    /// The group of each frontend.
-    owners: HashMap<Frontend, GroupName>,
     affinities: HashMap<ServicePortName, Weak<Affinity>>,
     /// What capture should bring to us, each with its local port.
     desired: Desired,
@@ -77,7 +75,6 @@ impl Executor {
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             groups: HashMap::new(),
             loads: Loads::default(),
-            owners: HashMap::new(),
             affinities: HashMap::new(),
             desired: Desired::new(),
             changed: BTreeSet::new(),
@@ -103,6 +100,7 @@ impl Executor {
         mut plan: impl FnMut(&ServicePort) -> Option<Vec<GroupPlan>>,
         mut done: impl FnMut(ServicePortName, Result<(), String>),
     ) {
+        self.shared.captured.serve_node_ports(node);
         // Removals first: another Service may have what one gives up.
         let (present, gone): (Vec<_>, Vec<_>) =
             names.into_iter().partition(|name| map.get(name).is_some());
@@ -132,7 +130,8 @@ impl Executor {
                 continue;
             };
             let owned = group.frontends.iter();
-            let owned = owned.filter(|frontend| self.owners.get(*frontend) == Some(&name));
+            let captured = &self.shared.captured;
+            let owned = owned.filter(|frontend| captured.owner(frontend).as_ref() == Some(&name));
             let group = AppliedGroup {
                 frontends: owned.copied().collect(),
                 listens_on: group.listens_on().collect(),
@@ -159,8 +158,8 @@ impl Executor {
     }
 
     /// Returns the ServicePort that `frontend` belongs to.
-    pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
-        self.owners.get(frontend).map(|name| &name.port)
+    pub fn owner(&self, frontend: &Frontend) -> Option<ServicePortName> {
+        self.shared.captured.owner(frontend).map(|name| name.port)
     }
 
     /// Returns what is to be captured.
@@ -254,7 +253,7 @@ impl Executor {
                 self.capture(&frontend, target);
             }
             Step::Release(frontend, release) => {
-                self.owners.remove(&frontend);
+                self.shared.captured.remove(&frontend);
                 match release {
                     Release::Now => self.capture(&frontend, None),
                     Release::Unused if self.desired.contains_key(&frontend) => {
@@ -270,7 +269,7 @@ impl Executor {
     fn route(&mut self, plan: &GroupPlan) {
         let affinity = self.affinity(plan);
         for frontend in &plan.frontends {
-            self.owners.insert(*frontend, plan.name.clone());
+            self.shared.captured.insert(*frontend, &plan.name);
             self.retiring.remove(frontend);
         }
         let shared = &self.shared;

@@ -384,7 +384,7 @@ impl Mode for Userspace {
             Some(match found {
                 Ok(found) => {
                     let owned = found.into_iter().map(|(frontend, difference)| Difference {
-                        owner: frontend.and_then(|f| self.executor.owner(&f).cloned()),
+                        owner: frontend.and_then(|f| self.executor.owner(&f)),
                         ..difference
                     });
                     Ok(failed.chain(owned).collect())

@@ -66,6 +66,7 @@ impl Options {
             tcp_user_timeout: self.tcp_user_timeout,
             transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
             cluster_local,
+            captured: Default::default(),
             next_worker: Default::default(),
             ports_logged: Default::default(),
         })

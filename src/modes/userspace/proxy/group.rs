@@ -4,7 +4,10 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use arc_swap::ArcSwap;
@@ -111,6 +114,7 @@ pub struct ServiceGroup {
     cluster_local: Arc<ClusterLocal>,
     failing: Failing,
     routing: ArcSwap<Routing>,
+    comes_back_logged: AtomicBool,
 }
 
 impl ServiceGroup {
@@ -121,6 +125,7 @@ impl ServiceGroup {
             cluster_local,
             failing: Failing::default(),
             routing: ArcSwap::from_pointee(routing),
+            comes_back_logged: AtomicBool::new(false),
         }
     }
 
@@ -149,6 +154,11 @@ impl ServiceGroup {
     pub fn passes_over(&self, endpoint: &SocketAddr) -> bool {
         let ejected = self.failing.ejected();
         ejected.is_some_and(|ejected| ejected.has(endpoint))
+    }
+
+    /// Returns true for the first call: an endpoint was found whose calls come back.
+    pub fn first_that_comes_back(&self) -> bool {
+        !self.comes_back_logged.swap(true, Relaxed)
     }
 
     /// Returns whether source ranges let the client of `flow` call.

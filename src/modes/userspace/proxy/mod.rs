@@ -1,8 +1,9 @@
 //! What carries bytes between clients and endpoints: runs on the workers, sees
-//! service groups only, and reads them without locks.
+//! service groups only, and reads their routing without locks.
 
 pub mod affinity;
 pub mod backends;
+pub mod captured;
 pub mod cluster_local;
 pub mod counters;
 pub mod descriptors;
@@ -15,6 +16,7 @@ pub mod udp;
 pub mod workers;
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -23,9 +25,10 @@ use std::{
 };
 
 use self::{
-    cluster_local::ClusterLocal, counters::Counters, descriptors::Descriptors,
-    transparent::Transparent,
+    captured::Captured, cluster_local::ClusterLocal, counters::Counters, descriptors::Descriptors,
+    group::ServiceGroup, transparent::Transparent,
 };
+use crate::net::Protocol;
 
 /// What all connections and associations share.
 #[derive(Debug)]
@@ -49,6 +52,8 @@ pub struct Shared {
     pub cluster_local: Arc<ClusterLocal>,
     /// Which endpoints see the client's address.
     pub transparent: Arc<Transparent>,
+    /// Calls of these addresses come back here.
+    pub captured: Captured,
     /// The worker where the next listeners begin.
     pub next_worker: AtomicUsize,
     /// That local ports run out was logged.
@@ -59,5 +64,20 @@ impl Shared {
     /// Returns the worker where the `sockets` of the next listeners begin.
     pub fn next_worker(&self, sockets: usize) -> usize {
         self.next_worker.fetch_add(sockets, Relaxed)
+    }
+
+    /// Returns whether a call of `endpoint` would come back to this process; logs that
+    /// once for each group.
+    fn comes_back(&self, group: &ServiceGroup, protocol: Protocol, endpoint: SocketAddr) -> bool {
+        let comes_back = self.captured.has(protocol, endpoint);
+        if comes_back && group.first_that_comes_back() {
+            tracing::warn!(
+                service = %group.label,
+                %endpoint,
+                "this endpoint is not called: it is itself the address of a Service, so that each \
+                 call would come back here; give the Service the endpoints that serve it"
+            );
+        }
+        comes_back
     }
 }

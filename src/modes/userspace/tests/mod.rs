@@ -76,6 +76,7 @@ impl Proxy {
             tcp_user_timeout: Duration::from_secs(120),
             transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
             cluster_local,
+            captured: Default::default(),
             next_worker: Default::default(),
             ports_logged: false.into(),
         });

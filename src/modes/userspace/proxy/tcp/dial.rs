@@ -16,7 +16,7 @@ use super::super::{
     group::ServiceGroup,
     transparent,
 };
-use crate::{kernel::socket::set_options, sched::Flow, services::Retry};
+use crate::{kernel::socket::set_options, net, sched::Flow, services::Retry};
 
 /// How long the first, second, ... attempt of a connection waits for its
 /// endpoint, as the userspace mode of kube-proxy before 1.26 did.
@@ -99,6 +99,14 @@ impl<'a> Search<'a> {
                     continue;
                 }
             };
+            if self
+                .shared
+                .comes_back(self.group, net::Protocol::Tcp, endpoint.address)
+            {
+                self.attempts += 1;
+                self.failed(endpoint.address, &"its calls come back here");
+                continue;
+            }
             let lease = endpoint.lease();
             if self.attempts > 0 {
                 self.shared.counters.dial_retries.inc();

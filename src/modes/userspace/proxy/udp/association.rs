@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     kernel::socket::{datagram, local_ports::Failure},
+    net::Protocol,
     sched::Flow,
     services::Retry,
 };
@@ -157,6 +158,14 @@ impl Associations {
         };
         let (endpoint, backend, local, place) = loop {
             let endpoint = self.group.pick(&flow(key), &mut tried)?;
+            if self
+                .shared
+                .comes_back(&self.group, Protocol::Udp, endpoint.address)
+            {
+                let error = io::Error::other("its calls come back here");
+                self.unreachable(&endpoint, &mut tried, &error);
+                continue;
+            }
             let (place, ended) = self.shared.udp.flows.begin(endpoint.address);
             self.count_ended(ended);
             let place = match place {

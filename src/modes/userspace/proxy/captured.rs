@@ -1,0 +1,107 @@
+//! The addresses whose calls come to this process.
+//!
+//! An endpoint that is one of them would have each connection come back as a new one
+//! for as long as there are descriptors. In the kernel's modes such calls just end:
+//! a packet is translated once.
+
+use std::net::{IpAddr, SocketAddr};
+
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+
+use super::super::{
+    capture::Frontend,
+    plan::{GroupName, listen::NodeContext},
+};
+use crate::net::{Family, Protocol};
+
+/// Which service group each frontend belongs to. Syncs write it, the data path reads it.
+#[derive(Debug, Default)]
+pub struct Captured {
+    owners: RwLock<HashMap<Frontend, GroupName>>,
+    /// The node's addresses that serve node ports.
+    node: RwLock<Vec<IpAddr>>,
+}
+
+impl Captured {
+    /// Records that calls of `frontend` go to the group `owner`.
+    pub fn insert(&self, frontend: Frontend, owner: &GroupName) {
+        self.owners.write().insert(frontend, owner.clone());
+    }
+
+    /// Records that they no longer do.
+    pub fn remove(&self, frontend: &Frontend) {
+        self.owners.write().remove(frontend);
+    }
+
+    /// Records where node ports are served.
+    pub fn serve_node_ports(&self, node: &NodeContext) {
+        let addresses = node.addresses.iter().copied();
+        let served = addresses
+            .filter(|ip| node.node_ports.contains(ip))
+            .collect();
+        if *self.node.read() != served {
+            *self.node.write() = served;
+        }
+    }
+
+    /// Returns the group that `frontend` belongs to.
+    pub fn owner(&self, frontend: &Frontend) -> Option<GroupName> {
+        self.owners.read().get(frontend).cloned()
+    }
+
+    /// Returns whether calls of `to` come to this process.
+    pub fn has(&self, protocol: Protocol, to: SocketAddr) -> bool {
+        let (ip, port) = (to.ip(), to.port());
+        let owners = self.owners.read();
+        owners.contains_key(&Frontend::service(protocol, ip, port))
+            || (owners.contains_key(&Frontend::node_port(protocol, Family::of(&ip), port))
+                && self.node.read().contains(&ip))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        modes::userspace::{capture::Method, plan::GroupKind},
+        net::PerFamily,
+        node::Served,
+        services::service_ports::service_port,
+    };
+
+    #[test]
+    fn it_has_service_addresses_and_node_ports_where_they_are_served() {
+        let captured = Captured::default();
+        let port = service_port("web", [10, 96, 0, 1]);
+        let group = GroupName::of(&port.name, GroupKind::Internal);
+        let service = Frontend::service(Protocol::Tcp, [10, 96, 0, 1].into(), 80);
+        captured.insert(service, &group);
+        captured.insert(
+            Frontend::node_port(Protocol::Tcp, Family::V4, 30080),
+            &group,
+        );
+        captured.serve_node_ports(&NodeContext {
+            methods: PerFamily::each(|_| Method::Local),
+            addresses: vec![[192, 0, 2, 1].into()],
+            node_ports: Arc::new(Served::All),
+            opens_listeners: true,
+        });
+        let cases = [
+            (Protocol::Tcp, "10.96.0.1:80", true),
+            (Protocol::Udp, "10.96.0.1:80", false),
+            (Protocol::Tcp, "10.96.0.1:81", false),
+            (Protocol::Tcp, "192.0.2.1:30080", true),
+            (Protocol::Tcp, "192.0.2.2:30080", false),
+            (Protocol::Tcp, "192.0.2.1:80", false),
+        ];
+        for (protocol, to, expected) in cases {
+            let to: SocketAddr = to.parse().expect("table");
+            assert_eq!(captured.has(protocol, to), expected, "{to}");
+        }
+        captured.remove(&service);
+        assert!(!captured.has(Protocol::Tcp, "10.96.0.1:80".parse().expect("an address")));
+    }
+}

@@ -1,0 +1,127 @@
+//! Endpoints that are themselves addresses of Services: calls of them end, and do not
+//! come back to Tripod for as long as there are descriptors.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::SOON;
+use crate::lab::{Lab, Service, ask, eventually, udp_ask};
+
+on_each_capture!(
+    a_service_whose_endpoint_is_itself_costs_nothing,
+    two_services_in_a_circle_cost_nothing,
+    an_endpoint_beside_the_circle_is_reached,
+    an_endpoint_that_is_a_node_port_costs_nothing,
+);
+
+/// Gives `service` these endpoints, over TCP and UDP.
+fn lead(lab: &Lab, service: &Service, to: &[SocketAddr]) {
+    let slice = |number: usize, to: &SocketAddr| {
+        let family = if to.is_ipv4() { "IPv4" } else { "IPv6" };
+        let ports = ["TCP", "UDP"].map(|protocol| {
+            json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": to.port()})
+        });
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("{}-{number}", service.name), "namespace": "default",
+                "labels": {"kubernetes.io/service-name": service.name},
+            },
+            "addressType": family,
+            "ports": ports,
+            "endpoints": [{"addresses": [to.ip()], "conditions": {"ready": true}}],
+        })
+    };
+    let items: Vec<_> = to.iter().enumerate().map(|(n, to)| slice(n, to)).collect();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+    lab.write(&format!("{}-slices.json", service.name), &list.to_string());
+}
+
+/// Calls that cannot be answered leave no connection and no UDP client behind.
+fn calls_end(lab: &Lab, to: &[SocketAddr]) {
+    let tripod = lab.tripod();
+    let before = tripod.descriptors();
+    for to in to {
+        for (protocol, answer) in [
+            ("TCP", ask(&lab.client, *to)),
+            ("UDP", udp_ask(&lab.client, *to)),
+        ] {
+            assert!(answer.is_err(), "{protocol} {to}: {answer:?}");
+            let service = format!("service=default/web:{}", protocol.to_lowercase());
+            let endpoint = format!("endpoint={to}");
+            tripod.logs_once(&["WARN", "this endpoint is not called", &service, &endpoint]);
+        }
+    }
+    eventually("nothing is left of the calls", SOON, || {
+        let left = tripod.descriptors().saturating_sub(before);
+        if left <= 2 {
+            Ok(())
+        } else {
+            Err(format!("{left} more descriptors"))
+        }
+    });
+    let spent = tripod.processor_time();
+    assert!(spent < Duration::from_secs(2), "{spent:?}");
+}
+
+fn a_service_whose_endpoint_is_itself_costs_nothing(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.publish(&web, &[]);
+    lead(lab, &web, &web.cluster());
+    calls_end(lab, &web.cluster());
+}
+
+fn two_services_in_a_circle_cost_nothing(lab: &mut Lab) {
+    let (one, other) = (Service::new("one", 10), Service::new("other", 11));
+    for (service, next) in [(&one, &other), (&other, &one)] {
+        lab.publish(service, &[]);
+        lead(lab, service, &next.cluster());
+    }
+    // Each call goes no further than to the first of them.
+    let tripod = lab.tripod();
+    for to in one.cluster() {
+        assert!(ask(&lab.client, to).is_err());
+        assert!(udp_ask(&lab.client, to).is_err());
+    }
+    assert_eq!(tripod.logged(&["WARN", "service=default/other"]), 0);
+}
+
+fn an_endpoint_beside_the_circle_is_reached(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.add_backends(&["a"]).publish_all(&web);
+    lead(lab, &web, &web.cluster());
+    let _tripod = lab.tripod();
+    for to in web.cluster() {
+        for _ in 0..10 {
+            assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
+            assert_eq!(udp_ask(&lab.client, to).expect("an answer"), "a");
+        }
+    }
+}
+
+fn an_endpoint_that_is_a_node_port_costs_nothing(lab: &mut Lab) {
+    let web = Service::new("web", 10).with_node_port();
+    lab.publish(&web, &[]);
+    let node: Vec<SocketAddr> = lab
+        .node
+        .addresses
+        .iter()
+        .map(|ip: &IpAddr| SocketAddr::new(*ip, web.node_port()))
+        .collect();
+    lead(lab, &web, &node);
+    let tripod = lab.tripod();
+    let before = tripod.descriptors();
+    for (to, endpoint) in web.cluster().iter().zip(node) {
+        assert!(ask(&lab.client, *to).is_err());
+        let endpoint = format!("endpoint={endpoint}");
+        tripod.logs_once(&[
+            "WARN",
+            "this endpoint is not called",
+            "default/web:tcp",
+            &endpoint,
+        ]);
+    }
+    assert!(tripod.descriptors() < before + 10);
+}
