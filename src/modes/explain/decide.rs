@@ -1,7 +1,8 @@
 //! What becomes of a packet.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use super::{
@@ -42,6 +43,7 @@ pub fn decide(map: &ServiceMap, behaviour: &Behaviour, packet: &Packet) -> Expla
         ),
         Frontend::None => way.unowned(),
     }
+    way.name_dead_ends(map);
     way.explanation
 }
 
@@ -75,6 +77,27 @@ struct Way<'a> {
 impl Way<'_> {
     fn step(&mut self, words: impl Into<String>) {
         self.explanation.steps.push(words.into());
+    }
+
+    /// Names the candidates that are addresses of Services themselves: the kernel's modes
+    /// translate a packet once, and userspace mode does not call itself.
+    fn name_dead_ends(&mut self, map: &ServiceMap) {
+        let protocol = self.packet.protocol;
+        let candidates = self.explanation.candidates.iter();
+        let candidates: HashSet<SocketAddr> = candidates.map(|one| one.address).collect();
+        if candidates.is_empty() {
+            return;
+        }
+        for port in map.iter().filter(|port| port.name.protocol == protocol) {
+            let addresses = port.addresses().map(|ip| SocketAddr::new(ip, port.port));
+            for address in addresses.filter(|address| candidates.contains(address)) {
+                let name = &port.name;
+                self.step(format!(
+                    "endpoint {address} is itself an address of {name}: calls that are sent there \
+                     do not reach its endpoints"
+                ));
+            }
+        }
     }
 
     fn end(&mut self, verdict: Verdict, why: impl Into<String>) {

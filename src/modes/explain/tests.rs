@@ -152,3 +152,23 @@ fn a_connection_is_stale_where_new_ones_would_not_go_the_same_way() {
         assert_eq!(found, None, "{mode}, {translated_to:?}");
     }
 }
+
+#[test]
+fn an_endpoint_that_is_the_address_of_a_service_is_named() {
+    let to_a_service = ServicePort {
+        endpoints: endpoints([endpoint(([10, 96, 0, 1], 80))]),
+        ..service_port("other", [10, 96, 0, 2])
+    };
+    let map = [to_a_service, service_port("web", [10, 96, 0, 1])];
+    let packet = Packet {
+        to: "10.96.0.2:80".parse().unwrap(),
+        protocol: Protocol::Tcp,
+        from: Caller::Pod,
+    };
+    let explanation = decide(&map.into_iter().collect(), &behaviour(pods()), &packet);
+    let last = explanation.steps.last().unwrap();
+    assert!(
+        last.contains("10.96.0.1:80 is itself an address of"),
+        "{last}"
+    );
+}
