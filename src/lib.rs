@@ -29,6 +29,7 @@ pub mod serve;
 pub mod services;
 pub mod start;
 pub mod status_api;
+pub mod test;
 pub mod trace;
 pub mod trouble;
 pub mod watch;

@@ -7,7 +7,7 @@ mod explain;
 mod paint;
 mod services;
 mod status;
-mod table;
+pub mod table;
 mod times;
 mod watch;
 

@@ -4,7 +4,7 @@
 const GAP: usize = 2;
 
 /// Returns the rows as lines, each column as wide as its longest cell.
-pub(super) fn lines<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> Vec<String> {
+pub fn lines<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> Vec<String> {
     let mut widths = [0; COLUMNS];
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {

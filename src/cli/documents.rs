@@ -8,7 +8,7 @@ use clap_mangen::Man;
 const PROGRAM: &str = "tripod";
 
 /// Each subcommand, and what its page is called.
-const PAGES: [(&str, &str); 11] = [
+const PAGES: [(&str, &str); 12] = [
     ("cleanup", "tripod-cleanup"),
     ("completion", "tripod-completion"),
     ("diff", "tripod-diff"),
@@ -19,6 +19,7 @@ const PAGES: [(&str, &str); 11] = [
     ("render", "tripod-render"),
     ("services", "tripod-services"),
     ("status", "tripod-status"),
+    ("test", "tripod-test"),
     ("trace", "tripod-trace"),
 ];
 

@@ -8,6 +8,7 @@ mod flags;
 mod migrate;
 mod options;
 mod settings;
+mod test;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -28,6 +29,7 @@ pub use self::{
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
     settings::{Job, Settings},
+    test::{Place, Test},
     trace::Trace,
 };
 
@@ -137,6 +139,7 @@ pub fn command() -> Command {
         .subcommand(ask::explain())
         .subcommand(ask::diff())
         .subcommand(trace::command())
+        .subcommand(test::command())
         .subcommand(documents::completion())
         .subcommand(documents::man());
     with_flags(command)
@@ -181,6 +184,11 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
             let trace = trace::read(matches);
             let trace = trace.map_err(|why| Stop::Refusal(format!("error: {why}")))?;
             Some(Subcommand::Trace(trace))
+        }
+        (None, Some(("test", matches))) => {
+            let test = test::read(matches);
+            let test = test.map_err(|why| Stop::Refusal(format!("error: {why}")))?;
+            Some(Subcommand::Test(test))
         }
         _ => None,
     };

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Ask, Migrate, Output, Trace};
+use super::{Ask, Migrate, Output, Test, Trace};
 use crate::{
     config::KubeProxyConfiguration,
     kernel::probe::LeaveOut,
@@ -168,6 +168,7 @@ pub(super) enum Subcommand {
     Ask(Ask),
     Trace(Trace),
     Migrate(Migrate),
+    Test(Test),
 }
 
 impl CommandLine {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Ask, Migrate, Output, Own, Stop, Trace, Version, flags,
+    Ask, Migrate, Output, Own, Stop, Test, Trace, Version, flags,
     options::{CommandLine, Subcommand},
 };
 use crate::config::{
@@ -57,6 +57,8 @@ pub enum Job {
     Trace(Trace),
     /// Print what will differ from kube-proxy, and exit.
     Migrate(Migrate),
+    /// Try out what the mode promises, and exit.
+    Test(Test),
     /// Write [`Settings::configuration`] to this file, and exit.
     WriteConfig(PathBuf),
 }
@@ -117,6 +119,7 @@ pub(super) fn settle(
         Some(Subcommand::Ask(ask)) => Job::Ask(ask),
         Some(Subcommand::Trace(trace)) => Job::Trace(trace),
         Some(Subcommand::Migrate(migrate)) => Job::Migrate(migrate),
+        Some(Subcommand::Test(test)) => Job::Test(test),
         Some(Subcommand::Cleanup) => Job::Cleanup,
         None if options.cleanup => Job::Cleanup,
         None if options.init_only => Job::Init,

@@ -23,15 +23,20 @@ impl ModeName {
         ModeName::Iptables,
         ModeName::Userspace,
     ];
-}
 
-impl fmt::Display for ModeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// Returns the name.
+    pub const fn name(self) -> &'static str {
+        match self {
             ModeName::Ipvs => "ipvs",
             ModeName::Nftables => "nftables",
             ModeName::Iptables => "iptables",
             ModeName::Userspace => "userspace",
-        })
+        }
+    }
+}
+
+impl fmt::Display for ModeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     modes::Mode,
     node::{self, NodePorts},
     runner::metrics::Metrics,
-    trace,
+    test, trace,
 };
 
 /// How a job ended.
@@ -39,6 +39,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::Ask(question) => return Ok(ask::ask(question).await),
         Job::Trace(asked) => return Ok(trace::trace(asked).await),
         Job::Migrate(asked) => return Ok(migrate::check(asked).await),
+        Job::Test(asked) => return Ok(test::test(asked).await),
         Job::WriteConfig(path) => write_config(&settings, path),
         Job::Cleanup => takeover::cleanup_all(&settings.effective.ipvs_exclude).await,
         Job::Init => init(&settings).await,

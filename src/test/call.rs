@@ -1,0 +1,133 @@
+//! Calls, and the server that answers them with its name.
+//!
+//! A caller sends a line; the server answers with one line: its name, a space, and the
+//! address that the call came from, as it saw it.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UdpSocket},
+    time::timeout,
+};
+
+use crate::net::Protocol;
+
+const QUESTION: &[u8] = b"who\n";
+/// The longest answer that is read, in bytes: a name of Kubernetes (253) and an address.
+const LONGEST: u64 = 512;
+
+/// What came of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// A server answered.
+    Answer {
+        /// Its name.
+        name: String,
+        /// The caller's address, as the server saw it.
+        client: SocketAddr,
+    },
+    /// The call was refused: by a reset, or by ICMP.
+    Refused,
+    /// Nothing came back in time.
+    Silence,
+    /// Something else, in words.
+    Other(String),
+}
+
+/// Calls `to`, and waits that long for the answer.
+pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> Seen {
+    let answer = async {
+        match protocol {
+            Protocol::Tcp => over_tcp(to).await,
+            Protocol::Udp => over_udp(to).await,
+            Protocol::Sctp => Err(io::ErrorKind::Unsupported.into()),
+        }
+    };
+    match timeout(patience, answer).await {
+        Err(_) => Seen::Silence,
+        Ok(Ok(line)) => read(&line),
+        Ok(Err(error)) => match error.kind() {
+            io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable => Seen::Refused,
+            io::ErrorKind::TimedOut => Seen::Silence,
+            _ => Seen::Other(error.to_string()),
+        },
+    }
+}
+
+fn read(line: &[u8]) -> Seen {
+    let text = String::from_utf8_lossy(line);
+    let words = text.trim_end().split_once(' ');
+    match words.and_then(|(name, client)| Some((name.to_owned(), client.parse().ok()?))) {
+        Some((name, client)) => Seen::Answer { name, client },
+        None => Seen::Other("an answer of another server".to_owned()),
+    }
+}
+
+async fn over_tcp(to: SocketAddr) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(to).await?;
+    stream.write_all(QUESTION).await?;
+    let mut line = Vec::new();
+    stream.take(LONGEST).read_to_end(&mut line).await?;
+    Ok(line)
+}
+
+async fn over_udp(to: SocketAddr) -> io::Result<Vec<u8>> {
+    let any: SocketAddr = match to {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let socket = UdpSocket::bind(any).await?;
+    socket.connect(to).await?;
+    socket.send(QUESTION).await?;
+    let mut line = vec![0; LONGEST as usize];
+    let length = socket.recv(&mut line).await?;
+    line.truncate(length);
+    Ok(line)
+}
+
+fn answer(name: &str, client: SocketAddr) -> String {
+    format!("{name} {client}\n")
+}
+
+/// Answers TCP calls with `name`, for ever.
+///
+/// # Errors
+/// When no further connection can be accepted.
+pub async fn serve_tcp(listener: TcpListener, name: &str) -> io::Result<()> {
+    loop {
+        let (mut stream, client) = listener.accept().await?;
+        let answer = answer(name, client);
+        tokio::spawn(async move {
+            let mut question = [0; QUESTION.len()];
+            // A caller that goes early needs no answer.
+            let _ = timeout(Duration::from_secs(10), async {
+                stream.read_exact(&mut question).await?;
+                stream.write_all(answer.as_bytes()).await
+            })
+            .await;
+        });
+    }
+}
+
+/// Answers UDP calls with `name`, for ever.
+///
+/// # Errors
+/// When the socket fails.
+pub async fn serve_udp(socket: UdpSocket, name: &str) -> io::Result<()> {
+    let mut question = [0; QUESTION.len()];
+    loop {
+        let (_, client) = socket.recv_from(&mut question).await?;
+        // What cannot be sent is asked for again.
+        let _ = socket
+            .send_to(answer(name, client).as_bytes(), client)
+            .await;
+    }
+}

@@ -1,0 +1,45 @@
+//! Prints the report.
+
+use super::report::{Check, Outcome, Report};
+use crate::{ask::table, cli::Output};
+
+/// Returns the report as it is printed.
+///
+/// # Errors
+/// When it cannot be written in that format.
+pub(super) fn text(report: &Report, output: Output) -> Result<String, String> {
+    match output {
+        Output::Table | Output::Wide => Ok(lines(report)),
+        Output::Json => serde_json::to_string_pretty(report)
+            .map(|text| text + "\n")
+            .map_err(|error| error.to_string()),
+        Output::Yaml => serde_saphyr::to_string(report).map_err(|error| error.to_string()),
+    }
+}
+
+fn lines(report: &Report) -> String {
+    let heading = ["", "CHECK", "SERVICEPORT", "TO", "FROM", "PROMISED", "SEEN"];
+    let mut rows = vec![heading.map(str::to_owned)];
+    rows.extend(report.checks().iter().map(cells));
+    let mut lines = vec![format!("{} mode", report.mode()), String::new()];
+    lines.extend(table::lines(&rows));
+    lines.extend([String::new(), report.summary(), String::new()]);
+    lines.join("\n")
+}
+
+fn cells(check: &Check) -> [String; 7] {
+    let outcome = match check.outcome {
+        Outcome::Passed => "ok",
+        Outcome::Failed => "FAILED",
+        Outcome::Skipped => "skipped",
+    };
+    [
+        outcome.to_owned(),
+        check.name.clone(),
+        check.service_port.clone(),
+        format!("{} {}", check.to, check.protocol),
+        check.from.clone(),
+        check.promised.clone(),
+        check.seen.clone(),
+    ]
+}

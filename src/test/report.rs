@@ -1,0 +1,98 @@
+//! What was tried, and what came of it.
+
+use serde::Serialize;
+
+use crate::status_api::VERSION;
+
+/// All that was tried.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    api_version: &'static str,
+    kind: &'static str,
+    /// The mode that was tried.
+    mode: String,
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    checks: Vec<Check>,
+}
+
+/// One thing that a mode promises, and what was seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Check {
+    /// What is tried, such as `node port`.
+    pub name: String,
+    /// `namespace/name:port` of the ServicePort.
+    pub service_port: String,
+    /// Address and port that was called.
+    pub to: String,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// Who called, such as `a pod of this node`.
+    pub from: String,
+    /// What the mode promises.
+    pub promised: String,
+    /// What was seen; where nothing was tried, why.
+    pub seen: String,
+    /// Whether that is the same.
+    pub outcome: Outcome,
+}
+
+/// Whether a promise was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Outcome {
+    /// It was.
+    Passed,
+    /// It was not.
+    Failed,
+    /// It could not be tried here.
+    Skipped,
+}
+
+impl Report {
+    /// Returns the report on a mode.
+    pub fn new(mode: impl ToString, checks: Vec<Check>) -> Report {
+        let count = |outcome| {
+            checks
+                .iter()
+                .filter(|check| check.outcome == outcome)
+                .count()
+        };
+        Report {
+            api_version: VERSION,
+            kind: "TestReport",
+            mode: mode.to_string(),
+            passed: count(Outcome::Passed),
+            failed: count(Outcome::Failed),
+            skipped: count(Outcome::Skipped),
+            checks,
+        }
+    }
+
+    /// Returns whether every promise that was tried was kept, and at least one was tried.
+    pub fn is_good(&self) -> bool {
+        self.failed == 0 && self.passed > 0
+    }
+
+    pub(super) fn mode(&self) -> &str {
+        &self.mode
+    }
+
+    pub(super) fn checks(&self) -> &[Check] {
+        &self.checks
+    }
+
+    /// Returns the sentence at the end.
+    pub(super) fn summary(&self) -> String {
+        let Report {
+            passed,
+            failed,
+            skipped,
+            ..
+        } = self;
+        format!("{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
