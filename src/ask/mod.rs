@@ -72,6 +72,15 @@ pub async fn ask(ask: &Ask) -> ExitCode {
     })
 }
 
+/// Returns how the running proxy is.
+///
+/// # Errors
+/// Why there is no answer.
+pub async fn status(socket: &Path) -> Result<Status, String> {
+    let answer = Connection::new(socket).get(STATUS_PATH).await;
+    answer.map_err(|failure| failure.to_string())
+}
+
 /// Returns what the running proxy says becomes of a packet, by the Services alone.
 ///
 /// # Errors

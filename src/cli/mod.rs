@@ -29,7 +29,7 @@ pub use self::{
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
     settings::{Job, Settings},
-    test::{Place, Test},
+    test::{FolderTest, Place, Test},
     trace::Trace,
 };
 

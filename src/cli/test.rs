@@ -19,9 +19,20 @@ pub struct Test {
 /// Where a test takes place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In network namespaces of its own, with the Services of this folder of manifests,
-    /// in this mode; `None`: in the best that this kernel can run.
-    Manifests(PathBuf, Option<ModeName>),
+    /// In network namespaces of its own, with the Services of a folder of manifests.
+    Folder(FolderTest),
+}
+
+/// A folder of manifests that is tried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FolderTest {
+    /// The folder.
+    pub folder: PathBuf,
+    /// The mode; `None`: the best that this kernel can run.
+    pub mode: Option<ModeName>,
+    /// Name of the node that is tried; `None`: this machine's, or one that the manifests
+    /// name.
+    pub node: Option<String>,
 }
 
 const HELP: &str = "\
@@ -53,6 +64,16 @@ pub(super) fn command() -> Command {
                 .requires("manifests")
                 .help("The mode to try; without it, the best that this kernel can run"),
         )
+        .arg(
+            Arg::new("hostname-override")
+                .long("hostname-override")
+                .value_name("NAME")
+                .requires("manifests")
+                .help(
+                    "The node to be, by which endpoints are on this node or on others; without \
+                     it this machine's name if the manifests have it, else the first they have",
+                ),
+        )
         .arg(ask::output(["table", "json", "yaml"]))
 }
 
@@ -66,8 +87,13 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Test, String> {
     let mode = ModeName::ALL
         .into_iter()
         .find(|known| mode.is_some_and(|mode| mode == known.name()));
+    let node = matches.get_one::<String>("hostname-override");
     Ok(Test {
-        place: Place::Manifests(folder.ok_or("--manifests is missing")?, mode),
+        place: Place::Folder(FolderTest {
+            folder: folder.ok_or("--manifests is missing")?,
+            mode,
+            node: node.cloned(),
+        }),
         output: ask::chosen(matches),
     })
 }

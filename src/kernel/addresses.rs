@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, io, net::IpAddr};
 
+use ipnet::IpNet;
 use nix::{errno::Errno, libc, net::if_::if_nameindex};
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -239,6 +240,37 @@ pub fn add(
         .map(|address| plain(libc::RTM_NEWADDR, flags, "add", index, *address))
         .collect();
     socket.batch(&requests, &[Errno::EEXIST])
+}
+
+/// Gives the interface `index` this address with its subnet, as `ip address add` does: the
+/// kernel may choose it as a source, and the subnet is reached by that link. An IPv6
+/// address answers at once.
+///
+/// # Errors
+/// When the kernel refuses, as for an address that is there already.
+pub fn add_with_subnet(socket: &mut Socket, index: u32, address: IpNet) -> Result<(), Error> {
+    let (flags, ip) = (libc::NLM_F_CREATE | libc::NLM_F_EXCL, address.addr());
+    let [a, b, c, d] = index.to_ne_bytes();
+    let number = Family::of(&ip).number();
+    let header = [
+        number,
+        address.prefix_len(),
+        0,
+        libc::RT_SCOPE_UNIVERSE,
+        a,
+        b,
+        c,
+        d,
+    ];
+    let object = format!("address {address}");
+    let mut request = Request::new(libc::RTM_NEWADDR, flags as u16, "add", object)
+        .header(&header)
+        .attribute(libc::IFA_LOCAL, &octets(&ip))
+        .attribute(libc::IFA_ADDRESS, &octets(&ip));
+    if ip.is_ipv6() {
+        request = request.u32(libc::IFA_FLAGS, libc::IFA_F_NODAD);
+    }
+    socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
 }
 
 /// Makes `addresses` that the interface `index` has eligible as a source

@@ -12,6 +12,7 @@ mod fuzz;
 pub mod inotify;
 pub mod ipset;
 pub mod ipvs;
+pub mod isolation;
 pub mod links;
 pub mod modules;
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub mod rules;
 mod scratch;
 pub mod socket;
 pub mod sysctl;
+pub mod veth;
 pub mod xtables;
 
 #[cfg(fuzzing)]

@@ -106,6 +106,37 @@ pub fn add(socket: &mut Socket, routes: &[Route]) -> Result<Vec<Result<(), Error
     socket.batch(&requests, &[Errno::EEXIST])
 }
 
+/// Adds routes to the main table that lead over `gateway`, as `ip route add DESTINATION via
+/// GATEWAY` does. They are not marked as Tripod's own; one that is there already is fine.
+///
+/// # Errors
+/// When the socket fails, or the kernel refuses one of them.
+pub fn add_over_gateway(
+    socket: &mut Socket,
+    destinations: &[IpNet],
+    gateway: IpAddr,
+) -> Result<(), Error> {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let requests: Vec<_> = destinations
+        .iter()
+        .map(|destination| {
+            let mut header = [0; 12];
+            header[0] = Family::of(&gateway).number();
+            header[1] = destination.prefix_len();
+            header[4] = libc::RT_TABLE_MAIN;
+            header[5] = libc::RTPROT_STATIC;
+            header[6] = libc::RT_SCOPE_UNIVERSE;
+            header[7] = libc::RTN_UNICAST;
+            let object = format!("route {destination} via {gateway}");
+            Request::new(libc::RTM_NEWROUTE, flags as u16, "add", object)
+                .header(&header)
+                .attribute(libc::RTA_DST, &octets(&destination.addr()))
+                .attribute(libc::RTA_GATEWAY, &octets(&gateway))
+        })
+        .collect();
+    socket.batch_all(&requests, &[Errno::EEXIST])
+}
+
 /// Deletes routes; one that is gone already is fine.
 ///
 /// # Errors

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use nix::libc;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -57,6 +58,8 @@ pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> See
             | io::ErrorKind::HostUnreachable
             | io::ErrorKind::NetworkUnreachable => Seen::Refused,
             io::ErrorKind::TimedOut => Seen::Silence,
+            // A route that prohibits (EACCES).
+            io::ErrorKind::PermissionDenied => Seen::Refused,
             _ => Seen::Other(error.to_string()),
         },
     }
@@ -86,7 +89,12 @@ async fn over_udp(to: SocketAddr) -> io::Result<Vec<u8>> {
     };
     let socket = UdpSocket::bind(any).await?;
     socket.connect(to).await?;
-    socket.send(QUESTION).await?;
+    match socket.send(QUESTION).await {
+        // What rules of the caller's own host refuse or drop fails at once; whether it is
+        // refused, the ICMP message says that then comes, or does not.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
+        sent => sent.map(|_| ())?,
+    }
     let mut line = vec![0; LONGEST as usize];
     let length = socket.recv(&mut line).await?;
     line.truncate(length);

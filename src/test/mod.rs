@@ -1,15 +1,18 @@
 //! `tripod test`: tries out whether calls of Services reach what the mode promises.
 
 mod call;
+mod declared;
+mod judge;
 mod print;
+mod promise;
 mod report;
+mod sandbox;
 
 use std::{
     io::{self, Write},
     process::ExitCode,
 };
 
-use self::report::Report;
 use crate::cli::{Place, Test};
 
 /// Nothing can be tried.
@@ -19,7 +22,7 @@ const UNABLE: u8 = 2;
 /// where something is not as promised; 2 where nothing could be tried.
 pub async fn test(asked: &Test) -> ExitCode {
     let report = match &asked.place {
-        Place::Manifests(_folder, _mode) => Err::<Report, _>("not yet".to_owned()),
+        Place::Folder(asked) => sandbox::run(asked).await,
     };
     let printed = report.and_then(|report| {
         let good = report.is_good();

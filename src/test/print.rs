@@ -21,7 +21,9 @@ fn lines(report: &Report) -> String {
     let heading = ["", "CHECK", "SERVICEPORT", "TO", "FROM", "PROMISED", "SEEN"];
     let mut rows = vec![heading.map(str::to_owned)];
     rows.extend(report.checks().iter().map(cells));
-    let mut lines = vec![format!("{} mode", report.mode()), String::new()];
+    let mut lines = vec![format!("{} mode", report.mode())];
+    lines.extend(report.notes().iter().cloned());
+    lines.push(String::new());
     lines.extend(table::lines(&rows));
     lines.extend([String::new(), report.summary(), String::new()]);
     lines.join("\n")

@@ -12,6 +12,8 @@ pub struct Report {
     kind: &'static str,
     /// The mode that was tried.
     mode: String,
+    /// What is to be known of the whole.
+    notes: Vec<String>,
     passed: usize,
     failed: usize,
     skipped: usize,
@@ -65,11 +67,17 @@ impl Report {
             api_version: VERSION,
             kind: "TestReport",
             mode: mode.to_string(),
+            notes: Vec::new(),
             passed: count(Outcome::Passed),
             failed: count(Outcome::Failed),
             skipped: count(Outcome::Skipped),
             checks,
         }
+    }
+
+    /// Returns the same with these notes.
+    pub fn with_notes(self, notes: Vec<String>) -> Report {
+        Report { notes, ..self }
     }
 
     /// Returns whether every promise that was tried was kept, and at least one was tried.
@@ -79,6 +87,10 @@ impl Report {
 
     pub(super) fn mode(&self) -> &str {
         &self.mode
+    }
+
+    pub(super) fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     pub(super) fn checks(&self) -> &[Check] {

@@ -1,0 +1,228 @@
+//! What Services and EndpointSlices say by themselves, without the proxy's own reading of
+//! them: the other judge of what it promises.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use crate::{
+    net::{Family, Protocol},
+    services::{
+        AddressKind, EndpointSlice, Event, Node, Owner, Preferences, Service, ServicePortName,
+        SessionAffinity, TrafficPolicy,
+    },
+};
+
+/// The objects.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    services: Vec<Arc<Service>>,
+    slices: Vec<Arc<EndpointSlice>>,
+    nodes: Vec<Arc<Node>>,
+}
+
+/// An address at which clients reach a ServicePort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Frontend {
+    /// What it is to the ServicePort.
+    pub(super) kind: AddressKind,
+    /// The address; `None`: those of the node.
+    pub(super) ip: Option<IpAddr>,
+    /// The port there.
+    pub(super) port: u16,
+}
+
+/// An endpoint of a ServicePort.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    /// The node that it runs on.
+    pub(super) node: Option<Arc<str>>,
+    /// It takes new connections.
+    pub(super) ready: bool,
+    /// It is being shut down, and serves.
+    pub(super) ending: bool,
+}
+
+/// A port of a Service in one IP family.
+#[derive(Clone, Debug)]
+pub(super) struct Declared {
+    /// Its name.
+    pub(super) name: ServicePortName,
+    /// Where clients reach it.
+    pub(super) frontends: Vec<Frontend>,
+    /// Its endpoints.
+    pub(super) endpoints: BTreeMap<SocketAddr, Endpoint>,
+    /// The endpoints that get connections follow from readiness, nodes and policies alone:
+    /// neither hints nor weights leave some out.
+    pub(super) is_plain: bool,
+    /// Not everybody may reach its load-balancer IPs.
+    pub(super) has_source_ranges: bool,
+    /// Policy for the cluster IP.
+    pub(super) internal: TrafficPolicy,
+    /// Policy for its other addresses.
+    pub(super) external: TrafficPolicy,
+    /// Whether clients stay on their endpoint.
+    pub(super) affinity: SessionAffinity,
+    /// What it asks for under `tripod.proxy/`.
+    pub(super) preferences: Option<Arc<Preferences>>,
+}
+
+impl Objects {
+    /// Takes what came by `events`.
+    pub(super) fn new(events: Vec<Event>) -> Objects {
+        let mut objects = Objects::default();
+        for event in events {
+            match event {
+                Event::Service(service) => objects.services.push(service),
+                Event::EndpointSlice(slice) => objects.slices.push(slice),
+                Event::Node(node) => objects.nodes.push(node),
+                _ => {}
+            }
+        }
+        objects
+    }
+
+    /// Returns the node that is tried where none is asked for: `own`, this machine's name,
+    /// if an object names it, else the first that one names, in the order of names.
+    pub(super) fn node(&self, own: String) -> String {
+        let endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
+        let of_endpoints = endpoints.filter_map(|endpoint| endpoint.node_name.as_deref());
+        let mut names: Vec<&str> = self.nodes.iter().map(|node| &*node.name).collect();
+        names.extend(of_endpoints);
+        match names.iter().min() {
+            Some(first) if !names.contains(&&*own) => (*first).to_owned(),
+            _ => own,
+        }
+    }
+
+    /// Returns the ServicePorts, sorted by name.
+    pub(super) fn service_ports(&self) -> Vec<Declared> {
+        let mut found: Vec<Declared> = self
+            .services
+            .iter()
+            .flat_map(|service| self.ports_of(service))
+            .collect();
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        found
+    }
+
+    fn ports_of(&self, service: &Service) -> Vec<Declared> {
+        let Ok(serving) = &service.serving else {
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for cluster_ip in &serving.cluster_ips {
+            let family = Family::of(cluster_ip);
+            for port in &serving.ports {
+                let name = ServicePortName {
+                    service: service.name.clone(),
+                    port: Arc::clone(&port.name),
+                    protocol: port.protocol,
+                    family,
+                };
+                let at = |kind, ip| Frontend {
+                    kind,
+                    ip: Some(ip),
+                    port: port.port,
+                };
+                let mut frontends = vec![at(AddressKind::ClusterIp, *cluster_ip)];
+                for (kind, ips) in [
+                    (AddressKind::ExternalIp, &serving.external_ips),
+                    (AddressKind::LoadBalancerIp, &serving.load_balancer_ips),
+                ] {
+                    let ips = ips.iter().filter(|ip| Family::of(ip) == family);
+                    frontends.extend(ips.map(|ip| at(kind, *ip)));
+                }
+                frontends.extend(port.node_port.map(|port| Frontend {
+                    kind: AddressKind::NodePort,
+                    ip: None,
+                    port,
+                }));
+                let (endpoints, is_plain) = self.endpoints_of(&name);
+                found.push(Declared {
+                    name,
+                    frontends,
+                    endpoints,
+                    is_plain,
+                    has_source_ranges: !serving.load_balancer_source_ranges.is_empty(),
+                    internal: serving.internal_traffic_policy,
+                    external: serving.external_traffic_policy,
+                    affinity: serving.session_affinity,
+                    preferences: service.preferences.clone(),
+                });
+            }
+        }
+        found
+    }
+
+    /// Returns the endpoints of `name`, and whether neither hints nor weights count.
+    fn endpoints_of(&self, name: &ServicePortName) -> (BTreeMap<SocketAddr, Endpoint>, bool) {
+        let mut found = BTreeMap::<SocketAddr, Endpoint>::new();
+        let mut is_plain = self.nodes.iter().all(|node| node.weight.is_none());
+        let owner = Owner::Service(name.service.clone());
+        for slice in self.slices.iter().filter(|slice| slice.owner == owner) {
+            is_plain &= slice.weight.is_none();
+            let ports = slice.ports.iter();
+            let ports =
+                ports.filter(|port| port.name == name.port && port.protocol == name.protocol);
+            for port in ports {
+                for endpoint in &slice.endpoints {
+                    if Family::of(&endpoint.address) != name.family {
+                        continue;
+                    }
+                    is_plain &= endpoint.hints.is_none();
+                    let one = Endpoint {
+                        node: endpoint.node_name.clone(),
+                        ready: endpoint.ready,
+                        ending: endpoint.serving && endpoint.terminating,
+                    };
+                    let address = SocketAddr::new(endpoint.address, port.port);
+                    match found.get(&address) {
+                        // It moves from slice to slice, or its address to another node: who
+                        // is right is not a simple matter.
+                        Some(other) if *other != one => is_plain = false,
+                        _ => {}
+                    }
+                    let known = found.entry(address).or_insert_with(|| one.clone());
+                    known.ready |= one.ready;
+                    known.ending |= one.ending;
+                }
+            }
+        }
+        (found, is_plain)
+    }
+}
+
+impl Declared {
+    /// Returns the endpoints that take new connections: those that are ready, else those
+    /// that are being shut down and still serve. With a node, those there alone.
+    pub(super) fn taking(&self, node: Option<&str>) -> Vec<SocketAddr> {
+        let of = |is: fn(&Endpoint) -> bool| -> Vec<SocketAddr> {
+            let here = self.endpoints.iter().filter(|(_, endpoint)| {
+                is(endpoint) && (node.is_none() || endpoint.node.as_deref() == node)
+            });
+            here.map(|(address, _)| *address).collect()
+        };
+        let ready = of(|endpoint| endpoint.ready);
+        if ready.is_empty() {
+            of(|endpoint| endpoint.ending)
+        } else {
+            ready
+        }
+    }
+
+    /// Returns the policy for callers of an address of that kind.
+    pub(super) fn policy(&self, kind: AddressKind) -> TrafficPolicy {
+        match kind {
+            AddressKind::ClusterIp => self.internal,
+            _ => self.external,
+        }
+    }
+
+    /// Returns whether it is of this protocol.
+    pub(super) fn is_of(&self, protocol: Protocol) -> bool {
+        self.name.protocol == protocol
+    }
+}

@@ -1,0 +1,161 @@
+//! Whether what was seen is what is promised.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use super::{
+    call::Seen,
+    promise::{Answers, Promise, listed},
+    report::Outcome,
+};
+
+/// What is said of the calls for one promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Judgement {
+    /// What was promised, in words.
+    pub(super) promised: String,
+    /// What was seen, in words.
+    pub(super) seen: String,
+    /// Whether that is the same.
+    pub(super) outcome: Outcome,
+}
+
+/// Most endpoints that are named in a row.
+const NAMED: usize = 4;
+
+/// Returns what is to be said where `seen` came of calls by the host with the address
+/// `caller`.
+pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Judgement {
+    let (promised, fault) = match promise {
+        Promise::Nothing(why) => {
+            return Judgement {
+                promised: "-".to_owned(),
+                seen: why.clone(),
+                outcome: Outcome::Skipped,
+            };
+        }
+        Promise::Refused => (
+            "refused".to_owned(),
+            other_than(&Seen::Refused, "it must be refused", seen),
+        ),
+        Promise::Silence => (
+            "silence".to_owned(),
+            other_than(&Seen::Silence, "nothing must answer", seen),
+        ),
+        Promise::Answers(answers) => (answers.words(), answers.fault(seen, caller)),
+    };
+    let (seen, outcome) = match fault {
+        None => (summary(seen), Outcome::Passed),
+        Some(fault) => ([summary(seen), fault].join("; "), Outcome::Failed),
+    };
+    Judgement {
+        promised,
+        seen,
+        outcome,
+    }
+}
+
+/// Returns what is to be said where the running Tripod and the objects do not agree.
+pub(super) fn disagreement(why: String) -> Judgement {
+    Judgement {
+        promised: "-".to_owned(),
+        seen: why,
+        outcome: Outcome::Failed,
+    }
+}
+
+fn other_than(promised: &Seen, fault: &str, seen: &[Seen]) -> Option<String> {
+    let is_as_promised = !seen.is_empty() && seen.iter().all(|seen| seen == promised);
+    (!is_as_promised).then(|| fault.to_owned())
+}
+
+impl Answers {
+    /// Returns whether each endpoint is among those that answered.
+    pub(super) fn are_seen(&self, seen: &[Seen]) -> bool {
+        self.endpoints.iter().all(|endpoint| {
+            let endpoint = endpoint.to_string();
+            seen.iter()
+                .any(|seen| matches!(seen, Seen::Answer { name, .. } if *name == endpoint))
+        })
+    }
+
+    fn words(&self) -> String {
+        let endpoints = some(self.endpoints.iter().map(SocketAddr::to_string).collect());
+        let mut words = if self.stays && self.endpoints.len() > 1 {
+            format!("always the same of {endpoints}")
+        } else {
+            endpoints
+        };
+        if self.sees_caller {
+            words.push_str(", sees the caller");
+        }
+        words
+    }
+
+    /// Returns what is not as promised.
+    fn fault(&self, seen: &[Seen], caller: IpAddr) -> Option<String> {
+        let known: BTreeSet<String> = self.endpoints.iter().map(SocketAddr::to_string).collect();
+        let mut answered = BTreeSet::new();
+        for seen in seen {
+            let Seen::Answer { name, client } = seen else {
+                return Some(format!("not all of {} calls were answered", self.calls));
+            };
+            if !known.contains(name) {
+                return Some(format!("{name} must not answer"));
+            }
+            if self.sees_caller && client.ip().to_canonical() != caller {
+                return Some(format!("{name} saw {} as the caller", client.ip()));
+            }
+            answered.insert(name.clone());
+        }
+        if seen.is_empty() {
+            return Some("no call was made".to_owned());
+        }
+        if self.stays && answered.len() > 1 {
+            return Some("one caller must stay on one endpoint".to_owned());
+        }
+        let missing = self.endpoints.iter();
+        let missing: Vec<&SocketAddr> = missing
+            .filter(|endpoint| self.every && !answered.contains(&endpoint.to_string()))
+            .collect();
+        (!missing.is_empty()).then(|| format!("never {} in {} calls", listed(missing), seen.len()))
+    }
+}
+
+/// Returns what was seen, each once.
+fn summary(seen: &[Seen]) -> String {
+    let mut counts = BTreeMap::<(bool, String), usize>::new();
+    for seen in seen {
+        let (is_other, words) = match seen {
+            Seen::Answer { name, .. } => (false, name.clone()),
+            Seen::Refused => (true, "refused".to_owned()),
+            Seen::Silence => (true, "silence".to_owned()),
+            Seen::Other(what) => (true, what.clone()),
+        };
+        *counts.entry((is_other, words)).or_default() += 1;
+    }
+    let is_mixed = counts.len() > 1 && counts.keys().any(|(is_other, _)| *is_other);
+    // Addresses as they are sorted elsewhere, not as text.
+    let mut found: Vec<_> = counts.into_iter().collect();
+    found.sort_by_key(|((is_other, words), _)| (*is_other, words.parse::<SocketAddr>().ok()));
+    let found = found.into_iter().map(|((_, words), count)| {
+        if is_mixed {
+            format!("{words} ({count} of {})", seen.len())
+        } else {
+            words
+        }
+    });
+    some(found.collect())
+}
+
+/// Returns the first of them, and how many more there are.
+fn some(all: Vec<String>) -> String {
+    let more = all.len().saturating_sub(NAMED);
+    let shown: Vec<String> = all.into_iter().take(NAMED).collect();
+    match more {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,245 @@
+//! What a mode promises for a call, by the words of the running Tripod and by the objects.
+
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+
+use super::declared::Declared;
+use crate::{
+    net::{ModeName, Protocol},
+    services::{AddressKind, Forwarding, SessionAffinity, TrafficPolicy},
+    status_api::Explanation,
+};
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Caller {
+    /// A pod of the node that is tried.
+    Pod,
+    /// That node itself.
+    Node,
+    /// A host outside the cluster.
+    Outside,
+}
+
+impl Caller {
+    /// All of them.
+    pub(super) const ALL: [Caller; 3] = [Caller::Pod, Caller::Node, Caller::Outside];
+
+    /// Returns the words for it.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Caller::Pod => "a pod",
+            Caller::Node => "the node",
+            Caller::Outside => "outside",
+        }
+    }
+}
+
+/// What a mode promises.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Promise {
+    /// One of some endpoints answers.
+    Answers(Answers),
+    /// The caller is told at once that it is not served.
+    Refused,
+    /// Nothing answers.
+    Silence,
+    /// Nothing is promised, or it cannot be tried: why.
+    Nothing(String),
+}
+
+/// The endpoints that may answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Answers {
+    /// They, sorted by address.
+    pub(super) endpoints: Vec<SocketAddr>,
+    /// How often one calls.
+    pub(super) calls: usize,
+    /// Whether each of them has to answer some of these calls.
+    pub(super) every: bool,
+    /// Whether one caller always gets the same one.
+    pub(super) stays: bool,
+    /// Whether the endpoint sees the caller's own address.
+    pub(super) sees_caller: bool,
+}
+
+/// A call to one address of a ServicePort.
+pub(super) struct Call<'a> {
+    /// The ServicePort.
+    pub(super) port: &'a Declared,
+    /// What the address is to it.
+    pub(super) kind: AddressKind,
+    /// Who calls.
+    pub(super) caller: Caller,
+    /// The node that is tried.
+    pub(super) node: &'a str,
+    /// The mode that runs.
+    pub(super) mode: ModeName,
+}
+
+/// Chance with which an endpoint that gets its share may be missed by all calls.
+const MISSED: f64 = 1e-6;
+/// Most calls for one promise; where that is too few to see every endpoint, [`SAMPLE`] are
+/// made, and none but these endpoints may answer.
+const MOST: usize = 1000;
+/// Calls where shares are not known, or are too small.
+const SAMPLE: usize = 100;
+/// Calls of one caller that has to stay on its endpoint.
+const STAYING: usize = 12;
+/// Calls that have to be refused, or stay without an answer.
+pub(super) const REFUSALS: usize = 2;
+/// An affinity that may end while it is tried is none.
+const SHORT: Duration = Duration::from_secs(30);
+
+impl Call<'_> {
+    /// Returns why it is not tried, whatever is promised.
+    pub(super) fn not_tried(&self) -> Option<String> {
+        let preferences = self.port.preferences.as_deref();
+        if self.port.is_of(Protocol::Sctp) {
+            return Some("SCTP is not tried".to_owned());
+        }
+        let header = preferences.is_some_and(|asked| asked.proxy_protocol.is_some());
+        if header && self.mode == ModeName::Userspace && self.port.is_of(Protocol::Tcp) {
+            return Some("the servers here do not read the header of proxy-protocol".to_owned());
+        }
+        match preferences.and_then(|asked| asked.forwarding) {
+            Some(way @ (Forwarding::Dr | Forwarding::Tunnel)) if self.mode == ModeName::Ipvs => {
+                let why = format!("with forwarding={way} endpoints need the service address");
+                Some(why)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns what is promised by `explanation`, the running Tripod's.
+    ///
+    /// # Errors
+    /// In which way that is not what follows from the objects.
+    pub(super) fn promise(&self, explanation: &Explanation) -> Result<Promise, String> {
+        let last = explanation.steps.last().cloned().unwrap_or_default();
+        let name = self.port.name.to_string();
+        match &explanation.service_port {
+            Some(owner) if *owner == name => {}
+            Some(owner) => return Ok(Promise::Nothing(format!("{owner} has this address"))),
+            None => return Err(format!("Tripod serves it for no Service: {last}")),
+        }
+        let candidates: Option<Vec<SocketAddr>> = explanation
+            .candidates
+            .iter()
+            .map(|candidate| candidate.address.parse().ok())
+            .collect();
+        let candidates = candidates.ok_or("Tripod names an endpoint that is no address")?;
+        let allowed: BTreeSet<SocketAddr> = self.allowed().into_iter().collect();
+        if let Some(other) = candidates.iter().find(|one| !allowed.contains(one)) {
+            return Err(format!(
+                "Tripod sends to {other}, which by the EndpointSlices takes no such connections"
+            ));
+        }
+        match &*explanation.verdict {
+            "forwarded" => match self.missing(&candidates, &allowed) {
+                Some(missing) => Err(format!(
+                    "Tripod does not send to {missing}, which by the EndpointSlices takes \
+                     connections"
+                )),
+                None => Ok(Promise::Answers(self.answers(candidates, explanation))),
+            },
+            "depends" => Ok(Promise::Nothing(last)),
+            _ if self.is_due(&allowed) => Err(format!(
+                "by the EndpointSlices {} takes connections, but: {last}",
+                listed(&allowed)
+            )),
+            "refused" => Ok(Promise::Refused),
+            "dropped" => Ok(Promise::Silence),
+            _ => Ok(Promise::Nothing(last)),
+        }
+    }
+
+    /// Returns whether by the objects one of the `allowed` endpoints has to answer.
+    fn is_due(&self, allowed: &BTreeSet<SocketAddr>) -> bool {
+        let is_guarded = self.kind == AddressKind::LoadBalancerIp && self.port.has_source_ranges;
+        self.port.is_plain && !is_guarded && !allowed.is_empty()
+    }
+
+    fn is_local(&self) -> bool {
+        self.port.policy(self.kind) == TrafficPolicy::Local
+    }
+
+    /// Returns whether a policy of Local leaves such a call endpoints on this node alone. For
+    /// pods and the node that follows from the mode where the external policy is Local.
+    fn stays_here(&self) -> Option<bool> {
+        match (self.is_local(), self.kind, self.caller) {
+            (false, ..) => Some(false),
+            (true, AddressKind::ClusterIp, _) | (true, _, Caller::Outside) => Some(true),
+            (true, ..) => None,
+        }
+    }
+
+    /// Returns the endpoints that may get such a call by the objects.
+    fn allowed(&self) -> Vec<SocketAddr> {
+        let here = || self.port.taking(Some(self.node));
+        match self.stays_here() {
+            Some(true) => here(),
+            Some(false) => self.port.taking(None),
+            None => [self.port.taking(None), here()].concat(),
+        }
+    }
+
+    /// Returns an endpoint that by the objects has to be among `candidates`.
+    fn missing(
+        &self,
+        candidates: &[SocketAddr],
+        allowed: &BTreeSet<SocketAddr>,
+    ) -> Option<SocketAddr> {
+        let is_certain = self.port.is_plain && self.stays_here().is_some();
+        let mut missing = allowed.iter().filter(|one| !candidates.contains(one));
+        missing.next().copied().filter(|_| is_certain)
+    }
+
+    fn answers(&self, mut endpoints: Vec<SocketAddr>, explanation: &Explanation) -> Answers {
+        endpoints.sort_unstable();
+        let stays = match self.port.affinity {
+            SessionAffinity::None => None,
+            SessionAffinity::ClientIp { timeout } => Some(timeout >= SHORT),
+        };
+        let shares = explanation.candidates.iter();
+        let shares: Option<Vec<f64>> = shares.map(|candidate| candidate.share).collect();
+        let calls = shares.and_then(|shares| calls(&shares));
+        let (calls, every) = match (stays, calls) {
+            (Some(_), _) => (STAYING, false),
+            (None, Some(calls)) => (calls, true),
+            (None, None) => (SAMPLE, false),
+        };
+        let asked = self.port.preferences.as_deref();
+        let is_masked = self.mode == ModeName::Userspace
+            || asked.and_then(|asked| asked.forwarding) == Some(Forwarding::FullNat);
+        let is_shown = match self.kind {
+            AddressKind::ClusterIp => self.caller == Caller::Pod,
+            _ => self.caller == Caller::Outside,
+        };
+        Answers {
+            endpoints,
+            calls,
+            every,
+            stays: stays == Some(true),
+            sees_caller: self.is_local() && is_shown && !is_masked,
+        }
+    }
+}
+
+/// Returns how many calls see each endpoint of these shares, but for [`MISSED`]; `None`: too
+/// many.
+fn calls(shares: &[f64]) -> Option<usize> {
+    let least = shares.iter().copied().fold(1.0, f64::min);
+    if least >= 1.0 {
+        return Some(REFUSALS);
+    }
+    // By the sum over all endpoints of the chance that it is missed, (1 - share)^calls.
+    let chance = MISSED / shares.len() as f64;
+    let calls = (chance.ln() / (1.0 - least).ln()).ceil();
+    (calls <= MOST as f64).then_some(calls as usize)
+}
+
+/// Returns the addresses, one after the other.
+pub(super) fn listed<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
+    let addresses = addresses.into_iter().map(SocketAddr::to_string);
+    addresses.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,261 @@
+//! Makes the calls of each check.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use super::{
+    network::Network,
+    proxy::SOCKET,
+    subnets::{Link, Subnets},
+};
+use crate::{
+    ask,
+    net::{Family, ModeName, Protocol},
+    services::AddressKind,
+    test::{
+        call::{Seen, call},
+        declared::{Declared, Frontend},
+        judge::{Judgement, disagreement, judge},
+        promise::{Answers, Call, Caller, Promise, REFUSALS},
+        report::Check,
+    },
+};
+
+/// How long an answer, or a refusal, may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long nothing may answer where silence is promised.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Calls that are under way at once.
+const CALLS: usize = 32;
+/// Calls at once of which silence is promised: they cost nothing but the wait.
+const SILENT: usize = 256;
+/// Questions to Tripod at once; it has few connections.
+const QUESTIONS: usize = 8;
+/// Calls at once for one promise.
+const AT_ONCE: usize = 8;
+/// Checks up to which each makes all its calls. Where there are more, calls end when every
+/// endpoint has answered.
+pub(super) const THOROUGH: usize = 500;
+
+/// What is needed to try a ServicePort.
+pub(super) struct Attempts {
+    network: Network,
+    subnets: Subnets,
+    mode: ModeName,
+    node: String,
+    is_thorough: bool,
+    calls: Semaphore,
+    silent: Semaphore,
+    questions: Semaphore,
+}
+
+impl Attempts {
+    /// Tries `ports` in `network`, where Tripod runs in `mode` as `node`. Returns a check for
+    /// each address and caller, sorted by ServicePort.
+    pub(super) async fn run(
+        network: Network,
+        subnets: Subnets,
+        (mode, node): (ModeName, String),
+        ports: Vec<Declared>,
+    ) -> Vec<Check> {
+        let count: usize = ports.iter().map(|port| pairs(port).count()).sum();
+        let attempts = Arc::new(Attempts {
+            network,
+            subnets,
+            mode,
+            node,
+            is_thorough: count <= THOROUGH,
+            calls: Semaphore::new(CALLS),
+            silent: Semaphore::new(SILENT),
+            questions: Semaphore::new(QUESTIONS),
+        });
+        let mut under_way = JoinSet::new();
+        for (at, port) in ports.into_iter().enumerate() {
+            let attempts = Arc::clone(&attempts);
+            under_way.spawn(async move { (at, attempts.port(&port).await) });
+        }
+        let mut done = under_way.join_all().await;
+        done.sort_by_key(|(at, _)| *at);
+        done.into_iter().flat_map(|(_, checks)| checks).collect()
+    }
+
+    /// Tries one ServicePort, one check after the other: with session affinity, what was
+    /// called before counts.
+    async fn port(&self, port: &Declared) -> Vec<Check> {
+        let mut checks = Vec::new();
+        for (frontend, caller) in pairs(port) {
+            let to = self.destination(frontend, port.name.family);
+            let judgement = self.judgement(port, frontend, caller, to).await;
+            checks.push(Check {
+                name: frontend.kind.to_string(),
+                service_port: port.name.to_string(),
+                to: to.to_string(),
+                protocol: port.name.protocol.name().to_owned(),
+                from: caller.words().to_owned(),
+                promised: judgement.promised,
+                seen: judgement.seen,
+                outcome: judgement.outcome,
+            });
+        }
+        checks
+    }
+
+    async fn judgement(
+        &self,
+        port: &Declared,
+        frontend: Frontend,
+        caller: Caller,
+        to: SocketAddr,
+    ) -> Judgement {
+        let family = port.name.family;
+        let from = self.address(caller, family);
+        let nothing = |why: String| judge(&Promise::Nothing(why), &[], from);
+        if !self.network.families.contains(&family) {
+            return nothing(format!("this kernel has no {family}"));
+        }
+        let call = Call {
+            port,
+            kind: frontend.kind,
+            caller,
+            node: &self.node,
+            mode: self.mode,
+        };
+        if let Some(why) = call.not_tried() {
+            return nothing(why);
+        }
+        let protocol = port.name.protocol;
+        let promise = match self.promise(&call, to, from).await {
+            Ok(promise) => promise,
+            Err(why) => return disagreement(why),
+        };
+        let seen = match &promise {
+            Promise::Nothing(_) => Vec::new(),
+            Promise::Refused => {
+                let calls = (0..REFUSALS).map(|_| self.call(caller, to, protocol, PATIENCE));
+                all(calls).await
+            }
+            Promise::Silence => {
+                let calls = (0..REFUSALS).map(|_| self.call(caller, to, protocol, SILENCE));
+                all(calls).await
+            }
+            Promise::Answers(answers) => self.answers(answers, caller, to, protocol).await,
+        };
+        judge(&promise, &seen, from)
+    }
+
+    /// Returns what the running Tripod promises, if the objects say nothing else.
+    async fn promise(
+        &self,
+        call: &Call<'_>,
+        to: SocketAddr,
+        from: IpAddr,
+    ) -> Result<Promise, String> {
+        // The semaphores are never closed.
+        let _turn = self.questions.acquire().await;
+        let protocol = call.port.name.protocol.name().to_lowercase();
+        let answer = ask::explanation(Path::new(SOCKET), to, &protocol, Some(from)).await;
+        call.promise(&answer?)
+    }
+
+    async fn answers(
+        &self,
+        answers: &Answers,
+        caller: Caller,
+        to: SocketAddr,
+        protocol: Protocol,
+    ) -> Vec<Seen> {
+        // Calls that begin at once may be the first of their client all of them, before it has
+        // an endpoint to stay on.
+        let mut seen = vec![self.call(caller, to, protocol, PATIENCE).await];
+        while seen.len() < answers.calls && !(answers.are_seen(&seen) && !self.is_thorough) {
+            let number = AT_ONCE.min(answers.calls - seen.len());
+            let calls = (0..number).map(|_| self.call(caller, to, protocol, PATIENCE));
+            let more = all(calls).await;
+            let is_over = more.iter().any(|seen| !matches!(seen, Seen::Answer { .. }));
+            seen.extend(more);
+            if is_over {
+                break;
+            }
+        }
+        seen
+    }
+
+    async fn call(
+        &self,
+        caller: Caller,
+        to: SocketAddr,
+        protocol: Protocol,
+        patience: Duration,
+    ) -> Seen {
+        let turns = if patience == SILENCE {
+            &self.silent
+        } else {
+            &self.calls
+        };
+        let _turn = turns.acquire().await;
+        let there = match caller {
+            // This process is in the node's namespace.
+            Caller::Node => return call(to, protocol, patience).await,
+            Caller::Pod => &self.network.caller,
+            Caller::Outside => &self.network.outside,
+        };
+        let seen = there.run(call(to, protocol, patience)).await;
+        seen.unwrap_or_else(|error| Seen::Other(error.to_string()))
+    }
+
+    /// Returns the address that `caller` calls from.
+    fn address(&self, caller: Caller, family: Family) -> IpAddr {
+        let net = match caller {
+            Caller::Pod => self.subnets.other_end(Link::Caller, family),
+            Caller::Node => self.subnets.node(Link::Outside, family),
+            Caller::Outside => self.subnets.other_end(Link::Outside, family),
+        };
+        net.addr()
+    }
+
+    fn destination(&self, frontend: Frontend, family: Family) -> SocketAddr {
+        let node = || self.subnets.node(Link::Outside, family).addr();
+        SocketAddr::new(frontend.ip.unwrap_or_else(node), frontend.port)
+    }
+}
+
+/// Returns what is tried of `port`: each address with each caller that has a way there.
+fn pairs(port: &Declared) -> impl Iterator<Item = (Frontend, Caller)> {
+    let of = |frontend: &Frontend| {
+        let frontend = *frontend;
+        // Cluster IPs are not routed to the node from outside.
+        let callers = Caller::ALL.into_iter().filter(move |caller| {
+            frontend.kind != AddressKind::ClusterIp || *caller != Caller::Outside
+        });
+        callers.map(move |caller| (frontend, caller))
+    };
+    port.frontends.iter().flat_map(of)
+}
+
+/// Runs `calls` at once.
+async fn all(calls: impl Iterator<Item = impl Future<Output = Seen>>) -> Vec<Seen> {
+    let mut pending: Vec<_> = calls.map(Box::pin).collect();
+    let mut seen = Vec::with_capacity(pending.len());
+    std::future::poll_fn(|context| {
+        pending.retain_mut(|call| match call.as_mut().poll(context) {
+            std::task::Poll::Ready(one) => {
+                seen.push(one);
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if pending.is_empty() {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    })
+    .await;
+    seen
+}

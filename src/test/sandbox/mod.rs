@@ -1,0 +1,184 @@
+//! Tries a folder of manifests in network namespaces of this process: nothing of the host
+//! is changed, and nothing is left when the process ends.
+
+mod attempts;
+mod network;
+mod proxy;
+mod servers;
+mod subnets;
+
+use std::{collections::BTreeSet, fs, net::IpAddr};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use self::{
+    attempts::{Attempts, THOROUGH},
+    network::{Behind, Network},
+    proxy::Proxy,
+    servers::At,
+    subnets::Subnets,
+};
+use super::{
+    declared::{Declared, Objects},
+    report::Report,
+};
+use crate::{
+    cli::FolderTest,
+    kernel::isolation,
+    net::{Family, ModeName},
+    node,
+    services::AddressKind,
+    status_api::Status,
+    watch,
+};
+
+/// Tries what `asked` names. This process must have one thread; it is in other namespaces
+/// afterwards.
+///
+/// # Errors
+/// Why nothing could be tried.
+pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
+    let name = asked.folder.display();
+    fs::read_dir(&asked.folder)
+        .map_err(|error| format!("cannot read --manifests {name}: {error}"))?;
+    let own = node::name(asked.node.as_deref().unwrap_or_default())?;
+    let folder = isolation::enter()
+        .and_then(|()| isolation::empty_run(&asked.folder))
+        .map_err(|error| {
+            format!(
+                "no namespaces can be made here to try it in: {error}. Run it as root, in a \
+                 container with CAP_SYS_ADMIN; or let other users make namespaces: sysctl -w \
+                 user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1 \
+                 kernel.apparmor_restrict_unprivileged_userns=0, as far as there are these"
+            )
+        })?;
+    allow_descriptors();
+    let batch = watch::manifests::spawn(&folder).recv().await;
+    let objects = Objects::new(batch.unwrap_or_default().events);
+    let node = match &asked.node {
+        Some(_) => own,
+        None => objects.node(own),
+    };
+    let ports = objects.service_ports();
+    if ports.is_empty() {
+        return Err(format!(
+            "{name} has no Service to try: *.yaml, *.yml or *.json with a Service that has a \
+             clusterIP, and its EndpointSlices. What cannot be read is in the log above"
+        ));
+    }
+    let (behind, servers) = behind(&ports, &node);
+    let used = [
+        &*behind.here,
+        &behind.elsewhere,
+        &behind.services,
+        &cluster_ips(&ports),
+    ]
+    .concat();
+    let subnets = Subnets::beside(&used).ok_or("the folder uses all of 198.18.0.0/16")?;
+    let network = Network::new(subnets, &behind).await?;
+    let families = network.families.clone();
+    let of_kernel = |at: BTreeSet<At>| -> BTreeSet<At> {
+        let is_of = |(address, _): &At| families.contains(&Family::of(&address.ip()));
+        at.into_iter().filter(is_of).collect()
+    };
+    servers::start(&network.here, of_kernel(servers.here)).await?;
+    servers::start(&network.elsewhere, of_kernel(servers.elsewhere)).await?;
+    let mut proxy = Proxy::start(&folder, asked.mode, &node, subnets)?;
+    let status = proxy.synced().await?;
+    let mode = mode(&status, asked.mode)?;
+    let mut notes = notes(&status, &node);
+    let checks = Attempts::run(network, subnets, (mode, node), ports).await;
+    if checks.len() > THOROUGH {
+        notes.push(format!(
+            "more than {THOROUGH} checks: each ends when every endpoint has answered once"
+        ));
+    }
+    Ok(Report::new(mode, checks).with_notes(notes))
+}
+
+/// Returns the mode that runs.
+///
+/// # Errors
+/// When another was `asked` for.
+fn mode(status: &Status, asked: Option<ModeName>) -> Result<ModeName, String> {
+    let runs = &status.mode.name;
+    let mode = ModeName::ALL.into_iter().find(|mode| mode.name() == runs);
+    let mode = mode.ok_or_else(|| format!("Tripod runs in a mode of another version: {runs}"))?;
+    match asked.filter(|asked| *asked != mode) {
+        None => Ok(mode),
+        Some(asked) => Err(format!(
+            "{asked} mode cannot run here, and Tripod took {mode} mode instead: {}. tripod probe \
+             says what is missing; without --proxy-mode the best that can run is tried",
+            status.mode.passed_over.join("; ")
+        )),
+    }
+}
+
+/// Returns what is to be known of the whole.
+fn notes(status: &Status, node: &str) -> Vec<String> {
+    let mut notes = vec![format!("node {node}")];
+    let passed_over = status.mode.passed_over.iter();
+    notes.extend(passed_over.map(|why| format!("not a better mode: {why}")));
+    notes.extend(status.mode.lost.iter().cloned());
+    notes.extend(status.failing.items.iter().map(|failing| {
+        let name = failing.service_port.clone().unwrap_or_default();
+        format!("not in force: {name} {}: {}", failing.family, failing.why)
+    }));
+    notes
+}
+
+fn cluster_ips(ports: &[Declared]) -> Vec<IpAddr> {
+    let frontends = ports.iter().flat_map(|port| &port.frontends);
+    frontends.filter_map(|frontend| frontend.ip).collect()
+}
+
+/// Where servers are to listen.
+#[derive(Debug, Default)]
+struct Servers {
+    here: BTreeSet<At>,
+    elsewhere: BTreeSet<At>,
+}
+
+/// Returns which addresses are behind the node's links, and where servers listen there.
+fn behind(ports: &[Declared], node: &str) -> (Behind, Servers) {
+    let is_here: BTreeSet<IpAddr> = ports
+        .iter()
+        .flat_map(|port| &port.endpoints)
+        .filter(|(_, endpoint)| endpoint.node.as_deref() == Some(node))
+        .map(|(address, _)| address.ip())
+        .collect();
+    let (mut behind, mut servers) = (Behind::default(), Servers::default());
+    for port in ports {
+        for address in port.endpoints.keys() {
+            let (held, at) = if is_here.contains(&address.ip()) {
+                (&mut behind.here, &mut servers.here)
+            } else {
+                (&mut behind.elsewhere, &mut servers.elsewhere)
+            };
+            held.push(address.ip());
+            at.insert((*address, port.name.protocol));
+        }
+        let frontends = port.frontends.iter();
+        let routed = frontends.filter(|frontend| frontend.kind != AddressKind::ClusterIp);
+        behind
+            .services
+            .extend(routed.filter_map(|frontend| frontend.ip));
+    }
+    for ips in [
+        &mut behind.here,
+        &mut behind.elsewhere,
+        &mut behind.services,
+    ] {
+        ips.sort_unstable();
+        ips.dedup();
+    }
+    (behind, servers)
+}
+
+/// Allows this process as many descriptors as it may have: each server needs some.
+fn allow_descriptors() {
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // With fewer, what needs one says so.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
+}

@@ -1,0 +1,215 @@
+//! The node and its neighbours: network namespaces, joined by links.
+
+use std::{net::IpAddr, os::fd::AsFd, path::Path};
+
+use ipnet::IpNet;
+
+use super::subnets::{Link, Subnets};
+use crate::{
+    kernel::{
+        addresses,
+        isolation::NetworkNamespace,
+        links,
+        netlink::{Protocol, Socket},
+        routes, sysctl, veth,
+    },
+    net::Family,
+};
+
+/// What the node is joined with. The node itself is the namespace of this process.
+///
+/// ```text
+///                      ┌── pod-caller ───── a pod
+///   outside ── outside node
+///                      ├── pod-endpoints ── all endpoints on this node
+///                      └── other-nodes ──── all other endpoints
+/// ```
+#[derive(Debug)]
+pub(super) struct Network {
+    /// A pod of the node.
+    pub(super) caller: NetworkNamespace,
+    /// All endpoints on the node.
+    pub(super) here: NetworkNamespace,
+    /// All other endpoints.
+    pub(super) elsewhere: NetworkNamespace,
+    /// A host outside.
+    pub(super) outside: NetworkNamespace,
+    /// The families that this kernel has.
+    pub(super) families: Vec<Family>,
+}
+
+/// Addresses behind the node's links.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Behind {
+    /// Endpoints on the node.
+    pub(super) here: Vec<IpAddr>,
+    /// Other endpoints.
+    pub(super) elsewhere: Vec<IpAddr>,
+    /// Service addresses, which the host outside sends to the node.
+    pub(super) services: Vec<IpAddr>,
+}
+
+/// The link's end that is not at the node.
+const OTHER_END: &str = "eth0";
+
+/// Forwarding; packets with any source; no wait for duplicate addresses; refusals that are
+/// not rationed (both limits, since the mask exempts from the global one, see
+/// ip-sysctl.rst): what is tried is not what the kernel spares others.
+const SETTINGS: [(Family, &str, &str); 11] = [
+    (Family::V4, "net.ipv4.ip_forward", "1"),
+    (Family::V4, "net.ipv4.conf.all.rp_filter", "0"),
+    (Family::V4, "net.ipv4.conf.default.rp_filter", "0"),
+    (Family::V4, "net.ipv4.icmp_ratelimit", "0"),
+    (Family::V4, "net.ipv4.icmp_ratemask", "0"),
+    (Family::V6, "net.ipv6.conf.all.disable_ipv6", "0"),
+    (Family::V6, "net.ipv6.conf.default.disable_ipv6", "0"),
+    (Family::V6, "net.ipv6.conf.all.forwarding", "1"),
+    (Family::V6, "net.ipv6.conf.all.accept_dad", "0"),
+    (Family::V6, "net.ipv6.conf.default.accept_dad", "0"),
+    (Family::V6, "net.ipv6.icmp.ratelimit", "0"),
+];
+
+impl Network {
+    /// Makes the namespaces and links, from that of the node.
+    ///
+    /// # Errors
+    /// What could not be made.
+    pub(super) async fn new(subnets: Subnets, behind: &Behind) -> Result<Network, String> {
+        let namespace = |name: &str| NetworkNamespace::new(name).map_err(|error| error.to_string());
+        let has_v6 = Path::new("/proc/sys/net/ipv6").exists();
+        let network = Network {
+            caller: namespace("caller")?,
+            here: namespace("here")?,
+            elsewhere: namespace("elsewhere")?,
+            outside: namespace("outside")?,
+            families: if has_v6 {
+                Family::ALL.to_vec()
+            } else {
+                vec![Family::V4]
+            },
+        };
+        set(&network.families)?;
+        for link in [Link::Caller, Link::Here, Link::Elsewhere, Link::Outside] {
+            network.join(link, subnets, behind).await?;
+        }
+        for family in &network.families {
+            // Without a route a service address could not be called from here: the call
+            // would fail before any rule sees it.
+            let outside = subnets.other_end(Link::Outside, *family).addr();
+            route(&[everywhere(*family)], outside)?;
+            let here = subnets.other_end(Link::Here, *family).addr();
+            route(&hosts(&behind.here, *family), here)?;
+            let elsewhere = subnets.other_end(Link::Elsewhere, *family).addr();
+            route(&hosts(&behind.elsewhere, *family), elsewhere)?;
+        }
+        Ok(network)
+    }
+
+    fn of(&self, link: Link) -> &NetworkNamespace {
+        match link {
+            Link::Caller => &self.caller,
+            Link::Here => &self.here,
+            Link::Elsewhere => &self.elsewhere,
+            Link::Outside => &self.outside,
+        }
+    }
+
+    async fn join(&self, link: Link, subnets: Subnets, behind: &Behind) -> Result<(), String> {
+        let there = self.of(link);
+        let mut socket = open()?;
+        veth::add(
+            &mut socket,
+            link.name(),
+            OTHER_END,
+            there.namespace().as_fd(),
+        )
+        .map_err(|error| error.to_string())?;
+        let own = self
+            .families
+            .iter()
+            .map(|family| subnets.node(link, *family));
+        up(link.name(), &own.collect::<Vec<_>>())?;
+        let families = self.families.clone();
+        let (held, services) = match link {
+            Link::Here => (behind.here.clone(), None),
+            Link::Elsewhere => (behind.elsewhere.clone(), None),
+            Link::Caller => (Vec::new(), None),
+            // It has no way to elsewhere: what the node does not serve ends here.
+            Link::Outside => (Vec::new(), Some(behind.services.clone())),
+        };
+        let other_end = move || {
+            set(&families)?;
+            let own = families
+                .iter()
+                .map(|family| subnets.other_end(link, *family));
+            up(OTHER_END, &own.collect::<Vec<_>>())?;
+            for family in &families {
+                let node = subnets.node(link, *family).addr();
+                match &services {
+                    None => route(&[everywhere(*family)], node)?,
+                    Some(services) => route(&hosts(services, *family), node)?,
+                }
+            }
+            let held: Vec<IpAddr> = held.into_iter().filter(|ip| is_of(ip, &families)).collect();
+            hold(&held)
+        };
+        let done = there.run(async { other_end() }).await;
+        done.map_err(|error| error.to_string())?
+    }
+}
+
+fn is_of(ip: &IpAddr, families: &[Family]) -> bool {
+    families.contains(&Family::of(ip))
+}
+
+fn everywhere(family: Family) -> IpNet {
+    IpNet::new_assert(family.unspecified(), 0)
+}
+
+fn hosts(ips: &[IpAddr], family: Family) -> Vec<IpNet> {
+    let ips = ips.iter().filter(|ip| Family::of(ip) == family);
+    ips.map(|ip| IpNet::from(*ip)).collect()
+}
+
+fn open() -> Result<Socket, String> {
+    Socket::open(Protocol::Route).map_err(|error| error.to_string())
+}
+
+/// Sets the kernel settings of the calling thread's namespace.
+fn set(families: &[Family]) -> Result<(), String> {
+    for (_, name, value) in SETTINGS
+        .iter()
+        .filter(|(family, ..)| families.contains(family))
+    {
+        match sysctl::write(name, value) {
+            Err(error) if !error.is_missing() => return Err(error.to_string()),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Sets a link up, with these addresses.
+fn up(name: &str, own: &[IpNet]) -> Result<(), String> {
+    let set = || {
+        let mut socket = Socket::open(Protocol::Route)?;
+        let index = links::index(name)?;
+        links::set_up(&mut socket, index)?;
+        own.iter()
+            .try_for_each(|address| addresses::add_with_subnet(&mut socket, index, *address))
+    };
+    set().map_err(|error| error.to_string())
+}
+
+/// Has the calling thread's namespace have `ips`.
+fn hold(ips: &[IpAddr]) -> Result<(), String> {
+    let mut socket = open()?;
+    let index = links::index(OTHER_END).map_err(|error| error.to_string())?;
+    let outcomes = addresses::add(&mut socket, index, ips).map_err(|error| error.to_string())?;
+    let done: Result<(), _> = outcomes.into_iter().collect();
+    done.map_err(|error| format!("an endpoint cannot have its address: {error}"))
+}
+
+fn route(destinations: &[IpNet], gateway: IpAddr) -> Result<(), String> {
+    routes::add_over_gateway(&mut open()?, destinations, gateway).map_err(|error| error.to_string())
+}

@@ -1,0 +1,46 @@
+//! Servers at the addresses of endpoints.
+
+use std::{collections::BTreeSet, net::SocketAddr};
+
+use tokio::net::{TcpListener, UdpSocket};
+
+use crate::{
+    kernel::isolation::NetworkNamespace,
+    net::Protocol,
+    test::call::{serve_tcp, serve_udp},
+};
+
+/// Where a server listens.
+pub(super) type At = (SocketAddr, Protocol);
+
+/// Has a server answer at each address of `at`, in `there`, with the address as its name.
+///
+/// # Errors
+/// The first at which none can listen.
+pub(super) async fn start(there: &NetworkNamespace, at: BTreeSet<At>) -> Result<(), String> {
+    let listening = async move {
+        for (address, protocol) in at {
+            let failed = |error| {
+                format!(
+                    "no server can listen at {address} ({}): {error}",
+                    protocol.name()
+                )
+            };
+            let name = address.to_string();
+            match protocol {
+                Protocol::Tcp => {
+                    let listener = TcpListener::bind(address).await.map_err(failed)?;
+                    tokio::spawn(async move { serve_tcp(listener, &name).await });
+                }
+                Protocol::Udp => {
+                    let socket = UdpSocket::bind(address).await.map_err(failed)?;
+                    tokio::spawn(async move { serve_udp(socket, &name).await });
+                }
+                Protocol::Sctp => {}
+            }
+        }
+        Ok(())
+    };
+    let started = there.run(listening).await;
+    started.map_err(|error| error.to_string())?
+}
