@@ -14,4 +14,5 @@ mod iptables;
 mod ipvs;
 mod modes;
 mod nftables;
+mod test;
 mod userspace;

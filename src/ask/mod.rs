@@ -76,7 +76,7 @@ pub async fn ask(ask: &Ask) -> ExitCode {
 ///
 /// # Errors
 /// Why there is no answer.
-pub async fn status(socket: &Path) -> Result<Status, String> {
+pub async fn status_of(socket: &Path) -> Result<Status, String> {
     let answer = Connection::new(socket).get(STATUS_PATH).await;
     answer.map_err(|failure| failure.to_string())
 }

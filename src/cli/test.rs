@@ -20,7 +20,7 @@ pub struct Test {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In network namespaces of its own, with the Services of a folder of manifests.
-    Folder(FolderTest),
+    Manifests(FolderTest),
 }
 
 /// A folder of manifests that is tried out.
@@ -89,7 +89,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Test, String> {
         .find(|known| mode.is_some_and(|mode| mode == known.name()));
     let node = matches.get_one::<String>("hostname-override");
     Ok(Test {
-        place: Place::Folder(FolderTest {
+        place: Place::Manifests(FolderTest {
             folder: folder.ok_or("--manifests is missing")?,
             mode,
             node: node.cloned(),

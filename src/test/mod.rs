@@ -22,7 +22,7 @@ const UNABLE: u8 = 2;
 /// where something is not as promised; 2 where nothing could be tried.
 pub async fn test(asked: &Test) -> ExitCode {
     let report = match &asked.place {
-        Place::Folder(asked) => sandbox::run(asked).await,
+        Place::Manifests(asked) => sandbox::run(asked).await,
     };
     let printed = report.and_then(|report| {
         let good = report.is_good();

@@ -74,9 +74,11 @@ pub(super) struct Call<'a> {
     pub(super) node: &'a str,
     /// The mode that runs.
     pub(super) mode: ModeName,
+    /// How many calls there are like this one.
+    pub(super) checks: usize,
 }
 
-/// Chance with which an endpoint that gets its share may be missed by all calls.
+/// Chance with which in all checks together an endpoint that gets its share may be missed.
 const MISSED: f64 = 1e-6;
 /// Most calls for one promise; where that is too few to see every endpoint, [`SAMPLE`] are
 /// made, and none but these endpoints may answer.
@@ -202,7 +204,7 @@ impl Call<'_> {
         };
         let shares = explanation.candidates.iter();
         let shares: Option<Vec<f64>> = shares.map(|candidate| candidate.share).collect();
-        let calls = shares.and_then(|shares| calls(&shares));
+        let calls = shares.and_then(|shares| calls(&shares, self.checks));
         let (calls, every) = match (stays, calls) {
             (Some(_), _) => (STAYING, false),
             (None, Some(calls)) => (calls, true),
@@ -225,15 +227,15 @@ impl Call<'_> {
     }
 }
 
-/// Returns how many calls see each endpoint of these shares, but for [`MISSED`]; `None`: too
-/// many.
-fn calls(shares: &[f64]) -> Option<usize> {
+/// Returns how many calls see each endpoint of these shares, but for [`MISSED`] in that many
+/// checks; `None`: too many.
+fn calls(shares: &[f64], checks: usize) -> Option<usize> {
     let least = shares.iter().copied().fold(1.0, f64::min);
     if least >= 1.0 {
         return Some(REFUSALS);
     }
     // By the sum over all endpoints of the chance that it is missed, (1 - share)^calls.
-    let chance = MISSED / shares.len() as f64;
+    let chance = MISSED / (shares.len() * checks.max(1)) as f64;
     let calls = (chance.ln() / (1.0 - least).ln()).ceil();
     (calls <= MOST as f64).then_some(calls as usize)
 }

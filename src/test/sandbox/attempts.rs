@@ -1,9 +1,14 @@
 //! Makes the calls of each check.
 
 use std::{
+    future::poll_fn,
     net::{IpAddr, SocketAddr},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
     time::Duration,
 };
 
@@ -32,16 +37,28 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long nothing may answer where silence is promised.
 const SILENCE: Duration = Duration::from_secs(1);
 /// Calls that are under way at once.
-const CALLS: usize = 32;
+const CALLS: usize = 128;
 /// Calls at once of which silence is promised: they cost nothing but the wait.
 const SILENT: usize = 256;
+/// Calls without an answer after which others have to be answered within [`SILENCE`]: what
+/// does not work at all is to be said soon.
+const UNANSWERED: usize = 64;
 /// Questions to Tripod at once; it has few connections.
 const QUESTIONS: usize = 8;
 /// Calls at once for one promise.
 const AT_ONCE: usize = 8;
 /// Checks up to which each makes all its calls. Where there are more, calls end when every
 /// endpoint has answered.
-pub(super) const THOROUGH: usize = 500;
+pub(super) const THOROUGH: usize = 1000;
+
+/// What a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// An answer, or to be refused.
+    Answer,
+    /// That nothing comes.
+    Silence,
+}
 
 /// What is needed to try a ServicePort.
 pub(super) struct Attempts {
@@ -49,9 +66,12 @@ pub(super) struct Attempts {
     subnets: Subnets,
     mode: ModeName,
     node: String,
-    is_thorough: bool,
-    calls: Semaphore,
-    silent: Semaphore,
+    /// How many checks there are.
+    checks: usize,
+    /// Calls that should have been answered, and were not.
+    unanswered: AtomicUsize,
+    turns: Semaphore,
+    silent_turns: Semaphore,
     questions: Semaphore,
 }
 
@@ -64,15 +84,16 @@ impl Attempts {
         (mode, node): (ModeName, String),
         ports: Vec<Declared>,
     ) -> Vec<Check> {
-        let count: usize = ports.iter().map(|port| pairs(port).count()).sum();
+        let checks: usize = ports.iter().map(|port| pairs(port).count()).sum();
         let attempts = Arc::new(Attempts {
             network,
             subnets,
             mode,
             node,
-            is_thorough: count <= THOROUGH,
-            calls: Semaphore::new(CALLS),
-            silent: Semaphore::new(SILENT),
+            checks,
+            unanswered: AtomicUsize::new(0),
+            turns: Semaphore::new(CALLS),
+            silent_turns: Semaphore::new(SILENT),
             questions: Semaphore::new(QUESTIONS),
         });
         let mut under_way = JoinSet::new();
@@ -125,6 +146,7 @@ impl Attempts {
             caller,
             node: &self.node,
             mode: self.mode,
+            checks: self.checks,
         };
         if let Some(why) = call.not_tried() {
             return nothing(why);
@@ -137,12 +159,12 @@ impl Attempts {
         let seen = match &promise {
             Promise::Nothing(_) => Vec::new(),
             Promise::Refused => {
-                let calls = (0..REFUSALS).map(|_| self.call(caller, to, protocol, PATIENCE));
-                all(calls).await
+                self.calls(REFUSALS, caller, to, protocol, Wait::Answer)
+                    .await
             }
             Promise::Silence => {
-                let calls = (0..REFUSALS).map(|_| self.call(caller, to, protocol, SILENCE));
-                all(calls).await
+                self.calls(REFUSALS, caller, to, protocol, Wait::Silence)
+                    .await
             }
             Promise::Answers(answers) => self.answers(answers, caller, to, protocol).await,
         };
@@ -156,7 +178,6 @@ impl Attempts {
         to: SocketAddr,
         from: IpAddr,
     ) -> Result<Promise, String> {
-        // The semaphores are never closed.
         let _turn = self.questions.acquire().await;
         let protocol = call.port.name.protocol.name().to_lowercase();
         let answer = ask::explanation(Path::new(SOCKET), to, &protocol, Some(from)).await;
@@ -172,41 +193,58 @@ impl Attempts {
     ) -> Vec<Seen> {
         // Calls that begin at once may be the first of their client all of them, before it has
         // an endpoint to stay on.
-        let mut seen = vec![self.call(caller, to, protocol, PATIENCE).await];
-        while seen.len() < answers.calls && !(answers.are_seen(&seen) && !self.is_thorough) {
-            let number = AT_ONCE.min(answers.calls - seen.len());
-            let calls = (0..number).map(|_| self.call(caller, to, protocol, PATIENCE));
-            let more = all(calls).await;
-            let is_over = more.iter().any(|seen| !matches!(seen, Seen::Answer { .. }));
-            seen.extend(more);
-            if is_over {
+        let mut seen = vec![self.call(caller, to, protocol, Wait::Answer).await];
+        let is_answer = |seen: &Seen| matches!(seen, Seen::Answer { .. });
+        while seen.len() < answers.calls && seen.iter().all(is_answer) {
+            if self.checks > THOROUGH && answers.are_seen(&seen) {
                 break;
             }
+            let number = AT_ONCE.min(answers.calls - seen.len());
+            let more = self.calls(number, caller, to, protocol, Wait::Answer);
+            seen.extend(more.await);
         }
         seen
     }
 
-    async fn call(
+    /// Makes some calls at once.
+    async fn calls(
         &self,
+        number: usize,
         caller: Caller,
         to: SocketAddr,
         protocol: Protocol,
-        patience: Duration,
-    ) -> Seen {
-        let turns = if patience == SILENCE {
-            &self.silent
-        } else {
-            &self.calls
+        wait: Wait,
+    ) -> Vec<Seen> {
+        all((0..number).map(|_| self.call(caller, to, protocol, wait))).await
+    }
+
+    async fn call(&self, caller: Caller, to: SocketAddr, protocol: Protocol, wait: Wait) -> Seen {
+        // The semaphores are never closed.
+        let _turn = match wait {
+            Wait::Answer => self.turns.acquire().await,
+            Wait::Silence => self.silent_turns.acquire().await,
         };
-        let _turn = turns.acquire().await;
+        let is_hopeful = self.unanswered.load(Ordering::Relaxed) < UNANSWERED;
+        let patience = if wait == Wait::Answer && is_hopeful {
+            PATIENCE
+        } else {
+            SILENCE
+        };
         let there = match caller {
             // This process is in the node's namespace.
-            Caller::Node => return call(to, protocol, patience).await,
-            Caller::Pod => &self.network.caller,
-            Caller::Outside => &self.network.outside,
+            Caller::Node => None,
+            Caller::Pod => Some(&self.network.caller),
+            Caller::Outside => Some(&self.network.outside),
         };
-        let seen = there.run(call(to, protocol, patience)).await;
-        seen.unwrap_or_else(|error| Seen::Other(error.to_string()))
+        let seen = match there {
+            None => Ok(call(to, protocol, patience).await),
+            Some(there) => there.run(call(to, protocol, patience)).await,
+        };
+        let seen = seen.unwrap_or_else(|error| Seen::Other(error.to_string()));
+        if wait == Wait::Answer && seen == Seen::Silence {
+            self.unanswered.fetch_add(1, Ordering::Relaxed);
+        }
+        seen
     }
 
     /// Returns the address that `caller` calls from.
@@ -242,18 +280,18 @@ fn pairs(port: &Declared) -> impl Iterator<Item = (Frontend, Caller)> {
 async fn all(calls: impl Iterator<Item = impl Future<Output = Seen>>) -> Vec<Seen> {
     let mut pending: Vec<_> = calls.map(Box::pin).collect();
     let mut seen = Vec::with_capacity(pending.len());
-    std::future::poll_fn(|context| {
+    poll_fn(|context| {
         pending.retain_mut(|call| match call.as_mut().poll(context) {
-            std::task::Poll::Ready(one) => {
+            Poll::Ready(one) => {
                 seen.push(one);
                 false
             }
-            std::task::Poll::Pending => true,
+            Poll::Pending => true,
         });
         if pending.is_empty() {
-            std::task::Poll::Ready(())
+            Poll::Ready(())
         } else {
-            std::task::Poll::Pending
+            Poll::Pending
         }
     })
     .await;

@@ -84,7 +84,7 @@ impl Proxy {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(self.with_log(&format!("Tripod ended ({status})")));
             }
-            let answer = ask::status(Path::new(SOCKET)).await;
+            let answer = ask::status_of(Path::new(SOCKET)).await;
             let why = match answer {
                 Ok(status) if is_synced(&status) => return Ok(status),
                 Ok(status) => status.problems.join("; "),
