@@ -1,6 +1,10 @@
 //! The node and its neighbours: network namespaces, joined by links.
 
-use std::{net::IpAddr, os::fd::AsFd, path::Path};
+use std::{
+    net::IpAddr,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+};
 
 use ipnet::IpNet;
 
@@ -21,9 +25,13 @@ use crate::{
 /// ```text
 ///                      ┌── pod-caller ───── a pod
 ///   outside ── outside node
-///                      ├── pod-endpoints ── all endpoints on this node
-///                      └── other-nodes ──── all other endpoints
+///      │               ├── pod-endpoints ── all endpoints on this node
+///      │               └── other-nodes ──── all other endpoints
+///      └─────────────────────────────────────────┘
 /// ```
+///
+/// What other nodes answer to outside does not come by this node: where it did not put its own
+/// address in the place of the caller's, the caller gets no answer from whom it called.
 #[derive(Debug)]
 pub(super) struct Network {
     /// A pod of the node.
@@ -51,6 +59,8 @@ pub(super) struct Behind {
 
 /// The link's end that is not at the node.
 const OTHER_END: &str = "eth0";
+/// The end at the host outside of its link with other nodes.
+const PEER: &str = "eth1";
 
 /// Forwarding; packets with any source; no wait for duplicate addresses; refusals that are
 /// not rationed (both limits, since the mask exempts from the global one, see
@@ -89,8 +99,13 @@ impl Network {
             },
         };
         set(&network.families)?;
-        for link in [Link::Caller, Link::Here, Link::Elsewhere, Link::Outside] {
-            network.join(link, subnets, behind).await?;
+        for (link, there) in [
+            (Link::Caller, &network.caller),
+            (Link::Here, &network.here),
+            (Link::Elsewhere, &network.elsewhere),
+            (Link::Outside, &network.outside),
+        ] {
+            network.join(link, there, subnets, behind).await?;
         }
         for family in &network.families {
             // Without a route a service address could not be called from here: the call
@@ -102,38 +117,25 @@ impl Network {
             let elsewhere = subnets.other_end(Link::Elsewhere, *family).addr();
             route(&hosts(&behind.elsewhere, *family), elsewhere)?;
         }
+        network.join_beyond(subnets).await?;
         Ok(network)
     }
 
-    fn of(&self, link: Link) -> &NetworkNamespace {
-        match link {
-            Link::Caller => &self.caller,
-            Link::Here => &self.here,
-            Link::Elsewhere => &self.elsewhere,
-            Link::Outside => &self.outside,
-        }
-    }
-
-    async fn join(&self, link: Link, subnets: Subnets, behind: &Behind) -> Result<(), String> {
-        let there = self.of(link);
-        let mut socket = open()?;
-        veth::add(
-            &mut socket,
-            link.name(),
-            OTHER_END,
-            there.namespace().as_fd(),
-        )
-        .map_err(|error| error.to_string())?;
-        let own = self
-            .families
-            .iter()
-            .map(|family| subnets.node(link, *family));
-        up(link.name(), &own.collect::<Vec<_>>())?;
+    /// Joins the node with the other end of `link`.
+    async fn join(
+        &self,
+        link: Link,
+        there: &NetworkNamespace,
+        subnets: Subnets,
+        behind: &Behind,
+    ) -> Result<(), String> {
+        let file = there.namespace();
+        begin(link, OTHER_END, file.as_fd(), subnets, &self.families)?;
         let families = self.families.clone();
         let (held, services) = match link {
             Link::Here => (behind.here.clone(), None),
             Link::Elsewhere => (behind.elsewhere.clone(), None),
-            Link::Caller => (Vec::new(), None),
+            Link::Caller | Link::Beyond => (Vec::new(), None),
             // It has no way to elsewhere: what the node does not serve ends here.
             Link::Outside => (Vec::new(), Some(behind.services.clone())),
         };
@@ -153,9 +155,56 @@ impl Network {
             let held: Vec<IpAddr> = held.into_iter().filter(|ip| is_of(ip, &families)).collect();
             hold(&held)
         };
-        let done = there.run(async { other_end() }).await;
-        done.map_err(|error| error.to_string())?
+        in_there(there, other_end).await
     }
+
+    /// Joins other nodes with the host outside.
+    async fn join_beyond(&self, subnets: Subnets) -> Result<(), String> {
+        let outside = self.outside.namespace().try_clone();
+        let outside = outside.map_err(|error| format!("cannot open a namespace: {error}"))?;
+        let link = Link::Beyond;
+        let families = self.families.clone();
+        let one_end = move || begin(link, PEER, outside.as_fd(), subnets, &families);
+        in_there(&self.elsewhere, one_end).await?;
+        let families = self.families.clone();
+        let other_end = move || {
+            let own = families
+                .iter()
+                .map(|family| subnets.other_end(link, *family));
+            up(PEER, &own.collect::<Vec<_>>())
+        };
+        in_there(&self.outside, other_end).await?;
+        let families = self.families.clone();
+        let to_caller = move || {
+            families.iter().try_for_each(|family| {
+                let caller = subnets.other_end(Link::Outside, *family).addr();
+                route(&[caller.into()], subnets.other_end(link, *family).addr())
+            })
+        };
+        in_there(&self.elsewhere, to_caller).await
+    }
+}
+
+/// Does `work` in the namespace `there`.
+async fn in_there(
+    there: &NetworkNamespace,
+    work: impl FnOnce() -> Result<(), String> + Send + 'static,
+) -> Result<(), String> {
+    let done = there.run(async { work() }).await;
+    done.map_err(|error| error.to_string())?
+}
+
+/// Adds `link`, with its other end, `peer`, in the namespace `there`, and sets this end up.
+fn begin(
+    link: Link,
+    peer: &str,
+    there: BorrowedFd<'_>,
+    subnets: Subnets,
+    families: &[Family],
+) -> Result<(), String> {
+    veth::add(&mut open()?, link.name(), peer, there).map_err(|error| error.to_string())?;
+    let own = families.iter().map(|family| subnets.node(link, *family));
+    up(link.name(), &own.collect::<Vec<_>>())
 }
 
 fn is_of(ip: &IpAddr, families: &[Family]) -> bool {

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use crate::net::{Family, PerFamily};
 
-/// A link of the node, with what is at its other end.
+/// A link, most of them of the node, with what is at its other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
     /// A pod of this node, which calls.
@@ -17,6 +17,8 @@ pub(super) enum Link {
     Elsewhere,
     /// A host outside, which calls.
     Outside,
+    /// From the endpoints on other nodes, in the node's place, to the host outside.
+    Beyond,
 }
 
 impl Link {
@@ -26,7 +28,7 @@ impl Link {
             Link::Caller => "pod-caller",
             Link::Here => "pod-endpoints",
             Link::Elsewhere => "other-nodes",
-            Link::Outside => "outside",
+            Link::Outside | Link::Beyond => "outside",
         }
     }
 
@@ -37,6 +39,7 @@ impl Link {
             Link::Here => 1,
             Link::Elsewhere => 2,
             Link::Outside => 3,
+            Link::Beyond => 4,
         }
     }
 }
