@@ -45,3 +45,76 @@ pub fn add(
         });
     socket.call(&request, |_| Ok(None::<()>)).map(|_| ())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::kernel::{
+        addresses,
+        isolation::NetworkNamespace,
+        links,
+        namespace::{block_on, in_namespace, sh},
+        netlink::Protocol,
+        routes,
+    };
+
+    #[test]
+    fn what_enters_one_end_leaves_the_other() {
+        in_namespace(|| {
+            let there = NetworkNamespace::new("there").expect("a namespace");
+            let mut socket = Socket::open(Protocol::Route).expect("a socket");
+            let namespace = there.namespace();
+            add(&mut socket, "one", "other", namespace.as_fd()).expect("a pair");
+            let again = add(&mut socket, "one", "third", namespace.as_fd());
+            let error = again.expect_err("the name is taken").to_string();
+            assert!(error.contains("veth link one"), "{error}");
+
+            let up = |name: &str, address: &str| {
+                let mut socket = Socket::open(Protocol::Route).expect("a socket");
+                let index = links::index(name).expect("the link");
+                links::set_up(&mut socket, index).expect("it comes up");
+                let address = address.parse().expect("an address");
+                addresses::add_with_subnet(&mut socket, index, address).expect("an address");
+            };
+            up("one", "192.0.2.1/28");
+            up("one", "2001:db8::1/124");
+            let inside = there.run(async move {
+                up("other", "192.0.2.2/28");
+                up("other", "2001:db8::2/124");
+            });
+            block_on(inside).expect("it ends");
+            for (destination, gateway) in [
+                ("198.51.100.0/24", "192.0.2.2"),
+                ("2001:db8:1::/64", "2001:db8::2"),
+            ] {
+                let gateway = gateway.parse().expect("an address");
+                let destination = [destination.parse().expect("a network")];
+                for _ in 0..2 {
+                    routes::add_over_gateway(&mut socket, &destination, gateway)
+                        .expect("one that is there is fine");
+                }
+            }
+            let found = sh("ip route show 198.51.100.0/24; ip -6 route show 2001:db8:1::/64");
+            assert!(found.contains("via 192.0.2.2 dev one"), "{found}");
+            assert!(found.contains("via 2001:db8::2 dev one"), "{found}");
+
+            let listener = block_on(there.run(async {
+                let at = ("192.0.2.2", 80);
+                tokio::net::TcpListener::bind(at).await.expect("a socket")
+            }));
+            let listener = listener.expect("it ends");
+            std::net::TcpStream::connect(("192.0.2.2", 80)).expect("it answers");
+
+            // A socket keeps its namespace.
+            drop((listener, there));
+            // The other end goes with its namespace, which the kernel takes down beside.
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while links::index("one").is_ok() {
+                assert!(std::time::Instant::now() < deadline, "the link is left");
+                std::thread::yield_now();
+            }
+        });
+    }
+}

@@ -159,3 +159,125 @@ fn some(all: Vec<String>) -> String {
         more => format!("{} and {more} more", shown.join(", ")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(name: &str, client: &str) -> Seen {
+        Seen::Answer {
+            name: name.to_owned(),
+            client: client.parse().expect("an address"),
+        }
+    }
+
+    fn from_pod(name: &str) -> Seen {
+        answer(name, "198.18.0.2:4000")
+    }
+
+    fn answers(stays: bool, sees_caller: bool) -> Promise {
+        Promise::Answers(Answers {
+            endpoints: ["10.1.0.1:80", "10.1.0.2:80"]
+                .map(|one| one.parse().expect("an address"))
+                .to_vec(),
+            calls: 3,
+            every: !stays,
+            stays,
+            sees_caller,
+        })
+    }
+
+    #[test]
+    fn what_is_seen_is_held_against_the_promise() {
+        let (one, other) = (|| from_pod("10.1.0.1:80"), || from_pod("10.1.0.2:80"));
+        let masked = || answer("10.1.0.2:80", "198.18.0.17:4000");
+        let foreign = || from_pod("10.1.0.3:80");
+        let all = "10.1.0.1:80, 10.1.0.2:80";
+        for (promise, seen, fault) in [
+            (answers(false, false), vec![one(), other(), one()], None),
+            (answers(false, false), vec![masked(), one(), one()], None),
+            (answers(true, false), vec![one(), one(), one()], None),
+            (answers(false, true), vec![one(), other(), one()], None),
+            (Promise::Refused, vec![Seen::Refused; 2], None),
+            (Promise::Silence, vec![Seen::Silence; 2], None),
+            (
+                answers(false, false),
+                vec![one(), one(), one()],
+                Some("10.1.0.1:80; never 10.1.0.2:80 in 3 calls"),
+            ),
+            (
+                answers(false, false),
+                vec![one(), other(), foreign()],
+                Some("10.1.0.1:80, 10.1.0.2:80, 10.1.0.3:80; 10.1.0.3:80 must not answer"),
+            ),
+            (
+                answers(false, false),
+                vec![one(), other(), Seen::Silence],
+                Some(
+                    "10.1.0.1:80 (1 of 3), 10.1.0.2:80 (1 of 3), silence (1 of 3); \
+                     not all of 3 calls were answered",
+                ),
+            ),
+            (
+                answers(false, false),
+                vec![Seen::Other("no route".to_owned())],
+                Some("no route; not all of 3 calls were answered"),
+            ),
+            (
+                answers(true, false),
+                vec![one(), one(), other()],
+                Some("10.1.0.1:80, 10.1.0.2:80; one caller must stay on one endpoint"),
+            ),
+            (
+                answers(false, true),
+                vec![one(), masked(), one()],
+                Some("10.1.0.1:80, 10.1.0.2:80; 10.1.0.2:80 saw 198.18.0.17 as the caller"),
+            ),
+            (answers(true, false), vec![], Some("; no call was made")),
+            (
+                Promise::Refused,
+                vec![Seen::Refused, Seen::Silence],
+                Some("refused (1 of 2), silence (1 of 2); it must be refused"),
+            ),
+            (
+                Promise::Refused,
+                vec![one()],
+                Some("10.1.0.1:80; it must be refused"),
+            ),
+            (
+                Promise::Silence,
+                vec![Seen::Silence, other()],
+                Some("10.1.0.2:80 (1 of 2), silence (1 of 2); nothing must answer"),
+            ),
+        ] {
+            let judged = judge(&promise, &seen, [198, 18, 0, 2].into());
+            let expected = if fault.is_none() {
+                Outcome::Passed
+            } else {
+                Outcome::Failed
+            };
+            assert_eq!(judged.outcome, expected, "{promise:?} {judged:?}");
+            if let Some(fault) = fault {
+                assert_eq!(judged.seen, fault);
+            }
+        }
+        let judged = judge(&answers(true, true), &[one()], [198, 18, 0, 2].into());
+        assert_eq!(
+            judged.promised,
+            format!("always the same of {all}, sees the caller")
+        );
+        let judged = judge(
+            &Promise::Nothing("SCTP".to_owned()),
+            &[],
+            [198, 18, 0, 2].into(),
+        );
+        assert_eq!(judged.outcome, Outcome::Skipped);
+        assert_eq!((&*judged.promised, &*judged.seen), ("-", "SCTP"));
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let all = (1..=6).map(|number| number.to_string()).collect();
+        assert_eq!(some(all), "1, 2, 3, 4 and 2 more");
+    }
+}

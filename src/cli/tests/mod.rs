@@ -1,6 +1,7 @@
 mod file;
 mod flags;
 mod recorded;
+mod test;
 mod trace;
 
 use std::{collections::BTreeMap, io, path::Path, time::Duration};
