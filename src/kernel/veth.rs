@@ -63,6 +63,8 @@ mod tests {
     #[test]
     fn what_enters_one_end_leaves_the_other() {
         in_namespace(|| {
+            // Sockets that Tokio has for signals belong to the namespace of the first runtime.
+            block_on(async {});
             let there = NetworkNamespace::new("there").expect("a namespace");
             let mut socket = Socket::open(Protocol::Route).expect("a socket");
             let namespace = there.namespace();
