@@ -83,10 +83,11 @@ impl Answers {
 
     fn words(&self) -> String {
         let endpoints = some(self.endpoints.iter().map(SocketAddr::to_string).collect());
-        let mut words = if self.stays && self.endpoints.len() > 1 {
-            format!("always the same of {endpoints}")
-        } else {
-            endpoints
+        let mut words = match self.endpoints.len() {
+            0 | 1 => endpoints,
+            _ if self.stays => format!("always the same of {endpoints}"),
+            _ if self.every => endpoints,
+            _ => format!("some of {endpoints}"),
         };
         if self.sees_caller {
             words.push_str(", sees the caller");

@@ -124,6 +124,10 @@ fn notes(status: &Status, node: &str) -> Vec<String> {
         let name = failing.service_port.clone().unwrap_or_default();
         format!("not in force: {name} {}: {}", failing.family, failing.why)
     }));
+    notes.extend(status.unsupported.items.iter().map(|unsupported| {
+        let (service, what) = (&unsupported.service, &unsupported.what);
+        format!("not in this mode: {service}: {what}: {}", unsupported.why)
+    }));
     notes
 }
 
