@@ -12,6 +12,7 @@ mod docs;
 mod faults;
 mod iptables;
 mod ipvs;
+mod live;
 mod modes;
 mod nftables;
 mod test;

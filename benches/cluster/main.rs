@@ -12,6 +12,8 @@
 #[allow(dead_code)]
 #[path = "../../tests/api/cluster.rs"]
 mod cluster;
+#[path = "../../tests/api/feed.rs"]
+mod feed;
 mod large;
 #[allow(dead_code)]
 #[path = "../../tests/api/objects.rs"]
@@ -24,6 +26,8 @@ mod reviews;
 #[allow(dead_code)]
 #[path = "../../tests/api/server.rs"]
 mod server;
+#[path = "../../tests/api/single.rs"]
+mod single;
 #[allow(dead_code)]
 #[path = "../../tests/api/tcp_server.rs"]
 mod tcp_server;

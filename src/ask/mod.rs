@@ -26,7 +26,7 @@ use self::{
 };
 use crate::{
     cli::{Ask, Output, Question, Repeat},
-    status_api::{DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, STATUS_PATH, Status},
+    status_api::{DIFF_PATH, Diff, EXPLAIN_PATH, Explanation, STATUS_PATH, ServicePort, Status},
 };
 
 /// The proxy does not answer.
@@ -92,9 +92,47 @@ pub async fn explanation(
     from: Option<IpAddr>,
 ) -> Result<Explanation, String> {
     let from = from.map_or_else(|| "pod".to_owned(), |ip| ip.to_string());
+    explanation_of(socket, to, protocol, &from).await
+}
+
+/// Returns what the running proxy says becomes of a packet from this node, by the Services
+/// alone.
+///
+/// # Errors
+/// Why there is no answer.
+pub async fn explanation_from_node(
+    socket: &Path,
+    to: SocketAddr,
+    protocol: &str,
+) -> Result<Explanation, String> {
+    explanation_of(socket, to, protocol, "node").await
+}
+
+async fn explanation_of(
+    socket: &Path,
+    to: SocketAddr,
+    protocol: &str,
+    from: &str,
+) -> Result<Explanation, String> {
     let path = format!("{EXPLAIN_PATH}?to={to}&protocol={protocol}&from={from}&kernel=false");
     let answer = Connection::new(socket).get(&path).await;
     answer.map_err(|failure| failure.to_string())
+}
+
+/// Returns the ServicePorts of a namespace, or those of the Service of this name alone.
+///
+/// # Errors
+/// Why there is no answer, as where there is no such Service.
+pub async fn service_ports(
+    socket: &Path,
+    namespace: &str,
+    name: Option<&str>,
+) -> Result<Vec<ServicePort>, String> {
+    let connection = Connection::new(socket);
+    let selected = services::Selected::new(Some(namespace), name);
+    let list = services::all(&connection, &selected).await;
+    list.map(|list| list.items)
+        .map_err(|failure| failure.to_string())
 }
 
 async fn how_it_is(connection: &Connection<'_>, output: Output) -> Result<ExitCode, Failure> {

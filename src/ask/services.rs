@@ -68,7 +68,10 @@ pub(super) async fn watch(
 }
 
 /// Returns all pages as one.
-async fn all(connection: &Connection<'_>, selected: &Selected) -> Result<ServicePortList, Failure> {
+pub(super) async fn all(
+    connection: &Connection<'_>,
+    selected: &Selected,
+) -> Result<ServicePortList, Failure> {
     let mut list: ServicePortList = connection.get(&selected.path).await?;
     while let Some(next) = list.next.take() {
         let path = format!("{}?continue={next}", selected.path);

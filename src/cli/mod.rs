@@ -29,7 +29,7 @@ pub use self::{
     migrate::{Machine, Migrate, Origin},
     options::{Options, Own, Periods, Version},
     settings::{Job, Settings},
-    test::{FolderTest, Place, Test},
+    test::{Cluster, FolderTest, Place, Test, TestServer},
     trace::Trace,
 };
 
@@ -140,6 +140,7 @@ pub fn command() -> Command {
         .subcommand(ask::diff())
         .subcommand(trace::command())
         .subcommand(test::command())
+        .subcommand(test::server_command())
         .subcommand(documents::completion())
         .subcommand(documents::man());
     with_flags(command)
@@ -185,10 +186,9 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
             let trace = trace.map_err(|why| Stop::Refusal(format!("error: {why}")))?;
             Some(Subcommand::Trace(trace))
         }
-        (None, Some(("test", matches))) => {
-            let test = test::read(matches);
-            let test = test.map_err(|why| Stop::Refusal(format!("error: {why}")))?;
-            Some(Subcommand::Test(test))
+        (None, Some(("test", matches))) => Some(Subcommand::Test(test::read(matches))),
+        (None, Some(("test-server", matches))) => {
+            Some(Subcommand::TestServer(test::read_server(matches)))
         }
         _ => None,
     };

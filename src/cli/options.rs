@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::{Ask, Migrate, Output, Test, Trace};
+use super::{Ask, Migrate, Output, Test, TestServer, Trace};
 use crate::{
     config::KubeProxyConfiguration,
     kernel::probe::LeaveOut,
@@ -169,6 +169,7 @@ pub(super) enum Subcommand {
     Trace(Trace),
     Migrate(Migrate),
     Test(Test),
+    TestServer(TestServer),
 }
 
 impl CommandLine {

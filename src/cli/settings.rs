@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Ask, Migrate, Output, Own, Stop, Test, Trace, Version, flags,
+    Ask, Migrate, Output, Own, Stop, Test, TestServer, Trace, Version, flags,
     options::{CommandLine, Subcommand},
 };
 use crate::config::{
@@ -59,6 +59,8 @@ pub enum Job {
     Migrate(Migrate),
     /// Try out what the mode promises, and exit.
     Test(Test),
+    /// Answer calls of `tripod test`, in a pod that it made.
+    TestServer(TestServer),
     /// Write [`Settings::configuration`] to this file, and exit.
     WriteConfig(PathBuf),
 }
@@ -109,22 +111,12 @@ pub(super) fn settle(
         warnings: more,
     } = checked;
     warnings.extend(more);
-    let job = match subcommand {
-        Some(Subcommand::Render) => {
-            let why = "error: tripod render needs to know the objects: --manifests DIR";
-            let folder = options.own.manifests.clone();
-            Job::Render(folder.ok_or_else(|| Stop::Refusal(why.to_owned()))?)
-        }
-        Some(Subcommand::Probe(format)) => Job::Probe(format),
-        Some(Subcommand::Ask(ask)) => Job::Ask(ask),
-        Some(Subcommand::Trace(trace)) => Job::Trace(trace),
-        Some(Subcommand::Migrate(migrate)) => Job::Migrate(migrate),
-        Some(Subcommand::Test(test)) => Job::Test(test),
-        Some(Subcommand::Cleanup) => Job::Cleanup,
-        None if options.cleanup => Job::Cleanup,
-        None if options.init_only => Job::Init,
-        None => Job::Serve,
+    let without = match (options.cleanup, options.init_only) {
+        (true, _) => Job::Cleanup,
+        (false, true) => Job::Init,
+        (false, false) => Job::Serve,
     };
+    let job = job(subcommand, &options.own, without)?;
     if job == Job::Serve {
         secure_metrics(&options.own, &mut warnings)?;
     }
@@ -142,6 +134,25 @@ pub(super) fn settle(
         file,
         warnings,
         flags,
+    })
+}
+
+/// Returns the job that a subcommand asks for; `without` where there is none.
+fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, Stop> {
+    Ok(match subcommand {
+        Some(Subcommand::Render) => {
+            let why = "error: tripod render needs to know the objects: --manifests DIR";
+            let folder = own.manifests.clone();
+            Job::Render(folder.ok_or_else(|| Stop::Refusal(why.to_owned()))?)
+        }
+        Some(Subcommand::Probe(format)) => Job::Probe(format),
+        Some(Subcommand::Ask(ask)) => Job::Ask(ask),
+        Some(Subcommand::Trace(trace)) => Job::Trace(trace),
+        Some(Subcommand::Migrate(migrate)) => Job::Migrate(migrate),
+        Some(Subcommand::Test(test)) => Job::Test(test),
+        Some(Subcommand::TestServer(server)) => Job::TestServer(server),
+        Some(Subcommand::Cleanup) => Job::Cleanup,
+        None => without,
     })
 }
 

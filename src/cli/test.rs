@@ -1,11 +1,12 @@
-//! The subcommand that tries out what a mode promises: `tripod test`.
+//! The subcommand that tries out what a mode promises, `tripod test`, and what it has pods
+//! run.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use super::{Output, ask};
-use crate::net::ModeName;
+use crate::{duration, net::ModeName};
 
 /// What is tried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Test {
 pub enum Place {
     /// In network namespaces of its own, with the Services of a folder of manifests.
     Manifests(FolderTest),
+    /// On this node of a cluster, beside the Tripod that runs here.
+    Cluster(Cluster),
 }
 
 /// A folder of manifests that is tried out.
@@ -35,24 +38,67 @@ pub struct FolderTest {
     pub node: Option<String>,
 }
 
+/// How a live cluster is tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// The namespace for pods and Services; `None`: one that is made for them.
+    pub namespace: Option<String>,
+    /// The kubeconfig by which they are made, `-` from standard input; `None`: the one that
+    /// kubectl would take.
+    pub kubeconfig: Option<PathBuf>,
+    /// The image of the pods; `None`: that of the DaemonSet `kube-system/kube-proxy`.
+    pub image: Option<String>,
+    /// Whether pods and Services stay.
+    pub keep: bool,
+    /// Namespaces and names of Services to call; if there are any, none is made.
+    pub services: Vec<(String, String)>,
+    /// How long pods, Services and the running Tripod may take to be ready.
+    pub timeout: Duration,
+    /// The unix socket on which the running Tripod answers.
+    pub socket: PathBuf,
+}
+
+/// What a pod of a test answers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestServer {
+    /// The name that it answers with.
+    pub name: String,
+    /// Where it answers, over TCP and UDP.
+    pub port: u16,
+    /// Where it makes calls for the tester, over TCP.
+    pub agent_port: u16,
+    /// SHA-256 of the token of those for whom it makes calls, in hexadecimal digits.
+    pub token_sha256: String,
+}
+
 const HELP: &str = "\
+With --manifests it makes network namespaces; else it tries the Tripod that runs on this
+node of a cluster: makes pods and Services there, calls them from this node and from pods,
+takes an endpoint away, and removes all again, also when it is interrupted. With --service
+it makes nothing, and calls these Services from this node.
+
 Exits with 0 if all that was tried is as promised, with 1 if something is not, and with
 2 if nothing can be tried or the command line is wrong.
 
 Examples:
   Try the Services and EndpointSlices of a folder, in namespaces made for it:
-      tripod test --manifests /etc/tripod/manifests --proxy-mode=nftables";
+      tripod test --manifests /etc/tripod/manifests --proxy-mode=nftables
+  Try the Tripod of this node, by pods of its own image:
+      tripod test --kubeconfig /etc/kubernetes/admin.conf
+  The same in the pod of Tripod's, with the kubeconfig of another machine:
+      kubectl -n kube-system exec -i POD -- tripod test --kubeconfig - <FILE
+  Call a Service of the cluster from this node:
+      tripod test --service default/web";
 
 pub(super) fn command() -> Command {
     let about = "Try out whether calls of Services reach what the mode promises, and exit";
-    Command::new("test")
+    let command = Command::new("test")
         .about(about)
         .after_help(HELP)
         .arg(
             Arg::new("manifests")
                 .long("manifests")
                 .value_name("DIR")
-                .required(true)
                 .value_parser(value_parser!(PathBuf))
                 .help("Serve these objects in network namespaces, and call them there"),
         )
@@ -73,27 +119,127 @@ pub(super) fn command() -> Command {
                     "The node to be, by which endpoints are on this node or on others; without \
                      it this machine's name if the manifests have it, else the first they have",
                 ),
-        )
+        );
+    let command = cluster_arguments().into_iter().fold(command, Command::arg);
+    command
         .arg(ask::output(["table", "json", "yaml"]))
+        .arg(ask::socket())
+}
+
+/// The flags for a live cluster.
+fn cluster_arguments() -> [Arg; 6] {
+    let flag = |name| Arg::new(name).long(name).conflicts_with("manifests");
+    // What is made, and with what, means nothing where nothing is made.
+    let making = |name| flag(name).conflicts_with("service");
+    [
+        making("namespace")
+            .value_name("NAME")
+            .value_parser(named)
+            .help("Make pods and Services in this namespace; without it in a new one"),
+        making("kubeconfig")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .help("Who makes them; - is standard input; else $KUBECONFIG, or .kube/config at home"),
+        making("image")
+            .value_name("IMAGE")
+            .help("Tripod's image for the pods; without it that of DaemonSet kube-proxy"),
+        making("keep")
+            .action(ArgAction::SetTrue)
+            .help("Leave pods and Services there"),
+        flag("service")
+            .value_name("NAMESPACE/NAME")
+            .action(ArgAction::Append)
+            .value_parser(service)
+            .help("Make nothing, and call this Service; may be given several times"),
+        flag("timeout")
+            .value_name("DURATION")
+            .default_value("2m")
+            .value_parser(duration::parse)
+            .help("How long pods and the running Tripod may take to be ready"),
+    ]
+}
+
+/// Returns a name of Kubernetes (RFC 1123).
+fn named(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if (1..=63).contains(&text.len()) && text.bytes().all(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("it must be a name of small letters, digits and dashes".to_owned())
+    }
+}
+
+fn service(text: &str) -> Result<(String, String), String> {
+    let wrong = "it must be a namespace, a slash and a name";
+    let (namespace, name) = text.split_once('/').ok_or(wrong)?;
+    Ok((named(namespace)?, named(name)?))
 }
 
 /// Returns what `matches`, of this subcommand, ask for.
-///
-/// # Errors
-/// When something is missing.
-pub(super) fn read(matches: &ArgMatches) -> Result<Test, String> {
+pub(super) fn read(matches: &ArgMatches) -> Test {
     let folder = matches.get_one::<PathBuf>("manifests").cloned();
     let mode = matches.get_one::<String>("proxy-mode");
     let mode = ModeName::ALL
         .into_iter()
         .find(|known| mode.is_some_and(|mode| mode == known.name()));
-    let node = matches.get_one::<String>("hostname-override");
-    Ok(Test {
-        place: Place::Manifests(FolderTest {
-            folder: folder.ok_or("--manifests is missing")?,
+    let place = match folder {
+        Some(folder) => Place::Manifests(FolderTest {
+            folder,
             mode,
-            node: node.cloned(),
+            node: matches.get_one::<String>("hostname-override").cloned(),
         }),
+        None => Place::Cluster(cluster(matches)),
+    };
+    Test {
+        place,
         output: ask::chosen(matches),
-    })
+    }
+}
+
+fn cluster(matches: &ArgMatches) -> Cluster {
+    let services = matches.get_many::<(String, String)>("service");
+    let timeout = matches.get_one::<Duration>("timeout").copied();
+    Cluster {
+        namespace: matches.get_one::<String>("namespace").cloned(),
+        kubeconfig: matches.get_one::<PathBuf>("kubeconfig").cloned(),
+        image: matches.get_one::<String>("image").cloned(),
+        keep: matches.get_flag("keep"),
+        services: services.into_iter().flatten().cloned().collect(),
+        timeout: timeout.unwrap_or(Duration::from_secs(120)),
+        socket: ask::chosen_socket(matches),
+    }
+}
+
+pub(super) fn server_command() -> Command {
+    let value = |name| Arg::new(name).long(name).required(true);
+    Command::new("test-server")
+        .about("Answer calls of tripod test, in a pod that it made")
+        .hide(true)
+        .arg(value("name").help("The name that it answers with"))
+        .arg(
+            value("port")
+                .value_parser(value_parser!(u16))
+                .help("Where it answers, over TCP and UDP"),
+        )
+        .arg(
+            value("agent-port")
+                .value_parser(value_parser!(u16))
+                .help("Where it makes calls for the tester"),
+        )
+        .arg(
+            value("token-sha256")
+                .help("SHA-256 of the token of those for whom it makes calls, in hexadecimal"),
+        )
+}
+
+/// Returns what `matches`, of the pod's subcommand, ask for.
+pub(super) fn read_server(matches: &ArgMatches) -> TestServer {
+    let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
+    let port = |name: &str| matches.get_one::<u16>(name).copied().unwrap_or_default();
+    TestServer {
+        name: text("name"),
+        port: port("port"),
+        agent_port: port("agent-port"),
+        token_sha256: text("token-sha256"),
+    }
 }

@@ -40,6 +40,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::Trace(asked) => return Ok(trace::trace(asked).await),
         Job::Migrate(asked) => return Ok(migrate::check(asked).await),
         Job::Test(asked) => return Ok(test::test(asked).await),
+        Job::TestServer(asked) => return Ok(test::serve(asked).await),
         Job::WriteConfig(path) => write_config(&settings, path),
         Job::Cleanup => takeover::cleanup_all(&settings.effective.ipvs_exclude).await,
         Job::Init => init(&settings).await,

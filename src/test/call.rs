@@ -13,7 +13,7 @@ use nix::libc;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
-    time::timeout,
+    time::{error::Elapsed, timeout},
 };
 
 use crate::net::Protocol;
@@ -40,6 +40,9 @@ pub enum Seen {
     Other(String),
 }
 
+/// How long a server waits for the question of a caller that is connected.
+const QUESTION_WITHIN: Duration = Duration::from_secs(600);
+
 /// Calls `to`, and waits that long for the answer.
 pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> Seen {
     let answer = async {
@@ -49,17 +52,26 @@ pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> See
             Protocol::Sctp => Err(io::ErrorKind::Unsupported.into()),
         }
     };
-    match timeout(patience, answer).await {
+    seen(timeout(patience, answer).await)
+}
+
+/// Asks by a connection that is open already, and waits that long for the answer.
+pub async fn ask_by(stream: TcpStream, patience: Duration) -> Seen {
+    seen(timeout(patience, question(stream)).await)
+}
+
+fn seen(answer: Result<io::Result<Vec<u8>>, Elapsed>) -> Seen {
+    match answer {
         Err(_) => Seen::Silence,
         Ok(Ok(line)) => read(&line),
         Ok(Err(error)) => match error.kind() {
+            // A route that prohibits (EACCES).
+            io::ErrorKind::PermissionDenied => Seen::Refused,
             io::ErrorKind::ConnectionRefused
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::HostUnreachable
             | io::ErrorKind::NetworkUnreachable => Seen::Refused,
             io::ErrorKind::TimedOut => Seen::Silence,
-            // A route that prohibits (EACCES).
-            io::ErrorKind::PermissionDenied => Seen::Refused,
             _ => Seen::Other(error.to_string()),
         },
     }
@@ -68,14 +80,22 @@ pub async fn call(to: SocketAddr, protocol: Protocol, patience: Duration) -> See
 fn read(line: &[u8]) -> Seen {
     let text = String::from_utf8_lossy(line);
     let words = text.trim_end().split_once(' ');
-    match words.and_then(|(name, client)| Some((name.to_owned(), client.parse().ok()?))) {
-        Some((name, client)) => Seen::Answer { name, client },
+    let parsed = words.and_then(|(name, client)| Some((name, client.parse::<SocketAddr>().ok()?)));
+    match parsed {
+        Some((name, client)) => Seen::Answer {
+            name: name.to_owned(),
+            // A socket of both IP families has IPv4 addresses within IPv6.
+            client: (client.ip().to_canonical(), client.port()).into(),
+        },
         None => Seen::Other("an answer of another server".to_owned()),
     }
 }
 
 async fn over_tcp(to: SocketAddr) -> io::Result<Vec<u8>> {
-    let mut stream = TcpStream::connect(to).await?;
+    question(TcpStream::connect(to).await?).await
+}
+
+async fn question(mut stream: TcpStream) -> io::Result<Vec<u8>> {
     stream.write_all(QUESTION).await?;
     let mut line = Vec::new();
     stream.take(LONGEST).read_to_end(&mut line).await?;
@@ -116,7 +136,7 @@ pub async fn serve_tcp(listener: TcpListener, name: &str) -> io::Result<()> {
         tokio::spawn(async move {
             let mut question = [0; QUESTION.len()];
             // A caller that goes early needs no answer.
-            let _ = timeout(Duration::from_secs(10), async {
+            let _ = timeout(QUESTION_WITHIN, async {
                 stream.read_exact(&mut question).await?;
                 stream.write_all(answer.as_bytes()).await
             })

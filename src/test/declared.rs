@@ -1,5 +1,5 @@
 //! What Services and EndpointSlices say by themselves, without the proxy's own reading of
-//! them: the other judge of what it promises.
+//! them: what it promises follows from them as well.
 
 use std::{
     collections::BTreeMap,

@@ -1,17 +1,23 @@
 //! `tripod test`: tries out whether calls of Services reach what the mode promises.
 
+mod agent;
 mod call;
+mod cluster;
 mod declared;
 mod judge;
+mod many;
 mod print;
 mod promise;
 mod report;
 mod sandbox;
+mod server;
 
 use std::{
     io::{self, Write},
     process::ExitCode,
 };
+
+pub use self::server::serve;
 
 use crate::cli::{Place, Test};
 
@@ -23,6 +29,7 @@ const UNABLE: u8 = 2;
 pub async fn test(asked: &Test) -> ExitCode {
     let report = match &asked.place {
         Place::Manifests(asked) => sandbox::run(asked).await,
+        Place::Cluster(asked) => cluster::test(asked).await,
     };
     let printed = report.and_then(|report| {
         let good = report.is_good();

@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 /// A collection, by its path.
 pub const SERVICES: &str = "/api/v1/services";
 pub const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+pub const PODS: &str = "/api/v1/pods";
+pub const NAMESPACES: &str = "/api/v1/namespaces";
+pub const DAEMON_SETS: &str = "/apis/apps/v1/daemonsets";
 pub const NODES: &str = "/api/v1/nodes";
 pub const SERVICE_CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 
@@ -39,6 +42,7 @@ pub struct Change {
 #[derive(Clone, Default)]
 pub struct Selector {
     pub without_labels: Vec<String>,
+    pub labels: Vec<(String, String)>,
     pub name: Option<String>,
     pub not_name: Option<String>,
     pub metadata_alone: bool,
@@ -47,15 +51,16 @@ pub struct Selector {
 impl Selector {
     /// Returns what the parameters `labelSelector` and `fieldSelector` select.
     pub fn parse(labels: Option<&str>, fields: Option<&str>) -> Selector {
-        let labels = labels.into_iter().flat_map(|labels| labels.split(','));
-        let without_labels = labels.map(|label| {
-            let without = label.strip_prefix('!');
-            without.expect("only `!label` is understood").to_owned()
-        });
-        let mut selector = Selector {
-            without_labels: without_labels.collect(),
-            ..Selector::default()
-        };
+        let mut selector = Selector::default();
+        for label in labels.into_iter().flat_map(|labels| labels.split(',')) {
+            match (label.strip_prefix('!'), label.split_once('=')) {
+                (Some(without), _) => selector.without_labels.push(without.to_owned()),
+                (None, Some((key, value))) => {
+                    selector.labels.push((key.to_owned(), value.to_owned()));
+                }
+                _ => panic!("only `!label` and `label=value` are understood, not {label}"),
+            }
+        }
         if let Some(fields) = fields {
             let name = fields.strip_prefix("metadata.name");
             let name = name.expect("only metadata.name is understood");
@@ -76,7 +81,11 @@ impl Selector {
         let name = object["metadata"]["name"].as_str();
         let named = self.name.is_none() || name == self.name.as_deref();
         let other = self.not_name.is_none() || name != self.not_name.as_deref();
-        clean && named && other
+        let labelled = self
+            .labels
+            .iter()
+            .all(|(key, value)| labels[key] == **value);
+        clean && labelled && named && other
     }
 
     /// The part of an object that was asked for.
@@ -94,6 +103,9 @@ fn collection(object: &Value) -> &'static str {
         Some("Service") => SERVICES,
         Some("EndpointSlice") => SLICES,
         Some("Node") => NODES,
+        Some("Pod") => PODS,
+        Some("Namespace") => NAMESPACES,
+        Some("DaemonSet") => DAEMON_SETS,
         Some("ServiceCIDR") => SERVICE_CIDRS,
         other => panic!("no collection of {other:?}"),
     }
@@ -171,6 +183,14 @@ impl Cluster {
             .map(|(_, object)| object)
             .filter(|object| selector.picks(object));
         picked.map(|object| selector.shows(object)).collect()
+    }
+
+    /// Returns an object; the namespace of one that is in none is empty.
+    pub fn get(&self, collection: &str, namespace: &str, name: &str) -> Option<&Value> {
+        let objects = self.objects.iter();
+        let mut found = objects
+            .filter(|((of, key), _)| *of == collection && key.0 == namespace && key.1 == name);
+        found.next().map(|(_, object)| object)
     }
 
     /// Returns the objects of every kind.

@@ -2,13 +2,15 @@
 //! chunked watches, paging and bookmarks is led through what happens to real
 //! ones. Most tests let Tokio's clock run ahead, so that minutes take no time.
 
-mod cluster;
+pub mod cluster;
+mod feed;
 mod forward_proxy;
 mod objects;
 mod pipe;
 mod recorder;
 mod reviews;
 pub mod server;
+mod single;
 pub mod tcp_server;
 pub mod tls;
 

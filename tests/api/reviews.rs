@@ -5,7 +5,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
-use super::server::{Feed, Server};
+use super::{feed::Feed, server::Server};
 
 const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const ACCESS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";

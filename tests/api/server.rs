@@ -4,9 +4,7 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     io::{self, Write},
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -14,7 +12,7 @@ use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use http::{HeaderMap, Request, Response};
 use hyper::{
-    body::{Body, Frame, Incoming},
+    body::Incoming,
     server::conn::{http1, http2},
     service::service_fn,
 };
@@ -29,7 +27,9 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     cluster::{Cluster, Selector, bookmark},
+    feed::Feed,
     reviews::Reviews,
+    single,
 };
 
 /// The server; clones are the same one.
@@ -81,9 +81,35 @@ pub struct Script {
     pub compressed: u32,
     /// Who may read, and what was asked about that.
     pub reviews: Reviews,
+    /// What the server adds to an object that is made.
+    pub admit: Option<fn(&mut Value, u64)>,
     /// Counts; watches of an older number end.
     watches: u64,
     pages: BTreeMap<String, (u64, Vec<Value>)>,
+}
+
+impl Script {
+    /// Records a request. Returns the answer of one that is refused.
+    pub fn refusal<T>(
+        &mut self,
+        verb: &'static str,
+        request: &Request<T>,
+    ) -> Option<Response<Feed>> {
+        let path = request.uri().path().to_owned();
+        let call = (tokio::time::Instant::now(), verb, path.clone());
+        self.calls.push(call);
+        let text = request.uri().query().unwrap_or_default();
+        self.queries.push(format!("{path} {text}"));
+        let expected = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        let given = request.headers().get("authorization");
+        let given = given.and_then(|value| value.to_str().ok());
+        if expected.is_some() && given != expected.as_deref() {
+            return Some(status(401, "Unauthorized", None));
+        }
+        let at = self.refuse.iter().position(|(of, ..)| *of == path)?;
+        let (_, code, retry_after) = self.refuse.remove(at);
+        Some(status(code, "Scripted", retry_after))
+    }
 }
 
 impl Server {
@@ -108,6 +134,7 @@ impl Server {
                 open: 0,
                 compressed: 0,
                 reviews: Reviews::default(),
+                admit: None,
                 watches: 0,
                 pages: BTreeMap::new(),
             })),
@@ -126,6 +153,11 @@ impl Server {
     /// Looks at what is stored.
     pub fn inspect<T>(&self, inspect: impl FnOnce(&Cluster) -> T) -> T {
         inspect(&self.cluster.lock().unwrap())
+    }
+
+    /// Returns what counts the changes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.stir.subscribe()
     }
 
     /// How it behaves.
@@ -183,9 +215,12 @@ impl Server {
                     let headers = request.headers().clone();
                     let slow = server.script().slow;
                     tokio::time::sleep(slow).await;
-                    let answer = match Reviews::are_asked(&request) {
-                        true => server.review(request).await,
-                        false => server.answer(request),
+                    let answer = if Reviews::are_asked(&request) {
+                        server.review(request).await
+                    } else if single::is_asked(&request) {
+                        server.single(request).await
+                    } else {
+                        server.answer(request)
                     };
                     Ok::<_, Infallible>(server.compress(&headers, answer).await)
                 }
@@ -214,20 +249,8 @@ impl Server {
         let get = |key: &str| query.get(key).map(String::as_str);
         let watch = get("watch") == Some("true");
         let mut script = self.script();
-        let verb = if watch { "watch" } else { "list" };
-        let call = (tokio::time::Instant::now(), verb, path.clone());
-        script.calls.push(call);
-        let text = request.uri().query().unwrap_or_default().to_owned();
-        script.queries.push(format!("{path} {text}"));
-        let expected = script.token.as_ref().map(|token| format!("Bearer {token}"));
-        let given = request.headers().get("authorization");
-        if expected.is_some() && given.and_then(|value| value.to_str().ok()) != expected.as_deref()
-        {
-            return status(401, "Unauthorized", None);
-        }
-        if let Some(at) = script.refuse.iter().position(|(of, ..)| *of == path) {
-            let (_, code, retry_after) = script.refuse.remove(at);
-            return status(code, "Scripted", retry_after);
+        if let Some(refused) = script.refusal(if watch { "watch" } else { "list" }, &request) {
+            return refused;
         }
         let mut selector = Selector::parse(get("labelSelector"), get("fieldSelector"));
         let accepted = request.headers().get("accept");
@@ -440,7 +463,7 @@ fn lines(events: &[Value]) -> Vec<u8> {
     lines.into_bytes()
 }
 
-fn status(code: u16, reason: &str, retry_after: Option<u32>) -> Response<Feed> {
+pub(super) fn status(code: u16, reason: &str, retry_after: Option<u32>) -> Response<Feed> {
     let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
         "code": code, "reason": reason, "message": format!("scripted {code}")});
     let mut response = Response::builder().status(code);
@@ -466,34 +489,4 @@ fn unescape(text: &str) -> String {
         });
     }
     String::from_utf8(bytes).unwrap()
-}
-
-/// The body of an answer.
-pub enum Feed {
-    /// It is there.
-    Whole(Option<Bytes>),
-    /// It comes as it is made.
-    Live(mpsc::Receiver<io::Result<Bytes>>),
-}
-
-impl Feed {
-    pub(super) fn of(bytes: Vec<u8>) -> Feed {
-        Feed::Whole(Some(bytes.into()))
-    }
-}
-
-impl Body for Feed {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let polled = match &mut *self {
-            Feed::Whole(bytes) => Poll::Ready(bytes.take().map(Ok)),
-            Feed::Live(pieces) => pieces.poll_recv(context),
-        };
-        polled.map(|piece| piece.map(|piece| piece.map(Frame::data)))
-    }
 }

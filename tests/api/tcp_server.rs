@@ -47,9 +47,21 @@ impl TcpServer {
         authority: &Authority,
         clients: bool,
     ) -> TcpServer {
+        let listener = TcpListener::bind((host, 0)).await.unwrap();
+        TcpServer::open_by(listener, host, server, name, authority, clients)
+    }
+
+    /// The same by a socket that listens already, as in another network namespace.
+    pub fn open_by(
+        listener: TcpListener,
+        host: &str,
+        server: Server,
+        name: &str,
+        authority: &Authority,
+        clients: bool,
+    ) -> TcpServer {
         let dir = std::env::temp_dir().join(format!("tripod-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let listener = TcpListener::bind((host, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let tls = Arc::new(Mutex::new(authority.acceptor(host, clients)));
         tokio::spawn({

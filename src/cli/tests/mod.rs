@@ -1,5 +1,6 @@
 mod file;
 mod flags;
+mod live_test;
 mod recorded;
 mod test;
 mod trace;

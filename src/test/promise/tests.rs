@@ -93,7 +93,7 @@ fn explanation(verdict: &str, candidates: &[&str]) -> Explanation {
 const BOTH: [&str; 2] = ["10.1.0.1:80", "10.1.0.2:80"];
 
 #[test]
-fn the_proxy_is_not_its_own_judge() {
+fn what_the_proxy_says_of_itself_is_not_enough() {
     use AddressKind::{ClusterIp, NodePort};
     use Caller::{Outside, Pod};
     use TrafficPolicy::{Cluster, Local};

@@ -1,0 +1,63 @@
+//! What is asked of `tripod test` on a live cluster.
+
+use super::*;
+use crate::cli::{Cluster, Place};
+
+fn cluster(arguments: &[&str]) -> Cluster {
+    match settings(&[&["test"], arguments].concat()).job {
+        Job::Test(test) => match test.place {
+            Place::Cluster(cluster) => cluster,
+            other => panic!("{arguments:?}: {other:?}"),
+        },
+        other => panic!("{arguments:?}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_live_cluster_is_tried_unless_there_are_manifests() {
+    let usual = Cluster {
+        namespace: None,
+        kubeconfig: None,
+        image: None,
+        keep: false,
+        services: Vec::new(),
+        timeout: Duration::from_secs(120),
+        socket: "/run/tripod/tripod.sock".into(),
+    };
+    assert_eq!(cluster(&[]), usual);
+    let given = cluster(&[
+        "--namespace=n",
+        "--kubeconfig=-",
+        "--image=i",
+        "--keep",
+        "--timeout=5m",
+        "--status-socket=/s",
+    ]);
+    let expected = Cluster {
+        namespace: Some("n".to_owned()),
+        kubeconfig: Some("-".into()),
+        image: Some("i".to_owned()),
+        keep: true,
+        services: Vec::new(),
+        timeout: Duration::from_secs(300),
+        socket: "/s".into(),
+    };
+    assert_eq!(given, expected);
+    let services = cluster(&["--service=a/b", "--service", "c/d-e"]).services;
+    let named = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
+    assert_eq!(services, [named("a", "b"), named("c", "d-e")]);
+}
+
+#[test]
+fn what_makes_no_sense_on_a_live_cluster_is_refused() {
+    for (arguments, words) in [
+        (&["--manifests=/m", "--keep"][..], "--keep"),
+        (&["--service=a/b", "--image=i"], "--image"),
+        (&["--service=a"], "a slash and a name"),
+        (&["--namespace=A/../b"], "small letters"),
+        (&["--timeout=soon"], "250ms"),
+    ] {
+        let text = refusal("", &[&["test"], arguments].concat());
+        assert!(text.contains(words), "{arguments:?}: {text}");
+    }
+}

@@ -1,0 +1,165 @@
+//! Makes the calls of what is tried, and says what came of them.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+
+use super::{
+    super::{
+        call::Seen,
+        many::{self, Calls},
+        report::{Check, Outcome},
+    },
+    promise::Judged,
+    tries::Try,
+};
+use crate::ask;
+
+/// Between one time and the next that something is tried.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Calls that show by which address a caller comes.
+const FEW: usize = 4;
+
+/// Carries out one thing after the other. What is not as promised is tried again, until
+/// `settled` as often as there is time for, since the running Tripod shows a change before
+/// it is in force, and then once, since a packet may get lost.
+pub async fn each(tries: &[Try], namespace: &str, socket: &Path, settled: Instant) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for tried in tries {
+        checks.extend(one(tried, namespace, socket, settled).await);
+    }
+    checks
+}
+
+async fn one(tried: &Try, namespace: &str, socket: &Path, settled: Instant) -> Vec<Check> {
+    if let Some(why) = not_served(tried, socket).await {
+        return vec![row(tried, namespace, skipped(why))];
+    }
+    if let Some(why) = not_outside(tried, socket).await {
+        return vec![row(tried, namespace, skipped(why))];
+    }
+    let mut is_last = false;
+    loop {
+        let checks = match calls(tried, tried.calls()).await {
+            Ok(seen) => judged(tried, namespace, &seen),
+            Err(why) => vec![row(tried, namespace, skipped(why))],
+        };
+        let failed = checks.iter().any(|check| check.outcome == Outcome::Failed);
+        if !failed || is_last {
+            return checks;
+        }
+        is_last = Instant::now() > settled;
+        sleep(PAUSE).await;
+    }
+}
+
+/// Returns why there is nothing to try at an address of this node, if so.
+async fn not_served(tried: &Try, socket: &Path) -> Option<String> {
+    if !tried.at_node {
+        return None;
+    }
+    let protocol = tried.protocol.name();
+    let own = tried.caller.of_family(tried.to.ip());
+    let explained = match own.first() {
+        Some(from) => ask::explanation(socket, tried.to, protocol, Some(*from)).await,
+        None => ask::explanation_from_node(socket, tried.to, protocol).await,
+    };
+    match explained {
+        Ok(explained) if explained.verdict == "notServed" => {
+            let steps = explained.steps.last().cloned().unwrap_or_default();
+            Some(format!("no node port there: {steps}"))
+        }
+        Ok(_) => None,
+        Err(why) => Some(why),
+    }
+}
+
+/// Returns why the caller is none from outside, where that counts. Its own node may give
+/// what it sends another address, which servers see.
+async fn not_outside(tried: &Try, socket: &Path) -> Option<String> {
+    if !tried.from_outside {
+        return None;
+    }
+    let few = Calls {
+        count: FEW,
+        ..tried.calls()
+    };
+    let own = tried.caller.of_family(tried.to.ip());
+    let seen = calls(tried, few).await.unwrap_or_default();
+    let clients = seen.iter().filter_map(|seen| match seen {
+        Seen::Answer { client, .. } => Some(client.ip()).filter(|ip| own.contains(ip)),
+        _ => None,
+    });
+    let clients: BTreeSet<IpAddr> = clients.collect();
+    let senders: Vec<IpAddr> = if clients.is_empty() {
+        own
+    } else {
+        clients.into_iter().collect()
+    };
+    for ip in senders {
+        let protocol = tried.protocol.name();
+        match ask::explanation(socket, tried.to, protocol, Some(ip)).await {
+            Ok(explained) if explained.origin == "outside" => {}
+            Ok(_) => {
+                return Some(format!(
+                    "Tripod takes {ip} for a pod (--cluster-cidr), and the policy is for others"
+                ));
+            }
+            Err(why) => return Some(why),
+        }
+    }
+    None
+}
+
+async fn calls(tried: &Try, calls: Calls) -> Result<Vec<Seen>, String> {
+    match &tried.caller.agent {
+        Some(agent) => agent.make(calls).await,
+        None => Ok(many::make(calls).await),
+    }
+}
+
+/// Returns the row of the calls, and that of whom servers saw.
+fn judged(tried: &Try, namespace: &str, seen: &[Seen]) -> Vec<Check> {
+    let mut checks = vec![row(tried, namespace, tried.promise.judge(seen))];
+    let client = tried.client.as_ref();
+    if let Some(judged) = client.and_then(|client| client.judge(seen, is_own)) {
+        let mut check = row(tried, namespace, judged);
+        check.name = format!("{}, client address", check.name);
+        checks.push(check);
+    }
+    checks
+}
+
+/// Returns whether an address is this node's: no other can be bound.
+fn is_own(ip: IpAddr) -> bool {
+    UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
+}
+
+/// Returns what is said of something that cannot be tried.
+pub fn skipped(why: String) -> Judged {
+    Judged {
+        promised: "-".to_owned(),
+        seen: why,
+        outcome: Outcome::Skipped,
+    }
+}
+
+fn row(tried: &Try, namespace: &str, judged: Judged) -> Check {
+    let port = tried.protocol.name().to_lowercase();
+    Check {
+        name: tried.name.clone(),
+        service_port: format!("{namespace}/{}:{port}", tried.service),
+        to: tried.to.to_string(),
+        protocol: tried.protocol.to_string(),
+        from: tried.caller.words.clone(),
+        promised: judged.promised,
+        seen: judged.seen,
+        outcome: judged.outcome,
+    }
+}

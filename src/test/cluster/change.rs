@@ -1,0 +1,183 @@
+//! Takes an endpoint away while connections are open.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use tokio::{net::TcpStream, time::timeout};
+
+use super::{
+    super::{
+        call::{Seen, ask_by},
+        report::{Check, Outcome},
+    },
+    carry_out,
+    kubernetes::Kubernetes,
+    objects::{Kind, NO_ROLE, ROLE, Run, SERVICE_PORT},
+    promise::{Judged, Promise, answered},
+    setup::{self, Patience},
+    stage::Stage,
+    tries,
+};
+use crate::net::Protocol;
+
+/// The server that is taken out of the Services, and runs on.
+const LEAVES: &str = "here-2";
+
+const LEFT: &str = "an endpoint leaves";
+
+/// How long opening a connection, or an answer by it, may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Connections to one address, opened before the change.
+struct Open {
+    to: SocketAddr,
+    streams: Vec<TcpStream>,
+    failed: usize,
+}
+
+/// Takes an endpoint away, and tries what is promised then.
+pub async fn try_change(
+    kubernetes: &Kubernetes,
+    run: &Run,
+    stage: &mut Stage,
+    patience: &Patience<'_>,
+) -> Vec<Check> {
+    let before = open(stage).await;
+    let pod = run.named(LEAVES);
+    let label = (ROLE, NO_ROLE);
+    if let Err(failure) = kubernetes.label_pod(&run.namespace, &pod, label).await {
+        let judged = carry_out::skipped(failure.to_string());
+        return vec![row(stage, run, LEFT, "-".to_owned(), judged)];
+    }
+    for pod in &mut stage.pods {
+        pod.plan.serves &= pod.plan.name != LEAVES;
+    }
+    let until = Instant::now() + patience.timeout;
+    let mut checks = Vec::new();
+    match setup::in_force(stage, run, until, patience).await {
+        Ok(_) => {
+            let tries = tries::after_change(stage);
+            let settled = Instant::now() + super::SETTLES;
+            checks.extend(carry_out::each(&tries, &run.namespace, patience.socket, settled).await);
+        }
+        Err(why) => checks.push(not_followed(stage, run, why)),
+    }
+    for open in before {
+        checks.push(finish(stage, run, open).await);
+    }
+    checks
+}
+
+/// Opens so many connections from this node that the endpoint that leaves has some.
+async fn open(stage: &Stage) -> Vec<Open> {
+    let mut all = Vec::new();
+    let service = stage.service(Kind::ClusterIp);
+    for ip in service.into_iter().flat_map(|service| &service.cluster_ips) {
+        let to = SocketAddr::new(*ip, SERVICE_PORT);
+        let count = Promise::Every(stage.servers(Kind::ClusterIp, *ip, false)).calls();
+        let mut open = Open {
+            to,
+            streams: Vec::new(),
+            failed: 0,
+        };
+        for _ in 0..count {
+            match timeout(ANSWER_WITHIN, TcpStream::connect(to)).await {
+                Ok(Ok(stream)) => open.streams.push(stream),
+                _ => open.failed += 1,
+            }
+        }
+        all.push(open);
+    }
+    all
+}
+
+/// Asks by the connections that are open.
+async fn finish(stage: &Stage, run: &Run, open: Open) -> Check {
+    let mut seen = Vec::new();
+    for stream in open.streams {
+        seen.push(ask_by(stream, ANSWER_WITHIN).await);
+    }
+    let judged = judge(&seen, open.failed);
+    row(
+        stage,
+        run,
+        "connections outlive a change",
+        open.to.to_string(),
+        judged,
+    )
+}
+
+/// Says whether the connections went on, those to the endpoint that left as well.
+fn judge(seen: &[Seen], not_opened: usize) -> Judged {
+    let answered = answered(seen);
+    let total: usize = answered.values().sum();
+    let left = answered.get(LEAVES).copied().unwrap_or_default();
+    let lost = seen.len() - total;
+    let mut words = format!("{total} of {} went on, {left} to {LEAVES}", seen.len());
+    if not_opened > 0 {
+        words = format!("{words}; {not_opened} could not be opened");
+    }
+    let outcome = match () {
+        () if lost > 0 || not_opened > 0 || seen.is_empty() => Outcome::Failed,
+        // The scheduler did not choose it, so that nothing is known.
+        () if left == 0 => Outcome::Skipped,
+        () => Outcome::Passed,
+    };
+    Judged {
+        promised: format!("connections go on, those to {LEAVES}, which left, as well"),
+        seen: words,
+        outcome,
+    }
+}
+
+fn not_followed(stage: &Stage, run: &Run, why: String) -> Check {
+    let judged = Judged {
+        promised: format!("{LEAVES} leaves the Services"),
+        seen: why,
+        outcome: Outcome::Failed,
+    };
+    row(stage, run, LEFT, "-".to_owned(), judged)
+}
+
+fn row(stage: &Stage, run: &Run, name: &str, to: String, judged: Judged) -> Check {
+    let service = stage.service(Kind::ClusterIp);
+    let service = service.map(|service| service.name.clone());
+    Check {
+        name: name.to_owned(),
+        service_port: format!("{}/{}:tcp", run.namespace, service.unwrap_or_default()),
+        to,
+        protocol: Protocol::Tcp.to_string(),
+        from: "this node".to_owned(),
+        promised: judged.promised,
+        seen: judged.seen,
+        outcome: judged.outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn by(name: &str) -> Seen {
+        Seen::Answer {
+            name: name.to_owned(),
+            client: "10.244.0.9:4000".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn connections_go_on_or_not() {
+        for (seen, not_opened, outcome) in [
+            (vec![by("here-1"), by(LEAVES)], 0, Outcome::Passed),
+            (vec![by("here-1"), by(LEAVES)], 1, Outcome::Failed),
+            (vec![by(LEAVES), Seen::Refused], 0, Outcome::Failed),
+            (vec![by(LEAVES), Seen::Silence], 0, Outcome::Failed),
+            (vec![by("here-1")], 0, Outcome::Skipped),
+            (vec![], 0, Outcome::Failed),
+        ] {
+            assert_eq!(judge(&seen, not_opened).outcome, outcome, "{seen:?}");
+        }
+    }
+}

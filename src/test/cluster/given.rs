@@ -1,0 +1,169 @@
+//! Calls Services that are there already, from this node, and compares what comes of it
+//! with what the running Tripod says.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::Path,
+    time::Duration,
+};
+
+use tokio::{net::TcpStream, time::timeout};
+
+use super::{
+    super::report::{Check, Outcome},
+    carry_out::skipped,
+    promise::Judged,
+};
+use crate::{
+    ask,
+    status_api::{Address, Explanation, ServicePort},
+};
+
+/// Connections that are made to each address.
+const CONNECTIONS: usize = 10;
+
+/// How long a connection may take to be open.
+const OPEN_WITHIN: Duration = Duration::from_secs(3);
+
+/// Calls these Services.
+///
+/// # Errors
+/// Says why there is nothing to call, as where there is no such Service.
+pub async fn test(services: &[(String, String)], socket: &Path) -> Result<Vec<Check>, String> {
+    let mut checks = Vec::new();
+    for (namespace, name) in services {
+        let ports = ask::service_ports(socket, namespace, Some(name)).await?;
+        for port in &ports {
+            for address in &port.addresses {
+                checks.push(one(port, address, socket).await);
+            }
+        }
+    }
+    Ok(checks)
+}
+
+async fn one(port: &ServicePort, address: &Address, socket: &Path) -> Check {
+    let to = destination(port, address);
+    let judged = match to {
+        Ok(to) => judge(port, to, socket).await,
+        Err(why) => skipped(why.to_owned()),
+    };
+    let name = match &*address.kind {
+        "clusterIP" => "cluster IP",
+        "externalIP" => "external IP",
+        "loadBalancerIP" => "load-balancer IP",
+        "nodePort" => "node port",
+        other => other,
+    };
+    Check {
+        name: name.to_owned(),
+        service_port: format!("{}/{}:{}", port.namespace, port.name, port.port),
+        to: to.map_or_else(|_| format!("node:{}", address.port), |to| to.to_string()),
+        protocol: port.protocol.clone(),
+        from: "this node".to_owned(),
+        promised: judged.promised,
+        seen: judged.seen,
+        outcome: judged.outcome,
+    }
+}
+
+/// Returns where the ServicePort is called; a node port at the address from which this
+/// node calls others.
+fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'static str> {
+    let ip = match &address.ip {
+        Some(ip) => ip.parse().ok(),
+        None => node_ip(&port.family),
+    };
+    let ip = ip.ok_or("this node has no address of that IP family")?;
+    Ok((ip, address.port).into())
+}
+
+fn node_ip(family: &str) -> Option<IpAddr> {
+    // Addresses of nobody (RFC 5737, RFC 3849). Nothing is sent.
+    let (any, nobody): (IpAddr, IpAddr) = if family == "IPv4" {
+        (
+            Ipv4Addr::UNSPECIFIED.into(),
+            Ipv4Addr::new(192, 0, 2, 1).into(),
+        )
+    } else {
+        let nobody = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        (Ipv6Addr::UNSPECIFIED.into(), nobody.into())
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((nobody, 9)).ok()?;
+    socket.local_addr().ok().map(|own| own.ip())
+}
+
+async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Judged {
+    if port.protocol != "TCP" {
+        let why = format!(
+            "whether a server of {} is reached cannot be seen",
+            port.protocol
+        );
+        return skipped(why);
+    }
+    match ask::explanation_from_node(socket, to, &port.protocol).await {
+        Ok(explanation) => compare(&explanation, &connect(to).await),
+        Err(why) => skipped(why),
+    }
+}
+
+/// What came of connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Connected {
+    open: usize,
+    refused: usize,
+    silent: usize,
+}
+
+async fn connect(to: SocketAddr) -> Connected {
+    let mut connected = Connected::default();
+    for _ in 0..CONNECTIONS {
+        match timeout(OPEN_WITHIN, TcpStream::connect(to)).await {
+            Ok(Ok(_)) => connected.open += 1,
+            Ok(Err(_)) => connected.refused += 1,
+            Err(_) => connected.silent += 1,
+        }
+    }
+    connected
+}
+
+fn compare(explanation: &Explanation, connected: &Connected) -> Judged {
+    let Connected {
+        open,
+        refused,
+        silent,
+    } = *connected;
+    let endpoints = explanation.candidates.iter();
+    let endpoints: Vec<&str> = endpoints.map(|one| &*one.address).collect();
+    let (promised, kept) = match &*explanation.verdict {
+        "forwarded" => (
+            format!("sent to one of {}", endpoints.join(", ")),
+            open == CONNECTIONS,
+        ),
+        "refused" => ("refused".to_owned(), refused == CONNECTIONS),
+        "dropped" => ("no answer".to_owned(), open == 0),
+        _ => {
+            let steps = explanation.steps.last().cloned().unwrap_or_default();
+            return skipped(format!("nothing is promised: {steps}"));
+        }
+    };
+    let parts = [(open, "open"), (refused, "refused"), (silent, "no answer")];
+    let parts = parts.iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts
+        .map(|(count, what)| format!("{what} {count}"))
+        .collect();
+    let mut seen = format!("of {CONNECTIONS} connections: {}", parts.join(", "));
+    if !kept && explanation.verdict == "forwarded" {
+        seen += "; do the endpoints themselves answer?";
+    }
+    Judged {
+        promised,
+        seen,
+        outcome: if kept {
+            Outcome::Passed
+        } else {
+            Outcome::Failed
+        },
+    }
+}

@@ -1,0 +1,168 @@
+//! Tries the Tripod that runs on this node of a cluster: by pods and Services that are
+//! made for it, or by Services that are there.
+
+mod carry_out;
+mod change;
+mod given;
+mod kubernetes;
+mod objects;
+mod promise;
+mod setup;
+mod stage;
+mod tries;
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    time::{Duration, Instant},
+};
+
+use data_encoding::HEXLOWER;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+
+use self::{
+    kubernetes::Kubernetes,
+    objects::Run,
+    setup::{Made, Patience},
+    stage::Stage,
+};
+use super::{
+    agent,
+    report::{Check, Outcome, Report},
+};
+use crate::{ask, cli::Cluster, status_api::Status};
+
+/// How long what the running Tripod shows may take to be in force: with a
+/// `minSyncPeriod` of some seconds, and a sync of a large cluster.
+const SETTLES: Duration = Duration::from_secs(10);
+
+/// How long removing everything may take.
+const CLEANED_WITHIN: Duration = Duration::from_secs(30);
+
+/// Tries what is asked for. Returns the report.
+///
+/// # Errors
+/// Says why nothing can be tried.
+pub async fn test(asked: &Cluster) -> Result<Report, String> {
+    let running = ask::status_of(&asked.socket).await?;
+    if !asked.services.is_empty() {
+        let checks = given::test(&asked.services, &asked.socket).await?;
+        return Ok(Report::new(&running.mode.name, checks));
+    }
+    let kubernetes = Kubernetes::open(asked.kubeconfig.clone()).await?;
+    let token = random()?;
+    let run = run(asked, &kubernetes, &token).await?;
+    let made = Made::default();
+    let mut interrupted = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
+    let mut terminated = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
+    let done = tokio::select! {
+        done = try_all(asked, &kubernetes, &run, &made, &running, &token) => done,
+        _ = interrupted.recv() => Err("interrupted".to_owned()),
+        _ = terminated.recv() => Err("interrupted".to_owned()),
+    };
+    if asked.keep {
+        let Run { namespace, id, .. } = &run;
+        say(&format!(
+            "pods and Services stay in namespace {namespace}; to remove them: kubectl -n \
+             {namespace} delete pods,services -l app.kubernetes.io/instance={id}"
+        ));
+    } else {
+        remove(&kubernetes, &run, &made).await;
+    }
+    done
+}
+
+/// Returns where objects will be, and what they are called.
+async fn run(asked: &Cluster, kubernetes: &Kubernetes, token: &str) -> Result<Run, String> {
+    let mut id = random()?;
+    id.truncate(8);
+    let own = format!("tripod-test-{id}");
+    Ok(Run {
+        namespace: asked.namespace.clone().unwrap_or(own),
+        is_own: asked.namespace.is_none(),
+        id,
+        image: match &asked.image {
+            Some(image) => image.clone(),
+            None => kubernetes.image().await?,
+        },
+        token_sha256: agent::digest(token),
+        keep: asked.keep,
+    })
+}
+
+/// Returns 32 hexadecimal digits that nobody can guess.
+fn random() -> Result<String, String> {
+    let mut bytes = [0; 16];
+    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|error| format!("/dev/urandom cannot be read: {error}"))?;
+    Ok(HEXLOWER.encode(&bytes))
+}
+
+async fn try_all(
+    asked: &Cluster,
+    kubernetes: &Kubernetes,
+    run: &Run,
+    made: &Made,
+    running: &Status,
+    token: &str,
+) -> Result<Report, String> {
+    let patience = Patience {
+        socket: &asked.socket,
+        timeout: asked.timeout,
+    };
+    say(&format!(
+        "making pods and Services in namespace {}",
+        run.namespace
+    ));
+    let mut stage = setup::set_up(kubernetes, run, made, running, &patience, token).await?;
+    let tries = tries::all(&stage);
+    say(&format!("trying {} things", tries.len()));
+    let settled = Instant::now() + SETTLES;
+    let mut checks = carry_out::each(&tries, &run.namespace, patience.socket, settled).await;
+    checks.extend(alone(&stage, run));
+    say("taking an endpoint away");
+    checks.extend(change::try_change(kubernetes, run, &mut stage, &patience).await);
+    Ok(Report::new(stage.mode, checks))
+}
+
+/// Returns the row that says why nothing was tried across nodes, if so.
+fn alone(stage: &Stage, run: &Run) -> Option<Check> {
+    let why = stage.alone.clone()?;
+    Some(Check {
+        name: "another node".to_owned(),
+        service_port: run.namespace.clone(),
+        to: "-".to_owned(),
+        protocol: "TCP, UDP".to_owned(),
+        from: "a pod of another node".to_owned(),
+        promised: "-".to_owned(),
+        seen: why,
+        outcome: Outcome::Skipped,
+    })
+}
+
+/// Removes all that was made, whatever came of it; says what stays.
+async fn remove(kubernetes: &Kubernetes, run: &Run, made: &Made) {
+    let until = Instant::now() + CLEANED_WITHIN;
+    for object in made.all() {
+        let left = until.saturating_duration_since(Instant::now());
+        let done = timeout(left, kubernetes.delete(&run.namespace, &object)).await;
+        let why = match done {
+            Ok(Ok(())) => continue,
+            Ok(Err(failure)) => failure.to_string(),
+            Err(_) => format!("no answer within {} s", CLEANED_WITHIN.as_secs()),
+        };
+        let (resource, name) = (object.resource(), object.name());
+        say(&format!(
+            "{name} of {resource} in {} stays: {why}; remove it with kubectl delete",
+            run.namespace
+        ));
+    }
+}
+
+/// Says how far it is, beside the report.
+fn say(words: &str) {
+    let _ = writeln!(io::stderr(), "{words}");
+}

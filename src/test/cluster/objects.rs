@@ -1,0 +1,394 @@
+//! The objects that a test makes: a namespace, pods and Services.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{
+        Capabilities, Container, ContainerPort, Namespace, Pod, PodSecurityContext, PodSpec, Probe,
+        ResourceRequirements, SeccompProfile, SecurityContext, Service, ServicePort, ServiceSpec,
+        TCPSocketAction, Toleration,
+    },
+    apimachinery::pkg::{
+        api::resource::Quantity, apis::meta::v1::ObjectMeta, util::intstr::IntOrString,
+    },
+};
+
+use crate::net::Protocol;
+
+/// Where the servers answer, over TCP and UDP.
+pub const PORT: u16 = 8080;
+
+/// Where the agents make calls.
+pub const AGENT_PORT: u16 = 8081;
+
+/// Where the Services are called.
+pub const SERVICE_PORT: u16 = 80;
+
+/// How long pods last at most, in seconds, if nobody takes them away: the tester may be
+/// killed.
+const LIFETIME: i64 = 1800;
+
+/// User and group of the pods, as they have to be named where the image names none:
+/// `nobody` of most systems.
+const NOBODY: i64 = 65534;
+
+/// The value of `app.kubernetes.io/name` of all that is made.
+const APP: &str = "tripod-test";
+
+/// The label that says which Services a pod is for.
+pub const ROLE: &str = "tripod-test-role";
+
+/// The label with the name that a pod answers with.
+const NAME: &str = "tripod-test-pod";
+
+/// The value of [`ROLE`] of endpoints.
+const SERVER: &str = "server";
+
+/// The value of [`ROLE`] of a pod that is for no Service.
+pub const NO_ROLE: &str = "none";
+
+/// One run of a test: where its objects are, and how they are told from others.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// What makes names of this run different from those of others.
+    pub id: String,
+    /// The namespace of pods and Services.
+    pub namespace: String,
+    /// Whether the namespace is made, and removed, by this run.
+    pub is_own: bool,
+    /// The image of the pods.
+    pub image: String,
+    /// SHA-256 of the token of this run, in hexadecimal digits.
+    pub token_sha256: String,
+    /// Whether the objects stay.
+    pub keep: bool,
+}
+
+/// A pod of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodPlan {
+    /// The name that it answers with.
+    pub name: &'static str,
+    /// The node that it is to run on.
+    pub node: String,
+    /// Whether it is an endpoint of the Services.
+    pub serves: bool,
+}
+
+/// What a Service is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A cluster IP.
+    ClusterIp,
+    /// A node port.
+    NodePort,
+    /// Session affinity.
+    Affinity,
+    /// `externalTrafficPolicy: Local`.
+    ExternalLocal,
+    /// `internalTrafficPolicy: Local`.
+    InternalLocal,
+    /// One endpoint, on this node, and `externalTrafficPolicy: Local`.
+    Single,
+    /// No endpoint.
+    Empty,
+}
+
+impl Kind {
+    /// All of them, in the order in which they are tried.
+    pub const ALL: [Kind; 7] = [
+        Kind::ClusterIp,
+        Kind::Single,
+        Kind::NodePort,
+        Kind::ExternalLocal,
+        Kind::InternalLocal,
+        Kind::Affinity,
+        Kind::Empty,
+    ];
+
+    /// Returns the name of its Service.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::ClusterIp => "cluster-ip",
+            Kind::NodePort => "node-port",
+            Kind::Affinity => "affinity",
+            Kind::ExternalLocal => "external-local",
+            Kind::InternalLocal => "internal-local",
+            Kind::Single => "single",
+            Kind::Empty => "no-endpoints",
+        }
+    }
+
+    fn has_node_port(self) -> bool {
+        matches!(self, Kind::NodePort | Kind::ExternalLocal | Kind::Single)
+    }
+
+    /// Returns whether a server of that name is one of its endpoints.
+    pub fn has(self, server: &str) -> bool {
+        match self {
+            Kind::Single => server == SINGLE,
+            Kind::Empty => false,
+            _ => true,
+        }
+    }
+}
+
+/// The server that [`Kind::Single`] has.
+pub const SINGLE: &str = "here-1";
+
+/// Protocols of every Service, each with a port of that name in small letters.
+pub const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
+impl Run {
+    /// Returns the name of an object in the namespace.
+    pub fn named(&self, name: &str) -> String {
+        if self.is_own {
+            name.to_owned()
+        } else {
+            format!("{APP}-{}-{name}", self.id)
+        }
+    }
+
+    /// Returns what selects the pods of this run.
+    pub fn selector(&self) -> String {
+        format!("app.kubernetes.io/instance={}", self.id)
+    }
+
+    fn labels(&self) -> BTreeMap<String, String> {
+        labels([
+            ("app.kubernetes.io/name", APP),
+            ("app.kubernetes.io/instance", &self.id),
+        ])
+    }
+
+    /// Returns the namespace of its own.
+    pub fn namespace(&self) -> Namespace {
+        let mut labels = self.labels();
+        // What is not within that standard is refused (Pod Security admission).
+        let key = "pod-security.kubernetes.io/enforce".to_owned();
+        labels.insert(key, "restricted".to_owned());
+        Namespace {
+            metadata: ObjectMeta {
+                name: Some(self.namespace.clone()),
+                labels: Some(labels),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        }
+    }
+
+    /// Returns a pod.
+    pub fn pod(&self, plan: &PodPlan) -> Pod {
+        let mut labels = self.labels();
+        let role = if plan.serves { SERVER } else { NO_ROLE };
+        labels.insert(ROLE.to_owned(), role.to_owned());
+        labels.insert(NAME.to_owned(), plan.name.to_owned());
+        Pod {
+            metadata: ObjectMeta {
+                name: Some(self.named(plan.name)),
+                labels: Some(labels),
+                ..ObjectMeta::default()
+            },
+            spec: Some(PodSpec {
+                containers: vec![self.container(plan)],
+                // Not the scheduler's choice: the test is about this node.
+                node_name: Some(plan.node.clone()),
+                tolerations: Some(vec![Toleration {
+                    operator: Some("Exists".to_owned()),
+                    ..Toleration::default()
+                }]),
+                active_deadline_seconds: (!self.keep).then_some(LIFETIME),
+                automount_service_account_token: Some(false),
+                enable_service_links: Some(false),
+                restart_policy: Some("Never".to_owned()),
+                termination_grace_period_seconds: Some(1),
+                security_context: Some(PodSecurityContext {
+                    run_as_non_root: Some(true),
+                    run_as_user: Some(NOBODY),
+                    run_as_group: Some(NOBODY),
+                    seccomp_profile: Some(SeccompProfile {
+                        type_: "RuntimeDefault".to_owned(),
+                        ..SeccompProfile::default()
+                    }),
+                    ..PodSecurityContext::default()
+                }),
+                ..PodSpec::default()
+            }),
+            ..Pod::default()
+        }
+    }
+
+    fn container(&self, plan: &PodPlan) -> Container {
+        let command = [
+            "/usr/local/bin/tripod".to_owned(),
+            "test-server".to_owned(),
+            format!("--name={}", plan.name),
+            format!("--port={PORT}"),
+            format!("--agent-port={AGENT_PORT}"),
+            format!("--token-sha256={}", self.token_sha256),
+        ];
+        let port = |number: u16, protocol: Protocol| ContainerPort {
+            container_port: i32::from(number),
+            protocol: Some(protocol.name().to_owned()),
+            ..ContainerPort::default()
+        };
+        let quantities = |of: [(&str, &str); 2]| {
+            let each = of.into_iter();
+            let each = each.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())));
+            each.collect::<BTreeMap<_, _>>()
+        };
+        Container {
+            name: "server".to_owned(),
+            image: Some(self.image.clone()),
+            command: Some(command.into()),
+            ports: Some(vec![
+                port(PORT, Protocol::Tcp),
+                port(PORT, Protocol::Udp),
+                port(AGENT_PORT, Protocol::Tcp),
+            ]),
+            readiness_probe: Some(Probe {
+                tcp_socket: Some(TCPSocketAction {
+                    port: IntOrString::Int(i32::from(PORT)),
+                    ..TCPSocketAction::default()
+                }),
+                period_seconds: Some(1),
+                ..Probe::default()
+            }),
+            resources: Some(ResourceRequirements {
+                requests: Some(quantities([("cpu", "10m"), ("memory", "16Mi")])),
+                limits: Some(quantities([("cpu", "500m"), ("memory", "64Mi")])),
+                ..ResourceRequirements::default()
+            }),
+            security_context: Some(SecurityContext {
+                allow_privilege_escalation: Some(false),
+                read_only_root_filesystem: Some(true),
+                capabilities: Some(Capabilities {
+                    drop: Some(vec!["ALL".to_owned()]),
+                    ..Capabilities::default()
+                }),
+                ..SecurityContext::default()
+            }),
+            ..Container::default()
+        }
+    }
+
+    /// Returns a Service, of both IP families where the cluster has both.
+    pub fn service(&self, kind: Kind) -> Service {
+        let local = || Some("Local".to_owned());
+        let of_run = ("app.kubernetes.io/instance", &*self.id);
+        let selector = match kind {
+            Kind::Single => labels([of_run, (NAME, SINGLE)]),
+            Kind::Empty => labels([of_run, (ROLE, "nobody")]),
+            _ => labels([of_run, (ROLE, SERVER)]),
+        };
+        let is_external = matches!(kind, Kind::ExternalLocal | Kind::Single);
+        let port = |protocol: Protocol| ServicePort {
+            name: Some(protocol.name().to_lowercase()),
+            protocol: Some(protocol.name().to_owned()),
+            port: i32::from(SERVICE_PORT),
+            target_port: Some(IntOrString::Int(i32::from(PORT))),
+            ..ServicePort::default()
+        };
+        let kind_of_service = if kind.has_node_port() {
+            "NodePort"
+        } else {
+            "ClusterIP"
+        };
+        Service {
+            metadata: ObjectMeta {
+                name: Some(self.named(kind.name())),
+                labels: Some(self.labels()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(ServiceSpec {
+                type_: Some(kind_of_service.to_owned()),
+                selector: Some(selector),
+                ports: Some(PROTOCOLS.map(port).into()),
+                ip_family_policy: Some("PreferDualStack".to_owned()),
+                external_traffic_policy: is_external.then(local).flatten(),
+                internal_traffic_policy: (kind == Kind::InternalLocal).then(local).flatten(),
+                session_affinity: (kind == Kind::Affinity).then(|| "ClientIP".to_owned()),
+                ..ServiceSpec::default()
+            }),
+            ..Service::default()
+        }
+    }
+}
+
+fn labels<const LABELS: usize>(labels: [(&str, &str); LABELS]) -> BTreeMap<String, String> {
+    let labels = labels.into_iter();
+    labels
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cli::{self, Job, TestServer};
+
+    fn run() -> Run {
+        Run {
+            id: "0123abcd".to_owned(),
+            namespace: "n".to_owned(),
+            is_own: true,
+            image: "tripod:test".to_owned(),
+            token_sha256: "ff".to_owned(),
+            keep: false,
+        }
+    }
+
+    fn plan() -> PodPlan {
+        PodPlan {
+            name: SINGLE,
+            node: "node-1".to_owned(),
+            serves: true,
+        }
+    }
+
+    #[test]
+    fn the_pods_command_is_understood() {
+        let pod = run().pod(&plan());
+        let command = pod.spec.unwrap().containers.remove(0).command.unwrap();
+        let words = command.into_iter().map(Into::into);
+        let settings = cli::read(words, |_| unreachable!("no file")).unwrap();
+        let expected = TestServer {
+            name: SINGLE.to_owned(),
+            port: PORT,
+            agent_port: AGENT_PORT,
+            token_sha256: "ff".to_owned(),
+        };
+        assert_eq!(settings.job, Job::TestServer(expected));
+    }
+
+    /// What `k8s.io/pod-security-admission` asks of pods under `restricted`.
+    #[test]
+    fn pods_are_within_the_restricted_standard() {
+        let pod = serde_json::to_value(run().pod(&plan())).unwrap();
+        let spec = &pod["spec"];
+        assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
+        let profile = &spec["securityContext"]["seccompProfile"];
+        assert_eq!(profile["type"], "RuntimeDefault");
+        let container = &spec["containers"][0]["securityContext"];
+        assert_eq!(container["allowPrivilegeEscalation"], false);
+        assert_eq!(container["capabilities"], json!({"drop": ["ALL"]}));
+        assert_eq!(spec["automountServiceAccountToken"], false);
+        for absent in ["hostNetwork", "hostPID", "hostIPC", "volumes"] {
+            assert!(spec[absent].is_null(), "{absent}");
+        }
+    }
+
+    #[test]
+    fn in_a_given_namespace_names_are_the_runs_own() {
+        let given = Run {
+            is_own: false,
+            ..run()
+        };
+        let name = |run: Run| run.service(Kind::Empty).metadata.name;
+        assert_eq!(name(run()).as_deref(), Some("no-endpoints"));
+        let expected = Some("tripod-test-0123abcd-no-endpoints");
+        assert_eq!(name(given).as_deref(), expected);
+    }
+}

@@ -1,0 +1,301 @@
+//! What is promised of calls, and whether what was seen keeps it; pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use super::super::{call::Seen, report::Outcome};
+
+/// Names of servers.
+pub type Servers = BTreeSet<String>;
+
+/// What is promised of the calls of one address by one caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// Each of these servers answers some calls, and no other answers any.
+    Every(Servers),
+    /// Only these servers answer: the scheduler does not choose at random.
+    Only(Servers),
+    /// One of these servers answers all calls.
+    SameOne(Servers),
+    /// The caller is refused.
+    Refused,
+    /// The caller is refused, or gets no answer: this kernel cannot refuse.
+    RefusedOrSilent,
+}
+
+/// A promise, what was seen, and whether it is the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// The promise, in words.
+    pub promised: String,
+    /// What was seen, in words.
+    pub seen: String,
+    /// Whether it was kept.
+    pub outcome: Outcome,
+}
+
+/// The chance that one of the servers answers none of the calls though all get an equal
+/// share.
+const CHANCE: f64 = 1e-6;
+
+/// Calls more than that takes: two calls by UDP may have the same port and so count once.
+const MORE: usize = 3;
+
+impl Promise {
+    /// Returns how many calls it takes.
+    pub fn calls(&self) -> usize {
+        match self {
+            Promise::Every(servers) => calls_for(servers.len()),
+            Promise::SameOne(servers) => calls_until_same(servers.len()),
+            Promise::Only(_) => 10,
+            Promise::Refused | Promise::RefusedOrSilent => 3,
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Promise::Every(servers) if servers.len() == 1 => {
+                format!("{} answers", list(servers))
+            }
+            Promise::Every(servers) => format!("each of {} answers", list(servers)),
+            Promise::Only(servers) => format!("of {} only some answer", list(servers)),
+            Promise::SameOne(servers) => format!("one of {} answers all", list(servers)),
+            Promise::Refused => "refused".to_owned(),
+            Promise::RefusedOrSilent => "refused, or no answer".to_owned(),
+        }
+    }
+
+    /// Says whether what was seen keeps it.
+    pub fn judge(&self, seen: &[Seen]) -> Judged {
+        let answered = answered(seen);
+        let names: Servers = answered.keys().map(|name| (*name).to_owned()).collect();
+        let all_answered = answered.values().sum::<usize>() == seen.len() && !seen.is_empty();
+        let refused = |seen: &Seen| *seen == Seen::Refused;
+        let kept = match self {
+            Promise::Every(servers) => all_answered && names == *servers,
+            Promise::Only(servers) => all_answered && names.is_subset(servers),
+            Promise::SameOne(servers) => {
+                all_answered && names.len() == 1 && names.is_subset(servers)
+            }
+            Promise::Refused => !seen.is_empty() && seen.iter().all(refused),
+            Promise::RefusedOrSilent => {
+                let none = |seen: &Seen| matches!(seen, Seen::Refused | Seen::Silence);
+                !seen.is_empty() && seen.iter().all(none)
+            }
+        };
+        Judged {
+            promised: self.words(),
+            seen: summary(seen),
+            outcome: if kept {
+                Outcome::Passed
+            } else {
+                Outcome::Failed
+            },
+        }
+    }
+}
+
+/// Returns how many calls it takes until missing one of so many servers, each of which has
+/// an equal share, is less likely than [`CHANCE`].
+fn calls_for(servers: usize) -> usize {
+    let shares = servers.max(1) as f64;
+    let missed = |calls: usize| shares * (1.0 - 1.0 / shares).powf(calls as f64);
+    let enough = (1..).find(|calls| missed(*calls) < CHANCE);
+    enough.unwrap_or(1) + MORE
+}
+
+/// Returns how many calls it takes until all meet the same of so many servers by chance
+/// less likely than [`CHANCE`].
+fn calls_until_same(servers: usize) -> usize {
+    let shares = servers.max(2) as f64;
+    let same = |calls: usize| shares.powf(1.0 - calls as f64);
+    let enough = (1..).find(|calls| same(*calls) < CHANCE);
+    enough.unwrap_or(1)
+}
+
+/// Returns how many calls each server answered.
+pub fn answered(seen: &[Seen]) -> BTreeMap<&str, usize> {
+    let mut counts = BTreeMap::new();
+    for seen in seen {
+        if let Seen::Answer { name, .. } = seen {
+            *counts.entry(&**name).or_default() += 1;
+        }
+    }
+    counts
+}
+
+/// Returns what came of the calls, in words.
+fn summary(seen: &[Seen]) -> String {
+    let mut parts: Vec<String> = answered(seen)
+        .into_iter()
+        .map(|(name, count)| format!("{name} {count}"))
+        .collect();
+    let count = |of: &Seen| seen.iter().filter(|seen| *seen == of).count();
+    for (what, count) in [
+        ("refused", count(&Seen::Refused)),
+        ("no answer", count(&Seen::Silence)),
+    ] {
+        if count > 0 {
+            parts.push(format!("{what} {count}"));
+        }
+    }
+    let mut others = BTreeMap::<&str, usize>::new();
+    for seen in seen {
+        if let Seen::Other(why) = seen {
+            *others.entry(why).or_default() += 1;
+        }
+    }
+    parts.extend(others.iter().map(|(why, count)| format!("{why} {count}")));
+    format!("of {} calls: {}", seen.len(), parts.join(", "))
+}
+
+/// What is promised of the address that servers see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientPromise {
+    /// The addresses that the caller has.
+    pub addresses: Vec<IpAddr>,
+    /// Whether `--masquerade-all` would have servers see the node instead.
+    pub may_be_masqueraded: bool,
+}
+
+impl ClientPromise {
+    /// Says whether servers saw the caller; `is_own` whether an address is this node's.
+    /// `None`: no server answered.
+    pub fn judge(&self, seen: &[Seen], is_own: impl Fn(IpAddr) -> bool) -> Option<Judged> {
+        let clients: BTreeSet<IpAddr> = seen
+            .iter()
+            .filter_map(|seen| match seen {
+                Seen::Answer { client, .. } => Some(client.ip()),
+                _ => None,
+            })
+            .collect();
+        if clients.is_empty() {
+            return None;
+        }
+        let text = list(&clients);
+        let (seen, outcome) = if clients.iter().all(|ip| self.addresses.contains(ip)) {
+            (text, Outcome::Passed)
+        } else if self.may_be_masqueraded && clients.iter().all(|ip| is_own(*ip)) {
+            let why = "the node, as with --masquerade-all, which is not known here";
+            (format!("{text}: {why}"), Outcome::Skipped)
+        } else {
+            (text, Outcome::Failed)
+        };
+        Some(Judged {
+            promised: format!("servers see {}", list(&self.addresses)),
+            seen,
+            outcome,
+        })
+    }
+}
+
+fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    items.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn servers<const COUNT: usize>(names: [&str; COUNT]) -> Servers {
+        names.map(str::to_owned).into()
+    }
+
+    fn by(name: &str) -> Seen {
+        Seen::Answer {
+            name: name.to_owned(),
+            client: "10.244.0.9:4000".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn calls_are_so_many_that_none_is_missed_by_chance() {
+        for (servers, calls) in [(1, 1), (2, 21), (3, 37), (4, 53)] {
+            assert_eq!(calls_for(servers), calls + MORE, "{servers}");
+        }
+        assert_eq!([1, 2, 3].map(calls_until_same), [21, 21, 14]);
+    }
+
+    #[test]
+    fn a_promise_is_kept_by_all_calls_or_not() {
+        use Outcome::{Failed, Passed};
+        let two = servers(["a", "b"]);
+        for (promise, seen, outcome) in [
+            (Promise::Every(two.clone()), vec![by("a"), by("b")], Passed),
+            (Promise::Every(two.clone()), vec![by("a"), by("a")], Failed),
+            (
+                Promise::Every(two.clone()),
+                vec![by("a"), by("b"), by("c")],
+                Failed,
+            ),
+            (
+                Promise::Every(two.clone()),
+                vec![by("a"), by("b"), Seen::Silence],
+                Failed,
+            ),
+            (Promise::Every(two.clone()), vec![], Failed),
+            (Promise::Only(two.clone()), vec![by("a"), by("a")], Passed),
+            (Promise::Only(two.clone()), vec![by("c")], Failed),
+            (
+                Promise::SameOne(two.clone()),
+                vec![by("b"), by("b")],
+                Passed,
+            ),
+            (
+                Promise::SameOne(two.clone()),
+                vec![by("a"), by("b")],
+                Failed,
+            ),
+            (Promise::Refused, vec![Seen::Refused], Passed),
+            (Promise::Refused, vec![Seen::Refused, Seen::Silence], Failed),
+            (Promise::Refused, vec![], Failed),
+            (
+                Promise::RefusedOrSilent,
+                vec![Seen::Refused, Seen::Silence],
+                Passed,
+            ),
+            (Promise::RefusedOrSilent, vec![by("a")], Failed),
+        ] {
+            let judged = promise.judge(&seen);
+            assert_eq!(judged.outcome, outcome, "{promise:?} {seen:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_seen_is_said_in_words() {
+        let seen = [
+            by("a"),
+            by("a"),
+            Seen::Silence,
+            Seen::Other("no route".into()),
+        ];
+        let judged = Promise::Every(servers(["a", "b"])).judge(&seen);
+        assert_eq!(judged.promised, "each of a, b answers");
+        assert_eq!(judged.seen, "of 4 calls: a 2, no answer 1, no route 1");
+    }
+
+    #[test]
+    fn servers_see_the_caller_or_the_node_by_masquerade_all() {
+        let pod: IpAddr = "10.244.0.9".parse().unwrap();
+        let other: IpAddr = "10.244.0.1".parse().unwrap();
+        let judge = |addresses: Vec<IpAddr>, may_be_masqueraded| {
+            let promise = ClientPromise {
+                addresses,
+                may_be_masqueraded,
+            };
+            let judged = promise.judge(&[by("a"), Seen::Silence], |ip| ip == pod);
+            judged.map(|judged| judged.outcome)
+        };
+        assert_eq!(judge(vec![pod], false), Some(Outcome::Passed));
+        assert_eq!(judge(vec![other], false), Some(Outcome::Failed));
+        assert_eq!(judge(vec![other], true), Some(Outcome::Skipped));
+        let promise = ClientPromise {
+            addresses: vec![pod],
+            may_be_masqueraded: false,
+        };
+        assert_eq!(promise.judge(&[Seen::Refused], |_| false), None);
+    }
+}

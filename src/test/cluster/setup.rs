@@ -1,0 +1,267 @@
+//! Makes the pods and Services, and waits until they can be called.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::sleep;
+
+use super::{
+    kubernetes::{Kubernetes, Object},
+    objects::{Kind, PROTOCOLS, PodPlan, Run, SINGLE},
+    stage::{Stage, TestPod, TestService, other_node},
+};
+use crate::{
+    ask,
+    status_api::{ServicePort, Status},
+};
+
+/// How often it is looked again for what is missing.
+const AGAIN: Duration = Duration::from_millis(250);
+
+/// What was made, or may have been.
+#[derive(Debug, Default)]
+pub struct Made(Mutex<Vec<Object>>);
+
+impl Made {
+    /// Keeps an object, before it is asked for: the answer may get lost.
+    fn will_be(&self, object: Object) {
+        if let Ok(mut objects) = self.0.lock() {
+            objects.push(object);
+        }
+    }
+
+    /// Returns all objects, the last one first.
+    pub fn all(&self) -> Vec<Object> {
+        let objects = self.0.lock().map(|objects| objects.clone());
+        let mut objects = objects.unwrap_or_default();
+        objects.reverse();
+        objects
+    }
+}
+
+/// What is asked, and how long it may take.
+pub struct Patience<'a> {
+    /// The unix socket of the running Tripod.
+    pub socket: &'a Path,
+    /// How long is waited for something.
+    pub timeout: Duration,
+}
+
+/// Makes everything, and waits for it.
+///
+/// # Errors
+/// Says what could not be made, or what is not ready in time.
+pub async fn set_up(
+    kubernetes: &Kubernetes,
+    run: &Run,
+    made: &Made,
+    running: &Status,
+    patience: &Patience<'_>,
+    token: &str,
+) -> Result<Stage, String> {
+    let until = Instant::now() + patience.timeout;
+    if run.is_own {
+        made.will_be(Object::Namespace(run.namespace.clone()));
+        kubernetes.create_namespace(&run.namespace()).await?;
+    }
+    let other = match kubernetes.nodes().await {
+        Ok(nodes) => other_node(&nodes, &running.node),
+        Err(failure) => Err(failure.to_string()),
+    };
+    let plans = plans(&running.node, other.as_ref().ok());
+    for plan in &plans {
+        create_pod(kubernetes, run, made, plan, until).await?;
+    }
+    let mut services = Vec::new();
+    for kind in Kind::ALL {
+        let service = run.service(kind);
+        made.will_be(Object::Service(run.named(kind.name())));
+        let stored = kubernetes.create(&run.namespace, &service).await?;
+        let read = TestService::read(kind, &stored);
+        services.push(read.ok_or_else(|| {
+            let name = run.named(kind.name());
+            format!(
+                "Service {}/{name} got no cluster IP from the API server",
+                run.namespace
+            )
+        })?);
+    }
+    let pods = pods_ready(kubernetes, run, &plans, until, patience).await?;
+    let modes = crate::net::ModeName::ALL;
+    let mode = modes.into_iter().find(|of| of.name() == running.mode.name);
+    let mut stage = Stage {
+        mode: mode.ok_or_else(|| {
+            let name = &running.mode.name;
+            format!("what {name} mode promises is not known: use a tripod of the same version")
+        })?,
+        lost: running.mode.lost.clone(),
+        node: running.node.clone(),
+        pods,
+        services,
+        alone: other.err(),
+        token: token.to_owned(),
+    };
+    let ports = in_force(&stage, run, until, patience).await?;
+    for service in &mut stage.services {
+        let own = ports.iter().find(|port| port.name == service.name);
+        service.scheduler = own.map(|port| port.scheduler.clone()).unwrap_or_default();
+    }
+    Ok(stage)
+}
+
+/// Returns which pods there are to be: a client and two servers here, one elsewhere.
+fn plans(here: &str, elsewhere: Option<&String>) -> Vec<PodPlan> {
+    let plan = |name, node: &str, serves| PodPlan {
+        name,
+        node: node.to_owned(),
+        serves,
+    };
+    let mut plans = vec![
+        plan("client", here, false),
+        plan(SINGLE, here, true),
+        plan("here-2", here, true),
+    ];
+    plans.extend(elsewhere.map(|node| plan("elsewhere-1", node, true)));
+    plans
+}
+
+async fn create_pod(
+    kubernetes: &Kubernetes,
+    run: &Run,
+    made: &Made,
+    plan: &PodPlan,
+    until: Instant,
+) -> Result<(), String> {
+    made.will_be(Object::Pod(run.named(plan.name)));
+    let pod = run.pod(plan);
+    loop {
+        match kubernetes.create(&run.namespace, &pod).await {
+            Ok(_) => return Ok(()),
+            Err(failure) if failure.is_too_early() && Instant::now() < until => {
+                sleep(AGAIN).await;
+            }
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+}
+
+/// Waits until all pods are ready.
+async fn pods_ready(
+    kubernetes: &Kubernetes,
+    run: &Run,
+    plans: &[PodPlan],
+    until: Instant,
+    patience: &Patience<'_>,
+) -> Result<Vec<TestPod>, String> {
+    loop {
+        let all = kubernetes.pods(&run.namespace, &run.selector()).await?;
+        let mut ready = Vec::new();
+        let mut missing = Vec::new();
+        for plan in plans {
+            let name = run.named(plan.name);
+            let mut all = all.iter();
+            let pod = all.find(|pod| pod.metadata.name.as_deref() == Some(&*name));
+            match pod.and_then(|pod| TestPod::read(plan, pod)) {
+                Some(pod) => ready.push(pod),
+                None => missing.push(not_ready(&name, &plan.node, pod)),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(ready);
+        }
+        if Instant::now() > until {
+            let what = missing.join("; ");
+            let Run { namespace, .. } = run;
+            return Err(format!(
+                "not ready within {:?}, in namespace {namespace}: {what} (longer: --timeout; \
+                 another image: --image, it is {})",
+                patience.timeout, run.image
+            ));
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// Says of a pod that is not ready what is known of it.
+fn not_ready(name: &str, node: &str, pod: Option<&Pod>) -> String {
+    let status = pod.and_then(|pod| pod.status.as_ref());
+    let phase = status.and_then(|status| status.phase.clone());
+    let statuses = status
+        .into_iter()
+        .flat_map(|status| status.container_statuses.iter());
+    let waits = statuses.flatten().find_map(|container| {
+        let state = container.state.as_ref()?;
+        let waiting = state.waiting.as_ref();
+        let waiting = waiting.map(|state| (state.reason.clone(), state.message.clone()));
+        let ended = state.terminated.as_ref();
+        waiting.or(ended.map(|state| (state.reason.clone(), state.message.clone())))
+    });
+    let (reason, message) = waits.unwrap_or((phase, None));
+    let words: Vec<String> = [reason, message].into_iter().flatten().collect();
+    let why = if words.is_empty() {
+        "nothing is known of it".to_owned()
+    } else {
+        words.join(": ")
+    };
+    format!("pod {name} on node {node} ({why})")
+}
+
+/// Waits until the running Tripod has every ServicePort, with as many endpoints as there
+/// are pods for it. Returns the ServicePorts.
+pub async fn in_force(
+    stage: &Stage,
+    run: &Run,
+    until: Instant,
+    patience: &Patience<'_>,
+) -> Result<Vec<ServicePort>, String> {
+    loop {
+        let ports = ask::service_ports(patience.socket, &run.namespace, None).await?;
+        let missing = missing(stage, &ports);
+        if missing.is_empty() {
+            return Ok(ports);
+        }
+        if Instant::now() > until {
+            let what: Vec<String> = missing.into_iter().collect();
+            return Err(format!(
+                "the running Tripod does not have them within {:?}, in namespace {}: {} \
+                 (longer: --timeout; see tripod status, and tripod services {})",
+                patience.timeout,
+                run.namespace,
+                what.join("; "),
+                run.namespace
+            ));
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// Says which ServicePorts are not there, or have other endpoints.
+fn missing(stage: &Stage, ports: &[ServicePort]) -> BTreeSet<String> {
+    let mut missing = BTreeSet::new();
+    for service in &stage.services {
+        let each = service.cluster_ips.iter();
+        let each = each.flat_map(|ip| PROTOCOLS.map(|protocol| (*ip, protocol)));
+        for (ip, protocol) in each {
+            let port = (ports.iter()).find(|port| service.is_of(port, ip, protocol));
+            let expected = stage.servers(service.kind, ip, false).len();
+            match port.map(|port| port.endpoints.len()) {
+                Some(found) if found == expected => {}
+                Some(found) => {
+                    let name = &service.name;
+                    missing.insert(format!(
+                        "{expected} endpoints of Service {name} at {ip}, where it has {found}"
+                    ));
+                }
+                None => {
+                    missing.insert(format!("Service {} at {ip}", service.name));
+                }
+            }
+        }
+    }
+    missing
+}

@@ -1,0 +1,189 @@
+//! What a test made, as it is known by the time that it is ready.
+
+use std::net::{IpAddr, SocketAddr};
+
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+
+use super::{
+    super::agent::Agent,
+    objects::{AGENT_PORT, Kind, PodPlan},
+    promise::Servers,
+};
+use crate::{
+    net::{ModeName, Protocol},
+    status_api::ServicePort,
+};
+
+/// Pods and Services that can be called.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// The mode that runs.
+    pub mode: ModeName,
+    /// What the mode does without.
+    pub lost: Vec<String>,
+    /// The name of this node.
+    pub node: String,
+    /// The pods.
+    pub pods: Vec<TestPod>,
+    /// The Services.
+    pub services: Vec<TestService>,
+    /// Why there is no pod on another node, if there is none.
+    pub alone: Option<String>,
+    /// The token of this run.
+    pub token: String,
+}
+
+/// A pod that runs.
+#[derive(Clone, Debug)]
+pub struct TestPod {
+    /// What was asked for.
+    pub plan: PodPlan,
+    /// Its addresses.
+    pub ips: Vec<IpAddr>,
+    /// Addresses of its node.
+    pub host_ips: Vec<IpAddr>,
+}
+
+/// A Service, with the addresses that it got.
+#[derive(Clone, Debug)]
+pub struct TestService {
+    /// What it is for.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// Its cluster IPs.
+    pub cluster_ips: Vec<IpAddr>,
+    /// The port of each of its ports at nodes.
+    pub node_ports: Vec<(Protocol, u16)>,
+    /// How endpoints of its are chosen, as the running Tripod has it.
+    pub scheduler: String,
+}
+
+impl Stage {
+    /// Returns whether a pod runs on this node.
+    pub fn is_here(&self, pod: &TestPod) -> bool {
+        pod.plan.node == self.node
+    }
+
+    /// Returns the names of a Service's endpoints of the IP family of `ip`; those on this
+    /// node alone if `here`.
+    pub fn servers(&self, kind: Kind, ip: IpAddr, here: bool) -> Servers {
+        let pods = self.pods.iter();
+        let serving = pods.filter(|pod| pod.plan.serves && kind.has(pod.plan.name));
+        let reachable = serving.filter(|pod| pod.of_family(ip).is_some());
+        let chosen = reachable.filter(|pod| !here || self.is_here(pod));
+        chosen.map(|pod| pod.plan.name.to_owned()).collect()
+    }
+
+    /// Returns the pod that answers with that name.
+    pub fn pod(&self, name: &str) -> Option<&TestPod> {
+        self.pods.iter().find(|pod| pod.plan.name == name)
+    }
+
+    /// Returns the Service that was made for that.
+    pub fn service(&self, kind: Kind) -> Option<&TestService> {
+        self.services.iter().find(|service| service.kind == kind)
+    }
+
+    /// Returns this node's address of the IP family of `ip`, as the kubelet has it.
+    pub fn node_ip(&self, ip: IpAddr) -> Option<IpAddr> {
+        let here = self.pods.iter().find(|pod| self.is_here(pod))?;
+        let mut addresses = here.host_ips.iter().copied();
+        addresses.find(|own| own.is_ipv4() == ip.is_ipv4())
+    }
+
+    /// Returns the way to a pod's agent.
+    pub fn agent(&self, pod: &TestPod) -> Option<Agent> {
+        Some(Agent {
+            address: SocketAddr::new(*pod.ips.first()?, AGENT_PORT),
+            token: self.token.clone(),
+        })
+    }
+}
+
+impl TestPod {
+    /// Reads what the API server has of a pod; `None`: it is not ready.
+    pub fn read(plan: &PodPlan, pod: &Pod) -> Option<TestPod> {
+        let status = pod.status.as_ref()?;
+        let mut conditions = status.conditions.iter().flatten();
+        conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
+        let all = status.pod_ips.iter().flatten().map(|ip| &ip.ip);
+        let ips = addresses(all.chain(&status.pod_ip));
+        let hosts = status.host_ips.iter().flatten().map(|ip| &ip.ip);
+        let host_ips = addresses(hosts.chain(&status.host_ip));
+        (!ips.is_empty()).then(|| TestPod {
+            plan: plan.clone(),
+            ips,
+            host_ips,
+        })
+    }
+
+    /// Returns its address of the IP family of `ip`.
+    pub fn of_family(&self, ip: IpAddr) -> Option<IpAddr> {
+        let mut ips = self.ips.iter().copied();
+        ips.find(|own| own.is_ipv4() == ip.is_ipv4())
+    }
+}
+
+impl TestService {
+    /// Reads what the API server made of a Service; `None`: it has no cluster IP.
+    pub fn read(kind: Kind, service: &Service) -> Option<TestService> {
+        let spec = service.spec.as_ref()?;
+        let all = spec.cluster_ips.iter().flatten();
+        let cluster_ips = addresses(all.chain(&spec.cluster_ip));
+        let ports = spec.ports.iter().flatten().filter_map(|port| {
+            let mut all = Protocol::ALL.into_iter();
+            let protocol = all.find(|known| port.protocol.as_deref() == Some(known.name()))?;
+            Some((protocol, u16::try_from(port.node_port?).ok()?))
+        });
+        (!cluster_ips.is_empty()).then(|| TestService {
+            kind,
+            name: service.metadata.name.clone().unwrap_or_default(),
+            cluster_ips,
+            node_ports: ports.collect(),
+            scheduler: String::new(),
+        })
+    }
+
+    /// Returns whether a ServicePort of the running Tripod is this Service's, for that
+    /// cluster IP and protocol.
+    pub fn is_of(&self, port: &ServicePort, ip: IpAddr, protocol: Protocol) -> bool {
+        let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+        port.name == self.name && port.family == family && port.protocol == protocol.name()
+    }
+}
+
+/// Returns what can be read of addresses, each once.
+fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
+    let mut found = Vec::new();
+    for ip in texts.filter_map(|text| text.parse().ok()) {
+        if !found.contains(&ip) {
+            found.push(ip);
+        }
+    }
+    found
+}
+
+/// Returns another node than `this` that takes pods, or why there is none.
+pub fn other_node(nodes: &[Node], this: &str) -> Result<String, String> {
+    let takes_pods = |node: &&Node| {
+        let spec = node.spec.as_ref();
+        let open = spec.is_none_or(|spec| {
+            let taints = spec.taints.iter().flatten();
+            let mut keeps_off = taints.map(|taint| taint.effect != "PreferNoSchedule");
+            spec.unschedulable != Some(true) && !keeps_off.any(|keeps| keeps)
+        });
+        let status = node.status.as_ref();
+        let mut conditions = status
+            .and_then(|status| status.conditions.as_ref())
+            .into_iter()
+            .flatten();
+        open && conditions.any(|now| now.type_ == "Ready" && now.status == "True")
+    };
+    let mut others = nodes
+        .iter()
+        .filter(|node| node.metadata.name.as_deref() != Some(this));
+    let found = others.find(takes_pods);
+    let name = found.and_then(|node| node.metadata.name.clone());
+    name.ok_or_else(|| "there is no other node that is ready and takes pods".to_owned())
+}

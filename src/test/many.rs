@@ -1,0 +1,72 @@
+//! Many calls of one address.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinSet;
+
+use super::call::{Seen, call};
+use crate::net::Protocol;
+
+/// How long a call over TCP waits. Who is refused by ICMP may know it only when the kernel
+/// sends the SYN again, after 1 s (RFC 6298): the first message came while the socket was
+/// still busy with connecting (`sock_owned_by_user` in `tcp_v6_err` of the kernel).
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What answers later than this answers a SYN that was sent again. For that one another
+/// endpoint may have been chosen, so that it would hide one that does not answer.
+const LATE: Duration = Duration::from_millis(900);
+
+/// How often a datagram is sent that is not answered, since no kernel sends it again.
+const DATAGRAMS: usize = 2;
+
+/// Which address is called, and how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Calls {
+    /// Address and port.
+    pub to: SocketAddr,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// How many calls are made.
+    pub count: usize,
+    /// How many of them are under way at once.
+    pub at_once: usize,
+}
+
+/// Makes the calls. Returns what came of each, in no order.
+pub async fn make(calls: Calls) -> Vec<Seen> {
+    let mut under_way = JoinSet::new();
+    let mut seen = Vec::with_capacity(calls.count);
+    for _ in 0..calls.count {
+        if under_way.len() >= calls.at_once {
+            seen.extend(under_way.join_next().await.and_then(Result::ok));
+        }
+        under_way.spawn(one(calls.to, calls.protocol));
+    }
+    while let Some(done) = under_way.join_next().await {
+        seen.extend(done);
+    }
+    seen
+}
+
+async fn one(to: SocketAddr, protocol: Protocol) -> Seen {
+    if protocol == Protocol::Tcp {
+        let begun = Instant::now();
+        let seen = call(to, protocol, PATIENCE).await;
+        let is_late = begun.elapsed() > LATE;
+        return match seen {
+            Seen::Answer { .. } if is_late => Seen::Other("late answer".to_owned()),
+            seen => seen,
+        };
+    }
+    let mut seen = Seen::Silence;
+    for _ in 0..DATAGRAMS {
+        seen = call(to, protocol, LATE).await;
+        if seen != Seen::Silence {
+            break;
+        }
+    }
+    seen
+}
