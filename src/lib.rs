@@ -16,6 +16,7 @@ pub mod config;
 pub mod duration;
 pub mod enum_set;
 pub mod events;
+pub mod hold;
 pub mod kernel;
 pub mod log;
 pub mod log_once;

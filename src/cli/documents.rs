@@ -8,11 +8,12 @@ use clap_mangen::Man;
 const PROGRAM: &str = "tripod";
 
 /// Each subcommand, and what its page is called.
-const PAGES: [(&str, &str); 12] = [
+const PAGES: [(&str, &str); 13] = [
     ("cleanup", "tripod-cleanup"),
     ("completion", "tripod-completion"),
     ("diff", "tripod-diff"),
     ("explain", "tripod-explain"),
+    ("hold", "tripod-hold"),
     ("man", "tripod-man"),
     ("migrate", "tripod-migrate"),
     ("probe", "tripod-probe"),

@@ -5,6 +5,7 @@ mod ask;
 mod documents;
 mod flag;
 mod flags;
+mod hold;
 mod migrate;
 mod options;
 mod settings;
@@ -141,6 +142,7 @@ pub fn command() -> Command {
         .subcommand(trace::command())
         .subcommand(test::command())
         .subcommand(test::server_command())
+        .subcommand(hold::command())
         .subcommand(documents::completion())
         .subcommand(documents::man());
     with_flags(command)
@@ -181,6 +183,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<CommandLine, S
     let alone = match (ask.flatten(), asked) {
         (Some(ask), _) => Some(Subcommand::Ask(ask)),
         (None, Some(("migrate", matches))) => Some(Subcommand::Migrate(migrate::read(matches))),
+        (None, Some(("hold", matches))) => Some(Subcommand::Hold(hold::read(matches))),
         (None, Some(("trace", matches))) => {
             let trace = trace::read(matches);
             let trace = trace.map_err(|why| Stop::Refusal(format!("error: {why}")))?;

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use super::{Ask, Migrate, Output, Test, TestServer, Trace};
 use crate::{
     config::KubeProxyConfiguration,
+    hold,
     kernel::probe::LeaveOut,
     modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
     services::Namespaces,
@@ -75,6 +76,9 @@ pub struct Own {
     pub tcp_user_timeout: Duration,
     /// How long connections may keep the process from ending.
     pub drain_timeout: Duration,
+    /// The unix socket of the process that holds sockets while none runs; `None`:
+    /// nowhere.
+    pub holder_socket: Option<PathBuf>,
     /// The unix socket on which the running proxy is asked; `None`: nowhere.
     pub status_socket: Option<PathBuf>,
     /// Namespaces whose endpoints have metrics of their own; `*`: all.
@@ -114,6 +118,7 @@ impl Default for Own {
             dial_timeout: Duration::from_secs(5),
             tcp_user_timeout: Duration::from_secs(120),
             drain_timeout: Duration::from_secs(20),
+            holder_socket: Some(hold::SOCKET.into()),
             status_socket: Some(SOCKET.into()),
             service_metrics: Vec::new(),
             metrics_secure: None,
@@ -170,6 +175,7 @@ pub(super) enum Subcommand {
     Migrate(Migrate),
     Test(Test),
     TestServer(TestServer),
+    Hold(PathBuf),
 }
 
 impl CommandLine {

@@ -61,6 +61,8 @@ pub enum Job {
     Test(Test),
     /// Answer calls of `tripod test`, in a pod that it made.
     TestServer(TestServer),
+    /// Keep sockets of proxies that connect there.
+    Hold(PathBuf),
     /// Write [`Settings::configuration`] to this file, and exit.
     WriteConfig(PathBuf),
 }
@@ -149,6 +151,7 @@ fn job(subcommand: Option<Subcommand>, own: &Own, without: Job) -> Result<Job, S
         Some(Subcommand::Ask(ask)) => Job::Ask(ask),
         Some(Subcommand::Trace(trace)) => Job::Trace(trace),
         Some(Subcommand::Migrate(migrate)) => Job::Migrate(migrate),
+        Some(Subcommand::Hold(path)) => Job::Hold(path),
         Some(Subcommand::Test(test)) => Job::Test(test),
         Some(Subcommand::TestServer(server)) => Job::TestServer(server),
         Some(Subcommand::Cleanup) => Job::Cleanup,

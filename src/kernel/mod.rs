@@ -21,6 +21,7 @@ pub mod netlink;
 pub mod next_hop;
 pub mod nfacct;
 pub mod nftables;
+pub mod open_files;
 mod passing;
 pub mod probe;
 pub mod routes;
@@ -28,6 +29,7 @@ pub mod rules;
 mod scratch;
 pub mod socket;
 pub mod sysctl;
+pub mod uptime;
 pub mod veth;
 pub mod xtables;
 

@@ -1,25 +1,22 @@
-//! A unix socket that root alone may use. One that an ended process left behind is
-//! replaced; that of a living one is not.
+//! The unix socket on which the running proxy is asked.
 
 use std::{
-    fs::{self, DirBuilder},
     io,
-    os::unix::fs::{DirBuilderExt, FileTypeExt},
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use nix::sys::stat::{Mode, fchmod};
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Type;
 use tokio::net::UnixListener;
 
 use super::bind::until_open;
-
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 32;
+use crate::kernel::socket::unix;
 
 /// Pause before a socket that could not be opened is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Mode of the folder: others of this program's files there are for all to read.
+const FOLDER: u32 = 0o755;
 
 /// Returns a listener at `path`, trying again until it can be opened.
 pub(super) async fn listen(path: PathBuf) -> UnixListener {
@@ -35,38 +32,6 @@ pub(super) async fn listen(path: PathBuf) -> UnixListener {
     until_open(|| open(&path), AGAIN, log, &serving).await
 }
 
-/// Opens the socket, in a folder that is made if there is none.
 fn open(path: &Path) -> io::Result<UnixListener> {
-    if let Some(folder) = path.parent() {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(folder)?;
-    }
-    remove_stale(path)?;
-    let socket = Socket::new(Domain::UNIX, Type::STREAM.cloexec().nonblocking(), None)?;
-    // The file is made with the mode of the socket (`unix_bind_bsd` in
-    // `net/unix/af_unix.c`), so there is no moment in which others may connect.
-    fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)?;
-    socket.bind(&SockAddr::unix(path)?)?;
-    socket.listen(BACKLOG)?;
-    UnixListener::from_std(socket.into())
-}
-
-/// Removes the socket of a process that ended.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::other("there is a file that is no socket"));
-        }
-        Ok(_) => {}
-    }
-    let client = Socket::new(Domain::UNIX, Type::STREAM.cloexec().nonblocking(), None)?;
-    match client.connect(&SockAddr::unix(path)?) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
-        // Also where so many wait that no more can (EAGAIN, see unix(7)).
-        _ => Err(io::Error::other("another process answers there")),
-    }
+    UnixListener::from_std(unix::listen(path, Type::STREAM, FOLDER)?.into())
 }

@@ -7,6 +7,7 @@ use prometheus::Registry;
 use super::mode::Running;
 use crate::{
     cli::Settings,
+    hold::Holding,
     kernel::probe::{Ability, Kernel},
     modes::{
         iptables::{self, Iptables},
@@ -89,8 +90,16 @@ impl NodeContext<'_> {
             tracing::info!("{reason}");
         }
         let capture = Capture::new(choice, self.kernel)?;
+        let options = userspace::Options {
+            holding: settings
+                .own
+                .holder_socket
+                .clone()
+                .map_or_else(Holding::default, Holding::at),
+            ..self.data_path()?
+        };
         Ok(Userspace::new(
-            self.data_path()?,
+            options,
             self.kernel,
             capture,
             Counters::register(self.registry)?,
@@ -127,6 +136,7 @@ impl NodeContext<'_> {
             node_ports: Arc::clone(self.node_ports),
             detect_local: effective.detect_local.clone(),
             workers: userspace::workers(settings.own.workers),
+            holding: Holding::default(),
             transparent: settings.own.transparent,
             dial: userspace::DialLimits {
                 attempts: settings.own.dial_attempts,

@@ -21,6 +21,7 @@ use crate::{
     ask,
     cli::{Job, Settings},
     events::Recorder,
+    hold,
     modes::Mode,
     node::{self, NodePorts},
     runner::metrics::Metrics,
@@ -46,6 +47,7 @@ pub async fn run(settings: Settings) -> Result<ExitCode, Box<dyn Error>> {
         Job::Init => init(&settings).await,
         Job::Probe(format) => probe::print(&settings, *format),
         Job::Render(folder) => render::render(&settings, folder).await,
+        Job::Hold(path) => hold::hold(path).await,
         Job::Serve => serve::serve(settings).await,
     };
     done.map(|()| ExitCode::SUCCESS)

@@ -143,12 +143,26 @@ fn sync_options(effective: &Effective) -> schedule::Options {
     }
 }
 
+/// Serves until the process may end, and leaves its sockets to the holder if there is one.
+async fn until_ended(
+    running: Pin<&mut impl Future<Output = ()>>,
+    serving: JoinSet<Result<(), serve::Error>>,
+    handover: Option<Handover>,
+    settings: &Settings,
+) -> Done {
+    let ended = until_drained(running, serving, handover.as_ref(), settings).await;
+    if let Some(handover) = handover.filter(Handover::is_held) {
+        handover.leave();
+    }
+    ended
+}
+
 /// Waits until a signal, or an error, ends the process, and then for the connections
 /// that would end with it.
-async fn until_ended(
+async fn until_drained(
     mut running: Pin<&mut impl Future<Output = ()>>,
     mut serving: JoinSet<Result<(), serve::Error>>,
-    handover: Option<Handover>,
+    handover: Option<&Handover>,
     settings: &Settings,
 ) -> Done {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -161,7 +175,7 @@ async fn until_ended(
         // The process is started again by its supervisor when it has ended.
         changed = config_changed(settings.file.as_ref()) => (Err(changed.into()), Until::Idle),
     };
-    let Some(handover) = handover.filter(Handover::has_served) else {
+    let Some(handover) = handover.filter(|handover| handover.has_served()) else {
         return ended;
     };
     if let Err(reason) = &ended {
@@ -170,7 +184,7 @@ async fn until_ended(
     // The cluster is followed all the while: new connections come in until
     // another process takes them.
     tokio::select! {
-        () = drained(&handover, until, settings.own.drain_timeout) => ended,
+        () = drained(handover, until, settings.own.drain_timeout) => ended,
         () = &mut running => Err(SOURCE_ENDED.into()),
         _ = terminate.recv() => ended,
         _ = interrupt.recv() => ended,
@@ -295,11 +309,35 @@ async fn drained(handover: &Handover, until: Until, patience: Duration) {
     );
     let mut quiet = Instant::now();
     while Instant::now() < deadline {
-        if handover.active_connections() > 0
-            || until == Until::Succeeded && !handover.is_succeeded()
-        {
+        let active = handover.active_connections();
+        if handover.is_held() {
+            if active == 0 || Instant::now() + QUIET >= deadline {
+                return leave(handover, deadline).await;
+            }
+        } else if active > 0 || until == Until::Succeeded && !handover.is_succeeded() {
             quiet = Instant::now();
         } else if until == Until::Idle || quiet.elapsed() >= QUIET {
+            return;
+        }
+        tokio::time::sleep(CHECK_PERIOD).await;
+    }
+}
+
+/// Leaves what comes in to the process after this one, and waits until `deadline` at most
+/// for the connections that are open.
+async fn leave(handover: &Handover, deadline: Instant) {
+    let connections = handover.active_connections();
+    tracing::info!(
+        connections,
+        "new connections wait at the holder for the next process"
+    );
+    handover.leave();
+    let mut quiet = Instant::now();
+    while Instant::now() < deadline {
+        if handover.active_connections() > 0 || !handover.holding().is_sent() {
+            quiet = Instant::now();
+        } else if quiet.elapsed() > CHECK_PERIOD {
+            // A worker that was in the middle of accepting has counted it by now.
             return;
         }
         tokio::time::sleep(CHECK_PERIOD).await;

@@ -16,6 +16,8 @@
 //! end of the connection           ──►    serves again
 //! ```
 
+mod assignments;
+
 use std::{
     hash::{BuildHasher, RandomState},
     io,
@@ -58,7 +60,8 @@ const FIRST_SYNC: Duration = Duration::from_secs(30);
 /// Sent when a predecessor has given way, and when a successor serves.
 const DONE: u8 = 1;
 
-/// Delays the first batch of a process until those before it have given way.
+/// Delays the first batch of a process until those before it have given way, and the
+/// holder has given what ended ones left there.
 pub(super) fn announced(
     mut batches: Receiver<Batch>,
     sockets: usize,
@@ -66,11 +69,18 @@ pub(super) fn announced(
 ) -> (Receiver<Batch>, Serving) {
     let (send, receive) = channel(1);
     let (served, serving) = channel(1);
+    let holding = handover.as_ref().map(|handover| handover.holding().clone());
+    if let Some(holding) = &holding {
+        tokio::spawn(holding.clone().run());
+    }
     tokio::spawn(async move {
         let Some(first) = batches.recv().await else {
             return;
         };
         announce(sockets, handover, serving).await;
+        if let Some(holding) = holding {
+            holding.answered().await;
+        }
         let mut next = Some(first);
         while let Some(batch) = next {
             if send.send(batch).await.is_err() {
@@ -97,7 +107,7 @@ impl AfterSync for Serving {
 /// waits for successors in its turn.
 async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Receiver<()>) {
     let mut connections = JoinSet::new();
-    match present() {
+    match present(PREFIX) {
         Ok(names) => {
             for name in names {
                 connections.spawn(async move { timeout(ANSWER, ask(&name, sockets)).await });
@@ -122,6 +132,9 @@ async fn announce(sockets: usize, handover: Option<Handover>, mut serving: Recei
             processes = predecessors.len(),
             "taking over from a process that runs"
         );
+    }
+    if let Some(handover) = handover.as_ref().filter(|_| !predecessors.is_empty()) {
+        assignments::inherit(handover).await;
     }
     let follows: Vec<_> = predecessors
         .iter()
@@ -149,13 +162,13 @@ async fn stay(mut read: OwnedReadHalf, mut write: OwnedWriteHalf, _follows: Opti
     }
 }
 
-/// Returns the names of sockets that processes in this network namespace listen
-/// on.
-fn present() -> io::Result<Vec<String>> {
+/// Returns the names with this prefix of sockets that processes in this network
+/// namespace listen on.
+fn present(prefix: &str) -> io::Result<Vec<String>> {
     let table = std::fs::read_to_string("/proc/net/unix")?;
     let names = table.lines().filter_map(|line| {
         let name = line.rsplit(' ').next()?.strip_prefix('@')?;
-        name.starts_with(PREFIX).then(|| name.to_owned())
+        name.starts_with(prefix).then(|| name.to_owned())
     });
     let mut names: Vec<_> = names.collect();
     // Connections have lines of the same name.
@@ -167,15 +180,9 @@ fn present() -> io::Result<Vec<String>> {
 /// Asks the process that listens on `name` to give way. Returns `None` if it is
 /// gone, or belongs to another user.
 async fn ask(name: &str, sockets: usize) -> io::Result<Option<(OwnedReadHalf, OwnedWriteHalf)>> {
-    let address = SocketAddr::from_abstract_name(name)?;
-    let Ok(stream) = StdStream::connect_addr(&address) else {
+    let Some(stream) = connect(name)? else {
         return Ok(None);
     };
-    stream.set_nonblocking(true)?;
-    let stream = UnixStream::from_std(stream)?;
-    if !is_ours(&stream) {
-        return Ok(None);
-    }
     let (mut read, mut write) = stream.into_split();
     write.write_u32(u32::try_from(sockets).unwrap_or(1)).await?;
     match read.read_u8().await {
@@ -193,10 +200,8 @@ fn is_ours(stream: &UnixStream) -> bool {
 
 /// Accepts connections of successors from now on, and gives way to them.
 fn listen(handover: Handover) -> io::Result<()> {
-    let name = format!("{PREFIX}{:016x}", RandomState::new().hash_one(()));
-    let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
-    listener.set_nonblocking(true)?;
-    let listener = UnixListener::from_std(listener)?;
+    let listener = open(PREFIX)?;
+    assignments::listen(handover.clone())?;
     tokio::spawn(async move {
         loop {
             match listener.accept().await {
@@ -210,6 +215,26 @@ fn listen(handover: Handover) -> io::Result<()> {
         }
     });
     Ok(())
+}
+
+/// Listens on a name of its own with this prefix.
+fn open(prefix: &str) -> io::Result<UnixListener> {
+    let name = format!("{prefix}{:016x}", RandomState::new().hash_one(()));
+    let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+/// Connects to the process that listens on `name`. Returns `None` if it is gone, or
+/// belongs to another user.
+fn connect(name: &str) -> io::Result<Option<UnixStream>> {
+    let address = SocketAddr::from_abstract_name(name)?;
+    let Ok(stream) = StdStream::connect_addr(&address) else {
+        return Ok(None);
+    };
+    stream.set_nonblocking(true)?;
+    let stream = UnixStream::from_std(stream)?;
+    Ok(Some(stream).filter(is_ours))
 }
 
 /// Gives way for as long as a successor is connected.

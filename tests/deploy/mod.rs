@@ -7,6 +7,7 @@ mod chart;
 mod chroot;
 mod command;
 mod configuration;
+mod holder;
 mod image;
 mod objects;
 mod package;

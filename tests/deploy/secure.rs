@@ -12,7 +12,7 @@ const COMPONENT: &str = "kustomize/secure-metrics";
 const MONITORING: &str = "monitoring/secure";
 
 /// Applies a JSON patch (RFC 6902) of `add` operations, the only ones that are used.
-fn patched(mut object: Value, file: &str) -> Value {
+pub fn patched(mut object: Value, file: &str) -> Value {
     let [patch] = <[Value; 1]>::try_from(documents(file)).expect("one document");
     for operation in patch.as_array().expect("operations") {
         assert_eq!(operation["op"], "add", "{file}");

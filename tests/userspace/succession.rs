@@ -19,6 +19,8 @@ on_each_capture!(
 
 /// Callers at a time.
 const CALLERS: usize = 4;
+/// How long a call may take: as long as a process takes to start, at most.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Calls that must succeed after each step.
 const MORE: usize = 100;
 
@@ -63,7 +65,7 @@ impl Open {
 }
 
 #[derive(Default)]
-struct Calls {
+pub(super) struct Calls {
     stop: AtomicBool,
     made: AtomicUsize,
     /// No endpoint `a` any more.
@@ -71,7 +73,7 @@ struct Calls {
 }
 
 impl Calls {
-    fn more(&self) {
+    pub(super) fn more(&self) {
         let enough = self.made.load(Relaxed) + MORE;
         eventually("some more calls", SOON, || match self.made.load(Relaxed) {
             made if made >= enough => Ok(()),
@@ -90,7 +92,7 @@ impl Drop for Stop<'_> {
 
 /// Calls without a pause while `body` runs; none may fail or be answered by who
 /// is gone. What `body` answers lives as long as they call.
-fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) {
+pub(super) fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) {
     let calls = &Calls::default();
     let caller = |number: usize| {
         lab.client.enter(|| {
@@ -133,8 +135,8 @@ fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) 
 
 /// A call in the calling thread's namespace.
 fn call(to: SocketAddr) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&to, SOON)?;
-    stream.set_read_timeout(Some(SOON))?;
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     say(&mut stream, "name")
 }
 

@@ -8,7 +8,7 @@ use crate::{
         options::Options,
     },
     config::{notation, port_range},
-    duration,
+    duration, hold,
     modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
     net::address::parse_ip,
 };
@@ -291,6 +291,21 @@ pub(super) const USERSPACE: &[Flag] = &[
         "How long Tripod goes on after SIGTERM, or after its configuration file was changed: it \
          follows the cluster and takes new connections until another process of Tripod does, then \
          ends when its connections have; a second signal ends it at once",
+    )
+    .beside_file(),
+    Flag::new(
+        "userspace-holder-socket",
+        "PATH",
+        Field::Set(
+            |o, text| {
+                let path = Some(text).filter(|path| !path.is_empty());
+                o.own.holder_socket = path.map(Into::into);
+                Ok(())
+            },
+            hold::SOCKET,
+        ),
+        "Unix socket of tripod hold, which keeps the listening sockets open while no Tripod runs, \
+         so that who connects waits for the next one instead of being refused; empty: none",
     )
     .beside_file(),
     Flag::new(

@@ -1,11 +1,16 @@
 //! Listening sockets, made through socket2.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::set_options;
+use crate::net::Protocol as Transport;
 
 /// Connections that the kernel completes while we are busy; it cuts this to
 /// `net.core.somaxconn`.
@@ -62,6 +67,42 @@ pub fn start(socket: Socket) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
+/// Makes a bound socket that another process opened fit for this one: with the options
+/// that [`tcp`] and [`udp`] would have given it for `bind`, as far as they can differ.
+///
+/// # Errors
+/// Those of setsockopt(2).
+pub fn adopt(socket: OwnedFd, bind: Bind) -> io::Result<Socket> {
+    let socket = Socket::from(socket);
+    socket.set_nonblocking(true)?;
+    transparent(&socket, bind)?;
+    Ok(socket)
+}
+
+/// What a bound socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// What it is called by: TCP for one that listens, UDP for one that is bound.
+    pub protocol: Transport,
+    /// The address and port that it is bound to.
+    pub address: SocketAddr,
+}
+
+/// Returns what a socket is that another process opened; `None`: neither a listening TCP
+/// socket nor a bound UDP socket that takes datagrams from anyone.
+pub fn identity(socket: &impl AsFd) -> Option<Identity> {
+    let socket = SockRef::from(socket);
+    let address = socket.local_addr().ok()?.as_socket()?;
+    let (kind, protocol) = (socket.r#type().ok()?, socket.protocol().ok()?);
+    let listens = socket.is_listener().ok()?;
+    let protocol = match (kind, protocol) {
+        (Type::STREAM, Some(Protocol::TCP)) if listens => Transport::Tcp,
+        (Type::DGRAM, Some(Protocol::UDP)) if socket.peer_addr().is_err() => Transport::Udp,
+        _ => return None,
+    };
+    (address.port() != 0).then_some(Identity { protocol, address })
+}
+
 /// What a UDP listener may store while its worker is busy, in bytes of the
 /// kernel's memory, which counts more than half a kilobyte for the smallest
 /// datagram. The default, 208 KiB (`net.core.rmem_default`), is full when some 270
@@ -90,7 +131,7 @@ pub fn udp(bind: Bind) -> io::Result<std::net::UdpSocket> {
 }
 
 fn open(bind: Bind, kind: Type, protocol: Protocol) -> io::Result<Socket> {
-    let Bind { address, owner } = bind;
+    let address = bind.address;
     let socket = Socket::new(
         Domain::for_address(address),
         kind.nonblocking().cloexec(),
@@ -103,19 +144,48 @@ fn open(bind: Bind, kind: Type, protocol: Protocol) -> io::Result<Socket> {
         socket.set_reuse_address(true)?;
     }
     socket.set_reuse_port(true)?;
-    if owner == Owner::Other {
-        if address.is_ipv4() {
-            socket.set_ip_transparent_v4(true)?;
-        } else {
-            socket.set_ip_transparent_v6(true)?;
-        }
-    }
+    transparent(&socket, bind)?;
     Ok(socket)
+}
+
+fn transparent(socket: &Socket, bind: Bind) -> io::Result<()> {
+    match (bind.owner, bind.address.is_ipv4()) {
+        (Owner::Other, true) => socket.set_ip_transparent_v4(true),
+        (Owner::Other, false) => socket.set_ip_transparent_v6(true),
+        (Owner::Node, _) => Ok(()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_listens_or_is_bound_has_an_identity_and_nothing_else() {
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let bound = tcp(Bind::of_node(any.parse().unwrap())).unwrap();
+            assert_eq!(identity(&bound), None, "it does not listen");
+            let listening = start(bound).unwrap();
+            let address = listening.local_addr().unwrap();
+            let protocol = Transport::Tcp;
+            assert_eq!(identity(&listening), Some(Identity { protocol, address }));
+            let connected = std::net::TcpStream::connect(address).unwrap();
+            assert_eq!(identity(&connected), None);
+            super::super::records::stop_listening(&listening);
+            assert_eq!(identity(&listening), None);
+
+            let ours = udp(Bind::of_node(any.parse().unwrap())).unwrap();
+            let address = ours.local_addr().unwrap();
+            let protocol = Transport::Udp;
+            assert_eq!(identity(&ours), Some(Identity { protocol, address }));
+            ours.connect(address).unwrap();
+            assert_eq!(identity(&ours), None, "it takes datagrams of one peer");
+        }
+        let (pair, _other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        assert_eq!(identity(&pair), None);
+        let (pipe, _other) = nix::unistd::pipe().unwrap();
+        assert_eq!(identity(&pipe), None);
+    }
 
     #[test]
     fn a_thousand_clients_may_ask_in_the_same_moment() {

@@ -8,8 +8,10 @@ pub mod local_ports;
 mod options;
 pub mod pipe;
 pub mod poller;
+pub mod records;
 pub mod reuseport;
 pub mod stream;
+pub mod unix;
 pub mod user_timeout;
 
 pub use self::options::set_options;

@@ -1,27 +1,31 @@
 //! Runs the steps of a difference: opens and closes listeners, swaps routing, and
 //! keeps what capture is to bring to them.
 
+mod given;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io, mem,
     net::SocketAddr,
-    sync::{Arc, Weak},
+    sync::Arc,
 };
 
 use hashbrown::{HashMap, hash_map::Entry};
 
 use super::{
+    assignments::Assignments,
     capture::{Desired, Frontend, Target},
     diff::{Applied, AppliedGroup, Closing, Difference, Place, Release, Step, diff},
     handover::OtherProcesses,
     listeners::{
         InUse, ListenerSet,
+        given::GivenSockets,
         redirect_ports::{RedirectPort, RedirectPorts},
     },
     loads::Loads,
     options::Options,
     plan::{GroupKind, GroupName, GroupPlan, listen::NodeContext},
-    proxy::{Shared, affinity::Affinity, counters::Counters, workers::Workers},
+    proxy::{Shared, counters::Counters, workers::Workers},
 };
 use crate::{
     kernel::socket::listening::Bind,
@@ -36,7 +40,7 @@ pub struct Executor {
     ports: RedirectPorts,
     groups: HashMap<GroupName, Box<ListenerSet>>,
     loads: Loads,
-    affinities: HashMap<ServicePortName, Weak<Affinity>>,
+    assignments: Arc<Assignments>,
     /// What capture should bring to us, each with its local port.
     desired: Desired,
     /// Changes of `desired` that capture has not seen.
@@ -45,6 +49,8 @@ pub struct Executor {
     closing: BTreeMap<ServicePortName, Vec<Closing>>,
     /// Released frontends that stay captured while connections use them.
     retiring: BTreeMap<Frontend, Vec<InUse>>,
+    /// Sockets of an ended process that no group has taken.
+    given: GivenSockets,
     /// That a filter does not fit was logged.
     filter_logged: bool,
     /// What helps where another program has the port of an address.
@@ -75,11 +81,12 @@ impl Executor {
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             groups: HashMap::new(),
             loads: Loads::default(),
-            affinities: HashMap::new(),
+            assignments: Arc::default(),
             desired: Desired::new(),
             changed: BTreeSet::new(),
             closing: BTreeMap::new(),
             retiring: BTreeMap::new(),
+            given: GivenSockets::default(),
             filter_logged: false,
             if_taken,
         })
@@ -88,6 +95,11 @@ impl Executor {
     /// Returns what all connections of its groups share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// Returns which endpoint each client is assigned to.
+    pub fn assignments(&self) -> &Arc<Assignments> {
+        &self.assignments
     }
 
     /// Brings the service groups of the ServicePorts `names` to what `plan` says of
@@ -108,7 +120,7 @@ impl Executor {
             let plans = map.get(&name).and_then(|port| plan(port));
             if plans.is_none() {
                 // Nor does it matter which of its clients stay on which endpoint.
-                self.affinities.remove(&name);
+                self.assignments.forget(&name);
             }
             let difference = diff(plans.unwrap_or_default(), &self.applied(&name), node);
             let opened = self.open(&name, difference);
@@ -267,7 +279,8 @@ impl Executor {
 
     /// Makes the group of `plan` exist and send its traffic as planned.
     fn route(&mut self, plan: &GroupPlan) {
-        let affinity = self.affinity(plan);
+        let affinity = plan.affinity;
+        let affinity = affinity.map(|timeout| self.assignments.affinity(&plan.name.port, timeout));
         for frontend in &plan.frontends {
             self.shared.captured.insert(*frontend, &plan.name);
             self.retiring.remove(frontend);
@@ -282,23 +295,14 @@ impl Executor {
             Entry::Vacant(entry) => {
                 let group = entry.insert(Box::new(ListenerSet::new(shared, plan, affinity)));
                 self.loads.add(&plan.name, group.group());
+                if let Some(flows) = group.associations() {
+                    self.assignments.add_flows(&plan.name, flows);
+                }
                 group
             }
         };
         let filtered = group.filter(plan.name.port.family, &shared.cluster_local);
         log_filter(filtered, &group.group().label, &mut self.filter_logged);
-    }
-
-    /// Returns the pins of a ServicePort's clients, one table for all its groups.
-    fn affinity(&mut self, plan: &GroupPlan) -> Option<Arc<Affinity>> {
-        let timeout = plan.affinity?;
-        let known = self.affinities.get(&plan.name.port).and_then(Weak::upgrade);
-        Some(known.filter(|a| a.timeout() == timeout).unwrap_or_else(|| {
-            let fresh = Arc::new(Affinity::new(timeout));
-            self.affinities
-                .insert(plan.name.port.clone(), Arc::downgrade(&fresh));
-            fresh
-        }))
     }
 
     fn take_local_port(&mut self, name: &GroupName) -> io::Result<()> {
@@ -310,6 +314,12 @@ impl Executor {
             group.frontends.iter().any(|f| f.port == number)
         };
         let mut unfit: Vec<_> = group.local_port.take().into_iter().collect();
+        if unfit.is_empty()
+            && let Some(port) = given::local_port(&self.given, &mut self.ports, name, group)
+        {
+            group.local_port = Some(port);
+            return Ok(());
+        }
         let taken = loop {
             match self.ports.take(name.port.protocol, name.port.family) {
                 Ok(port) if called(&port) => unfit.push(port),
@@ -346,7 +356,8 @@ impl Executor {
     fn listen(&mut self, name: &GroupName, bind: Bind) -> io::Result<()> {
         let group = self.groups.get_mut(name);
         group.map_or(Ok(()), |group| {
-            group.open(&self.shared, &self.workers, bind)
+            let given = self.given.take(name.port.protocol, bind.address);
+            group.open(&self.shared, &self.workers, bind, given)
         })
     }
 
@@ -402,6 +413,7 @@ impl Executor {
             }
             Closing::Group(kind) => {
                 self.loads.remove(&name(kind));
+                self.assignments.remove_flows(&name(kind));
                 let group = self.groups.remove(&name(kind));
                 if let Some(port) = group.and_then(|mut group| group.local_port.take()) {
                     self.ports.release(&port);

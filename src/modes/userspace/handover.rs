@@ -16,6 +16,9 @@ use tokio::{
     time::timeout,
 };
 
+use super::assignments::Assignments;
+use crate::hold::Holding;
+
 /// How long a successor waits for the sync that hands connections to it.
 const SYNC: Duration = Duration::from_secs(2);
 
@@ -58,6 +61,8 @@ struct State {
     /// Held while rules and routes are written.
     capturing: Mutex<()>,
     connections: IntGauge,
+    holding: Holding,
+    assignments: Arc<Assignments>,
 }
 
 /// Shared by the mode and by who talks to other processes.
@@ -66,18 +71,48 @@ pub struct Handover(Arc<State>);
 
 impl Handover {
     /// Returns what a process shares whose open TCP connections `connections` counts.
-    pub fn new(connections: IntGauge) -> Self {
+    /// What keeps its sockets while no process runs is `holding`, and its clients have
+    /// the endpoints of `assignments`.
+    pub fn new(connections: IntGauge, holding: Holding, assignments: Arc<Assignments>) -> Self {
         Handover(Arc::new(State {
             others: watch::Sender::default(),
             applied: watch::Sender::default(),
             capturing: Mutex::default(),
             connections,
+            holding,
+            assignments,
         }))
     }
 
     /// Returns how many connections would end with this process.
     pub fn active_connections(&self) -> usize {
         usize::try_from(self.0.connections.get()).unwrap_or(0)
+    }
+
+    /// Returns what keeps its sockets while no process runs.
+    pub fn holding(&self) -> &Holding {
+        &self.0.holding
+    }
+
+    /// Returns which endpoint each client is assigned to.
+    pub fn assignments(&self) -> &Assignments {
+        &self.0.assignments
+    }
+
+    /// Leaves what comes in from now on to the holder, for the next process, which goes
+    /// on with the endpoints that clients have.
+    pub fn leave(&self) {
+        let holding = &self.0.holding;
+        if !holding.is_left() {
+            holding.note(self.0.assignments.records());
+            holding.leave();
+        }
+    }
+
+    /// Returns whether connections that come in while no process runs wait for the next
+    /// one: the holder has all sockets, and no successor has others.
+    pub fn is_held(&self) -> bool {
+        self.0.holding.is_complete() && !self.has_successor()
     }
 
     /// Returns whether a successor's listeners are open.
@@ -207,7 +242,11 @@ mod tests {
     use super::*;
 
     fn handover() -> Handover {
-        Handover::new(IntGauge::new("connections", "open").unwrap())
+        Handover::new(
+            IntGauge::new("connections", "open").unwrap(),
+            Holding::default(),
+            Arc::default(),
+        )
     }
 
     #[tokio::test]

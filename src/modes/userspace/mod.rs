@@ -6,6 +6,7 @@
 //! brings the packets to them. What carries the bytes (`proxy`) runs on the
 //! workers, sees service groups only, and reads them without locks.
 
+mod assignments;
 pub mod capture;
 mod cleanup;
 mod diff;
@@ -30,6 +31,7 @@ use std::{
 };
 
 pub use self::{
+    assignments::{Assignments, MOST_RECORDS},
     capture::Capture,
     cleanup::{cleanup, cleanup_except, is_present},
     handover::{Handover, Predecessor, Successor},
@@ -102,6 +104,11 @@ impl Userspace {
         } else {
             return_path::Purpose::RemoveStale
         };
+        let handover = Handover::new(
+            shared.counters.connections.clone(),
+            shared.holding.clone(),
+            Arc::clone(executor.assignments()),
+        );
         Ok(Userspace {
             node: NodeContext {
                 methods: capture.methods(),
@@ -116,7 +123,7 @@ impl Userspace {
             families: PerFamily::default(),
             others: OtherProcesses::default(),
             reported: OtherProcesses::default(),
-            handover: Handover::new(shared.counters.connections.clone()),
+            handover,
         })
     }
 
@@ -341,6 +348,7 @@ impl Mode for Userspace {
         self.update_cluster_local(node);
 
         let mut reports = PerFamily::default();
+        self.executor.take_given();
         self.sync_groups(map, asked, extents, &mut reports);
         let scopes = self.scopes(extents);
         if handed_over {
@@ -364,7 +372,13 @@ impl Mode for Userspace {
             let report = mem::take(reports.get_mut(family));
             Some(match captured.get_mut(family).take() {
                 Some(Err(error)) => Err(error.into()),
-                done => Ok(self.finish(family, done.and_then(Result::ok), report)),
+                done => {
+                    let report = self.finish(family, done.and_then(Result::ok), report);
+                    if extent == Some(Extent::Full) {
+                        self.executor.close_given(family);
+                    }
+                    Ok(report)
+                }
             })
         })
     }
@@ -403,7 +417,10 @@ impl Mode for Userspace {
     }
 
     async fn externally_modified(&mut self) {
-        self.reported = self.handover.changed(self.reported).await;
+        tokio::select! {
+            others = self.handover.changed(self.reported) => self.reported = others,
+            () = self.handover.holding().arrived() => {}
+        }
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {

@@ -99,7 +99,11 @@ impl NodePortRelay {
         let executor = Executor::start(options, counters, IF_TAKEN)?;
         Ok(NodePortRelay {
             scheduler: options.scheduler,
-            handover: Handover::new(executor.shared().counters.connections.clone()),
+            handover: Handover::new(
+                executor.shared().counters.connections.clone(),
+                options.holding.clone(),
+                Arc::clone(executor.assignments()),
+            ),
             executor,
             families: PerFamily::default(),
             node: NodeContext {
@@ -178,6 +182,9 @@ impl NodePortRelay {
         let this = PerFamily::each(|one| one == family);
         self.executor.close(this);
         self.executor.retire(this);
+        if full {
+            self.executor.close_given(family);
+        }
         let listeners = self.executor.listening(family);
         let gauge = self.metrics.listeners.with_label_values(&label);
         gauge.set(i64::try_from(listeners).unwrap_or(i64::MAX));
@@ -260,6 +267,7 @@ mod tests {
                 time: Duration::from_secs(5),
             },
             tcp_user_timeout: Duration::ZERO,
+            holding: Default::default(),
         };
         let registry = Registry::new();
         let counters = Counters::register(&registry).unwrap();

@@ -7,7 +7,7 @@ use super::proxy::{
     tcp::Limits as DialLimits, transparent::Transparent, udp,
 };
 use crate::{
-    kernel::socket::local_ports::LocalPorts, net::DetectLocal, node::NodePorts,
+    hold::Holding, kernel::socket::local_ports::LocalPorts, net::DetectLocal, node::NodePorts,
     sched::SchedulerName,
 };
 
@@ -35,6 +35,8 @@ pub struct Options {
     /// `--userspace-tcp-user-timeout`: how long a peer may acknowledge nothing
     /// of what is under way to it; zero: as long as the kernel allows.
     pub tcp_user_timeout: Duration,
+    /// `--userspace-holder-socket`: what keeps sockets from one process to the next.
+    pub holding: Holding,
 }
 
 /// Threads of the data path when none are asked for, at most: more would
@@ -67,6 +69,7 @@ impl Options {
             transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
             cluster_local,
             captured: Default::default(),
+            holding: self.holding.clone(),
             next_worker: Default::default(),
             ports_logged: Default::default(),
         })

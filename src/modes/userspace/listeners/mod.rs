@@ -2,6 +2,7 @@
 //! without losing a connection that the kernel has already completed.
 
 mod admission;
+pub mod given;
 pub mod redirect_ports;
 
 use std::{
@@ -28,11 +29,12 @@ use super::{
     },
 };
 use crate::{
+    hold::{Given, Held},
     kernel::socket::{
         filter::Filter,
         listening::{self, Bind},
         poller::Token,
-        reuseport,
+        records, reuseport,
     },
     net::{Family, Protocol},
     sched::Seed,
@@ -58,26 +60,40 @@ struct WorkerListener {
     worker: Arc<Worker>,
     /// Which of the worker's sockets it is.
     token: Token,
+    /// What has the holder keep it.
+    held: Option<Held>,
 }
 
 impl Drop for Listeners {
-    /// Connections that the kernel has already completed are still served.
+    /// Connections that the kernel has already completed are still served, unless the
+    /// holder keeps them for the next process.
     fn drop(&mut self) {
+        let left = self.shared.holding.is_left();
         let descriptors = self.descriptors.take().map(Arc::new);
-        for WorkerListener { worker, token } in &self.on {
+        for WorkerListener {
+            worker,
+            token,
+            held,
+        } in self.on.drain(..)
+        {
             if self.protocol == Protocol::Udp {
-                if let Some(listener) = worker.udp.remove(*token) {
+                if let Some(listener) = worker.udp.remove(token) {
                     listener.close();
                 }
                 continue;
             }
-            let Some(listener) = worker.tcp.remove(*token) else {
+            let listener = worker.tcp.remove(token).filter(|_| !left);
+            let Some(listener) = listener else {
                 continue;
             };
             let (shared, descriptors) = (Arc::clone(&self.shared), descriptors.clone());
             worker.spawn(|| async move {
                 tcp::serve_rest(&shared, &listener);
-                drop((listener, descriptors));
+                if held.is_some() {
+                    // The holder has another descriptor.
+                    records::stop_listening(&listener);
+                }
+                drop((listener, descriptors, held));
             });
         }
     }
@@ -101,7 +117,7 @@ impl Listeners {
     /// opened them later; `None`: to any.
     fn hand_over(&self, theirs: Option<u32>) -> io::Result<()> {
         // One socket stands for all that share the address.
-        let Some(WorkerListener { worker, token }) = self.on.first() else {
+        let Some(WorkerListener { worker, token, .. }) = self.on.first() else {
             return Ok(());
         };
         let ours = u32::try_from(self.on.len()).unwrap_or(u32::MAX);
@@ -131,6 +147,8 @@ pub struct ListenerSet {
     /// Its local port, under redirect capture.
     pub local_port: Option<RedirectPort>,
     protocol: Protocol,
+    /// What the holder knows its sockets by.
+    held_as: Arc<str>,
     group: Arc<ServiceGroup>,
     /// Where its schedulers begin.
     seed: Seed,
@@ -158,6 +176,7 @@ impl ListenerSet {
             frontends: plan.frontends.as_slice().into(),
             local_port: None,
             protocol,
+            held_as: plan.name.label(),
             group,
             seed,
             associations,
@@ -165,6 +184,22 @@ impl ListenerSet {
             open: Vec::new(),
             reserved: Vec::new(),
         }
+    }
+
+    /// Returns what the holder knows its sockets by.
+    pub fn held_as(&self) -> &Arc<str> {
+        &self.held_as
+    }
+
+    /// Returns its local port with the protocol.
+    pub fn place(&self) -> Option<(Protocol, SocketAddr)> {
+        let port = self.local_port.as_ref()?;
+        Some((self.protocol, port.address))
+    }
+
+    /// Returns its UDP flows, if it has any.
+    pub fn associations(&self) -> Option<&Arc<udp::Associations>> {
+        self.associations.as_ref()
     }
 
     /// Returns its service group.
@@ -242,11 +277,18 @@ impl ListenerSet {
         self.reserved.iter().map(|reserved| reserved.address)
     }
 
-    /// Listens on an address, on every worker if descriptors allow.
+    /// Listens on an address, on every worker if descriptors allow, and with all that was
+    /// `given` there: a socket that is left out would get connections, too.
     ///
     /// # Errors
     /// When the address cannot be bound; `AddrInUse` when another program has it.
-    pub fn open(&mut self, shared: &Arc<Shared>, workers: &Workers, bind: Bind) -> io::Result<()> {
+    pub fn open(
+        &mut self,
+        shared: &Arc<Shared>,
+        workers: &Workers,
+        bind: Bind,
+        given: Vec<Given>,
+    ) -> io::Result<()> {
         // One socket a worker, unless listeners would leave too little for
         // connections.
         let most = shared.descriptors.total() / 2;
@@ -255,48 +297,53 @@ impl ListenerSet {
         } else {
             1
         };
-        let descriptors = shared.descriptors.take_now(spread)?;
+        let fresh = spread.saturating_sub(given.len());
+        let count = given.len() + fresh;
+        let descriptors = shared.descriptors.take_now(count)?;
         let address = Arc::new(tcp::ListenerAddress {
             group: Arc::clone(&self.group),
             called: self.called(bind.address),
-            filtered: (!self.filter.is_empty()).into(),
+            // What waits may have a filter of the process before.
+            filtered: (!self.filter.is_empty() || !given.is_empty()).into(),
         });
         // Should anything fail, its drop closes what is open by then.
         let mut listeners = Listeners {
             address: bind.address,
             protocol: self.protocol,
-            on: Vec::with_capacity(spread),
+            on: Vec::with_capacity(count),
             in_use: Arc::downgrade(&address),
             shared: Arc::clone(shared),
             descriptors: Some(descriptors),
         };
-        let some = || workers.some(shared.next_worker(spread), spread);
+        let on = workers.some(shared.next_worker(count), count);
+        let (given, releases): (Vec<_>, Vec<_>) = given.into_iter().map(Given::into_parts).unzip();
+        let given = given
+            .into_iter()
+            .map(|socket| listening::adopt(socket, bind));
+        let given = given.collect::<io::Result<Vec<_>>>()?;
+        if let Some(socket) = given.first() {
+            // The process before may have handed what is new to another one.
+            let _ = reuseport::reset(socket);
+        }
         match (self.protocol, &self.associations) {
             (Protocol::Tcp, _) => {
                 // All are bound before the first one listens, so that an
                 // address that is taken leaves nothing behind.
-                let bound = several(spread, || listening::tcp(bind))?;
-                for (worker, socket) in some().zip(bound) {
-                    if !self.filter.is_empty() {
-                        // It was logged when it was made; who gets in is reset.
-                        let _ = self.filter.attach(&socket);
-                    }
-                    let listener = tcp::Listener {
-                        socket: listening::start(socket)?,
-                        address: Arc::clone(&address),
-                    };
-                    let token = worker.tcp.add(Arc::new(listener))?;
-                    let worker = Arc::clone(worker);
-                    listeners.on.push(WorkerListener { worker, token });
-                }
+                let bound = several(fresh, || listening::tcp(bind))?;
+                self.listen(&mut listeners, on, given.into_iter().chain(bound), &address)?;
             }
             (Protocol::Udp, Some(associations)) => {
-                let bound = several(spread, || listening::udp(bind))?;
-                for (worker, socket) in some().zip(bound) {
+                let bound = several(fresh, || listening::udp(bind))?;
+                let given = given.into_iter().map(std::net::UdpSocket::from);
+                for (worker, socket) in on.zip(given.chain(bound)) {
                     let listener = udp::Listener::new(socket, Arc::clone(associations));
-                    let token = worker.udp.add(Arc::new(listener))?;
-                    let worker = Arc::clone(worker);
-                    listeners.on.push(WorkerListener { worker, token });
+                    let listener = Arc::new(listener);
+                    let held: Weak<udp::Listener> = Arc::downgrade(&listener);
+                    listeners.on.push(WorkerListener {
+                        token: worker.udp.add(listener)?,
+                        worker: Arc::clone(worker),
+                        held: self.hold(shared, bind, held),
+                    });
                 }
             }
             (Protocol::Udp | Protocol::Sctp, _) => {
@@ -306,9 +353,79 @@ impl ListenerSet {
                 ));
             }
         }
+        // By now the holder is sent each of them anew.
+        drop(releases);
         self.open.push(listeners);
         self.unreserve(bind.address);
         Ok(())
+    }
+
+    /// Has connections accepted from the `sockets`, one on each of the workers `on`.
+    fn listen<'a>(
+        &self,
+        listeners: &mut Listeners,
+        on: impl Iterator<Item = &'a Arc<Worker>>,
+        sockets: impl Iterator<Item = Socket>,
+        address: &Arc<tcp::ListenerAddress>,
+    ) -> io::Result<()> {
+        for (worker, socket) in on.zip(sockets) {
+            if address.filtered.load(Relaxed) {
+                // It was logged when it was made; who gets in is reset.
+                let _ = self.filter.attach(&socket);
+            }
+            let listener = Arc::new(tcp::Listener {
+                socket: listening::start(socket)?,
+                address: Arc::clone(address),
+            });
+            let held: Weak<tcp::Listener> = Arc::downgrade(&listener);
+            let bind = Bind::of_node(listeners.address);
+            listeners.on.push(WorkerListener {
+                token: worker.tcp.add(listener)?,
+                worker: Arc::clone(worker),
+                held: self.hold(&listeners.shared, bind, held),
+            });
+        }
+        Ok(())
+    }
+
+    /// Has the holder keep a socket at an address.
+    fn hold(
+        &self,
+        shared: &Shared,
+        bind: Bind,
+        socket: Weak<dyn AsFd + Send + Sync>,
+    ) -> Option<Held> {
+        let holding = &shared.holding;
+        holding.hold(self.protocol, bind.address, &self.held_as, socket)
+    }
+
+    /// Serves the connections that wait at a socket of an ended process, and closes it:
+    /// its address is not that of this group any more, or this process has sockets of
+    /// its own there.
+    pub fn serve_rest_of(&self, shared: &Arc<Shared>, workers: &Workers, given: Given) {
+        if self.protocol != Protocol::Tcp {
+            return given.close();
+        }
+        let bound = given.claim().address;
+        let address = tcp::ListenerAddress {
+            group: Arc::clone(&self.group),
+            called: self.called(bound),
+            filtered: true.into(),
+        };
+        let (socket, release) = given.into_parts();
+        let Ok(socket) = listening::adopt(socket, Bind::of_node(bound)) else {
+            return;
+        };
+        let listener = Arc::new(tcp::Listener {
+            socket: socket.into(),
+            address: Arc::new(address),
+        });
+        let shared = Arc::clone(shared);
+        workers.one(shared.next_worker(1)).spawn(|| async move {
+            tcp::serve_rest(&shared, &listener);
+            records::stop_listening(&listener);
+            drop(release);
+        });
     }
 
     /// Makes sure that connections to an address are refused by the kernel.

@@ -100,13 +100,39 @@ impl RedirectPorts {
         ))
     }
 
+    /// Keeps the port of a socket of an ended process from being taken.
+    pub fn keep(&mut self, protocol: Protocol, address: SocketAddr) {
+        self.used.insert((protocol, address));
+    }
+
+    /// Lets a port that was kept be taken.
+    pub fn give_up(&mut self, protocol: Protocol, address: SocketAddr) {
+        self.used.remove(&(protocol, address));
+    }
+
+    /// Returns the port of a socket of an ended process, which was kept.
+    ///
+    /// # Errors
+    /// When it is not in the range, or the socket to reserve it cannot be made.
+    pub fn adopt(&mut self, protocol: Protocol, address: SocketAddr) -> io::Result<RedirectPort> {
+        let mut range = self.range.iter();
+        if range.any(|range| !range.contains(&address.port())) {
+            return Err(io::ErrorKind::AddrNotAvailable.into());
+        }
+        self.share(protocol, Family::of(&address.ip()), address.port())
+    }
+
     fn bind(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
-        let wildcard = family.unspecified();
         // Asked for without SO_REUSEPORT first, which would share the port
         // with another of our processes; the kernel's own pick is free anyway.
         if port != 0 {
-            drop(bind_alone(protocol, (wildcard, port).into())?);
+            drop(bind_alone(protocol, (family.unspecified(), port).into())?);
         }
+        self.share(protocol, family, port)
+    }
+
+    fn share(&self, protocol: Protocol, family: Family, port: u16) -> io::Result<RedirectPort> {
+        let wildcard = family.unspecified();
         let descriptor = self.descriptors.take_now(1)?;
         let (bound, reservation) = match protocol {
             Protocol::Tcp => {

@@ -41,6 +41,15 @@ impl GroupKind {
         GroupKind::External,
         GroupKind::LoadBalancer,
     ];
+
+    /// Returns the name by which the holder of sockets knows it.
+    fn name(self) -> &'static str {
+        match self {
+            GroupKind::Internal => "internal",
+            GroupKind::External => "external",
+            GroupKind::LoadBalancer => "load-balancer",
+        }
+    }
 }
 
 /// Identity of a service group.
@@ -57,6 +66,12 @@ impl GroupName {
     pub fn of(port: &ServicePortName, kind: GroupKind) -> GroupName {
         let port = port.clone();
         GroupName { port, kind }
+    }
+
+    /// Returns what the holder of sockets knows it by; the sockets have its protocol and
+    /// IP family. A later version has to find the sockets of an earlier one by it.
+    pub fn label(&self) -> Arc<str> {
+        format!("{} {}", self.kind.name(), self.port).into()
     }
 }
 

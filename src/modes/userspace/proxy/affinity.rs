@@ -50,6 +50,34 @@ impl Affinity {
         self.timeout
     }
 
+    /// Returns each client with its endpoint, and how long it was silent.
+    pub fn pins(&self) -> Vec<(IpAddr, SocketAddr, Duration)> {
+        let now = Instant::now();
+        let table = self.table.lock();
+        let idle = |pin: &Pin| now.duration_since(pin.last_used);
+        let pins = table.pins.iter();
+        pins.map(|(client, pin)| (*client, pin.endpoint, idle(pin)))
+            .filter(|(.., idle)| *idle < self.timeout)
+            .collect()
+    }
+
+    /// Pins clients as [`Affinity::pins`] of another process says.
+    pub fn inherit(&self, pins: impl Iterator<Item = (IpAddr, SocketAddr, Duration)>) {
+        let now = Instant::now();
+        let mut table = self.table.lock();
+        for (client, endpoint, idle) in pins.filter(|(.., idle)| *idle < self.timeout) {
+            let Some(last_used) = now.checked_sub(idle) else {
+                continue;
+            };
+            let pin = Pin {
+                endpoint,
+                last_used,
+            };
+            table.pins.entry(client).or_insert(pin);
+        }
+        table.sweep_at = (table.pins.len() * 2).max(SWEEP_AT_GROWTH);
+    }
+
     /// Pins `client` to what `choose` answers, given the endpoint that it is
     /// pinned to now, if any. One step under the table's lock, so that the
     /// first connections of a client, accepted by several workers at once,
@@ -121,6 +149,26 @@ mod tests {
             connection(&affinity, std::net::Ipv4Addr::from_bits(i).into());
         }
         assert!(affinity.table.lock().pins.len() <= 2 * SWEEP_AT_GROWTH);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pins_of_another_process_last_as_long_as_they_would_have_there() {
+        let clients: [IpAddr; 2] = ["10.1.0.1".parse().unwrap(), "10.1.0.2".parse().unwrap()];
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let before = Affinity::new(Duration::from_secs(10));
+        connection(&before, clients[0]);
+        tokio::time::advance(Duration::from_secs(6)).await;
+        connection(&before, clients[1]);
+        let [first, second] = [[clients[0]], [clients[1]]].map(|of| {
+            let after = Affinity::new(Duration::from_secs(10));
+            let pins = before.pins().into_iter();
+            after.inherit(pins.filter(|(client, ..)| of.contains(client)));
+            after
+        });
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(connection(&first, clients[0]), None);
+        assert_eq!(connection(&second, clients[1]), Some(A));
+        assert_eq!(before.pins().len(), 1);
     }
 
     #[test]

@@ -14,8 +14,9 @@ use std::{
     },
 };
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::kernel::open_files;
 
 /// Descriptors for what comes and goes between two counts: programs that are
 /// started and their pipes, netlink sockets, calls of probes and of the API
@@ -44,21 +45,9 @@ struct Budget {
 }
 
 impl Descriptors {
-    /// Returns a budget of what this process may open: the soft limit is raised to
-    /// the hard one first (`getrlimit(2)`, RLIMIT_NOFILE).
+    /// Returns a budget of what this process may open, after its limit was raised.
     pub fn of_this_process() -> Self {
-        let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
-            Ok((soft, hard)) if soft < hard => {
-                match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
-                    Ok(()) => hard,
-                    Err(_) => soft,
-                }
-            }
-            Ok((soft, _)) => soft,
-            // Every Linux has had at least this since 2.6.39.
-            Err(_) => 1024,
-        };
-        let descriptors = Descriptors::with_limit(usize::try_from(limit).unwrap_or(usize::MAX));
+        let descriptors = Descriptors::with_limit(open_files::raise_limit());
         descriptors.count();
         descriptors
     }

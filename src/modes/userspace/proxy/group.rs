@@ -168,6 +168,17 @@ impl ServiceGroup {
         routing.allowed.is_empty() || self.cluster_local.any_address(flow, allowed)
     }
 
+    /// Returns the endpoint at `address` if the client of `flow` may go on there although
+    /// another process chose it; affinity decides by itself.
+    pub fn prefer(&self, flow: &Flow, address: SocketAddr) -> Option<Endpoint> {
+        let routing = self.routing.load();
+        if routing.affinity.is_some() || self.passes_over(&address) {
+            return None;
+        }
+        let backends = routing.backends_for(flow, &self.cluster_local);
+        backends.usable(address)
+    }
+
     /// Returns the endpoint for a new flow, beside those it `tried`. A client with
     /// affinity stays on the endpoint it is pinned to, or is pinned to the one
     /// picked.

@@ -28,7 +28,7 @@ use self::{
     captured::Captured, cluster_local::ClusterLocal, counters::Counters, descriptors::Descriptors,
     group::ServiceGroup, transparent::Transparent,
 };
-use crate::net::Protocol;
+use crate::{hold::Holding, net::Protocol};
 
 /// What all connections and associations share.
 #[derive(Debug)]
@@ -54,6 +54,8 @@ pub struct Shared {
     pub transparent: Arc<Transparent>,
     /// Calls of these addresses come back here.
     pub captured: Captured,
+    /// What keeps sockets from one process to the next.
+    pub holding: Holding,
     /// The worker where the next listeners begin.
     pub next_worker: AtomicUsize,
     /// That local ports run out was logged.

@@ -2,7 +2,7 @@
 //! connection lives and dies on one core; the kernel spreads new connections
 //! over them (SO_REUSEPORT).
 
-use std::{io, sync::Arc, thread};
+use std::{future::pending, io, sync::Arc, thread};
 
 use tokio::{
     runtime::Builder,
@@ -48,13 +48,23 @@ impl Workers {
             thread::Builder::new()
                 .name(format!("worker-{i}"))
                 .spawn(move || LocalSet::new().block_on(&runtime, work(receive)))?;
+            let shared_by_udp = Arc::clone(shared);
             let (poller, shared) = (Arc::clone(&worker.tcp), Arc::clone(shared));
             worker.spawn(async move || {
-                let accept = async |listener: &Arc<_>| tcp::accept(&shared, listener).await;
+                let accept = async |listener: &Arc<_>| {
+                    until_left(&shared).await;
+                    tcp::accept(&shared, listener).await;
+                };
                 poller.run(accept).await;
             });
-            let poller = Arc::clone(&worker.udp);
-            worker.spawn(|| poller.run(async |listener| udp::receive(listener)));
+            let (poller, shared) = (Arc::clone(&worker.udp), shared_by_udp);
+            worker.spawn(async move || {
+                let receive = async |listener: &Arc<_>| {
+                    until_left(&shared).await;
+                    udp::receive(listener);
+                };
+                poller.run(receive).await;
+            });
             Ok(Arc::new(worker))
         });
         Ok(Workers(workers.collect::<io::Result<_>>()?))
@@ -71,6 +81,11 @@ impl Workers {
         let all = self.0.len();
         self.0.iter().cycle().skip(first % all).take(count)
     }
+
+    /// Returns number `number` (modulo their number).
+    pub fn one(&self, number: usize) -> &Worker {
+        &self.0[number % self.0.len()]
+    }
 }
 
 impl Worker {
@@ -84,6 +99,14 @@ impl Worker {
         };
         // A worker takes jobs until `self` is dropped.
         let _ = self.jobs.send(Box::new(job));
+    }
+}
+
+/// Waits for ever once the sockets are left to the holder: what comes in there is the
+/// next process's.
+async fn until_left(shared: &Shared) {
+    if shared.holding.is_left() {
+        pending().await
     }
 }
 

@@ -77,6 +77,7 @@ impl Proxy {
             transparent: Arc::new(Transparent::new(Arc::clone(&cluster_local))),
             cluster_local,
             captured: Default::default(),
+            holding: Default::default(),
             next_worker: Default::default(),
             ports_logged: false.into(),
         });
@@ -86,7 +87,7 @@ impl Proxy {
             .take(protocol, Family::V4)
             .unwrap();
         let bind = Bind::of_node(port.address);
-        listeners.open(&shared, &workers, bind).unwrap();
+        listeners.open(&shared, &workers, bind, Vec::new()).unwrap();
         let address = ([127, 0, 0, 1], port.address.port()).into();
         listeners.local_port = Some(port);
         Proxy {

@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// A client, and the address of ours that it sends to.
-type Key = (SocketAddr, IpAddr);
+pub type Key = (SocketAddr, IpAddr);
 
 /// Bytes of the first datagram that are kept until the backend answers, so
 /// that a refusal costs the client nothing; longer ones are not kept.
@@ -83,6 +83,15 @@ pub struct Associations {
     shared: Arc<Shared>,
     group: Arc<ServiceGroup>,
     table: Mutex<HashMap<Key, Arc<Association>>>,
+    inherited: Mutex<Inherited>,
+}
+
+/// Clients of another process that have not sent anything to this one yet.
+#[derive(Default)]
+struct Inherited {
+    endpoints: HashMap<Key, SocketAddr>,
+    /// From then on they are like new ones.
+    until: Option<Instant>,
 }
 
 impl Associations {
@@ -92,7 +101,36 @@ impl Associations {
             shared,
             group,
             table: Mutex::default(),
+            inherited: Mutex::default(),
         })
+    }
+
+    /// Returns each client with its endpoint, and how long they were silent.
+    pub fn assigned(&self) -> Vec<(Key, SocketAddr, Duration)> {
+        let table = self.table.lock();
+        let all = table.values();
+        all.map(|a| (a.key, a.lease.endpoint().address, a.place.idle()))
+            .collect()
+    }
+
+    /// Has clients go on with their endpoints, as [`Associations::assigned`] of another
+    /// process says.
+    pub fn inherit(&self, clients: impl Iterator<Item = (Key, SocketAddr, Duration)>) {
+        let timeout = self.shared.udp_timeout;
+        let mut inherited = self.inherited.lock();
+        for (key, endpoint, _) in clients.filter(|(.., idle)| *idle < timeout) {
+            inherited.endpoints.entry(key).or_insert(endpoint);
+        }
+        inherited.until = Some(Instant::now() + timeout);
+    }
+
+    /// Returns the endpoint that a client had in another process.
+    fn inherited(&self, key: &Key) -> Option<SocketAddr> {
+        let mut inherited = self.inherited.lock();
+        if inherited.until? < Instant::now() {
+            *inherited = Inherited::default();
+        }
+        inherited.endpoints.remove(key)
     }
 
     /// Returns the ServicePort, for logs.
@@ -156,8 +194,14 @@ impl Associations {
         let Some(descriptor) = self.shared.descriptors.try_take(1) else {
             return self.exhausted("file descriptors");
         };
+        let mut preferred = self.inherited(&key).filter(|_| tried.is_empty());
         let (endpoint, backend, local, place) = loop {
-            let endpoint = self.group.pick(&flow(key), &mut tried)?;
+            let preferred = preferred.take();
+            let preferred = preferred.and_then(|address| self.group.prefer(&flow(key), address));
+            let endpoint = match preferred {
+                Some(endpoint) => endpoint,
+                None => self.group.pick(&flow(key), &mut tried)?,
+            };
             if self
                 .shared
                 .comes_back(&self.group, Protocol::Udp, endpoint.address)

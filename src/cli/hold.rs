@@ -1,0 +1,57 @@
+//! The subcommand that keeps sockets while no proxy runs: `tripod hold`.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, Command};
+
+use crate::hold::SOCKET;
+
+const HELP: &str = "\
+Runs until SIGTERM, beside the proxy in userspace mode. It keeps the proxy's listening
+sockets open while no proxy runs: who connects then waits for the next one, which gets
+the sockets, instead of being refused. It accepts nothing and reads nothing itself; when
+it ends, the proxy goes on. Both must be the same user, and see the same folder.
+
+Example:
+      tripod hold &
+      tripod --proxy-mode=userspace";
+
+pub(super) fn command() -> Command {
+    let socket = Arg::new("userspace-holder-socket")
+        .long("userspace-holder-socket")
+        .value_name("PATH")
+        .default_value(SOCKET)
+        .help("The unix socket at which proxies find this process");
+    Command::new("hold")
+        .about("Keep the sockets of userspace mode open from one Tripod to the next")
+        .after_help(HELP)
+        .arg(socket)
+}
+
+/// Returns where the holder listens by `matches`, of the subcommand.
+pub(super) fn read(matches: &ArgMatches) -> PathBuf {
+    let path = matches.get_one::<String>("userspace-holder-socket");
+    path.map_or(SOCKET, String::as_str).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{self, Job, Settings};
+
+    fn read(words: &[&str]) -> Settings {
+        let words = ["tripod"].iter().chain(words).map(Into::into);
+        cli::read(words, |_| unreachable!()).expect("it is taken")
+    }
+
+    #[test]
+    fn holder_and_proxy_meet_at_the_same_socket() {
+        let flag = "--userspace-holder-socket=/s";
+        assert_eq!(read(&["hold"]).job, Job::Hold(SOCKET.into()));
+        assert_eq!(read(&["hold", flag]).job, Job::Hold("/s".into()));
+        let socket = |words: &[&str]| read(words).own.holder_socket;
+        assert_eq!(socket(&[]), Some(SOCKET.into()));
+        assert_eq!(socket(&[flag]), Some("/s".into()));
+        assert_eq!(socket(&["--userspace-holder-socket="]), None);
+    }
+}

@@ -1,0 +1,307 @@
+//! The holder: keeps sockets of proxies, and gives those of an ended one to another.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    error::Error,
+    future::pending,
+    io, mem,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::timeout,
+};
+
+use super::message::{Claim, GIVEN, LONGEST, Message, VERSION};
+use crate::kernel::{
+    open_files,
+    socket::records::{Channel, Listener},
+};
+
+/// How long a process that connected may take to say its version.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// Pause after a connection could not be accepted: most likely there is no descriptor
+/// left.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Notes of one proxy that are kept, at most: 64 MiB.
+const MOST_NOTES: usize = 1 << 16;
+
+/// Keeps sockets of the proxies that connect at `path`, until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot listen there.
+pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let limit = open_files::raise_limit();
+    let shown = path.display();
+    let listener = Listener::open(path).map_err(|error| {
+        format!(
+            "cannot listen at {shown}: {error}; --userspace-holder-socket names another path, for \
+             the proxy too"
+        )
+    })?;
+    tracing::info!(
+        limit,
+        "holding listening sockets of proxies that connect at {shown}"
+    );
+    let pool = Arc::new(Mutex::new(Pool::default()));
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok(channel) if channel.is_same_user() => {
+                    tokio::spawn(serve(channel, Arc::clone(&pool)));
+                }
+                Ok(_) => tracing::warn!("a process of another user connected: it gets nothing"),
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            },
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+        }
+    }
+}
+
+/// A socket that is kept.
+#[derive(Debug)]
+struct Kept {
+    claim: Claim,
+    socket: OwnedFd,
+}
+
+/// What a proxy is given.
+#[derive(Debug)]
+enum Offer {
+    Socket(Kept),
+    /// What a proxy before noted.
+    Note(Vec<u8>),
+    /// That was all there is now.
+    All,
+}
+
+/// What all connections share.
+#[derive(Debug, Default)]
+struct Pool {
+    /// Sockets that no proxy serves.
+    unserved: Vec<Kept>,
+    /// What the proxy noted that was the last to note something.
+    notes: Vec<Vec<u8>>,
+    /// The proxies that are connected, in the order in which they came.
+    proxies: BTreeMap<u64, UnboundedSender<Offer>>,
+    next: u64,
+}
+
+impl Pool {
+    /// Offers what no proxy serves to a new one. Returns its number and the offers.
+    fn join(&mut self) -> (u64, UnboundedReceiver<Offer>) {
+        let (send, offers) = unbounded_channel();
+        let sockets = mem::take(&mut self.unserved).into_iter();
+        let notes = self.notes.iter().cloned().map(Offer::Note);
+        for offer in sockets.map(Offer::Socket).chain(notes).chain([Offer::All]) {
+            // The receiver is here.
+            let _ = send.send(offer);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.proxies.insert(number, send);
+        (number, offers)
+    }
+
+    /// Offers a socket that is served no more to the proxy that came last, or keeps it
+    /// for the next one. One that the proxy has closed goes.
+    fn add(&mut self, kept: Kept) {
+        if !kept.claim.holds_of(&kept.socket) {
+            return;
+        }
+        let Some(last) = self.proxies.values().next_back() else {
+            self.unserved.push(kept);
+            return;
+        };
+        if let Err(refused) = last.send(Offer::Socket(kept))
+            && let Offer::Socket(kept) = refused.0
+        {
+            self.unserved.push(kept);
+        }
+    }
+}
+
+/// The sockets of one proxy, which are offered to another when this is dropped.
+#[derive(Debug)]
+struct Session {
+    pool: Arc<Mutex<Pool>>,
+    number: u64,
+    offers: UnboundedReceiver<Offer>,
+    sockets: HashMap<u64, Kept>,
+    notes: Vec<Vec<u8>>,
+    next_given: u64,
+}
+
+impl Session {
+    fn new(pool: Arc<Mutex<Pool>>) -> Session {
+        let (number, offers) = pool.lock().join();
+        Session {
+            pool,
+            number,
+            offers,
+            sockets: HashMap::new(),
+            notes: Vec::new(),
+            next_given: GIVEN,
+        }
+    }
+
+    /// Acts on a record that came with `descriptor`. Returns the answer.
+    ///
+    /// # Errors
+    /// When it is none that a proxy sends.
+    fn act(&mut self, record: &[u8], descriptor: Option<OwnedFd>) -> io::Result<Option<Message>> {
+        match Message::parse(record) {
+            Some(Message::Hold(number, claim)) if number < GIVEN => {
+                let Some(socket) = descriptor else {
+                    tracing::warn!(
+                        "a socket at {} is not held: this process may open no more descriptors; \
+                         raise the limit (ulimit -n)",
+                        claim.address
+                    );
+                    return Ok(None);
+                };
+                if !claim.holds_of(&socket) {
+                    tracing::warn!("a socket is not held: it is not at {}", claim.address);
+                    return Ok(None);
+                }
+                self.sockets.insert(number, Kept { claim, socket });
+                Ok(Some(Message::Held(number)))
+            }
+            Some(Message::Release(number)) => {
+                self.sockets.remove(&number);
+                Ok(None)
+            }
+            Some(Message::Note(note)) => {
+                if self.notes.len() < MOST_NOTES {
+                    self.notes.push(note);
+                }
+                Ok(None)
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Keeps what is offered under a number of this connection. Returns what is sent.
+    fn give(&mut self, offer: Offer) -> Message {
+        match offer {
+            Offer::Socket(kept) => {
+                let number = self.next_given;
+                self.next_given += 1;
+                let message = Message::Give(number, kept.claim.clone());
+                self.sockets.insert(number, kept);
+                message
+            }
+            Offer::Note(note) => Message::Note(note),
+            Offer::All => Message::All,
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let mut pool = self.pool.lock();
+        pool.proxies.remove(&self.number);
+        if !self.notes.is_empty() {
+            pool.notes = mem::take(&mut self.notes);
+        }
+        for (_, kept) in self.sockets.drain() {
+            pool.add(kept);
+        }
+        while let Ok(offer) = self.offers.try_recv() {
+            if let Offer::Socket(kept) = offer {
+                pool.add(kept);
+            }
+        }
+        let (sockets, proxies) = (pool.unserved.len(), pool.proxies.len());
+        tracing::info!(
+            sockets,
+            proxies,
+            "a proxy ended; sockets wait for the next one"
+        );
+    }
+}
+
+/// Serves one proxy until it ends.
+async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
+    let mut buffer = [0; LONGEST];
+    match timeout(GREETING, greet(&channel, &mut buffer)).await {
+        Ok(Ok(VERSION)) => {}
+        Ok(Ok(other)) => {
+            tracing::warn!(
+                "a proxy has version {other} of the records, this holder {VERSION}: nothing is \
+                 held for it; run both from the same image"
+            );
+            return;
+        }
+        _ => return,
+    }
+    tracing::info!("a proxy is connected");
+    let mut session = Session::new(pool);
+    if let Err(error) = exchange(&channel, &mut buffer, &mut session).await {
+        tracing::warn!("the connection of a proxy ends: {error}");
+    }
+}
+
+/// Exchanges versions. Returns that of the other side.
+async fn greet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
+    let hello = Message::Hello(VERSION).encode();
+    channel.send(&hello, None).await?;
+    let received = channel.receive(buffer).await?;
+    let len = received.map_or(0, |received| received.len);
+    match buffer.get(..len).and_then(Message::parse) {
+        Some(Message::Hello(version)) => Ok(version),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -> io::Result<()> {
+    let mut answers = VecDeque::new();
+    let mut reached = true;
+    loop {
+        let sending = async {
+            let Some(message) = answers.front().filter(|_| reached) else {
+                return pending().await;
+            };
+            let descriptor = match message {
+                Message::Give(number, _) => session.sockets.get(number),
+                _ => None,
+            };
+            let descriptor = descriptor.map(|kept| kept.socket.as_fd());
+            channel.send(&Message::encode(message), descriptor).await
+        };
+        tokio::select! {
+            sent = sending => {
+                // Who cannot be sent anything may have sent a lot before it ended.
+                reached &= sent.is_ok();
+                answers.pop_front();
+            }
+            received = channel.receive(buffer) => {
+                let received = match received {
+                    Ok(Some(received)) => received,
+                    Ok(None) => return Ok(()),
+                    // It ended without reading all; what it sent before comes after this
+                    // (`unix_release_sock` and `sock_error` in the kernel).
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
+                    Err(error) => return Err(error),
+                };
+                let record = buffer.get(..received.len).unwrap_or_default();
+                answers.extend(session.act(record, received.descriptor)?);
+            }
+            Some(offer) = session.offers.recv() => {
+                let message = session.give(offer);
+                answers.push_back(message);
+            }
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! The proxy's side: gives sockets to the holder as they are opened, and takes those
+//! that an ended process left there.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    future::pending,
+    io, mem,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::timeout};
+
+use super::message::{Claim, GIVEN, LONGEST, LONGEST_LABEL, Message, VERSION};
+use crate::{
+    kernel::socket::records::{self, Channel},
+    net::Protocol,
+};
+
+/// Pause before the holder is looked for again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// How long the holder may take to give what it has. It may hang.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// A socket that the holder is to have while it is open.
+type Socket = Weak<dyn AsFd + Send + Sync>;
+
+/// What the holder keeps for this process. Clones share it; the default has no holder.
+#[derive(Clone, Debug, Default)]
+pub struct Holding(Option<Arc<State>>);
+
+#[derive(Debug)]
+struct State {
+    path: PathBuf,
+    table: Mutex<Table>,
+    /// Changes when something is to be sent.
+    queued: watch::Sender<()>,
+    /// Whether the first attempt to get sockets of an ended process is over.
+    answered: watch::Sender<bool>,
+    /// Changes when sockets were given.
+    arrived: watch::Sender<()>,
+    /// Sockets stay with the holder when this process closes its own.
+    left: AtomicBool,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    sockets: HashMap<u64, Entry>,
+    /// How many of them the holder has not.
+    missing: usize,
+    /// What the holder is to be sent.
+    queue: VecDeque<Job>,
+    /// Counts connections; on 0 there was none.
+    connection: u64,
+    connected: bool,
+    given: Vec<Given>,
+    /// What the process before noted.
+    notes: Vec<Vec<u8>>,
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").finish_non_exhaustive()
+    }
+}
+
+struct Entry {
+    protocol: Protocol,
+    address: SocketAddr,
+    label: Arc<str>,
+    socket: Socket,
+    /// The holder said that it has it.
+    held: bool,
+}
+
+enum Job {
+    Hold(u64),
+    Release(u64),
+    Note(Vec<u8>),
+}
+
+impl Holding {
+    /// Returns what the holder at `path` will keep; nothing happens before
+    /// [`Holding::run`].
+    pub fn at(path: PathBuf) -> Holding {
+        Holding(Some(Arc::new(State {
+            path,
+            table: Mutex::default(),
+            queued: watch::Sender::default(),
+            answered: watch::Sender::default(),
+            arrived: watch::Sender::default(),
+            left: AtomicBool::new(false),
+        })))
+    }
+
+    /// Has the holder keep `socket`, which is at `address` and was opened for `label`,
+    /// until what is returned is dropped.
+    pub fn hold(
+        &self,
+        protocol: Protocol,
+        address: SocketAddr,
+        label: &Arc<str>,
+        socket: Socket,
+    ) -> Option<Held> {
+        let state = self.0.as_ref()?;
+        if label.len() > LONGEST_LABEL {
+            return None;
+        }
+        let mut table = state.table.lock();
+        let number = table.next;
+        table.next += 1;
+        let entry = Entry {
+            protocol,
+            address,
+            label: Arc::clone(label),
+            socket,
+            held: false,
+        };
+        table.sockets.insert(number, entry);
+        table.missing += 1;
+        table.queue(Job::Hold(number));
+        drop(table);
+        state.queued.send_replace(());
+        Some(Held {
+            state: Arc::clone(state),
+            number,
+        })
+    }
+
+    /// Returns whether the holder has every socket that it is to have, and at least one.
+    pub fn is_complete(&self) -> bool {
+        self.0.as_ref().is_some_and(|state| {
+            let table = state.table.lock();
+            table.connected && !table.sockets.is_empty() && table.missing == 0
+        })
+    }
+
+    /// Leaves all sockets to the holder: from now on nobody accepts, and nothing that
+    /// this process closes is closed there.
+    pub fn leave(&self) {
+        if let Some(state) = &self.0 {
+            state.left.store(true, Relaxed);
+        }
+    }
+
+    /// Has the next process know `notes`, each of which fits in a record.
+    pub fn note(&self, notes: Vec<Vec<u8>>) {
+        let Some(state) = &self.0 else { return };
+        let mut table = state.table.lock();
+        for note in notes.into_iter().filter(|note| note.len() < LONGEST) {
+            table.queue(Job::Note(note));
+        }
+        drop(table);
+        state.queued.send_replace(());
+    }
+
+    /// Returns what the process before this one noted, once.
+    pub fn take_notes(&self) -> Vec<Vec<u8>> {
+        let state = self.0.as_ref();
+        state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().notes))
+    }
+
+    /// Returns whether the holder was sent everything.
+    pub fn is_sent(&self) -> bool {
+        let state = self.0.as_ref();
+        state.is_none_or(|state| state.table.lock().queue.is_empty())
+    }
+
+    /// Returns whether this process has left its sockets to the holder.
+    pub fn is_left(&self) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|state| state.left.load(Relaxed))
+    }
+
+    /// Waits until the holder has given what an ended process left there, or there is no
+    /// holder, or it takes too long.
+    pub async fn answered(&self) {
+        let Some(state) = &self.0 else { return };
+        let mut answered = state.answered.subscribe();
+        // Fails only without a sender, which `state` has.
+        let _ = timeout(ANSWER, answered.wait_for(|answered| *answered)).await;
+    }
+
+    /// Returns the sockets that were given since the last call.
+    pub fn take_given(&self) -> Vec<Given> {
+        let state = self.0.as_ref();
+        state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().given))
+    }
+
+    /// Waits until there are sockets to be taken.
+    pub async fn arrived(&self) {
+        let Some(state) = &self.0 else {
+            return pending().await;
+        };
+        let mut arrived = state.arrived.subscribe();
+        let some = |_: &()| !state.table.lock().given.is_empty();
+        // As above.
+        let _ = arrived.wait_for(some).await;
+    }
+
+    /// Talks to the holder for ever, whenever there is one.
+    pub async fn run(self) {
+        let Some(state) = &self.0 else { return };
+        let mut warned = false;
+        loop {
+            match attend(state).await {
+                Ok(()) => tracing::info!("the holder ended: looking for another one"),
+                Err(error) if is_absent(&error) => {}
+                Err(error) if mem::replace(&mut warned, true) => tracing::debug!("{error}"),
+                Err(error) => tracing::warn!(
+                    "{} holds no sockets for this process: {error}",
+                    state.path.display()
+                ),
+            }
+            state.disconnected();
+            state.answered.send_replace(true);
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+/// Returns whether there is no holder.
+fn is_absent(error: &io::Error) -> bool {
+    let kind = error.kind();
+    kind == io::ErrorKind::NotFound || kind == io::ErrorKind::ConnectionRefused
+}
+
+impl Table {
+    fn queue(&mut self, job: Job) {
+        if self.connected {
+            self.queue.push_back(job);
+        }
+    }
+
+    /// Returns the next record, with its socket if it has one.
+    fn next(&self) -> Option<(Message, Option<Arc<dyn AsFd + Send + Sync>>)> {
+        Some(match self.queue.front()? {
+            Job::Release(number) => (Message::Release(*number), None),
+            Job::Note(note) => (Message::Note(note.clone()), None),
+            Job::Hold(number) => {
+                let entry = self.sockets.get(number);
+                match entry.and_then(|entry| Some((entry, entry.socket.upgrade()?))) {
+                    Some((entry, socket)) => {
+                        let claim = Claim {
+                            protocol: entry.protocol,
+                            address: entry.address,
+                            label: entry.label.to_string(),
+                        };
+                        (Message::Hold(*number, claim), Some(socket))
+                    }
+                    // It was closed meanwhile.
+                    None => (Message::Release(*number), None),
+                }
+            }
+        })
+    }
+}
+
+impl State {
+    /// A holder is there: it is to have everything.
+    fn connected(&self) {
+        let mut table = self.table.lock();
+        table.connected = true;
+        table.connection += 1;
+        let mut all: Vec<u64> = table.sockets.keys().copied().collect();
+        all.sort_unstable();
+        table.queue = all.into_iter().map(Job::Hold).collect();
+    }
+
+    fn disconnected(&self) {
+        let mut table = self.table.lock();
+        table.connected = false;
+        table.queue.clear();
+        table.missing = table.sockets.len();
+        for entry in table.sockets.values_mut() {
+            entry.held = false;
+        }
+    }
+
+    /// Acts on a record of the holder, which came with `descriptor`.
+    fn act(self: &Arc<Self>, record: &[u8], descriptor: Option<OwnedFd>) -> io::Result<()> {
+        let mut table = self.table.lock();
+        match Message::parse(record) {
+            Some(Message::Held(number)) => {
+                let entry = table.sockets.get_mut(&number);
+                if entry.is_some_and(|entry| !mem::replace(&mut entry.held, true)) {
+                    table.missing -= 1;
+                    if table.missing == 0 {
+                        let sockets = table.sockets.len();
+                        tracing::debug!(sockets, "the holder has all sockets");
+                    }
+                }
+            }
+            Some(Message::Give(number, claim)) if number >= GIVEN => {
+                let fits = descriptor.filter(|socket| claim.holds_of(socket));
+                if let Some(socket) = fits {
+                    let given = Given {
+                        claim,
+                        socket,
+                        release: Release {
+                            state: Arc::clone(self),
+                            connection: table.connection,
+                            number,
+                        },
+                    };
+                    table.given.push(given);
+                    drop(table);
+                    self.arrived.send_replace(());
+                } else {
+                    table.queue(Job::Release(number));
+                }
+            }
+            Some(Message::Note(note)) => table.notes.push(note),
+            Some(Message::All) => {
+                let sockets = table.given.len();
+                drop(table);
+                tracing::info!(sockets, "connected to the holder; sockets wait there");
+                self.answered.send_replace(true);
+            }
+            _ => {
+                return Err(io::Error::other(
+                    "it sends what is no record of this version",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Talks to the holder until it ends.
+async fn attend(state: &Arc<State>) -> io::Result<()> {
+    let channel = Channel::connect(&state.path)?;
+    if !channel.is_same_user() {
+        return Err(io::Error::other("a process of another user listens there"));
+    }
+    let mut buffer = [0; LONGEST];
+    let greeted = timeout(ANSWER, greet(&channel, &mut buffer)).await;
+    greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+    state.connected();
+    let mut queued = state.queued.subscribe();
+    queued.mark_changed();
+    loop {
+        let next = state.table.lock().next();
+        let idle = next.is_none();
+        let sending = async {
+            let Some((message, socket)) = &next else {
+                return pending().await;
+            };
+            let descriptor = socket.as_ref().map(|socket| socket.as_fd());
+            channel.send(&message.encode(), descriptor).await
+        };
+        tokio::select! {
+            sent = sending => {
+                sent?;
+                state.table.lock().queue.pop_front();
+            }
+            received = channel.receive(&mut buffer) => {
+                let Some(received) = received? else {
+                    return Ok(());
+                };
+                let record = buffer.get(..received.len).unwrap_or_default();
+                state.act(record, received.descriptor)?;
+            }
+            _ = queued.changed(), if idle => {}
+        }
+    }
+}
+
+async fn greet(channel: &Channel, buffer: &mut [u8]) -> io::Result<()> {
+    let hello = Message::Hello(VERSION).encode();
+    channel.send(&hello, None).await?;
+    let received = channel.receive(buffer).await?;
+    let len = received.map_or(0, |received| received.len);
+    match buffer.get(..len).and_then(Message::parse) {
+        Some(Message::Hello(VERSION)) => Ok(()),
+        Some(Message::Hello(other)) => Err(io::Error::other(format!(
+            "it has version {other} of the records, this process {VERSION}; run both from the \
+             same image"
+        ))),
+        _ => Err(io::Error::other("it is no holder")),
+    }
+}
+
+/// A socket that the holder keeps, until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    state: Arc<State>,
+    number: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.state.left.load(Relaxed) {
+            return;
+        }
+        let mut table = self.state.table.lock();
+        let entry = table.sockets.remove(&self.number);
+        if entry.is_some_and(|entry| !entry.held) {
+            table.missing -= 1;
+        }
+        table.queue(Job::Release(self.number));
+        drop(table);
+        self.state.queued.send_replace(());
+    }
+}
+
+/// A socket of an ended process.
+#[derive(Debug)]
+pub struct Given {
+    claim: Claim,
+    socket: OwnedFd,
+    release: Release,
+}
+
+impl Given {
+    /// Returns what it is, which was checked.
+    pub fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    /// Returns the socket, and what has the holder close its own descriptor when it is
+    /// dropped.
+    pub fn into_parts(self) -> (OwnedFd, Release) {
+        (self.socket, self.release)
+    }
+
+    /// Closes it here and there. Connections that wait are reset.
+    pub fn close(self) {
+        if self.claim.protocol == Protocol::Tcp {
+            records::stop_listening(&self.socket);
+        }
+    }
+}
+
+/// Has the holder close the descriptor that it gave when this is dropped.
+#[derive(Debug)]
+pub struct Release {
+    state: Arc<State>,
+    connection: u64,
+    number: u64,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let mut table = self.state.table.lock();
+        // Another holder has no such number, and one that ended holds nothing.
+        if table.connection == self.connection {
+            table.queue(Job::Release(self.number));
+            drop(table);
+            self.state.queued.send_replace(());
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The records between a proxy and the holder, as bytes. Pure.
+//!
+//! ```text
+//! proxy                                      holder
+//! Hello: its version                   ──►
+//!                                      ◄──   Hello: its version
+//!                                      ◄──   Give: a socket that no process serves,
+//!                                            for each of them
+//!                                      ◄──   Note: what the proxy before it noted
+//!                                      ◄──   All
+//! Hold: a socket that it has opened    ──►
+//!                                      ◄──   Held
+//! Release: of one that was held, or    ──►
+//!          given
+//! Note: for the next proxy, in place   ──►
+//!       of what the one before noted
+//! ```
+//!
+//! A number names a socket on one connection; the proxy chooses those of what it has
+//! held, the holder those of what it gives, from [`GIVEN`] on. Numbers are big endian.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::net::Protocol;
+
+/// The version of the records. A process that has another one is not talked to.
+pub const VERSION: u16 = 1;
+
+/// The longest record, in bytes.
+pub const LONGEST: usize = 1024;
+
+/// The longest label, in bytes. Names of Kubernetes have 253 at most, of which it takes
+/// three (RFC 1123).
+pub const LONGEST_LABEL: usize = 960;
+
+/// The first number of those that the holder chooses.
+pub const GIVEN: u64 = 1 << 63;
+
+/// What a socket that is passed is said to be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Claim {
+    /// TCP for one that listens, UDP for one that is bound.
+    pub protocol: Protocol,
+    /// The address and port that it is bound to.
+    pub address: SocketAddr,
+    /// What the proxy opened it for, in its own words.
+    pub label: String,
+}
+
+/// One record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The first one of either side, with its version.
+    Hello(u16),
+    /// Comes with a socket that is to be held.
+    Hold(u64, Claim),
+    /// The socket of this number is held.
+    Held(u64),
+    /// The socket of this number need not be held any more.
+    Release(u64),
+    /// Comes with a socket that no process serves.
+    Give(u64, Claim),
+    /// There are no more of these now.
+    All,
+    /// Something that a proxy has the next one know, in its own words.
+    Note(Vec<u8>),
+}
+
+/// Kinds of records, as their first byte.
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const HOLD: u8 = 2;
+    pub(super) const HELD: u8 = 3;
+    pub(super) const RELEASE: u8 = 4;
+    pub(super) const GIVE: u8 = 5;
+    pub(super) const ALL: u8 = 6;
+    pub(super) const NOTE: u8 = 7;
+}
+
+impl Message {
+    /// Returns the record's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let numbered = |kind, number: &u64| {
+            let mut bytes = vec![kind];
+            bytes.extend(number.to_be_bytes());
+            bytes
+        };
+        match self {
+            Message::Hello(version) => {
+                let mut bytes = vec![kind::HELLO];
+                bytes.extend(version.to_be_bytes());
+                bytes
+            }
+            Message::Hold(number, claim) => claim.append_to(numbered(kind::HOLD, number)),
+            Message::Give(number, claim) => claim.append_to(numbered(kind::GIVE, number)),
+            Message::Held(number) => numbered(kind::HELD, number),
+            Message::Release(number) => numbered(kind::RELEASE, number),
+            Message::All => vec![kind::ALL],
+            Message::Note(note) => [&[kind::NOTE][..], note].concat(),
+        }
+    }
+
+    /// Returns the record that `bytes` are; `None`: they are none of this version.
+    pub fn parse(bytes: &[u8]) -> Option<Message> {
+        let (&kind, rest) = bytes.split_first()?;
+        Some(match kind {
+            kind::HELLO => Message::Hello(u16::from_be_bytes(rest.try_into().ok()?)),
+            kind::HOLD => {
+                let (number, claim) = rest.split_first_chunk()?;
+                Message::Hold(u64::from_be_bytes(*number), Claim::parse(claim)?)
+            }
+            kind::GIVE => {
+                let (number, claim) = rest.split_first_chunk()?;
+                Message::Give(u64::from_be_bytes(*number), Claim::parse(claim)?)
+            }
+            kind::HELD => Message::Held(u64::from_be_bytes(rest.try_into().ok()?)),
+            kind::RELEASE => Message::Release(u64::from_be_bytes(rest.try_into().ok()?)),
+            kind::ALL if rest.is_empty() => Message::All,
+            kind::NOTE => Message::Note(rest.to_vec()),
+            _ => return None,
+        })
+    }
+}
+
+impl Claim {
+    /// Appends the protocol's number (IANA), the port, the length of the address, the
+    /// address and the label.
+    fn append_to(&self, mut bytes: Vec<u8>) -> Vec<u8> {
+        bytes.push(self.protocol.number());
+        bytes.extend(self.address.port().to_be_bytes());
+        match self.address.ip() {
+            IpAddr::V4(ip) => {
+                bytes.push(4);
+                bytes.extend(ip.octets());
+            }
+            IpAddr::V6(ip) => {
+                bytes.push(16);
+                bytes.extend(ip.octets());
+            }
+        }
+        bytes.extend(self.label.as_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Claim> {
+        let (&[protocol, high, low, length], rest) = bytes.split_first_chunk()?;
+        let protocol = Protocol::from_number(protocol)?;
+        let (ip, label): (IpAddr, _) = match length {
+            4 => {
+                let (ip, rest) = rest.split_first_chunk::<4>()?;
+                ((*ip).into(), rest)
+            }
+            16 => {
+                let (ip, rest) = rest.split_first_chunk::<16>()?;
+                ((*ip).into(), rest)
+            }
+            _ => return None,
+        };
+        let label = std::str::from_utf8(label).ok()?;
+        (label.len() <= LONGEST_LABEL).then(|| Claim {
+            protocol,
+            address: (ip, u16::from_be_bytes([high, low])).into(),
+            label: label.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn claim(address: &str, label: &str) -> Claim {
+        Claim {
+            protocol: Protocol::Udp,
+            address: address.parse().unwrap(),
+            label: label.to_owned(),
+        }
+    }
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        for message in [
+            Message::Hello(VERSION),
+            Message::Hold(1, claim("10.96.0.10:53", "internal kube-system/dns:dns")),
+            Message::Give(GIVEN, claim("[fd00::10]:53", "")),
+            Message::Held(u64::MAX),
+            Message::Release(0),
+            Message::All,
+            Message::Note(b"note".to_vec()),
+        ] {
+            assert_eq!(Message::parse(&message.encode()), Some(message));
+        }
+        let hello = [1, 0, 1];
+        assert_eq!(Message::Hello(1).encode(), hello, "as every version has it");
+    }
+
+    #[test]
+    fn what_is_no_record_is_not_read() {
+        let hold = Message::Hold(1, claim("10.96.0.10:53", "x")).encode();
+        let held = Message::Held(1).encode();
+        let with = |at: usize, byte: u8| {
+            let mut bytes = hold.clone();
+            bytes[at] = byte;
+            bytes
+        };
+        let long = [&hold[..], &[b'x'; LONGEST_LABEL]].concat();
+        for bytes in [
+            &[][..],
+            &[0],
+            &[9],
+            &[6, 0],
+            &held[..8],
+            &[&held[..], &[0]].concat(),
+            &hold[..16],
+            &with(9, 1),
+            &with(12, 5),
+            &with(12, 16),
+            &with(17, 0xff),
+            &long,
+        ] {
+            assert_eq!(Message::parse(bytes), None, "{bytes:?}");
+        }
+        let longest = claim("[fd00::10]:53", &"x".repeat(LONGEST_LABEL));
+        assert!(Message::Hold(1, longest).encode().len() <= LONGEST);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_record_that_is_written_the_same_or_none(
+            kind in 0..8_u8,
+            bytes in proptest::collection::vec(any::<u8>(), 0..60),
+        ) {
+            let bytes = [&[kind][..], &bytes].concat();
+            if let Some(message) = Message::parse(&bytes) {
+                prop_assert_eq!(message.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn every_claim_is_read_as_it_was_written(
+            number in any::<u64>(),
+            udp in any::<bool>(),
+            ip in any::<IpAddr>(),
+            port in any::<u16>(),
+            label in "\\PC{0,100}",
+        ) {
+            let protocol = [Protocol::Tcp, Protocol::Udp][usize::from(udp)];
+            let claim = Claim { protocol, address: (ip, port).into(), label };
+            let message = Message::Hold(number, claim);
+            prop_assert_eq!(Message::parse(&message.encode()), Some(message));
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! A holder and what talks to it, over a real socket.
+
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    path::PathBuf,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::time::timeout;
+
+use super::{
+    Claim, Holding, hold,
+    message::{LONGEST, Message, VERSION},
+};
+use crate::{
+    kernel::socket::records::{Channel, Listener},
+    net::Protocol,
+};
+
+/// Longer than anything here takes unless it hangs.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A path of this test's own for the holder, in a folder that goes with it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(test: &str) -> Place {
+        let name = format!("tripod-hold-{}-{test}", std::process::id());
+        Place(std::env::temp_dir().join(name))
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("holder.sock")
+    }
+
+    /// Returns a connection to the holder, once it listens.
+    async fn connect(&self) -> Channel {
+        loop {
+            match Channel::connect(&self.socket()) {
+                Ok(channel) => return channel,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs `body` while there is a holder.
+async fn beside_a_holder(place: &Place, body: impl Future<Output = ()>) {
+    let path = place.socket();
+    tokio::select! {
+        ended = hold(&path) => panic!("the holder ended: {ended:?}"),
+        done = timeout(DEADLINE, body) => done.expect("it hangs"),
+    }
+}
+
+async fn receive(channel: &Channel) -> Option<Message> {
+    let mut buffer = [0; LONGEST];
+    let received = channel.receive(&mut buffer).await.unwrap()?;
+    Some(Message::parse(&buffer[..received.len]).expect("a record"))
+}
+
+async fn send(channel: &Channel, message: Message, socket: Option<&TcpListener>) {
+    let descriptor = socket.map(AsFd::as_fd);
+    channel.send(&message.encode(), descriptor).await.unwrap();
+}
+
+fn listener() -> (Arc<TcpListener>, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (Arc::new(listener), address)
+}
+
+fn claim(protocol: Protocol, address: SocketAddr) -> Claim {
+    Claim {
+        protocol,
+        address,
+        label: "internal default/web".to_owned(),
+    }
+}
+
+/// Waits until `condition` holds; tasks run meanwhile.
+async fn until(mut condition: impl FnMut() -> bool) {
+    while !condition() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_socket_that_is_not_what_it_is_said_to_be_is_not_held() {
+    let place = Place::new("claims");
+    beside_a_holder(&place, async {
+        let proxy = place.connect().await;
+        send(&proxy, Message::Hello(VERSION), None).await;
+        assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
+        assert_eq!(receive(&proxy).await, Some(Message::All));
+        let (socket, address) = listener();
+        let (_, other) = listener();
+        for (number, wrong) in [
+            claim(Protocol::Udp, address),
+            claim(Protocol::Tcp, other),
+            claim(Protocol::Tcp, address),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            // The last one is right, but comes without a socket.
+            let beside = (number < 2).then_some(&*socket);
+            send(&proxy, Message::Hold(number as u64, wrong), beside).await;
+        }
+        let right = claim(Protocol::Tcp, address);
+        send(&proxy, Message::Hold(3, right.clone()), Some(&socket)).await;
+        assert_eq!(receive(&proxy).await, Some(Message::Held(3)));
+        drop((proxy, socket));
+
+        let waits = TcpStream::connect(address).expect("the holder keeps it open");
+        let next = Holding::at(place.socket());
+        let running = tokio::spawn(next.clone().run());
+        next.arrived().await;
+        let given = next.take_given();
+        let claims: Vec<_> = given.iter().map(|given| given.claim().clone()).collect();
+        assert_eq!(claims, [right]);
+        let (socket, _release) = given.into_iter().next().unwrap().into_parts();
+        let (_, peer) = TcpListener::from(socket).accept().unwrap();
+        assert_eq!(peer, waits.local_addr().unwrap());
+        running.abort();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_a_proxy_closes_is_closed_and_what_it_leaves_is_kept() {
+    let place = Place::new("closes");
+    beside_a_holder(&place, async {
+        drop(place.connect().await);
+        let (closed, at_closed) = listener();
+        let (left, at_left) = listener();
+        let label: Arc<str> = "internal default/web".into();
+        let proxy = Holding::at(place.socket());
+        let running = tokio::spawn(proxy.clone().run());
+        let keep = |socket: &Arc<TcpListener>, address| {
+            let socket: Weak<TcpListener> = Arc::downgrade(socket);
+            proxy.hold(Protocol::Tcp, address, &label, socket).unwrap()
+        };
+        let entries = (keep(&closed, at_closed), keep(&left, at_left));
+        assert!(!proxy.is_complete());
+        until(|| proxy.is_complete()).await;
+        drop((entries.0, closed));
+        until(|| TcpStream::connect(at_closed).is_err()).await;
+        proxy.leave();
+        drop((entries.1, left));
+        running.abort();
+        let _ = running.await;
+
+        let next = Holding::at(place.socket());
+        let running = tokio::spawn(next.clone().run());
+        next.arrived().await;
+        let given = next.take_given();
+        assert_eq!(given.len(), 1);
+        assert_eq!(given[0].claim().address, at_left);
+        for given in given {
+            given.close();
+        }
+        assert!(TcpStream::connect(at_left).is_err(), "at once");
+        running.abort();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_proxy_of_another_version_gets_nothing() {
+    let place = Place::new("version");
+    beside_a_holder(&place, async {
+        let proxy = place.connect().await;
+        send(&proxy, Message::Hello(VERSION + 1), None).await;
+        assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
+        assert_eq!(receive(&proxy).await, None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_holder_that_sends_anything_else_is_left() {
+    let place = Place::new("wrong");
+    let listener = Listener::open(&place.socket()).unwrap();
+    let proxy = Holding::at(place.socket());
+    let running = tokio::spawn(proxy.clone().run());
+    let (socket, address) = self::listener();
+    for wrong in [Message::Hello(VERSION + 1), Message::All] {
+        let holder = timeout(DEADLINE, listener.accept()).await.unwrap().unwrap();
+        assert_eq!(receive(&holder).await, Some(Message::Hello(VERSION)));
+        send(&holder, wrong, None).await;
+        assert_eq!(receive(&holder).await, None);
+    }
+    let holder = timeout(DEADLINE, listener.accept()).await.unwrap().unwrap();
+    assert_eq!(receive(&holder).await, Some(Message::Hello(VERSION)));
+    send(&holder, Message::Hello(VERSION), None).await;
+    let wrong = Message::Give(u64::MAX, claim(Protocol::Udp, address));
+    send(&holder, wrong, Some(&socket)).await;
+    let answer = receive(&holder).await;
+    assert_eq!(answer, Some(Message::Release(u64::MAX)), "it is closed");
+    holder.send(&[0xff; 3], None).await.unwrap();
+    assert_eq!(receive(&holder).await, None);
+    assert!(proxy.take_given().is_empty());
+    proxy.answered().await;
+    running.abort();
+}
+
+#[tokio::test]
+async fn all_that_a_proxy_sent_before_it_was_killed_is_kept() {
+    const SOCKETS: u64 = 50;
+    let place = Place::new("killed");
+    beside_a_holder(&place, async {
+        let proxy = place.connect().await;
+        let (socket, address) = listener();
+        send(&proxy, Message::Hello(VERSION), None).await;
+        assert_eq!(receive(&proxy).await, Some(Message::Hello(VERSION)));
+        // It reads nothing more, so that its end is a reset for the holder.
+        for number in 0..SOCKETS {
+            let claim = claim(Protocol::Tcp, address);
+            send(&proxy, Message::Hold(number, claim), Some(&socket)).await;
+        }
+        send(&proxy, Message::Note(b"note".to_vec()), None).await;
+        drop(proxy);
+        let next = Holding::at(place.socket());
+        let running = tokio::spawn(next.clone().run());
+        let (mut given, mut notes) = (Vec::new(), Vec::new());
+        until(|| {
+            given.extend(next.take_given());
+            notes.extend(next.take_notes());
+            given.len() as u64 == SOCKETS && !notes.is_empty()
+        })
+        .await;
+        assert_eq!(notes, [b"note"]);
+        running.abort();
+    })
+    .await;
+}

@@ -1,0 +1,87 @@
+//! What becomes of the sockets of ended processes: service groups take those at their
+//! addresses, and the others are closed.
+
+use std::collections::BTreeSet;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::{
+    super::{
+        listeners::{
+            ListenerSet,
+            given::GivenSockets,
+            redirect_ports::{RedirectPort, RedirectPorts},
+        },
+        plan::GroupName,
+    },
+    Executor,
+};
+use crate::net::Family;
+
+/// Returns the local port that an ended process had for a group, if its clients do not
+/// call it: the rules that it left lead there.
+pub fn local_port(
+    given: &GivenSockets,
+    ports: &mut RedirectPorts,
+    name: &GroupName,
+    group: &ListenerSet,
+) -> Option<RedirectPort> {
+    let (protocol, family) = (name.port.protocol, name.port.family);
+    let address = given.local_port(protocol, family, group.held_as())?;
+    let mut called = group.frontends.iter();
+    if called.any(|frontend| frontend.port == address.port()) {
+        return None;
+    }
+    ports.adopt(protocol, address).ok()
+}
+
+impl Executor {
+    /// Takes what the holder gave of ended processes since the last call: groups that
+    /// listen where the sockets are get them.
+    pub fn take_given(&mut self) {
+        self.assignments.inherit(self.shared.holding.take_notes());
+        for given in self.shared.holding.take_given() {
+            if let Some((protocol, address)) = self.given.add(given) {
+                self.ports.keep(protocol, address);
+            }
+        }
+    }
+
+    /// Closes those of `family` that no group has taken. Of a Service that is still there
+    /// the connections that wait are served.
+    pub fn close_given(&mut self, family: Family) {
+        self.assignments.drop_inherited(family);
+        let left = self.given.take_family(family);
+        if left.is_empty() {
+            return;
+        }
+        let groups = self.groups.iter();
+        let groups: HashMap<_, _> = groups
+            .filter(|(name, _)| name.port.family == family)
+            .map(|(name, group)| ((name.port.protocol, &**group.held_as()), group))
+            .collect();
+        let mut ports = BTreeSet::new();
+        for given in left {
+            let claim = given.claim();
+            let place = (claim.protocol, claim.address);
+            let group = groups.get(&(claim.protocol, &*claim.label));
+            if claim.address.ip().is_unspecified() {
+                ports.insert(place);
+            }
+            match group {
+                Some(group) => group.serve_rest_of(&self.shared, &self.workers, given),
+                None => given.close(),
+            }
+        }
+        let open: HashSet<_> = self
+            .groups
+            .values()
+            .filter_map(|group| group.place())
+            .collect();
+        for (protocol, address) in ports {
+            if !open.contains(&(protocol, address)) {
+                self.ports.give_up(protocol, address);
+            }
+        }
+    }
+}
