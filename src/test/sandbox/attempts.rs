@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// How long an answer, or a refusal, may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(3);
 /// How long nothing may answer where silence is promised.
 const SILENCE: Duration = Duration::from_secs(1);
 /// Calls that are under way at once.
@@ -42,7 +42,7 @@ const CALLS: usize = 128;
 const SILENT: usize = 256;
 /// Calls without an answer after which others have to be answered within [`SILENCE`]: what
 /// does not work at all is to be said soon.
-const UNANSWERED: usize = 64;
+const UNANSWERED: usize = 4;
 /// Questions to Tripod at once; it has few connections.
 const QUESTIONS: usize = 8;
 /// Calls at once for one promise.
