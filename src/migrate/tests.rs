@@ -1,6 +1,11 @@
 //! What is said of configurations that clusters have.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use super::*;
 use crate::cli::Origin;
@@ -15,7 +20,9 @@ fn sample(name: &str) -> Given {
 
 fn configured(text: &str) -> Given {
     let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
-    let name = format!("tripod-migrate-{}-{:p}", std::process::id(), text.as_ptr());
+    static FILES: AtomicUsize = AtomicUsize::new(0);
+    let number = FILES.fetch_add(1, Relaxed);
+    let name = format!("tripod-migrate-{}-{number}", std::process::id());
     let path = std::env::temp_dir().join(name);
     fs::write(&path, format!("{head}{text}\n")).expect("a temporary file");
     let given = origin::read(&Origin::File(path.clone())).expect(text);
