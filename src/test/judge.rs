@@ -8,33 +8,18 @@ use std::{
 use super::{
     call::Seen,
     promise::{Answers, Promise, listed},
-    report::Outcome,
+    report::Finding,
 };
-
-/// What is said of the calls for one promise.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Judgement {
-    /// What was promised, in words.
-    pub(super) promised: String,
-    /// What was seen, in words.
-    pub(super) seen: String,
-    /// Whether that is the same.
-    pub(super) outcome: Outcome,
-}
 
 /// Most endpoints that are named in a row.
 const NAMED: usize = 4;
 
 /// Returns what is to be said where `seen` came of calls by the host with the address
 /// `caller`.
-pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Judgement {
+pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Finding {
     let (promised, fault) = match promise {
         Promise::Nothing(why) => {
-            return Judgement {
-                promised: "-".to_owned(),
-                seen: why.clone(),
-                outcome: Outcome::Skipped,
-            };
+            return Finding::skipped(why.clone());
         }
         Promise::Refused => (
             "refused".to_owned(),
@@ -46,24 +31,14 @@ pub(super) fn judge(promise: &Promise, seen: &[Seen], caller: IpAddr) -> Judgeme
         ),
         Promise::Answers(answers) => (answers.words(), answers.fault(seen, caller)),
     };
-    let (seen, outcome) = match fault {
-        None => (summary(seen), Outcome::Passed),
-        Some(fault) => ([summary(seen), fault].join("; "), Outcome::Failed),
-    };
-    Judgement {
-        promised,
-        seen,
-        outcome,
-    }
+    let kept = fault.is_none();
+    let seen: Vec<String> = [summary(seen)].into_iter().chain(fault).collect();
+    Finding::tried(promised, seen.join("; "), kept)
 }
 
 /// Returns what is to be said where the running Tripod and the objects do not agree.
-pub(super) fn disagreement(why: String) -> Judgement {
-    Judgement {
-        promised: "-".to_owned(),
-        seen: why,
-        outcome: Outcome::Failed,
-    }
+pub(super) fn disagreement(why: String) -> Finding {
+    Finding::tried("-".to_owned(), why, false)
 }
 
 fn other_than(promised: &Seen, fault: &str, seen: &[Seen]) -> Option<String> {
@@ -164,6 +139,7 @@ fn some(all: Vec<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test::report::Outcome;
 
     fn answer(name: &str, client: &str) -> Seen {
         Seen::Answer {

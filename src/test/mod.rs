@@ -2,6 +2,7 @@
 
 mod agent;
 mod call;
+mod chance;
 mod cluster;
 mod declared;
 mod judge;

@@ -30,7 +30,8 @@ fn lines(report: &Report) -> String {
 }
 
 fn cells(check: &Check) -> [String; 7] {
-    let outcome = match check.outcome {
+    let finding = &check.finding;
+    let outcome = match finding.outcome {
         Outcome::Passed => "ok",
         Outcome::Failed => "FAILED",
         Outcome::Skipped => "skipped",
@@ -41,7 +42,7 @@ fn cells(check: &Check) -> [String; 7] {
         check.service_port.clone(),
         format!("{} {}", check.to, check.protocol),
         check.from.clone(),
-        check.promised.clone(),
-        check.seen.clone(),
+        finding.promised.clone(),
+        finding.seen.clone(),
     ]
 }

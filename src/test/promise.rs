@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use super::declared::Declared;
+use super::{chance, declared::Declared};
 use crate::{
     net::{ModeName, Protocol},
     services::{AddressKind, Forwarding, SessionAffinity, TrafficPolicy},
@@ -78,8 +78,6 @@ pub(super) struct Call<'a> {
     pub(super) checks: usize,
 }
 
-/// Chance with which in all checks together an endpoint that gets its share may be missed.
-const MISSED: f64 = 1e-6;
 /// Most calls for one promise; where that is too few to see every endpoint, [`SAMPLE`] are
 /// made, and none but these endpoints may answer.
 const MOST: usize = 1000;
@@ -227,17 +225,15 @@ impl Call<'_> {
     }
 }
 
-/// Returns how many calls see each endpoint of these shares, but for [`MISSED`] in that many
-/// checks; `None`: too many.
+/// Returns how many calls see each endpoint of these shares, in that many checks; `None`:
+/// too many.
 fn calls(shares: &[f64], checks: usize) -> Option<usize> {
     let least = shares.iter().copied().fold(1.0, f64::min);
     if least >= 1.0 {
         return Some(REFUSALS);
     }
-    // By the sum over all endpoints of the chance that it is missed, (1 - share)^calls.
-    let chance = MISSED / (shares.len() * checks.max(1)) as f64;
-    let calls = (chance.ln() / (1.0 - least).ln()).ceil();
-    (calls <= MOST as f64).then_some(calls as usize)
+    let calls = chance::calls_to_see(shares.len(), least, checks);
+    (calls <= MOST).then_some(calls)
 }
 
 /// Returns the addresses, one after the other.

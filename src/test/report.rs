@@ -34,12 +34,45 @@ pub struct Check {
     pub protocol: String,
     /// Who called, such as `a pod of this node`.
     pub from: String,
+    /// What came of it.
+    #[serde(flatten)]
+    pub finding: Finding,
+}
+
+/// What is promised, what was seen, and whether it is the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
     /// What the mode promises.
     pub promised: String,
     /// What was seen; where nothing was tried, why.
     pub seen: String,
     /// Whether that is the same.
     pub outcome: Outcome,
+}
+
+impl Finding {
+    /// Returns that of a promise that was tried, and was kept or not.
+    pub fn tried(promised: String, seen: String, kept: bool) -> Finding {
+        Finding {
+            promised,
+            seen,
+            outcome: if kept {
+                Outcome::Passed
+            } else {
+                Outcome::Failed
+            },
+        }
+    }
+
+    /// Returns that of something that cannot be tried, or of which nothing is promised.
+    pub fn skipped(why: String) -> Finding {
+        Finding {
+            promised: "-".to_owned(),
+            seen: why,
+            outcome: Outcome::Skipped,
+        }
+    }
 }
 
 /// Whether a promise was kept.
@@ -60,7 +93,7 @@ impl Report {
         let count = |outcome| {
             checks
                 .iter()
-                .filter(|check| check.outcome == outcome)
+                .filter(|check| check.finding.outcome == outcome)
                 .count()
         };
         Report {

@@ -13,9 +13,8 @@ use super::{
     super::{
         call::Seen,
         many::{self, Calls},
-        report::{Check, Outcome},
+        report::{Check, Finding, Outcome},
     },
-    promise::Judged,
     tries::Try,
 };
 use crate::ask;
@@ -39,18 +38,20 @@ pub async fn each(tries: &[Try], namespace: &str, socket: &Path, settled: Instan
 
 async fn one(tried: &Try, namespace: &str, socket: &Path, settled: Instant) -> Vec<Check> {
     if let Some(why) = not_served(tried, socket).await {
-        return vec![row(tried, namespace, skipped(why))];
+        return vec![row(tried, namespace, Finding::skipped(why))];
     }
     if let Some(why) = not_outside(tried, socket).await {
-        return vec![row(tried, namespace, skipped(why))];
+        return vec![row(tried, namespace, Finding::skipped(why))];
     }
     let mut is_last = false;
     loop {
         let checks = match calls(tried, tried.calls()).await {
             Ok(seen) => judged(tried, namespace, &seen),
-            Err(why) => vec![row(tried, namespace, skipped(why))],
+            Err(why) => vec![row(tried, namespace, Finding::skipped(why))],
         };
-        let failed = checks.iter().any(|check| check.outcome == Outcome::Failed);
+        let failed = checks
+            .iter()
+            .any(|check| check.finding.outcome == Outcome::Failed);
         if !failed || is_last {
             return checks;
         }
@@ -141,16 +142,7 @@ fn is_own(ip: IpAddr) -> bool {
     UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
 }
 
-/// Returns what is said of something that cannot be tried.
-pub fn skipped(why: String) -> Judged {
-    Judged {
-        promised: "-".to_owned(),
-        seen: why,
-        outcome: Outcome::Skipped,
-    }
-}
-
-fn row(tried: &Try, namespace: &str, judged: Judged) -> Check {
+fn row(tried: &Try, namespace: &str, finding: Finding) -> Check {
     let port = tried.protocol.name().to_lowercase();
     Check {
         name: tried.name.clone(),
@@ -158,8 +150,6 @@ fn row(tried: &Try, namespace: &str, judged: Judged) -> Check {
         to: tried.to.to_string(),
         protocol: tried.protocol.to_string(),
         from: tried.caller.words.clone(),
-        promised: judged.promised,
-        seen: judged.seen,
-        outcome: judged.outcome,
+        finding,
     }
 }

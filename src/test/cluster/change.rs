@@ -10,12 +10,12 @@ use tokio::{net::TcpStream, time::timeout};
 use super::{
     super::{
         call::{Seen, ask_by},
-        report::{Check, Outcome},
+        report::{Check, Finding, Outcome},
     },
     carry_out,
     kubernetes::Kubernetes,
     objects::{Kind, NO_ROLE, ROLE, Run, SERVICE_PORT},
-    promise::{Judged, Promise, answered},
+    promise::{Promise, answered},
     setup::{self, Patience},
     stage::Stage,
     tries,
@@ -48,7 +48,7 @@ pub async fn try_change(
     let pod = run.named(LEAVES);
     let label = (ROLE, NO_ROLE);
     if let Err(failure) = kubernetes.label_pod(&run.namespace, &pod, label).await {
-        let judged = carry_out::skipped(failure.to_string());
+        let judged = Finding::skipped(failure.to_string());
         return vec![row(stage, run, LEFT, "-".to_owned(), judged)];
     }
     for pod in &mut stage.pods {
@@ -110,7 +110,7 @@ async fn finish(stage: &Stage, run: &Run, open: Open) -> Check {
 }
 
 /// Says whether the connections went on, those to the endpoint that left as well.
-fn judge(seen: &[Seen], not_opened: usize) -> Judged {
+fn judge(seen: &[Seen], not_opened: usize) -> Finding {
     let answered = answered(seen);
     let total: usize = answered.values().sum();
     let left = answered.get(LEAVES).copied().unwrap_or_default();
@@ -125,7 +125,7 @@ fn judge(seen: &[Seen], not_opened: usize) -> Judged {
         () if left == 0 => Outcome::Skipped,
         () => Outcome::Passed,
     };
-    Judged {
+    Finding {
         promised: format!("connections go on, those to {LEAVES}, which left, as well"),
         seen: words,
         outcome,
@@ -133,15 +133,11 @@ fn judge(seen: &[Seen], not_opened: usize) -> Judged {
 }
 
 fn not_followed(stage: &Stage, run: &Run, why: String) -> Check {
-    let judged = Judged {
-        promised: format!("{LEAVES} leaves the Services"),
-        seen: why,
-        outcome: Outcome::Failed,
-    };
+    let judged = Finding::tried(format!("{LEAVES} leaves the Services"), why, false);
     row(stage, run, LEFT, "-".to_owned(), judged)
 }
 
-fn row(stage: &Stage, run: &Run, name: &str, to: String, judged: Judged) -> Check {
+fn row(stage: &Stage, run: &Run, name: &str, to: String, finding: Finding) -> Check {
     let service = stage.service(Kind::ClusterIp);
     let service = service.map(|service| service.name.clone());
     Check {
@@ -150,9 +146,7 @@ fn row(stage: &Stage, run: &Run, name: &str, to: String, judged: Judged) -> Chec
         to,
         protocol: Protocol::Tcp.to_string(),
         from: "this node".to_owned(),
-        promised: judged.promised,
-        seen: judged.seen,
-        outcome: judged.outcome,
+        finding,
     }
 }
 

@@ -9,11 +9,7 @@ use std::{
 
 use tokio::{net::TcpStream, time::timeout};
 
-use super::{
-    super::report::{Check, Outcome},
-    carry_out::skipped,
-    promise::Judged,
-};
+use super::super::report::{Check, Finding};
 use crate::{
     ask,
     status_api::{Address, Explanation, ServicePort},
@@ -44,9 +40,9 @@ pub async fn test(services: &[(String, String)], socket: &Path) -> Result<Vec<Ch
 
 async fn one(port: &ServicePort, address: &Address, socket: &Path) -> Check {
     let to = destination(port, address);
-    let judged = match to {
+    let finding = match to {
         Ok(to) => judge(port, to, socket).await,
-        Err(why) => skipped(why.to_owned()),
+        Err(why) => Finding::skipped(why.to_owned()),
     };
     let name = match &*address.kind {
         "clusterIP" => "cluster IP",
@@ -61,9 +57,7 @@ async fn one(port: &ServicePort, address: &Address, socket: &Path) -> Check {
         to: to.map_or_else(|_| format!("node:{}", address.port), |to| to.to_string()),
         protocol: port.protocol.clone(),
         from: "this node".to_owned(),
-        promised: judged.promised,
-        seen: judged.seen,
-        outcome: judged.outcome,
+        finding,
     }
 }
 
@@ -94,17 +88,17 @@ fn node_ip(family: &str) -> Option<IpAddr> {
     socket.local_addr().ok().map(|own| own.ip())
 }
 
-async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Judged {
+async fn judge(port: &ServicePort, to: SocketAddr, socket: &Path) -> Finding {
     if port.protocol != "TCP" {
         let why = format!(
             "whether a server of {} is reached cannot be seen",
             port.protocol
         );
-        return skipped(why);
+        return Finding::skipped(why);
     }
     match ask::explanation_from_node(socket, to, &port.protocol).await {
         Ok(explanation) => compare(&explanation, &connect(to).await),
-        Err(why) => skipped(why),
+        Err(why) => Finding::skipped(why),
     }
 }
 
@@ -128,7 +122,7 @@ async fn connect(to: SocketAddr) -> Connected {
     connected
 }
 
-fn compare(explanation: &Explanation, connected: &Connected) -> Judged {
+fn compare(explanation: &Explanation, connected: &Connected) -> Finding {
     let Connected {
         open,
         refused,
@@ -145,7 +139,7 @@ fn compare(explanation: &Explanation, connected: &Connected) -> Judged {
         "dropped" => ("no answer".to_owned(), open == 0),
         _ => {
             let steps = explanation.steps.last().cloned().unwrap_or_default();
-            return skipped(format!("nothing is promised: {steps}"));
+            return Finding::skipped(format!("nothing is promised: {steps}"));
         }
     };
     let parts = [(open, "open"), (refused, "refused"), (silent, "no answer")];
@@ -157,13 +151,5 @@ fn compare(explanation: &Explanation, connected: &Connected) -> Judged {
     if !kept && explanation.verdict == "forwarded" {
         seen += "; do the endpoints themselves answer?";
     }
-    Judged {
-        promised,
-        seen,
-        outcome: if kept {
-            Outcome::Passed
-        } else {
-            Outcome::Failed
-        },
-    }
+    Finding::tried(promised, seen, kept)
 }

@@ -31,7 +31,7 @@ use self::{
 };
 use super::{
     agent,
-    report::{Check, Outcome, Report},
+    report::{Check, Finding, Report},
 };
 use crate::{ask, cli::Cluster, status_api::Status};
 
@@ -137,9 +137,7 @@ fn alone(stage: &Stage, run: &Run) -> Option<Check> {
         to: "-".to_owned(),
         protocol: "TCP, UDP".to_owned(),
         from: "a pod of another node".to_owned(),
-        promised: "-".to_owned(),
-        seen: why,
-        outcome: Outcome::Skipped,
+        finding: Finding::skipped(why),
     })
 }
 

@@ -5,7 +5,11 @@ use std::{
     net::IpAddr,
 };
 
-use super::super::{call::Seen, report::Outcome};
+use super::super::{
+    call::Seen,
+    chance,
+    report::{Finding, Outcome},
+};
 
 /// Names of servers.
 pub type Servers = BTreeSet<String>;
@@ -24,21 +28,6 @@ pub enum Promise {
     /// The caller is refused, or gets no answer: this kernel cannot refuse.
     RefusedOrSilent,
 }
-
-/// A promise, what was seen, and whether it is the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
-    /// The promise, in words.
-    pub promised: String,
-    /// What was seen, in words.
-    pub seen: String,
-    /// Whether it was kept.
-    pub outcome: Outcome,
-}
-
-/// The chance that one of the servers answers none of the calls though all get an equal
-/// share.
-const CHANCE: f64 = 1e-6;
 
 /// Calls more than that takes: two calls by UDP may have the same port and so count once.
 const MORE: usize = 3;
@@ -68,7 +57,7 @@ impl Promise {
     }
 
     /// Says whether what was seen keeps it.
-    pub fn judge(&self, seen: &[Seen]) -> Judged {
+    pub fn judge(&self, seen: &[Seen]) -> Finding {
         let answered = answered(seen);
         let names: Servers = answered.keys().map(|name| (*name).to_owned()).collect();
         let all_answered = answered.values().sum::<usize>() == seen.len() && !seen.is_empty();
@@ -85,33 +74,22 @@ impl Promise {
                 !seen.is_empty() && seen.iter().all(none)
             }
         };
-        Judged {
-            promised: self.words(),
-            seen: summary(seen),
-            outcome: if kept {
-                Outcome::Passed
-            } else {
-                Outcome::Failed
-            },
-        }
+        Finding::tried(self.words(), summary(seen), kept)
     }
 }
 
-/// Returns how many calls it takes until missing one of so many servers, each of which has
-/// an equal share, is less likely than [`CHANCE`].
+/// Returns how many calls it takes to see each of so many servers with equal shares.
 fn calls_for(servers: usize) -> usize {
-    let shares = servers.max(1) as f64;
-    let missed = |calls: usize| shares * (1.0 - 1.0 / shares).powf(calls as f64);
-    let enough = (1..).find(|calls| missed(*calls) < CHANCE);
-    enough.unwrap_or(1) + MORE
+    let share = 1.0 / servers.max(1) as f64;
+    chance::calls_to_see(servers, share, 1).max(1) + MORE
 }
 
 /// Returns how many calls it takes until all meet the same of so many servers by chance
-/// less likely than [`CHANCE`].
+/// less likely than [`chance::MISSED`].
 fn calls_until_same(servers: usize) -> usize {
     let shares = servers.max(2) as f64;
     let same = |calls: usize| shares.powf(1.0 - calls as f64);
-    let enough = (1..).find(|calls| same(*calls) < CHANCE);
+    let enough = (1..).find(|calls| same(*calls) < chance::MISSED);
     enough.unwrap_or(1)
 }
 
@@ -163,7 +141,7 @@ pub struct ClientPromise {
 impl ClientPromise {
     /// Says whether servers saw the caller; `is_own` whether an address is this node's.
     /// `None`: no server answered.
-    pub fn judge(&self, seen: &[Seen], is_own: impl Fn(IpAddr) -> bool) -> Option<Judged> {
+    pub fn judge(&self, seen: &[Seen], is_own: impl Fn(IpAddr) -> bool) -> Option<Finding> {
         let clients: BTreeSet<IpAddr> = seen
             .iter()
             .filter_map(|seen| match seen {
@@ -183,7 +161,7 @@ impl ClientPromise {
         } else {
             (text, Outcome::Failed)
         };
-        Some(Judged {
+        Some(Finding {
             promised: format!("servers see {}", list(&self.addresses)),
             seen,
             outcome,

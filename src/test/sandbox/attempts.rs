@@ -26,9 +26,9 @@ use crate::{
     test::{
         call::{Seen, call},
         declared::{Declared, Frontend},
-        judge::{Judgement, disagreement, judge},
+        judge::{disagreement, judge},
         promise::{Answers, Call, Caller, Promise, REFUSALS},
-        report::Check,
+        report::{Check, Finding},
     },
 };
 
@@ -112,33 +112,30 @@ impl Attempts {
         let mut checks = Vec::new();
         for (frontend, caller) in pairs(port) {
             let to = self.destination(frontend, port.name.family);
-            let judgement = self.judgement(port, frontend, caller, to).await;
+            let finding = self.finding(port, frontend, caller, to).await;
             checks.push(Check {
                 name: frontend.kind.to_string(),
                 service_port: port.name.to_string(),
                 to: to.to_string(),
                 protocol: port.name.protocol.name().to_owned(),
                 from: caller.words().to_owned(),
-                promised: judgement.promised,
-                seen: judgement.seen,
-                outcome: judgement.outcome,
+                finding,
             });
         }
         checks
     }
 
-    async fn judgement(
+    async fn finding(
         &self,
         port: &Declared,
         frontend: Frontend,
         caller: Caller,
         to: SocketAddr,
-    ) -> Judgement {
+    ) -> Finding {
         let family = port.name.family;
         let from = self.address(caller, family);
-        let nothing = |why: String| judge(&Promise::Nothing(why), &[], from);
         if !self.network.families.contains(&family) {
-            return nothing(format!("this kernel has no {family}"));
+            return Finding::skipped(format!("this kernel has no {family}"));
         }
         let call = Call {
             port,
@@ -149,7 +146,7 @@ impl Attempts {
             checks: self.checks,
         };
         if let Some(why) = call.not_tried() {
-            return nothing(why);
+            return Finding::skipped(why);
         }
         let protocol = port.name.protocol;
         let promise = match self.promise(&call, to, from).await {

@@ -9,8 +9,6 @@ mod subnets;
 
 use std::{collections::BTreeSet, fs, net::IpAddr};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-
 use self::{
     attempts::{Attempts, THOROUGH},
     network::{Behind, Network},
@@ -24,7 +22,7 @@ use super::{
 };
 use crate::{
     cli::FolderTest,
-    kernel::isolation,
+    kernel::{isolation, open_files},
     net::{Family, ModeName},
     node,
     services::AddressKind,
@@ -52,7 +50,8 @@ pub(super) async fn run(asked: &FolderTest) -> Result<Report, String> {
                  kernel.apparmor_restrict_unprivileged_userns=0, as far as there are these"
             )
         })?;
-    allow_descriptors();
+    // Each server needs some; with fewer, what needs one says so.
+    open_files::raise_limit();
     let batch = watch::manifests::spawn(&folder).recv().await;
     let objects = Objects::new(batch.unwrap_or_default().events);
     let node = match &asked.node {
@@ -177,12 +176,4 @@ fn behind(ports: &[Declared], node: &str) -> (Behind, Servers) {
         ips.dedup();
     }
     (behind, servers)
-}
-
-/// Allows this process as many descriptors as it may have: each server needs some.
-fn allow_descriptors() {
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // With fewer, what needs one says so.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
-    }
 }

@@ -1,0 +1,33 @@
+//! How many calls it takes to know something of what is chosen at random.
+
+/// Chance with which, in all checks together, an endpoint that gets its share is missed.
+pub(super) const MISSED: f64 = 1e-6;
+
+/// Returns how many calls it takes to see each of `endpoints`, the least of which gets
+/// `least` of all calls, in each of that many checks, but for [`MISSED`].
+pub(super) fn calls_to_see(endpoints: usize, least: f64, checks: usize) -> usize {
+    // By the sum over all endpoints of the chance that it is missed, (1 - share)^calls.
+    let chance = MISSED / (endpoints.max(1) * checks.max(1)) as f64;
+    // A number that is too large becomes the largest; a share of everything needs none.
+    (chance.ln() / (-least).ln_1p()).ceil() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_more_calls_for_more_endpoints_smaller_shares_and_more_checks() {
+        for (endpoints, least, checks, calls) in [
+            (1, 1.0, 1, 0),
+            (2, 0.5, 1, 21),
+            (3, 1.0 / 3.0, 1, 37),
+            (4, 0.25, 1, 53),
+            (2, 0.5, 1_000, 31),
+            (2, 0.0, 1, usize::MAX),
+        ] {
+            let found = calls_to_see(endpoints, least, checks);
+            assert_eq!(found, calls, "{endpoints} {least} {checks}");
+        }
+    }
+}
