@@ -177,6 +177,23 @@ async fn what_differs(connection: &Connection<'_>, output: Output) -> Result<Exi
     Ok(diff::status(&diff))
 }
 
+/// Returns `value` as `output` has it; for people that is `table`.
+///
+/// # Errors
+/// When it cannot be written in that format.
+pub fn document(
+    value: &impl Serialize,
+    output: Output,
+    table: impl FnOnce() -> String,
+) -> Result<String, String> {
+    let text = match output {
+        Output::Table | Output::Wide => Ok(table()),
+        Output::Json => json(value),
+        Output::Yaml => yaml(value),
+    };
+    text.map_err(|failure| failure.to_string())
+}
+
 fn json(value: &impl Serialize) -> Result<String, Failure> {
     let text = serde_json::to_string_pretty(value);
     text.map(|text| text + "\n")

@@ -18,7 +18,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::message::{Claim, GIVEN, LONGEST, Message, VERSION};
+use super::{
+    greet,
+    message::{Claim, GIVEN, LONGEST, Message, VERSION},
+};
 use crate::kernel::{
     open_files,
     socket::records::{Channel, Listener},
@@ -32,7 +35,7 @@ const GREETING: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Notes of one proxy that are kept, at most: 64 MiB.
-const MOST_NOTES: usize = 1 << 16;
+pub const MOST_NOTES: usize = 1 << 16;
 
 /// Keeps sockets of the proxies that connect at `path`, until SIGTERM or SIGINT.
 ///
@@ -250,18 +253,6 @@ async fn serve(channel: Channel, pool: Arc<Mutex<Pool>>) {
     let mut session = Session::new(pool);
     if let Err(error) = exchange(&channel, &mut buffer, &mut session).await {
         tracing::warn!("the connection of a proxy ends: {error}");
-    }
-}
-
-/// Exchanges versions. Returns that of the other side.
-async fn greet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
-    let hello = Message::Hello(VERSION).encode();
-    channel.send(&hello, None).await?;
-    let received = channel.receive(buffer).await?;
-    let len = received.map_or(0, |received| received.len);
-    match buffer.get(..len).and_then(Message::parse) {
-        Some(Message::Hello(version)) => Ok(version),
-        _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 

@@ -19,7 +19,10 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::timeout};
 
-use super::message::{Claim, GIVEN, LONGEST, LONGEST_LABEL, Message, VERSION};
+use super::{
+    greet,
+    message::{Claim, GIVEN, LONGEST, LONGEST_LABEL, Message, VERSION},
+};
 use crate::{
     kernel::socket::records::{self, Channel},
     net::Protocol,
@@ -345,7 +348,7 @@ async fn attend(state: &Arc<State>) -> io::Result<()> {
         return Err(io::Error::other("a process of another user listens there"));
     }
     let mut buffer = [0; LONGEST];
-    let greeted = timeout(ANSWER, greet(&channel, &mut buffer)).await;
+    let greeted = timeout(ANSWER, meet(&channel, &mut buffer)).await;
     greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
     state.connected();
     let mut queued = state.queued.subscribe();
@@ -377,18 +380,18 @@ async fn attend(state: &Arc<State>) -> io::Result<()> {
     }
 }
 
-async fn greet(channel: &Channel, buffer: &mut [u8]) -> io::Result<()> {
-    let hello = Message::Hello(VERSION).encode();
-    channel.send(&hello, None).await?;
-    let received = channel.receive(buffer).await?;
-    let len = received.map_or(0, |received| received.len);
-    match buffer.get(..len).and_then(Message::parse) {
-        Some(Message::Hello(VERSION)) => Ok(()),
-        Some(Message::Hello(other)) => Err(io::Error::other(format!(
+/// Fails unless the other side is a holder of this version.
+async fn meet(channel: &Channel, buffer: &mut [u8]) -> io::Result<()> {
+    match greet(channel, buffer).await {
+        Ok(VERSION) => Ok(()),
+        Ok(other) => Err(io::Error::other(format!(
             "it has version {other} of the records, this process {VERSION}; run both from the \
              same image"
         ))),
-        _ => Err(io::Error::other("it is no holder")),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(io::Error::other("it is no holder"))
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -19,8 +19,9 @@
 //! A number names a socket on one connection; the proxy chooses those of what it has
 //! held, the holder those of what it gives, from [`GIVEN`] on. Numbers are big endian.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
+use super::bytes::{append_ip, take, take_ip};
 use crate::net::Protocol;
 
 /// The version of the records. A process that has another one is not talked to.
@@ -128,38 +129,20 @@ impl Claim {
     fn append_to(&self, mut bytes: Vec<u8>) -> Vec<u8> {
         bytes.push(self.protocol.number());
         bytes.extend(self.address.port().to_be_bytes());
-        match self.address.ip() {
-            IpAddr::V4(ip) => {
-                bytes.push(4);
-                bytes.extend(ip.octets());
-            }
-            IpAddr::V6(ip) => {
-                bytes.push(16);
-                bytes.extend(ip.octets());
-            }
-        }
+        append_ip(&mut bytes, self.address.ip());
         bytes.extend(self.label.as_bytes());
         bytes
     }
 
-    fn parse(bytes: &[u8]) -> Option<Claim> {
-        let (&[protocol, high, low, length], rest) = bytes.split_first_chunk()?;
+    fn parse(mut bytes: &[u8]) -> Option<Claim> {
+        let [protocol] = take(&mut bytes)?;
         let protocol = Protocol::from_number(protocol)?;
-        let (ip, label): (IpAddr, _) = match length {
-            4 => {
-                let (ip, rest) = rest.split_first_chunk::<4>()?;
-                ((*ip).into(), rest)
-            }
-            16 => {
-                let (ip, rest) = rest.split_first_chunk::<16>()?;
-                ((*ip).into(), rest)
-            }
-            _ => return None,
-        };
-        let label = std::str::from_utf8(label).ok()?;
+        let port = u16::from_be_bytes(take(&mut bytes)?);
+        let ip = take_ip(&mut bytes)?;
+        let label = std::str::from_utf8(bytes).ok()?;
         (label.len() <= LONGEST_LABEL).then(|| Claim {
             protocol,
-            address: (ip, u16::from_be_bytes([high, low])).into(),
+            address: (ip, port).into(),
             label: label.to_owned(),
         })
     }
@@ -167,6 +150,8 @@ impl Claim {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use proptest::prelude::*;
 
     use super::*;

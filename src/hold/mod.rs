@@ -6,20 +6,22 @@
 //! in the backlog, and datagrams in the buffer; the next proxy gets the sockets and
 //! serves what waits. The holder itself never accepts or reads.
 
+pub mod bytes;
 mod holder;
 mod holding;
 mod message;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::AsFd;
+use std::{io, os::fd::AsFd};
 
+use self::message::{Message, VERSION};
 pub use self::{
-    holder::hold,
+    holder::{MOST_NOTES, hold},
     holding::{Given, Held, Holding},
     message::Claim,
 };
-use crate::kernel::socket::listening;
+use crate::kernel::socket::{listening, records::Channel};
 
 /// Where the holder listens unless a flag says otherwise.
 pub const SOCKET: &str = "/run/tripod-holder/holder.sock";
@@ -29,5 +31,20 @@ impl Claim {
     fn holds_of(&self, socket: &impl AsFd) -> bool {
         listening::identity(socket)
             .is_some_and(|found| found.protocol == self.protocol && found.address == self.address)
+    }
+}
+
+/// Exchanges versions, which each side sends first. Returns that of the other side.
+///
+/// # Errors
+/// Those of the channel, and `InvalidData` where the other side says something else.
+async fn greet(channel: &Channel, buffer: &mut [u8]) -> io::Result<u16> {
+    let hello = Message::Hello(VERSION).encode();
+    channel.send(&hello, None).await?;
+    let received = channel.receive(buffer).await?;
+    let len = received.map_or(0, |received| received.len);
+    match buffer.get(..len).and_then(Message::parse) {
+        Some(Message::Hello(version)) => Ok(version),
+        _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use super::probe;
 use crate::{
+    ask,
     cli::{Machine, Migrate, Output, Settings},
     kernel::{probe::Kernel, xtables::Engine},
     migrate::{self, Chosen, Report, differences, origin, state},
@@ -83,11 +84,5 @@ fn engines(kernel: &Kernel) -> Vec<(Family, Engine)> {
 }
 
 fn text(report: &Report, output: Output) -> Result<String, String> {
-    match output {
-        Output::Table | Output::Wide => Ok(migrate::table(report)),
-        Output::Json => serde_json::to_string_pretty(report)
-            .map(|text| text + "\n")
-            .map_err(|e| e.to_string()),
-        Output::Yaml => serde_saphyr::to_string(report).map_err(|e| e.to_string()),
-    }
+    ask::document(report, output, || migrate::table(report))
 }

@@ -1,20 +1,17 @@
 //! Prints the report.
 
 use super::report::{Check, Outcome, Report};
-use crate::{ask::table, cli::Output};
+use crate::{
+    ask::{self, table},
+    cli::Output,
+};
 
 /// Returns the report as it is printed.
 ///
 /// # Errors
 /// When it cannot be written in that format.
 pub(super) fn text(report: &Report, output: Output) -> Result<String, String> {
-    match output {
-        Output::Table | Output::Wide => Ok(lines(report)),
-        Output::Json => serde_json::to_string_pretty(report)
-            .map(|text| text + "\n")
-            .map_err(|error| error.to_string()),
-        Output::Yaml => serde_saphyr::to_string(report).map_err(|error| error.to_string()),
-    }
+    ask::document(report, output, || lines(report))
 }
 
 fn lines(report: &Report) -> String {

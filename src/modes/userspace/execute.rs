@@ -143,7 +143,7 @@ impl Executor {
             };
             let owned = group.frontends.iter();
             let captured = &self.shared.captured;
-            let owned = owned.filter(|frontend| captured.owner(frontend).as_ref() == Some(&name));
+            let owned = owned.filter(|frontend| captured.belongs_to(frontend, &name));
             let group = AppliedGroup {
                 frontends: owned.copied().collect(),
                 listens_on: group.listens_on().collect(),

@@ -16,10 +16,11 @@ use super::{
     plan::GroupName,
     proxy::{affinity::Affinity, udp::Associations},
 };
-use crate::{kernel::uptime::uptime, net::Family, services::ServicePortName};
+use crate::{hold::MOST_NOTES, kernel::uptime::uptime, net::Family, services::ServicePortName};
 
-/// Records that one process gives another, at most: 64 MiB, a million clients.
-pub const MOST_RECORDS: usize = 1 << 16;
+/// Records that one process gives another, at most, a million clients: as many as the
+/// holder keeps.
+pub const MOST_RECORDS: usize = MOST_NOTES;
 
 /// What is assigned now, and what another process had assigned.
 #[derive(Debug, Default)]

@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use crate::net::{Family, Protocol};
+use crate::{
+    hold::bytes::{append_ip, take, take_ip},
+    net::{Family, Protocol},
+};
 
 /// The longest record, in bytes.
 const LONGEST: usize = 1000;
@@ -132,34 +135,6 @@ impl Assignment {
             last_used: Duration::from_millis(u64::from_be_bytes(take(rest)?)),
         })
     }
-}
-
-/// Appends the length of the address, in bytes, and the address.
-fn append_ip(bytes: &mut Vec<u8>, ip: IpAddr) {
-    match ip {
-        IpAddr::V4(ip) => {
-            bytes.push(4);
-            bytes.extend(ip.octets());
-        }
-        IpAddr::V6(ip) => {
-            bytes.push(16);
-            bytes.extend(ip.octets());
-        }
-    }
-}
-
-fn take_ip(rest: &mut &[u8]) -> Option<IpAddr> {
-    match take(rest)? {
-        [4] => Some(IpAddr::from(take::<4>(rest)?)),
-        [16] => Some(IpAddr::from(take::<16>(rest)?)),
-        _ => None,
-    }
-}
-
-fn take<const LENGTH: usize>(rest: &mut &[u8]) -> Option<[u8; LENGTH]> {
-    let (taken, after) = rest.split_first_chunk()?;
-    *rest = after;
-    Some(*taken)
 }
 
 #[cfg(test)]

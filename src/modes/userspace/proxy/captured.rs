@@ -45,6 +45,11 @@ impl Captured {
         }
     }
 
+    /// Returns whether `frontend` belongs to the group `owner`.
+    pub fn belongs_to(&self, frontend: &Frontend, owner: &GroupName) -> bool {
+        self.owners.read().get(frontend) == Some(owner)
+    }
+
     /// Returns the group that `frontend` belongs to.
     pub fn owner(&self, frontend: &Frontend) -> Option<GroupName> {
         self.owners.read().get(frontend).cloned()
