@@ -11,7 +11,7 @@ use crate::{duration, net::ModeName};
 /// What is tried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
-    /// Where.
+    /// Whose Services are called, and in which mode.
     pub place: Place,
     /// How the report is printed.
     pub output: Output,
@@ -29,7 +29,7 @@ pub enum Place {
 /// A folder of manifests that is tried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderTest {
-    /// The folder.
+    /// Has the manifests, as `--manifests` of the proxy reads them.
     pub folder: PathBuf,
     /// The mode; `None`: the best that this kernel can run.
     pub mode: Option<ModeName>,

@@ -48,7 +48,7 @@ pub struct Claim {
     pub label: String,
 }
 
-/// One record.
+/// What one side says to the other, in one datagram of the socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The first one of either side, with its version.

@@ -27,7 +27,7 @@ const LONGEST: u64 = 512;
 pub enum Seen {
     /// A server answered.
     Answer {
-        /// Its name.
+        /// The name that the server was given: of its pod, or its address.
         name: String,
         /// The caller's address, as the server saw it.
         client: SocketAddr,

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// The objects.
+/// What the folder has, reduced as the proxy reduces it.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     services: Vec<Arc<Service>>,
@@ -48,11 +48,11 @@ pub(super) struct Endpoint {
 /// A port of a Service in one IP family.
 #[derive(Clone, Debug)]
 pub(super) struct Declared {
-    /// Its name.
+    /// Service, port, protocol and IP family.
     pub(super) name: ServicePortName,
     /// Where clients reach it.
     pub(super) frontends: Vec<Frontend>,
-    /// Its endpoints.
+    /// All endpoints of its slices by address, whether they take connections or not.
     pub(super) endpoints: BTreeMap<SocketAddr, Endpoint>,
     /// The endpoints that get connections follow from readiness, nodes and policies alone:
     /// neither hints nor weights leave some out.

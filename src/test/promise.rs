@@ -9,7 +9,7 @@ use crate::{
     status_api::Explanation,
 };
 
-/// Who calls.
+/// Where a call comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Caller {
     /// A pod of the node that is tried.
@@ -41,7 +41,7 @@ pub(super) enum Promise {
     Answers(Answers),
     /// The caller is told at once that it is not served.
     Refused,
-    /// Nothing answers.
+    /// No answer comes, and no refusal.
     Silence,
     /// Nothing is promised, or it cannot be tried: why.
     Nothing(String),
@@ -64,11 +64,11 @@ pub(super) struct Answers {
 
 /// A call to one address of a ServicePort.
 pub(super) struct Call<'a> {
-    /// The ServicePort.
+    /// What the objects say of the ServicePort.
     pub(super) port: &'a Declared,
     /// What the address is to it.
     pub(super) kind: AddressKind,
-    /// Who calls.
+    /// Where it comes from.
     pub(super) caller: Caller,
     /// The node that is tried.
     pub(super) node: &'a str,

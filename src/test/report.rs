@@ -79,9 +79,9 @@ impl Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Outcome {
-    /// It was.
+    /// All calls came out as promised.
     Passed,
-    /// It was not.
+    /// At least one did not, or none was made.
     Failed,
     /// It could not be tried here.
     Skipped,

@@ -73,18 +73,18 @@ fn destination(port: &ServicePort, address: &Address) -> Result<SocketAddr, &'st
 }
 
 fn node_ip(family: &str) -> Option<IpAddr> {
-    // Addresses of nobody (RFC 5737, RFC 3849). Nothing is sent.
-    let (any, nobody): (IpAddr, IpAddr) = if family == "IPv4" {
+    // Addresses for documentation (RFC 5737, RFC 3849). Nothing is sent.
+    let (any, documentation): (IpAddr, IpAddr) = if family == "IPv4" {
         (
             Ipv4Addr::UNSPECIFIED.into(),
             Ipv4Addr::new(192, 0, 2, 1).into(),
         )
     } else {
-        let nobody = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-        (Ipv6Addr::UNSPECIFIED.into(), nobody.into())
+        let documentation = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        (Ipv6Addr::UNSPECIFIED.into(), documentation.into())
     };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect((nobody, 9)).ok()?;
+    socket.connect((documentation, 9)).ok()?;
     socket.local_addr().ok().map(|own| own.ip())
 }
 

@@ -82,7 +82,7 @@ pub enum Kind {
     ClusterIp,
     /// A node port.
     NodePort,
-    /// Session affinity.
+    /// `sessionAffinity: ClientIP`.
     Affinity,
     /// `externalTrafficPolicy: Local`.
     ExternalLocal,
@@ -90,7 +90,7 @@ pub enum Kind {
     InternalLocal,
     /// One endpoint, on this node, and `externalTrafficPolicy: Local`.
     Single,
-    /// No endpoint.
+    /// Its selector selects no pod.
     Empty,
 }
 

@@ -23,9 +23,9 @@ pub struct Stage {
     pub lost: Vec<String>,
     /// The name of this node.
     pub node: String,
-    /// The pods.
+    /// Those that were made and are ready; one that left is still among them.
     pub pods: Vec<TestPod>,
-    /// The Services.
+    /// Those that were made, one for each kind.
     pub services: Vec<TestService>,
     /// Why there is no pod on another node, if there is none.
     pub alone: Option<String>,
@@ -38,7 +38,7 @@ pub struct Stage {
 pub struct TestPod {
     /// What was asked for.
     pub plan: PodPlan,
-    /// Its addresses.
+    /// Its addresses, of each IP family of the cluster.
     pub ips: Vec<IpAddr>,
     /// Addresses of its node.
     pub host_ips: Vec<IpAddr>,
@@ -49,7 +49,7 @@ pub struct TestPod {
 pub struct TestService {
     /// What it is for.
     pub kind: Kind,
-    /// Its name.
+    /// Its name in the namespace of the run.
     pub name: String,
     /// Its cluster IPs.
     pub cluster_ips: Vec<IpAddr>,

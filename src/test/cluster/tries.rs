@@ -22,7 +22,7 @@ const SPREADING: [&str; 3] = ["random", "rr", "wrr"];
 pub struct Try {
     /// What is tried.
     pub name: String,
-    /// The Service.
+    /// The name of the Service that is called.
     pub service: String,
     /// Address, port and protocol.
     pub to: SocketAddr,
@@ -30,7 +30,7 @@ pub struct Try {
     pub protocol: Protocol,
     /// Whether it is a port of this node, which `--nodeport-addresses` may leave out.
     pub at_node: bool,
-    /// Who calls.
+    /// Where the calls come from.
     pub caller: Caller,
     /// What is promised.
     pub promise: Promise,
@@ -43,10 +43,10 @@ pub struct Try {
     pub from_outside: bool,
 }
 
-/// Who calls.
+/// This node, or a pod that makes calls for the tester.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// In words.
+    /// How rows of the report name it.
     pub words: String,
     /// The pod; `None`: this node.
     pub agent: Option<Agent>,

@@ -51,7 +51,7 @@ pub(super) struct Network {
 pub(super) struct Behind {
     /// Endpoints on the node.
     pub(super) here: Vec<IpAddr>,
-    /// Other endpoints.
+    /// Addresses of endpoints on other nodes, or of which the node is not known.
     pub(super) elsewhere: Vec<IpAddr>,
     /// Service addresses, which the host outside sends to the node.
     pub(super) services: Vec<IpAddr>,

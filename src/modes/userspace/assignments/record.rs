@@ -49,7 +49,7 @@ pub struct Subject {
     pub label: String,
 }
 
-/// One client.
+/// The endpoint of one client, and since when it was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// Its address; the port is 0 if all of its ports are meant.
