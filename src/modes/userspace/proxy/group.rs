@@ -179,6 +179,11 @@ impl ServiceGroup {
         backends.usable(address)
     }
 
+    /// Returns whether clients stay on their endpoints.
+    pub fn has_affinity(&self) -> bool {
+        self.routing.load().affinity.is_some()
+    }
+
     /// Returns the endpoint for a new flow, beside those it `tried`. A client with
     /// affinity stays on the endpoint it is pinned to, or is pinned to the one
     /// picked.

@@ -43,6 +43,10 @@ const KEPT: usize = 2048;
 /// asked for the addresses of both families at once.
 const FEW: u32 = 2;
 
+/// Endpoints that may be found to have as many flows as there are local ports, before a
+/// datagram of a new client is dropped: of each, flows that are idle end meanwhile.
+const MOST_FULL: usize = 8;
+
 /// Idle time after which an association ends whose client asked no more than
 /// that, and got as many answers. It would seldom come back; the kernel's
 /// connection tracking distinguishes such flows from streams, too (`udp_timeout` and
@@ -195,12 +199,15 @@ impl Associations {
             return self.exhausted("file descriptors");
         };
         let mut preferred = self.inherited(&key).filter(|_| tried.is_empty());
+        let mut full = 0;
         let (endpoint, backend, local, place) = loop {
             let preferred = preferred.take();
             let preferred = preferred.and_then(|address| self.group.prefer(&flow(key), address));
-            let endpoint = match preferred {
+            let picked = preferred.or_else(|| self.group.pick(&flow(key), &mut tried));
+            let endpoint = match picked {
                 Some(endpoint) => endpoint,
-                None => self.group.pick(&flow(key), &mut tried)?,
+                None if full > 0 => return self.exhausted("local ports"),
+                None => return None,
             };
             if self
                 .shared
@@ -215,7 +222,14 @@ impl Associations {
             let place = match place {
                 Ok(place) => place,
                 Err(Full::All) => return self.exhausted("file descriptors"),
-                Err(Full::Endpoint) => return self.exhausted("local ports"),
+                Err(Full::Endpoint) => {
+                    full += 1;
+                    if full == MOST_FULL || self.group.has_affinity() {
+                        return self.exhausted("local ports");
+                    }
+                    tried.add(endpoint.address);
+                    continue;
+                }
             };
             match connected(&self.shared, &flow(key), endpoint.address) {
                 Ok((backend, local)) => break (endpoint, backend, local, place),
@@ -267,8 +281,7 @@ impl Associations {
         tried.add(endpoint.address);
     }
 
-    /// There is not enough of `what` for another client, which no endpoint can
-    /// help.
+    /// There is not enough of `what` for another client, and no other endpoint can help.
     fn exhausted<T>(&self, what: &str) -> Option<T> {
         self.shared.counters.udp_exhausted.inc();
         if !self.shared.udp.exhaustion_logged.swap(true, Relaxed) {
