@@ -201,10 +201,7 @@ impl Associations {
         let mut preferred = self.inherited(&key).filter(|_| tried.is_empty());
         let mut full = 0;
         let (endpoint, backend, local, place) = loop {
-            let preferred = preferred.take();
-            let preferred = preferred.and_then(|address| self.group.prefer(&flow(key), address));
-            let picked = preferred.or_else(|| self.group.pick(&flow(key), &mut tried));
-            let endpoint = match picked {
+            let endpoint = match self.choose(key, preferred.take(), &mut tried) {
                 Some(endpoint) => endpoint,
                 None if full > 0 => return self.exhausted("local ports"),
                 None => return None,
@@ -271,6 +268,17 @@ impl Associations {
             association.end();
         }
         Some(association)
+    }
+
+    /// Returns the endpoint for a client: the one that is `preferred`, if it takes clients.
+    fn choose(
+        &self,
+        key: Key,
+        preferred: Option<SocketAddr>,
+        tried: &mut Tried,
+    ) -> Option<Endpoint> {
+        let preferred = preferred.and_then(|address| self.group.prefer(&flow(key), address));
+        preferred.or_else(|| self.group.pick(&flow(key), tried))
     }
 
     /// The endpoint cannot be reached from here: another one may be.
