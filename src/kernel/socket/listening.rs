@@ -9,7 +9,7 @@ use std::{
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::set_options;
+use super::{set_keep_alive, set_unaltered};
 use crate::net::Protocol as Transport;
 
 /// Connections that the kernel completes while we are busy; it cuts this to
@@ -47,13 +47,14 @@ impl Bind {
 
 /// Returns a TCP socket that is bound, not yet listening. Several may share the
 /// address, one a worker (SO_REUSEPORT, `socket(7)`). Accepted connections
-/// inherit the options of [`set_options`] from it.
+/// inherit the options of [`set_unaltered`] and [`set_keep_alive`] from it.
 ///
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2).
 pub fn tcp(bind: Bind) -> io::Result<Socket> {
     let socket = open(bind, Type::STREAM, Protocol::TCP)?;
-    set_options(SockRef::from(&socket))?;
+    set_unaltered(SockRef::from(&socket))?;
+    set_keep_alive(SockRef::from(&socket))?;
     socket.bind(&bind.address.into())?;
     Ok(socket)
 }

@@ -14,4 +14,4 @@ pub mod stream;
 pub mod unix;
 pub mod user_timeout;
 
-pub use self::options::set_options;
+pub use self::options::{set_keep_alive, set_unaltered};

@@ -11,16 +11,22 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// Probes without an answer: a peer that vanished is noticed within two minutes.
 const KEEP_ALIVE_PROBES: u32 = 4;
 
-/// Sets TCP_NODELAY and keep-alive: what a client or backend sends is passed
-/// on at once, and one that vanished is noticed. And SO_OOBINLINE: a byte that
-/// was sent as urgent stays in its place among the others (RFC 6093 section 5);
-/// without it the kernel takes it out of the stream (`tcp(7)`).
+/// Sets TCP_NODELAY: what a client or backend sends is passed on at once. And
+/// SO_OOBINLINE: a byte that was sent as urgent stays in its place among the others
+/// (RFC 6093 section 5); without it the kernel takes it out of the stream (`tcp(7)`).
 ///
 /// # Errors
 /// Those of setsockopt(2).
-pub fn set_options(socket: SockRef<'_>) -> io::Result<()> {
+pub fn set_unaltered(socket: SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
-    socket.set_out_of_band_inline(true)?;
+    socket.set_out_of_band_inline(true)
+}
+
+/// Sets keep-alive: a peer that vanished is noticed.
+///
+/// # Errors
+/// Those of setsockopt(2).
+pub fn set_keep_alive(socket: SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_keepalive(
         &TcpKeepalive::new()
             .with_time(KEEP_ALIVE_IDLE)

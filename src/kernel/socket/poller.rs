@@ -13,6 +13,15 @@ const TURN: usize = 64;
 /// Names a socket that is watched.
 pub type Token = u32;
 
+/// What a socket has after it was served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// It was asked, and had nothing more.
+    Nothing,
+    /// More, perhaps.
+    More,
+}
+
 /// Watches sockets; others add and remove them at any time.
 pub struct Poller<S> {
     epoll: Epoll,
@@ -79,9 +88,9 @@ impl<S: AsFd> Poller<S> {
     }
 
     /// Hands each socket that has something to `serve`, for ever. Runs inside a
-    /// worker's `LocalSet`. A socket that still has something is handed over
-    /// again after the others, and after the worker's other tasks.
-    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>)) {
+    /// worker's runtime. A socket that may have more is handed over again after
+    /// the others, and after the worker's other tasks.
+    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>) -> Left) {
         // A second descriptor of the same epoll(7).
         let epoll = self.epoll.0.try_clone();
         let epoll = epoll.and_then(|fd| {
@@ -106,18 +115,20 @@ impl<S: AsFd> Poller<S> {
                 .epoll
                 .wait(&mut events, EpollTimeout::ZERO)
                 .unwrap_or(0);
-            if count == 0 {
-                ready.clear_ready();
-                continue;
-            }
+            let mut all = count < TURN;
             for event in events.iter().take(count) {
                 // Removed meanwhile, perhaps, and its place taken by another,
                 // which has nothing then.
                 let place = usize::try_from(event.data()).unwrap_or(usize::MAX);
                 let socket = self.lock().places.get(place).cloned().flatten();
                 if let Some(socket) = socket {
-                    serve(&socket).await;
+                    all &= serve(&socket).await == Left::Nothing;
                 }
+            }
+            if all {
+                // What came meanwhile to one of them made the epoll ready anew
+                // (`ep_poll_callback` in fs/eventpoll.c).
+                ready.clear_ready();
             }
             tokio::task::yield_now().await;
         }
@@ -154,6 +165,7 @@ mod tests {
                         let n = s.recv(&mut bytes).unwrap();
                         send.send(String::from_utf8_lossy(&bytes[..n]).into_owned())
                             .unwrap();
+                        Left::More
                     },
                 ));
                 let socket = || {

@@ -1,52 +1,307 @@
-//! Single reads and writes of a relay, without waiting.
+//! TCP connections that are passed on: single reads and writes that do not wait, and the
+//! readiness between them, with no system call that is known to bring nothing.
 
 use std::{
+    cell::Cell,
     io,
-    os::fd::{AsFd, AsRawFd},
+    net::{SocketAddr, TcpStream},
+    os::fd::{AsFd, BorrowedFd},
+    pin::pin,
+    task::{Context, Poll, Waker, ready},
 };
 
-use nix::sys::socket::{MsgFlags, recv, send};
-use tokio::{io::Interest, net::TcpStream};
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, SendFlags, SocketFlags, acceptfrom_with, recv, send},
+};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::io::{Interest, Ready, unix::AsyncFd};
 
-use super::pipe::Pipe;
+use super::{pipe::Pipe, set_unaltered};
 
-/// Where bytes went that were read.
+/// EPOLLIN, EPOLLOUT and EPOLLPRI.
+const WATCHED: Interest = Interest::READABLE
+    .add(Interest::WRITABLE)
+    .add(Interest::PRIORITY);
+
+/// What a read brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// So many into the pipe.
+    /// So many bytes, into the pipe.
     Spliced(usize),
-    /// So many into the buffer.
-    Copied(usize),
+    /// So many bytes, into the buffer.
+    Copied {
+        /// 0 at the stream's end.
+        length: usize,
+        /// The stream ends after them: no other read is needed to know.
+        last: bool,
+    },
 }
 
-/// Reads once, into the pipe if there is one. Urgent data is a barrier: a
-/// recv(2) ends before it, so that a short one has not emptied the socket, and
-/// a splice(2) does not get over it at all, but says that there is nothing, or
-/// that the stream has ended (`__tcp_read_sock` in net/ipv4/tcp.c). Then only
-/// the former knows.
-///
-/// # Errors
-/// Those of splice(2) and recv(2); `WouldBlock` when there is nothing.
-pub fn read_some(from: &TcpStream, pipe: Option<&mut Pipe>, buffer: &mut [u8]) -> io::Result<Read> {
-    from.try_io(Interest::READABLE, || {
-        if let Some(pipe) = pipe {
-            match pipe.fill_from(from.as_fd()) {
-                Ok(0) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                filled => return filled.map(Read::Spliced),
+/// Whether more follows at once what is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follows {
+    /// Nothing that is known of.
+    Nothing,
+    /// The end of the stream, which then goes in the same segment (MSG_MORE, send(2)).
+    End,
+}
+
+/// A connection, watched by the runtime of the thread that it is used on.
+#[derive(Debug)]
+pub struct Stream {
+    socket: AsyncFd<TcpStream>,
+    /// Its peer has sent urgent data.
+    urgent: Cell<bool>,
+}
+
+impl Stream {
+    /// Watches `socket`, which does not block.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn new(socket: TcpStream) -> io::Result<Stream> {
+        // SAFETY: the `AsyncFd` owns the stream, which always answers with the same
+        // descriptor, and closes it only after it was taken out of the epoll.
+        let socket = unsafe { AsyncFd::register_with_interest(socket, WATCHED) };
+        Ok(Stream {
+            socket: socket.map_err(|error| error.into_parts().1)?,
+            urgent: Cell::new(false),
+        })
+    }
+
+    /// Accepts a connection of a `listener` that does not block, with the peer's address.
+    ///
+    /// # Errors
+    /// Those of accept4(2) and epoll_ctl(2).
+    pub fn accept(listener: impl AsFd) -> io::Result<(Stream, SocketAddr)> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (socket, peer) = acceptfrom_with(listener, flags)?;
+        let peer = peer.ok_or(io::ErrorKind::AddrNotAvailable)?.try_into()?;
+        Ok((Stream::new(socket.into())?, peer))
+    }
+
+    /// Connects to `address`. What `prepare` does with the socket, it does before that.
+    ///
+    /// # Errors
+    /// Those of `prepare`, socket(2), setsockopt(2), connect(2) and epoll_ctl(2).
+    pub async fn connect(
+        address: SocketAddr,
+        prepare: impl FnOnce(&Socket) -> io::Result<()>,
+    ) -> io::Result<Stream> {
+        let domain = Domain::for_address(address);
+        let kind = Type::STREAM.nonblocking().cloexec();
+        let socket = Socket::new(domain, kind, Some(Protocol::TCP))?;
+        set_unaltered(SockRef::from(&socket))?;
+        prepare(&socket)?;
+        match socket.connect(&address.into()) {
+            Err(e) if Errno::from_io_error(&e) != Some(Errno::INPROGRESS) => return Err(e),
+            Ok(()) | Err(_) => {}
+        }
+        let stream = Stream::new(socket.into())?;
+        let ready = stream
+            .ready(Interest::WRITABLE.add(Interest::ERROR))
+            .await?;
+        // connect(2): what went wrong is in SO_ERROR, and EPOLLERR says that something did.
+        if (ready.is_error() || ready.is_write_closed())
+            && let Some(error) = stream.socket.get_ref().take_error()?
+        {
+            return Err(error);
+        }
+        Ok(stream)
+    }
+
+    /// Waits until one of `interest` is so.
+    ///
+    /// # Errors
+    /// When the runtime ends.
+    pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+        Ok(self.socket.ready(interest).await?.ready())
+    }
+
+    /// Reads once, into the pipe if there is one.
+    ///
+    /// Urgent data is a barrier: a recv(2) ends before it, so that a short one has not
+    /// emptied the socket, and a splice(2) does not get over it at all, but says that there
+    /// is nothing, or that the stream has ended (`__tcp_read_sock` in net/ipv4/tcp.c). Then
+    /// only the former knows. Elsewhere a short read has taken all that there was, and
+    /// epoll(7) says when there is more.
+    ///
+    /// # Errors
+    /// Those of splice(2) and recv(2).
+    pub fn poll_read(
+        &self,
+        cx: &mut Context<'_>,
+        mut pipe: Option<&mut Pipe>,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<Read>> {
+        loop {
+            let mut guard = ready!(self.socket.poll_read_ready(cx))?;
+            if let Some(pipe) = &mut pipe {
+                match pipe.fill_from(self.socket.get_ref()) {
+                    Ok(0) => {}
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    filled => return Poll::Ready(filled.map(Read::Spliced)),
+                }
+            }
+            match recv(self.socket.get_ref(), &mut *buffer, RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN) => guard.clear_ready(),
+                Err(error) => return Poll::Ready(Err(error.into())),
+                Ok((length, _)) => {
+                    let emptied = 0 < length && length < buffer.len() && !self.has_urgent();
+                    let last = emptied && guard.ready().is_read_closed() && !self.has_failed();
+                    if emptied {
+                        guard.clear_ready();
+                    }
+                    return Poll::Ready(Ok(Read::Copied { length, last }));
+                }
             }
         }
-        let flags = MsgFlags::MSG_DONTWAIT;
-        Ok(Read::Copied(recv(from.as_raw_fd(), buffer, flags)?))
-    })
+    }
+
+    /// Waits until something can be written.
+    ///
+    /// # Errors
+    /// When the runtime ends.
+    pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.poll_write_ready(cx).map_ok(drop)
+    }
+
+    /// Writes what the peer's window takes at once.
+    ///
+    /// # Errors
+    /// Those of send(2); `WouldBlock` when it takes nothing.
+    pub fn write_some(&self, bytes: &[u8], follows: Follows) -> io::Result<usize> {
+        let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        flags.set(SendFlags::MORE, follows == Follows::End);
+        self.socket
+            .try_io(Interest::WRITABLE, |socket| Ok(send(socket, bytes, flags)?))
+    }
+
+    /// Moves what is in `pipe` to the peer, as far as its window takes it at once.
+    ///
+    /// # Errors
+    /// Those of splice(2); `WouldBlock` when it takes nothing.
+    pub fn drain(&self, pipe: &mut Pipe) -> io::Result<usize> {
+        self.socket
+            .try_io(Interest::WRITABLE, |socket| pipe.drain_to(socket))
+    }
+
+    /// Returns whether its peer ever sent urgent data (EPOLLPRI, `tcp_poll` in
+    /// net/ipv4/tcp.c, as long as it was not read).
+    fn has_urgent(&self) -> bool {
+        // The stream's end counts as readiness of this kind, too.
+        if !self.urgent.get() && self.is(Interest::PRIORITY) {
+            let ready = pin!(self.socket.ready(Interest::PRIORITY));
+            let at_once = ready.poll(&mut Context::from_waker(Waker::noop()));
+            if let Poll::Ready(Ok(guard)) = at_once {
+                self.urgent.set(guard.ready().is_priority());
+            }
+        }
+        self.urgent.get()
+    }
+
+    /// Returns whether there is an error to be read.
+    fn has_failed(&self) -> bool {
+        self.is(Interest::ERROR)
+    }
+
+    /// Returns whether the runtime knows `interest` to be so.
+    fn is(&self, interest: Interest) -> bool {
+        // Runs only then.
+        self.socket.try_io(interest, |_| Ok(())).is_ok()
+    }
 }
 
-/// Writes what the receiver takes at once.
-///
-/// # Errors
-/// Those of send(2).
-pub fn write_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
-    to.try_io(Interest::WRITABLE, || {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        Ok(send(to.as_raw_fd(), bytes, flags)?)
-    })
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.get_ref().as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, io::Write, net::TcpListener, time::Duration};
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Returns a connection over loopback: what is tested, and its peer.
+    async fn pair() -> (Stream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = Stream::connect(address, |_| Ok(())).await.unwrap();
+        (stream, listener.accept().unwrap().0)
+    }
+
+    /// Reads until there is nothing more, or the stream has ended.
+    async fn read_all(stream: &Stream) -> (Vec<Read>, Vec<u8>) {
+        let (mut reads, mut bytes) = (Vec::new(), Vec::new());
+        let mut buffer = [0; 64];
+        loop {
+            let step = poll_fn(|cx| stream.poll_read(cx, None, &mut buffer));
+            match timeout(Duration::from_millis(200), step).await {
+                Err(_) => return (reads, bytes),
+                Ok(read) => {
+                    let read = read.unwrap();
+                    reads.push(read);
+                    match read {
+                        Read::Copied { length: 0, .. } => return (reads, bytes),
+                        Read::Copied { length, .. } => bytes.extend(&buffer[..length]),
+                        Read::Spliced(_) => unreachable!("no pipe was given"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_short_read_stands_before_urgent_data_and_not_at_the_end_of_it() {
+        let (stream, mut peer) = pair().await;
+        peer.write_all(b"before").unwrap();
+        assert_eq!(
+            SockRef::from(&peer).send_out_of_band(b"!").unwrap(),
+            1,
+            "one byte is urgent"
+        );
+        peer.write_all(b"after").unwrap();
+        assert_eq!(read_all(&stream).await.1, b"before!after");
+    }
+
+    #[tokio::test]
+    async fn an_end_that_is_there_is_seen_with_the_last_bytes() {
+        let (stream, mut peer) = pair().await;
+        peer.write_all(b"all").unwrap();
+        let last = |last| Read::Copied { length: 3, last };
+        assert_eq!(read_all(&stream).await.0, [last(false)]);
+        peer.write_all(b"end").unwrap();
+        drop(peer);
+        stream.ready(Interest::READABLE).await.unwrap();
+        assert_eq!(read_all(&stream).await.0[0], last(true));
+    }
+
+    #[tokio::test]
+    async fn a_reset_after_the_last_bytes_is_no_end() {
+        let (stream, mut peer) = pair().await;
+        peer.write_all(b"cut").unwrap();
+        SockRef::from(&peer)
+            .set_linger(Some(Duration::ZERO))
+            .unwrap();
+        drop(peer);
+        stream.ready(Interest::ERROR).await.unwrap();
+        let read = poll_fn(|cx| stream.poll_read(cx, None, &mut [0; 64])).await;
+        if let Ok(Read::Copied { last, .. }) = read {
+            assert!(!last);
+        }
+    }
+
+    #[tokio::test]
+    async fn who_refuses_is_told_from_who_answers() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let refused = Stream::connect(address, |_| Ok(())).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
 }

@@ -10,13 +10,12 @@
 //! And it takes the place of the limit on keep-alive probes. So the kernel is
 //! asked now and then when the peer last acknowledged anything.
 
-use std::time::Duration;
+use std::{os::fd::AsFd, time::Duration};
 
 use nix::{
     getsockopt_impl, libc,
     sys::socket::{getsockopt, sockopt::GetStruct},
 };
-use tokio::net::TcpStream;
 
 /// The beginning of `struct tcp_info` (include/uapi/linux/tcp.h), which all
 /// kernels have.
@@ -61,7 +60,7 @@ impl Info {
 
 /// Returns whether the peer of `stream` has acknowledged nothing for `limit`, although
 /// it was asked to more than once.
-pub fn has_passed(stream: &TcpStream, limit: Duration) -> bool {
+pub fn has_passed(stream: &impl AsFd, limit: Duration) -> bool {
     getsockopt(stream, TcpInfo).is_ok_and(|info| info.is_silent(limit))
 }
 
@@ -96,7 +95,7 @@ mod tests {
     #[tokio::test]
     async fn the_kernel_tells_when_a_peer_last_acknowledged() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap())
+        let near = tokio::net::TcpStream::connect(listener.local_addr().unwrap())
             .await
             .unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -4,13 +4,14 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6},
+    os::fd::AsFd,
 };
 
 use nix::sys::socket::{
     getsockopt,
     sockopt::{Ip6tOriginalDst, OriginalDst},
 };
-use tokio::net::TcpStream;
+use socket2::SockRef;
 
 /// What no other protocol begins with.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
@@ -58,8 +59,9 @@ fn sixteen(ip: IpAddr) -> [u8; 16] {
 ///
 /// # Errors
 /// When the socket has no address any more.
-pub fn called(accepted: &TcpStream) -> io::Result<SocketAddr> {
-    let own = accepted.local_addr()?;
+pub fn called(accepted: &impl AsFd) -> io::Result<SocketAddr> {
+    let own = SockRef::from(accepted).local_addr()?.as_socket();
+    let own = own.ok_or(io::ErrorKind::AddrNotAvailable)?;
     let original = match own {
         SocketAddr::V4(_) => getsockopt(accepted, OriginalDst).map(|a| {
             let ip = u32::from_be(a.sin_addr.s_addr);

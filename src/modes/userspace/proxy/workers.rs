@@ -5,15 +5,15 @@
 use std::{future::pending, io, sync::Arc, thread};
 
 use tokio::{
-    runtime::Builder,
+    runtime::{Builder, LocalOptions},
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    task::{LocalSet, spawn_local},
+    task::spawn_local,
 };
 
 use super::{Shared, tcp, udp};
 use crate::kernel::socket::poller::Poller;
 
-/// Something to start on a worker; runs inside its `LocalSet`.
+/// Something to start on a worker; runs inside its runtime.
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The workers. They end when this and all that listens on them is dropped,
@@ -44,16 +44,13 @@ impl Workers {
                 tcp: Arc::new(Poller::new()?),
                 udp: Arc::new(Poller::new()?),
             };
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            thread::Builder::new()
-                .name(format!("worker-{i}"))
-                .spawn(move || LocalSet::new().block_on(&runtime, work(receive)))?;
+            start_thread(i, receive)?;
             let shared_by_udp = Arc::clone(shared);
             let (poller, shared) = (Arc::clone(&worker.tcp), Arc::clone(shared));
             worker.spawn(async move || {
                 let accept = async |listener: &Arc<_>| {
                     until_left(&shared).await;
-                    tcp::accept(&shared, listener).await;
+                    tcp::accept(&shared, listener).await
                 };
                 poller.run(accept).await;
             });
@@ -61,7 +58,7 @@ impl Workers {
             worker.spawn(async move || {
                 let receive = async |listener: &Arc<_>| {
                     until_left(&shared).await;
-                    udp::receive(listener);
+                    udp::receive(listener)
                 };
                 poller.run(receive).await;
             });
@@ -108,6 +105,30 @@ async fn until_left(shared: &Shared) {
     if shared.holding.is_left() {
         pending().await
     }
+}
+
+/// Starts the thread of worker `number`, which runs `jobs` until there can be no more.
+/// A runtime of one thread cannot be made on another one.
+fn start_thread(number: usize, jobs: UnboundedReceiver<Job>) -> io::Result<()> {
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let run = move || {
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build_local(LocalOptions::default());
+        match runtime {
+            Ok(runtime) => {
+                let _ = tell.send(Ok(()));
+                runtime.block_on(work(jobs));
+            }
+            Err(error) => {
+                let _ = tell.send(Err(error));
+            }
+        }
+    };
+    thread::Builder::new()
+        .name(format!("worker-{number}"))
+        .spawn(run)?;
+    told.recv().map_err(io::Error::other)?
 }
 
 async fn work(mut jobs: UnboundedReceiver<Job>) {

@@ -3,11 +3,8 @@
 
 use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed, time::Duration};
 
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use tokio::{
-    net::{TcpSocket, TcpStream},
-    time::{Instant, timeout},
-};
+use socket2::Socket;
+use tokio::time::{Instant, timeout};
 
 use super::super::{
     Shared,
@@ -16,7 +13,7 @@ use super::super::{
     group::ServiceGroup,
     transparent,
 };
-use crate::{kernel::socket::set_options, net, sched::Flow, services::Retry};
+use crate::{kernel::socket::stream::Stream, net, sched::Flow, services::Retry};
 
 /// How long the first, second, ... attempt of a connection waits for its
 /// endpoint, as the userspace mode of kube-proxy before 1.26 did.
@@ -40,7 +37,7 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Dialed {
     /// The connection to the endpoint.
-    pub stream: TcpStream,
+    pub stream: Stream,
     /// Its share in the endpoint's load.
     pub lease: Lease,
 }
@@ -171,7 +168,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    async fn dial(&mut self, endpoint: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    async fn dial(&mut self, endpoint: SocketAddr, patience: Duration) -> io::Result<Stream> {
         let transparent = &self.shared.transparent;
         if !self.plain && transparent.shows(&self.flow, endpoint) {
             let dialed = self.dial_as(Some(self.flow.client), endpoint, patience);
@@ -207,37 +204,27 @@ impl<'a> Search<'a> {
         shown: Option<SocketAddr>,
         endpoint: SocketAddr,
         patience: Duration,
-    ) -> io::Result<TcpStream> {
-        let socket = loop {
-            match new_socket(endpoint, shown) {
-                Err(e) if descriptors::exhausted(&e) => {
+    ) -> io::Result<Stream> {
+        let prepare = |socket: &Socket| match shown {
+            Some(client) => transparent::bind(socket, client),
+            None => Ok(()),
+        };
+        loop {
+            match timeout(patience, Stream::connect(endpoint, prepare)).await {
+                Ok(Err(e)) if descriptors::exhausted(&e) => {
                     self.shared.counters.accept_paused.inc();
                     tokio::time::sleep(super::EXHAUSTED_PAUSE).await;
                 }
-                other => break other?,
+                Ok(connected) => return connected,
+                Err(_) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        format!("no answer within {} ms", patience.as_millis()),
+                    ));
+                }
             }
-        };
-        match timeout(patience, socket.connect(endpoint)).await {
-            Ok(connected) => connected,
-            Err(_) => Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("no answer within {} ms", patience.as_millis()),
-            )),
         }
     }
-}
-
-fn new_socket(address: SocketAddr, shown: Option<SocketAddr>) -> io::Result<TcpSocket> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking().cloexec(),
-        Some(Protocol::TCP),
-    )?;
-    set_options(SockRef::from(&socket))?;
-    if let Some(client) = shown {
-        transparent::bind(&socket, client)?;
-    }
-    Ok(TcpSocket::from_std_stream(socket.into()))
 }
 
 /// Connections of a search that are still open count as long as it lives.

@@ -9,18 +9,17 @@ use std::{
     cell::RefCell,
     io,
     net::Shutdown,
-    os::fd::AsFd,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use socket2::SockRef;
-use tokio::{io::Interest, net::TcpStream, time::Instant};
+use tokio::time::Instant;
 
 use super::{super::descriptors::Descriptors, first_flight::FirstFlight};
 use crate::kernel::socket::{
     pipe::Pipe,
-    stream::{Read, read_some, write_some},
+    stream::{Follows, Read, Stream},
 };
 
 /// Size of the buffer that a worker's connections share, in bytes.
@@ -99,6 +98,25 @@ enum Fault {
     Receiver(io::ErrorKind),
 }
 
+/// What one read moved.
+struct Moved {
+    /// Bytes, 0 at the stream's end.
+    length: usize,
+    /// The stream ends after them.
+    last: bool,
+}
+
+/// Where a direction begins and ends.
+struct Ends<'a> {
+    from: &'a Stream,
+    to: &'a Stream,
+    /// The sender's connection is known to be dead: the end of its stream is not its own.
+    sender_dead: bool,
+    /// The other direction has ended, so that both sockets are closed when this one has,
+    /// which ends it, too.
+    other_closed: bool,
+}
+
 /// One direction of a relayed connection.
 #[derive(Debug)]
 struct Direction {
@@ -136,16 +154,16 @@ impl Direction {
     }
 
     /// Delivers what was read before.
-    fn poll_flush(&mut self, cx: &mut Context<'_>, to: &TcpStream) -> Poll<io::Result<()>> {
+    fn poll_flush(&mut self, cx: &mut Context<'_>, to: &Stream) -> Poll<io::Result<()>> {
         if let Some(why) = self.refused.take() {
             return Poll::Ready(Err(why.into()));
         }
         while self.written < self.pending.len() {
             let left = &self.pending[self.written..];
-            match write_some(to, left) {
+            match to.write_some(left, Follows::Nothing) {
                 Ok(n) => self.written += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(to.poll_write_ready(cx))?;
+                    ready!(to.poll_writable(cx))?;
                 }
                 Err(e) => return Poll::Ready(Err(e)),
             }
@@ -155,10 +173,10 @@ impl Direction {
             self.written = 0;
         }
         while let Some(pipe) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
-            match to.try_io(Interest::WRITABLE, || pipe.drain_to(to.as_fd())) {
+            match to.drain(pipe) {
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(to.poll_write_ready(cx))?;
+                    ready!(to.poll_writable(cx))?;
                 }
                 // A splice(2) that moved something keeps back the error behind
                 // it (`splice_to_socket` in fs/splice.c): the next one then
@@ -172,57 +190,64 @@ impl Direction {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads once and passes on at once what the receiver takes. Answers how
-    /// many bytes were read, 0 at the stream's end.
+    /// Reads once and passes on at once what the receiver takes.
     fn poll_move(
         &mut self,
         cx: &mut Context<'_>,
-        from: &TcpStream,
-        to: &TcpStream,
+        ends: &Ends<'_>,
         descriptors: &Descriptors,
         seen: &mut dyn FnMut(&[u8]),
-    ) -> Poll<Result<usize, Fault>> {
-        loop {
-            if self.bulk && self.pipe.is_none() {
-                self.pipe = Pipe::take(|| descriptors.try_take(2));
-                self.bulk = self.pipe.is_some();
+    ) -> Poll<Result<Moved, Fault>> {
+        if self.bulk && self.pipe.is_none() {
+            self.pipe = Pipe::take(|| descriptors.try_take(2));
+            self.bulk = self.pipe.is_some();
+        }
+        let moved = SHARED.with_borrow_mut(|buffer| {
+            let read = ready!(ends.from.poll_read(cx, self.pipe.as_mut(), buffer))?;
+            Poll::Ready(io::Result::Ok(match read {
+                Read::Spliced(length) => Moved {
+                    length,
+                    last: false,
+                },
+                Read::Copied { length, last } => {
+                    seen(&buffer[..length]);
+                    let last = last && !ends.sender_dead;
+                    self.pass_on(&buffer[..length], last, ends.to);
+                    Moved { length, last }
+                }
+            }))
+        });
+        match moved {
+            Poll::Ready(Ok(moved)) => {
+                self.judge(moved.length);
+                Poll::Ready(Ok(moved))
             }
-            let read: io::Result<usize> = SHARED.with_borrow_mut(|buffer| {
-                let read = read_some(from, self.pipe.as_mut(), buffer)?;
-                let n = match read {
-                    Read::Spliced(n) => return Ok(n),
-                    Read::Copied(n) => n,
-                };
-                seen(&buffer[..n]);
-                let mut sent = 0;
-                while sent < n {
-                    match write_some(to, &buffer[sent..n]) {
-                        Ok(m) => sent += m,
-                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                        Err(e) => {
-                            self.refused = Some(e.kind());
-                            break;
-                        }
-                    }
+            Poll::Ready(Err(_)) => Poll::Ready(Err(Fault::Sender)),
+            Poll::Pending => {
+                if let Some(pipe) = self.pipe.take() {
+                    pipe.put_back();
                 }
-                if sent < n {
-                    self.pending = buffer[sent..n].to_vec();
-                }
-                Ok(n)
-            });
-            match read {
-                Ok(n) => {
-                    self.judge(n);
-                    return Poll::Ready(Ok(n));
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    if let Some(pipe) = self.pipe.take() {
-                        pipe.put_back();
-                    }
-                    ready!(from.poll_read_ready(cx)).map_err(|_| Fault::Sender)?;
-                }
-                Err(_) => return Poll::Ready(Err(Fault::Sender)),
+                Poll::Pending
             }
+        }
+    }
+
+    /// Writes `bytes`, the `last` ones perhaps, and keeps what the receiver does not take.
+    fn pass_on(&mut self, bytes: &[u8], last: bool, to: &Stream) {
+        let follows = if last { Follows::End } else { Follows::Nothing };
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match to.write_some(&bytes[sent..], follows) {
+                Ok(n) => sent += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => {
+                    self.refused = Some(e.kind());
+                    break;
+                }
+            }
+        }
+        if sent < bytes.len() {
+            self.pending = bytes[sent..].to_vec();
         }
     }
 
@@ -240,14 +265,11 @@ impl Direction {
         }
     }
 
-    /// Moves bytes until one side has to wait or the direction is closed. Where
-    /// the sender's connection is known to be `dead`, the end of the stream is
-    /// not the sender's own.
+    /// Moves bytes until one side has to wait or the direction is closed.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        (from, dead): (&TcpStream, bool),
-        to: &TcpStream,
+        ends: &Ends<'_>,
         descriptors: &Descriptors,
         seen: &mut dyn FnMut(&[u8]),
     ) -> Poll<Result<(), Fault>> {
@@ -256,7 +278,7 @@ impl Direction {
             match self.phase {
                 Phase::Closed | Phase::Broken => return Poll::Ready(Ok(())),
                 Phase::Open | Phase::Ended => {
-                    ready!(self.poll_flush(cx, to)).map_err(|e| Fault::Receiver(e.kind()))?;
+                    ready!(self.poll_flush(cx, ends.to)).map_err(|e| Fault::Receiver(e.kind()))?;
                 }
             }
             if !self.bulk
@@ -265,9 +287,11 @@ impl Direction {
                 pipe.put_back();
             }
             if self.phase == Phase::Ended {
-                SockRef::from(to)
-                    .shutdown(Shutdown::Write)
-                    .map_err(|e| Fault::Receiver(e.kind()))?;
+                if !ends.other_closed {
+                    SockRef::from(ends.to)
+                        .shutdown(Shutdown::Write)
+                        .map_err(|e| Fault::Receiver(e.kind()))?;
+                }
                 self.phase = Phase::Closed;
                 continue;
             }
@@ -275,17 +299,16 @@ impl Direction {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            match ready!(self.poll_move(cx, from, to, descriptors, seen))? {
-                0 if dead => return Poll::Ready(Err(Fault::Sender)),
-                0 => {
-                    self.phase = Phase::Ended;
-                    if let Some(pipe) = self.pipe.take() {
-                        pipe.put_back();
-                    }
-                }
-                n => {
-                    moved += n;
-                    self.uncounted += n;
+            let step = ready!(self.poll_move(cx, ends, descriptors, seen))?;
+            if step.length == 0 && ends.sender_dead {
+                return Poll::Ready(Err(Fault::Sender));
+            }
+            moved += step.length;
+            self.uncounted += step.length;
+            if step.length == 0 || step.last {
+                self.phase = Phase::Ended;
+                if let Some(pipe) = self.pipe.take() {
+                    pipe.put_back();
                 }
             }
         }
@@ -334,18 +357,22 @@ impl Relay {
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        client: &TcpStream,
-        backend: &TcpStream,
+        client: &Stream,
+        backend: &Stream,
         descriptors: &Descriptors,
     ) -> Poll<Progress> {
         let first = &mut self.first_flight;
-        let out = self
-            .out
-            .poll(cx, (client, false), backend, descriptors, &mut |bytes| {
-                if first.as_mut().is_some_and(|f| !f.push(bytes)) {
-                    *first = None;
-                }
-            });
+        let ends = Ends {
+            from: client,
+            to: backend,
+            sender_dead: false,
+            other_closed: self.back.phase == Phase::Closed,
+        };
+        let out = self.out.poll(cx, &ends, descriptors, &mut |bytes| {
+            if first.as_mut().is_some_and(|f| !f.push(bytes)) {
+                *first = None;
+            }
+        });
         match out {
             Poll::Ready(Err(Fault::Sender)) => return Poll::Ready(Progress::Ended(End::Reset)),
             // The backend takes no more, but what it sent before may still be
@@ -369,14 +396,18 @@ impl Relay {
 
         let first = &mut self.first_flight;
         let dead = self.backend_dead;
-        let back = self
-            .back
-            .poll(cx, (backend, dead), client, descriptors, &mut |bytes| {
-                // An end is an answer, too, if it is the backend's own.
-                if !bytes.is_empty() || !dead {
-                    *first = None;
-                }
-            });
+        let ends = Ends {
+            from: backend,
+            to: client,
+            sender_dead: dead,
+            other_closed: self.out.phase == Phase::Closed,
+        };
+        let back = self.back.poll(cx, &ends, descriptors, &mut |bytes| {
+            // An end is an answer, too, if it is the backend's own.
+            if !bytes.is_empty() || !dead {
+                *first = None;
+            }
+        });
         match back {
             Poll::Ready(Err(Fault::Sender)) => return self.backend_gone(),
             Poll::Ready(Err(Fault::Receiver(_))) => {

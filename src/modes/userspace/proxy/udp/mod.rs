@@ -29,6 +29,7 @@ use crate::{
     kernel::socket::{
         datagram,
         local_ports::{Failure, LocalPorts, PortLease},
+        poller::Left,
     },
     sched::Flow,
 };
@@ -104,8 +105,9 @@ impl AsFd for Listener {
 }
 
 /// Takes what clients sent to a `listener` that has some, though not so much
-/// that others would wait for long. Runs inside a worker's `LocalSet`.
-pub fn receive(listener: &Arc<Listener>) {
+/// that others would wait for long. Returns whether there may be more. Runs inside a
+/// worker's runtime.
+pub fn receive(listener: &Arc<Listener>) -> Left {
     for _ in 0..TURN {
         let step = BUFFERS.with_borrow_mut(|b| {
             let got = datagram::receive(&listener.socket, &mut b.datagram, &mut b.control)?;
@@ -115,9 +117,10 @@ pub fn receive(listener: &Arc<Listener>) {
             io::Result::Ok(())
         });
         if step.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
-            return;
+            return Left::Nothing;
         }
     }
+    Left::More
 }
 
 /// What wakes who waits for answers: a refusal comes as an error without

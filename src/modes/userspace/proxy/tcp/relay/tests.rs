@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
+    io::{AsyncReadExt, AsyncWriteExt, Interest},
+    net::{TcpListener, TcpStream},
     time::timeout,
 };
 
@@ -13,17 +13,17 @@ use super::*;
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Returns both ends of a connection over loopback.
-async fn pair() -> (TcpStream, TcpStream) {
+/// Returns both ends of a connection over loopback, the relay's first.
+async fn pair() -> (Stream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (near, far) = tokio::join!(TcpStream::connect(address), listener.accept());
+    let (near, far) = tokio::join!(Stream::connect(address, |_| Ok(())), listener.accept());
     (near.unwrap(), far.unwrap().0)
 }
 
 /// Resets the connection and waits until `seen_by` knows, without taking the
 /// error from it.
-async fn reset(stream: TcpStream, seen_by: &TcpStream) {
+async fn reset(stream: TcpStream, seen_by: &Stream) {
     stream.set_zero_linger().unwrap();
     drop(stream);
     timeout(DEADLINE, seen_by.ready(Interest::ERROR))
@@ -32,7 +32,7 @@ async fn reset(stream: TcpStream, seen_by: &TcpStream) {
         .unwrap();
 }
 
-async fn run(relay: &mut Relay, client: &TcpStream, backend: &TcpStream) -> End {
+async fn run(relay: &mut Relay, client: &Stream, backend: &Stream) -> End {
     let descriptors = Descriptors::of_this_process();
     loop {
         let step = std::future::poll_fn(|cx| relay.poll(cx, client, backend, &descriptors));
@@ -76,7 +76,7 @@ async fn a_reset_by_the_backend_is_no_end() {
         case(100_000, false, true, false),
     ] {
         let what = format!("{} bytes, ended {ends}, spliced {bulk}", says.len());
-        let (mut far_client, client) = pair().await;
+        let (client, mut far_client) = pair().await;
         let (backend, far_backend) = pair().await;
         far_client.write_all(&says).await.unwrap();
         if ends {
@@ -99,7 +99,7 @@ async fn a_reset_by_the_backend_is_no_end() {
 #[tokio::test]
 async fn what_the_backend_said_before_its_reset_is_delivered() {
     for ends in [true, false] {
-        let (mut far_client, client) = pair().await;
+        let (client, mut far_client) = pair().await;
         let (backend, mut far_backend) = pair().await;
         far_backend.write_all(b"no").await.unwrap();
         if ends {
@@ -107,7 +107,7 @@ async fn what_the_backend_said_before_its_reset_is_delivered() {
         }
         reset(far_backend, &backend).await;
         far_client.write_all(b"more").await.unwrap();
-        client.readable().await.unwrap();
+        client.ready(Interest::READABLE).await.unwrap();
         let mut relay = Relay::new(&[], FirstFlight::default());
         let end = run(&mut relay, &client, &backend).await;
         assert!(matches!(end, End::Reset), "{end:?}");
@@ -124,14 +124,14 @@ async fn what_the_backend_said_before_its_reset_is_delivered() {
 #[tokio::test]
 async fn a_reset_by_the_client_is_no_end() {
     for (asked, answered) in [(false, false), (true, false), (false, true), (true, true)] {
-        let (mut far_client, client) = pair().await;
+        let (client, mut far_client) = pair().await;
         let (backend, mut far_backend) = pair().await;
         if asked {
             far_client.write_all(b"question").await.unwrap();
         }
         if answered {
             far_backend.write_all(b"answer").await.unwrap();
-            backend.readable().await.unwrap();
+            backend.ready(Interest::READABLE).await.unwrap();
         }
         reset(far_client, &client).await;
         let mut relay = Relay::new(&[], FirstFlight::default());
