@@ -1,11 +1,10 @@
-//! What is measured: three kinds of traffic, and idle connections.
+//! What is measured: four kinds of traffic, and idle connections.
 
 use std::{
-    fmt,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -13,11 +12,13 @@ use std::{
 };
 
 /// Idle connections whose memory is measured.
-pub const IDLE: usize = 2000;
+const IDLE: usize = 4_000;
 
 /// What a request looks like: a byte that says what is asked for.
 const ECHO: u8 = b'e';
 const FLOOD: u8 = b'f';
+/// An answer, and then nothing more.
+const REST: u8 = b'r';
 
 /// Size of an echoed message, in bytes.
 const MESSAGE: usize = 128;
@@ -26,39 +27,42 @@ const MESSAGE: usize = 128;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Clients at once.
-const CLIENTS: usize = 8;
+const CLIENTS: usize = 32;
 
 /// A kind of traffic.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// One question and answer a connection.
-    Connections,
-    /// Questions and answers on connections that stay.
-    Messages,
     /// One connection as fast as it goes.
     Bulk,
+    /// Questions and answers on connections that stay.
+    Requests,
+    /// One question and answer a connection.
+    Connections,
+    /// Questions and answers of one connection alone.
+    Latency,
+}
+
+/// What one measurement found.
+pub struct Measured {
+    /// Bytes, requests or connections.
+    pub count: u64,
+    /// Seconds it took.
+    pub seconds: f64,
+    /// How long each request of [`Load::Latency`] took, in microseconds, in order.
+    pub latencies: Vec<f64>,
 }
 
 impl Load {
     /// All of them.
-    pub const ALL: [Load; 3] = [Load::Connections, Load::Messages, Load::Bulk];
+    pub const ALL: [Load; 4] = [Load::Bulk, Load::Requests, Load::Connections, Load::Latency];
 
-    /// What its rate counts.
-    pub fn unit(self) -> &'static str {
-        match self {
-            Load::Connections => "connections/s",
-            Load::Messages => "messages/s   ",
-            Load::Bulk => "MiB/s        ",
-        }
-    }
-
-    /// Puts it on `address` for `length`; answers the rate.
-    pub fn run(self, address: SocketAddr, length: Duration) -> f64 {
+    /// Puts it on `address` for `length`.
+    pub fn run(self, address: SocketAddr, length: Duration) -> Measured {
         let count = Arc::new(AtomicU64::new(0));
         let over = Arc::new(AtomicBool::new(false));
         let clients = match self {
-            Load::Bulk => 1,
-            _ => CLIENTS,
+            Load::Bulk | Load::Latency => 1,
+            Load::Requests | Load::Connections => CLIENTS,
         };
         let begun = Instant::now();
         let threads: Vec<_> = (0..clients)
@@ -70,18 +74,22 @@ impl Load {
         // The length of the measurement, not a wait for something.
         thread::sleep(length);
         over.store(true, Relaxed);
-        let total = count.load(Relaxed) as f64 / begun.elapsed().as_secs_f64();
+        let (count, seconds) = (count.load(Relaxed), begun.elapsed().as_secs_f64());
+        let mut latencies = Vec::new();
         for thread in threads {
-            thread.join().expect("a client failed");
+            latencies.extend(thread.join().expect("a client failed"));
         }
-        match self {
-            Load::Bulk => total / f64::from(1 << 20),
-            _ => total,
+        latencies.sort_by(f64::total_cmp);
+        Measured {
+            count,
+            seconds,
+            latencies,
         }
     }
 
-    fn client(self, address: SocketAddr, count: &AtomicU64, over: &AtomicBool) {
+    fn client(self, address: SocketAddr, count: &AtomicU64, over: &AtomicBool) -> Vec<f64> {
         let mut message = [ECHO; MESSAGE];
+        let mut latencies = Vec::new();
         match self {
             Load::Connections => {
                 while !over.load(Relaxed) {
@@ -90,10 +98,19 @@ impl Load {
                     count.fetch_add(1, Relaxed);
                 }
             }
-            Load::Messages => {
+            Load::Requests => {
                 let mut stream = connect(address);
                 while !over.load(Relaxed) {
                     exchange(&mut stream, &mut message);
+                    count.fetch_add(1, Relaxed);
+                }
+            }
+            Load::Latency => {
+                let mut stream = connect(address);
+                while !over.load(Relaxed) {
+                    let begun = Instant::now();
+                    exchange(&mut stream, &mut message);
+                    latencies.push(begun.elapsed().as_secs_f64() * 1e6);
                     count.fetch_add(1, Relaxed);
                 }
             }
@@ -108,16 +125,7 @@ impl Load {
                 }
             }
         }
-    }
-}
-
-impl fmt::Display for Load {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Load::Connections => write!(f, "A connection for each message, {CLIENTS} clients"),
-            Load::Messages => write!(f, "Messages of {MESSAGE} bytes, {CLIENTS} clients"),
-            Load::Bulk => write!(f, "Bulk, one connection"),
-        }
+        latencies
     }
 }
 
@@ -135,34 +143,44 @@ fn exchange(stream: &mut TcpStream, message: &mut [u8]) {
     stream.read_exact(message).expect("an answer");
 }
 
-/// `IDLE` connections that have said something once.
+/// [`IDLE`] connections that say nothing after a first answer, or as many as there are
+/// local ports for.
 pub fn idle(address: SocketAddr) -> Vec<TcpStream> {
     (0..IDLE)
-        .map(|_| {
-            let mut stream = connect(address);
-            exchange(&mut stream, &mut [ECHO; MESSAGE]);
-            stream
+        .map_while(|_| {
+            let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
+            stream.set_read_timeout(Some(PATIENCE)).ok()?;
+            let mut message = [REST; MESSAGE];
+            stream.write_all(&message).ok()?;
+            stream.read_exact(&mut message).ok()?;
+            Some(stream)
         })
         .collect()
 }
 
-/// A backend on loopback that does what the loads ask for.
-pub fn backend() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-    let address = listener.local_addr().expect("its address");
+/// Starts a backend that does what the loads ask for, at `port` of every address.
+pub fn backend(port: u16) {
+    let listener = TcpListener::bind(("0.0.0.0", port)).expect("a listener");
     thread::spawn(move || {
+        let resting = Arc::new(Mutex::new(Vec::new()));
         for mut stream in listener.incoming().map_while(Result::ok) {
+            let resting = Arc::clone(&resting);
             let serve = move || {
                 stream.set_nodelay(true).ok()?;
                 let mut message = [0; MESSAGE];
-                let flood = vec![7; 1 << 20];
                 while stream.read_exact(&mut message).is_ok() {
                     if message[0] == FLOOD {
+                        let flood = vec![7; 1 << 20];
                         loop {
                             stream.write_all(&flood).ok()?;
                         }
                     }
                     stream.write_all(&message).ok()?;
+                    if message[0] == REST {
+                        // So many threads there cannot be.
+                        resting.lock().expect("no panic").push(stream);
+                        return Some(());
+                    }
                 }
                 Some(())
             };
@@ -172,5 +190,4 @@ pub fn backend() -> SocketAddr {
                 .expect("a thread");
         }
     });
-    address
 }

@@ -1,34 +1,45 @@
-//! The userspace data path beside a direct connection and, where they are
-//! installed, HAProxy and nginx: all in one run, in a network namespace of its
-//! own, with the same client and backend. What counts are the ratios.
+//! The userspace data path beside a direct connection and, where they are installed,
+//! HAProxy and nginx: clients, a node for each and backends in network namespaces of
+//! their own, joined by veth(4), in interleaved rounds. What counts are the ratios.
+//!
+//! Arguments, each optional: the number of rounds, the seconds of each measurement, and
+//! `--write FILE` for a page with the figures.
 
 mod contender;
+mod figures;
+// Shared with the tests, which use more of them.
+#[allow(dead_code)]
+#[path = "../../tests/lab/host.rs"]
+mod host;
 mod load;
+mod network;
+#[allow(dead_code)]
+#[path = "../../tests/lab/process.rs"]
+mod process;
 
 use std::{
+    io,
     os::unix::process::CommandExt,
     process::{Command, ExitCode},
     time::Duration,
 };
 
-use contender::{Contender, Direct, HaProxy, Nginx, Tripod};
-use load::Load;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Set in the process that runs inside the namespace.
+use self::{contender::Contender, figures::Figures, load::Load, network::Network};
+
+/// Set in the process that runs inside the namespaces.
 const INSIDE: &str = "TRIPOD_BENCH_INSIDE";
 
-/// How long each measurement lasts, and how often each is made: the best
-/// counts, because noise only ever takes away.
+/// How often each measurement is made, one contender after the other, and how long each
+/// lasts, where the arguments do not say.
+const ROUNDS: usize = 7;
 const LENGTH: Duration = Duration::from_secs(2);
-const ROUNDS: usize = 3;
 
-/// What one measurement found.
-#[derive(Clone, Copy, Default)]
-struct Round {
-    /// In units of its load, a second.
-    rate: f64,
-    /// Processors kept busy.
-    cores: f64,
+struct Arguments {
+    rounds: usize,
+    length: Duration,
+    page: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -37,65 +48,85 @@ fn main() -> ExitCode {
         let failed = Command::new("unshare")
             .args(["-Urnm", "--"])
             .arg(own)
+            .args(std::env::args_os().skip(1))
             .env(INSIDE, "1")
             .exec();
         eprintln!("cannot run unshare (util-linux): {failed}");
         return ExitCode::FAILURE;
     }
-    let up = Command::new("ip")
-        .args(["link", "set", "lo", "up"])
-        .status();
-    if !up.is_ok_and(|s| s.success()) {
-        eprintln!("cannot bring up lo with ip (iproute2)");
-        return ExitCode::FAILURE;
+    let arguments = arguments();
+    match measure(&arguments) {
+        Ok(page) => {
+            print!("{page}");
+            if let Some(path) = &arguments.page {
+                std::fs::write(path, page).expect("writing the page");
+            }
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
     }
+}
 
-    let backend = load::backend();
-    let mut contenders: Vec<Box<dyn Contender>> = vec![Box::new(Direct::new(backend))];
-    contenders.extend(Tripod::start(backend).map(|c| Box::new(c) as Box<dyn Contender>));
-    contenders.extend(HaProxy::start(backend).map(|c| Box::new(c) as Box<dyn Contender>));
-    contenders.extend(Nginx::start(backend).map(|c| Box::new(c) as Box<dyn Contender>));
+fn arguments() -> Arguments {
+    let mut arguments = Arguments {
+        rounds: ROUNDS,
+        length: LENGTH,
+        page: None,
+    };
+    let mut numbers = 0;
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        match (word.as_str(), word.parse()) {
+            ("--write", _) => arguments.page = words.next(),
+            (_, Ok(number)) if numbers == 0 => {
+                arguments.rounds = number;
+                numbers = 1;
+            }
+            (_, Ok(number)) => arguments.length = Duration::from_secs(number as u64),
+            // What cargo adds: --bench.
+            (_, Err(_)) => {}
+        }
+    }
+    arguments
+}
 
-    for load in Load::ALL {
-        println!("\n{load}");
-        let mut best = vec![Round::default(); contenders.len()];
-        for _ in 0..ROUNDS {
-            for (contender, best) in contenders.iter().zip(&mut best) {
-                let cpu = contender.cpu();
-                let rate = load.run(contender.address(), LENGTH);
-                let cores = (contender.cpu() - cpu) / LENGTH.as_secs_f64();
-                if rate > best.rate {
-                    *best = Round { rate, cores };
-                }
+fn measure(arguments: &Arguments) -> io::Result<String> {
+    // An empty /run, so that the namespaces' names are ours.
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "none", "/run"])
+        .status()?;
+    if !mounted.success() {
+        return Err(io::Error::other("cannot mount a tmpfs at /run"));
+    }
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+
+    let network = Network::new();
+    let contenders = Contender::start_all(&network);
+    let mut figures = Figures::new(&contenders);
+    for round in 0..arguments.rounds {
+        eprintln!("round {} of {}", round + 1, arguments.rounds);
+        for load in Load::ALL {
+            for (number, contender) in contenders.iter().enumerate() {
+                let before = contender.cpu();
+                let client = || load.run(contender.address(), arguments.length);
+                let measured = network.client.enter(client);
+                let seconds = contender.cpu() - before;
+                figures.add(load, number, &measured, seconds);
             }
         }
-        let direct = best[0].rate;
-        for (contender, Round { rate, cores }) in contenders.iter().zip(best) {
-            println!(
-                "  {:10} {:>12.1} {}   {:5.2} of direct   {:4.2} cores",
-                contender.name(),
-                rate,
-                load.unit(),
-                rate / direct,
-                cores
-            );
-        }
     }
-
-    println!(
-        "\nResident memory with {} idle connections, above start",
-        load::IDLE
-    );
-    for contender in contenders.iter().filter(|c| c.memory().is_some()) {
-        let before = contender.memory().unwrap_or(0);
-        let held = load::idle(contender.address());
-        let after = contender.memory().unwrap_or(0);
-        println!(
-            "  {:10} {:>8.1} MiB   {:.2} KiB a connection",
-            contender.name(),
-            (after.saturating_sub(before)) as f64 / 1024.0,
-            (after.saturating_sub(before)) as f64 / held.len() as f64
-        );
+    for (number, contender) in contenders.iter().enumerate() {
+        let Some(before) = contender.memory() else {
+            continue;
+        };
+        let held = network.client.enter(|| load::idle(contender.address()));
+        let after = contender.memory().unwrap_or(before);
+        figures.add_idle(number, after.saturating_sub(before), held.len());
+        drop(held);
     }
-    ExitCode::SUCCESS
+    Ok(figures.page(arguments.rounds, arguments.length))
 }

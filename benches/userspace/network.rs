@@ -1,0 +1,99 @@
+//! Where the contenders stand: one client, one backend, and a node between them for each
+//! contender, which forwards as a router does.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    process::{Child, Command},
+};
+
+use super::{host::Host, load};
+
+/// The port of the backends.
+const PORT: u16 = 7070;
+
+/// The port of the address at which a node's proxy is called.
+const CALLED: u16 = 80;
+
+/// The namespaces.
+pub struct Network {
+    /// From which calls are made.
+    pub client: Host,
+    backend: Host,
+}
+
+/// One node, between the client and the backend.
+pub struct Node {
+    host: Host,
+    /// Where the backend answers, by this node.
+    pub backend: SocketAddr,
+    /// Where the client calls the proxy of this node: one of its own addresses.
+    pub own: SocketAddr,
+    /// A Service's address, which the client sends to this node.
+    pub service: SocketAddr,
+}
+
+impl Network {
+    /// A client and a backend, with no node between them yet.
+    pub fn new() -> Network {
+        let host = |name| Host::new(name, Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
+        let (client, backend) = (host("client"), host("backend"));
+        backend.enter(|| load::backend(PORT));
+        Network { client, backend }
+    }
+
+    /// Adds node `number`.
+    pub fn node(&self, number: u8) -> Node {
+        let name = format!("node{number}");
+        let host = Host::new(&name, Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
+        host.ip(&[
+            &format!("link add client type veth peer name {name} netns client"),
+            &format!("link add backend type veth peer name {name} netns backend"),
+            "link set client up",
+            "link set backend up",
+            &format!("addr add 10.1.{number}.1/24 dev client"),
+            &format!("addr add 10.2.{number}.1/24 dev backend"),
+        ]);
+        self.client.ip(&[
+            &format!("link set {name} up"),
+            &format!("addr add 10.1.{number}.2/24 dev {name}"),
+            &format!("route add 10.2.{number}.0/24 via 10.1.{number}.1"),
+            &format!("route add 10.96.{number}.0/24 via 10.1.{number}.1"),
+        ]);
+        self.backend.ip(&[
+            &format!("link set {name} up"),
+            &format!("addr add 10.2.{number}.2/24 dev {name}"),
+            &format!("route add 10.1.{number}.0/24 via 10.2.{number}.1"),
+        ]);
+        let at = |second, last, port| {
+            SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, second, number, last)), port)
+        };
+        Node {
+            host,
+            backend: at(2, 2, PORT),
+            own: at(1, 1, CALLED),
+            service: at(96, 1, CALLED),
+        }
+    }
+}
+
+impl Node {
+    /// Starts `program` here.
+    ///
+    /// # Errors
+    /// When it is not installed.
+    pub fn spawn(&self, program: &str, arguments: &[String]) -> std::io::Result<Child> {
+        let found = Command::new("sh")
+            .args(["-c", &format!("command -v {program}")])
+            .output()?;
+        if !found.status.success() {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
+        let mut command = self.host.command(program);
+        command
+            .args(arguments)
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+    }
+}
