@@ -2,6 +2,16 @@
 
 use std::{borrow::Cow, fmt};
 
+/// Most characters of a value that a message quotes.
+const QUOTED: usize = 200;
+
+/// Most values of one object that are named; how many more there are is said.
+const NAMED: usize = 20;
+
+/// Most characters of a name of an object (`DNS1123SubdomainMaxLength` of
+/// `k8s.io/apimachinery/pkg/util/validation`).
+const LONGEST_NAME: usize = 253;
+
 /// A field whose value cannot be used. As an error it means that the whole
 /// object is refused; as a warning that only this value is left out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,14 +55,17 @@ pub(super) struct Inspection {
     kind: &'static str,
     name: String,
     warnings: Vec<Invalid>,
+    /// How many more warnings there are.
+    unnamed: usize,
 }
 
 impl Inspection {
     pub(super) fn of(kind: &'static str, name: impl fmt::Display) -> Inspection {
         Inspection {
             kind,
-            name: name.to_string(),
+            name: quoted(name),
             warnings: Vec::new(),
+            unnamed: 0,
         }
     }
 
@@ -67,7 +80,7 @@ impl Inspection {
             kind: self.kind,
             name: self.name.clone(),
             field: field.into(),
-            value: value.to_string(),
+            value: quoted(value),
             reason: reason.into(),
         }
     }
@@ -86,7 +99,25 @@ impl Inspection {
     /// Adds what would have refused the object as a warning, where the rest of
     /// it can be used.
     pub(super) fn warn(&mut self, warning: Invalid) {
-        self.warnings.push(warning);
+        if self.warnings.len() < NAMED {
+            self.warnings.push(warning);
+        } else {
+            self.unnamed += 1;
+        }
+    }
+
+    /// Checks the name of an object, of a namespace or of a port. Only what the API
+    /// server may take is safe in rules, comments and log lines; it takes still less.
+    pub(super) fn name(&self, field: impl Into<String>, name: &str) -> Result<(), Invalid> {
+        let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+        if name.len() <= LONGEST_NAME && name.chars().all(is_safe) {
+            return Ok(());
+        }
+        let reason = format!(
+            "a name has at most {LONGEST_NAME} characters, which are letters, digits, '-', '.' \
+             and '_'"
+        );
+        Err(self.refuse(field, name, reason))
     }
 
     /// Returns the port number of a field that must be set.
@@ -124,10 +155,24 @@ impl Inspection {
         }
     }
 
-    pub(super) fn finish<T>(self, object: T) -> Reduced<T> {
+    pub(super) fn finish<T>(mut self, object: T) -> Reduced<T> {
+        if let (Some(last), more @ 1..) = (self.warnings.last_mut(), self.unnamed) {
+            let reason = format!("{}; {more} more values are left out", last.reason);
+            last.reason = reason.into();
+        }
         Reduced {
             object,
             warnings: self.warnings,
         }
     }
+}
+
+/// Returns the first characters of a text, and all of a short one.
+fn quoted(text: impl fmt::Display) -> String {
+    let mut text = text.to_string();
+    if let Some((end, _)) = text.char_indices().nth(QUOTED) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }

@@ -94,6 +94,17 @@ fn services_whose_addresses_or_ports_are_refused() {
         ("clusterIP: ten, ports: []", "spec.clusterIP", "ten"),
         ("clusterIP: 0.0.0.0, ports: []", "spec.clusterIP", "0.0.0.0"),
         (
+            "clusterIP: 127.0.0.1, ports: []",
+            "spec.clusterIP",
+            "127.0.0.1",
+        ),
+        ("clusterIP: '::1', ports: []", "spec.clusterIP", "::1"),
+        (
+            "clusterIP: 10.0.0.1, ports: [{port: 1, name: \"a\\nb\"}]",
+            "spec.ports[0].name",
+            "a\nb",
+        ),
+        (
             "clusterIPs: [10.0.0.1, 10.0.0.2]",
             "spec.clusterIPs[1]",
             "10.0.0.2",
@@ -378,4 +389,99 @@ fn nodes() {
     assert!(!plain.deleting && !plain.to_be_deleted && plain.zone.is_none());
     assert_eq!(plain.pod_cidrs.len(), 1);
     assert!(node("{metadata: {}}").is_err());
+}
+
+/// What can be reached from the node alone is no endpoint, unless a file on the node
+/// says so of its loopback.
+#[test]
+fn endpoints_that_would_lead_to_the_node() {
+    let cases = [
+        ("IPv4", "127.0.0.1", true),
+        ("IPv4", "127.9.9.9", true),
+        ("IPv6", "::1", true),
+        ("IPv4", "169.254.169.254", false),
+        ("IPv6", "fe80::1", false),
+        ("IPv4", "0.0.0.0", false),
+        ("IPv6", "::", false),
+        ("IPv4", "224.0.0.1", false),
+        ("IPv6", "ff02::1", false),
+        ("IPv4", "255.255.255.255", false),
+        // IPv4 in IPv6 is read as IPv4, which is no IPv6 address.
+        ("IPv6", "::ffff:127.0.0.1", false),
+        ("IPv4", "::ffff:169.254.169.254", false),
+    ];
+    for (family, address, in_file) in cases {
+        let text = format!(
+            "{{metadata: {{name: s}}, addressType: {family}, endpoints: [{{addresses: ['{address}']}}]}}"
+        );
+        let object = yaml::<discovery::EndpointSlice>(&text);
+        let mut names = Names::default();
+        for (reduced, used) in [
+            (EndpointSlice::reduce(&object, &mut names), false),
+            (EndpointSlice::reduce_of_file(&object, &mut names), in_file),
+        ] {
+            let reduced = reduced.expect("the rest can be used");
+            assert_eq!(reduced.object.endpoints.len(), usize::from(used), "{text}");
+            assert_eq!(reduced.warnings.len(), usize::from(!used), "{text}");
+        }
+    }
+}
+
+#[test]
+fn names_that_the_api_has_not() {
+    let long = "a".repeat(1 << 20);
+    for name in [&*long, "a b", "a/b", "a\nb", "\u{e4}"] {
+        let quoted = serde_json::to_string(name).expect("a string");
+        for metadata in [
+            format!("{{name: {quoted}}}"),
+            format!("{{name: a, namespace: {quoted}}}"),
+        ] {
+            let service = service(&format!("{{metadata: {metadata}, spec: {{}}}}"));
+            let slice = slice(&format!("{{metadata: {metadata}, addressType: IPv4}}"));
+            for error in [service.expect_err("a name"), slice.expect_err("a name")] {
+                let text = error.to_string();
+                assert!(text.len() < 2000, "{} characters", text.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_object_full_of_mistakes_is_reported_in_a_few_lines() {
+    let mut object = yaml::<discovery::EndpointSlice>("{metadata: {name: s}, addressType: IPv4}");
+    let endpoint = yaml::<discovery::Endpoint>("{addresses: [127.0.0.1]}");
+    object.endpoints = Some(vec![endpoint; 65_000]);
+    let reduced = EndpointSlice::reduce(&object, &mut Names::default()).expect("a slice");
+    assert_eq!(reduced.warnings.len(), 20);
+    let last = reduced.warnings.last().map(ToString::to_string);
+    let last = last.unwrap_or_default();
+    assert!(last.contains("64980 more values are left out"), "{last}");
+}
+
+/// As many as an object of 1.5 MiB may have, which is what etcd takes.
+#[test]
+fn a_service_with_as_many_ports_and_addresses_as_there_can_be() {
+    let mut object = yaml::<core::Service>(
+        "{metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.0.0.1, ports: [{port: 1}]}}",
+    );
+    let spec = object.spec.as_mut().expect("a spec");
+    let port = spec.ports.as_ref().expect("ports")[0].clone();
+    let ports = (1..=65_535).map(|number| core::ServicePort {
+        name: Some(format!("p{number}")),
+        port: number,
+        ..port.clone()
+    });
+    spec.ports = Some(ports.collect());
+    let address = |number: u32| std::net::Ipv4Addr::from_bits(0x0b00_0000 + number).to_string();
+    spec.external_ips = Some((0..65_535).map(address).collect());
+    let ranges = (0..65_535).map(|number| address(number) + "/32");
+    spec.load_balancer_source_ranges = Some(ranges.collect());
+    let begun = std::time::Instant::now();
+    let reduced = Service::reduce(&object, &mut Names::default()).expect("a Service");
+    // Compared each with each, they would take minutes.
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20));
+    let serving = reduced.object.serving.expect("served");
+    assert_eq!(serving.ports.len(), 65_535);
+    assert_eq!(serving.external_ips.len(), 65_535);
+    assert_eq!(serving.load_balancer_source_ranges.len(), 65_535);
 }

@@ -1,7 +1,8 @@
 //! A Service object, reduced to what proxying needs.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{hash::Hash, net::IpAddr, sync::Arc, time::Duration};
 
+use hashbrown::HashSet;
 use ipnet::IpNet;
 use k8s_openapi::{api::core::v1 as api, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
@@ -23,6 +24,11 @@ pub(super) const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-
 const DEFAULT_AFFINITY_SECONDS: i32 = 10_800;
 /// The API server's maximum (`MaxClientIPServiceAffinitySeconds`): one day.
 const MAX_AFFINITY_SECONDS: i32 = 86_400;
+
+/// Why an address of a Service is refused. One that is loopback would take what
+/// processes of the node send each other.
+const NOT_SERVED: &str =
+    "an unspecified, multicast, broadcast or loopback address cannot be served";
 
 /// A Service, as far as proxying needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +125,8 @@ impl Service {
         if object_name.is_empty() {
             return Err(inspection.refuse("metadata.name", "", "an object needs a name"));
         }
+        inspection.name("metadata.namespace", namespace)?;
+        inspection.name("metadata.name", object_name)?;
         let name = ServiceName {
             namespace: names.share(namespace),
             name: names.share(object_name),
@@ -238,8 +246,8 @@ fn cluster_ips(
     for (field, text) in listed {
         let ip =
             parse_ip(text).ok_or_else(|| inspection.refuse(&*field, text, "not an IP address"))?;
-        if is_unusable(&ip) {
-            return Err(inspection.refuse(field, text, "not an address that can be served"));
+        if is_unusable(&ip) || ip.is_loopback() {
+            return Err(inspection.refuse(field, text, NOT_SERVED));
         }
         if found
             .iter()
@@ -259,14 +267,14 @@ fn ports(
     names: &mut Names,
 ) -> Result<Box<[Port]>, Invalid> {
     let mut ports: Vec<Port> = Vec::new();
+    let mut known = HashSet::new();
     for (i, port) in spec.ports.iter().flatten().enumerate() {
         let at = |field: &str| format!("spec.ports[{i}].{field}");
-        let name = names.share(port.name.as_deref().unwrap_or_default());
+        let name = port.name.as_deref().unwrap_or_default();
+        inspection.name(at("name"), name)?;
+        let name = names.share(name);
         let protocol = inspection.protocol(at("protocol"), port.protocol.as_deref())?;
-        if ports
-            .iter()
-            .any(|other| other.name == name && other.protocol == protocol)
-        {
+        if !known.insert((Arc::clone(&name), protocol)) {
             let reason = format!("another {protocol} port of this Service has that name too");
             return Err(inspection.refuse(at("name"), name, reason));
         }
@@ -296,7 +304,7 @@ fn external_ips(
             Some(ip) => keep(ip, field, families, &mut found, inspection),
         }
     }
-    found.into()
+    once(found)
 }
 
 fn load_balancer_ips(
@@ -322,13 +330,13 @@ fn load_balancer_ips(
         let field = format!("status.loadBalancer.ingress[{i}].ip");
         match parse_ip(text) {
             None => inspection.skip(field, text, "not an IP address"),
-            Some(ip) if is_unusable(&ip) => {
-                inspection.skip(field, text, "not an address that can be served");
+            Some(ip) if is_unusable(&ip) || ip.is_loopback() => {
+                inspection.skip(field, text, NOT_SERVED);
             }
             Some(ip) => keep(ip, field, families, &mut found, inspection),
         }
     }
-    found.into()
+    once(found)
 }
 
 fn keep(
@@ -342,9 +350,16 @@ fn keep(
     if !families.contains(&family) {
         let reason = format!("the Service has no {family} cluster IP");
         inspection.skip(field, ip, reason);
-    } else if !found.contains(&ip) {
+    } else {
         found.push(ip);
     }
+}
+
+/// Returns each value once, in their order: an object may have thousands of them.
+fn once<T: Copy + Eq + Hash>(values: Vec<T>) -> Box<[T]> {
+    let mut known = HashSet::new();
+    let values = values.into_iter();
+    values.filter(|value| known.insert(*value)).collect()
 }
 
 fn source_ranges(
@@ -359,11 +374,7 @@ fn source_ranges(
     for (i, text) in listed.iter().enumerate() {
         // The API server's validation lets white space pass.
         match parse_cidr(text.trim()) {
-            Some(range) => {
-                if !found.contains(&range) {
-                    found.push(range);
-                }
-            }
+            Some(range) => found.push(range),
             None => inspection.skip(
                 format!("spec.loadBalancerSourceRanges[{i}]"),
                 text,
@@ -380,7 +391,7 @@ fn source_ranges(
             "none of these is a CIDR, and serving without one would let everyone in",
         ));
     }
-    Ok(found.into())
+    Ok(once(found))
 }
 
 fn session_affinity(

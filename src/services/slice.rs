@@ -1,6 +1,6 @@
 //! An EndpointSlice object, reduced to what proxying needs.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, fmt, net::IpAddr, sync::Arc};
 
 use hashbrown::HashSet;
 use k8s_openapi::api::discovery::v1 as api;
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::net::{
     Family, Protocol,
-    address::{is_unusable, parse_ip},
+    address::{is_special, is_unusable, parse_ip},
 };
 
 /// Label of EndpointSlices of a headless Service. It is the only one by which
@@ -118,6 +118,26 @@ impl EndpointSlice {
         slice: &api::EndpointSlice,
         names: &mut Names,
     ) -> Result<Reduced<EndpointSlice>, Invalid> {
+        EndpointSlice::reduced(slice, Loopback::Refused, names)
+    }
+
+    /// Reduces an EndpointSlice of a file on this node. Whoever may write there may
+    /// also have processes of the node itself as endpoints.
+    ///
+    /// # Errors
+    /// Names the first field without which the slice cannot be used.
+    pub fn reduce_of_file(
+        slice: &api::EndpointSlice,
+        names: &mut Names,
+    ) -> Result<Reduced<EndpointSlice>, Invalid> {
+        EndpointSlice::reduced(slice, Loopback::Allowed, names)
+    }
+
+    fn reduced(
+        slice: &api::EndpointSlice,
+        loopback: Loopback,
+        names: &mut Names,
+    ) -> Result<Reduced<EndpointSlice>, Invalid> {
         let metadata = &slice.metadata;
         let namespace = metadata.namespace.as_deref().unwrap_or("default");
         let object_name = metadata.name.as_deref().unwrap_or_default();
@@ -126,14 +146,16 @@ impl EndpointSlice {
         if object_name.is_empty() {
             return Err(inspection.refuse("metadata.name", "", "an object needs a name"));
         }
+        inspection.name("metadata.namespace", namespace)?;
+        inspection.name("metadata.name", object_name)?;
         let name = SliceName {
             namespace: names.share(namespace),
             name: Arc::from(object_name),
         };
         let owner = owner(metadata, &name, names);
         let (ports, endpoints) = match slice.address_type.as_str() {
-            "IPv4" => contents(slice, Family::V4, &mut inspection, names),
-            "IPv6" => contents(slice, Family::V6, &mut inspection, names),
+            "IPv4" => contents(slice, (Family::V4, loopback), &mut inspection, names),
+            "IPv6" => contents(slice, (Family::V6, loopback), &mut inspection, names),
             "FQDN" => {
                 let reason = "endpoints that are names cannot be proxied to; none of them is used";
                 inspection.skip("addressType", "FQDN", reason);
@@ -188,30 +210,25 @@ fn owner(metadata: &ObjectMeta, slice: &SliceName, names: &mut Names) -> Owner {
     }
 }
 
+/// Whether endpoints may have loopback addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loopback {
+    Allowed,
+    Refused,
+}
+
 type Contents = (Box<[SlicePort]>, Box<[SliceEndpoint]>);
 
 fn contents(
     slice: &api::EndpointSlice,
-    family: Family,
+    (family, loopback): (Family, Loopback),
     inspection: &mut Inspection,
     names: &mut Names,
 ) -> Contents {
     let mut ports = Vec::new();
     for (i, port) in slice.ports.iter().flatten().enumerate() {
-        let at = |field: &str| format!("ports[{i}].{field}");
-        let Some(number) = port.port else {
-            let reason = "a port without number means every port, which a proxy cannot serve";
-            inspection.skip(at("port"), "", reason);
-            continue;
-        };
-        let protocol = inspection.protocol(at("protocol"), port.protocol.as_deref());
-        let number = inspection.port(at("port"), number);
-        match protocol.and_then(|protocol| Ok((protocol, number?))) {
-            Ok((protocol, port_number)) => ports.push(SlicePort {
-                name: names.share(port.name.as_deref().unwrap_or_default()),
-                protocol,
-                port: port_number,
-            }),
+        match slice_port(i, port, inspection, names) {
+            Ok(port) => ports.push(port),
             // The other ports can be used.
             Err(invalid) => inspection.warn(invalid),
         }
@@ -219,23 +236,13 @@ fn contents(
 
     let mut endpoints: Vec<SliceEndpoint> = Vec::new();
     for (i, endpoint) in slice.endpoints.iter().flatten().enumerate() {
-        let field = format!("endpoints[{i}].addresses[0]");
         let text = endpoint.addresses.first().map_or("", String::as_str);
-        let address = match parse_ip(text) {
-            None => {
-                inspection.skip(field, text, "not an IP address");
+        let address = match address(text, family, loopback) {
+            Ok(address) => address,
+            Err(reason) => {
+                inspection.skip(format!("endpoints[{i}].addresses[0]"), text, reason);
                 continue;
             }
-            Some(ip) if Family::of(&ip) != family => {
-                let reason = format!("not an {family} address, which addressType says it is");
-                inspection.skip(field, text, reason);
-                continue;
-            }
-            Some(ip) if is_unusable(&ip) => {
-                inspection.skip(field, text, "nothing can be reached at this address");
-                continue;
-            }
-            Some(ip) => ip,
         };
         let conditions = endpoint.conditions.clone().unwrap_or_default();
         let mut hints = hints(endpoint, names);
@@ -255,6 +262,46 @@ fn contents(
         });
     }
     (ports.into(), endpoints.into())
+}
+
+fn slice_port(
+    number: usize,
+    port: &api::EndpointPort,
+    inspection: &Inspection,
+    names: &mut Names,
+) -> Result<SlicePort, Invalid> {
+    let at = |field: &str| format!("ports[{number}].{field}");
+    let Some(port_number) = port.port else {
+        let reason = "a port without number means every port, which a proxy cannot serve";
+        return Err(inspection.refuse(at("port"), "", reason));
+    };
+    let name = port.name.as_deref().unwrap_or_default();
+    inspection.name(at("name"), name)?;
+    Ok(SlicePort {
+        name: names.share(name),
+        protocol: inspection.protocol(at("protocol"), port.protocol.as_deref())?,
+        port: inspection.port(at("port"), port_number)?,
+    })
+}
+
+/// Returns the address of an endpoint, or why it is not used. What is refused is what
+/// the API server refuses (`ValidateEndpointIP` of `pkg/apis/core/validation`):
+/// through a Service, those who may write slices would reach what listens on the
+/// node for itself alone, or the metadata service of a cloud at 169.254.169.254.
+fn address(text: &str, family: Family, loopback: Loopback) -> Result<IpAddr, Cow<'static, str>> {
+    let Some(ip) = parse_ip(text) else {
+        return Err("not an IP address".into());
+    };
+    if Family::of(&ip) != family {
+        return Err(format!("not an {family} address, which addressType says it is").into());
+    }
+    if is_unusable(&ip) {
+        return Err("nothing can be reached at this address".into());
+    }
+    if is_special(&ip) && !(ip.is_loopback() && loopback == Loopback::Allowed) {
+        return Err("a loopback or link-local address cannot be an endpoint".into());
+    }
+    Ok(ip)
 }
 
 fn hints(endpoint: &api::Endpoint, names: &mut Names) -> Option<Arc<Hints>> {

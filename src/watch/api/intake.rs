@@ -252,3 +252,63 @@ fn bare(object: &RawValue) -> Result<Bare, Failure> {
     serde_json::from_str(object.get())
         .map_err(|error| Failure::Broken(format!("an object's metadata: {error}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::services::{EndpointSlice, Service};
+
+    const LINES: [&str; 4] = [
+        r#"{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b","resourceVersion":"7",
+            "annotations":{"tripod.proxy/weight":"3"}},"spec":{"type":"LoadBalancer",
+            "clusterIPs":["10.0.0.1","fd00::1"],"ports":[{"name":"x","port":80,"nodePort":30080}],
+            "externalIPs":["192.0.2.1"],"sessionAffinity":"ClientIP",
+            "loadBalancerSourceRanges":["10.0.0.0/8"]},
+            "status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.2","ipMode":"VIP"}]}}}}"#,
+        r#"{"type":"MODIFIED","object":{"metadata":{"name":"a-1","namespace":"b","resourceVersion":
+            "8","labels":{"kubernetes.io/service-name":"a"}},"addressType":"IPv4","ports":[{"name":
+            "x","port":8080,"protocol":"TCP"}],"endpoints":[{"addresses":["10.1.0.1"],"conditions":
+            {"ready":true},"hints":{"forZones":[{"name":"z"}]},"nodeName":"n"}]}}"#,
+        r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9",
+            "annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
+        r#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}"#,
+    ];
+
+    fn read<K: Kind>(line: &[u8]) {
+        let names = Mutex::new(Names::default());
+        let known = Mutex::new(Known::<K>::new());
+        let mut intake = Intake::new(&names, &known);
+        // What comes of it does not matter, only that it comes to an end.
+        let _ = intake.line(line);
+        let _ = intake.page(line);
+        intake.begin_list();
+        let _ = intake.line(line);
+        let page = format!(
+            r#"{{"metadata":{{"resourceVersion":"1"}},"items":[{}]}}"#,
+            String::from_utf8_lossy(line)
+        );
+        let _ = intake.page(page.as_bytes());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn no_line_makes_the_reader_panic(
+            line in 0..LINES.len(),
+            changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..6),
+            cut in proptest::option::of(any::<usize>()),
+        ) {
+            let mut bytes = LINES[line].as_bytes().to_vec();
+            for (at, byte) in changes {
+                let at = at % bytes.len();
+                bytes[at] = byte;
+            }
+            bytes.truncate(cut.map_or(bytes.len(), |cut| cut % bytes.len()));
+            read::<Service>(&bytes);
+            read::<EndpointSlice>(&bytes);
+        }
+    }
+}

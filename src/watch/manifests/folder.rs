@@ -317,7 +317,8 @@ impl Object {
         Ok(match object {
             ApiObject::Service(service) => wrap(Service::reduce(service, names)?, Object::Service),
             ApiObject::EndpointSlice(slice) => {
-                wrap(EndpointSlice::reduce(slice, names)?, Object::EndpointSlice)
+                let reduced = EndpointSlice::reduce_of_file(slice, names)?;
+                wrap(reduced, Object::EndpointSlice)
             }
             ApiObject::Node(node) => wrap(Node::reduce(node, names)?, Object::Node),
             ApiObject::ServiceCidr(cidr) => {
