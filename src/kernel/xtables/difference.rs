@@ -27,6 +27,11 @@ pub trait Baseline {
     fn take_chain(&mut self, chain: &Chain) -> bool;
     /// Takes out a rule of a shared chain. Returns true if it was there.
     fn take_entry(&mut self, entry: &Entry) -> bool;
+    /// Takes out what is there of that rule besides the one that was taken, where the
+    /// order of an owner's rules matters. Returns how many that were.
+    fn take_repeats(&mut self, _entry: &Entry) -> usize {
+        0
+    }
 }
 
 /// Returns the steps after which what `desired` has in `tables` is there, but for
@@ -45,17 +50,22 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
     }
     let entries = desired.entries.iter();
     let entries = entries.filter(|entry| tables.contains(&entry.table));
-    let taken: Vec<(&Entry, bool)> = entries
-        .map(|entry| (entry, there.take_entry(entry)))
+    let taken: Vec<(&Entry, usize)> = entries
+        .map(|entry| match there.take_entry(entry) {
+            true => (entry, 1 + there.take_repeats(entry)),
+            false => (entry, 0),
+        })
         .collect();
     // Each goes to the top: the last first.
-    for &(entry, is_there) in taken.iter().rev() {
-        let is_missing_beside = |(other, is_there): &(&Entry, bool)| {
-            !is_there && (other.table, &other.chain) == (entry.table, &entry.chain)
+    for &(entry, times) in taken.iter().rev() {
+        let is_put_beside = |(other, times): &(&Entry, usize)| {
+            *times != 1 && (other.table, &other.chain) == (entry.table, &entry.chain)
         };
-        if !is_there {
+        if times == 0 {
             ops.push(Op::of(entry, Action::Insert));
-        } else if entry.table == Table::Nat && taken.iter().any(is_missing_beside) {
+        } else if times > 1 {
+            ops.push(Op::gather(entry, times));
+        } else if entry.table == Table::Nat && taken.iter().any(is_put_beside) {
             // In nat the order of an owner's rules matters. Those in filter stand
             // in any order.
             ops.push(Op::of(entry, Action::Raise));
@@ -240,34 +250,47 @@ impl Comparison {
         // Each goes to the top: the last first.
         for jump in desired.iter().rev() {
             let words = Words::of(&jump.rule, self.family);
-            let there = self.table(jump.table).jumps.get(jump.from);
+            let there = self.observed.tables.get(&jump.table);
+            let there = there.and_then(|table| table.jumps.get(jump.from));
             let position = there.and_then(|there| there.iter().position(|rule| *rule == words));
+            let is_ours = |chain| self.observed.is_ours(jump.table, chain);
+            let repeated = words.target().is_some_and(is_ours);
+            let times = there
+                .filter(|_| repeated)
+                .map_or(0, |there| occurrences(there, &words));
             let below = next.entry((jump.table, jump.from)).or_insert(usize::MAX);
-            let op = |action: fn(Rule) -> Action| Op {
+            let op = |action: &dyn Fn(Rule) -> Action| Op {
                 table: jump.table,
                 chain: jump.from.to_owned(),
                 action: action(jump.rule.clone()),
             };
             match (jump.place, position) {
+                (Place::InOrder | Place::Top, Some(_)) if times > 1 => {
+                    ops.push(op(&|rule| Action::Gather(rule, times)));
+                    *below = 0;
+                }
                 (Place::Top | Place::End, Some(_)) => {}
                 (Place::InOrder, Some(position)) if position < *below => *below = position,
                 (Place::InOrder, Some(_)) => {
-                    ops.push(op(Action::Raise));
+                    ops.push(op(&Action::Raise));
                     *below = 0;
                 }
                 (Place::InOrder | Place::Top, None) => {
-                    ops.push(op(Action::Insert));
+                    ops.push(op(&Action::Insert));
                     *below = 0;
                 }
-                (Place::End, None) => ops.push(op(Action::Append)),
+                (Place::End, None) => ops.push(op(&Action::Append)),
             }
         }
         for jump in desired {
             let words = Words::of(&jump.rule, self.family);
-            if let Some(there) = self.table(jump.table).jumps.get_mut(jump.from)
-                && let Some(position) = there.iter().position(|rule| *rule == words)
-            {
-                there.remove(position);
+            if let Some(there) = self.table(jump.table).jumps.get_mut(jump.from) {
+                // At the end of its chain, it is the last one that is to stay, as it
+                // does when the others are taken away.
+                match there.iter().position(|rule| *rule == words) {
+                    Some(position) if jump.place == Place::End => drop(there.remove(position)),
+                    _ => there.retain(|rule| *rule != words),
+                }
             }
         }
         ops
@@ -360,6 +383,21 @@ impl Baseline for Comparison {
         let rules = self.rules.get_mut(&chain);
         rules.is_some_and(|rules| take(rules, &words))
     }
+
+    fn take_repeats(&mut self, entry: &Entry) -> usize {
+        if entry.table != Table::Nat {
+            return 0;
+        }
+        let words = Words::of(&entry.rule, self.family);
+        let chain = (entry.table, entry.chain.clone());
+        let rules = self.rules.get_mut(&chain);
+        let count = rules.and_then(|rules| rules.get_mut(&words));
+        count.map_or(0, std::mem::take)
+    }
+}
+
+fn occurrences(of: &[Words], words: &Words) -> usize {
+    of.iter().filter(|other| *other == words).count()
 }
 
 fn counted<T: Eq + Hash>(all: impl IntoIterator<Item = T>) -> HashMap<T, usize> {

@@ -139,6 +139,8 @@ impl Eq for Observed {}
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn interest(_: Table, chain: &str) -> Interest {
@@ -175,5 +177,22 @@ mod tests {
         assert_eq!(table.jumps["OUTPUT"].len(), 2);
         assert_eq!((table.digests.len(), table.lists.len()), (1, 2));
         assert_ne!(kept, observed(&format!("{ours}-A OURS -j DROP\n")));
+    }
+
+    const SAVED: &str =
+        include_str!("../../../tests/vectors/09-lb-source-ranges/iptables/iptables-save.txt");
+
+    proptest! {
+        #[test]
+        fn no_saved_line_makes_the_reader_panic(
+            changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..200),
+        ) {
+            let mut bytes = SAVED.as_bytes().to_vec();
+            for (at, byte) in changes {
+                let at = at % bytes.len();
+                bytes[at] = byte;
+            }
+            observed(&String::from_utf8_lossy(&bytes)).chains();
+        }
     }
 }

@@ -31,6 +31,9 @@ pub enum Action {
     Insert(Rule),
     /// The rule, which is there, comes to the top.
     Raise(Rule),
+    /// The rule, which is there so often, comes to the top, and is there once. To take
+    /// away what is there too often would leave the last one, and so change the order.
+    Gather(Rule, usize),
     /// The rule comes to the end.
     Append(Rule),
     /// The first rule of these words, as it was printed or would be, goes.
@@ -100,6 +103,15 @@ impl Op {
             table: entry.table,
             chain: entry.chain.clone(),
             action: action(entry.rule.clone()),
+        }
+    }
+
+    /// Returns the step that leaves one of so many rules like that of `entry`.
+    pub fn gather(entry: &Entry, times: usize) -> Op {
+        Op {
+            table: entry.table,
+            chain: entry.chain.clone(),
+            action: Action::Gather(entry.rule.clone(), times),
         }
     }
 
@@ -234,11 +246,16 @@ where
                 writeln!(out, "-D {chain} {words}")?;
             }
             Action::Raise(rule) => writeln!(out, "-D {chain} {}", rule.words(family))?,
+            Action::Gather(rule, times) => {
+                for _ in 0..*times {
+                    writeln!(out, "-D {chain} {}", rule.words(family))?;
+                }
+            }
             _ => {}
         }
     }
     for Op { chain, action, .. } in due() {
-        if let Action::Insert(rule) | Action::Raise(rule) = action {
+        if let Action::Insert(rule) | Action::Raise(rule) | Action::Gather(rule, _) = action {
             writeln!(out, "-I {chain} {}", rule.words(family))?;
         }
     }

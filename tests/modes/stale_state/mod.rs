@@ -1,9 +1,9 @@
 //! What an earlier proxy left goes, and what is another program's stays.
 
 mod cleanup;
-mod foreign;
+pub mod foreign;
 pub mod left;
-mod start;
+pub mod start;
 pub mod state;
 
 use std::io::Write;

@@ -19,7 +19,7 @@ pub const SOON: Duration = Duration::from_secs(60);
 const NOW: &str = "10-lb-etp-local-healthcheck";
 const THEN: &str = "05-nodeport";
 
-const MANIFESTS: &str = "/run/manifests";
+pub const MANIFESTS: &str = "/run/manifests";
 
 fn serve(case: &Case) {
     std::fs::create_dir_all(MANIFESTS).expect("a folder");
@@ -27,7 +27,7 @@ fn serve(case: &Case) {
 }
 
 /// A Tripod in that mode, in force, and done with what others left.
-fn start(node: &Host, flags: &[&str]) -> Tripod {
+pub fn start(node: &Host, flags: &[&str]) -> Tripod {
     let mut command = node.command(tripod_binary());
     command
         .args(flags)

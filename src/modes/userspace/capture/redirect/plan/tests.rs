@@ -138,7 +138,11 @@ fn jumps_are_repaired_to_exactly_one() {
         ),
         (
             &format!("{right}-A OUTPUT -j TRIPOD-USERSPACE\n"),
-            &["-D OUTPUT -j TRIPOD-USERSPACE"],
+            &[
+                "-D OUTPUT -j TRIPOD-USERSPACE",
+                "-D OUTPUT -j TRIPOD-USERSPACE",
+                "-I OUTPUT -j TRIPOD-USERSPACE",
+            ],
         ),
         (
             &format!("{right}-A POSTROUTING -j TRIPOD-USERSPACE\n"),

@@ -1,0 +1,204 @@
+//! Random changes of what a proxy wrote, as another program or a half written
+//! transaction could leave it.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::process::Stdio;
+
+use super::super::stale_state::{engines, program};
+use super::map::digits;
+use crate::lab::Host;
+
+/// One change: a program with its arguments, and what it reads.
+struct Change {
+    line: String,
+    input: String,
+}
+
+/// What the programs print of a node on which only others have something, line by
+/// line: nothing of it is changed.
+pub struct Foreign(BTreeSet<String>);
+
+impl Foreign {
+    pub fn of(node: &Host) -> Foreign {
+        let mut lines = BTreeSet::new();
+        for command in commands() {
+            lines.extend(
+                node.show(&command)
+                    .lines()
+                    .map(|line| format!("{command} {line}")),
+            );
+        }
+        Foreign(lines)
+    }
+
+    /// Returns the lines that `command` prints beyond these, where there is a table of
+    /// iptables with that name before them.
+    fn beyond(&self, node: &Host, command: &str) -> Vec<(String, String)> {
+        let mut table = String::new();
+        let mut found = Vec::new();
+        for line in node.show(command).lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                name.clone_into(&mut table);
+            }
+            let skipped = line.starts_with(['#', '*']) || line == "COMMIT";
+            if !skipped && !self.0.contains(&format!("{command} {line}")) {
+                found.push((table.clone(), line.to_owned()));
+            }
+        }
+        found
+    }
+}
+
+fn saves() -> Vec<String> {
+    let families = ["iptables", "ip6tables"];
+    let all = engines()
+        .iter()
+        .flat_map(|engine| families.map(|of| program(of, engine, "save")));
+    all.collect()
+}
+
+fn commands() -> Vec<String> {
+    let others = [
+        "ip rule",
+        "ip -6 rule",
+        "ip route show table all",
+        "ip -6 route show table all",
+    ];
+    let mut all = saves();
+    all.extend(others.map(str::to_owned));
+    all
+}
+
+/// Makes the change that `number` chooses among all that can be made to what is
+/// there beyond `foreign`. Some are refused by the kernel, which is no matter.
+pub fn damage(node: &Host, foreign: &Foreign, number: u128) {
+    let mut pick = digits(number);
+    let mut kinds = [rules, routes, tables].map(|changes| changes(node, foreign));
+    let there: Vec<usize> = (0..kinds.len())
+        .filter(|at| !kinds[*at].is_empty())
+        .collect();
+    if there.is_empty() {
+        return;
+    }
+    let changes = &mut kinds[there[pick(there.len())]];
+    let change = changes.swap_remove(pick(changes.len()));
+    println!("damage: {} <<< {}", change.line, change.input);
+    let mut words = change.line.split(' ');
+    let mut child = node
+        .command(words.next().expect("a program"))
+        .args(words)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("starting it");
+    // It may have ended without reading.
+    let _ = child
+        .stdin
+        .take()
+        .map(|mut stdin| stdin.write_all(change.input.as_bytes()));
+    child.wait().expect("its end");
+}
+
+/// Changes of rules and chains of iptables.
+fn rules(node: &Host, foreign: &Foreign) -> Vec<Change> {
+    let mut found = Vec::new();
+    for save in saves() {
+        let restore = save.replace("-save", "-restore") + " --noflush";
+        let mut change = |table: &str, commands: &str| {
+            found.push(Change {
+                line: restore.clone(),
+                input: format!("*{table}\n{commands}\nCOMMIT\n"),
+            });
+        };
+        for (table, line) in foreign.beyond(node, &save) {
+            if let Some(chain) = line.strip_prefix(':') {
+                let (chain, policy) = chain.split_once(' ').unwrap_or((chain, ""));
+                if policy.starts_with('-') {
+                    change(&table, &format!("-F {chain}"));
+                    change(&table, &format!("-I {chain} -j RETURN"));
+                    change(&table, &format!("-A {chain} -s 192.0.2.77/32 -j ACCEPT"));
+                }
+            } else if let Some(rule) = line.strip_prefix("-A ")
+                // Whoever writes there must not take away what is there.
+                && !rule.starts_with("KUBE-FIREWALL ")
+            {
+                change(&table, &format!("-D {rule}"));
+                // Twice there, at both ends.
+                change(&table, &format!("-A {rule}"));
+                change(&table, &format!("-I {rule}"));
+            }
+        }
+        if !found.is_empty() {
+            let ours = "KUBE-SVC-AAAAAAAAAAAAAAAA";
+            let input = format!("*nat\n:{ours} - [0:0]\n-A {ours} -j RETURN\nCOMMIT\n");
+            found.push(Change {
+                line: restore,
+                input,
+            });
+        }
+    }
+    found
+}
+
+/// A change that is all in its arguments.
+fn run(line: impl Into<String>) -> Change {
+    Change {
+        line: line.into(),
+        input: String::new(),
+    }
+}
+
+/// Changes of routing rules and routes.
+fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
+    let mut found = Vec::new();
+    for family in ["ip", "ip -6"] {
+        let list = format!("{family} rule");
+        for (_, line) in foreign.beyond(node, &list) {
+            if let Some((priority, rule)) = line.split_once(':') {
+                let rule = rule.split_whitespace().collect::<Vec<_>>().join(" ");
+                found.push(run(format!("{family} rule del priority {priority} {rule}")));
+            }
+        }
+        let list = format!("{family} route show table all");
+        for (_, line) in foreign.beyond(node, &list) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            found.push(run(format!("{family} route del {}", words.join(" "))));
+        }
+    }
+    found
+}
+
+/// Changes of the tables of nftables mode.
+fn tables(node: &Host, _: &Foreign) -> Vec<Change> {
+    let mut found = Vec::new();
+    let all = node.show("nft list tables");
+    for table in ["ip tripod", "ip6 tripod"] {
+        if !all.lines().any(|line| line == format!("table {table}")) {
+            continue;
+        }
+        found.push(run(format!("nft delete table {table}")));
+        found.push(run(format!("nft flush table {table}")));
+        found.push(run(format!("nft add chain {table} another")));
+        let mut chain = String::new();
+        for line in node.show(&format!("nft -a list table {table}")).lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [kind @ ("chain" | "map" | "set"), name, "{", ..] => {
+                    found.push(run(format!("nft flush {kind} {table} {name}")));
+                    found.push(run(format!("nft delete {kind} {table} {name}")));
+                    if kind == "chain" {
+                        name.clone_into(&mut chain);
+                        found.push(run(format!("nft insert rule {table} {name} counter")));
+                    }
+                }
+                [.., "#", "handle", handle] if !words.contains(&"{") || words.contains(&"}") => {
+                    let rule = format!("{table} {chain} handle {handle}");
+                    found.push(run(format!("nft delete rule {rule}")));
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,241 @@
+//! From any state of the kernel, one full sync gives what the mode has on a node where
+//! nothing was left, beside everything that is others'; another one writes nothing.
+//!
+//! What happened on the node before is random: other Services that some mode served,
+//! until the process was killed, at times during its first sync; what kube-proxy left;
+//! and changes of what they wrote. `TRIPOD_CONVERGENCE=400` has so many cases tried,
+//! `TRIPOD_CONVERGENCE_SEED=7` others than the usual ones.
+
+mod damage;
+mod map;
+mod seen;
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+
+use self::damage::{Foreign, damage};
+use self::seen::{Seen, written};
+use super::stale_state::foreign::{EXCLUDED, foreign};
+use super::stale_state::start::{MANIFESTS, SOON, start};
+use super::stale_state::{engines, left};
+use crate::lab::recorded::{self, FLAGS};
+use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
+
+/// How a node is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Nftables,
+    Iptables,
+    Redirect,
+    Local,
+}
+
+impl Mode {
+    const ALL: [Mode; 4] = [Mode::Nftables, Mode::Iptables, Mode::Redirect, Mode::Local];
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Mode::Nftables => &["--proxy-mode=nftables"],
+            Mode::Iptables => &["--proxy-mode=iptables"],
+            Mode::Redirect => &["--proxy-mode=userspace", "--userspace-capture=redirect"],
+            Mode::Local => &["--proxy-mode=userspace", "--userspace-capture=local"],
+        }
+    }
+
+    /// The protocols of Services that are all in force.
+    fn protocols(self) -> &'static [&'static str] {
+        match self {
+            Mode::Redirect | Mode::Local => &["TCP", "UDP"],
+            Mode::Nftables | Mode::Iptables => &["TCP", "UDP", "SCTP"],
+        }
+    }
+
+    /// Its name in the log.
+    fn name(self) -> &'static str {
+        let flag = self.flags()[0];
+        flag.split_once('=').map_or(flag, |(_, name)| name)
+    }
+}
+
+/// What happened on a node.
+#[derive(Clone, Debug)]
+enum Past {
+    /// A mode served Services until it was killed: when it was in force, or so many
+    /// milliseconds after its start.
+    Served(usize, Vec<u128>, Option<u64>),
+    /// kube-proxy had a recorded state there, in iptables mode, or what stands for its
+    /// nftables mode.
+    KubeProxy(usize, bool),
+    /// Something was changed.
+    Damage(u128),
+}
+
+fn services() -> impl Strategy<Value = Vec<u128>> {
+    proptest::collection::vec(any::<u128>(), 0..5)
+}
+
+fn past() -> impl Strategy<Value = Vec<Past>> {
+    let killed = proptest::option::weighted(0.4, 0_u64..600);
+    let served = (0_usize..8, services(), killed);
+    let one = prop_oneof![
+        2 => served.prop_map(|(mode, map, when)| Past::Served(mode, map, when)),
+        1 => (0_usize..24, any::<bool>()).prop_map(|(case, n)| Past::KubeProxy(case, n)),
+        5 => any::<u128>().prop_map(Past::Damage),
+    ];
+    proptest::collection::vec(one, 1..8)
+}
+
+fn serve(mode: Mode, services: &[u128]) {
+    std::fs::create_dir_all(MANIFESTS).expect("a folder");
+    let node = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/node.yaml");
+    std::fs::copy(node, format!("{MANIFESTS}/node.yaml")).expect("the Node");
+    let aside = format!("{MANIFESTS}/.map.new");
+    std::fs::write(&aside, map::manifests(services, mode.protocols())).expect("manifests");
+    std::fs::rename(&aside, format!("{MANIFESTS}/map.json")).expect("manifests");
+}
+
+impl Past {
+    fn happen(&self, node: &Host, foreign: &Foreign, engine: &str, first: bool) {
+        match self {
+            Past::Served(mode, services, killed) => {
+                let mode = Mode::ALL[mode % Mode::ALL.len()];
+                serve(mode, services);
+                let mut command = node.command(tripod_binary());
+                command
+                    .args(mode.flags())
+                    .arg(format!("--manifests={MANIFESTS}"))
+                    .args(["--v=4", EXCLUDED])
+                    .args(FLAGS);
+                let mut tripod = Tripod::spawn(command);
+                match killed {
+                    // The moment is what is random: nothing is waited for.
+                    Some(after) => std::thread::sleep(Duration::from_millis(*after)),
+                    None => eventually("it is in force", SOON, || {
+                        match tripod.logged(&["synced", mode.name()]) {
+                            0 => Err(tripod.log()),
+                            _ => Ok(()),
+                        }
+                    }),
+                }
+                tripod.kill();
+            }
+            Past::KubeProxy(..) if !first => {}
+            Past::KubeProxy(_, true) => left::nftables(node),
+            Past::KubeProxy(case, false) => {
+                let case = &recorded::cases()[*case];
+                left::kube_proxys(node, case, "iptables", engine, engines()[0]);
+            }
+            Past::Damage(number) => damage(node, foreign, *number),
+        }
+    }
+}
+
+/// How many full syncs of `family` have ended.
+fn full_syncs(tripod: &Tripod, family: &str) -> usize {
+    tripod.logged(&["synced", "full=true", &format!("family={family}")])
+}
+
+/// A node where only others have something, whose kubelet has its rules in `kubelet`.
+fn node_of_others(name: &str, kubelet: &str) -> Host {
+    let node = Host::new(name, [192, 0, 2, 10].into(), std::net::Ipv6Addr::LOCALHOST);
+    foreign(&node, kubelet);
+    node
+}
+
+/// Starts `mode` for Services `now` on a node where only others have something, and on
+/// one where that happened.
+fn converges(mode: Mode, kubelet: &str, now: &[u128], past: &[Past]) -> Result<(), TestCaseError> {
+    let fail = |what: &str, found: &[String]| match found {
+        [] => Ok(()),
+        found => Err(TestCaseError::fail(format!(
+            "{what}:\n{}",
+            found.join("\n")
+        ))),
+    };
+    let flags = [mode.flags(), &["--iptables-sync-period=1s"]].concat();
+    serve(mode, now);
+    let clean = node_of_others("clean", kubelet);
+    let foreign = Foreign::of(&clean);
+    let tripod = start(&clean, &flags);
+    let expected = Seen::of(&clean);
+    drop(tripod);
+    drop(clean);
+
+    let node = node_of_others("node", kubelet);
+    for (number, past) in past.iter().enumerate() {
+        past.happen(&node, &foreign, kubelet, number == 0);
+    }
+    serve(mode, now);
+    let tripod = start(&node, &flags);
+    fail(
+        "not as on a clean node",
+        &expected.differences(&Seen::of(&node)),
+    )?;
+    let diff = node.command(tripod_binary()).arg("diff").output();
+    let diff = diff.expect("running tripod diff");
+    if !diff.status.success() {
+        let text = String::from_utf8_lossy(&diff.stdout).into_owned();
+        fail("tripod diff", &[text])?;
+    }
+
+    let before = written(&node);
+    for family in ["IPv4", "IPv6"] {
+        let synced = full_syncs(&tripod, family);
+        eventually("a further full sync", SOON, || {
+            match full_syncs(&tripod, family) > synced {
+                true => Ok(()),
+                false => Err(tripod.log()),
+            }
+        });
+    }
+    if before != written(&node) {
+        fail("a further full sync wrote", &written(&node))?;
+    }
+    fail(
+        "a further full sync changed",
+        &expected.differences(&Seen::of(&node)),
+    )
+}
+
+/// Tries cases that do not depend on the run, unless they are asked for.
+fn tried(mode: Mode, kubelet: &str) {
+    let number = |name: &str, usual: u32| {
+        let value = std::env::var(name).ok();
+        value.map_or(usual, |text| text.parse().expect("a number"))
+    };
+    let mut seed = [0; 32];
+    seed[..4].copy_from_slice(&number("TRIPOD_CONVERGENCE_SEED", 1).to_le_bytes());
+    let config = Config {
+        cases: number("TRIPOD_CONVERGENCE", 12),
+        max_shrink_iters: 40,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    let held = runner.run(&(services(), past()), |(now, past)| {
+        converges(mode, kubelet, &now, &past)
+    });
+    if let Err(error) = held {
+        panic!("{error}");
+    }
+}
+
+macro_rules! converges {
+    ($($name:ident: $mode:expr, $engine:expr;)+) => { $(
+        #[test]
+        fn $name() {
+            run(Share::Beside, || tried($mode, $engine));
+        }
+    )+ };
+}
+
+converges! {
+    nftables: Mode::Nftables, "nft";
+    iptables_nft: Mode::Iptables, "nft";
+    iptables_legacy: Mode::Iptables, "legacy";
+    userspace_redirect: Mode::Redirect, "nft";
+    userspace_local: Mode::Local, "nft";
+}
