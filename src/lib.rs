@@ -13,6 +13,7 @@ pub mod authorize;
 pub mod backoff;
 pub mod cli;
 pub mod config;
+pub mod confine;
 pub mod duration;
 pub mod enum_set;
 pub mod events;

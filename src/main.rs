@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
     }
+    start::confine(&settings);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use super::{Ask, Migrate, Output, Test, TestServer, Trace};
 use crate::{
     config::KubeProxyConfiguration,
+    confine::Confinement,
     hold,
     kernel::probe::LeaveOut,
     modes::{iptables::plan::DispatchChoice, userspace::capture::Requested},
@@ -92,6 +93,8 @@ pub struct Own {
     pub tls_private_key_file: Option<PathBuf>,
     /// Value of `--proxy-port-range`.
     pub proxy_port_range: Option<String>,
+    /// What the process keeps itself from doing.
+    pub confinement: Confinement,
 }
 
 impl Own {
@@ -125,6 +128,7 @@ impl Default for Own {
             tls_cert_file: None,
             tls_private_key_file: None,
             proxy_port_range: None,
+            confinement: Confinement::default(),
         }
     }
 }

@@ -7,7 +7,7 @@ mod prepare;
 
 pub use self::{
     ports::{NodePorts, Served},
-    prepare::prepare,
+    prepare::{prepare, set_oom_score},
 };
 
 /// Returns the node's name: `hostname_override` if given, else the machine's

@@ -11,14 +11,17 @@ use crate::{
 /// The kernel's knob for who is ended first when memory runs out (proc(5)).
 const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
 
-/// Sets the limits and timeouts of connection tracking and our place in the
-/// order of those that are ended when memory runs out. What cannot be set is
-/// logged, and keeps nothing from starting.
-pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) {
-    let score = configuration.oom_score_adj;
+/// Sets the place of this process in the order of those that are ended when memory runs
+/// out; where it cannot be set, that is logged. A lower one takes CAP_SYS_RESOURCE.
+pub fn set_oom_score(score: i32) {
     if let Err(error) = fs::write(OOM_SCORE_ADJ, score.to_string()) {
         tracing::info!("oomScoreAdj {score} is not set: {OOM_SCORE_ADJ}: {error}");
     }
+}
+
+/// Sets the limits and timeouts of connection tracking. What cannot be set is logged, and
+/// keeps nothing from starting.
+pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) {
     let configured = &configuration.conntrack;
     let options = conntrack::Options {
         max_per_core: u32::try_from(configured.max_per_core).unwrap_or(0),

@@ -3,6 +3,7 @@
 
 mod addresses;
 mod build;
+mod confine;
 mod migrate;
 mod mode;
 mod probe;
@@ -12,6 +13,8 @@ mod serve;
 mod succession;
 mod takeover;
 mod traffic;
+
+pub use self::confine::confine;
 
 use std::{error::Error, path::Path, process::ExitCode, sync::Arc};
 

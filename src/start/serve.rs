@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     Done,
     addresses::{self, Addresses},
-    build,
+    build, confine,
     probe::{self, Chosen},
     progress, succession,
     takeover::TakeOver,
@@ -69,6 +69,8 @@ pub(super) async fn serve(settings: Settings) -> Done {
     }
     // This comes before any change of the node: the process may end here.
     let choice = probe::choose(&settings).await?;
+    node::set_oom_score(settings.configuration.oom_score_adj);
+    confine::to_serve(&settings, choice.mode);
     let source = source(&settings, &registry).await?;
     let recorder = recorder(&source, &node);
     recorder.post(Event::starting());

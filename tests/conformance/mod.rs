@@ -6,6 +6,7 @@
 //! - [`columns`]: modes and kernels. A line turns one on.
 //! - [`differences`]: where modes differ from kube-proxy's iptables mode, and why.
 //! - [`network`], [`call`], [`stray`], [`probe`], [`run`]: how it is run.
+//! - [`unprivileged`]: Tripod is started as another user than root, with few capabilities.
 //! - [`without`]: the same with something of the kernel left out of the probe's view.
 //! - [`matrix`]: how it is shown, in docs/conformance.md.
 //!
@@ -27,6 +28,7 @@ mod probe;
 mod run;
 mod stray;
 mod table;
+mod unprivileged;
 mod without;
 
 use std::time::{Duration, Instant};

@@ -21,6 +21,7 @@ use super::network::Network;
 use super::objects;
 use super::observation::Outcome;
 use super::probe::{Open, Probe};
+use super::unprivileged;
 use crate::lab::{Tripod, eventually, get, tripod_binary};
 
 /// What came of a case: nothing, or everything that was not as promised.
@@ -100,6 +101,7 @@ pub fn run_in(
             column.kernel
         );
     }
+    unprivileged::prepare();
     let mut run = Run {
         column,
         patience: Patience::on(column.kernel),
@@ -201,10 +203,12 @@ impl Run<'_> {
     }
 
     fn start(&self, flags: Flags) -> Tripod {
-        let mut command = self.network.node.command(tripod_binary());
+        let mut command = self.network.node.command("setpriv");
+        unprivileged::confine(&mut command, self.column);
         let path = std::env::var("PATH").unwrap_or_default();
         command
             .env("PATH", format!("{}:{path}", self.tools))
+            .arg(tripod_binary())
             .arg(format!("--proxy-mode={}", self.column.asked))
             .args(self.column.flags_beside(flags.arguments()))
             .args(flags.arguments())
@@ -212,7 +216,11 @@ impl Run<'_> {
             .arg(&self.network.manifests)
             .arg("--cluster-cidr=10.244.0.0/16,fd00:244::/48")
             .args(["--hostname-override", "node", "--v", "2"])
-            .args(["--metrics-bind-address", "127.0.0.1:10249"]);
+            .args([
+                "--metrics-bind-address",
+                "127.0.0.1:10249",
+                "--confine=calls",
+            ]);
         if let Some(word) = self.column.without {
             command.arg(format!("--without={word}"));
         }
@@ -228,6 +236,7 @@ impl Run<'_> {
             "it runs in another mode than {}: {mode}",
             self.column.mode
         );
+        unprivileged::check(tripod.pid(), self.column);
         tripod
     }
 

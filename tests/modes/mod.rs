@@ -1,6 +1,7 @@
 //! Which mode a kernel gets, and going from one mode to another.
 
 mod choosing;
+mod confined;
 mod convergence;
 mod families;
 mod guest;

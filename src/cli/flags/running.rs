@@ -6,6 +6,7 @@ use crate::{
         options::{Options, Version},
     },
     config::notation,
+    confine::Confinement,
 };
 
 pub(super) const RUNNING: &[Flag] = &[
@@ -34,6 +35,15 @@ pub(super) const RUNNING: &[Flag] = &[
         "cleanup",
         |o| &mut o.cleanup,
         "Remove what Tripod installed, like the subcommand, and exit",
+    )
+    .beside_file(),
+    Flag::new(
+        "confine",
+        "HOW",
+        Field::Set(confine, "capabilities"),
+        "How far Tripod keeps itself from what it does not need: it keeps only the capabilities \
+         that the mode needs, and gets no new privileges (capabilities), makes only the system \
+         calls that it needs besides, by a filter of seccomp (calls), or keeps all (none)",
     )
     .beside_file(),
     Flag::int(
@@ -74,6 +84,11 @@ pub(super) const RUNNING: &[Flag] = &[
     )
     .beside_file(),
 ];
+
+fn confine(options: &mut Options, text: &str) -> Result<(), String> {
+    options.own.confinement = Confinement::parse(text)?;
+    Ok(())
+}
 
 fn version(options: &mut Options, text: &str) -> Result<(), String> {
     options.version = match (text, notation::boolean(text)) {

@@ -1,0 +1,103 @@
+//! The sets of capabilities of a thread, `capabilities(7)`.
+
+use std::collections::HashSet;
+
+use caps::{CapSet, Capability, errors::CapsError};
+use nix::unistd::geteuid;
+
+/// Some capabilities.
+pub(super) type Capabilities = HashSet<Capability>;
+
+/// Takes all but `kept` from every set of this thread. Returns what could not be done.
+///
+/// What is left is inheritable and ambient, too: programs that are started have it then
+/// also where the user is not root, or has it from the file of this program alone.
+pub(super) fn keep(kept: &Capabilities) -> Vec<String> {
+    let mut failures = Vec::new();
+    let mut note = |what: &str, done: Result<(), CapsError>| {
+        if let Err(error) = done {
+            failures.push(format!("{what} capabilities: {error}"));
+        }
+    };
+    // First, since it takes CAP_SETPCAP. Without that it stays as it is, and gives nothing
+    // where new privileges cannot be had.
+    if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
+        note("bounding", bound(kept));
+    }
+    let left = match caps::read(None, CapSet::Permitted) {
+        Ok(permitted) => permitted.intersection(kept).copied().collect(),
+        Err(error) => {
+            note("permitted", Err(error));
+            return failures;
+        }
+    };
+    // In this order each set is within the one that bounds it at every moment. What leaves
+    // the permitted or the inheritable set leaves the ambient one.
+    note("effective", caps::set(None, CapSet::Effective, &left));
+    note("inheritable", caps::set(None, CapSet::Inheritable, &left));
+    note("permitted", caps::set(None, CapSet::Permitted, &left));
+    let ambient = caps::set(None, CapSet::Ambient, &left);
+    // Root's programs have them without.
+    if !geteuid().is_root() {
+        note("ambient", ambient);
+    }
+    failures
+}
+
+fn bound(kept: &Capabilities) -> Result<(), CapsError> {
+    for capability in caps::read(None, CapSet::Bounding)?.difference(kept) {
+        caps::drop(None, CapSet::Bounding, *capability)?;
+    }
+    Ok(())
+}
+
+/// Returns the names of those that this thread has, in the order of the alphabet.
+pub(super) fn words() -> String {
+    let effective = match caps::read(None, CapSet::Effective) {
+        Ok(effective) => effective,
+        Err(error) => return format!("unknown: {error}"),
+    };
+    let mut words: Vec<_> = effective.iter().map(ToString::to_string).collect();
+    words.sort_unstable();
+    if words.is_empty() {
+        return "none".to_owned();
+    }
+    words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::namespace::is_root;
+
+    /// Of the thread of the test alone.
+    #[test]
+    fn what_is_not_kept_is_gone_from_every_set_and_for_programs() {
+        if !is_root("gives capabilities away") {
+            return;
+        }
+        let kept = Capabilities::from([Capability::CAP_NET_ADMIN, Capability::CAP_NET_RAW]);
+        assert_eq!(keep(&kept), Vec::<String>::new());
+        assert_eq!(words(), "CAP_NET_ADMIN, CAP_NET_RAW");
+        let program = std::process::Command::new("cat")
+            .arg("/proc/self/status")
+            .output()
+            .expect("cat");
+        for status in [
+            String::from_utf8(program.stdout).expect("text"),
+            std::fs::read_to_string("/proc/thread-self/status").expect("a status"),
+        ] {
+            for set in ["Inh", "Prm", "Eff", "Bnd", "Amb"] {
+                // CAP_NET_ADMIN is 12, CAP_NET_RAW 13 (linux/capability.h).
+                let line = format!("Cap{set}:\t0000000000003000\n");
+                assert!(status.contains(&line), "{line} in:\n{status}");
+            }
+        }
+        // They cannot be had again.
+        let more = Capabilities::from([Capability::CAP_SYS_ADMIN]);
+        assert!(caps::set(None, CapSet::Permitted, &more).is_err());
+        // What is not there is no failure.
+        assert_eq!(keep(&more), Vec::<String>::new());
+        assert_eq!(words(), "none");
+    }
+}

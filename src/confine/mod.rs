@@ -1,0 +1,151 @@
+//! What this process keeps itself from doing, from its start on: the capabilities that
+//! it does not need are given away (`capabilities(7)`), and no program that it starts
+//! can get more (`PR_SET_NO_NEW_PRIVS` of `prctl(2)`).
+//!
+//! Capabilities belong to threads. So they are given away twice by the only thread that
+//! there is: at the start of the process those that no mode needs, and when the mode is
+//! known those that were for finding it out, before any thread of the mode is made.
+
+mod calls;
+mod capabilities;
+mod files;
+
+use caps::Capability;
+use nix::sys::prctl;
+
+use self::capabilities::Capabilities;
+pub use self::files::Files;
+
+/// How far a process confines itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Confinement {
+    /// It keeps all that it was started with.
+    None,
+    /// It gives away capabilities that it does not need, and gets no new ones.
+    #[default]
+    Capabilities,
+    /// The same; and it makes only the system calls that it needs.
+    Calls,
+}
+
+impl Confinement {
+    /// Returns the confinement that `word` names.
+    ///
+    /// # Errors
+    /// The words that there are.
+    pub fn parse(word: &str) -> Result<Confinement, String> {
+        match word {
+            "none" => Ok(Confinement::None),
+            "capabilities" => Ok(Confinement::Capabilities),
+            "calls" => Ok(Confinement::Calls),
+            _ => Err("it must be none, capabilities or calls".to_owned()),
+        }
+    }
+}
+
+/// What the process is going to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Find out which mode this kernel can run, and prepare the node.
+    Start,
+    /// Serve in a mode of the kernel.
+    Serve,
+    /// Serve in userspace mode.
+    Relay,
+    /// Hold sockets of other processes.
+    Hold,
+}
+
+/// Confines this thread, and the threads and programs that it starts from now on, to
+/// what `task` needs. What cannot be given away is logged, and kept.
+pub fn confine(confinement: Confinement, task: Task, files: &Files<'_>) {
+    if confinement == Confinement::None {
+        return;
+    }
+    let mut failures = Vec::new();
+    if let Err(errno) = prctl::set_no_new_privs() {
+        failures.push(format!("new privileges: {}", errno.desc()));
+    }
+    let mut kept = needed(task);
+    kept.extend(files.needed());
+    failures.extend(capabilities::keep(&kept));
+    if confinement == Confinement::Calls
+        && task != Task::Start
+        && let Err(error) = calls::restrict()
+    {
+        failures.push(format!("system calls: {error}"));
+    }
+    if !failures.is_empty() {
+        tracing::info!(
+            "privileges that could not be given away: {}",
+            failures.join("; ")
+        );
+    }
+    if task != Task::Start {
+        tracing::info!("capabilities: {}", capabilities::words());
+    }
+}
+
+/// Returns the capabilities that `task` needs, whatever files there are.
+fn needed(task: Task) -> Capabilities {
+    let words = match task {
+        Task::Start => [SERVING, RELAYING, STARTING].concat(),
+        Task::Serve => SERVING.to_vec(),
+        Task::Relay => [SERVING, RELAYING].concat(),
+        Task::Hold => RELAYING.to_vec(),
+    };
+    words.into_iter().collect()
+}
+
+/// What serves Services, in any mode.
+const SERVING: &[Capability] = &[
+    // Rules, routes, addresses, IPVS, ipset, conntrack; `/proc/sys/net`, also for others
+    // than root (`net_ctl_permissions` in `net/sysctl_net.c`).
+    Capability::CAP_NET_ADMIN,
+    // The raw socket by which the legacy iptables speak to the kernel, also to remove what
+    // another mode wrote with them.
+    Capability::CAP_NET_RAW,
+    // Ports below 1024: of Services in userspace mode, of what this process serves itself.
+    Capability::CAP_NET_BIND_SERVICE,
+];
+
+/// What is done before the mode is known.
+const STARTING: &[Capability] = &[
+    // A network namespace to try things in.
+    Capability::CAP_SYS_ADMIN,
+    // Modules that the kernel does not load by itself.
+    Capability::CAP_SYS_MODULE,
+    // A lower oom_score_adj.
+    Capability::CAP_SYS_RESOURCE,
+    // To take capabilities from the bounding set later.
+    Capability::CAP_SETPCAP,
+];
+
+/// Without it the kernel makes pipes smaller once those of the user have 64 MiB
+/// (`pipe_is_unprivileged_user` in `fs/pipe.c`), and counts descriptors that are on their
+/// way to another process against the limit of open files (`too_many_unix_fds` in
+/// `net/unix/scm.c`).
+const RELAYING: &[Capability] = &[Capability::CAP_SYS_RESOURCE];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_serves_is_kept_from_the_start() {
+        let start = needed(Task::Start);
+        for task in [Task::Serve, Task::Relay, Task::Hold] {
+            assert!(needed(task).is_subset(&start), "{task:?}");
+        }
+        assert!(!needed(Task::Relay).contains(&Capability::CAP_SYS_ADMIN));
+    }
+
+    #[test]
+    fn a_word_names_a_confinement() {
+        assert_eq!(Confinement::parse("none"), Ok(Confinement::None));
+        let default = Confinement::parse("capabilities");
+        assert_eq!(default, Ok(Confinement::default()));
+        let error = Confinement::parse("all").unwrap_err();
+        assert!(error.contains("none, capabilities or calls"), "{error}");
+    }
+}

@@ -1,0 +1,95 @@
+//! A Tripod that root starts gives away what it does not need, and a plain user's has the
+//! iptables that it starts keep what it was given.
+
+use std::fs;
+
+use crate::lab::{self, Capture, Lab, Service, Share, Tripod, ask, tripod_binary};
+
+/// NET_BIND_SERVICE, NET_ADMIN and NET_RAW (`linux/capability.h`).
+const SERVING: u64 = 0x3400;
+/// What userspace mode keeps where it has it.
+const SYS_RESOURCE: u64 = 1 << 24;
+
+/// The values of a field of each thread's status.
+fn of_threads(pid: u32, field: &str) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    let statuses = threads.filter_map(|thread| {
+        // It may have ended.
+        fs::read_to_string(thread.expect("a thread").path().join("status")).ok()
+    });
+    let values = statuses.map(|status| {
+        let mut lines = status.lines();
+        let value = lines.find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
+        value
+            .unwrap_or_else(|| panic!("no {field} in:\n{status}"))
+            .to_owned()
+    });
+    values.collect()
+}
+
+fn sets(pid: u32, field: &str) -> Vec<u64> {
+    let values = of_threads(pid, field).into_iter();
+    values
+        .map(|value| u64::from_str_radix(&value, 16).expect("a set"))
+        .collect()
+}
+
+fn start(lab: &Lab, mode: &str, flags: &[&str]) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .arg(format!("--proxy-mode={mode}"))
+        .arg("--manifests")
+        .arg(lab.manifests())
+        .args(["--hostname-override=node", "--conntrack-max-per-core=0"])
+        .arg("--cluster-cidr=10.244.0.0/24,fd00:244::/64")
+        .args(flags);
+    Tripod::start_on(&lab.node, command)
+}
+
+fn lab() -> (Lab, Service) {
+    let mut lab = Lab::new(Capture::Redirect);
+    lab.add_backends(&["a"]);
+    let service = Service::new("hello", 7);
+    lab.publish_all(&service);
+    (lab, service)
+}
+
+#[test]
+fn a_mode_keeps_what_it_needs() {
+    lab::run(Share::Beside, || {
+        let (lab, service) = lab();
+        for mode in ["nftables", "iptables", "userspace"] {
+            let mut tripod = start(&lab, mode, &[]);
+            assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+            let most = match mode {
+                "userspace" => SERVING | SYS_RESOURCE,
+                _ => SERVING,
+            };
+            for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+                for set in sets(tripod.pid(), field) {
+                    let (least, more) = (set & SERVING, set & !most);
+                    assert_eq!((least, more), (SERVING, 0), "{mode}: {field} {set:x}");
+                }
+            }
+            let flags = of_threads(tripod.pid(), "NoNewPrivs");
+            assert!(flags.iter().all(|flag| flag == "1"), "{mode}: {flags:?}");
+            let kept = "capabilities: CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, CAP_NET_RAW";
+            assert_eq!(tripod.logged(&[kept]), 1, "{}", tripod.log());
+            assert_eq!(tripod.logged(&["could not be given away"]), 0);
+            tripod.kill();
+        }
+    });
+}
+
+#[test]
+fn a_mode_keeps_everything_where_it_is_asked_to() {
+    lab::run(Share::Beside, || {
+        let (lab, service) = lab();
+        let tripod = start(&lab, "nftables", &["--confine=none"]);
+        assert_eq!(ask(&lab.node, service.cluster()[0]).expect("a call"), "a");
+        let own = sets(std::process::id(), "CapPrm");
+        for set in sets(tripod.pid(), "CapPrm") {
+            assert_eq!(set, own[0]);
+        }
+    });
+}
