@@ -127,7 +127,8 @@ tally /run/edited
 
 # --- the end ------------------------------------------------------------------
 say "Tripod ends, and takes its rules and routes with it: tripod cleanup"
-kill -TERM $tripod_pid
+# As Ctrl-C would: after SIGTERM it would wait for the next process to take over.
+kill -INT $tripod_pid
 wait $tripod_pid || fail "Tripod ended badly"
 in_node "$tripod" cleanup 2>>/run/tripod.log || fail "cleanup failed"
 ! call >/dev/null 2>&1 || fail "10.96.0.10 still answers"

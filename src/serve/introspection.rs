@@ -30,13 +30,16 @@ use crate::{
 /// Name under which `/configz` shows the configuration: its API group.
 const CONFIG_GROUP: &str = "kubeproxy.config.k8s.io";
 
+/// Where metrics are.
+const METRICS: &str = "/metrics";
+
 /// The paths, sorted.
 const PATHS: [&str; 8] = [
     "/configz",
     "/flagz",
     "/healthz",
     "/healthz/ping",
-    "/metrics",
+    METRICS,
     "/metrics/slis",
     "/proxyMode",
     "/statusz",
@@ -145,15 +148,27 @@ impl Introspection {
     }
 
     pub(super) fn answer(&self, asked: Asked<'_>) -> Reply {
-        match (&self.api, asked.path.starts_with("/v1/")) {
-            (Some(api), true) => api.answer(asked),
+        let Some(api) = &self.api else {
+            return self.page(asked).into();
+        };
+        if asked.path.starts_with("/v1/") {
+            return api.answer(asked);
+        }
+        match api.traffic.refresh() {
+            Some(refreshed) if asked.path == METRICS => {
+                let registry = self.registry.clone();
+                Reply::later(async move {
+                    refreshed.await;
+                    metrics(&registry)
+                })
+            }
             _ => self.page(asked).into(),
         }
     }
 
     pub(super) fn page(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
-            "/metrics" => self.metrics(),
+            METRICS => metrics(&self.registry),
             "/metrics/slis" => self.slis(),
             "/proxyMode" => Answer::text(self.running.mode.to_string()),
             "/healthz" => {
@@ -175,15 +190,6 @@ impl Introspection {
         }
     }
 
-    fn metrics(&self) -> Answer {
-        let mut text = Vec::new();
-        match TextEncoder::new().encode(&self.registry.gather(), &mut text) {
-            Ok(()) => Answer::metrics(text),
-            Err(error) => Answer::text(format!("cannot write metrics: {error}\n"))
-                .with_status(StatusCode::INTERNAL_SERVER_ERROR),
-        }
-    }
-
     /// Returns the metrics of health checks; like kube-proxy's, they are empty
     /// until there was one.
     fn slis(&self) -> Answer {
@@ -199,5 +205,14 @@ impl Introspection {
             ),
         };
         Answer::metrics(text.into_bytes())
+    }
+}
+
+fn metrics(registry: &Registry) -> Answer {
+    let mut text = Vec::new();
+    match TextEncoder::new().encode(&registry.gather(), &mut text) {
+        Ok(()) => Answer::metrics(text),
+        Err(error) => Answer::text(format!("cannot write metrics: {error}\n"))
+            .with_status(StatusCode::INTERNAL_SERVER_ERROR),
     }
 }

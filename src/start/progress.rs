@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -13,73 +14,99 @@ use crate::{
     log_once::LogOnce,
     net::{Family, PerFamily},
     runner::status::{FamilyStatus, Status},
+    services::ServicePortName,
     watch::{KindHealth, SourceHealth},
 };
 
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 /// How often it is said.
 const EVERY: Duration = Duration::from_secs(3);
 
-/// Logs how far the first sync is, until it has ended. Nothing is logged of one that is
-/// over soon.
+/// Logs how far the first sync is, until it has ended, and how many ServicePorts are in
+/// force then.
 pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>) {
     let begun = Instant::now();
+    let mut next = begun + EVERY;
     let mut logged = LogOnce::default();
     loop {
-        sleep(EVERY).await;
-        let ports = runner.ports().map_or(0, |ports| ports.len());
-        let left = left(
-            &objects.kinds(),
-            ports,
-            &runner.families(),
-            SystemTime::now(),
-        );
-        let seconds = begun.elapsed().as_secs();
-        match left {
-            Some(text) if logged.differs(&text) => {
-                tracing::info!("first sync, after {seconds} s: {text}");
-            }
-            // It stands still, and why is logged by who waits.
-            Some(_) => {}
-            None if logged.end() => return tracing::info!("first sync: over after {seconds} s"),
-            None => return,
+        sleep(LOOK).await;
+        let (now, seconds) = (Instant::now(), begun.elapsed().as_secs_f64());
+        let families = runner.families();
+        let has_ended = families.iter().all(|(_, status)| ended(status));
+        if now < next && !has_ended {
+            continue;
+        }
+        next = now + EVERY;
+        let ports = Ports::count(&runner, &families);
+        if has_ended {
+            return tracing::info!("first sync: over after {seconds:.1} s, {ports}");
+        }
+        let text = left(&objects.kinds(), &ports, &families, SystemTime::now());
+        // It may stand still, and why is logged by who waits.
+        if logged.differs(&text) {
+            tracing::info!("first sync, after {seconds:.0} s: {text}");
         }
     }
 }
 
-/// Returns what the first sync waits for; `None`: it has ended.
+/// Returns whether the first sync of a family is over, in force or failed.
+fn ended(status: &FamilyStatus) -> bool {
+    status.last.is_some() || status.failure.is_some()
+}
+
+/// ServicePorts of both families.
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    in_force: usize,
+    all: usize,
+}
+
+impl Ports {
+    fn count(runner: &Status, families: &PerFamily<FamilyStatus>) -> Ports {
+        let ports = runner.ports().unwrap_or_default();
+        let is_in_force = |name: &&ServicePortName| {
+            let status = families.get(name.family);
+            status.last.is_some() && !status.failures.ports.contains_key(*name)
+        };
+        Ports {
+            in_force: ports.keys().filter(is_in_force).count(),
+            all: ports.len(),
+        }
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ports { in_force, all } = self;
+        write!(f, "{in_force} of {all} ServicePorts are in force")
+    }
+}
+
+/// Returns what the first sync waits for.
 fn left(
     kinds: &BTreeMap<&'static str, KindHealth>,
-    service_ports: usize,
+    ports: &Ports,
     families: &PerFamily<FamilyStatus>,
     now: SystemTime,
-) -> Option<String> {
-    let has_ended = |status: &FamilyStatus| status.last.is_some() || status.failure.is_some();
-    let open: Vec<Family> = families
-        .iter()
-        .filter(|(_, status)| !has_ended(status))
-        .map(|(family, _)| family)
-        .collect();
-    if open.is_empty() {
-        return None;
-    }
+) -> String {
+    let open = families.iter().filter(|(_, status)| !ended(status));
+    let open: Vec<Family> = open.map(|(family, _)| family).collect();
     let listing = kinds.iter().filter(|(_, kind)| !kind.complete);
     let listing: Vec<String> = listing
         .map(|(name, kind)| format!("{} {name} so far", kind.listed))
         .collect();
     let under_way = open.iter().filter_map(|f| families.get(*f).under_way);
-    let text = match under_way.min() {
+    match under_way.min() {
         Some(since) => {
             let seconds = now.duration_since(since).unwrap_or_default().as_secs();
             let names: Vec<&str> = open.iter().map(|family| family.name()).collect();
-            format!(
-                "{service_ports} ServicePorts are being put in force for {}, for {seconds} s now",
-                names.join(" and ")
-            )
+            let names = names.join(" and ");
+            format!("{ports}, those of {names} are being put in force for {seconds} s now")
         }
         None if listing.is_empty() => "the objects are known".to_owned(),
         None => format!("objects are being listed: {}", listing.join(", ")),
-    };
-    Some(text)
+    }
 }
 
 #[cfg(test)]
@@ -101,25 +128,26 @@ mod tests {
             ("endpointslices", kind(false, 120)),
         ]);
         let mut families = PerFamily::<FamilyStatus>::default();
-        let said = |kinds: &_, families: &_| left(kinds, 5_000, families, now);
+        let ports = |in_force| Ports {
+            in_force,
+            all: 5_000,
+        };
+        let said = |kinds: &_, families: &_, in_force| left(kinds, &ports(in_force), families, now);
         assert_eq!(
-            said(&kinds, &families).as_deref(),
-            Some("objects are being listed: 120 endpointslices so far, 4500 services so far")
+            said(&kinds, &families, 0),
+            "objects are being listed: 120 endpointslices so far, 4500 services so far"
         );
         for kind in kinds.values_mut() {
             kind.complete = true;
         }
+        assert_eq!(said(&kinds, &families, 0), "the objects are known");
         for (_, family) in families.iter_mut() {
             family.under_way = Some(now - Duration::from_secs(4));
         }
         assert_eq!(
-            said(&kinds, &families).as_deref(),
-            Some("5000 ServicePorts are being put in force for IPv4 and IPv6, for 4 s now")
-        );
-        families.v6.failure = Some(Trouble::now(None, "refused".to_owned()));
-        assert_eq!(
-            said(&kinds, &families).as_deref(),
-            Some("5000 ServicePorts are being put in force for IPv4, for 4 s now")
+            said(&kinds, &families, 0),
+            "0 of 5000 ServicePorts are in force, those of IPv4 and IPv6 are being put in force \
+             for 4 s now"
         );
         families.v4.last = Some(Sync {
             ended: now,
@@ -128,9 +156,12 @@ mod tests {
             lingering: 0,
         });
         assert_eq!(
-            said(&kinds, &families),
-            None,
-            "a failure is logged elsewhere"
+            said(&kinds, &families, 2_499),
+            "2499 of 5000 ServicePorts are in force, those of IPv6 are being put in force for 4 s \
+             now"
         );
+        assert!(!ended(&families.v6));
+        families.v6.failure = Some(Trouble::now(None, "refused".to_owned()));
+        assert!(ended(&families.v6), "a failure is logged elsewhere");
     }
 }

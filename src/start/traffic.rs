@@ -4,16 +4,18 @@ use std::{
     collections::BTreeSet,
     fmt,
     net::{IpAddr, SocketAddr},
+    pin::Pin,
     sync::Arc,
 };
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
 
 use super::{addresses, mode::Running};
 use crate::{
     kernel::ipvs::{Forwarding, Ipvs, ListedReal, ServerId, Totals},
-    modes::{nftables, userspace::Loads},
+    modes::{iptables, nftables, userspace::Loads},
     net::{Family, Protocol},
     node::NodePorts,
     serve::{PortTraffic, TrafficSource},
@@ -21,7 +23,8 @@ use crate::{
     status_api::Traffic,
 };
 
-/// Returns what `mode` knows; nftables mode of Services in the namespaces `counted`.
+/// Returns what `mode` knows; nftables and iptables mode of Services in the namespaces
+/// `counted`.
 pub(super) fn source(
     mode: &Running,
     node_ports: &Arc<NodePorts>,
@@ -37,6 +40,10 @@ pub(super) fn source(
             counted: counted.clone(),
             traffic: Mutex::new(None),
         }),
+        Running::Iptables(mode) if !counted.is_empty() => {
+            let traffic = mode.traffic(counted.clone());
+            Arc::new(Chains(Arc::new(AsyncMutex::new(traffic))))
+        }
         Running::Nftables(_) | Running::Iptables(_) => Arc::new(Nothing),
     }
 }
@@ -48,6 +55,43 @@ struct Nothing;
 impl TrafficSource for Nothing {
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
         vec![PortTraffic::default(); ports.len()]
+    }
+}
+
+/// Rules of iptables mode, which count connections.
+#[derive(Debug)]
+struct Chains(Arc<AsyncMutex<iptables::Traffic>>);
+
+impl TrafficSource for Chains {
+    fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        let traffic = Arc::clone(&self.0);
+        Some(Box::pin(async move {
+            if let Err(error) = traffic.lock().await.refresh().await {
+                tracing::debug!("what Services carried is not known: {error}");
+            }
+        }))
+    }
+
+    fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic> {
+        // Another client waits for it to be read: nothing is known before that is over.
+        let Ok(traffic) = self.0.try_lock() else {
+            return vec![PortTraffic::default(); ports.len()];
+        };
+        let of_port = |endpoints: HashMap<SocketAddr, u64>| {
+            let mut traffic = PortTraffic::default();
+            for (endpoint, connections) in endpoints {
+                let carried = Traffic {
+                    active: None,
+                    connections: Some(connections),
+                    bytes_in: None,
+                    bytes_out: None,
+                };
+                traffic.add(endpoint, carried);
+                traffic.add_of_port(carried);
+            }
+            traffic
+        };
+        traffic.of(ports).into_iter().map(of_port).collect()
     }
 }
 

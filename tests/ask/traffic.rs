@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{SOON, started, tripod};
 use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, ask, eventually, run, say, tcp, tripod_binary,
+    Capture, Lab, Service, Share, Tripod, ask, eventually, get, run, say, tcp, tripod_binary,
     uml::{Profile, in_guest},
 };
 
@@ -76,6 +76,78 @@ fn an_endpoint_that_does_not_answer_is_ejected() {
                 _ => Err(format!("{port:#}")),
             }
         });
+    });
+}
+
+fn start_iptables(lab: &Lab, namespaces: &str) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .args(["--proxy-mode=iptables", "--hostname-override=node"])
+        .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--v=2"])
+        .args(["--conntrack-max-per-core=0", "--manifests"])
+        .arg(lab.manifests())
+        .arg(format!("--service-metrics={namespaces}"));
+    Tripod::start_on(&lab.node, command)
+}
+
+#[test]
+fn iptables_mode_counts_connections_of_chosen_namespaces() {
+    Lab::run(|lab| {
+        let web = Service::new("web", 1).with_external_ip();
+        lab.publish(&web, &["a", "b"]);
+        let mut running = start_iptables(lab, "default");
+        // What was read lately is not read again.
+        let counted = |expected: u64, endpoints: usize| {
+            eventually("all is counted", SOON, || {
+                let port = port(lab);
+                let each = port["endpoints"].as_array().expect("a list").iter();
+                let each: Vec<_> = each
+                    .filter_map(|endpoint| endpoint["traffic"]["connections"].as_u64())
+                    .collect();
+                let is_all = port["traffic"]["connections"] == expected
+                    && each.len() == endpoints
+                    && each.iter().sum::<u64>() == expected;
+                is_all.then_some(()).ok_or_else(|| format!("{port:#}"))
+            });
+        };
+        counted(0, 2);
+        let (cluster, external) = (web.cluster()[0], web.external()[0]);
+        for (from, to, times) in [
+            (&lab.client, cluster, 4),
+            (&lab.node, cluster, 3),
+            (&lab.outside, external, 2),
+        ] {
+            for _ in 0..times {
+                ask(from, to).expect("an answer");
+            }
+        }
+        counted(9, 2);
+        let port = port(lab);
+        for what in ["active", "bytesIn", "bytesOut"] {
+            assert_eq!(port["traffic"][what], Value::Null, "{what}: {port:#}");
+        }
+        let labels = ["service=\"web\"", "protocol=\"TCP\"", "ip_family=\"IPv4\""];
+        let metrics = get(&lab.node, ([127, 0, 0, 1], 10249).into(), "/metrics");
+        let metrics = metrics.expect("an answer");
+        let series = metrics.lines().filter(|line| {
+            line.starts_with("tripod_endpoint_connections_total{")
+                && labels.iter().all(|label| line.contains(label))
+        });
+        let values = series.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        assert_eq!(values.sum::<u64>(), 9, "{metrics}");
+        assert!(
+            !metrics.contains("tripod_endpoint_client_bytes"),
+            "{metrics}"
+        );
+        lab.publish(&web, &["a", "b", "c"]);
+        counted(9, 3);
+        // The rules stay, and with them what they counted.
+        assert!(running.terminate().success());
+        running = start_iptables(lab, "*");
+        counted(9, 3);
+        assert!(running.terminate().success());
+        let _running = start_iptables(lab, "other");
+        assert_eq!(self::port(lab)["traffic"]["connections"], Value::Null);
     });
 }
 

@@ -132,10 +132,13 @@ fn monitoring_is_that_of_its_folder() {
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
 }
 
-/// The kustomization of docs/secure-metrics.md, and the values that mean the same.
-#[test]
-fn metrics_over_tls_are_those_of_the_components() {
-    let place = std::env::temp_dir().join(format!("tripod-secure-{}", std::process::id()));
+/// What kustomize makes of these resources and components of `deploy`.
+fn composed(resources: &str, components: &str) -> Option<Objects> {
+    let place = std::env::temp_dir().join(format!(
+        "tripod-composed-{}-{}",
+        std::process::id(),
+        components.replace('/', "-").replace(", ", "-")
+    ));
     fs::create_dir_all(&place).expect("a temporary folder");
     // kustomize takes relative paths without links alone.
     let mut copy = Command::new("cp");
@@ -145,19 +148,29 @@ fn metrics_over_tls_are_those_of_the_components() {
         .arg(place.join("deploy"))
         .status();
     assert!(copied.expect("running cp").success());
-    let kustomization = "\
-        apiVersion: kustomize.config.k8s.io/v1beta1\n\
-        kind: Kustomization\n\
-        resources: [deploy/kustomize/base, deploy/monitoring]\n\
-        components: [deploy/kustomize/secure-metrics, deploy/monitoring/secure]\n";
+    let kustomization = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\n\
+         kind: Kustomization\n\
+         resources: [{resources}]\n\
+         components: [{components}]\n"
+    );
     fs::write(place.join("kustomization.yaml"), kustomization).expect("a file");
+    let objects = kustomized_in(&place, ".");
+    fs::remove_dir_all(place).expect("it was made");
+    objects
+}
+
+/// The kustomization of docs/secure-metrics.md, and the values that mean the same.
+#[test]
+fn metrics_over_tls_are_those_of_the_components() {
     let values = ["secureMetrics.enabled=true", "monitoring.enabled=true"];
-    let (Some(mut of_helm), Some(mut of_kustomize)) =
-        (rendered(&values), kustomized_in(&place, "."))
-    else {
+    let composed = composed(
+        "deploy/kustomize/base, deploy/monitoring",
+        "deploy/kustomize/secure-metrics, deploy/monitoring/secure",
+    );
+    let (Some(mut of_helm), Some(mut of_kustomize)) = (rendered(&values), composed) else {
         return;
     };
-    fs::remove_dir_all(place).expect("it was made");
     // kustomize adds empty lines to folded expressions.
     for objects in [&mut of_helm, &mut of_kustomize] {
         objects.retain(|(kind, _), _| kind != "PrometheusRule");
@@ -179,6 +192,37 @@ fn metrics_over_tls_are_those_of_the_components() {
             assert_eq!(subject["namespace"], "proxies", "{kind} {name}");
         }
     }
+}
+
+#[test]
+fn the_holder_is_that_of_its_component() {
+    for (values, components) in [
+        (&["holder.enabled=true"][..], "deploy/kustomize/holder"),
+        (
+            &["holder.enabled=true", "secureMetrics.enabled=true"],
+            "deploy/kustomize/secure-metrics, deploy/kustomize/holder",
+        ),
+    ] {
+        let composed = composed("deploy/kustomize/base", components);
+        let (Some(of_helm), Some(of_kustomize)) = (rendered(values), composed) else {
+            return;
+        };
+        assert_eq!(of_helm, of_kustomize, "{components}");
+    }
+    let values = [
+        "holder.enabled=true",
+        "image=registry.example/tripod:1",
+        "nodeSelector.pool=edge",
+    ];
+    let Some(elsewhere) = template("helm/tripod", "proxies", &values) else {
+        return;
+    };
+    let holder = &elsewhere[&("DaemonSet".to_owned(), "tripod-holder".to_owned())];
+    assert_eq!(holder["metadata"]["namespace"], "proxies");
+    let pod = &holder["spec"]["template"]["spec"];
+    assert_eq!(pod["nodeSelector"]["pool"], "edge");
+    let image = &pod["containers"][0]["image"];
+    assert_eq!(image, "registry.example/tripod:1");
 }
 
 #[test]
@@ -285,7 +329,11 @@ fn the_archive_is_complete() {
     };
     assert!(done.status.success(), "{done:?}");
     let archive = format!("{to}/tripod-{}.tgz", env!("CARGO_PKG_VERSION"));
-    let added = ["monitoring.enabled=true", "secureMetrics.enabled=true"];
+    let added = [
+        "monitoring.enabled=true",
+        "secureMetrics.enabled=true",
+        "holder.enabled=true",
+    ];
     let values = [&NEW_CLUSTER[..], &added].concat();
     assert_eq!(
         template(&archive, "kube-system", &values),

@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tripod::cli::{self, Job};
 
 use crate::{
     lab::{Share, Tripod, is_inside, run, skip, tripod_binary},
@@ -60,9 +61,13 @@ impl Package {
         fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
-    /// The unit's lines that begin with `name=`, without that.
+    /// What the unit `tripod` has after `name=`.
     fn unit(&self, name: &str) -> String {
-        let unit = self.read("usr/lib/systemd/system/tripod.service");
+        self.unit_of("tripod", name)
+    }
+
+    fn unit_of(&self, unit: &str, name: &str) -> String {
+        let unit = self.read(&format!("usr/lib/systemd/system/{unit}.service"));
         let mut lines = unit.lines();
         let found = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
         found
@@ -164,18 +169,21 @@ fn pages_completion_and_licences_are_in_it() {
 }
 
 #[test]
-fn the_unit_is_valid() {
+fn the_units_are_valid() {
     let Some(package) = package() else { return };
     if !is_there("systemd-analyze") {
         return skip("systemd-analyze is not installed");
     }
-    let unit = package.read("usr/lib/systemd/system/tripod.service");
     let program = package.at("usr/bin/tripod").display().to_string();
-    let copy = package.root.with_file_name("tripod.service");
-    fs::write(&copy, unit.replace("/usr/bin/tripod", &program)).expect("a copy");
+    let copies = ["tripod.service", "tripod-holder.service"].map(|name| {
+        let unit = package.read(&format!("usr/lib/systemd/system/{name}"));
+        let copy = package.root.with_file_name(name);
+        fs::write(&copy, unit.replace("/usr/bin/tripod", &program)).expect("a copy");
+        copy
+    });
     let done = Command::new("systemd-analyze")
         .args(["verify", "--man=no"])
-        .arg(&copy)
+        .args(&copies)
         .output()
         .expect("systemd-analyze");
     let errors = String::from_utf8_lossy(&done.stderr);
@@ -217,4 +225,38 @@ fn it_serves_with_the_capabilities_of_its_unit() {
         assert!(!log.contains("WARN") || log.contains("mode"), "{log}");
         assert!(tripod.terminate().success());
     });
+}
+
+/// Both find each other, neither is started by the package, and the holder stays as it is
+/// while another package is installed.
+#[test]
+fn the_holder_is_where_the_unit_looks_for_it_and_outlives_an_upgrade() {
+    let Some(package) = package() else { return };
+    let read = |command: &str| {
+        let words = command.split(' ').map(Into::into);
+        cli::read(words, |_| Ok(String::new())).expect("it is taken")
+    };
+    let Job::Hold(at_holder) = read(&package.unit_of("tripod-holder", "ExecStart")).job else {
+        panic!("not hold");
+    };
+    let at_proxy = read("tripod").own.holder_socket;
+    assert_eq!(at_proxy.as_ref(), Some(&at_holder));
+    let folder = package.unit_of("tripod-holder", "RuntimeDirectory");
+    assert_eq!(at_holder.parent(), Some(&*Path::new("/run").join(folder)));
+    assert_eq!(
+        package.unit_of("tripod-holder", "CapabilityBoundingSet"),
+        ""
+    );
+    let file = package.file.to_str().expect("a path");
+    let lines = |script: &str, word: &str| {
+        let text = output("dpkg-deb", &["-I", file, script]);
+        let lines = text.lines().filter(|line| line.contains(word));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    // Restarted at the same time as the proxy, it would lose what it is there for.
+    let acts = lines("postinst", "deb-systemd-invoke").join("\n");
+    assert!(!acts.contains("tripod-holder"), "{acts}");
+    // An upgrade calls prerm with another word than removal.
+    let stops = lines("prerm", "deb-systemd-invoke stop").len();
+    assert_eq!(lines("prerm", "[ \"$1\" = remove ]").len(), stops);
 }

@@ -88,6 +88,7 @@ use self::{
     parts::parts,
     program::{Namespace, Program},
     rule::Table,
+    words::Line,
 };
 use super::scratch::{self, NoScratch};
 use crate::{backoff::Backoff, net::Family};
@@ -251,12 +252,17 @@ impl Xtables {
     ///
     /// # Errors
     /// What the program wrote as its error; lines may have been handed out before.
-    pub async fn read(&self, table: Option<&str>, mut each: impl FnMut(&str)) -> Result<(), Error> {
+    pub async fn read(&self, table: Option<&str>, each: impl FnMut(&str)) -> Result<(), Error> {
         let arguments = table.map_or_else(Vec::new, |table| vec!["-t", table]);
+        self.print(&arguments, each).await
+    }
+
+    /// Hands each line that the program prints with these `arguments` to `each`.
+    async fn print(&self, arguments: &[&str], mut each: impl FnMut(&str)) -> Result<(), Error> {
         let program = &self.save;
         let failed = |source| program.failed(source);
         let mut child = program
-            .command(&arguments)
+            .command(arguments)
             .stdin(Stdio::null())
             .spawn()
             .map_err(failed)?;
@@ -295,6 +301,23 @@ impl Xtables {
         program.checked(output, "")?;
         let program = program.name.clone();
         unreadable.map_or(Ok(()), |table| Err(Error::Incompatible { program, table }))
+    }
+
+    /// Hands each rule of `table` to `each`, and how many packets it applied to.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_counted(
+        &self,
+        table: Table,
+        mut each: impl FnMut(Line<'_>, u64),
+    ) -> Result<(), Error> {
+        let line = |text: &str| {
+            if let Some((rule, packets)) = words::counted(text) {
+                each(rule, packets);
+            }
+        };
+        self.print(&["-c", "-t", table.name()], line).await
     }
 
     /// Finds out whether `rule` is possible in `table`: match and target are there, in

@@ -126,6 +126,14 @@ impl Line<'_> {
     }
 }
 
+/// Returns the rule in a line of `iptables-save -c`, and how many packets it applied to;
+/// `None`: it is the line of something else.
+pub(super) fn counted(line: &str) -> Option<(Line<'_>, u64)> {
+    let (counts, rule) = line.strip_prefix('[')?.split_once("] ")?;
+    let (packets, _) = counts.split_once(':')?;
+    Some((Line::parse(rule)?, packets.parse().ok()?))
+}
+
 /// Returns the chain or target that a rule leads to, by `-j` or `-g`, in the words
 /// of `iptables-save`.
 pub fn target(words: &str) -> Option<&str> {
@@ -198,6 +206,25 @@ mod tests {
         ];
         for (words, expected) in cases {
             assert_eq!(target(words), expected, "{words}");
+        }
+    }
+
+    #[test]
+    fn counts_stand_before_a_rule() {
+        let rule = Line::Rule {
+            chain: "KUBE-SEP-A",
+            words: "-p tcp -j DNAT --to-destination 10.0.0.1:80",
+        };
+        let line = "[12:720] -A KUBE-SEP-A -p tcp -j DNAT --to-destination 10.0.0.1:80";
+        assert_eq!(counted(line), Some((rule, 12)));
+        for line in [
+            ":KUBE-SEP-A - [0:0]",
+            "*nat",
+            "-A KUBE-SEP-A -j DNAT",
+            "[1] -A X",
+            "",
+        ] {
+            assert_eq!(counted(line), None, "{line}");
         }
     }
 }

@@ -116,6 +116,9 @@ impl Way<'_> {
             (Origin::Outside, Caller::At(_), Pods::Through(link)) => {
                 format!("outside the cluster, unless it comes through {link}: then give --from=pod")
             }
+            (Origin::Outside, Caller::Pod, _) => "a pod, which counts as a host outside the \
+                 cluster: nothing tells them apart here (clusterCIDR)"
+                .to_owned(),
             (Origin::Outside, ..) => "outside the cluster".to_owned(),
         };
         self.step(format!("the caller is {who}"));

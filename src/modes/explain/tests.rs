@@ -46,13 +46,39 @@ fn map() -> ServiceMap {
     [web].into_iter().collect()
 }
 
-fn verdict(pods: Pods, to: &str, from: Caller) -> (Origin, Verdict) {
+fn explained(pods: Pods, to: &str, from: Caller) -> Explanation {
     let packet = Packet {
         to: to.parse().unwrap(),
         protocol: Protocol::Tcp,
         from,
     };
-    let explanation = decide(&map(), &behaviour(pods), &packet);
+    decide(&map(), &behaviour(pods), &packet)
+}
+
+#[test]
+fn a_pod_that_nothing_tells_from_others_is_named_so() {
+    let undistinguished = || Pods::Within(Vec::new());
+    for (pods, from, expected) in [
+        (pods(), Caller::Pod, "the caller is a pod of the cluster"),
+        (
+            undistinguished(),
+            Caller::Pod,
+            "the caller is a pod, which counts as a host outside the cluster: nothing tells \
+             them apart here (clusterCIDR)",
+        ),
+        (
+            undistinguished(),
+            Caller::Outside,
+            "the caller is outside the cluster",
+        ),
+    ] {
+        let steps = explained(pods, "10.96.0.1:80", from).steps;
+        assert_eq!(steps[0], expected, "{from:?}");
+    }
+}
+
+fn verdict(pods: Pods, to: &str, from: Caller) -> (Origin, Verdict) {
+    let explanation = explained(pods, to, from);
     assert!(!explanation.steps.is_empty());
     (explanation.origin, explanation.verdict)
 }

@@ -21,6 +21,7 @@ pub mod render;
 mod setup;
 #[cfg(test)]
 mod tests;
+mod traffic;
 mod unsupported;
 mod watch;
 
@@ -32,6 +33,7 @@ use tokio::time::{Instant, sleep_until};
 pub use self::{
     cleanup::{chains, cleanup_except, is_there, retire},
     setup::Setup,
+    traffic::Traffic,
 };
 use self::{count::Done, counters::Counters, family::FamilyRules};
 use super::{
@@ -45,7 +47,7 @@ use crate::{
         xtables::{self, Engine},
     },
     net::{Family, ModeName, PerFamily},
-    services::ServiceMap,
+    services::{Namespaces, ServiceMap},
 };
 
 /// How often it is checked whether another process changed our rules.
@@ -119,6 +121,14 @@ impl Iptables {
             families,
             next_check: Instant::now() + CHECK,
         })
+    }
+
+    /// Returns what tells how many connections endpoints of Services in the namespaces
+    /// `counted` got.
+    pub fn traffic(&self, counted: Namespaces) -> Traffic {
+        let served = self.families.iter().filter_map(|(_, rules)| rules.as_ref());
+        let writers = served.map(|rules| rules.writer.clone());
+        Traffic::new(writers.collect(), counted)
     }
 
     /// Returns the families that are served.

@@ -74,27 +74,32 @@ pub struct About {
 
 impl StatusApi {
     /// Returns the answer; 403 to who is not of this node.
-    pub(super) fn answer(&self, asked: Asked<'_>) -> Reply {
+    pub(super) fn answer(self: &Arc<Self>, asked: Asked<'_>) -> Reply {
         if let Some(refusal) = refusal(asked.peer) {
             return refusal.into();
         }
-        match asked.path {
-            DIFF_PATH => self.diff(),
-            EXPLAIN_PATH => self.explain(asked.query),
+        match (asked.path, asked.path.strip_prefix(SERVICES_PATH)) {
+            (DIFF_PATH, _) => self.diff(),
+            (EXPLAIN_PATH, _) => self.explain(asked.query),
+            (_, Some(path)) if path.is_empty() || path.starts_with('/') => {
+                let Some(refreshed) = self.traffic.refresh() else {
+                    return self.services(path, asked.query).into();
+                };
+                let (api, path, query) =
+                    (Arc::clone(self), path.to_owned(), asked.query.to_owned());
+                Reply::later(async move {
+                    refreshed.await;
+                    api.services(&path, &query)
+                })
+            }
             _ => self.answer_at_once(asked).into(),
         }
     }
 
     fn answer_at_once(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
-            STATUS_PATH => return json(&self.status()),
-            SYNCS_PATH => return json(&self.syncs()),
-            _ => {}
-        }
-        match asked.path.strip_prefix(SERVICES_PATH) {
-            Some(path) if path.is_empty() || path.starts_with('/') => {
-                self.services(path, asked.query)
-            }
+            STATUS_PATH => json(&self.status()),
+            SYNCS_PATH => json(&self.syncs()),
             _ => refused(
                 StatusCode::NOT_FOUND,
                 format!(

@@ -1,6 +1,6 @@
 //! What is known of the traffic of a ServicePort.
 
-use std::{collections::HashSet, fmt, net::SocketAddr, sync::Arc};
+use std::{collections::HashSet, fmt, net::SocketAddr, pin::Pin, sync::Arc};
 
 use hashbrown::HashMap;
 
@@ -8,6 +8,10 @@ use crate::{services::ServicePort, status_api::Traffic};
 
 /// Knows what ServicePorts carry.
 pub trait TrafficSource: fmt::Debug + Send + Sync {
+    /// Returns what to wait for before [`of`](Self::of) is asked; `None`: nothing.
+    fn refresh(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        None
+    }
     /// Returns what is known of each of `ports`, in their order.
     fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<PortTraffic>;
 }

@@ -2,7 +2,7 @@
 
 mod entries;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
@@ -55,6 +55,16 @@ pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
     plan.node_port();
     plan.health_check_port();
     plan.rules
+}
+
+/// Returns the endpoints of `port`, each with the chain whose rule sends connections there.
+pub fn endpoint_chains(port: &ServicePort) -> Vec<(SocketAddr, String)> {
+    let shown = port.name.to_string();
+    let backends = Backends::of(port, &shown, word(port.name.protocol)).all;
+    let backends = backends.iter();
+    backends
+        .map(|backend| (backend.address, backend.chain.clone()))
+        .collect()
 }
 
 /// Returns whether rules can carry `port` with these features.

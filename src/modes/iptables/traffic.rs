@@ -1,0 +1,97 @@
+//! What the kernel counted of endpoints: each has a chain with one rule that translates
+//! the destination of packets. Table nat sees the first packet of each connection, so
+//! that rule's packets are connections; bytes are counted nowhere.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use hashbrown::HashMap;
+
+use super::plan::endpoint_chains;
+use crate::{
+    kernel::xtables::{
+        Error,
+        rule::Table,
+        run::Writer,
+        words::{Line, target},
+    },
+    services::{Namespaces, ServicePort},
+};
+
+/// How old what was read is at most when it is asked for again, where reading takes no
+/// longer than a twentieth of that.
+const RECENT: Duration = Duration::from_secs(1);
+/// So many times as long as reading took, it is not done again: the program reads all
+/// rules of the table, which takes seconds where there are hundreds of thousands.
+const PAUSE: u32 = 20;
+
+/// What the rules of iptables mode counted.
+#[derive(Debug)]
+pub struct Traffic {
+    writers: Vec<Writer>,
+    counted: Namespaces,
+    /// Connections by the name of the endpoint's chain; `None`: it is not known.
+    found: Option<HashMap<Box<str>, u64>>,
+    /// Nothing is read before.
+    next: Option<Instant>,
+}
+
+impl Traffic {
+    /// Of Services in the namespaces `counted`, whose rules these write.
+    pub fn new(writers: Vec<Writer>, counted: Namespaces) -> Traffic {
+        Traffic {
+            writers,
+            counted,
+            found: None,
+            next: None,
+        }
+    }
+
+    /// Reads the counts, unless that was done lately.
+    ///
+    /// # Errors
+    /// What the program wrote as its error; nothing is known then.
+    pub async fn refresh(&mut self) -> Result<(), Error> {
+        let begun = Instant::now();
+        if self.next.is_some_and(|next| begun < next) {
+            return Ok(());
+        }
+        self.found = None;
+        let mut found = HashMap::new();
+        for writer in &self.writers {
+            let each = |rule: Line<'_>, packets| {
+                if let Line::Rule { chain, words } = rule
+                    && chain.starts_with("KUBE-SEP-")
+                    && target(words) == Some("DNAT")
+                {
+                    // Names of both families differ, as they are made of addresses.
+                    found.insert(chain.into(), packets);
+                }
+            };
+            writer.xtables.read_counted(Table::Nat, each).await?;
+        }
+        self.found = Some(found);
+        let ended = Instant::now();
+        self.next = Some(ended + RECENT.max((ended - begun) * PAUSE));
+        Ok(())
+    }
+
+    /// Returns how many connections each endpoint of each of `ports` got, in their order;
+    /// nothing of those that are not counted.
+    pub fn of(&self, ports: &[&Arc<ServicePort>]) -> Vec<HashMap<SocketAddr, u64>> {
+        let of_port = |port: &&Arc<ServicePort>| {
+            let found = self.found.as_ref();
+            let found = found.filter(|_| self.counted.contain(&port.name.service.namespace));
+            let Some(found) = found else {
+                return HashMap::new();
+            };
+            let chains = endpoint_chains(port).into_iter();
+            let counted = chains.filter_map(|(at, chain)| Some((at, *found.get(&*chain)?)));
+            counted.collect()
+        };
+        ports.iter().map(of_port).collect()
+    }
+}
