@@ -27,13 +27,14 @@ define unpack-helm
 || echo 'missing: Helm; its tests say SKIP' >&2
 endef
 
-# Only unpacked: installed, it would run as a service.
+# Only unpacked: installed, they would run as services. $(call unpack,PACKAGE)
 PROMETHEUS = $(TARGET)/tools/usr/bin/prometheus
-define unpack-prometheus
-{ command -v apt-get >/dev/null && echo 'unpacking Prometheus into target/tools' && mkdir -p $(TARGET)/tools \
-    && cd $(TARGET)/tools && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; } \
-    && dpkg -x prometheus_*.deb . && rm prometheus_*.deb; } 2>/dev/null \
-|| echo 'missing: Prometheus, of which Debian has a package; its tests say SKIP' >&2
+CONTAINERD = $(TARGET)/tools/usr/bin/containerd
+define unpack
+{ command -v apt-get >/dev/null && echo 'unpacking $(1) into target/tools' && mkdir -p $(TARGET)/tools \
+    && cd $(TARGET)/tools && { apt-get download -qq $(1) || { apt-get update -qq && apt-get download -qq $(1); }; } \
+    && dpkg -x $(1)_*.deb . && rm $(1)_*.deb; } 2>/dev/null \
+|| echo 'missing: $(1), of which Debian has a package; its tests say SKIP' >&2
 endef
 
 TARGET  := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -55,7 +56,7 @@ export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 .PHONY: help demo static aarch64 deb dist unit lab guest test conformance reliability check bench acceptance demo-tools test-tools dist-tools aarch64-tools
 
 help:
-	@echo 'make demo        Tripod at work in a playground of namespaces (a minute, no root needed)'
+	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
 	@echo 'make static      a release binary without dependencies, for images: target/static/tripod'
 	@echo 'make aarch64     the same for aarch64: target/static/tripod-aarch64'
 	@echo 'make deb         a package for nodes without a cluster, into target/dist'
@@ -71,7 +72,7 @@ help:
 	@echo 'make acceptance  the measuring tests, with the sizes of the acceptance list (release build)'
 
 demo: demo-tools
-	$(CARGO) build --quiet --bin tripod --example whoami
+	$(CARGO) build --bin tripod --example whoami
 	@examples/hello/demo.sh
 
 static:
@@ -163,7 +164,8 @@ demo-tools:
 	@$(call need,$(TOOLS),$(PACKAGES))
 test-tools:
 	@$(call need,$(TEST_TOOLS),$(TEST_PACKAGES))
-	@[ -x $(PROMETHEUS) ] || $(unpack-prometheus)
+	@[ -x $(PROMETHEUS) ] || $(call unpack,prometheus)
+	@[ -x $(CONTAINERD) ] || $(call unpack,containerd)
 	@[ -x $(HELM) ] || $(unpack-helm)
 dist-tools:
 	@$(install-dist-tools)

@@ -84,6 +84,17 @@ impl Bundle {
         }
     }
 
+    /// Returns the specification's file.
+    pub fn config(&self) -> PathBuf {
+        self.folder.join("config.json")
+    }
+
+    /// Makes the lab's manifests those of the containers.
+    pub fn publish(place: &Path, lab: &Lab) {
+        let manifests = place.join("manifests");
+        std::os::unix::fs::symlink(lab.manifests(), &manifests).expect("a link");
+    }
+
     /// Returns runc with its options.
     pub fn runc(&self) -> Command {
         let mut command = Command::new("runc");
@@ -91,12 +102,8 @@ impl Bundle {
         command
     }
 
-    /// Returns what runs it on the lab's node, with the lab's manifests.
+    /// Returns what runs it on the lab's node.
     pub fn run(&self, lab: &Lab) -> Command {
-        let manifests = self.state.with_file_name("manifests");
-        if !manifests.exists() {
-            std::os::unix::fs::symlink(lab.manifests(), &manifests).expect("a link");
-        }
         // Not ip netns exec, which hides the mounts of cgroups.
         let mut command = die_with_parent("nsenter");
         command
