@@ -13,6 +13,7 @@ use crate::{
 pub mod api;
 mod health;
 pub mod manifests;
+mod wire;
 
 pub use health::{KindHealth, SourceHealth};
 

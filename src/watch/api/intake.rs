@@ -9,6 +9,7 @@ use std::{
 use hashbrown::HashMap;
 use kube::core::Status;
 use parking_lot::Mutex;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use tracing::{debug, warn};
 
@@ -16,12 +17,39 @@ use super::{
     ask::{self, Failure},
     kind::Kind,
     known::Known,
-    wire::{Bare, Page, WatchLine},
 };
-use crate::services::Names;
+use crate::{services::Names, watch::wire::Bare};
 
 /// Marks the bookmark after the initial events of a watch (KEP-3157).
 const INITIAL_END: &str = "k8s.io/initial-events-end";
+
+/// A page of a list, its items yet to be decoded one by one: so that one
+/// which cannot be decoded does not hide the others, and no two are there in
+/// full at once.
+#[derive(Deserialize)]
+struct Page<'a> {
+    metadata: ListMeta,
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+/// Metadata of a page.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMeta {
+    resource_version: Option<String>,
+    #[serde(rename = "continue")]
+    continue_: Option<String>,
+}
+
+/// A line of a watch.
+#[derive(Deserialize)]
+struct WatchLine<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
 
 /// Decodes objects of one kind into [`Known`].
 pub(super) struct Intake<'a, K: Kind> {

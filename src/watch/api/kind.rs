@@ -8,11 +8,11 @@ use std::{
 
 use serde::de::DeserializeOwned;
 
-use super::wire;
 use crate::services::{
     EndpointSlice, Event, Invalid, Names, Node, Reduced, Service, ServiceCidr, ServiceName,
     SliceName,
 };
+use crate::watch::wire;
 
 /// A kind of objects.
 pub(super) trait Kind: Sized + PartialEq + Send + Sync + 'static {

@@ -54,7 +54,6 @@ mod kind;
 mod known;
 mod lines;
 mod pause;
-mod wire;
 
 pub use calls::{CALLS, Call};
 

@@ -15,6 +15,8 @@ use serde::{
     de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
+use crate::watch::wire;
+
 /// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
@@ -310,10 +312,22 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<ApiObject, D::Error> {
         Ok(match self.0 {
-            Kind::Service => ApiObject::Service(Box::deserialize(deserializer)?),
-            Kind::EndpointSlice => ApiObject::EndpointSlice(Box::deserialize(deserializer)?),
-            Kind::Node => ApiObject::Node(Box::deserialize(deserializer)?),
-            Kind::ServiceCidr => ApiObject::ServiceCidr(Box::deserialize(deserializer)?),
+            Kind::Service => {
+                let wire = wire::Service::deserialize(deserializer)?;
+                ApiObject::Service(Box::new(wire.into()))
+            }
+            Kind::EndpointSlice => {
+                let wire = wire::EndpointSlice::deserialize(deserializer)?;
+                ApiObject::EndpointSlice(Box::new(wire.into()))
+            }
+            Kind::Node => {
+                let wire = wire::Node::deserialize(deserializer)?;
+                ApiObject::Node(Box::new(wire.into()))
+            }
+            Kind::ServiceCidr => {
+                let wire = wire::ServiceCidr::deserialize(deserializer)?;
+                ApiObject::ServiceCidr(Box::new(wire.into()))
+            }
         })
     }
 }

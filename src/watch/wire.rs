@@ -1,5 +1,6 @@
-//! Objects as the server sends them, without what no proxy reads: decoding
-//! skips `managedFields`, a Node's images and the like before they take memory.
+//! Objects as a server sends them and files have them, without what no proxy reads:
+//! decoding skips `managedFields`, a Node's images and the like before they take memory,
+//! and there is less code for each format.
 
 use std::collections::BTreeMap;
 
@@ -8,35 +9,6 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
 use serde::Deserialize;
-use serde_json::value::RawValue;
-
-/// A page of a list, its items yet to be decoded one by one: so that one
-/// which cannot be decoded does not hide the others, and no two are there in
-/// full at once.
-#[derive(Deserialize)]
-pub(super) struct Page<'a> {
-    pub(super) metadata: ListMeta,
-    #[serde(borrow)]
-    pub(super) items: Option<Vec<&'a RawValue>>,
-}
-
-/// Metadata of a page.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ListMeta {
-    pub(super) resource_version: Option<String>,
-    #[serde(rename = "continue")]
-    pub(super) continue_: Option<String>,
-}
-
-/// A line of a watch.
-#[derive(Deserialize)]
-pub(super) struct WatchLine<'a> {
-    #[serde(rename = "type")]
-    pub(super) kind: &'a str,
-    #[serde(borrow)]
-    pub(super) object: &'a RawValue,
-}
 
 /// The part of an object that is read of any kind.
 #[derive(Deserialize)]
@@ -73,6 +45,7 @@ impl Meta {
 
 #[derive(Deserialize)]
 pub(super) struct Service {
+    #[serde(default)]
     pub(super) metadata: Meta,
     spec: Option<core::ServiceSpec>,
     status: Option<ServiceStatus>,
@@ -100,7 +73,9 @@ impl From<Service> for core::Service {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EndpointSlice {
+    #[serde(default)]
     pub(super) metadata: Meta,
+    #[serde(default)]
     address_type: String,
     endpoints: Option<Vec<Endpoint>>,
     ports: Option<Vec<discovery::EndpointPort>>,
@@ -136,6 +111,7 @@ impl From<EndpointSlice> for discovery::EndpointSlice {
 
 #[derive(Deserialize)]
 pub(super) struct Node {
+    #[serde(default)]
     pub(super) metadata: Meta,
     spec: Option<NodeSpec>,
     status: Option<NodeStatus>,
@@ -175,6 +151,7 @@ impl From<Node> for core::Node {
 
 #[derive(Deserialize)]
 pub(super) struct ServiceCidr {
+    #[serde(default)]
     pub(super) metadata: Meta,
     spec: Option<networking::ServiceCIDRSpec>,
 }
