@@ -152,13 +152,15 @@ check:
 	else echo 'cargo-deny is not installed: licences and advisories not checked'; fi
 
 bench: test-tools
-	$(CARGO) bench --bench userspace --bench cluster --bench iptables --bench nftables
+	$(CARGO) bench --bench userspace -- --write docs/benchmarks.md
+	$(CARGO) bench --bench cluster --bench iptables --bench nftables
 
 # Figures are the lines that begin with FIGURE.
 acceptance: test-tools
 	$(CARGO) build --release --bin tripod
 	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(CARGO) test --test suite -- \
-	    userspace::retry userspace::streams userspace::idle userspace::udp userspace::guest
+	    userspace::retry userspace::streams userspace::idle userspace::udp userspace::guest \
+	    userspace::upgrades
 
 demo-tools:
 	@$(call need,$(TOOLS),$(PACKAGES))

@@ -24,7 +24,7 @@ on_each_capture!(
 /// each of them.
 const WAITING: usize = 24;
 
-fn start_holder(lab: &Lab) -> Tripod {
+pub(super) fn start_holder(lab: &Lab) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
     command.arg("hold");
     let holder = Tripod::spawn(command);
@@ -43,7 +43,7 @@ fn start(lab: &Lab, workers: usize) -> Tripod {
 }
 
 /// As [`start`], while another of a different `number` runs.
-fn start_beside(lab: &Lab, number: u16, workers: usize) -> Tripod {
+pub(super) fn start_beside(lab: &Lab, number: u16, workers: usize) -> Tripod {
     let capture = format!("--userspace-capture={}", lab.capture.flag());
     let workers = format!("--userspace-workers={workers}");
     let pods = "--cluster-cidr=10.244.0.0/24,fd00:244::/64";
@@ -52,7 +52,7 @@ fn start_beside(lab: &Lab, number: u16, workers: usize) -> Tripod {
 }
 
 /// Waits until the holder has `sockets` of a proxy.
-fn are_held(proxy: &Tripod, sockets: usize) {
+pub(super) fn are_held(proxy: &Tripod, sockets: usize) {
     let words = ["the holder has all sockets", &format!("sockets={sockets}")];
     eventually("the sockets are held", SOON, || {
         match proxy.logged(&words) {

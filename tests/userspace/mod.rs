@@ -21,6 +21,7 @@ mod succession;
 mod transparent;
 mod udp;
 mod unfinished;
+mod upgrades;
 
 use std::io;
 use std::time::Duration;

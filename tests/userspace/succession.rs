@@ -45,10 +45,10 @@ fn compares_everything(tripod: &Tripod) {
 }
 
 /// Connections that stay open, and who answers on each.
-struct Open(Vec<(TcpStream, String)>);
+pub(super) struct Open(Vec<(TcpStream, String)>);
 
 impl Open {
-    fn to(lab: &Lab, addresses: &[SocketAddr]) -> Open {
+    pub(super) fn to(lab: &Lab, addresses: &[SocketAddr]) -> Open {
         let open = addresses.iter().map(|to| {
             let mut stream = tcp(&lab.client, *to).expect("a connection");
             let name = say(&mut stream, "name").expect("an answer");
@@ -57,7 +57,7 @@ impl Open {
         Open(open.collect())
     }
 
-    fn are_served(&mut self, when: &str) {
+    pub(super) fn are_served(&mut self, when: &str) {
         for (stream, name) in &mut self.0 {
             assert_eq!(say(stream, "name").expect(when), *name, "{when}");
         }

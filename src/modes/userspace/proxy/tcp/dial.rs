@@ -112,7 +112,8 @@ impl<'a> Search<'a> {
             let patience = TIMEOUTS[self.timed_out.min(TIMEOUTS.len() - 1)];
             let patience = patience.min(self.limits.time);
             let begun = Instant::now();
-            let dialed = self.dial(endpoint.address, patience).await;
+            // Apart, so that a connection does not hold the room for it to its end.
+            let dialed = Box::pin(self.dial(endpoint.address, patience)).await;
             self.limits.time = self.limits.time.saturating_sub(begun.elapsed());
             match dialed {
                 Ok(stream) => {

@@ -1,0 +1,187 @@
+//! One upgrade after the other while clients open connections at a fixed pace, whether the
+//! earlier ones were answered or not: none is refused, and beside a successor none is reset.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::gap::{are_held, start_beside, start_holder};
+use super::succession::Open;
+use crate::lab::{Lab, Service, acceptance, eventually, figure, say};
+
+on_each_capture!(alone: side_by_side, with_a_gap);
+
+/// As long as a process takes to start, at most.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What is asked of Tripod.
+struct Size {
+    upgrades: u16,
+    /// New connections a second.
+    pace: u32,
+    /// Connections that are open during each upgrade.
+    open: usize,
+}
+
+impl Size {
+    fn get() -> Size {
+        match acceptance() {
+            true => Size {
+                upgrades: 50,
+                pace: 1_000,
+                open: 200,
+            },
+            false => Size {
+                upgrades: 2,
+                pace: 100,
+                open: 20,
+            },
+        }
+    }
+}
+
+/// Every tenth call is over UDP.
+const UDP_SHARE: usize = 10;
+
+#[derive(Default)]
+struct Calls {
+    over: AtomicBool,
+    made: AtomicUsize,
+    ended: AtomicUsize,
+    failures: Mutex<Vec<String>>,
+}
+
+impl Calls {
+    /// Makes call number `number` in the calling thread's namespace.
+    fn make(&self, number: usize, to: SocketAddr) {
+        let udp = number.is_multiple_of(UDP_SHARE);
+        let begun = Instant::now();
+        let answer = if udp { ask_udp(to) } else { ask_tcp(to) };
+        if let Err(error) = answer {
+            let protocol = if udp { "udp" } else { "tcp" };
+            let text = format!("{to}/{protocol} after {:?}: {error}", begun.elapsed());
+            self.failures.lock().expect("no panic").push(text);
+        }
+        self.ended.fetch_add(1, Relaxed);
+    }
+
+    /// Waits for a tenth of a second's worth of calls, made and ended from now on.
+    fn more(&self, pace: u32) {
+        let enough = self.made.load(Relaxed) + pace as usize / 10;
+        eventually("more calls end", PATIENCE, || {
+            match self.ended.load(Relaxed) {
+                ended if ended >= enough => Ok(()),
+                ended => Err(format!("{ended} of {enough}")),
+            }
+        });
+    }
+}
+
+fn ask_tcp(to: SocketAddr) -> io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    say(&mut stream, "name").map(drop)
+}
+
+fn ask_udp(to: SocketAddr) -> io::Result<()> {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.connect(to)?;
+    socket.send(b"name")?;
+    socket.recv(&mut [0; 64]).map(drop)
+}
+
+/// Makes calls at `pace` while `body` runs; each is a thread, so that none waits for
+/// another.
+fn at_pace(lab: &Lab, addresses: &[SocketAddr], pace: u32, body: impl FnOnce(&Calls)) {
+    let calls = &Calls::default();
+    let caller = || {
+        // Ports of connections that this end closed are used again after a second instead
+        // of a minute (ip-sysctl.rst): there are 28,000 for an address.
+        std::fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1").expect("a sysctl");
+        std::thread::scope(|scope| {
+            let begun = Instant::now();
+            for (number, to) in (0..).zip(addresses.iter().cycle()) {
+                if calls.over.load(Relaxed) {
+                    break;
+                }
+                // The pace itself, not a wait for something.
+                let due = Duration::from_secs(1) * number as u32 / pace;
+                std::thread::sleep(due.saturating_sub(begun.elapsed()));
+                calls.made.fetch_add(1, Relaxed);
+                scope.spawn(move || calls.make(number, *to));
+            }
+        });
+    };
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| lab.client.enter(caller));
+        let over = Over(calls);
+        body(calls);
+        drop(over);
+        caller.join().expect("the caller does not panic");
+    });
+    let failures = calls.failures.lock().expect("no panic");
+    let made = calls.made.load(Relaxed);
+    figure("calls", format!("{made}, {} failed", failures.len()));
+    assert!(
+        failures.is_empty(),
+        "of {made} calls {} failed: {:?}",
+        failures.len(),
+        &failures[..failures.len().min(5)]
+    );
+}
+
+struct Over<'a>(&'a Calls);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.over.store(true, Relaxed);
+    }
+}
+
+/// As with `maxSurge: 1`: the new process is there before the old one ends, which carries
+/// its connections to their end.
+fn side_by_side(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let lab = &*lab;
+    let size = Size::get();
+    let mut old = start_beside(lab, 0, 2);
+    at_pace(lab, &web.cluster(), size.pace, |calls| {
+        for upgrade in 1..=size.upgrades {
+            let all = web.cluster().into_iter().cycle().take(size.open);
+            let mut open = Open::to(lab, &all.collect::<Vec<_>>());
+            let new = start_beside(lab, upgrade % 2, 2);
+            calls.more(size.pace);
+            old.ask_to_end();
+            calls.more(size.pace);
+            open.are_served("the old process was asked to end");
+            drop(open);
+            assert!(old.ended().success(), "the old process ended badly");
+            old = new;
+        }
+    });
+}
+
+/// As with `maxUnavailable: 1`: the old process is gone before the new one starts, and the
+/// holder has the sockets.
+fn with_a_gap(lab: &mut Lab) {
+    let web = Service::new("web", 10);
+    lab.three_backends().publish_all(&web);
+    let lab = &*lab;
+    let size = Size::get();
+    let _holder = start_holder(lab);
+    let mut proxy = start_beside(lab, 0, 2);
+    are_held(&proxy, 8);
+    at_pace(lab, &web.cluster(), size.pace, |calls| {
+        for _ in 1..=size.upgrades {
+            assert!(proxy.terminate().success(), "the old process ended badly");
+            proxy = start_beside(lab, 0, 2);
+            are_held(&proxy, 8);
+            calls.more(size.pace);
+        }
+    });
+}
