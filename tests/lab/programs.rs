@@ -72,7 +72,7 @@ impl Programs {
             "#!/bin/sh\n\
              case $(cat {folder}/{program}.fault 2>/dev/null) in\n\
              fails) echo '{program}: fault' >&2; exit 1 ;;\n\
-             not-permitted) PATH=${{PATH#*:}} exec setpriv --bounding-set -net_admin,-net_raw {multi}{program} \"$@\" ;;\n\
+             not-permitted) PATH=${{PATH#*:}} exec unshare -r {multi}{program} \"$@\" ;;\n\
              hangs) echo $$ >>{folder}/hanging; exec sleep 1000 ;;\n\
              esac\n\
              PATH=${{PATH#*:}} exec {multi}{program} \"$@\"\n"
