@@ -19,7 +19,7 @@ use self::damage::{Foreign, damage};
 use self::seen::{Seen, written};
 use super::stale_state::foreign::{EXCLUDED, foreign};
 use super::stale_state::start::{MANIFESTS, SOON, start};
-use super::stale_state::{engines, left};
+use super::stale_state::left;
 use crate::lab::recorded::{self, FLAGS};
 use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
 
@@ -125,7 +125,7 @@ impl Past {
             Past::KubeProxy(_, true) => left::nftables(node),
             Past::KubeProxy(case, false) => {
                 let case = &recorded::cases()[*case];
-                left::kube_proxys(node, case, "iptables", engine, engines()[0]);
+                left::kube_proxys(node, case, "iptables", engine, engine);
             }
             Past::Damage(number) => damage(node, foreign, *number),
         }
