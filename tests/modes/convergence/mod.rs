@@ -18,8 +18,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 use self::damage::{Foreign, damage};
 use self::seen::{Seen, written};
 use super::stale_state::foreign::{EXCLUDED, foreign};
-use super::stale_state::start::{MANIFESTS, SOON, start};
 use super::stale_state::left;
+use super::stale_state::start::{MANIFESTS, SOON, start};
 use crate::lab::recorded::{self, FLAGS};
 use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
 
