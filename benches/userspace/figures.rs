@@ -33,7 +33,6 @@ struct Row {
     load: Load,
     title: &'static str,
     of: fn(&Round) -> f64,
-    /// The decimals, and whether as a part of the direct connection's.
     shown: Shown,
 }
 

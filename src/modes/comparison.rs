@@ -133,7 +133,7 @@ impl Difference {
             Action::Fill(_) => (whole(), Found::Missing),
             Action::Delete => (whole(), Found::Unneeded),
             Action::Insert(new) | Action::Append(new) => (of_rule(new), Found::Missing),
-            Action::Raise(old) | Action::Gather(old, _) => (of_rule(old), Found::Altered),
+            Action::Raise(old, _) => (of_rule(old), Found::Altered),
             Action::Remove(words) => (rule(table, name, words), Found::Unneeded),
         };
         Difference::new(owner, object, found)

@@ -154,16 +154,16 @@ impl Introspection {
         if asked.path.starts_with("/v1/") {
             return api.answer(asked);
         }
-        match api.traffic.refresh() {
-            Some(refreshed) if asked.path == METRICS => {
-                let registry = self.registry.clone();
-                Reply::later(async move {
-                    refreshed.await;
-                    metrics(&registry)
-                })
-            }
-            _ => self.page(asked).into(),
+        if asked.path == METRICS
+            && let Some(refreshed) = api.traffic.refresh()
+        {
+            let registry = self.registry.clone();
+            return Reply::later(async move {
+                refreshed.await;
+                metrics(&registry)
+            });
         }
+        self.page(asked).into()
     }
 
     pub(super) fn page(&self, asked: Asked<'_>) -> Answer {

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use super::columns::{Column, Tools};
 
-/// The user of the tests, that of nobody.
+/// The user that runs Tripod here: `nobody` of most systems.
 const USER: u32 = 65534;
 
 /// A capability as setpriv(1) names it, and its number (`linux/capability.h`).

@@ -20,7 +20,7 @@ on_each_capture!(
 /// Callers at a time.
 const CALLERS: usize = 4;
 /// How long a call may take: as long as a process takes to start, at most.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Calls that must succeed after each step.
 const MORE: usize = 100;
 
@@ -82,11 +82,12 @@ impl Calls {
     }
 }
 
-struct Stop<'a>(&'a Calls);
+/// Sets what tells callers to stop when it is dropped, also by a failure.
+pub(super) struct Stop<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {
-        self.0.stop.store(true, Relaxed);
+        self.0.store(true, Relaxed);
     }
 }
 
@@ -116,25 +117,29 @@ pub(super) fn under_load<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOn
         let callers: Vec<_> = (0..CALLERS)
             .map(|number| scope.spawn(move || caller(number)))
             .collect();
-        let stop = Stop(calls);
+        let stop = Stop(&calls.stop);
         let _alive = body(calls);
         drop(stop);
         let failures: Vec<_> = callers
             .into_iter()
             .flat_map(|caller| caller.join().expect("a caller does not panic"))
             .collect();
-        assert!(
-            failures.is_empty(),
-            "of {} calls {} failed: {:?}",
-            calls.made.load(Relaxed),
-            failures.len(),
-            &failures[..failures.len().min(5)]
-        );
+        none_failed(calls.made.load(Relaxed), &failures);
     });
 }
 
+/// Panics with the first failures of so many calls, if there are any.
+pub(super) fn none_failed(made: usize, failures: &[String]) {
+    assert!(
+        failures.is_empty(),
+        "of {made} calls {} failed: {:?}",
+        failures.len(),
+        &failures[..failures.len().min(5)]
+    );
+}
+
 /// A call in the calling thread's namespace.
-fn call(to: SocketAddr) -> io::Result<String> {
+pub(super) fn call(to: SocketAddr) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     say(&mut stream, "name")

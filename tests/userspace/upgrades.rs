@@ -2,19 +2,16 @@
 //! earlier ones were answered or not: none is refused, and beside a successor none is reset.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::gap::{are_held, start_beside, start_holder};
-use super::succession::Open;
-use crate::lab::{Lab, Service, acceptance, eventually, figure, say};
+use super::succession::{Open, PATIENCE, Stop, call, none_failed};
+use crate::lab::{Lab, Service, acceptance, eventually, figure};
 
 on_each_capture!(alone: side_by_side, with_a_gap);
-
-/// As long as a process takes to start, at most.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What is asked of Tripod.
 struct Size {
@@ -59,7 +56,7 @@ impl Calls {
     fn make(&self, number: usize, to: SocketAddr) {
         let udp = acceptance() && number.is_multiple_of(UDP_SHARE);
         let begun = Instant::now();
-        let answer = if udp { ask_udp(to) } else { ask_tcp(to) };
+        let answer = if udp { ask_udp(to) } else { call(to).map(drop) };
         if let Err(error) = answer {
             let protocol = if udp { "udp" } else { "tcp" };
             let text = format!("{to}/{protocol} after {:?}: {error}", begun.elapsed());
@@ -78,12 +75,6 @@ impl Calls {
             }
         });
     }
-}
-
-fn ask_tcp(to: SocketAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    say(&mut stream, "name").map(drop)
 }
 
 fn ask_udp(to: SocketAddr) -> io::Result<()> {
@@ -119,7 +110,7 @@ fn at_pace(lab: &Lab, addresses: &[SocketAddr], pace: u32, body: impl FnOnce(&Ca
     };
     std::thread::scope(|scope| {
         let caller = scope.spawn(|| lab.client.enter(caller));
-        let over = Over(calls);
+        let over = Stop(&calls.over);
         body(calls);
         drop(over);
         caller.join().expect("the caller does not panic");
@@ -127,20 +118,7 @@ fn at_pace(lab: &Lab, addresses: &[SocketAddr], pace: u32, body: impl FnOnce(&Ca
     let failures = calls.failures.lock().expect("no panic");
     let made = calls.made.load(Relaxed);
     figure("calls", format!("{made}, {} failed", failures.len()));
-    assert!(
-        failures.is_empty(),
-        "of {made} calls {} failed: {:?}",
-        failures.len(),
-        &failures[..failures.len().min(5)]
-    );
-}
-
-struct Over<'a>(&'a Calls);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.over.store(true, Relaxed);
-    }
+    none_failed(made, &failures);
 }
 
 /// As with `maxSurge: 1`: the new process is there before the old one ends, which carries

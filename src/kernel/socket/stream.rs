@@ -60,7 +60,7 @@ impl Stream {
     ///
     /// # Errors
     /// Those of epoll_ctl(2).
-    pub fn new(socket: TcpStream) -> io::Result<Stream> {
+    fn new(socket: TcpStream) -> io::Result<Stream> {
         // SAFETY: the `AsyncFd` owns the stream, which always answers with the same
         // descriptor, and closes it only after it was taken out of the epoll.
         let socket = unsafe { AsyncFd::register_with_interest(socket, WATCHED) };

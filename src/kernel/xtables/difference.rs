@@ -63,12 +63,10 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
         };
         if times == 0 {
             ops.push(Op::of(entry, Action::Insert));
-        } else if times > 1 {
-            ops.push(Op::gather(entry, times));
-        } else if entry.table == Table::Nat && taken.iter().any(is_put_beside) {
+        } else if times > 1 || (entry.table == Table::Nat && taken.iter().any(is_put_beside)) {
             // In nat the order of an owner's rules matters. Those in filter stand
             // in any order.
-            ops.push(Op::of(entry, Action::Raise));
+            ops.push(Op::raise(entry, times));
         }
     }
     ops
@@ -266,13 +264,13 @@ impl Comparison {
             };
             match (jump.place, position) {
                 (Place::InOrder | Place::Top, Some(_)) if times > 1 => {
-                    ops.push(op(&|rule| Action::Gather(rule, times)));
+                    ops.push(op(&|rule| Action::Raise(rule, times)));
                     *below = 0;
                 }
                 (Place::Top | Place::End, Some(_)) => {}
                 (Place::InOrder, Some(position)) if position < *below => *below = position,
                 (Place::InOrder, Some(_)) => {
-                    ops.push(op(&Action::Raise));
+                    ops.push(op(&|rule| Action::Raise(rule, 1)));
                     *below = 0;
                 }
                 (Place::InOrder | Place::Top, None) => {

@@ -29,11 +29,9 @@ pub enum Action {
     Fill(Vec<Rule>),
     /// The rule comes to the top.
     Insert(Rule),
-    /// The rule, which is there, comes to the top.
-    Raise(Rule),
     /// The rule, which is there so often, comes to the top, and is there once. To take
     /// away what is there too often would leave the last one, and so change the order.
-    Gather(Rule, usize),
+    Raise(Rule, usize),
     /// The rule comes to the end.
     Append(Rule),
     /// The first rule of these words, as it was printed or would be, goes.
@@ -106,12 +104,12 @@ impl Op {
         }
     }
 
-    /// Returns the step that leaves one of so many rules like that of `entry`.
-    pub fn gather(entry: &Entry, times: usize) -> Op {
+    /// Returns the step that leaves one of so many rules like that of `entry`, at the top.
+    pub fn raise(entry: &Entry, times: usize) -> Op {
         Op {
             table: entry.table,
             chain: entry.chain.clone(),
-            action: Action::Gather(entry.rule.clone(), times),
+            action: Action::Raise(entry.rule.clone(), times),
         }
     }
 
@@ -245,8 +243,7 @@ where
             Action::Remove(words) if !emptied.contains(chain.as_str()) => {
                 writeln!(out, "-D {chain} {words}")?;
             }
-            Action::Raise(rule) => writeln!(out, "-D {chain} {}", rule.words(family))?,
-            Action::Gather(rule, times) => {
+            Action::Raise(rule, times) => {
                 for _ in 0..*times {
                     writeln!(out, "-D {chain} {}", rule.words(family))?;
                 }
@@ -255,7 +252,7 @@ where
         }
     }
     for Op { chain, action, .. } in due() {
-        if let Action::Insert(rule) | Action::Raise(rule) | Action::Gather(rule, _) = action {
+        if let Action::Insert(rule) | Action::Raise(rule, _) = action {
             writeln!(out, "-I {chain} {}", rule.words(family))?;
         }
     }

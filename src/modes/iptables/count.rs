@@ -51,7 +51,7 @@ impl RuleCount {
     pub fn written<'a>(ops: impl IntoIterator<Item = &'a Op>) -> RuleCount {
         let of = |op: &Op| match &op.action {
             Action::Fill(rules) => rules.len(),
-            Action::Insert(_) | Action::Raise(_) | Action::Gather(..) | Action::Append(_) => 1,
+            Action::Insert(_) | Action::Raise(..) | Action::Append(_) => 1,
             Action::Remove(_) | Action::Delete => 0,
         };
         RuleCount::sum(ops.into_iter().map(|op| (op.table, of(op))))

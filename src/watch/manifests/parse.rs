@@ -312,24 +312,25 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<ApiObject, D::Error> {
         Ok(match self.0 {
-            Kind::Service => {
-                let wire = wire::Service::deserialize(deserializer)?;
-                ApiObject::Service(Box::new(wire.into()))
-            }
+            Kind::Service => ApiObject::Service(by::<wire::Service, _, _>(deserializer)?),
             Kind::EndpointSlice => {
-                let wire = wire::EndpointSlice::deserialize(deserializer)?;
-                ApiObject::EndpointSlice(Box::new(wire.into()))
+                ApiObject::EndpointSlice(by::<wire::EndpointSlice, _, _>(deserializer)?)
             }
-            Kind::Node => {
-                let wire = wire::Node::deserialize(deserializer)?;
-                ApiObject::Node(Box::new(wire.into()))
-            }
+            Kind::Node => ApiObject::Node(by::<wire::Node, _, _>(deserializer)?),
             Kind::ServiceCidr => {
-                let wire = wire::ServiceCidr::deserialize(deserializer)?;
-                ApiObject::ServiceCidr(Box::new(wire.into()))
+                ApiObject::ServiceCidr(by::<wire::ServiceCidr, _, _>(deserializer)?)
             }
         })
     }
+}
+
+/// Reads an object in the form `W`, without what no proxy reads.
+fn by<'de, W, T, D>(deserializer: D) -> Result<Box<T>, D::Error>
+where
+    W: Deserialize<'de> + Into<T>,
+    D: Deserializer<'de>,
+{
+    Ok(Box::new(W::deserialize(deserializer)?.into()))
 }
 
 /// Reads the objects of a list whose items have these kinds; `None` is a kind
