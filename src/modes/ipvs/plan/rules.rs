@@ -302,7 +302,7 @@ impl Builder<'_> {
             table,
             from,
             rule: self.commented(comment).jump(to),
-            place: Place::Top,
+            place: Place::InOrder,
         };
         let (filter, nat) = (Table::Filter, Table::Nat);
         let services = "kubernetes service portals";
