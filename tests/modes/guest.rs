@@ -21,6 +21,17 @@ fn guest_full_stale_state() {
 }
 
 #[test]
+fn guest_full_convergence() {
+    let tests = ["modes::convergence::"];
+    let asked = ["TRIPOD_CONVERGENCE", "TRIPOD_CONVERGENCE_SEED"];
+    let asked = asked.map(|name| (name, std::env::var(name).unwrap_or_default()));
+    let asked = asked.iter().map(|(name, value)| (*name, &**value));
+    let asked = asked.filter(|(_, value)| !value.is_empty());
+    let environment: Vec<(&str, &str)> = asked.chain([(KERNEL, "full")]).collect();
+    uml::in_guest(uml::Profile::Full, &tests, &environment);
+}
+
+#[test]
 fn guest_full_migrate() {
     let tests = ["modes::migrate::"];
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);

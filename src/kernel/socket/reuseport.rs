@@ -115,4 +115,29 @@ mod tests {
             assert_eq!(accepted(&ours).iter().sum::<usize>(), 32);
         }
     }
+
+    /// Those of a successor get other numbers then (`__reuseport_detach_sock` in
+    /// net/core/sock_reuseport.c), but for the first one.
+    #[test]
+    fn nothing_comes_to_sockets_that_close_one_after_the_other() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+            let first = open("127.0.0.1:0".parse().unwrap());
+            let address = first.local_addr().unwrap();
+            let ours = [first, open(address), open(address)];
+            let theirs = [open(address), open(address), open(address)];
+            hand_over(&ours[0], 3, 1).unwrap();
+            for closing in order {
+                let all: Vec<_> = ours.iter().chain(&theirs).collect();
+                let count = accepted(&all);
+                assert_eq!(
+                    count[..3],
+                    [0; 3],
+                    "{count:?} before {closing} of {order:?}"
+                );
+                shutdown(ours[closing].as_raw_fd(), Shutdown::Both).unwrap();
+            }
+            let count = accepted(&theirs.iter().collect::<Vec<_>>());
+            assert_eq!(count.iter().sum::<usize>(), 32, "{count:?}");
+        }
+    }
 }

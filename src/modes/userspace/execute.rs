@@ -36,7 +36,6 @@ use crate::{
 /// The service groups that exist, and what is captured for them.
 pub struct Executor {
     shared: Arc<Shared>,
-    workers: Workers,
     ports: RedirectPorts,
     groups: HashMap<GroupName, Box<ListenerSet>>,
     loads: Loads,
@@ -55,6 +54,8 @@ pub struct Executor {
     filter_logged: bool,
     /// What helps where another program has the port of an address.
     if_taken: &'static str,
+    /// Last, so that all that listens on them is dropped before.
+    workers: Workers,
 }
 
 /// Places of a ServicePort that could not be bound, each with the reason.
@@ -77,7 +78,6 @@ impl Executor {
         descriptors.count();
         Ok(Executor {
             shared,
-            workers,
             ports: RedirectPorts::new(options.port_range.clone(), descriptors),
             groups: HashMap::new(),
             loads: Loads::default(),
@@ -89,6 +89,7 @@ impl Executor {
             given: GivenSockets::default(),
             filter_logged: false,
             if_taken,
+            workers,
         })
     }
 
@@ -469,7 +470,7 @@ impl Executor {
         }
     }
 
-    /// Has all TCP listeners drop what still comes.
+    /// Has nothing more come to its sockets, which are about to close.
     pub fn fall_silent(&self) {
         self.groups.values().for_each(|group| group.fall_silent());
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::Stdio;
 
+use super::super::probe::kernel;
 use super::super::stale_state::{engines, program};
 use super::map::digits;
 use crate::lab::Host;
@@ -23,11 +24,7 @@ impl Foreign {
     pub fn of(node: &Host) -> Foreign {
         let mut lines = BTreeSet::new();
         for command in commands() {
-            lines.extend(
-                node.show(&command)
-                    .lines()
-                    .map(|line| format!("{command} {line}")),
-            );
+            lines.extend(node.show(&command).lines().map(|line| key(&command, line)));
         }
         Foreign(lines)
     }
@@ -42,12 +39,25 @@ impl Foreign {
                 name.clone_into(&mut table);
             }
             let skipped = line.starts_with(['#', '*']) || line == "COMMIT";
-            if !skipped && !self.0.contains(&format!("{command} {line}")) {
+            if !skipped && !self.0.contains(&key(command, line)) {
                 found.push((table.clone(), line.to_owned()));
             }
         }
         found
     }
+}
+
+/// What a line that `command` prints is told from others by: what a set was made with
+/// is different each time.
+fn key(command: &str, line: &str) -> String {
+    let words = line.split(' ');
+    let count = if line.starts_with("create ") {
+        3
+    } else {
+        usize::MAX
+    };
+    let line: Vec<&str> = words.take(count).collect();
+    format!("{command} {}", line.join(" "))
 }
 
 fn saves() -> Vec<String> {
@@ -64,9 +74,14 @@ fn commands() -> Vec<String> {
         "ip -6 rule",
         "ip route show table all",
         "ip -6 route show table all",
+        "ip -o addr show",
+        "ipset save",
     ];
     let mut all = saves();
     all.extend(others.map(str::to_owned));
+    if kernel() == "full" {
+        all.push("ipvsadm -Sn".to_owned());
+    }
     all
 }
 
@@ -74,7 +89,8 @@ fn commands() -> Vec<String> {
 /// there beyond `foreign`. Some are refused by the kernel, which is no matter.
 pub fn damage(node: &Host, foreign: &Foreign, number: u128) {
     let mut pick = digits(number);
-    let mut kinds = [rules, routes, tables].map(|changes| changes(node, foreign));
+    let mut kinds =
+        [rules, sets, routes, addresses, servers, tables].map(|changes| changes(node, foreign));
     let there: Vec<usize> = (0..kinds.len())
         .filter(|at| !kinds[*at].is_empty())
         .collect();
@@ -149,6 +165,35 @@ fn run(line: impl Into<String>) -> Change {
     }
 }
 
+/// Changes of sets of ipset.
+fn sets(node: &Host, foreign: &Foreign) -> Vec<Change> {
+    let mut found = Vec::new();
+    for (_, line) in foreign.beyond(node, "ipset save") {
+        if let Some(member) = line.strip_prefix("add ") {
+            found.push(run(format!("ipset del {member}")));
+        } else if let Some(set) = line.strip_prefix("create ") {
+            let mut words = set.split(' ');
+            let (name, kind) = (words.next().unwrap_or(set), words.next().unwrap_or(""));
+            found.push(run(format!("ipset flush {name}")));
+            found.push(run(format!("ipset destroy {name}")));
+            found.push(run(format!("ipset rename {name} KUBE-RENAMED")));
+            let ip = if set.contains("inet6") {
+                "2001:db8::66"
+            } else {
+                "192.0.2.66"
+            };
+            let member = match kind {
+                "hash:ip,port" => format!("{ip},tcp:66"),
+                "hash:ip,port,ip" => format!("{ip},tcp:66,{ip}"),
+                "hash:ip,port,net" => format!("{ip},tcp:66,{ip}/32"),
+                _ => "66".to_owned(),
+            };
+            found.push(run(format!("ipset add {name} {member}")));
+        }
+    }
+    found
+}
+
 /// Changes of routing rules and routes.
 fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
@@ -163,7 +208,56 @@ fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
         let list = format!("{family} route show table all");
         for (_, line) in foreign.beyond(node, &list) {
             let words: Vec<&str> = line.split_whitespace().collect();
-            found.push(run(format!("{family} route del {}", words.join(" "))));
+            if !line.contains("kube-ipvs0") {
+                found.push(run(format!("{family} route del {}", words.join(" "))));
+            }
+        }
+    }
+    found
+}
+
+/// Changes of addresses and links.
+fn addresses(node: &Host, foreign: &Foreign) -> Vec<Change> {
+    let mut found = Vec::new();
+    for (_, line) in foreign.beyond(node, "ip -o addr show") {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let Some([link @ "kube-ipvs0", _, address]) = words.get(1..4) {
+            found.push(run(format!("ip addr del {address} dev {link}")));
+            found.push(run(format!("ip addr add 10.9.9.9/32 dev {link}")));
+            found.push(run(format!("ip link set {link} down")));
+            found.push(run(format!("ip link set {link} up")));
+            found.push(run(format!("ip link del {link}")));
+        }
+    }
+    found
+}
+
+/// Changes of virtual servers.
+fn servers(node: &Host, foreign: &Foreign) -> Vec<Change> {
+    let mut found = Vec::new();
+    if kernel() != "full" {
+        return found;
+    }
+    for (_, line) in foreign.beyond(node, "ipvsadm -Sn") {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["-A", kind, server, ..] => {
+                found.push(run(format!("ipvsadm -D {kind} {server}")));
+                found.push(run(format!("ipvsadm -E {kind} {server} -s lc")));
+                found.push(run(format!("ipvsadm -E {kind} {server} -s rr -p 77")));
+                let real = if server.starts_with('[') {
+                    "[2001:db8::66]"
+                } else {
+                    "192.0.2.66"
+                };
+                found.push(run(format!("ipvsadm -a {kind} {server} -r {real}:66 -m")));
+            }
+            ["-a", kind, server, "-r", real, ..] => {
+                found.push(run(format!("ipvsadm -d {kind} {server} -r {real}")));
+                found.push(run(format!("ipvsadm -e {kind} {server} -r {real} -m -w 9")));
+                found.push(run(format!("ipvsadm -e {kind} {server} -r {real} -m -w 0")));
+            }
+            _ => {}
         }
     }
     found
@@ -172,6 +266,9 @@ fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
 /// Changes of the tables of nftables mode.
 fn tables(node: &Host, _: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
+    if kernel() == "full" {
+        return found;
+    }
     let all = node.show("nft list tables");
     for table in ["ip tripod", "ip6 tripod"] {
         if !all.lines().any(|line| line == format!("table {table}")) {

@@ -17,6 +17,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 
 use self::damage::{Foreign, damage};
 use self::seen::{Seen, written};
+use super::probe::kernel;
 use super::stale_state::foreign::{EXCLUDED, foreign};
 use super::stale_state::left;
 use super::stale_state::start::{MANIFESTS, SOON, start};
@@ -26,6 +27,7 @@ use crate::lab::{Host, Share, Tripod, eventually, run, tripod_binary};
 /// How a node is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
+    Ipvs,
     Nftables,
     Iptables,
     Redirect,
@@ -33,10 +35,17 @@ enum Mode {
 }
 
 impl Mode {
-    const ALL: [Mode; 4] = [Mode::Nftables, Mode::Iptables, Mode::Redirect, Mode::Local];
+    /// The modes that this kernel can run.
+    fn all() -> &'static [Mode] {
+        match kernel().as_str() {
+            "full" => &[Mode::Ipvs, Mode::Iptables, Mode::Redirect],
+            _ => &[Mode::Nftables, Mode::Iptables, Mode::Redirect, Mode::Local],
+        }
+    }
 
     fn flags(self) -> &'static [&'static str] {
         match self {
+            Mode::Ipvs => &["--proxy-mode=ipvs"],
             Mode::Nftables => &["--proxy-mode=nftables"],
             Mode::Iptables => &["--proxy-mode=iptables"],
             Mode::Redirect => &["--proxy-mode=userspace", "--userspace-capture=redirect"],
@@ -48,7 +57,7 @@ impl Mode {
     fn protocols(self) -> &'static [&'static str] {
         match self {
             Mode::Redirect | Mode::Local => &["TCP", "UDP"],
-            Mode::Nftables | Mode::Iptables => &["TCP", "UDP", "SCTP"],
+            Mode::Ipvs | Mode::Nftables | Mode::Iptables => &["TCP", "UDP", "SCTP"],
         }
     }
 
@@ -65,8 +74,8 @@ enum Past {
     /// A mode served Services until it was killed: when it was in force, or so many
     /// milliseconds after its start.
     Served(usize, Vec<u128>, Option<u64>),
-    /// kube-proxy had a recorded state there, in iptables mode, or what stands for its
-    /// nftables mode.
+    /// kube-proxy had a recorded state there, in iptables mode (or ipvs mode in a
+    /// kernel that has it), or in nftables mode.
     KubeProxy(usize, bool),
     /// Something was changed.
     Damage(u128),
@@ -100,7 +109,7 @@ impl Past {
     fn happen(&self, node: &Host, foreign: &Foreign, engine: &str, first: bool) {
         match self {
             Past::Served(mode, services, killed) => {
-                let mode = Mode::ALL[mode % Mode::ALL.len()];
+                let mode = Mode::all()[mode % Mode::all().len()];
                 serve(mode, services);
                 let mut command = node.command(tripod_binary());
                 command
@@ -122,10 +131,14 @@ impl Past {
                 tripod.kill();
             }
             Past::KubeProxy(..) if !first => {}
-            Past::KubeProxy(_, true) => left::nftables(node),
-            Past::KubeProxy(case, false) => {
+            Past::KubeProxy(_, true) if kernel() != "full" => left::nftables(node),
+            Past::KubeProxy(case, other) => {
+                let mode = match (kernel().as_str(), other) {
+                    ("full", true) => "ipvs",
+                    _ => "iptables",
+                };
                 let case = &recorded::cases()[*case];
-                left::kube_proxys(node, case, "iptables", engine, engine);
+                left::kube_proxys(node, case, mode, engine, engine);
             }
             Past::Damage(number) => damage(node, foreign, *number),
         }
@@ -154,7 +167,11 @@ fn converges(mode: Mode, kubelet: &str, now: &[u128], past: &[Past]) -> Result<(
             found.join("\n")
         ))),
     };
-    let flags = [mode.flags(), &["--iptables-sync-period=1s"]].concat();
+    let flags = [
+        mode.flags(),
+        &["--iptables-sync-period=1s", "--ipvs-sync-period=1s"],
+    ]
+    .concat();
     serve(mode, now);
     let clean = node_of_others("clean", kubelet);
     let foreign = Foreign::of(&clean);
@@ -205,10 +222,11 @@ fn tried(mode: Mode, kubelet: &str) {
         let value = std::env::var(name).ok();
         value.map_or(usual, |text| text.parse().expect("a number"))
     };
+    let usual = if kernel() == "full" { 4 } else { 12 };
     let mut seed = [0; 32];
     seed[..4].copy_from_slice(&number("TRIPOD_CONVERGENCE_SEED", 1).to_le_bytes());
     let config = Config {
-        cases: number("TRIPOD_CONVERGENCE", 12),
+        cases: number("TRIPOD_CONVERGENCE", usual),
         max_shrink_iters: 40,
         failure_persistence: None,
         ..Config::default()
@@ -224,18 +242,23 @@ fn tried(mode: Mode, kubelet: &str) {
 }
 
 macro_rules! converges {
-    ($($name:ident: $mode:expr, $engine:expr;)+) => { $(
+    ($($name:ident: $mode:expr, $kernels:expr, $engine:expr;)+) => { $(
         #[test]
         fn $name() {
-            run(Share::Beside, || tried($mode, $engine));
+            run(Share::Beside, || {
+                if $kernels.contains(&kernel().as_str()) {
+                    tried($mode, $engine);
+                }
+            });
         }
     )+ };
 }
 
 converges! {
-    nftables: Mode::Nftables, "nft";
-    iptables_nft: Mode::Iptables, "nft";
-    iptables_legacy: Mode::Iptables, "legacy";
-    userspace_redirect: Mode::Redirect, "nft";
-    userspace_local: Mode::Local, "nft";
+    ipvs: Mode::Ipvs, ["full"], "legacy";
+    nftables: Mode::Nftables, ["host"], "nft";
+    iptables_nft: Mode::Iptables, ["host"], "nft";
+    iptables_legacy: Mode::Iptables, ["host"], "legacy";
+    userspace_redirect: Mode::Redirect, ["host"], "nft";
+    userspace_local: Mode::Local, ["host"], "nft";
 }

@@ -240,10 +240,15 @@ impl ListenerSet {
         filtered.fold(Ok(()), Result::and)
     }
 
-    /// Has its TCP listeners drop what still comes. A client that gets no answer
-    /// tries again a second later, and meets the process that took over.
+    /// Has nothing more come to its sockets, which are about to close, but to those of
+    /// the process that took over. Where TCP comes all the same, its listeners drop it:
+    /// a client that gets no answer tries again a second later.
     pub fn fall_silent(&self) {
         for listeners in &self.open {
+            // While ours close, one after the other, the last socket of the group takes
+            // the number of each (`__reuseport_detach_sock` in
+            // net/core/sock_reuseport.c), and the first one behind ours keeps its own.
+            let _ = listeners.hand_over(Some(1));
             // Without it a few may be reset.
             let _ = listeners.filter(&Filter::deny_all());
         }

@@ -2,8 +2,18 @@
 //! connection lives and dies on one core; the kernel spreads new connections
 //! over them (SO_REUSEPORT).
 
-use std::{future::pending, io, sync::Arc, thread};
+use std::{
+    future::pending,
+    io, mem,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
 
+use parking_lot::Mutex;
 use tokio::{
     runtime::{Builder, LocalOptions},
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -17,9 +27,17 @@ use crate::kernel::socket::poller::Poller;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The workers. They end when this and all that listens on them is dropped,
-/// and what they carry with them.
+/// and what they carry with them. All that listens is to be dropped first: then no socket
+/// of theirs is open any more when this is gone.
 #[derive(Debug)]
-pub struct Workers(Vec<Arc<Worker>>);
+pub struct Workers {
+    all: Vec<Arc<Worker>>,
+    /// Is disconnected once all of their threads have ended.
+    ended: Mutex<Receiver<()>>,
+}
+
+/// How long the end of the threads is waited for. They have only to close sockets.
+const END: Duration = Duration::from_secs(1);
 
 /// One of them.
 #[derive(Debug)]
@@ -37,6 +55,7 @@ impl Workers {
     /// # Errors
     /// When a thread or its runtime cannot be made.
     pub fn start(count: usize, shared: &Arc<Shared>) -> io::Result<Self> {
+        let (running, ended) = channel();
         let workers = (0..count.max(1)).map(|i| {
             let (send, receive) = unbounded_channel();
             let worker = Worker {
@@ -44,7 +63,7 @@ impl Workers {
                 tcp: Arc::new(Poller::new()?),
                 udp: Arc::new(Poller::new()?),
             };
-            start_thread(i, receive)?;
+            start_thread(i, receive, running.clone())?;
             let shared_by_udp = Arc::clone(shared);
             let (poller, shared) = (Arc::clone(&worker.tcp), Arc::clone(shared));
             worker.spawn(async move || {
@@ -64,24 +83,35 @@ impl Workers {
             });
             Ok(Arc::new(worker))
         });
-        Ok(Workers(workers.collect::<io::Result<_>>()?))
+        Ok(Workers {
+            all: workers.collect::<io::Result<_>>()?,
+            ended: Mutex::new(ended),
+        })
     }
 
     /// Returns how many there are.
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.all.len()
     }
 
     /// `count` workers, the first of which is number `first` (modulo their
     /// number).
     pub fn some(&self, first: usize, count: usize) -> impl Iterator<Item = &Arc<Worker>> {
-        let all = self.0.len();
-        self.0.iter().cycle().skip(first % all).take(count)
+        let all = self.all.len();
+        self.all.iter().cycle().skip(first % all).take(count)
     }
 
     /// Returns number `number` (modulo their number).
     pub fn one(&self, number: usize) -> &Worker {
-        &self.0[number % self.0.len()]
+        &self.all[number % self.all.len()]
+    }
+}
+
+impl Drop for Workers {
+    /// Another process may take the end of this one to mean that its sockets are closed.
+    fn drop(&mut self) {
+        drop(mem::take(&mut self.all));
+        let _ = self.ended.lock().recv_timeout(END);
     }
 }
 
@@ -107,28 +137,33 @@ async fn until_left(shared: &Shared) {
     }
 }
 
-/// Starts the thread of worker `number`, which runs `jobs` until there can be no more.
-/// A runtime of one thread cannot be made on another one.
-fn start_thread(number: usize, jobs: UnboundedReceiver<Job>) -> io::Result<()> {
-    let (tell, told) = std::sync::mpsc::sync_channel(1);
+/// Starts the thread of worker `number`, which runs `jobs` until there can be no more,
+/// and drops `running` at its end. A runtime of one thread cannot be made on another one.
+fn start_thread(
+    number: usize,
+    jobs: UnboundedReceiver<Job>,
+    running: Sender<()>,
+) -> io::Result<()> {
+    let (sender, receiver) = sync_channel(1);
     let run = move || {
+        let _running = running;
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build_local(LocalOptions::default());
         match runtime {
             Ok(runtime) => {
-                let _ = tell.send(Ok(()));
+                let _ = sender.send(Ok(()));
                 runtime.block_on(work(jobs));
             }
             Err(error) => {
-                let _ = tell.send(Err(error));
+                let _ = sender.send(Err(error));
             }
         }
     };
     thread::Builder::new()
         .name(format!("worker-{number}"))
         .spawn(run)?;
-    told.recv().map_err(io::Error::other)?
+    receiver.recv().map_err(io::Error::other)?
 }
 
 async fn work(mut jobs: UnboundedReceiver<Job>) {

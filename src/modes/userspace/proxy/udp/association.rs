@@ -265,7 +265,7 @@ impl Associations {
         tokio::task::spawn_local(Arc::clone(self).answers(Arc::clone(&association)));
         // What ended others at these moments did not see this one.
         if listener.closed.load(Relaxed) || !self.serves(endpoint.address) {
-            association.end();
+            self.forget(&association);
         }
         Some(association)
     }
@@ -387,18 +387,18 @@ impl Associations {
 
     /// Ends the associations with endpoints that have left the Service.
     pub fn end_gone(&self) {
-        self.end_where(|association| !self.serves(association.lease.endpoint().address));
-    }
-
-    /// Ends the associations of clients that came in by `listener`.
-    pub(super) fn end_at(&self, listener: &Arc<Listener>) {
-        self.end_where(|association| Arc::ptr_eq(&association.listener, listener));
-    }
-
-    fn end_where(&self, ends: impl Fn(&Association) -> bool) {
         let table = self.table.lock();
-        let ending = table.values().filter(|association| ends(association));
-        ending.for_each(|association| association.end());
+        let all = table.values();
+        let gone = all.filter(|association| !self.serves(association.lease.endpoint().address));
+        gone.for_each(|association| association.end());
+    }
+
+    /// Ends and forgets the associations of clients that came in by `listener`: as long
+    /// as one is in the table, the socket stays open, even if nothing runs any more.
+    pub(super) fn end_at(&self, listener: &Arc<Listener>) {
+        let mut table = self.table.lock();
+        let ending = table.extract_if(|_, a| Arc::ptr_eq(&a.listener, listener));
+        ending.for_each(|(_, association)| association.end());
     }
 
     fn serves(&self, endpoint: SocketAddr) -> bool {
