@@ -15,6 +15,8 @@ mod tests;
 
 use std::{io, os::fd::AsFd};
 
+#[cfg(fuzzing)]
+pub use self::message::read_anything;
 use self::message::{Message, VERSION};
 pub use self::{
     holder::{MOST_NOTES, hold},

@@ -1,5 +1,5 @@
-//! Runs every reader of the kernel's answers on any bytes: for the fuzz targets
-//! in `fuzz/`, and for a property test that always runs.
+//! Runs every reader of the kernel's answers and of saved tables on any bytes: for the
+//! fuzz targets in `fuzz/`, and for property tests that always run.
 
 use super::{
     addresses,
@@ -8,12 +8,13 @@ use super::{
     ipvs::{connections, decode, table},
     netlink::{Message, Messages},
     nftables, routes, rules,
+    xtables::{self, observed::Observed, rule::Table},
 };
 use crate::net::Family;
 
 /// Reads `bytes` as a datagram, and as the body of each kind of answer. The
 /// result does not matter; no bytes may make it panic or run for long.
-pub fn fuzz(bytes: &[u8]) {
+pub fn netlink(bytes: &[u8]) {
     let (kind, body) = match bytes.split_first_chunk() {
         Some((kind, body)) => (u16::from_ne_bytes(*kind), body),
         None => (0, bytes),
@@ -48,18 +49,51 @@ fn read(message: Message<'_>) {
     }
 }
 
+/// Reads `text` as what `iptables-save` prints, with and without counts, of chains that
+/// are compared in each way. The result does not matter.
+pub fn saved_tables(text: &str) {
+    use xtables::observed::Interest;
+
+    let interest = |_: Table, chain: &str| match chain.len() % 4 {
+        0 => Interest::Foreign,
+        1 => Interest::Whole,
+        2 => Interest::ByRule,
+        _ => Interest::Joint,
+    };
+    let mut observed = Observed::new(interest);
+    for line in text.lines() {
+        for table in Table::ALL {
+            observed.line(table, line);
+        }
+        xtables::words::read_anything(line);
+    }
+    let chains = observed.chains();
+    for table in Table::ALL {
+        for name in text.split_whitespace() {
+            let _ = (chains.contain(table, name), observed.rules(table, name));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::fuzz;
+    use super::{netlink, saved_tables};
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(5_000))]
 
         #[test]
         fn no_bytes_make_a_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            fuzz(&bytes);
+            netlink(&bytes);
+        }
+
+        #[test]
+        fn no_line_of_a_saved_table_makes_a_reader_panic(
+            text in r#"((\*nat|:[A-Z]{1,4} (-|ACCEPT)|(\[[0-9]{0,3}:[0-9]{0,3}\] )?-A [A-Z]{1,4} ?[-\\" a-zé]{0,24}(-j|-g)? ?[A-Z"]{0,3})\n){0,12}"#,
+        ) {
+            saved_tables(&text);
         }
     }
 }

@@ -8,7 +8,7 @@ pub mod addresses;
 pub mod conntrack;
 pub mod extension;
 #[cfg(any(test, fuzzing))]
-mod fuzz;
+pub mod fuzz;
 pub mod inotify;
 pub mod ipset;
 pub mod ipvs;
@@ -32,9 +32,6 @@ pub mod sysctl;
 pub mod uptime;
 pub mod veth;
 pub mod xtables;
-
-#[cfg(fuzzing)]
-pub use fuzz::fuzz;
 
 use std::net::IpAddr;
 

@@ -4,6 +4,8 @@
 mod addresses;
 mod build;
 mod confine;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod migrate;
 mod mode;
 mod probe;

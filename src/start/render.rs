@@ -14,6 +14,22 @@ use crate::{
 pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     std::fs::read_dir(folder)
         .map_err(|e| format!("cannot read --manifests {}: {e}", folder.display()))?;
+    let mut tracker = Tracker::new(&node::name(&settings.configuration.hostname_override)?);
+    let objects = watch::manifests::spawn(folder).recv().await;
+    tracker.apply(objects.unwrap_or_default().events);
+    let text = text(settings, &mut tracker)?;
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// Returns what the mode of the settings would do for the objects of `tracker`.
+///
+/// # Errors
+/// When no kernel could run that mode with these settings, or it has no such text.
+pub(super) fn text(
+    settings: &Settings,
+    tracker: &mut Tracker,
+) -> Result<String, Box<dyn std::error::Error>> {
     let requirements = probe::requirements(settings);
     let kernel = probe::imagine(settings, &requirements);
     let effective = &settings.effective;
@@ -21,9 +37,6 @@ pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
     if !verdict.can_run() {
         return Err(verdict.to_string().into());
     }
-    let mut tracker = Tracker::new(&node::name(&settings.configuration.hostname_override)?);
-    let objects = watch::manifests::spawn(folder).recv().await;
-    tracker.apply(objects.unwrap_or_default().events);
     let node_ports = NodePorts::new(&effective.node_ports, effective.node_ip);
     let node = tracker.node().cloned();
     node_ports.update(node.as_deref());
@@ -41,7 +54,5 @@ pub(super) async fn render(settings: &Settings, folder: &Path) -> Done {
         loopback: node_ports.loopback(),
         counted: &settings.own.counted(),
     };
-    let text = render::render(effective.mode, tracker.map(), &choices)?;
-    std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    Ok(render::render(effective.mode, tracker.map(), &choices)?)
 }

@@ -134,6 +134,14 @@ pub(super) fn counted(line: &str) -> Option<(Line<'_>, u64)> {
     Some((Line::parse(rule)?, packets.parse().ok()?))
 }
 
+/// Reads a line in each way; for tests with text from anywhere.
+#[cfg(any(test, fuzzing))]
+pub fn read_anything(line: &str) {
+    let _ = (Line::parse(line), counted(line), target(line));
+    let _ = Words::new(line).target();
+    Digest::default().add(line);
+}
+
 /// Returns the chain or target that a rule leads to, by `-j` or `-g`, in the words
 /// of `iptables-save`.
 pub fn target(words: &str) -> Option<&str> {

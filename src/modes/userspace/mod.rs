@@ -30,6 +30,8 @@ use std::{
     sync::Arc,
 };
 
+#[cfg(fuzzing)]
+pub use self::assignments::read_anything;
 pub use self::{
     assignments::{Assignments, MOST_RECORDS},
     capture::Capture,

@@ -281,12 +281,34 @@ fn bare(object: &RawValue) -> Result<Bare, Failure> {
         .map_err(|error| Failure::Broken(format!("an object's metadata: {error}")))
 }
 
+/// Reads `line` as a line of a watch and as a page of a list; for tests with bytes from
+/// anywhere.
+#[cfg(any(test, fuzzing))]
+pub fn read_anything(line: &[u8]) {
+    fn read<K: Kind>(line: &[u8]) {
+        let names = Mutex::new(Names::default());
+        let known = Mutex::new(Known::<K>::new());
+        let mut intake = Intake::new(&names, &known);
+        // What comes of it does not matter, only that it comes to an end.
+        let _ = intake.line(line);
+        let _ = intake.page(line);
+        intake.begin_list();
+        let _ = intake.line(line);
+        let page = format!(
+            r#"{{"metadata":{{"resourceVersion":"1"}},"items":[{}]}}"#,
+            String::from_utf8_lossy(line)
+        );
+        let _ = intake.page(page.as_bytes());
+    }
+    read::<crate::services::Service>(line);
+    read::<crate::services::EndpointSlice>(line);
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::services::{EndpointSlice, Service};
 
     const LINES: [&str; 4] = [
         r#"{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b","resourceVersion":"7",
@@ -304,22 +326,6 @@ mod tests {
         r#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old"}}"#,
     ];
 
-    fn read<K: Kind>(line: &[u8]) {
-        let names = Mutex::new(Names::default());
-        let known = Mutex::new(Known::<K>::new());
-        let mut intake = Intake::new(&names, &known);
-        // What comes of it does not matter, only that it comes to an end.
-        let _ = intake.line(line);
-        let _ = intake.page(line);
-        intake.begin_list();
-        let _ = intake.line(line);
-        let page = format!(
-            r#"{{"metadata":{{"resourceVersion":"1"}},"items":[{}]}}"#,
-            String::from_utf8_lossy(line)
-        );
-        let _ = intake.page(page.as_bytes());
-    }
-
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
@@ -335,8 +341,7 @@ mod tests {
                 bytes[at] = byte;
             }
             bytes.truncate(cut.map_or(bytes.len(), |cut| cut % bytes.len()));
-            read::<Service>(&bytes);
-            read::<EndpointSlice>(&bytes);
+            read_anything(&bytes);
         }
     }
 }

@@ -55,6 +55,9 @@ mod known;
 mod lines;
 mod pause;
 
+#[cfg(fuzzing)]
+pub use intake::read_anything;
+
 pub use calls::{CALLS, Call};
 
 /// Changes that are near in time become one batch: the changes of a roll-out

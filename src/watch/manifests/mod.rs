@@ -73,5 +73,15 @@ async fn follow(
     }
 }
 
+/// Returns the objects of a file with this name and text; for tests with text from
+/// anywhere.
+#[cfg(any(test, fuzzing))]
+pub fn read_anything(name: &str, text: &str) -> Vec<crate::services::Event> {
+    let found = folder::Found::Text(text.to_owned());
+    folder::Folder::default()
+        .take([(name.into(), found)])
+        .events
+}
+
 #[cfg(test)]
 mod tests;

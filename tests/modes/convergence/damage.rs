@@ -216,17 +216,14 @@ fn routes(node: &Host, foreign: &Foreign) -> Vec<Change> {
     found
 }
 
-/// Changes of addresses and links.
+/// Changes of the addresses of IPVS. None is taken away: it is what says that a virtual
+/// server of that address is not another program's.
 fn addresses(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
     for (_, line) in foreign.beyond(node, "ip -o addr show") {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        if let Some([link @ "kube-ipvs0", _, address]) = words.get(1..4) {
-            found.push(run(format!("ip addr del {address} dev {link}")));
-            found.push(run(format!("ip addr add 10.9.9.9/32 dev {link}")));
-            found.push(run(format!("ip link set {link} down")));
-            found.push(run(format!("ip link set {link} up")));
-            found.push(run(format!("ip link del {link}")));
+        if line.split_whitespace().nth(1) == Some("kube-ipvs0") {
+            found.push(run("ip addr add 10.9.9.9/32 dev kube-ipvs0"));
+            found.push(run("ip addr add 2001:db8::99/128 dev kube-ipvs0"));
         }
     }
     found

@@ -3,6 +3,9 @@
 
 mod record;
 
+#[cfg(fuzzing)]
+pub use self::record::read_anything;
+
 use std::{
     sync::{Arc, Weak},
     time::Duration,

@@ -1,0 +1,10 @@
+//! What one process leaves to the next: the records of the holder, and who had which
+//! endpoint.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    tripod::hold::read_anything(bytes);
+    tripod::modes::userspace::read_anything(bytes);
+});

@@ -1,0 +1,6 @@
+//! What `iptables-save` prints.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| tripod::kernel::fuzz::saved_tables(text));
