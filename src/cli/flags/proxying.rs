@@ -18,8 +18,8 @@ pub(super) const PROXYING: &[Flag] = &[
         "proxy-mode",
         "MODE",
         |o| &mut o.configuration.mode,
-        "How traffic is carried: ipvs, iptables or userspace; nftables means the best one. A mode \
-         that this build or this kernel cannot run falls back to the next. Without it: ipvs",
+        "How traffic is carried: ipvs, nftables, iptables or userspace. Where this kernel cannot run \
+         the mode, Tripod runs the next in this order that it can. Without it: ipvs",
     ),
     Flag::switch(
         "strict-proxy-mode",

@@ -52,6 +52,17 @@ fn every_flag_of_kube_proxy_is_in_the_help_with_its_default() {
     assert_eq!(answer(&["-h"]), help);
 }
 
+/// In the order in which one falls back to the next.
+#[test]
+fn the_help_of_the_mode_names_every_mode() {
+    let help = answer(&["--help"]);
+    let entries = help_entries(&help);
+    let [first @ .., last] = ModeName::ALL.map(ModeName::name);
+    let all = format!("{} or {last}.", first.join(", "));
+    let entry = &entries["proxy-mode"];
+    assert!(entry.contains(&all), "{entry}: no {all}");
+}
+
 #[test]
 fn values_are_written_as_for_kube_proxy() {
     let verbosity = |arguments: &[&str]| settings(arguments).configuration.logging.verbosity;
