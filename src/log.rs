@@ -213,8 +213,9 @@ impl Visit for JsonLine {
     }
 }
 
+/// What is logged, for tests.
 #[cfg(test)]
-mod tests {
+mod captured {
     use std::sync::{Arc, Mutex};
 
     use super::*;
@@ -233,7 +234,7 @@ mod tests {
         }
     }
 
-    fn lines(verbosity: u8, format: Format, events: impl FnOnce()) -> Vec<String> {
+    pub(super) fn lines_as(verbosity: u8, format: Format, events: impl FnOnce()) -> Vec<String> {
         let buffer = Buffer::default();
         let copy = buffer.clone();
         let subscriber = subscriber(verbosity, format, move || copy.clone());
@@ -242,10 +243,23 @@ mod tests {
         text.lines().map(str::to_owned).collect()
     }
 
+    /// Returns the lines of text that `events` logs.
+    pub(crate) fn lines(verbosity: u8, events: impl FnOnce()) -> Vec<String> {
+        lines_as(verbosity, Format::Text, events)
+    }
+}
+
+#[cfg(test)]
+pub(crate) use captured::lines;
+
+#[cfg(test)]
+mod tests {
+    use super::{captured::lines_as, *};
+
     #[test]
     fn an_event_is_one_line() {
         let evil = "a\nb\u{1b}[31m";
-        let text = lines(0, Format::Text, || {
+        let text = lines_as(0, Format::Text, || {
             tracing::warn!(service = %"ns/web", count = 3, "bad name {evil}");
             tracing::info!(name = evil, "next");
         });
@@ -258,7 +272,7 @@ mod tests {
         );
         assert!(!text[1].contains('\u{1b}'), "{}", text[1]);
 
-        let json = lines(0, Format::Json, || {
+        let json = lines_as(0, Format::Json, || {
             tracing::warn!(service = %"ns/web", count = 3, "bad name {evil}");
             tracing::error!("worse");
         });
@@ -293,7 +307,7 @@ mod tests {
                         tracing::trace!(target: "hyper::a", "");
                     }
                 };
-                lines(verbosity, Format::Text, events).len()
+                lines_as(verbosity, Format::Text, events).len()
             };
             assert_eq!(
                 (count("tripod"), count("hyper")),

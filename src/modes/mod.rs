@@ -2,6 +2,7 @@
 //! its implementations.
 
 pub mod comparison;
+mod contested;
 mod detect_local;
 pub mod explain;
 pub mod iptables;

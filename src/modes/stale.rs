@@ -15,6 +15,7 @@ use crate::{
         conntrack::flows::{self, Match, Reply, Source, UDP},
         netlink::{self, Socket},
     },
+    log_once::LogOnce,
     modes::Metrics,
     net::Family,
     services::{Changes, ServiceMap, ServicePort, ServicePortName, StaleAddresses, StaleUdp},
@@ -131,6 +132,8 @@ const MOST: usize = 10_000;
 #[derive(Debug, Default)]
 pub struct StaleFlows {
     waiting: Vec<Match>,
+    /// Why the last attempt failed.
+    logged: LogOnce,
 }
 
 impl StaleFlows {
@@ -148,13 +151,50 @@ impl StaleFlows {
             matches.append(&mut self.waiting);
         }
         matches.extend(self::matches(family, map, &changes.stale_udp));
-        for failed in forget(family, matches, metrics).await {
+        for failed in self.forget(family, matches, metrics).await {
             if !self.waiting.contains(&failed) {
                 self.waiting.push(failed);
             }
         }
         let over = self.waiting.len().saturating_sub(MOST);
         self.waiting.drain(..over);
+    }
+
+    /// Deletes what `matches` means; returns what is to be tried again.
+    async fn forget(
+        &mut self,
+        family: Family,
+        matches: Vec<Match>,
+        metrics: &dyn Metrics,
+    ) -> Vec<Match> {
+        if matches.is_empty() {
+            return matches;
+        }
+        let begun = Instant::now();
+        match delete(family, matches).await {
+            Ok(count) => {
+                metrics.conntrack_cleared(family, begun.elapsed(), count as u64);
+                if self.logged.end() {
+                    tracing::info!("{family}: flows of UDP clients are deleted again");
+                }
+                Vec::new()
+            }
+            Err(failure) => {
+                let error = failure.error.to_string();
+                if self.logged.differs(&error) {
+                    tracing::warn!(
+                        "{family}: a UDP client that keeps its socket may go on sending to an \
+                         endpoint that is gone, because we {error}; the kernel needs \
+                         nf_conntrack_netlink, and Tripod CAP_NET_ADMIN"
+                    );
+                }
+                if failure.is_lasting {
+                    Vec::new()
+                } else {
+                    failure.matches
+                }
+            }
+        }
     }
 
     /// What could not be done, if anything.
@@ -196,33 +236,6 @@ pub async fn delete(family: Family, matches: Vec<Match>) -> Result<usize, Failur
     };
     // It fails only while the runtime is shutting down.
     tokio::task::spawn_blocking(work).await.unwrap_or(Ok(0))
-}
-
-/// Deletes what `matches` means; returns what is to be tried again.
-async fn forget(family: Family, matches: Vec<Match>, metrics: &dyn Metrics) -> Vec<Match> {
-    if matches.is_empty() {
-        return matches;
-    }
-    let begun = Instant::now();
-    match delete(family, matches).await {
-        Ok(count) => {
-            metrics.conntrack_cleared(family, begun.elapsed(), count as u64);
-            Vec::new()
-        }
-        Err(failure) => {
-            let error = failure.error;
-            tracing::warn!(
-                "{family}: a UDP client that keeps its socket may go on sending to an endpoint \
-                 that is gone, because we {error}; the kernel needs nf_conntrack_netlink, and \
-                 Tripod CAP_NET_ADMIN"
-            );
-            if failure.is_lasting {
-                Vec::new()
-            } else {
-                failure.matches
-            }
-        }
-    }
 }
 
 #[cfg(test)]

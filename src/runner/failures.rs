@@ -2,11 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     sync::Arc,
+    time::Duration,
 };
 
+use tokio::time::Instant;
+
 use crate::{
-    net::{Family, PerFamily},
+    duration,
+    log_once::LogOnce,
+    net::{Family, ModeName, PerFamily},
     services::ServicePortName,
 };
 
@@ -14,6 +20,17 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct LoggedFailures {
     families: PerFamily<Arc<Failures>>,
+    syncs: PerFamily<FailedSyncs>,
+    /// Why the addresses of this node are not known.
+    addresses: LogOnce,
+}
+
+/// Syncs of one family that failed since the last one that came in force.
+#[derive(Debug, Default)]
+struct FailedSyncs {
+    /// The time at which the first of them ended, and how many there were.
+    since: Option<(Instant, u32)>,
+    logged: LogOnce,
 }
 
 /// What of one family is not in force as asked.
@@ -71,6 +88,9 @@ impl LoggedFailures {
             new = true;
             tracing::error!("{family}: {why}");
         }
+        for why in before.unfinished.difference(&now.unfinished) {
+            tracing::info!("{family}: no longer so: {why}");
+        }
         let mut others = before.ports.keys();
         while let Some(name) = others.find(|name| !now.ports.contains_key(*name)) {
             tracing::info!(service = %name, protocol = %name.protocol, "in force again");
@@ -83,6 +103,49 @@ impl LoggedFailures {
         }
     }
 
+    /// Logs that a sync of `family` failed at `now`: each reason once until one comes in
+    /// force, as it may be tried again for hours.
+    pub(super) fn sync_failed(&mut self, mode: ModeName, family: Family, why: &str, now: Instant) {
+        let failed = self.syncs.get_mut(family);
+        failed.since.get_or_insert((now, 0)).1 += 1;
+        if failed.logged.is_new(why) {
+            tracing::error!(%mode, "sync of {family} failed, will be tried again: {why}");
+        } else {
+            tracing::debug!(%mode, "sync of {family} failed as before: {why}");
+        }
+    }
+
+    /// Logs that syncs of `family` come in force again at `now`, if they failed.
+    pub(super) fn sync_in_force(&mut self, family: Family, now: Instant) {
+        let failed = std::mem::take(self.syncs.get_mut(family));
+        if let Some((since, times)) = failed.since {
+            // Nobody reads microseconds here.
+            let took = Duration::from_millis((now - since).as_millis() as u64);
+            let took = duration::format(took);
+            tracing::info!(
+                "syncs of {family} come in force again, {took} after the first of {times} failed"
+            );
+        }
+    }
+
+    /// Logs that the addresses of this node could not be listed, each reason once.
+    pub(super) fn addresses_unlisted(&mut self, error: &io::Error) {
+        let why = error.to_string();
+        if self.addresses.differs(&why) {
+            tracing::warn!(
+                "cannot list the addresses of this node, node ports stay at those that were known \
+                 last: {why}"
+            );
+        }
+    }
+
+    /// Logs that they are known again, if they could not be listed.
+    pub(super) fn addresses_listed(&mut self) {
+        if self.addresses.end() {
+            tracing::info!("the addresses of this node are known again");
+        }
+    }
+
     /// Returns what of `family` fails now.
     pub(super) fn of(&self, family: Family) -> Arc<Failures> {
         Arc::clone(self.families.get(family))
@@ -92,5 +155,85 @@ impl LoggedFailures {
     pub(super) fn service_ports(&self) -> usize {
         let families = self.families.iter();
         families.map(|(_, failures)| failures.ports.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::lines;
+
+    /// Returns what `body` logs, each line as its level and what follows.
+    fn logged(body: impl FnOnce(&mut LoggedFailures)) -> Vec<String> {
+        let lines = lines(0, || body(&mut LoggedFailures::default()));
+        let lines = lines.iter().filter_map(|line| line.split_once(' '));
+        lines.map(|(_, line)| line.trim().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_sync_that_fails_again_and_again_is_logged_once_and_when_that_is_over() {
+        let now = Instant::now();
+        let log = logged(|failures| {
+            let mut fail = |family, why, after| {
+                let at = now + Duration::from_secs(after);
+                failures.sync_failed(ModeName::Ipvs, family, why, at);
+            };
+            for (why, after) in [
+                ("no memory", 0),
+                ("no memory", 1),
+                ("busy", 2),
+                ("no memory", 5),
+            ] {
+                fail(Family::V4, why, after);
+            }
+            fail(Family::V6, "no memory", 5);
+            let over = now + Duration::from_millis(12_300);
+            failures.sync_in_force(Family::V4, over);
+            failures.sync_in_force(Family::V4, over);
+            failures.sync_failed(ModeName::Ipvs, Family::V4, "busy", over);
+        });
+        let failed = |family, why| {
+            format!("ERROR sync of {family} failed, will be tried again: {why} mode=ipvs")
+        };
+        let expected = [
+            failed("IPv4", "no memory"),
+            failed("IPv4", "busy"),
+            failed("IPv6", "no memory"),
+            "INFO syncs of IPv4 come in force again, 12.3s after the first of 4 failed".to_owned(),
+            failed("IPv4", "busy"),
+        ];
+        assert_eq!(log, expected);
+    }
+
+    #[test]
+    fn what_is_unfinished_is_logged_once_and_when_it_is_no_longer_so() {
+        let log = logged(|failures| {
+            for unfinished in [&["A stays", "B stays"][..], &["B stays"], &["B stays"], &[]] {
+                let unfinished = unfinished.iter().map(|why| (*why).to_owned());
+                failures.replace(Family::V4, Vec::new(), unfinished.collect());
+            }
+        });
+        let expected = [
+            "ERROR IPv4: A stays",
+            "ERROR IPv4: B stays",
+            "INFO IPv4: no longer so: A stays",
+            "INFO IPv4: no longer so: B stays",
+        ];
+        assert_eq!(log, expected);
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_listed_are_logged_once_and_when_they_are_known() {
+        let log = logged(|failures| {
+            failures.addresses_listed();
+            for why in ["busy", "busy"] {
+                failures.addresses_unlisted(&io::Error::other(why));
+            }
+            failures.addresses_listed();
+            failures.addresses_listed();
+        });
+        assert_eq!(log.len(), 2, "{log:?}");
+        assert!(log[0].starts_with("WARN ") && log[0].ends_with(": busy"));
+        assert_eq!(log[1], "INFO the addresses of this node are known again");
     }
 }

@@ -389,15 +389,17 @@ impl<M: Mode> Runner<M> {
                 let changes = self.tracker.set_node_addresses(addresses);
                 self.status.set_ports(self.tracker.map());
                 self.merge(changes, Events::default());
+                self.failures.addresses_listed();
             }
             // The addresses that were observed last stay in force.
-            Err(error) => tracing::warn!("cannot list the addresses of this node: {error}"),
+            Err(error) => self.failures.addresses_unlisted(&error),
         }
     }
 
     fn in_force(&mut self, family: Family, report: SyncReport) -> Outcome {
         self.health.updated(family);
         self.metrics.synced(family);
+        self.failures.sync_in_force(family, Instant::now());
         let map = self.tracker.map();
         self.metrics.service_ports.set(map.len() as i64);
         let Pending { changes, .. } = std::mem::take(self.pending.get_mut(family));
@@ -471,7 +473,9 @@ impl<M: Mode> Runner<M> {
         self.status.failed(family, error.to_string());
         let changes = &mut self.pending.get_mut(family).changes;
         changes.bound(self.tracker.map());
-        tracing::error!(mode = %self.mode.name(), "sync of {family} failed, will be tried again: {error}");
+        let mode = self.mode.name();
+        self.failures
+            .sync_failed(mode, family, &error.to_string(), Instant::now());
         Outcome::Failed
     }
 }

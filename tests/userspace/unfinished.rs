@@ -53,7 +53,12 @@ fn a_service_without_a_port_is_tried_again_after_capture_has_failed() {
         programs.break_with(ProgramFault::RestoreFails);
         lab.withdraw(&web);
         // More than once for each family, so that what fails was tried again, too.
-        says_more(&tripod, &["sync", "failed, will be tried again"], 3);
+        eventually("syncs failed again", 2 * SOON, || {
+            match tripod.metric(&lab.node, "tripod_sync_failures_total") {
+                Some(failed) if failed > 3.0 => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
         programs.mend();
 
         for to in late.cluster() {

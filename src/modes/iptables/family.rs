@@ -26,6 +26,7 @@ use crate::{
     log_once::LogOnce,
     modes::{
         Difference, SyncReport,
+        contested::Repairs,
         stale::StaleFlows,
         state::{CacheState, FamilyState},
         tcp_be_liberal, unsupported,
@@ -51,6 +52,7 @@ pub struct FamilyRules {
     flows: StaleFlows,
     /// Why node ports are not served on loopback.
     logged: LogOnce,
+    repairs: Repairs,
 }
 
 impl FamilyRules {
@@ -80,6 +82,7 @@ impl FamilyRules {
             state: FamilyState::default(),
             flows: StaleFlows::default(),
             logged: LogOnce::default(),
+            repairs: Repairs::default(),
         })
     }
 
@@ -278,11 +281,9 @@ impl FamilyRules {
             open_loopback()?;
         }
         if repairs && !execution.changed.is_empty() {
-            tracing::warn!(
-                "{}: rules that another process had changed were restored: {}",
-                self.family,
-                execution.changed.join(", ")
-            );
+            let changed = execution.changed.join(", ");
+            let repair = format!("rules that another process had changed were restored: {changed}");
+            self.repairs.log(self.family, &repair);
         }
         self.state.retry_all();
         for Refused { owner, error } in std::mem::take(&mut execution.refused) {

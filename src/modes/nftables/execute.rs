@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     kernel::nftables::{Element, Failure, Refused, Rules, Watcher},
-    modes::{Difference, SyncReport, state::FamilyState},
+    modes::{Difference, SyncReport, contested::Repairs, state::FamilyState},
     net::Family,
     services::{Changes, ServiceMap, ServicePort, ServicePortName},
 };
@@ -40,6 +40,7 @@ pub struct FamilyTable {
     state: FamilyState<()>,
     /// Where clients must not be sent any more, although they were.
     forgotten: Forgotten,
+    repairs: Repairs,
 }
 
 impl FamilyTable {
@@ -55,6 +56,7 @@ impl FamilyTable {
             applied: None,
             state: FamilyState::default(),
             forgotten: Forgotten::default(),
+            repairs: Repairs::default(),
         })
     }
 
@@ -90,10 +92,9 @@ impl FamilyTable {
     /// Another process changed the table: the next sync writes it anew.
     pub fn externally_modified(&mut self) {
         if self.applied.take().is_some() {
-            tracing::warn!(
-                "{}: another process changed table {TABLE} of nf_tables; it is written anew",
-                self.family
-            );
+            let repair =
+                format!("rules of table {TABLE} that another process had changed are written anew");
+            self.repairs.log(self.family, &repair);
         }
     }
 

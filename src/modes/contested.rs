@@ -1,0 +1,95 @@
+//! Notices that another program changes the same thing again and again.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use crate::net::Family;
+
+/// So many repairs within [`WITHIN`] are no accident.
+const MANY: usize = 3;
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// Repairs of what other programs had changed, of one family.
+#[derive(Debug, Default)]
+pub struct Repairs {
+    /// The times of the last ones.
+    recent: VecDeque<Instant>,
+    /// It was logged that they do not end.
+    contested: bool,
+}
+
+/// How a repair is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repair {
+    /// By itself.
+    Single,
+    /// As the one that shows that they do not end.
+    Contested,
+    /// Hardly: it was logged that they do not end.
+    AsBefore,
+}
+
+impl Repairs {
+    /// Logs that `repair` was necessary; one by one until they are many.
+    pub fn log(&mut self, family: Family, repair: &str) {
+        match self.count(Instant::now()) {
+            Repair::Single => tracing::warn!("{family}: {repair}"),
+            Repair::Contested => tracing::error!(
+                "{family}: {repair}; {MANY} times within a minute, so another program keeps \
+                 changing them: find it, such as another proxy of Services, a firewall service or \
+                 a script, and end it or have it leave them alone; further repairs are not logged"
+            ),
+            Repair::AsBefore => tracing::debug!("{family}: {repair}"),
+        }
+    }
+
+    fn count(&mut self, now: Instant) -> Repair {
+        self.recent.retain(|at| now.duration_since(*at) < WITHIN);
+        if self.recent.is_empty() {
+            self.contested = false;
+        }
+        self.recent.push_back(now);
+        if self.contested {
+            // More would tell nothing.
+            while self.recent.len() > MANY {
+                self.recent.pop_front();
+            }
+            return Repair::AsBefore;
+        }
+        self.contested = self.recent.len() >= MANY;
+        if self.contested {
+            Repair::Contested
+        } else {
+            Repair::Single
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_third_repair_within_a_minute_says_so_until_a_minute_is_quiet() {
+        use Repair::{AsBefore, Contested, Single};
+        let start = Instant::now();
+        let mut repairs = Repairs::default();
+        for (second, expected) in [
+            (0, Single),
+            (59, Single),
+            (61, Single),
+            (118, Contested),
+            (119, AsBefore),
+            (178, AsBefore),
+            (237, AsBefore),
+            (298, Single),
+            (299, Single),
+            (300, Contested),
+        ] {
+            let at = start + Duration::from_secs(second);
+            assert_eq!(repairs.count(at), expected, "after {second} s");
+        }
+    }
+}
