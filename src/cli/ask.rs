@@ -176,8 +176,7 @@ pub(super) fn services() -> Command {
 }
 
 fn common(command: Command) -> Command {
-    let names = Output::ALL.map(|(name, _)| name);
-    command.arg(output(names)).arg(socket())
+    command.arg(output()).arg(socket())
 }
 
 /// The flag that names the socket of the running proxy.
@@ -205,8 +204,10 @@ pub(super) fn to() -> Arg {
         .help("The packet's destination; IPv6 addresses stand in brackets")
 }
 
-/// The flag that chooses among `formats`, of which the usual one is `table`.
-pub(super) fn output<const FORMATS: usize>(formats: [&'static str; FORMATS]) -> Arg {
+/// The flag that chooses among the formats: the same for every subcommand that prints
+/// an answer, also where `wide` has nothing to add to `table`.
+pub(super) fn output() -> Arg {
+    let formats = Output::ALL.map(|(name, _)| name);
     Arg::new("output")
         .long("output")
         .short('o')

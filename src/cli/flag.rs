@@ -22,6 +22,8 @@ pub(super) struct Flag {
     pub(super) beside_file: bool,
     /// Whether it is not in the help.
     pub(super) hidden: bool,
+    /// Whether it is in the short help, too.
+    pub(super) common: bool,
 }
 
 /// Where a flag's value is stored. The default of a flag with a field is the
@@ -56,6 +58,7 @@ impl Flag {
             field,
             beside_file: false,
             hidden: false,
+            common: false,
         }
     }
 
@@ -99,6 +102,12 @@ impl Flag {
 
     pub(super) const fn hidden(mut self) -> Flag {
         self.hidden = true;
+        self
+    }
+
+    /// Returns the same as one of those that most users look for.
+    pub(super) const fn common(mut self) -> Flag {
+        self.common = true;
         self
     }
 
@@ -185,9 +194,12 @@ impl Flag {
             .long(self.name)
             .value_name(self.value_name)
             .help(wrapped(&help))
-            .next_line_help(true)
+            // clap shows in the short help what has this, whatever is hidden there; the
+            // long one has every text on lines of its own.
+            .next_line_help(self.common)
             .help_heading(heading)
             .hide(self.hidden)
+            .hide_short_help(!self.common)
             .action(ArgAction::Append)
             .value_parser(ValueParser::new(|text: &str| {
                 // Whether the value can be had shows when it is set.

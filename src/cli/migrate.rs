@@ -84,7 +84,7 @@ pub(super) fn command() -> Command {
             "without-node",
             "Leave out what this machine's kernel can do and which rules it has",
         ))
-        .arg(ask::output(["table", "json", "yaml"]))
+        .arg(ask::output())
 }
 
 /// Returns what `matches`, of this subcommand, ask for.

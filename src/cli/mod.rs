@@ -38,6 +38,8 @@ const ABOUT: &str = "\
 Tripod carries the traffic of Kubernetes Services on this node: a drop-in
 replacement for kube-proxy that works on any kernel.";
 
+const MORE_HELP: &str = "These are the most used flags; --help shows all.";
+
 const AFTER_HELP: &str = "\
 A flag is written --flag=value or --flag value; a BOOL alone means true.
 
@@ -120,7 +122,6 @@ pub fn read(
 pub fn command() -> Command {
     let command = Command::new("tripod")
         .about(ABOUT)
-        .after_help(AFTER_HELP)
         .args_conflicts_with_subcommands(true)
         .subcommand(with_flags(Command::new("cleanup").about(
             "Remove all that Tripod or kube-proxy ever installed here, and exit",
@@ -129,7 +130,7 @@ pub fn command() -> Command {
             with_flags(Command::new("probe").about(
                 "Print which modes this kernel can run, what each lacks and how to get it, and exit",
             ))
-            .arg(ask::output(["table", "json", "yaml"])),
+            .arg(ask::output()),
         )
         .subcommand(with_flags(Command::new("render").about(
             "Print what a mode would put into the kernel for a folder of manifests, and exit",
@@ -145,10 +146,12 @@ pub fn command() -> Command {
         .subcommand(hold::command())
         .subcommand(documents::completion())
         .subcommand(documents::man());
-    with_flags(command)
+    with_flags(command).after_long_help(AFTER_HELP)
 }
 
+/// Gives `command` the flags of the proxy, the most used of them in the short help.
 fn with_flags(command: Command) -> Command {
+    let command = command.after_help(MORE_HELP).after_long_help("");
     let groups = flags::GROUPS.into_iter();
     groups.fold(command, |command, (heading, flags)| {
         command.args(flags.iter().map(|flag| flag.arg(heading)))

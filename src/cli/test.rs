@@ -121,9 +121,7 @@ pub(super) fn command() -> Command {
                 ),
         );
     let command = cluster_arguments().into_iter().fold(command, Command::arg);
-    command
-        .arg(ask::output(["table", "json", "yaml"]))
-        .arg(ask::socket())
+    command.arg(ask::output()).arg(ask::socket())
 }
 
 /// The flags for a live cluster.

@@ -27,7 +27,7 @@ pub struct Trace {
     pub count: usize,
     /// It ends after this time.
     pub timeout: Duration,
-    /// How it is printed: as a table or as lines of JSON.
+    /// How it is printed: as text, as lines of JSON or as documents of YAML.
     pub output: Output,
     /// The unix socket on which the running proxy answers.
     pub socket: PathBuf,
@@ -72,7 +72,7 @@ pub(super) fn command() -> Command {
         .arg(from)
         .arg(count)
         .arg(timeout)
-        .arg(ask::output(["table", "json"]))
+        .arg(ask::output())
         .arg(ask::socket())
 }
 

@@ -1,4 +1,4 @@
-//! Prints what is reported: lines of JSON, or text for people.
+//! Prints what is reported: lines of JSON, documents of YAML, or text for people.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::report::{Connection, Counted, Outcome, Report, Start, Summary};
 use crate::{cli::Output, status_api::VERSION};
 
-/// A line of JSON.
+/// A line of JSON, or a document of YAML.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Versioned<'a> {
@@ -21,19 +21,26 @@ struct Versioned<'a> {
 /// # Errors
 /// When the reader has closed its end.
 pub(super) fn print(report: &Report, output: Output) -> io::Result<()> {
-    let text = match output {
-        Output::Json => {
-            let api_version = VERSION;
-            serde_json::to_string(&Versioned {
-                api_version,
-                report,
-            })?
-        }
-        _ => text(report),
-    };
+    let text = formatted(report, output)?;
     let mut out = io::stdout().lock();
-    writeln!(out, "{text}")?;
+    writeln!(out, "{}", text.trim_end())?;
     out.flush()
+}
+
+fn formatted(report: &Report, output: Output) -> io::Result<String> {
+    let versioned = Versioned {
+        api_version: VERSION,
+        report,
+    };
+    match output {
+        Output::Json => Ok(serde_json::to_string(&versioned)?),
+        Output::Yaml => {
+            let document = serde_saphyr::to_string(&versioned).map_err(io::Error::other)?;
+            // What begins a document shows that the one before is complete.
+            Ok(format!("---\n{document}"))
+        }
+        Output::Table | Output::Wide => Ok(text(report)),
+    }
 }
 
 fn text(report: &Report) -> String {
@@ -140,11 +147,13 @@ fn summary(summary: &Summary) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
     use crate::trace::report::Step;
 
     #[test]
-    fn a_connection_is_a_few_lines_of_text_or_one_of_json() {
+    fn a_connection_is_a_few_lines_of_text_or_one_of_json_or_a_document_of_yaml() {
         let report = Report::Connection(Connection {
             client: "10.244.0.9:40122".to_owned(),
             input: Some("cni0".to_owned()),
@@ -161,15 +170,18 @@ mod tests {
                         rule @services of chain services of table tripod: goto slots-4\n  \
                         it is sent to 10.244.0.11:8080 (SYN_SENT)";
         assert_eq!(text(&report), expected);
-        let api_version = VERSION;
-        let line = serde_json::to_value(Versioned {
-            api_version,
-            report: &report,
-        });
-        let line = line.expect("it can be written");
+        let written = |output| formatted(&report, output).expect("it can be written");
+        assert_eq!(written(Output::Wide), expected);
+        let line = written(Output::Json);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        let line: Value = serde_json::from_str(&line).expect("JSON");
         assert_eq!(line["apiVersion"], VERSION);
         assert_eq!(line["kind"], "TracedConnection");
         assert_eq!(line["outcome"], "forwarded");
+        let document = written(Output::Yaml);
+        assert!(document.starts_with("---\n"), "{document}");
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&document).expect("YAML");
+        assert_eq!(documents, [line]);
         let mut total = Summary::default();
         total.add(&report);
         total.add(&report);

@@ -253,7 +253,7 @@ fn it_ends_in_time_and_says_what_was_wrong() {
             (&["--from", "::1"][..], "different IP families"),
             (&["--count", "0"], "--count"),
             (&["--timeout", "ten"], "--timeout"),
-            (&["--output", "yaml"], "--output"),
+            (&["--output", "xml"], "--output"),
         ] {
             let arguments = [&["trace"], &to[..], arguments].concat();
             let printed = tripod(&lab.node, &arguments);

@@ -19,6 +19,7 @@ pub(super) const OBJECTS: &[Flag] = &[
         "Folder of manifests (*.yaml, *.yml, *.json) to serve Services, EndpointSlices and Nodes \
          from, without any API server; changes are followed",
     )
+    .common()
     .beside_file(),
     Flag::switch(
         "node-weights",
@@ -32,7 +33,8 @@ pub(super) const OBJECTS: &[Flag] = &[
         "FILE",
         |o| &mut o.configuration.client_connection.kubeconfig,
         "How to reach the API server and who we are; without it, the service account of the pod",
-    ),
+    )
+    .common(),
     Flag::text(
         "master",
         "URL",
@@ -46,6 +48,7 @@ pub(super) const OBJECTS: &[Flag] = &[
         Field::Set(hostname, ""),
         "Name of this node, if it is not the machine's host name",
     )
+    .common()
     .beside_file(),
     Flag::text(
         "kube-api-content-type",

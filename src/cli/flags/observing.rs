@@ -21,7 +21,8 @@ pub(super) const OBSERVING: &[Flag] = &[
             "0.0.0.0:10256",
         ),
         "Where /healthz and /livez are served; empty: nowhere",
-    ),
+    )
+    .common(),
     Flag::new(
         "metrics-bind-address",
         "IP:PORT",
@@ -34,7 +35,8 @@ pub(super) const OBSERVING: &[Flag] = &[
             "127.0.0.1:10249",
         ),
         "Where /metrics is served; empty: nowhere",
-    ),
+    )
+    .common(),
     Flag::new(
         "metrics-secure-bind-address",
         "IP:PORT",
@@ -129,6 +131,7 @@ pub(super) const LOGGING: &[Flag] = &[
         "How much is logged: 0 what an operator must know, 2 each sync too, 4 each attempt to \
          reach an endpoint that failed too",
     )
+    .common()
     .short('v')
     .beside_file(),
     Flag::text(
@@ -137,6 +140,7 @@ pub(super) const LOGGING: &[Flag] = &[
         |o| &mut o.configuration.logging.format,
         "text or json",
     )
+    .common()
     .beside_file(),
     Flag::time(
         "log-flush-frequency",

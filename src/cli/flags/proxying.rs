@@ -20,7 +20,8 @@ pub(super) const PROXYING: &[Flag] = &[
         |o| &mut o.configuration.mode,
         "How traffic is carried: ipvs, nftables, iptables or userspace. Where this kernel cannot run \
          the mode, Tripod runs the next in this order that it can. Without it: ipvs",
-    ),
+    )
+    .common(),
     Flag::switch(
         "strict-proxy-mode",
         |o| &mut o.own.strict_mode,
@@ -67,14 +68,16 @@ pub(super) const PROXYING: &[Flag] = &[
         |o| &mut o.configuration.detect_local_mode,
         "How traffic from this node's own pods is distinguished from other traffic: ClusterCIDR, NodeCIDR, \
          BridgeInterface or InterfaceNamePrefix. Without it: ClusterCIDR",
-    ),
+    )
+    .common(),
     Flag::text(
         "cluster-cidr",
         "CIDRS",
         |o| &mut o.cluster_cidr,
         "Where the cluster's pods have their addresses, for ClusterCIDR: one CIDR, or one of each \
          family with a comma between them",
-    ),
+    )
+    .common(),
     Flag::text(
         "pod-bridge-interface",
         "NAME",
@@ -95,12 +98,14 @@ pub(super) const PROXYING: &[Flag] = &[
          of them is of), and those that words stand for: `primary` the addresses of the Node \
          object, `localhost` loopback addresses (in ipvs and nftables mode TCP alone, by sockets of \
          Tripod), `all` every address; all, if there is none",
-    ),
+    )
+    .common(),
     Flag::switch(
         "masquerade-all",
         |o| &mut o.configuration.masquerade_all,
         "Give the node's address to all traffic that is sent to cluster IPs",
-    ),
+    )
+    .common(),
 ];
 
 pub(super) const IPTABLES: &[Flag] = &[
@@ -155,7 +160,8 @@ pub(super) const IPVS: &[Flag] = &[
         |o| &mut o.configuration.ipvs.scheduler,
         "Scheduler of Services that name none: rr, random, wrr, lc, wlc, sed, nq, sh, dh or mh; \
          in userspace mode too. Without it: rr",
-    ),
+    )
+    .common(),
     Flag::new(
         "ipvs-exclude-cidrs",
         "CIDRS",

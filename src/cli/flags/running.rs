@@ -16,6 +16,7 @@ pub(super) const RUNNING: &[Flag] = &[
         |o| &mut o.config,
         "Configuration file (KubeProxyConfiguration); it wins over the flags it can express",
     )
+    .common()
     .beside_file(),
     Flag::text(
         "write-config-to",
@@ -30,6 +31,7 @@ pub(super) const RUNNING: &[Flag] = &[
         "Do what needs full root privileges, leave in /run/tripod what was found out about the \
          kernel, and exit; CAP_NET_ADMIN is enough to serve then",
     )
+    .common()
     .beside_file(),
     Flag::switch(
         "cleanup",
@@ -82,6 +84,7 @@ pub(super) const RUNNING: &[Flag] = &[
         Field::SetOr(version, "true"),
         "Print the version and exit; with =raw, all there is to say about it",
     )
+    .common()
     .beside_file(),
 ];
 

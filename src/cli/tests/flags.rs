@@ -7,62 +7,6 @@ fn the_command_is_well_formed() {
     command().debug_assert();
 }
 
-/// What the help says of each flag, in one line.
-fn help_entries(help: &str) -> BTreeMap<&str, String> {
-    let mut entries: BTreeMap<&str, String> = BTreeMap::new();
-    let mut name = "";
-    for line in help.lines() {
-        let text = line.trim_start();
-        let long = text
-            .find("--")
-            .filter(|at| *at == 0 || text.starts_with('-'));
-        if line.starts_with("  ")
-            && let Some(at) = long
-        {
-            let rest = &text[at + 2..];
-            let end = rest.find([' ', '[']).unwrap_or(rest.len());
-            name = &rest[..end];
-        }
-        let entry = entries.entry(name).or_default();
-        *entry = format!("{entry} {text}");
-    }
-    entries
-}
-
-#[test]
-fn every_flag_of_kube_proxy_is_in_the_help_with_its_default() {
-    let help = answer(&["--help"]);
-    let entries = help_entries(&help);
-    let mut seen = 0;
-    for line in FLAGS.lines().skip(1) {
-        let columns: Vec<&str> = line.split('\t').collect();
-        let (name, default) = (columns[0], columns[2].trim_matches('"'));
-        let entry = entries.get(name);
-        let entry = entry.unwrap_or_else(|| panic!("--{name} is not in the help"));
-        if !default.is_empty() {
-            let shown = format!("[default: {default}]");
-            assert!(entry.contains(&shown), "{entry}: no {shown}");
-        }
-        seen += 1;
-    }
-    assert_eq!(seen, 57, "flags in the recording");
-    for line in help.lines() {
-        assert!(line.len() <= 100, "{line}");
-    }
-    assert_eq!(answer(&["-h"]), help);
-}
-
-/// In the order in which one falls back to the next.
-#[test]
-fn the_help_of_the_mode_names_every_mode() {
-    let help = answer(&["--help"]);
-    let entries = help_entries(&help);
-    let [first @ .., last] = ModeName::ALL.map(ModeName::name);
-    let all = format!("{} or {last}.", first.join(", "));
-    let entry = &entries["proxy-mode"];
-    assert!(entry.contains(&all), "{entry}: no {all}");
-}
-
 #[test]
 fn values_are_written_as_for_kube_proxy() {
     let verbosity = |arguments: &[&str]| settings(arguments).configuration.logging.verbosity;

@@ -1,5 +1,6 @@
 mod file;
 mod flags;
+mod help;
 mod live_test;
 mod recorded;
 mod test;

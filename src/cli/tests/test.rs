@@ -36,7 +36,7 @@ fn what_is_wrong_is_refused() {
     for arguments in [
         &["test", "--proxy-mode=nftables"][..],
         &["test", "--manifests=/m", "--proxy-mode=fast"],
-        &["test", "--manifests=/m", "--output=wide"],
+        &["test", "--manifests=/m", "--output=xml"],
     ] {
         match read_with("", arguments) {
             Err(Stop::Refusal(_)) => {}

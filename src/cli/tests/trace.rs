@@ -38,4 +38,7 @@ fn packets_that_are_followed() {
         socket: "/s".into(),
     };
     assert_eq!(given, expected);
+    for (format, output) in [("wide", Output::Wide), ("yaml", Output::Yaml)] {
+        assert_eq!(trace(&["--to=10.96.0.10:80", "-o", format]).output, output);
+    }
 }
