@@ -132,6 +132,30 @@ fn monitoring_is_that_of_its_folder() {
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
 }
 
+/// As kube-prometheus-stack wants them.
+#[test]
+fn what_prometheus_selects_has_its_labels() {
+    let labels = [
+        "monitoring.enabled=true",
+        "monitoring.labels.release=prometheus",
+    ];
+    let (Some(with), Some(without)) = (rendered(&labels), rendered(&labels[..1])) else {
+        return;
+    };
+    for (name, mut object) in with {
+        if ["PodMonitor", "PrometheusRule"].contains(&&*name.0) {
+            let labels = object["metadata"]["labels"].as_object_mut();
+            let release = labels.expect("labels").remove("release");
+            assert_eq!(release, Some(json!("prometheus")), "{name:?}");
+            if object["metadata"]["labels"] == json!({}) {
+                let metadata = object["metadata"].as_object_mut();
+                metadata.expect("fields").remove("labels");
+            }
+        }
+        assert_eq!(object, without[&name], "{name:?}");
+    }
+}
+
 /// What kustomize makes of these resources and components of `deploy`.
 fn composed(resources: &str, components: &str) -> Option<Objects> {
     let place = std::env::temp_dir().join(format!(
@@ -213,14 +237,20 @@ fn the_holder_is_that_of_its_component() {
         "holder.enabled=true",
         "image=registry.example/tripod:1",
         "nodeSelector.pool=edge",
+        "imagePullSecrets[0].name=registry",
+        "updateStrategy.type=RollingUpdate",
     ];
     let Some(elsewhere) = template("helm/tripod", "proxies", &values) else {
         return;
     };
     let holder = &elsewhere[&("DaemonSet".to_owned(), "tripod-holder".to_owned())];
     assert_eq!(holder["metadata"]["namespace"], "proxies");
+    // It must not be replaced together with kube-proxy.
+    let strategy = &holder["spec"]["updateStrategy"];
+    assert_eq!(*strategy, json!({"type": "OnDelete"}));
     let pod = &holder["spec"]["template"]["spec"];
     assert_eq!(pod["nodeSelector"]["pool"], "edge");
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
     let image = &pod["containers"][0]["image"];
     assert_eq!(image, "registry.example/tripod:1");
 }
@@ -233,6 +263,9 @@ fn every_field_is_one_of_its_type() {
             "resources.requests.cpu=10m",
             "nodeSelector.pool=edge",
             "tolerations[0].key=x",
+            "imagePullSecrets[0].name=registry",
+            "podAnnotations.example\\.com/team=net",
+            "updateStrategy.type=OnDelete",
         ],
     ];
     let Some(objects) = rendered(&values.concat()) else {
@@ -266,6 +299,10 @@ fn values_reach_the_objects() {
         "flags={--v=2,--strict-proxy-mode}",
         "resources.limits.memory=200Mi",
         "nodeSelector.pool=edge",
+        "imagePullSecrets[0].name=registry",
+        "podAnnotations.example\\.com/team=net",
+        "affinity.nodeAffinity.x=y",
+        "updateStrategy.type=OnDelete",
         "serviceAccount.create=false",
         "rbac.create=false",
     ];
@@ -276,7 +313,13 @@ fn values_reach_the_objects() {
     assert_eq!(names, ["DaemonSet"]);
     let set = objects.values().next().expect("one");
     assert_eq!(set["metadata"]["namespace"], "proxies");
-    let pod = &set["spec"]["template"]["spec"];
+    assert_eq!(set["spec"]["updateStrategy"], json!({"type": "OnDelete"}));
+    let template = &set["spec"]["template"];
+    let annotations = &template["metadata"]["annotations"];
+    assert_eq!(*annotations, json!({"example.com/team": "net"}));
+    let pod = &template["spec"];
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
+    assert_eq!(pod["affinity"], json!({"nodeAffinity": {"x": "y"}}));
     assert_eq!(
         pod["nodeSelector"],
         json!({"kubernetes.io/os": "linux", "pool": "edge"})
@@ -304,6 +347,10 @@ fn values_that_cannot_be_meant_are_refused() {
         (&["imagePullPolicy=Sometimes"], "/imagePullPolicy"),
         (&["config.kubeProxy.mode=ipsv"], "/config/kubeProxy/mode"),
         (&["flags={v}"], "/flags/0"),
+        (&["imagePullSecrets={registry}"], "/imagePullSecrets/0"),
+        (&["affinity.nodeAfinity.x=y"], "/affinity"),
+        (&["updateStrategy.type=Recreate"], "/updateStrategy/type"),
+        (&["monitoring.labels.release=true"], "/monitoring/labels"),
         (&["config.create=true"], "config.server is needed"),
         (&NEW_CLUSTER[..2], "config.kubeProxy.clusterCIDR is needed"),
     ] {

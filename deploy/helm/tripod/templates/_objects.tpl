@@ -24,3 +24,26 @@
 {{ toYaml $object }}
 {{ end -}}
 {{- end -}}
+
+{{/* Sets in the spec of a pod on which nodes it runs, and who may pull its image. Returns
+     nothing. */}}
+{{- define "tripod.placed" -}}
+{{- $values := .root.Values -}}
+{{- $_ := set .pod "nodeSelector" (merge .pod.nodeSelector $values.nodeSelector) -}}
+{{- $_ = set .pod "tolerations" $values.tolerations -}}
+{{- range $field := list "affinity" "imagePullSecrets" -}}
+{{- with index $values $field -}}
+{{- $_ = set $.pod $field . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Returns the object in a file, as tripod.object does, with the labels by which
+     Prometheus selects it. */}}
+{{- define "tripod.monitored" -}}
+{{- $object := include "tripod.object" . | fromYaml -}}
+{{- with .root.Values.monitoring.labels -}}
+{{- $_ := set $object.metadata "labels" (merge (dict) . (default dict $object.metadata.labels)) -}}
+{{- end -}}
+{{- toYaml $object -}}
+{{- end -}}
