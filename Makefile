@@ -5,10 +5,10 @@ CARGO ?= cargo
 # kernel of its own (User-Mode Linux), one opens the page in a browser.
 TOOLS    := ip unshare setpriv iptables
 TEST_TOOLS := $(TOOLS) linux.uml modprobe ipset ipvsadm nft strace script chromium chromedriver \
-    buildah runc
+    buildah runc groff
 PACKAGES := iproute2 util-linux iptables
 TEST_PACKAGES := $(PACKAGES) user-mode-linux kmod ipset ipvsadm nftables strace bsdutils chromium chromium-driver \
-    buildah runc
+    buildah runc groff-base
 
 # Tools of crates.io that packages are made with.
 DIST_TOOLS = $(TARGET)/tools/bin

@@ -1,6 +1,7 @@
 //! What the documents say holds: links lead somewhere, commands and flags are those of
 //! the program, and the contents list every page.
 
+mod manual;
 mod recording;
 
 use std::{
