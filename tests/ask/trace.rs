@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 
 use super::{SOON, started, started_in, tripod};
 use crate::lab::{
@@ -158,6 +159,53 @@ fn in_nftables_mode() {
 fn in_iptables_mode() {
     let rule = ["default/web:tcp", "of table nat: jump KUBE-SVC-"];
     calls_are_followed("iptables", &rule, &["of table filter: reject"]);
+}
+
+/// Begins a connection, in the calling thread's namespace.
+fn begin(to: SocketAddr) -> Socket {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).expect("a socket");
+    socket.set_nonblocking(true).expect("a socket");
+    let _ = socket.connect(&to.into());
+    socket
+}
+
+/// In `mode`, another program drops what is sent to the endpoint, once that was chosen.
+fn who_drops_is_named(mode: &str) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let _running = started_in(&lab, mode);
+        let to = web.cluster()[0];
+        assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
+        let pod = lab.backend("a").host().addresses[0].to_string();
+        let rule = ["-I", "FORWARD", "-d", &pod, "-j", "DROP"];
+        let done = lab.node.command("iptables").args(rule).status();
+        assert!(done.expect("running iptables").success());
+        let trace = Trace::begin(&lab, &to.to_string(), &["--count=1"]);
+        // No answer comes, so it is not waited for.
+        let _call = lab.client.enter(|| begin(to));
+        let told = trace.end();
+        let connection = &told.connections[0];
+        assert_eq!(connection["outcome"], "dropped", "{told:#?}");
+        let by = connection["by"].as_str().expect("a rule");
+        for words in ["rule with handle ", " of chain FORWARD of table filter"] {
+            assert!(by.contains(words), "no {words:?} in {told:#?}");
+        }
+        let dropped = &told.summary["dropped"][0];
+        assert_eq!(dropped["connections"], 1, "{told:#?}");
+        assert_eq!(dropped["what"], *by, "{told:#?}");
+    });
+}
+
+#[test]
+fn who_drops_is_named_in_nftables_mode() {
+    who_drops_is_named("nftables");
+}
+
+#[test]
+fn who_drops_is_named_in_iptables_mode() {
+    who_drops_is_named("iptables");
 }
 
 /// Runs `body` in nftables mode, with a Service at this address that has backend `a`.
