@@ -1,6 +1,8 @@
 //! `tripod diff`: nothing differs once all is in force, and what another program
 //! changes is named.
 
+use serde_json::Value;
+
 use super::{Printed, SOON, started, started_in, tripod};
 use crate::lab::{
     Capture, Lab, Service, Share, Tripod, eventually, run,
@@ -44,6 +46,12 @@ fn changes_are_named(lab: &Lab, changes: &[Change]) {
         });
         let json = tripod(&lab.node, &["diff", "--output=json"]).json();
         assert_eq!(json["kind"], "Diff");
+        let yaml = tripod(&lab.node, &["diff", "-o", "yaml"]);
+        let yaml: Value = serde_saphyr::from_str(&yaml.text).expect("YAML");
+        assert_eq!(yaml["kind"], "Diff");
+        let wide = tripod(&lab.node, &["diff", "-o", "wide"]);
+        assert!(matches!(wide.status, Some(0 | 1)), "{wide:?}");
+        assert!(!wide.text.contains("\"kind\""), "{wide:?}");
     }
 }
 
@@ -80,6 +88,14 @@ fn in_nftables_mode() {
             Change {
                 command: "nft delete table ip6 tripod",
                 named: &["missing", "table tripod of IPv6"],
+            },
+            Change {
+                command: "nft delete table ip tripod",
+                named: &[
+                    "missing",
+                    "element 10.96.0.1 . tcp . 80",
+                    "default/web:tcp TCP",
+                ],
             },
             Change {
                 command: "nft add chain ip tripod another",

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use super::{SOON, started, started_in, tripod};
-use crate::lab::{BACKEND_PORT, Capture, Lab, Service, Share, eventually, run, say, tcp};
+use crate::lab::{BACKEND_PORT, Capture, Lab, Service, Share, Tripod, eventually, run, say, tcp};
 
 fn explained(lab: &Lab, arguments: &[&str]) -> Value {
     let arguments = [&["explain", "--output=json"], arguments].concat();
@@ -177,10 +177,57 @@ fn a_wrong_question_says_what_is_wrong() {
     });
 }
 
-/// In userspace mode: the rules or routes of a ServicePort are its objects, and one that
-/// another program takes away is missing among them.
+/// The rules, routes or elements of a ServicePort are its objects, and one that another
+/// program takes away by `breakage` is missing among them, in each format; `named` are words
+/// of it.
+fn what_is_gone_is_missing(
+    capture: Capture,
+    start: impl FnOnce(&Lab) -> Tripod,
+    named: &str,
+    breakage: &str,
+) {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(capture);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let _running = start(&lab);
+        let to = web.cluster()[0].to_string();
+        let found = |breakage: &str| {
+            let _ = lab.node.command("sh").args(["-c", breakage]).output();
+            let answer = explained(&lab, &["--to", &to]);
+            let objects = answer["objects"].as_array().expect("a list").iter();
+            let of_it = objects.filter(|object| {
+                let object = object["object"].as_str().unwrap_or_default();
+                object.contains(named)
+            });
+            let found = of_it.map(|object| object["found"].as_str().unwrap_or_default());
+            found.map(str::to_owned).collect::<Vec<_>>()
+        };
+        eventually("all is present", SOON, || match found("true") {
+            found if !found.is_empty() && found.iter().all(|f| f == "present") => Ok(()),
+            found => Err(format!("{capture:?}: {found:?}")),
+        });
+        // The proxy may have repaired it before it is asked.
+        eventually("something is missing", SOON, || match found(breakage) {
+            found if found.iter().any(|found| found == "missing") => Ok(()),
+            found => Err(format!("{breakage}: {found:?}")),
+        });
+        eventually("wide and YAML mark it, too", SOON, || {
+            for format in ["wide", "yaml"] {
+                let _ = lab.node.command("sh").args(["-c", breakage]).output();
+                let printed = tripod(&lab.node, &["explain", "-o", format, "--to", &to]);
+                if !printed.text.contains("missing") || printed.status != Some(0) {
+                    return Err(format!("{format}: {printed:?}"));
+                }
+            }
+            Ok(())
+        });
+    });
+}
+
 #[test]
 fn what_captures_a_service_port_is_among_its_objects() {
+    let started = |lab: &Lab| started(lab, &[]);
     for (capture, named, breakage) in [
         (
             Capture::Redirect,
@@ -193,32 +240,34 @@ fn what_captures_a_service_port_is_among_its_objects() {
             "ip route flush 10.96.0.1 table all",
         ),
     ] {
-        run(Share::Beside, || {
-            let mut lab = Lab::new(capture);
-            let web = Service::new("web", 1);
-            lab.add_backends(&["a"]).publish(&web, &["a"]);
-            let _running = started(&lab, &[]);
-            let to = web.cluster()[0].to_string();
-            let found = |breakage: &str| {
-                let _ = lab.node.command("sh").args(["-c", breakage]).output();
-                let answer = explained(&lab, &["--to", &to]);
-                let objects = answer["objects"].as_array().expect("a list").iter();
-                let of_it = objects.filter(|object| {
-                    let object = object["object"].as_str().unwrap_or_default();
-                    object.contains(named)
-                });
-                let found = of_it.map(|object| object["found"].as_str().unwrap_or_default());
-                found.map(str::to_owned).collect::<Vec<_>>()
-            };
-            eventually("all is present", SOON, || match found("true") {
-                found if !found.is_empty() && found.iter().all(|f| f == "present") => Ok(()),
-                found => Err(format!("{capture:?}: {found:?}")),
-            });
-            // The proxy may have repaired it before it is asked.
-            eventually("something is missing", SOON, || match found(breakage) {
-                found if found.iter().any(|found| found == "missing") => Ok(()),
-                found => Err(format!("{capture:?}: {found:?}")),
-            });
-        });
+        what_is_gone_is_missing(capture, started, named, breakage);
+    }
+}
+
+#[test]
+fn what_is_gone_is_missing_in_nftables_mode() {
+    let started = |lab: &Lab| started_in(lab, "nftables");
+    for breakage in [
+        "nft flush map ip tripod services",
+        "nft delete table ip tripod",
+    ] {
+        let named = "element 10.96.0.1 . tcp . 80";
+        what_is_gone_is_missing(Capture::Redirect, started, named, breakage);
+    }
+}
+
+#[test]
+fn what_is_gone_is_missing_in_iptables_mode() {
+    let started = |lab: &Lab| started_in(lab, "iptables");
+    for (named, breakage) in [
+        ("-d 10.96.0.1/32", "iptables -t nat -F KUBE-SERVICES"),
+        (
+            "chain KUBE-SVC-",
+            "iptables -t nat -F KUBE-SERVICES; for chain in $(iptables -t nat -S | \
+             sed -n 's/^-N \\(KUBE-SVC-.*\\)/\\1/p'); do iptables -t nat -F $chain; \
+             iptables -t nat -X $chain; done",
+        ),
+    ] {
+        what_is_gone_is_missing(Capture::Redirect, started, named, breakage);
     }
 }

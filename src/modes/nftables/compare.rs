@@ -9,37 +9,50 @@ use super::{
     plan::{SetId, Sets, fixed},
 };
 use crate::{
-    kernel::nftables::{Chain, Contents, Element, ListedRule, Rule},
+    kernel::nftables::{Chain, Contents, Element, ListedRule, Rule, Set},
     modes::{Difference, Found},
     services::ServicePortName,
 };
 
 /// Returns how the `contents` of the table differ from what is `desired`; `None`: there
-/// is no table. Clients with affinity are written by rules, and any may be there.
+/// is no table. What it would contain is missing with it, but for its chains and sets.
+/// Clients with affinity are written by rules, and any may be there.
 pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -> Vec<Difference> {
-    let Some(contents) = contents else {
-        let table = format!("table {TABLE} of {}", desired.options().family);
-        return vec![Difference::new(None, table, Found::Missing)];
-    };
     let options = desired.options();
     let fixed = fixed(options, sets);
     let (elements, shared) = desired.contents();
-    let mut chains = fixed.chains;
-    chains.extend(shared.flat_map(|chain| chain.chains(options, sets)));
-    let mut differences = compare_chains(&chains, &contents);
-    let fixed = fixed.elements.into_iter();
-    let fixed = fixed.map(|(set, element)| (None, set, element));
+    let own = fixed.elements.into_iter();
+    let own = own.map(|(set, element)| (None, set, element));
     let mut by_set: HashMap<SetId, Vec<Owned<'_>>> = HashMap::new();
-    for (owner, set, element) in fixed.chain(elements) {
+    for (owner, set, element) in own.chain(elements) {
         by_set.entry(set).or_default().push((owner, element));
     }
-    compare_sets(by_set, desired, sets, contents, &mut differences);
+    let mut differences;
+    if let Some(contents) = contents {
+        let mut chains = fixed.chains;
+        chains.extend(shared.flat_map(|chain| chain.chains(options, sets)));
+        differences = compare_chains(&chains, &contents);
+        compare_sets(by_set, desired, sets, contents, &mut differences);
+    } else {
+        let table = format!("table {TABLE} of {}", options.family);
+        differences = vec![Difference::new(None, table, Found::Missing)];
+        let all = by_set.into_iter();
+        differences.extend(all.flat_map(|(id, elements)| missing(sets.get(id), elements)));
+    }
     differences.sort_unstable();
     differences
 }
 
 /// An element, and the ServicePort that it is for alone.
 type Owned<'a> = (Option<&'a ServicePortName>, Element);
+
+/// Returns that none of `elements` is there, as their set is not.
+fn missing<'a>(set: &'a Set, elements: Vec<Owned<'a>>) -> impl Iterator<Item = Difference> + 'a {
+    elements.into_iter().map(|(owner, element)| {
+        let object = element.named(set);
+        Difference::new(owner, object, Found::Missing)
+    })
+}
 
 fn compare_chains(desired: &[(Chain, Vec<Rule>)], contents: &Contents) -> Vec<Difference> {
     let mut differences = Vec::new();
@@ -91,6 +104,8 @@ fn compare_sets(
         let object = format!("set {}", set.name);
         let Some((there, elements)) = listed.remove(&*set.name) else {
             differences.push(Difference::new(None, object, Found::Missing));
+            let elements = desired.remove(&id).unwrap_or_default();
+            differences.extend(missing(set, elements));
             continue;
         };
         if !there.is(set) {
