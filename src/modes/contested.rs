@@ -39,7 +39,8 @@ impl Repairs {
             Repair::Contested => tracing::error!(
                 "{family}: {repair}; {MANY} times within a minute, so another program keeps \
                  changing them: find it, such as another proxy of Services, a firewall service or \
-                 a script, and end it or have it leave them alone; further repairs are not logged"
+                 a script, and end it or have it leave them alone; further repairs are logged with \
+                 --v=2 alone"
             ),
             Repair::AsBefore => tracing::debug!("{family}: {repair}"),
         }

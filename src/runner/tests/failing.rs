@@ -132,6 +132,31 @@ async fn a_family_that_fails_is_retried_with_growing_pauses_and_delays_nothing_o
     assert!(bench.health.snapshot().healthy);
 }
 
+#[test]
+fn a_sync_that_is_tried_again_for_long_is_logged_once_and_when_it_is_in_force() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+    let fails_for_long = async {
+        let bench = Bench::new();
+        bench.behaviour.lock().unwrap().ipv6_fails = true;
+        bench.send(Vec::new()).await;
+        for _ in 0..20 {
+            pass(1_000 * MS).await;
+        }
+        bench.behaviour.lock().unwrap().ipv6_fails = false;
+        for _ in 0..40 {
+            pass(1_000 * MS).await;
+        }
+    };
+    let log = crate::log::lines(0, || runtime.block_on(fails_for_long));
+    let [failed, over] = &log[..] else {
+        panic!("{log:?}");
+    };
+    assert!(failed.contains("ERROR sync of IPv6 failed, will be tried again: "));
+    let words = "INFO syncs of IPv6 come in force again, 30s after the first of 5 failed";
+    assert!(over.ends_with(words), "{over}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn stale_flows_of_one_family_do_not_wait_for_the_other_and_are_bounded() {
     let mut bench = Bench::new();
