@@ -40,9 +40,10 @@ replacement for kube-proxy that works on any kernel.";
 
 const MORE_HELP: &str = "These are the most used flags; --help shows all.";
 
-const AFTER_HELP: &str = "\
-A flag is written --flag=value or --flag value; a BOOL alone means true.
+const VALUES_HELP: &str =
+    "A flag is written --flag=value or --flag value; a BOOL alone means true.";
 
+const AFTER_HELP: &str = "\
 With --config, the file decides all that it can express. Only these flags still
 apply then: --hostname-override, --master, --manifests, --iptables-dispatch,
 --status-socket, --metrics-secure-bind-address, --tls-cert-file,
@@ -146,12 +147,12 @@ pub fn command() -> Command {
         .subcommand(hold::command())
         .subcommand(documents::completion())
         .subcommand(documents::man());
-    with_flags(command).after_long_help(AFTER_HELP)
+    with_flags(command).after_long_help(format!("{VALUES_HELP}\n\n{AFTER_HELP}"))
 }
 
 /// Gives `command` the flags of the proxy, the most used of them in the short help.
 fn with_flags(command: Command) -> Command {
-    let command = command.after_help(MORE_HELP).after_long_help("");
+    let command = command.after_help(MORE_HELP).after_long_help(VALUES_HELP);
     let groups = flags::GROUPS.into_iter();
     groups.fold(command, |command, (heading, flags)| {
         command.args(flags.iter().map(|flag| flag.arg(heading)))

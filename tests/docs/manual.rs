@@ -50,7 +50,13 @@ fn every_page_is_formatted_without_a_warning() {
     let pages: Vec<_> = std::iter::once(None).chain(named).collect();
     assert!(pages.len() > 10, "{pages:?}");
     for of in pages {
-        let done = formatted(&page(of));
+        let page = page(of);
+        let last = page.lines().last().unwrap_or_default();
+        assert!(
+            !last.starts_with(".SH"),
+            "{of:?} ends with an empty section"
+        );
+        let done = formatted(&page);
         let warnings = String::from_utf8_lossy(&done.stderr);
         assert!(
             done.status.success() && warnings.is_empty(),

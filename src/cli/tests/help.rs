@@ -59,7 +59,10 @@ fn the_short_help_has_the_most_used_flags_and_names_the_other() {
         }
         let last = short.lines().last();
         assert_eq!(last, Some(MORE_HELP));
-        assert!(!long.contains(MORE_HELP), "{long}");
+        assert!(
+            long.contains(VALUES_HELP) && !long.contains(MORE_HELP),
+            "{long}"
+        );
     }
 }
 
