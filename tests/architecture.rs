@@ -42,9 +42,23 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// `text` up to its inline module of tests. `mod tests;` ends nothing: it may stand
+/// above the `use` lines.
+fn without_tests(text: &str) -> &str {
+    let begins_tests = |at: &usize| {
+        let (line, _) = text[*at..]
+            .trim_start_matches("#[cfg(test)]\n")
+            .split_once('\n')
+            .unwrap_or_default();
+        line.starts_with("mod ") && line.ends_with('{')
+    };
+    let mut marks = text.match_indices("#[cfg(test)]\n").map(|(at, _)| at);
+    &text[..marks.find(begins_tests).unwrap_or(text.len())]
+}
+
 /// The paths that the `use` lines of `text` name, without their tests.
 fn used(text: &str) -> Vec<Vec<String>> {
-    let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let code = without_tests(text);
     let lines = code
         .lines()
         .map(|line| line.split("//").next().unwrap_or_default());
@@ -211,7 +225,7 @@ fn no_two_files_use_each_other() {
 
 #[test]
 fn trees_of_use_are_read_whole() {
-    let text = "use std::fmt;\npub(crate) use self::{a, b::{C, d::*}};\nuse crate::{\n    x::{self, Y as Z}, // no\n    w,\n};\n\
+    let text = "use std::fmt;\n#[cfg(test)]\nmod tests;\npub(crate) use self::{a, b::{C, d::*}};\nuse crate::{\n    x::{self, Y as Z}, // no\n    w,\n};\n\
                 fn f() {}\n#[cfg(test)]\nmod tests {\n    use crate::secret;\n}\n";
     let found: Vec<String> = used(text).iter().map(|path| path.join("::")).collect();
     let expected = [
