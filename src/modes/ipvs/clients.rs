@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    diff::{Action, MemberStep},
     plan::{LINK, Member, ROUND_ROBIN, Set},
+    steps::{Action, MemberStep},
 };
 use crate::{
     kernel::{

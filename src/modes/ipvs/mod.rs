@@ -24,6 +24,7 @@ pub mod render;
 mod repairs;
 mod rules;
 mod settings;
+mod steps;
 
 use std::{collections::BTreeSet, sync::Arc};
 

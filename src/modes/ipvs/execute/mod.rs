@@ -25,11 +25,12 @@ use super::{
     blocked::Blocked,
     clients::{Clients, RefusedMember},
     desired::{Desired, Dirty, Serving},
-    diff::{self, Action, MemberStep},
+    diff,
     drain::Drains,
     observe::{RealServers, Servers},
     plan::{FilledSets, Frontend, LINK, Member, Options, Set},
     rules::FamilyRules,
+    steps::{Action, MemberStep},
 };
 use crate::{
     kernel::{addresses, ipset::Element, netlink},

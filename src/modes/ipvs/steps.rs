@@ -1,0 +1,60 @@
+//! Steps that change sets, virtual servers and addresses, in the order that `diff` gives
+//! them and in which `execute` runs them.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use hashbrown::HashSet;
+
+use super::plan::{Frontend, Member, Set};
+use crate::net::Family;
+
+/// What a step does with a member or an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Action {
+    /// It is removed.
+    Remove,
+    /// It is added, where it is not there yet.
+    Add,
+}
+
+/// A member that comes or goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberStep {
+    /// The member of a set.
+    pub member: Member,
+    /// What is done with it.
+    pub action: Action,
+}
+
+/// The steps of one family, each kind in the order in which it is run.
+#[derive(Debug)]
+pub struct Steps {
+    /// How many members each set has at most meanwhile; of sets that some member
+    /// comes to.
+    pub room: BTreeMap<(Set, Family), u32>,
+    /// Members of sets that come and go.
+    pub members: MemberSteps,
+    /// Virtual servers that are open, and follow their endpoints.
+    pub follow: HashSet<Frontend>,
+    /// Virtual servers that are to be opened.
+    pub open: HashSet<Frontend>,
+    /// Addresses that the dummy link gets ...
+    pub add_addresses: Vec<IpAddr>,
+    /// ... and those that it loses.
+    pub remove_addresses: Vec<IpAddr>,
+    /// Virtual servers that are deleted.
+    pub close: Vec<Frontend>,
+    /// Frontends that no ServicePort needs, those to close among them.
+    pub gone: Vec<Frontend>,
+}
+
+/// Changes of sets, by when they are due.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberSteps {
+    /// Before anything is opened.
+    pub before: Vec<MemberStep>,
+    /// When virtual servers and addresses are as desired, before any goes.
+    pub opened: Vec<MemberStep>,
+    /// When all that goes is gone.
+    pub after: Vec<MemberStep>,
+}
