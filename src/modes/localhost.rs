@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    Asked, Compared, Explanation, Mode, Outcomes, Packet, Reason, SyncError, unsupported,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, Reason, SyncError, unsupported,
     userspace::{self, Handover, NodePortRelay},
 };
 use crate::{
@@ -113,11 +113,7 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
         self.mode.compare(map).await
     }
 
-    async fn explain(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         self.mode.explain(map, packet).await
     }
 

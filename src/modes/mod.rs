@@ -42,6 +42,9 @@ pub type Asked<'a> = PerFamily<Option<&'a Changes>>;
 /// opened.
 pub type Outcomes = PerFamily<Option<Result<SyncReport, SyncError>>>;
 
+/// What becomes of a packet, or why that cannot be said.
+pub type ExplainResult = Result<Explanation, SyncError>;
+
 /// The same failure for each family that was `asked` for.
 pub fn both_failed(asked: Asked<'_>, error: impl Into<SyncError>) -> Outcomes {
     let error = Arc::new(error.into());
@@ -141,7 +144,7 @@ pub trait Mode: Send {
         &mut self,
         map: &ServiceMap,
         packet: &Packet,
-    ) -> impl Future<Output = Result<Explanation, SyncError>> + Send;
+    ) -> impl Future<Output = ExplainResult> + Send;
     /// Waits until another process changes what this mode installed, where it can
     /// notice: then a full sync is due. May be dropped while it waits.
     fn externally_modified(&mut self) -> impl Future<Output = ()> + Send {

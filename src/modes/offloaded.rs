@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{
-    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
 };
 use crate::{
     kernel::xtables::Engine,
@@ -103,11 +103,7 @@ impl<M: Mode + 'static> Mode for Offloaded<M> {
         .await
     }
 
-    async fn explain(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         self.mode.lock().await.explain(map, packet).await
     }
 
@@ -153,7 +149,7 @@ mod tests {
             Compared::default()
         }
 
-        async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> Result<Explanation, SyncError> {
+        async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> ExplainResult {
             Err(SyncError::Runtime(io::Error::other("no test asks")))
         }
 

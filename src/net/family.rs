@@ -150,11 +150,19 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// References to both.
+    /// Returns references to both.
     pub fn as_ref(&self) -> PerFamily<&T> {
         PerFamily {
             v4: &self.v4,
             v6: &self.v6,
+        }
+    }
+
+    /// Returns references to both, by which they can be changed.
+    pub fn as_mut(&mut self) -> PerFamily<&mut T> {
+        PerFamily {
+            v4: &mut self.v4,
+            v6: &mut self.v6,
         }
     }
 }

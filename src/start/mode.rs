@@ -3,7 +3,7 @@
 use crate::{
     kernel::xtables::Engine,
     modes::{
-        Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError,
+        Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError,
         iptables::Iptables,
         ipvs::Ipvs,
         localhost::LocalhostNodePorts,
@@ -73,11 +73,7 @@ impl Mode for Running {
         }
     }
 
-    async fn explain(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         match self {
             Running::Ipvs(mode) => mode.explain(map, packet).await,
             Running::Nftables(mode) => mode.explain(map, packet).await,

@@ -25,7 +25,7 @@ use self::{
 use super::Done;
 use crate::{
     kernel::{probe, xtables::Engine},
-    modes::{Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, userspace::Handover},
+    modes::{Asked, Compared, ExplainResult, Mode, Outcomes, Packet, userspace::Handover},
     net::{Family, ModeName, PerFamily},
     services::ServiceMap,
 };
@@ -191,11 +191,7 @@ impl<M: Mode> Mode for TakeOver<M> {
         self.mode.compare(map).await
     }
 
-    async fn explain(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         self.mode.explain(map, packet).await
     }
 

@@ -37,7 +37,7 @@ pub use self::{
 };
 use self::{count::Done, counters::Counters, family::FamilyRules};
 use super::{
-    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, SyncReport, explain::Explain,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, explain::Explain,
 };
 use crate::{
     kernel::{
@@ -204,11 +204,7 @@ impl Mode for Iptables {
         compared
     }
 
-    async fn explain(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         Ok(self.explanation(map, packet)?)
     }
 

@@ -44,7 +44,7 @@ use self::{
     rules::{FamilyRules, RuleWriter},
 };
 use super::{
-    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
     explain::Explain, state::CacheState,
 };
 use crate::{
@@ -317,11 +317,7 @@ impl Mode for Ipvs {
         compared
     }
 
-    async fn explain(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         Ok(self.explanation(map, packet)?)
     }
 

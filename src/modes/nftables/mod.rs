@@ -33,8 +33,8 @@ use self::{
     plan::{Features, Options},
 };
 use super::{
-    Asked, Compared, Explanation, Mode, Outcomes, Packet, SyncError, SyncReport, explain::Explain,
-    stale::StaleFlows, tcp_be_liberal, unsupported,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
+    explain::Explain, stale::StaleFlows, tcp_be_liberal, unsupported,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -233,21 +233,16 @@ impl Mode for Nftables {
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        let mut compared = Compared::default();
-        for (family, served) in self.families.iter_mut() {
-            let Some(served) = served else { continue };
-            let options = served.options(&self.setup, map, &Changes::default());
+        let setup = &self.setup;
+        self.families.as_mut().map(|_, served| {
+            let served = served.as_mut()?;
+            let options = served.options(setup, map, &Changes::default());
             let found = served.table.compare(map, options);
-            *compared.get_mut(family) = Some(found.map_err(SyncError::from));
-        }
-        compared
+            Some(found.map_err(SyncError::from))
+        })
     }
 
-    async fn explain(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         Ok(self.explanation(map, packet)?)
     }
 

@@ -51,7 +51,7 @@ use self::{
     return_path::ReturnPath,
 };
 use super::{
-    Asked, Compared, Difference, Explanation, Found, Mode, Outcomes, Packet, SyncError, SyncReport,
+    Asked, Compared, Difference, ExplainResult, Found, Mode, Outcomes, Packet, SyncReport,
     both_failed, explain::Explain, state::FamilyState,
 };
 use crate::{
@@ -410,11 +410,7 @@ impl Mode for Userspace {
         })
     }
 
-    async fn explain(
-        &mut self,
-        map: &ServiceMap,
-        packet: &Packet,
-    ) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
         Ok(self.explanation(map, packet)?)
     }
 

@@ -14,7 +14,7 @@ use tokio::{
 use super::*;
 use crate::{
     kernel::xtables::Engine,
-    modes::{Asked, Compared, Explanation, Outcomes, Packet, userspace::capture},
+    modes::{Asked, Compared, ExplainResult, Outcomes, Packet, userspace::capture},
     net::{Family, ModeName},
     services::{
         EndpointSlice, Names, Service, ServicePortName,
@@ -107,7 +107,7 @@ impl Mode for RecordingMode {
         Compared::default()
     }
 
-    async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> ExplainResult {
         Err(SyncError::Runtime(io::Error::other("no test asks")))
     }
 

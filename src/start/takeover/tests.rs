@@ -57,7 +57,7 @@ impl Mode for Scripted {
         Compared::default()
     }
 
-    async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> Result<Explanation, SyncError> {
+    async fn explain(&mut self, _: &ServiceMap, _: &Packet) -> ExplainResult {
         Err(SyncError::Runtime(std::io::Error::other("no test asks")))
     }
 
