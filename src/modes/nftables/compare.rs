@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::{
-    diff::{Applied, TABLE},
+    applied::{Applied, TABLE},
     plan::{SetId, Sets, fixed},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 /// is no table. What it would contain is missing with it, but for its chains and sets.
 /// Clients with affinity are written by rules, and any may be there.
 pub fn differences(desired: &Applied, sets: &Sets, contents: Option<Contents>) -> Vec<Difference> {
-    let options = desired.options();
+    let options = &desired.options;
     let fixed = fixed(options, sets);
     let (elements, shared) = desired.contents();
     let own = fixed.elements.into_iter();
@@ -95,7 +95,7 @@ fn compare_sets(
     for (set, elements) in contents.sets {
         listed.insert(set.set.name.clone(), (set, elements));
     }
-    let needed: HashSet<&str> = sets.of(applied.options()).map(|set| &*set.name).collect();
+    let needed: HashSet<&str> = sets.of(&applied.options).map(|set| &*set.name).collect();
     for id in SetId::ALL {
         let set = sets.get(id);
         if !needed.contains(&*set.name) {

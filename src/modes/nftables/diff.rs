@@ -5,69 +5,16 @@ use std::{collections::BTreeMap, hash::Hash, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::plan::{
-    Fixed, Options, ServiceElements, SetId, Sets, SharedChain, SharedElement, Slots, fixed,
-    service_port,
+use super::{
+    applied::{Applied, AppliedPort, TABLE},
+    plan::{Fixed, Options, ServiceElements, SetId, Sets, SharedChain, SharedElement, fixed},
 };
 use crate::{
     kernel::nftables::{Datum, Element, Table, Transaction},
     modes::references::References,
     net::Family,
-    services::{ServicePort, ServicePortName, SessionAffinity},
+    services::{ServicePort, ServicePortName},
 };
-
-/// What Tripod calls its tables, one of each family.
-pub const TABLE: &str = "tripod";
-
-/// What a table holds, so to speak: the ServicePorts from which it follows.
-#[derive(Clone, Debug)]
-pub struct Applied {
-    options: Options,
-    ports: HashMap<ServicePortName, AppliedPort>,
-    /// How many ServicePorts need each element that several may need.
-    shared: References<SharedElement>,
-    /// How many need each chain.
-    chains: References<SharedChain>,
-}
-
-/// An element of a set, and the ServicePort that it is for alone, if any.
-pub type OwnedElement<'a> = (Option<&'a ServicePortName>, SetId, Element);
-
-/// A ServicePort as it is in force.
-#[derive(Clone, Debug)]
-struct AppliedPort {
-    port: Arc<ServicePort>,
-    /// Where its endpoints are, if not where those of a new one would be.
-    slots: Option<Box<Slots>>,
-}
-
-impl AppliedPort {
-    fn new(port: &Arc<ServicePort>, before: Option<&AppliedPort>) -> AppliedPort {
-        let slots = before.and_then(|before| {
-            let slots = Slots::after(port, &before.slots());
-            (slots != Slots::new(port)).then(|| Box::new(slots))
-        });
-        AppliedPort {
-            port: Arc::clone(port),
-            slots,
-        }
-    }
-
-    fn slots(&self) -> Slots {
-        match &self.slots {
-            Some(slots) => (**slots).clone(),
-            None => Slots::new(&self.port),
-        }
-    }
-
-    fn elements(&self, options: &Options) -> ServiceElements {
-        service_port(&self.port, &self.slots(), options)
-    }
-
-    fn has_affinity(&self) -> bool {
-        self.port.session_affinity != SessionAffinity::None
-    }
-}
 
 /// Elements of each set, each with the number of the ServicePort that it is for.
 type BySet = BTreeMap<SetId, Vec<(Element, usize)>>;
@@ -155,95 +102,6 @@ impl Routes {
     }
 }
 
-impl Applied {
-    /// Nothing but the fixed part.
-    pub fn new(options: Options) -> Applied {
-        Applied {
-            options,
-            ports: HashMap::new(),
-            shared: References::default(),
-            chains: References::default(),
-        }
-    }
-
-    /// The options that it was made with.
-    pub fn options(&self) -> &Options {
-        &self.options
-    }
-
-    /// How many ServicePorts are in force.
-    pub fn len(&self) -> usize {
-        self.ports.len()
-    }
-
-    /// The ServicePort as it is in force.
-    pub fn get(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
-        self.ports.get(name).map(|applied| &applied.port)
-    }
-
-    /// Where the endpoints of a ServicePort are that is in force.
-    pub fn slots(&self, name: &ServicePortName) -> Option<Slots> {
-        self.ports.get(name).map(AppliedPort::slots)
-    }
-
-    /// The names of those in force.
-    pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
-        self.ports.keys()
-    }
-
-    /// What is to be changed so that these ServicePorts are in force, or not any
-    /// more.
-    pub fn change<'a>(
-        &self,
-        ports: impl IntoIterator<Item = (&'a ServicePortName, Option<&'a Arc<ServicePort>>)>,
-    ) -> Change {
-        let mut change = Change::default();
-        for (name, port) in ports {
-            let before = self.ports.get(name);
-            let after = port.map(|port| AppliedPort::new(port, before));
-            change.compare(before, after.as_ref(), &self.options);
-            change.ports.push((name.clone(), after));
-        }
-        change
-    }
-
-    /// Returns what is to be in the table, but for what does not depend on ServicePorts:
-    /// elements, each with the ServicePort that it is for alone, and chains.
-    pub fn contents(&self) -> (Vec<OwnedElement<'_>>, impl Iterator<Item = &SharedChain>) {
-        let own = self.ports.iter().flat_map(|(name, port)| {
-            let own = port.elements(&self.options).own.into_iter();
-            own.map(move |(set, element)| (Some(name), set, element))
-        });
-        let shared = self.shared.iter().map(|shared| {
-            let (set, element) = shared.element();
-            (None, set, element)
-        });
-        (own.chain(shared).collect(), self.chains.iter())
-    }
-
-    /// The change is in force.
-    pub fn commit(&mut self, change: Change) {
-        for (name, port) in change.ports {
-            match port {
-                Some(port) => drop(self.ports.insert(name, port)),
-                None => drop(self.ports.remove(&name)),
-            }
-        }
-        self.shared.change(change.shared);
-        self.chains.change(change.chains);
-    }
-
-    /// Where clients may be sent again because they were sent there before.
-    pub fn routes_after(&self, change: &Change) -> Routes {
-        let mut routes = Routes::default();
-        let changed = change.ports.iter().filter_map(|(_, port)| port.as_ref());
-        for port in changed.filter(|port| port.has_affinity()) {
-            routes.add(&port.elements(&self.options));
-        }
-        routes
-    }
-}
-
 /// Returns what comes to be needed, or what no ServicePort needs any longer.
 fn turned<'a, K: Eq + Hash>(
     references: &References<K>,
@@ -258,6 +116,44 @@ fn turned<'a, K: Eq + Hash>(
 }
 
 impl Change {
+    /// Returns what is to be changed so that these ServicePorts are in force, or not any
+    /// more, where `applied` is.
+    pub fn new<'a>(
+        applied: &Applied,
+        ports: impl IntoIterator<Item = (&'a ServicePortName, Option<&'a Arc<ServicePort>>)>,
+    ) -> Change {
+        let mut change = Change::default();
+        for (name, port) in ports {
+            let before = applied.ports.get(name);
+            let after = port.map(|port| AppliedPort::new(port, before));
+            change.compare(before, after.as_ref(), &applied.options);
+            change.ports.push((name.clone(), after));
+        }
+        change
+    }
+
+    /// Adds to `applied` that this change is in force.
+    pub fn commit(self, applied: &mut Applied) {
+        for (name, port) in self.ports {
+            match port {
+                Some(port) => drop(applied.ports.insert(name, port)),
+                None => drop(applied.ports.remove(&name)),
+            }
+        }
+        applied.shared.change(self.shared);
+        applied.chains.change(self.chains);
+    }
+
+    /// Returns where clients may be sent again because they were sent there before.
+    pub fn routes(&self, options: &Options) -> Routes {
+        let mut routes = Routes::default();
+        let changed = self.ports.iter().filter_map(|(_, port)| port.as_ref());
+        for port in changed.filter(|port| port.has_affinity()) {
+            routes.add(&port.elements(options));
+        }
+        routes
+    }
+
     /// Returns true if nothing is to be done in the kernel.
     pub fn is_empty(&self) -> bool {
         let mut deltas = self.shared.values().chain(self.chains.values());

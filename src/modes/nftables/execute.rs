@@ -1,304 +1,50 @@
-//! The table of one family: what is in force, and bringing it in step.
+//! Runs a batch, and says whose elements the kernel refused.
 
 use std::collections::BTreeMap;
 
-use hashbrown::HashSet;
-use nix::errno::Errno;
-
-use super::{
-    Error, compare,
-    diff::{Applied, Batch, TABLE},
-    forget::Forgotten,
-    observe::observe,
-    plan::{Options, SetId, Sets, Slots, service_port},
-};
+use super::diff::Batch;
 use crate::{
-    kernel::nftables::{Element, Failure, Refused, Rules, Watcher},
-    modes::{Difference, SyncReport, contested::Repairs, state::FamilyState},
-    net::Family,
-    services::{Changes, ServiceMap, ServicePort, ServicePortName},
+    kernel::{
+        netlink::Error,
+        nftables::{Failure, Refused, Transaction},
+    },
+    services::ServicePortName,
 };
 
-/// So often a table is written anew where others change nf_tables meanwhile, or
-/// elements of it are refused.
-const ATTEMPTS: u32 = 20;
-
-/// What one sync did.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Done {
-    /// ServicePorts that were compared.
-    pub examined: usize,
+/// Why a batch is not in force.
+#[derive(Debug)]
+pub enum NotInForce {
+    /// Another process changed something since the generation that it was made for.
+    Changed(Error),
+    /// Nothing but elements of these ServicePorts was refused, each with its reason;
+    /// the first of all.
+    Elements(BTreeMap<ServicePortName, String>, Error),
+    /// Something was refused that is not, or not known to be, an element of a
+    /// ServicePort; the first of all.
+    Refused(Error),
+    /// It is not known whether it is in force.
+    Unknown(Error),
 }
 
-/// The table of one family.
-pub struct FamilyTable {
-    family: Family,
-    rules: Rules,
-    sets: Sets,
-    /// What is in force; `None`: that is not known, and the table is written anew.
-    applied: Option<Applied>,
-    state: FamilyState<()>,
-    /// Where clients must not be sent any more, although they were.
-    forgotten: Forgotten,
-    repairs: Repairs,
-}
-
-impl FamilyTable {
-    /// In the network namespace of the calling thread. Changes nothing.
-    ///
-    /// # Errors
-    /// When no netlink socket can be had.
-    pub fn open(family: Family) -> Result<FamilyTable, Error> {
-        Ok(FamilyTable {
-            family,
-            rules: Rules::open()?,
-            sets: Sets::new(family),
-            applied: None,
-            state: FamilyState::default(),
-            forgotten: Forgotten::default(),
-            repairs: Repairs::default(),
-        })
-    }
-
-    /// Returns the family of the table.
-    pub fn family(&self) -> Family {
-        self.family
-    }
-
-    /// The number by which notifications name its socket.
-    ///
-    /// # Errors
-    /// When the system does not say.
-    pub fn port(&self) -> Result<u32, Error> {
-        Ok(self.rules.port()?)
-    }
-
-    /// Returns the ServicePorts that are not in force as asked, with the reasons.
-    #[cfg(test)]
-    pub fn failed(&self) -> &BTreeMap<ServicePortName, String> {
-        self.state.failed()
-    }
-
-    /// Adds what is not in force to a report.
-    pub fn report(&self, report: &mut SyncReport) {
-        self.state.report(report);
-    }
-
-    /// The options that are in force.
-    pub fn options(&self) -> Option<&Options> {
-        self.applied.as_ref().map(Applied::options)
-    }
-
-    /// Another process changed the table: the next sync writes it anew.
-    pub fn externally_modified(&mut self) {
-        if self.applied.take().is_some() {
-            let repair =
-                format!("rules of table {TABLE} that another process had changed are written anew");
-            self.repairs.log(self.family, &repair);
-        }
-    }
-
-    /// Puts what `map` has of the family in force. `watcher` is that of the mode.
-    ///
-    /// # Errors
-    /// When nothing was put in force.
-    pub fn sync(
-        &mut self,
-        map: &ServiceMap,
-        changes: &Changes,
-        options: Options,
-        watcher: &Watcher,
-    ) -> Result<Done, Error> {
-        if self.options().is_some_and(|applied| *applied != options) {
-            self.applied = None;
-        }
-        let done = match self.applied.take() {
-            Some(applied) => self.step(applied, map, changes)?,
-            None => None,
+/// Runs `batch` by `run`.
+///
+/// # Errors
+/// When nothing of it is in force, or that is not known.
+pub fn execute(
+    batch: &Batch,
+    run: impl FnOnce(&Transaction) -> Result<(), Failure>,
+) -> Result<(), NotInForce> {
+    run(&batch.transaction).map_err(|failure| {
+        let kind = match &failure {
+            Failure::Changed => NotInForce::Changed,
+            Failure::Unknown(_) => NotInForce::Unknown,
+            Failure::Refused(refused) => match by_owner(batch, refused) {
+                Some(owners) => return NotInForce::Elements(owners, failure.first()),
+                None => NotInForce::Refused,
+            },
         };
-        let done = match done {
-            Some(done) => done,
-            None => self.rewrite(map, options, watcher)?,
-        };
-        self.forget();
-        Ok(done)
-    }
-
-    /// Returns the elements that are `port`'s own, with their sets.
-    pub fn elements(&self, port: &ServicePort, options: &Options) -> Vec<(SetId, Element)> {
-        let applied = self.applied.as_ref();
-        let slots = applied.and_then(|applied| applied.slots(&port.name));
-        let slots = slots.unwrap_or_else(|| Slots::new(port));
-        service_port(port, &slots, options).own
-    }
-
-    /// Compares the table with what it is to hold for `map`. Changes nothing.
-    ///
-    /// # Errors
-    /// When the table cannot be read.
-    pub fn compare(
-        &mut self,
-        map: &ServiceMap,
-        options: Options,
-    ) -> Result<Vec<Difference>, Error> {
-        let applied = self.applied.clone();
-        let applied = applied.filter(|applied| *applied.options() == options);
-        // Slots of endpoints follow from what was in force before.
-        let mut desired = applied.unwrap_or_else(|| Applied::new(options));
-        let ours = |name: &&ServicePortName| name.family == self.family;
-        let names: HashSet<_> = map.iter().map(|port| &port.name).filter(ours).collect();
-        let gone: Vec<_> = desired
-            .names()
-            .filter(|name| !names.contains(name))
-            .collect();
-        let ports = names.iter().copied().chain(gone);
-        let change = desired.change(ports.map(|name| (name, map.get(name))));
-        desired.commit(change);
-        let contents = self.rules.contents(self.family, TABLE)?;
-        Ok(compare::differences(&desired, &self.sets, contents))
-    }
-
-    /// Brings what changed in force; `None` if the table is not as it is thought
-    /// to be.
-    fn step(
-        &mut self,
-        mut applied: Applied,
-        map: &ServiceMap,
-        changes: &Changes,
-    ) -> Result<Option<Done>, Error> {
-        let mut names = self.dirty(&applied, map, changes);
-        let examined = names.len();
-        if changes.full || changes.retry {
-            self.state.retry_all();
-        }
-        for name in &names {
-            self.state.retry(name);
-        }
-        loop {
-            let ports = names.iter().map(|name| (name, map.get(name)));
-            let change = applied.change(ports);
-            if change.is_empty() {
-                applied.commit(change);
-                break;
-            }
-            let mut batch = change.batch(&applied, &self.sets);
-            match self.rules.run(&batch.transaction, None) {
-                Ok(()) => {
-                    self.forgotten.after(&mut batch.change);
-                    applied.commit(batch.change);
-                    break;
-                }
-                Err(Failure::Refused(refused)) => {
-                    let Some(named) = by_owner(&batch, &refused) else {
-                        let first = refused.first().map(|refused| refused.error.to_string());
-                        let why = first.unwrap_or_default();
-                        tracing::warn!("{}: {why}; the table is written anew", self.family);
-                        return Ok(None);
-                    };
-                    names.retain(|name| !named.contains_key(name));
-                    for (name, why) in named {
-                        self.state.fail(name, why);
-                    }
-                }
-                Err(failure) => return Err(failure.first().into()),
-            }
-        }
-        self.applied = Some(applied);
-        Ok(Some(Done { examined }))
-    }
-
-    /// The ServicePorts that may not be in force as they are to be.
-    fn dirty(
-        &self,
-        applied: &Applied,
-        map: &ServiceMap,
-        changes: &Changes,
-    ) -> HashSet<ServicePortName> {
-        let ours = |name: &&ServicePortName| name.family == self.family;
-        let mut names: HashSet<_> = changes.ports.iter().filter(ours).cloned().collect();
-        if changes.full {
-            let differs = |name: &&ServicePortName| applied.get(name) != map.get(name);
-            let there = map.iter().map(|port| &port.name).filter(ours);
-            let all = there.chain(applied.names());
-            names.extend(all.filter(differs).cloned());
-        }
-        if changes.full || changes.retry {
-            names.extend(self.state.failed().keys().cloned());
-        }
-        names
-    }
-
-    /// Writes the whole table: the new one is in force in the moment in which the
-    /// old one goes.
-    fn rewrite(
-        &mut self,
-        map: &ServiceMap,
-        options: Options,
-        watcher: &Watcher,
-    ) -> Result<Done, Error> {
-        self.state.retry_all();
-        let affinity = self.sets.get(SetId::Affinity).clone();
-        let mut outcome = Err(Error::Unstable);
-        for attempt in 0..ATTEMPTS {
-            let observed = match observe(&mut self.rules, self.family, &affinity) {
-                // The table went meanwhile.
-                Err(error) if error.errno() == Some(Errno::ENOENT) => continue,
-                observed => observed?,
-            };
-            let mut applied = Applied::new(options.clone());
-            let state = &self.state;
-            let ports = map
-                .iter()
-                .filter(|port| port.name.family == self.family && !state.has_failed(&port.name));
-            let change = applied.change(ports.map(|port| (&port.name, Some(port))));
-            let routes = applied.routes_after(&change);
-            let address = usize::from(self.family.bits() / 8);
-            let mut clients = observed.affinity;
-            clients.retain(|client| routes.contain(client, address));
-            let batch = Batch::whole(change, &applied, &self.sets, observed.exists, clients);
-            let (rules, generation) = (&mut self.rules, observed.generation);
-            // Where others change something all the time, it has to be known what.
-            let ran = if attempt == 0 {
-                watcher.run_unwatched(rules, &batch.transaction, generation)
-            } else {
-                rules.run(&batch.transaction, Some(generation))
-            };
-            match ran {
-                Ok(()) => {
-                    applied.commit(batch.change);
-                    let examined = applied.len();
-                    self.applied = Some(applied);
-                    self.forgotten.clear();
-                    self.state.applied();
-                    return Ok(Done { examined });
-                }
-                Err(Failure::Changed) => {}
-                Err(Failure::Refused(refused)) => {
-                    let Some(named) = by_owner(&batch, &refused) else {
-                        return Err(Failure::Refused(refused).first().into());
-                    };
-                    outcome = Err(Failure::Refused(refused).first().into());
-                    for (name, why) in named {
-                        self.state.fail(name, why);
-                    }
-                }
-                Err(failure) => return Err(failure.first().into()),
-            }
-        }
-        outcome
-    }
-
-    /// Deletes what is remembered of clients whose endpoints are gone, if that was
-    /// not done just now. What cannot be deleted is tried again.
-    pub fn forget(&mut self) {
-        let outcome = self
-            .forgotten
-            .delete(&mut self.rules, self.family, &self.sets);
-        if let Err(error) = outcome {
-            let why = format!("clients may be sent to endpoints that are gone: {error}");
-            self.state.leave_unfinished(why);
-        }
-    }
+        kind(failure.first())
+    })
 }
 
 /// Returns the ServicePorts whose elements were refused, with the reasons; `None`

@@ -10,7 +10,8 @@ use nix::errno::Errno;
 
 use super::{
     Error,
-    diff::{Change, Routes, TABLE},
+    applied::TABLE,
+    diff::{Change, Routes},
     plan::Sets,
 };
 use crate::{

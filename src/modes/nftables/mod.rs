@@ -7,11 +7,13 @@
 //! one transaction as well: what keeps out and what lets through are in force at
 //! the same moment.
 
+mod applied;
 pub mod cleanup;
 mod compare;
 mod diff;
 mod execute;
 mod explain;
+mod family;
 mod forget;
 mod observe;
 pub mod plan;
@@ -24,17 +26,13 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
+use self::family::ServedFamily;
 pub use self::{
-    diff::TABLE,
+    applied::TABLE,
     traffic::{Carried, Traffic},
 };
-use self::{
-    execute::FamilyTable,
-    plan::{Features, Options},
-};
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport,
-    explain::Explain, stale::StaleFlows, tcp_be_liberal, unsupported,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, explain::Explain,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -100,13 +98,6 @@ pub struct Nftables {
     next_check: Instant,
 }
 
-struct ServedFamily {
-    table: FamilyTable,
-    features: Features,
-    /// Stale flows that could not be deleted yet.
-    flows: StaleFlows,
-}
-
 impl Nftables {
     /// The mode on a `kernel` that was examined, for the families that it can
     /// serve; changes nothing yet.
@@ -114,13 +105,6 @@ impl Nftables {
     /// # Errors
     /// When the kernel's notifications cannot be had.
     pub fn new(setup: Setup, kernel: &Kernel) -> Result<Nftables, SyncError> {
-        let open = |family: Family| {
-            Ok::<_, Error>(ServedFamily {
-                table: FamilyTable::open(family)?,
-                features: Features::of(kernel, family),
-                flows: StaleFlows::default(),
-            })
-        };
         let able = |family: &Family| {
             let mut required = REQUIRED
                 .map(|part| Ability::Nftables(*family, part))
@@ -129,7 +113,7 @@ impl Nftables {
         };
         let (mut families, mut own) = (PerFamily::default(), Vec::new());
         for family in Family::ALL.into_iter().filter(able) {
-            let served = open(family)?;
+            let served = ServedFamily::open(kernel, family)?;
             own.push(served.table.port()?);
             *families.get_mut(family) = Some(served);
         }
@@ -165,49 +149,6 @@ impl Nftables {
             }
         }
         concerned
-    }
-}
-
-impl ServedFamily {
-    /// Returns what the table depends on beside ServicePorts.
-    fn options(&self, setup: &Setup, map: &ServiceMap, changes: &Changes) -> Options {
-        let mut options = Options::new(
-            &setup.configuration,
-            &setup.configured,
-            self.table.family(),
-            map,
-            &setup.node_ports.served(),
-            &setup.counted,
-            self.features,
-        );
-        let applied = self.table.options().map(|applied| applied.tcp_be_liberal);
-        options.tcp_be_liberal = tcp_be_liberal(options.tcp_be_liberal, applied, changes);
-        options
-    }
-
-    async fn sync(
-        &mut self,
-        setup: &Setup,
-        map: &ServiceMap,
-        changes: &Changes,
-        watcher: &Watcher,
-    ) -> Result<SyncReport, SyncError> {
-        let family = self.table.family();
-        let options = self.options(setup, map, changes);
-        let done = self.table.sync(map, changes, options, watcher)?;
-        self.flows
-            .clear(family, map, changes, &*setup.metrics)
-            .await;
-        let mut report = SyncReport {
-            examined: done.examined,
-            unfinished: self.flows.unfinished().into_iter().collect(),
-            unsupported: unsupported::of_changed(family, map, changes, |port| {
-                plan::unsupported(port, self.features)
-            }),
-            ..SyncReport::default()
-        };
-        self.table.report(&mut report);
-        Ok(report)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     net::Family,
 };
 
-use super::diff::TABLE;
+use super::applied::TABLE;
 
 /// A table as it was at one moment.
 #[derive(Debug)]

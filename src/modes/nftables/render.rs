@@ -3,7 +3,8 @@
 use std::fmt::{self, Write};
 
 use super::{
-    diff::{Applied, Batch},
+    applied::Applied,
+    diff::{Batch, Change},
     plan::{Options, Sets},
 };
 use crate::services::{ServiceMap, ServicePort};
@@ -18,7 +19,10 @@ pub fn render(map: &ServiceMap, options: &Options, text: &mut impl Write) -> fmt
     let name = |port: &ServicePort| port.name.clone();
     ports.sort_by_key(|port| name(port));
     let applied = Applied::new(options.clone());
-    let change = applied.change(ports.into_iter().map(|port| (&port.name, Some(port))));
+    let change = Change::new(
+        &applied,
+        ports.into_iter().map(|port| (&port.name, Some(port))),
+    );
     let sets = Sets::new(options.family);
     let batch = Batch::whole(change, &applied, &sets, false, Vec::new());
     write!(text, "{}", batch.transaction)

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::{
     super::{
-        diff::{Applied, Batch},
+        applied::Applied,
+        diff::{Batch, Change},
         plan::{Features, Options, Sets},
     },
     model::Model,
@@ -39,11 +40,11 @@ impl Table {
         let sets = Sets::new(options.family);
         let mut applied = Applied::new(options);
         let ports: Vec<Arc<ServicePort>> = ports.iter().cloned().map(Arc::new).collect();
-        let change = applied.change(ports.iter().map(|port| (&port.name, Some(port))));
+        let change = Change::new(&applied, ports.iter().map(|port| (&port.name, Some(port))));
         let batch = Batch::whole(change, &applied, &sets, false, Vec::new());
         let mut model = Model::default();
         model.run(&batch.transaction);
-        applied.commit(batch.change);
+        batch.change.commit(&mut applied);
         Table {
             applied,
             sets,
@@ -54,9 +55,9 @@ impl Table {
     /// Runs a change and returns it.
     fn step(&mut self, ports: &[(ServicePortName, Option<Arc<ServicePort>>)]) -> Transaction {
         let ports = ports.iter().map(|(name, port)| (name, port.as_ref()));
-        let batch = self.applied.change(ports).batch(&self.applied, &self.sets);
+        let batch = Change::new(&self.applied, ports).batch(&self.applied, &self.sets);
         self.model.run(&batch.transaction);
-        self.applied.commit(batch.change);
+        batch.change.commit(&mut self.applied);
         batch.transaction
     }
 
@@ -187,10 +188,10 @@ fn clients_are_forgotten_with_the_endpoints_that_go() {
     let mut forgotten = |port: Option<Arc<ServicePort>>| {
         let name = super::world::service(family, 1).name;
         let sets = Sets::new(family);
-        let change = applied.change([(&name, port.as_ref())]);
+        let change = Change::new(&applied, [(&name, port.as_ref())]);
         let batch = change.batch(&applied, &sets);
         let forgotten = batch.change.forgotten.clone();
-        applied.commit(batch.change);
+        batch.change.commit(&mut applied);
         forgotten
     };
     assert!(forgotten(Some(port(&[1, 3]))).is_empty());

@@ -7,8 +7,8 @@ use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use super::{
     super::{
         Error,
-        diff::TABLE,
-        execute::{Done, FamilyTable},
+        applied::TABLE,
+        family::{Done, FamilyTable},
         plan::{Options, SetId, Sets},
     },
     random,

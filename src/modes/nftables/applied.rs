@@ -1,0 +1,113 @@
+//! What is in force: the ServicePorts from which the contents of a table follow.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::plan::{
+    Options, ServiceElements, SetId, SharedChain, SharedElement, Slots, service_port,
+};
+use crate::{
+    kernel::nftables::Element,
+    modes::references::References,
+    services::{ServicePort, ServicePortName, SessionAffinity},
+};
+
+/// What Tripod calls its tables, one of each family.
+pub const TABLE: &str = "tripod";
+
+/// What a table holds, so to speak: the ServicePorts from which it follows.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    /// The options that it was made with.
+    pub options: Options,
+    /// The ServicePorts that are in force.
+    pub ports: HashMap<ServicePortName, AppliedPort>,
+    /// How many ServicePorts need each element that several may need.
+    pub shared: References<SharedElement>,
+    /// How many need each chain.
+    pub chains: References<SharedChain>,
+}
+
+/// An element of a set, and the ServicePort that it is for alone, if any.
+pub type OwnedElement<'a> = (Option<&'a ServicePortName>, SetId, Element);
+
+/// A ServicePort as it is in force.
+#[derive(Clone, Debug)]
+pub struct AppliedPort {
+    port: Arc<ServicePort>,
+    /// Where its endpoints are, if not where those of a new one would be.
+    slots: Option<Box<Slots>>,
+}
+
+impl AppliedPort {
+    /// Returns `port`, whose endpoints stay in the slots that they had `before`.
+    pub fn new(port: &Arc<ServicePort>, before: Option<&AppliedPort>) -> AppliedPort {
+        let slots = before.and_then(|before| {
+            let slots = Slots::after(port, &before.slots());
+            (slots != Slots::new(port)).then(|| Box::new(slots))
+        });
+        AppliedPort {
+            port: Arc::clone(port),
+            slots,
+        }
+    }
+
+    fn slots(&self) -> Slots {
+        match &self.slots {
+            Some(slots) => (**slots).clone(),
+            None => Slots::new(&self.port),
+        }
+    }
+
+    /// Returns what is to be in the table for it.
+    pub fn elements(&self, options: &Options) -> ServiceElements {
+        service_port(&self.port, &self.slots(), options)
+    }
+
+    /// Returns true if clients stay on their endpoints.
+    pub fn has_affinity(&self) -> bool {
+        self.port.session_affinity != SessionAffinity::None
+    }
+}
+
+impl Applied {
+    /// Returns one with nothing but the fixed part.
+    pub fn new(options: Options) -> Applied {
+        Applied {
+            options,
+            ports: HashMap::new(),
+            shared: References::default(),
+            chains: References::default(),
+        }
+    }
+
+    /// Returns the ServicePort as it is in force.
+    pub fn get(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
+        self.ports.get(name).map(|applied| &applied.port)
+    }
+
+    /// Returns where the endpoints of a ServicePort are that is in force.
+    pub fn slots(&self, name: &ServicePortName) -> Option<Slots> {
+        self.ports.get(name).map(AppliedPort::slots)
+    }
+
+    /// Returns the names of those in force.
+    pub fn names(&self) -> impl Iterator<Item = &ServicePortName> {
+        self.ports.keys()
+    }
+
+    /// Returns what is to be in the table, but for what does not depend on ServicePorts:
+    /// elements, each with the ServicePort that it is for alone, and chains.
+    pub fn contents(&self) -> (Vec<OwnedElement<'_>>, impl Iterator<Item = &SharedChain>) {
+        let own = self.ports.iter().flat_map(|(name, port)| {
+            let own = port.elements(&self.options).own.into_iter();
+            own.map(move |(set, element)| (Some(name), set, element))
+        });
+        let shared = self.shared.iter().map(|shared| {
+            let (set, element) = shared.element();
+            (None, set, element)
+        });
+        (own.chain(shared).collect(), self.chains.iter())
+    }
+}
