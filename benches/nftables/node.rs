@@ -114,7 +114,7 @@ impl Node {
 
     /// Removes the tables of nftables mode.
     pub fn clean(self) {
-        nftables::cleanup::clean(TABLE).expect("clean");
+        nftables::cleanup(TABLE).expect("clean");
     }
 }
 

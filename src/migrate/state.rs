@@ -44,7 +44,7 @@ pub struct Observed {
 /// Reads what is there; what cannot be read counts as absent. Virtual servers with
 /// addresses in `exclude` are other programs'.
 pub async fn observe(exclude: &[IpNet]) -> Observed {
-    let named = |name: &str| [nftables::cleanup::KUBE_PROXY, nftables::TABLE].contains(&name);
+    let named = |name: &str| [nftables::KUBE_PROXY, nftables::TABLE].contains(&name);
     let mut tables = Vec::new();
     if let Ok(mut rules) = Rules::open() {
         for family in Family::ALL {

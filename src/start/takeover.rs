@@ -249,7 +249,7 @@ fn has_successor(handover: Option<&Handover>) -> bool {
 pub(super) async fn cleanup_all(exclude: &[IpNet]) -> Done {
     let mut failed = Vec::new();
     for state in StaleState::ALL {
-        if let Err(error) = state.clean(None, exclude).await {
+        if let Err(error) = state.cleanup(None, exclude).await {
             failed.push(format!("{state}: {error}"));
         }
     }

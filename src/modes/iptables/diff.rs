@@ -62,7 +62,7 @@ pub fn change<'a>(
         examined += 1;
         let rules = |port: Option<Arc<ServicePort>>| {
             port.map_or_else(OwnerRules::default, |port| {
-                plan::service_port(&port, &applied.options)
+                plan::plan(&port, &applied.options)
             })
         };
         let (before, after) = (rules(old), rules(new.clone()));
@@ -140,7 +140,7 @@ impl<'a> Full<'a> {
         let mut common = std::mem::take(&mut self.fixed);
         let mut ports = Vec::new();
         for port in self.ports() {
-            let rules = plan::service_port(port, &self.applied.options);
+            let rules = plan::plan(port, &self.applied.options);
             self.applied.rules += RuleCount::of(&rules);
             let tables = [Table::Filter, Table::Mangle];
             let ops = missing(&rules, &tables, &mut self.comparison);
@@ -164,7 +164,7 @@ impl<'a> Full<'a> {
 
     /// Returns the steps of `port` in table nat, if it takes some.
     pub fn carrying(&mut self, port: &ServicePort) -> Option<PortSteps> {
-        let rules = plan::service_port(port, &self.applied.options);
+        let rules = plan::plan(port, &self.applied.options);
         let ops = missing(&rules, &[Table::Nat], &mut self.comparison);
         (!ops.is_empty()).then(|| Group::of(port.name.clone(), ops))
     }

@@ -49,7 +49,7 @@ impl FamilyRules {
     /// Returns the chains and rules of `port`.
     fn objects(&mut self, setup: &Setup, map: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let options = self.options(setup, map, &Changes::default());
-        let rules = plan::service_port(port, &options);
+        let rules = plan::plan(port, &options);
         let entries = rules.entries.iter().map(|entry| {
             let words = entry.rule.words(self.family);
             comparison::rule(entry.table, &entry.chain, words)

@@ -56,7 +56,7 @@ pub fn render(map: &ServiceMap, options: &Options, out: &mut impl Write) -> fmt:
     );
     let mut reached = HashSet::new();
     for port in ports {
-        let rules = plan::service_port(port, options);
+        let rules = plan::plan(port, options);
         for Chain { table, name, rules } in rules.chains {
             ops.push(declared(table, &name));
             ops.extend(

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::plan::{
-    Options, ServiceElements, SetId, SharedChain, SharedElement, Slots, service_port,
-};
+use super::plan::{Options, ServiceElements, SetId, SharedChain, SharedElement, Slots, plan};
 use crate::{
     kernel::nftables::Element,
     modes::references::References,
@@ -62,7 +60,7 @@ impl AppliedPort {
 
     /// Returns what is to be in the table for it.
     pub fn elements(&self, options: &Options) -> ServiceElements {
-        service_port(&self.port, &self.slots(), options)
+        plan(&self.port, &self.slots(), options)
     }
 
     /// Returns true if clients stay on their endpoints.

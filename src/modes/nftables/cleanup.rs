@@ -26,7 +26,7 @@ fn find(table: &str) -> Result<Option<(Rules, Vec<Family>)>, Error> {
     Ok(Some((rules, found)))
 }
 
-/// Returns whether there are any.
+/// Returns whether a family has a table of that name.
 pub fn is_there(table: &str) -> bool {
     matches!(find(table), Ok(Some((_, families))) if !families.is_empty())
 }
@@ -44,7 +44,7 @@ fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
 ///
 /// # Errors
 /// When one could not be removed; the other is removed all the same.
-pub fn clean(table: &str) -> Result<(), Error> {
+pub fn cleanup(table: &str) -> Result<(), Error> {
     let mut outcome = Ok(());
     let Some((mut rules, families)) = find(table)? else {
         return Ok(());

@@ -11,7 +11,7 @@ use super::{
     execute::{NotInForce, execute},
     forget::Forgotten,
     observe::observe,
-    plan::{self, Features, Options, SetId, Sets, Slots, service_port},
+    plan::{self, Features, Options, SetId, Sets, Slots},
 };
 use crate::{
     kernel::{
@@ -204,7 +204,7 @@ impl FamilyTable {
         let applied = self.applied.as_ref();
         let slots = applied.and_then(|applied| applied.slots(&port.name));
         let slots = slots.unwrap_or_else(|| Slots::new(port));
-        service_port(port, &slots, options).own
+        plan::plan(port, &slots, options).own
     }
 
     /// Compares the table with what it is to hold for `map`. Changes nothing.

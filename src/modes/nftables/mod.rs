@@ -8,7 +8,7 @@
 //! the same moment.
 
 mod applied;
-pub mod cleanup;
+mod cleanup;
 mod compare;
 mod diff;
 mod execute;
@@ -29,6 +29,7 @@ use tokio::time::{Instant, sleep_until};
 use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
+    cleanup::{KUBE_PROXY, cleanup, is_there, retire},
     traffic::{Carried, Traffic},
 };
 use super::{

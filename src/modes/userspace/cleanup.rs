@@ -31,6 +31,6 @@ pub async fn cleanup_except(preserved: &Preserved, redirected: &[Family]) -> Res
 
 /// Returns whether anything captures in any family by rules that are not
 /// `preserved`, or by routes in the families that are `routed`.
-pub async fn is_present(preserved: &Preserved, routed: &[Family]) -> bool {
-    Redirect::is_present(preserved).await || Local::is_present(routed)
+pub async fn is_there(preserved: &Preserved, routed: &[Family]) -> bool {
+    Redirect::is_there(preserved).await || Local::is_there(routed)
 }

@@ -35,7 +35,7 @@ pub use self::assignments::read_anything;
 pub use self::{
     assignments::{Assignments, MOST_RECORDS},
     capture::Capture,
-    cleanup::{cleanup, cleanup_except, is_present},
+    cleanup::{cleanup, cleanup_except, is_there},
     handover::{Handover, Predecessor, Successor},
     loads::{EndpointLoad, Loads},
     node_port_relay::{NodePortRelay, RelayMetrics, relayed},

@@ -120,7 +120,7 @@ pub(super) fn pass(work: &Work, waited: Duration) -> Option<Passed> {
                     Err(error) => tracing::debug!("connections of {state}: {error}"),
                 }
             }
-            if let Err(error) = state.clean(Some(&work.running), &work.exclude).await {
+            if let Err(error) = state.cleanup(Some(&work.running), &work.exclude).await {
                 tracing::warn!("what {state} left is not all gone: {error}");
                 passed.failed.push(state);
             }

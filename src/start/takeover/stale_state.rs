@@ -11,11 +11,7 @@ use crate::{
         netlink::{Protocol, Socket},
         xtables::{Engine, remove::Preserved},
     },
-    modes::{
-        SyncError, iptables, ipvs,
-        nftables::{self, cleanup},
-        userspace,
-    },
+    modes::{SyncError, iptables, ipvs, nftables, userspace},
     net::{Family, ModeName},
 };
 
@@ -61,10 +57,10 @@ impl StaleState {
             StaleState::Of(ModeName::Nftables)
                 if !running.is(ModeName::Nftables) && !bare.is_empty() =>
             {
-                cleanup::retire(nftables::TABLE, &bare).map_err(|error| words(&error))?
+                nftables::retire(nftables::TABLE, &bare).map_err(|error| words(&error))?
             }
             StaleState::Nftables if !bare.is_empty() => {
-                cleanup::retire(cleanup::KUBE_PROXY, &bare).map_err(|error| words(&error))?
+                nftables::retire(nftables::KUBE_PROXY, &bare).map_err(|error| words(&error))?
             }
             _ => Vec::new(),
         };
@@ -85,7 +81,7 @@ impl StaleState {
                 let preserved = running.preserved(mode);
                 match mode {
                     ModeName::Ipvs => !running.is(mode) && ipvs::is_there(&preserved).await,
-                    ModeName::Nftables => !running.is(mode) && cleanup::is_there(nftables::TABLE),
+                    ModeName::Nftables => !running.is(mode) && nftables::is_there(nftables::TABLE),
                     ModeName::Iptables => iptables::is_there(&preserved).await,
                     ModeName::Userspace => {
                         let routed = if running.is(mode) {
@@ -93,11 +89,11 @@ impl StaleState {
                         } else {
                             Family::ALL.to_vec()
                         };
-                        userspace::is_present(&preserved, &routed).await
+                        userspace::is_there(&preserved, &routed).await
                     }
                 }
             }
-            StaleState::Nftables => cleanup::is_there(cleanup::KUBE_PROXY),
+            StaleState::Nftables => nftables::is_there(nftables::KUBE_PROXY),
         }
     }
 
@@ -105,18 +101,18 @@ impl StaleState {
     ///
     /// # Errors
     /// When something could not be removed; the error is in words.
-    pub(super) async fn clean(
+    pub(super) async fn cleanup(
         self,
         running: Option<&Running>,
         exclude: &[IpNet],
     ) -> Result<(), String> {
         match self {
             StaleState::Of(mode) => {
-                let cleaned = clean(mode, running, exclude).await;
+                let cleaned = cleanup(mode, running, exclude).await;
                 cleaned.map_err(|error| error.to_string())
             }
             StaleState::Nftables => {
-                cleanup::clean(cleanup::KUBE_PROXY).map_err(|error| error.to_string())
+                nftables::cleanup(nftables::KUBE_PROXY).map_err(|error| error.to_string())
             }
         }
     }
@@ -172,7 +168,7 @@ impl Running {
     }
 }
 
-async fn clean(
+async fn cleanup(
     mode: ModeName,
     running: Option<&Running>,
     exclude: &[IpNet],
@@ -182,7 +178,9 @@ async fn clean(
     let redirected = running.map_or_else(Vec::new, Running::with_rules);
     match mode {
         ModeName::Nftables if runs => Ok(()),
-        ModeName::Nftables => Ok(cleanup::clean(nftables::TABLE).map_err(nftables::Error::from)?),
+        ModeName::Nftables => {
+            Ok(nftables::cleanup(nftables::TABLE).map_err(nftables::Error::from)?)
+        }
         ModeName::Userspace if runs => {
             Ok(userspace::cleanup_except(&preserved, &redirected).await?)
         }

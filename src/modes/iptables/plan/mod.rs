@@ -3,7 +3,7 @@
 //!
 //! Pure: nothing here reads the kernel or remembers anything. A ServicePort's
 //! rules depend on it and on the [`Options`] alone, never on other Services,
-//! so a change concerns what [`service_port`] gives for the ports that changed.
+//! so a change concerns what [`plan`](plan()) gives for the ports that changed.
 //!
 //! Three kinds of things come out:
 //! - chains of a ServicePort's own, which are written whole;
@@ -25,7 +25,7 @@ pub use self::{
     fixed::{Fixed, fixed, loopback_guard},
     lost::{LOST, NEEDED},
     options::{Dispatch, DispatchChoice, Options, is_large_cluster},
-    service::{endpoint_chains, is_possible, service_port},
+    service::{endpoint_chains, is_possible, plan},
 };
 pub use crate::modes::detect_local::DetectLocal;
 

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Returns the rules of one ServicePort of the options' family.
-pub fn service_port(port: &ServicePort, options: &Options) -> OwnerRules {
+pub fn plan(port: &ServicePort, options: &Options) -> OwnerRules {
     if !is_possible(port, &options.features) {
         return OwnerRules::default();
     }

@@ -27,7 +27,7 @@ pub use self::{
     fixed::{Fixed, fixed},
     frontend::Counter,
     options::{Features, Options},
-    service::{ServiceElements, SharedElement, service_port},
+    service::{ServiceElements, SharedElement, plan},
     sets::{SetId, Sets},
     slots::{Slots, Taken},
     unsupported::unsupported,

@@ -56,9 +56,9 @@ pub struct ServiceElements {
     pub chains: Vec<SharedChain>,
 }
 
-/// What a ServicePort of the options' family needs, whose endpoints have these
+/// Returns what a ServicePort of the options' family needs, whose endpoints have these
 /// slots.
-pub fn service_port(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElements {
+pub fn plan(port: &ServicePort, slots: &Slots, options: &Options) -> ServiceElements {
     let all = &port.endpoints;
     let mut plan = Plan {
         port,

@@ -157,7 +157,7 @@ impl ReturnPath {
             Purpose::ShowClients => {}
             Purpose::Nothing => return Vec::new(),
             Purpose::RemoveStale => {
-                if is_present().is_ok_and(|present| !present) || cleanup().await.is_ok() {
+                if is_there().is_ok_and(|present| !present) || cleanup().await.is_ok() {
                     self.purpose = Purpose::Nothing;
                 }
                 return Vec::new();
@@ -260,7 +260,7 @@ async fn mark_answers(xtables: &Xtables) -> Result<(), xtables::Error> {
 
 /// Returns whether a process installed something. The routing rule comes first and
 /// goes last.
-fn is_present() -> Result<bool, Error> {
+fn is_there() -> Result<bool, Error> {
     let mut socket = Socket::open(Protocol::Route)?;
     for family in Family::ALL {
         if rules::list(&mut socket, family)?.contains(&rule(family)) {

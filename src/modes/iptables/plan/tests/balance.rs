@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     kernel::{extension::Extension, xtables::features::Features},
-    modes::iptables::plan::{Options, service_port},
+    modes::iptables::plan::{Options, plan},
     net::Family,
     services::{ServicePort, SessionAffinity},
 };
@@ -160,7 +160,7 @@ fn by_source_address_a_client_stays_and_each_has_nearly_its_share() {
 fn with_recent_a_client_returns_to_its_endpoint() {
     let port = sticky(weighted(&[1, 1, 1]));
     let rules = Ruleset::new([&port], &options());
-    let planned = service_port(&port, &options());
+    let planned = plan(&port, &options());
     for (at, endpoint) in port.endpoints.all.iter().enumerate() {
         let chain = &planned.chains[at].name;
         let packet = Packet {
@@ -187,7 +187,7 @@ fn endpoints_are_in_the_order_of_kube_proxy() {
         ]),
         ..service("web")
     };
-    let rules = service_port(&port, &options());
+    let rules = plan(&port, &options());
     let comments: Vec<String> = rules
         .chains
         .iter()

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     kernel::xtables::desired::Entry,
-    modes::iptables::plan::{Dispatch, DispatchChoice, Options, service_port},
+    modes::iptables::plan::{Dispatch, DispatchChoice, Options, plan},
     net::{Family, Protocol},
     services::{ServicePort, TrafficPolicy},
 };
@@ -106,8 +106,8 @@ proptest! {
 
     #[test]
     fn a_port_has_the_same_chains_and_few_steps_each_to_be_reached(port in any_port(7)) {
-        let linear = service_port(&port, &options());
-        let indexed = service_port(&port, &indexed());
+        let linear = plan(&port, &options());
+        let indexed = plan(&port, &indexed());
         prop_assert!(linear.steps.is_empty());
         prop_assert_eq!(&linear.chains, &indexed.chains);
         let rules = |of: &[Entry]| -> Vec<_> {

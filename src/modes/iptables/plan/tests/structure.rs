@@ -17,7 +17,7 @@ use crate::{
             rule::{Match, Rule, Table, Target},
         },
     },
-    modes::iptables::plan::{Dispatch, Options, fixed, names, service_port},
+    modes::iptables::plan::{Dispatch, Options, fixed, names, plan},
     net::{Family, Protocol},
     services::{ServicePort, TrafficPolicy},
 };
@@ -147,7 +147,7 @@ fn chains_come_before_those_that_jump_to_them() {
         },
     ] {
         let mut known: HashSet<(Table, String)> = HashSet::new();
-        let own = service_port(&busy(), &super::world::options()).chains;
+        let own = plan(&busy(), &super::world::options()).chains;
         let fixed = fixed(&options).rules.chains.into_iter();
         let fixed = fixed.map(|chain| {
             let rules = chain.contents.rules().to_vec();
@@ -176,7 +176,7 @@ fn ports_and_protocols_have_chains_of_their_own() {
             let mut port = busy();
             port.name.port = name.into();
             port.name.protocol = protocol;
-            for chain in service_port(&port, &options()).chains {
+            for chain in plan(&port, &options()).chains {
                 assert!(seen.insert(chain.name.clone()), "{}", chain.name);
             }
         }
@@ -189,7 +189,7 @@ fn a_large_cluster_goes_without_the_comments_that_are_many() {
         large_cluster: true,
         ..options()
     };
-    for chain in service_port(&busy(), &large).chains {
+    for chain in plan(&busy(), &large).chains {
         let many = ["KUBE-SEP-", "KUBE-SVL-"];
         if many.iter().any(|prefix| chain.name.starts_with(prefix)) {
             for rule in &chain.rules {

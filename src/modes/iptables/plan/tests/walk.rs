@@ -116,7 +116,7 @@ impl Ruleset {
         }
         let mut reached = HashSet::new();
         for port in ports {
-            let rules = plan::service_port(port, options);
+            let rules = plan::plan(port, options);
             for chain in rules.chains {
                 let before = set.chains.insert((chain.table, chain.name), chain.rules);
                 assert_eq!(before, None, "one chain twice");

@@ -91,7 +91,7 @@ impl Local {
 
     /// Returns whether anything of it is there in these families; what cannot be
     /// observed has nothing.
-    pub fn is_present(families: &[Family]) -> bool {
+    pub fn is_there(families: &[Family]) -> bool {
         let found = Socket::open(Protocol::Route).map(|mut socket| {
             families.iter().any(|family| {
                 let observed = observe::installed(&mut socket, *family);

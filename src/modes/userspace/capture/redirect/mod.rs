@@ -125,7 +125,7 @@ impl Redirect {
     }
 
     /// Returns whether there are rules in some family, other than what is `preserved`.
-    pub async fn is_present(preserved: &Preserved) -> bool {
+    pub async fn is_there(preserved: &Preserved) -> bool {
         OWNED.is_there(preserved).await
     }
 
