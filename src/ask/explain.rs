@@ -58,7 +58,7 @@ fn tone(explanation: &Explanation) -> Tone {
     match &*explanation.verdict {
         "forwarded" => Tone::Good,
         "refused" | "dropped" => Tone::Bad,
-        _ => Tone::Doubtful,
+        _ => Tone::Warning,
     }
 }
 

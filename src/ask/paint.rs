@@ -13,7 +13,7 @@ pub(super) enum Paint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Good,
-    Doubtful,
+    Warning,
     Bad,
 }
 
@@ -33,7 +33,7 @@ impl Paint {
     pub(super) fn paint(self, tone: Tone, text: &str) -> String {
         let colour = match tone {
             Tone::Good => 32,
-            Tone::Doubtful => 33,
+            Tone::Warning => 33,
             Tone::Bad => 31,
         };
         match self {

@@ -188,10 +188,10 @@ fn remarks(port: &ServicePort, detail: Detail) -> Vec<(Tone, String)> {
     }
     for unsupported in &port.unsupported {
         let text = format!("{} is not honoured: {}", unsupported.what, unsupported.why);
-        remarks.push((Tone::Doubtful, text));
+        remarks.push((Tone::Warning, text));
     }
     let conflicts = port.conflicts.iter();
-    remarks.extend(conflicts.map(|conflict| (Tone::Doubtful, conflict.clone())));
+    remarks.extend(conflicts.map(|conflict| (Tone::Warning, conflict.clone())));
     if detail == Detail::Wide && !port.source_ranges.is_empty() {
         let ranges = port.source_ranges.join(", ");
         remarks.push((Tone::Good, format!("load balancer for {ranges} alone")));
@@ -221,7 +221,7 @@ fn endpoint_line(endpoint: &Endpoint, detail: Detail) -> Option<(Tone, String)> 
     let tone = if endpoint.in_use {
         Tone::Good
     } else {
-        Tone::Doubtful
+        Tone::Warning
     };
     Some((tone, line))
 }

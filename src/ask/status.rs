@@ -46,8 +46,8 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
         format!("Tripod {version} on node {node} is {health} (process {pid}, started {started})\n");
     sections.toned("why", Tone::Bad, &status.problems);
     sections.plain("mode", vec![status.mode.name.clone()]);
-    sections.toned("no better one", Tone::Doubtful, &status.mode.passed_over);
-    sections.toned("without", Tone::Doubtful, &status.mode.lost);
+    sections.toned("no better one", Tone::Warning, &status.mode.passed_over);
+    sections.toned("without", Tone::Warning, &status.mode.lost);
     let objects = &status.objects;
     let mut lines = vec![objects.source.clone()];
     let kinds = objects.kinds.iter();
@@ -73,12 +73,12 @@ pub(super) fn table(status: &Status, detail: Detail, paint: Paint) -> String {
         let (service, what) = (&unsupported.service, &unsupported.what);
         format!("{service} {what}: {}", unsupported.why)
     });
-    sections.toned("unsupported", Tone::Doubtful, &unsupported);
+    sections.toned("unsupported", Tone::Warning, &unsupported);
     let conflicts = shown(&status.conflicts, detail, |conflict| {
         let (port, protocol) = (&conflict.service_port, &conflict.protocol);
         format!("{port} {protocol}: {}", conflict.why)
     });
-    sections.toned("conflicts", Tone::Doubtful, &conflicts);
+    sections.toned("conflicts", Tone::Warning, &conflicts);
     sections.text
 }
 

@@ -24,8 +24,8 @@ const KNOWN: Duration = Duration::from_mins(2);
 const ALLOWED: Duration = Duration::from_mins(5);
 const REFUSED: Duration = Duration::from_secs(30);
 
-/// Answers of each kind that are kept. Those that refuse are apart: what strangers send
-/// displaces nothing of those who may.
+/// Answers of each kind that are kept. Those that refuse are apart: what is sent
+/// without a valid token displaces nothing of those who may.
 const MOST: usize = 256;
 
 /// Questions that are under way at once.
@@ -48,7 +48,7 @@ struct Shared {
     runtime: Handle,
     turns: Arc<Semaphore>,
     users: Mutex<Cache<Arc<User>>>,
-    strangers: Mutex<Cache<()>>,
+    unauthenticated: Mutex<Cache<()>>,
     allowed: Mutex<Cache<()>>,
     refused: Mutex<Cache<()>>,
     logged: Mutex<LogOnce>,
@@ -86,7 +86,7 @@ impl Authorizer {
             runtime: Handle::current(),
             turns: Arc::new(Semaphore::new(AT_ONCE)),
             users: Mutex::new(Cache::new(MOST, KNOWN)),
-            strangers: Mutex::new(Cache::new(MOST, REFUSED)),
+            unauthenticated: Mutex::new(Cache::new(MOST, REFUSED)),
             allowed: Mutex::new(Cache::new(MOST, ALLOWED)),
             refused: Mutex::new(Cache::new(MOST, REFUSED)),
             logged: Mutex::default(),
@@ -121,15 +121,15 @@ impl Authorizer {
         let shared = Arc::clone(&self.0);
         let known = move || {
             let user = shared.users.lock().get(&key);
-            let stranger = || shared.strangers.lock().get(&key).map(|()| None);
-            user.map(Some).or_else(stranger)
+            let unauthenticated = || shared.unauthenticated.lock().get(&key).map(|()| None);
+            user.map(Some).or_else(unauthenticated)
         };
         let (shared, token) = (Arc::clone(&self.0), token.to_owned());
         let ask = async move {
             let user = review::user(&shared.access, token).await?.map(Arc::new);
             match &user {
                 Some(user) => shared.users.lock().put(key, Arc::clone(user)),
-                None => shared.strangers.lock().put(key, ()),
+                None => shared.unauthenticated.lock().put(key, ()),
             }
             Ok(user)
         };

@@ -41,7 +41,7 @@ impl Server {
         let (count, status) = match path.as_str() {
             "/apis/authentication.k8s.io/v1/tokenreviews" => {
                 let token = spec["token"].as_str().unwrap();
-                let known = !token.starts_with("stranger");
+                let known = !token.starts_with("unknown");
                 let user = known.then(|| json!({"username": token, "groups": ["all"]}));
                 let status = json!({"authenticated": known, "user": user});
                 (&self.token_reviews, status)
@@ -102,7 +102,7 @@ async fn the_api_server_says_who_may() {
         assert_eq!(refused, Err(Refusal::Unknown));
     }
     assert_eq!(server.asked(), (0, 0), "without a token nothing is asked");
-    assert_eq!(read(&authorizer, "stranger").await, Err(Refusal::Unknown));
+    assert_eq!(read(&authorizer, "unknown").await, Err(Refusal::Unknown));
     assert_eq!(read(&authorizer, "reader").await, Ok(()));
     for (token, verb, path) in [
         ("other", "get", "/metrics"),
@@ -124,12 +124,12 @@ async fn answers_count_for_a_bounded_time() {
     for _ in 0..5 {
         let _ = read(&authorizer, "reader").await;
         let _ = read(&authorizer, "other").await;
-        let _ = read(&authorizer, "stranger").await;
+        let _ = read(&authorizer, "unknown").await;
     }
     assert_eq!(server.asked(), (3, 2));
     advance(REFUSED).await;
     let _ = read(&authorizer, "other").await;
-    let _ = read(&authorizer, "stranger").await;
+    let _ = read(&authorizer, "unknown").await;
     let _ = read(&authorizer, "reader").await;
     assert_eq!(server.asked(), (4, 3), "refusals ended");
     advance(KNOWN - REFUSED).await;
@@ -182,21 +182,21 @@ async fn questions_are_bounded_and_asked_once() {
     let (tokens, rights) = server.asked();
     assert!(tokens <= most && rights <= most, "{tokens} {rights}");
     let before = tokens;
-    for task in many(|n| format!("stranger-{n}")) {
+    for task in many(|n| format!("unknown-{n}")) {
         assert_eq!(task.await.unwrap(), Err(Refusal::Unknown));
     }
     assert_eq!(server.asked().0, before + 40);
     assert_eq!(server.most_at_once.load(SeqCst), most);
 }
 
-/// Strangers keep neither Services from being followed nor the API server busy.
+/// Unauthenticated clients keep neither Services from being followed nor the API server busy.
 #[tokio::test(start_paused = true)]
 async fn questions_have_a_rate_of_their_own() {
     let (_, authorizer) = authorizer();
     let begun = tokio::time::Instant::now();
     let tasks = (0..BURST + 100).map(|n| {
         let authorizer = Arc::clone(&authorizer);
-        tokio::spawn(async move { read(&authorizer, &format!("stranger-{n}")).await })
+        tokio::spawn(async move { read(&authorizer, &format!("unknown-{n}")).await })
     });
     for task in tasks.collect::<Vec<_>>() {
         assert_eq!(task.await.unwrap(), Err(Refusal::Unknown));

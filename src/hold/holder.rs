@@ -72,9 +72,9 @@ pub async fn hold(path: &Path) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// A socket that is kept.
+/// A socket that is held.
 #[derive(Debug)]
-struct Kept {
+struct HeldSocket {
     claim: Claim,
     socket: OwnedFd,
 }
@@ -82,8 +82,8 @@ struct Kept {
 /// What a proxy is given.
 #[derive(Debug)]
 enum Offer {
-    Socket(Kept),
-    /// What a proxy before noted.
+    Socket(HeldSocket),
+    /// What a proxy before recorded.
     Note(Vec<u8>),
     /// That was all there is now.
     All,
@@ -93,8 +93,8 @@ enum Offer {
 #[derive(Debug, Default)]
 struct Pool {
     /// Sockets that no proxy serves.
-    unserved: Vec<Kept>,
-    /// What the proxy noted that was the last to note something.
+    unserved: Vec<HeldSocket>,
+    /// What the proxy recorded that was the last to record something.
     notes: Vec<Vec<u8>>,
     /// The proxies that are connected, in the order in which they came.
     proxies: BTreeMap<u64, UnboundedSender<Offer>>,
@@ -119,18 +119,18 @@ impl Pool {
 
     /// Offers a socket that is served no more to the proxy that came last, or keeps it
     /// for the next one. One that the proxy has closed goes.
-    fn add(&mut self, kept: Kept) {
-        if !kept.claim.holds_of(&kept.socket) {
+    fn add(&mut self, held: HeldSocket) {
+        if !held.claim.holds_of(&held.socket) {
             return;
         }
         let Some(last) = self.proxies.values().next_back() else {
-            self.unserved.push(kept);
+            self.unserved.push(held);
             return;
         };
-        if let Err(refused) = last.send(Offer::Socket(kept))
-            && let Offer::Socket(kept) = refused.0
+        if let Err(refused) = last.send(Offer::Socket(held))
+            && let Offer::Socket(held) = refused.0
         {
-            self.unserved.push(kept);
+            self.unserved.push(held);
         }
     }
 }
@@ -141,7 +141,7 @@ struct Session {
     pool: Arc<Mutex<Pool>>,
     number: u64,
     offers: UnboundedReceiver<Offer>,
-    sockets: HashMap<u64, Kept>,
+    sockets: HashMap<u64, HeldSocket>,
     notes: Vec<Vec<u8>>,
     next_given: u64,
 }
@@ -178,7 +178,7 @@ impl Session {
                     tracing::warn!("a socket is not held: it is not at {}", claim.address);
                     return Ok(None);
                 }
-                self.sockets.insert(number, Kept { claim, socket });
+                self.sockets.insert(number, HeldSocket { claim, socket });
                 Ok(Some(Message::Held(number)))
             }
             Some(Message::Release(number)) => {
@@ -198,11 +198,11 @@ impl Session {
     /// Keeps what is offered under a number of this connection. Returns what is sent.
     fn give(&mut self, offer: Offer) -> Message {
         match offer {
-            Offer::Socket(kept) => {
+            Offer::Socket(held) => {
                 let number = self.next_given;
                 self.next_given += 1;
-                let message = Message::Give(number, kept.claim.clone());
-                self.sockets.insert(number, kept);
+                let message = Message::Give(number, held.claim.clone());
+                self.sockets.insert(number, held);
                 message
             }
             Offer::Note(note) => Message::Note(note),
@@ -218,12 +218,12 @@ impl Drop for Session {
         if !self.notes.is_empty() {
             pool.notes = mem::take(&mut self.notes);
         }
-        for (_, kept) in self.sockets.drain() {
-            pool.add(kept);
+        for (_, held) in self.sockets.drain() {
+            pool.add(held);
         }
         while let Ok(offer) = self.offers.try_recv() {
-            if let Offer::Socket(kept) = offer {
-                pool.add(kept);
+            if let Offer::Socket(held) = offer {
+                pool.add(held);
             }
         }
         let (sockets, proxies) = (pool.unserved.len(), pool.proxies.len());
@@ -268,7 +268,7 @@ async fn exchange(channel: &Channel, buffer: &mut [u8], session: &mut Session) -
                 Message::Give(number, _) => session.sockets.get(number),
                 _ => None,
             };
-            let descriptor = descriptor.map(|kept| kept.socket.as_fd());
+            let descriptor = descriptor.map(|held| held.socket.as_fd());
             channel.send(&Message::encode(message), descriptor).await
         };
         tokio::select! {

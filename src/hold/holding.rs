@@ -67,7 +67,7 @@ struct Table {
     connection: u64,
     connected: bool,
     given: Vec<Given>,
-    /// What the process before noted.
+    /// What the process before recorded.
     notes: Vec<Vec<u8>>,
 }
 
@@ -167,7 +167,7 @@ impl Holding {
         state.queued.send_replace(());
     }
 
-    /// Returns what the process before this one noted, once.
+    /// Returns what the process before this one recorded, once.
     pub fn take_notes(&self) -> Vec<Vec<u8>> {
         let state = self.0.as_ref();
         state.map_or_else(Vec::new, |state| mem::take(&mut state.table.lock().notes))

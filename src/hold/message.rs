@@ -6,14 +6,14 @@
 //!                                      ◄──   Hello: its version
 //!                                      ◄──   Give: a socket that no process serves,
 //!                                            for each of them
-//!                                      ◄──   Note: what the proxy before it noted
+//!                                      ◄──   Note: what the proxy before it recorded
 //!                                      ◄──   All
 //! Hold: a socket that it has opened    ──►
 //!                                      ◄──   Held
 //! Release: of one that was held, or    ──►
 //!          given
 //! Note: for the next proxy, in place   ──►
-//!       of what the one before noted
+//!       of what the one before recorded
 //! ```
 //!
 //! A number names a socket on one connection; the proxy chooses those of what it has

@@ -145,24 +145,27 @@ fn userspace(was: ModeName, rows: &mut Rows) {
 
 /// Ports of a cluster IP that its Service does not name.
 fn other_ports(was: ModeName, mode: ModeName, rows: &mut Rows) {
-    let refused = |mode| matches!(mode, ModeName::Ipvs | ModeName::Nftables);
-    let words = |refuses| match refuses {
-        true => "refuses calls",
-        false => "forwards packets to the router, so that callers wait",
+    let refuses = |mode| matches!(mode, ModeName::Ipvs | ModeName::Nftables);
+    let words = |mode| {
+        if refuses(mode) {
+            "refuses calls"
+        } else {
+            "forwards packets to the router, so that callers wait"
+        }
     };
-    if refused(was) != refused(mode) {
+    if refuses(was) != refuses(mode) {
         rows.differs([
             "ports of a cluster IP that its Service does not name",
-            words(refused(was)),
-            words(refused(mode)),
+            words(was),
+            words(mode),
             "nothing, unless something counts on it",
         ]);
     }
 }
 
-/// What people and programs look at on the node.
+/// The commands by which people and programs see the rules on the node.
 fn own_tools(was: ModeName, mode: ModeName, rows: &mut Rows) {
-    let look = |mode, table: &str| match mode {
+    let command = |mode, table: &str| match mode {
         ModeName::Ipvs => "ipvsadm -Ln, ipset list and iptables-save show it".to_owned(),
         ModeName::Nftables => format!("nft list table ip {table} shows it"),
         ModeName::Iptables => "iptables-save shows it".to_owned(),
@@ -170,8 +173,8 @@ fn own_tools(was: ModeName, mode: ModeName, rows: &mut Rows) {
     };
     rows.note([
         "programs that read the rules",
-        &look(was, "kube-proxy"),
-        &look(mode, "tripod"),
+        &command(was, "kube-proxy"),
+        &command(mode, "tripod"),
         "tripod services shows Services and endpoints in every mode",
     ]);
 }

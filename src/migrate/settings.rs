@@ -224,7 +224,7 @@ fn syncs(given: &Given, rows: &mut Rows) {
             "minSyncPeriod is not set",
             "lets 1 s pass from one sync to the next",
             "lets 10 ms pass, since a change costs the same however many Services there are",
-            "nothing; minSyncPeriod: 1s in the section of the mode has kube-proxy's pace",
+            "nothing; minSyncPeriod: 1s in the section of the mode has kube-proxy's rate",
         ]);
     }
     if given.mode.is_empty() && c.sync_period != KubeProxyConfiguration::default().sync_period {

@@ -43,7 +43,7 @@ impl<P> FamilyState<P> {
     }
 
     /// Returns true if a sync of `changes` has to observe the kernel: it was asked
-    /// to, there is no record, or the record is doubtful and a retry is due.
+    /// to, there is no record, or the record is dirty and a retry is due.
     pub fn must_observe(&self, changes: &Changes) -> bool {
         match self.cache {
             CacheState::Unknown => true,

@@ -96,10 +96,12 @@ impl LoggedFailures {
             tracing::info!(service = %name, protocol = %name.protocol, "in force again");
         }
         *before = Arc::new(now);
-        match before.ports.is_empty() && before.unfinished.is_empty() {
-            true => Failing::Nothing,
-            false if new => Failing::New,
-            false => Failing::AsBefore,
+        if before.ports.is_empty() && before.unfinished.is_empty() {
+            Failing::Nothing
+        } else if new {
+            Failing::New
+        } else {
+            Failing::AsBefore
         }
     }
 

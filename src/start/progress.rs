@@ -18,26 +18,26 @@ use crate::{
     watch::{KindHealth, SourceHealth},
 };
 
-/// How often it is looked at.
-const LOOK: Duration = Duration::from_millis(100);
-/// How often it is said.
-const EVERY: Duration = Duration::from_secs(3);
+/// How often it is checked how far the first sync is.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often that is logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Logs how far the first sync is, until it has ended, and how many ServicePorts are in
 /// force then.
 pub(super) async fn log(objects: Arc<SourceHealth>, runner: Arc<Status>) {
     let begun = Instant::now();
-    let mut next = begun + EVERY;
+    let mut next = begun + LOG_INTERVAL;
     let mut logged = LogOnce::default();
     loop {
-        sleep(LOOK).await;
+        sleep(CHECK_INTERVAL).await;
         let (now, seconds) = (Instant::now(), begun.elapsed().as_secs_f64());
         let families = runner.families();
         let has_ended = families.iter().all(|(_, status)| ended(status));
         if now < next && !has_ended {
             continue;
         }
-        next = now + EVERY;
+        next = now + LOG_INTERVAL;
         let ports = Ports::count(&runner, &families);
         if has_ended {
             return tracing::info!("first sync: over after {seconds:.1} s, {ports}");
@@ -132,20 +132,20 @@ mod tests {
             in_force,
             all: 5_000,
         };
-        let said = |kinds: &_, families: &_, in_force| left(kinds, &ports(in_force), families, now);
+        let text = |kinds: &_, families: &_, in_force| left(kinds, &ports(in_force), families, now);
         assert_eq!(
-            said(&kinds, &families, 0),
+            text(&kinds, &families, 0),
             "objects are being listed: 120 endpointslices so far, 4500 services so far"
         );
         for kind in kinds.values_mut() {
             kind.complete = true;
         }
-        assert_eq!(said(&kinds, &families, 0), "the objects are known");
+        assert_eq!(text(&kinds, &families, 0), "the objects are known");
         for (_, family) in families.iter_mut() {
             family.under_way = Some(now - Duration::from_secs(4));
         }
         assert_eq!(
-            said(&kinds, &families, 0),
+            text(&kinds, &families, 0),
             "0 of 5000 ServicePorts are in force, those of IPv4 and IPv6 are being put in force \
              for 4 s now"
         );
@@ -156,7 +156,7 @@ mod tests {
             lingering: 0,
         });
         assert_eq!(
-            said(&kinds, &families, 2_499),
+            text(&kinds, &families, 2_499),
             "2499 of 5000 ServicePorts are in force, those of IPv6 are being put in force for 4 s \
              now"
         );

@@ -71,7 +71,7 @@ impl Agent {
         if seen.len() == calls.count {
             Ok(seen)
         } else {
-            let why = format!("of {} calls it tells of {}", calls.count, seen.len());
+            let why = format!("of {} calls it answers for {}", calls.count, seen.len());
             Err(self.silent(&why))
         }
     }
@@ -130,7 +130,7 @@ async fn answer(stream: TcpStream, token_sha256: &str) -> io::Result<()> {
     };
     let mut stream = reader.into_inner().into_inner();
     let seen = timeout(CALLS_WITHIN, many::make(calls)).await?;
-    let lines: String = seen.iter().map(|seen| told(seen) + "\n").collect();
+    let lines: String = seen.iter().map(|seen| to_line(seen) + "\n").collect();
     timeout(LINE_WITHIN, stream.write_all(lines.as_bytes())).await?
 }
 
@@ -172,8 +172,8 @@ fn words(calls: Calls) -> String {
     format!("{} {to} {count} {at_once}", protocol.name())
 }
 
-/// Returns the line that tells what came of a call.
-fn told(seen: &Seen) -> String {
+/// Returns the line that says what came of a call.
+fn to_line(seen: &Seen) -> String {
     match seen {
         Seen::Answer { name, client } => format!("answer {name} {client}"),
         Seen::Refused => "refused".to_owned(),
@@ -182,7 +182,7 @@ fn told(seen: &Seen) -> String {
     }
 }
 
-/// Reads what [`told`] wrote.
+/// Reads what [`to_line`] wrote.
 fn parse(line: &str) -> Option<Seen> {
     let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
     Some(match kind {
@@ -238,15 +238,15 @@ mod tests {
     }
 
     #[test]
-    fn what_came_of_a_call_is_read_as_it_was_told() {
+    fn what_came_of_a_call_is_read_as_it_was_written() {
         let answer = Seen::Answer {
             name: "here-1".to_owned(),
             client: "10.244.0.9:1234".parse().unwrap(),
         };
         let other = Seen::Other("no route\nto host".to_owned());
         for seen in [answer, Seen::Refused, Seen::Silence, other] {
-            let read = parse(&told(&seen)).map(|seen| told(&seen));
-            assert_eq!(read, Some(told(&seen)));
+            let read = parse(&to_line(&seen)).map(|seen| to_line(&seen));
+            assert_eq!(read, Some(to_line(&seen)));
         }
         assert_eq!(parse("answer here-1 nowhere"), None);
     }
@@ -278,7 +278,7 @@ mod tests {
         };
         for wrong in ["", "wrong", &digest("secret")] {
             let answer = with(wrong).make(calls).await;
-            assert!(answer.unwrap_err().contains("tells of 0"));
+            assert!(answer.unwrap_err().contains("answers for 0"));
         }
         // A line that is too long is not read to its end.
         let mut stream = TcpStream::connect(address).await.unwrap();

@@ -42,20 +42,20 @@ impl Trace {
         }
     }
 
-    /// Waits for its end, and returns what it told of each kind.
-    fn end(mut self) -> Told {
-        let mut told = Told::default();
+    /// Waits for its end, and returns what it printed of each kind.
+    fn end(mut self) -> Output {
+        let mut output = Output::default();
         while let Some(report) = line(&mut self.lines) {
             assert_eq!(report["apiVersion"], "tripod.proxy/v1");
             match report["kind"].as_str() {
-                Some("TracedConnection") => told.connections.push(report),
-                Some("TraceSummary") => told.summary = report,
-                _ => told.others.push(report),
+                Some("TracedConnection") => output.connections.push(report),
+                Some("TraceSummary") => output.summary = report,
+                _ => output.others.push(report),
             }
         }
         let status = self.process.wait().expect("its status");
-        assert!(status.success(), "{status}: {told:#?}");
-        told
+        assert!(status.success(), "{status}: {output:#?}");
+        output
     }
 }
 
@@ -66,7 +66,7 @@ fn line(lines: &mut impl BufRead) -> Option<Value> {
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct Output {
     connections: Vec<Value>,
     others: Vec<Value>,
     summary: Value,
@@ -120,16 +120,16 @@ fn calls_are_followed(mode: &str, rule: &[&str], refusing: &[&str]) {
             for client in [&lab.client, &lab.node, &lab.client] {
                 assert_eq!(ask(client, to).expect("an answer"), "a");
             }
-            let told = trace.end();
+            let output = trace.end();
             let expected = endpoint(&mut lab, "a", family);
-            assert_eq!(told.connections.len(), 3, "{told:#?}");
-            for connection in &told.connections {
+            assert_eq!(output.connections.len(), 3, "{output:#?}");
+            for connection in &output.connections {
                 assert_eq!(connection["outcome"], "forwarded", "{connection:#}");
                 assert_eq!(connection["endpoint"], *expected);
                 passes(connection, rule);
             }
-            assert_eq!(told.connections[0]["input"], "cni0", "{told:#?}");
-            let endpoints = &told.summary["endpoints"];
+            assert_eq!(output.connections[0]["input"], "cni0", "{output:#?}");
+            let endpoints = &output.summary["endpoints"];
             assert_eq!(endpoints[0]["what"], *expected, "{endpoints:#}");
             assert_eq!(endpoints[0]["connections"], 3);
         }
@@ -141,10 +141,13 @@ fn calls_are_followed(mode: &str, rule: &[&str], refusing: &[&str]) {
         });
         let trace = Trace::begin(&lab, &to.to_string(), &["--count=1"]);
         assert!(ask(&lab.client, to).is_err());
-        let told = trace.end();
-        assert_eq!(told.connections[0]["outcome"], "refused", "{told:#?}");
-        passes(&told.connections[0], refusing);
-        assert_eq!(told.summary["refused"][0]["connections"], 1, "{told:#?}");
+        let output = trace.end();
+        assert_eq!(output.connections[0]["outcome"], "refused", "{output:#?}");
+        passes(&output.connections[0], refusing);
+        assert_eq!(
+            output.summary["refused"][0]["connections"], 1,
+            "{output:#?}"
+        );
         assert_eq!(tables(&lab), "");
     });
 }
@@ -229,12 +232,14 @@ fn a_udp_client_and_who_is_asked_for() {
         udp_ask(&lab.node, to).expect("an answer");
         ask(&lab.client, to).expect("an answer");
         udp_ask(&lab.client, to).expect("an answer");
-        let told = trace.end();
-        assert_eq!(told.connections.len(), 1, "{told:#?}");
-        let client = told.connections[0]["client"].as_str().expect("an address");
-        assert!(client.starts_with(&from), "{told:#?}");
+        let output = trace.end();
+        assert_eq!(output.connections.len(), 1, "{output:#?}");
+        let client = output.connections[0]["client"]
+            .as_str()
+            .expect("an address");
+        assert!(client.starts_with(&from), "{output:#?}");
         let expected = endpoint(lab, "a", 0);
-        assert_eq!(told.connections[0]["endpoint"], *expected, "{told:#?}");
+        assert_eq!(output.connections[0]["endpoint"], *expected, "{output:#?}");
     });
 }
 
@@ -250,18 +255,18 @@ fn userspace_mode_relays() {
         for _ in 0..2 {
             assert_eq!(ask(&lab.client, to).expect("an answer"), "a");
         }
-        let told = trace.end();
-        assert_eq!(told.connections.len(), 2, "{told:#?}");
-        for connection in &told.connections {
+        let output = trace.end();
+        assert_eq!(output.connections.len(), 2, "{output:#?}");
+        for connection in &output.connections {
             assert_eq!(connection["outcome"], "relayed", "{connection:#}");
             passes(connection, &["of table nat"]);
         }
         let expected = endpoint(lab, "a", 0);
-        let dialed = told.others.iter();
+        let dialed = output.others.iter();
         let mut dialed = dialed.filter(|report| report["kind"] == "TracedDial");
         assert!(
             dialed.any(|report| report["endpoint"] == *expected),
-            "{told:#?}"
+            "{output:#?}"
         );
     });
 }
@@ -333,10 +338,10 @@ fn ipvs_names_the_real_server() {
         for _ in 0..2 {
             assert_eq!(ask(&lab.outside, to).expect("an answer"), "a");
         }
-        let told = trace.end();
+        let output = trace.end();
         let expected = endpoint(&mut lab, "a", 0);
-        assert_eq!(told.connections.len(), 2, "{told:#?}");
-        for connection in &told.connections {
+        assert_eq!(output.connections.len(), 2, "{output:#?}");
+        for connection in &output.connections {
             assert_eq!(connection["outcome"], "forwarded", "{connection:#}");
             assert_eq!(connection["endpoint"], *expected, "{connection:#}");
         }

@@ -74,13 +74,13 @@ impl IpSets {
         let mut is_full = false;
         for (chunk, outcome) in chunks.into_iter().zip(outcomes) {
             let Err(error) = outcome else { continue };
-            let place = match is_for_want_of_room(&error) {
-                true if is_full => &mut without_room,
-                full => {
-                    is_full |= full;
-                    &mut again
-                }
+            let lacks_room = is_for_want_of_room(&error);
+            let place = if lacks_room && is_full {
+                &mut without_room
+            } else {
+                &mut again
             };
+            is_full |= lacks_room;
             place.extend_from_slice(chunk);
         }
         let requests: Vec<Request> = again

@@ -150,18 +150,18 @@ impl Transaction {
     /// there with other data is refused: it has to be deleted before, in the
     /// same transaction.
     pub fn add_elements(&mut self, set: &Arc<Set>, elements: Vec<Element>) -> &mut Self {
-        match elements.is_empty() {
-            true => self,
-            false => self.step(Step::AddElements(Arc::clone(set), elements)),
+        if elements.is_empty() {
+            return self;
         }
+        self.step(Step::AddElements(Arc::clone(set), elements))
     }
 
     /// Deletes elements; one that is not there is refused.
     pub fn delete_elements(&mut self, set: &Arc<Set>, elements: Vec<Element>) -> &mut Self {
-        match elements.is_empty() {
-            true => self,
-            false => self.step(Step::DeleteElements(Arc::clone(set), elements)),
+        if elements.is_empty() {
+            return self;
         }
+        self.step(Step::DeleteElements(Arc::clone(set), elements))
     }
 
     fn step(&mut self, step: Step) -> &mut Self {

@@ -51,9 +51,12 @@ pub fn missing(desired: &OwnerRules, tables: &[Table], there: &mut impl Baseline
     let entries = desired.entries.iter();
     let entries = entries.filter(|entry| tables.contains(&entry.table));
     let taken: Vec<(&Entry, usize)> = entries
-        .map(|entry| match there.take_entry(entry) {
-            true => (entry, 1 + there.take_repeats(entry)),
-            false => (entry, 0),
+        .map(|entry| {
+            if there.take_entry(entry) {
+                (entry, 1 + there.take_repeats(entry))
+            } else {
+                (entry, 0)
+            }
         })
         .collect();
     // Each goes to the top: the last first.

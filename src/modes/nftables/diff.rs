@@ -32,7 +32,7 @@ pub struct Change {
     /// to before.
     pub forgotten: Routes,
     /// Where clients that were sent somewhere may go on being sent.
-    pub kept: Routes,
+    pub preserved: Routes,
 }
 
 /// Pairs of a frontend and an endpoint, as [`SetId::Affinity`] has them.
@@ -175,7 +175,7 @@ impl Change {
         if options.features.dynamic_maps && before.is_some_and(AppliedPort::has_affinity) {
             self.forgotten.add(&old);
             if after.is_some_and(AppliedPort::has_affinity) {
-                self.kept.add(&new);
+                self.preserved.add(&new);
             }
         }
         for (needs, delta) in [(&old, -1), (&new, 1)] {
@@ -235,13 +235,13 @@ impl Change {
             batch.transaction.delete_chain(name);
         }
         let mut forgotten = self.forgotten;
-        forgotten.remove(&self.kept);
+        forgotten.remove(&self.preserved);
         batch.change = Change {
             ports: self.ports,
             shared: self.shared,
             chains: self.chains,
             forgotten,
-            kept: self.kept,
+            preserved: self.preserved,
             ..Change::default()
         };
         batch
@@ -353,13 +353,15 @@ type Own = Vec<(SetId, Element)>;
 /// What only `old` has, and what only `new` has. A map's element whose data
 /// differ is deleted and added.
 fn differing(old: Own, new: Own) -> (Own, Own) {
-    let kept: HashSet<(SetId, Element)> = {
+    let preserved: HashSet<(SetId, Element)> = {
         let old: HashSet<&(SetId, Element)> = old.iter().collect();
         let common = new.iter().filter(|element| old.contains(element));
         common.cloned().collect()
     };
     let only = |own: Own| {
-        let only = own.into_iter().filter(|element| !kept.contains(element));
+        let only = own
+            .into_iter()
+            .filter(|element| !preserved.contains(element));
         only.collect()
     };
     (only(old), only(new))

@@ -34,7 +34,7 @@ impl Forgotten {
     /// A change is in force. New entries of what it took away do not come any more.
     pub fn after(&mut self, change: &mut Change) {
         self.routes.extend(std::mem::take(&mut change.forgotten));
-        self.routes.remove(&change.kept);
+        self.routes.remove(&change.preserved);
     }
 
     /// The map of clients was written anew, without them.

@@ -47,7 +47,7 @@ const SERVER: &str = "server";
 /// The value of [`ROLE`] of a pod that is for no Service.
 pub const NO_ROLE: &str = "none";
 
-/// One run of a test: where its objects are, and how they are told from others.
+/// One run of a test: where its objects are, and how they are distinguished from others.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// What makes names of this run different from those of others.

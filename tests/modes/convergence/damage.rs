@@ -47,7 +47,7 @@ impl Foreign {
     }
 }
 
-/// What a line that `command` prints is told from others by: what a set was made with
+/// What a line that `command` prints is distinguished from others by: what a set was made with
 /// is different each time.
 fn key(command: &str, line: &str) -> String {
     let words = line.split(' ');
