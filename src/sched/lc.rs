@@ -2,30 +2,25 @@
 //! (kernel `ip_vs_lc.c`).
 
 use super::{
-    Flow, RealServer, Scheduler,
-    least::{least, overhead},
+    RealServer,
+    least::{Cost, overhead},
 };
 
 #[derive(Debug, Default)]
-pub(super) struct LeastConnections {
-    /// Index of the real server that goes before its equals.
-    pub(super) first: usize,
-}
+pub(super) struct LeastConnections;
 
-impl Scheduler for LeastConnections {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        _flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
-        least(servers, skip, self.first, overhead, |_| 1)
+impl Cost for LeastConnections {
+    fn of(&self, server: &RealServer) -> (u64, u32) {
+        (overhead(&server.load), 1)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::tests::*, *};
+    use super::{
+        super::{least::Least, tests::*},
+        *,
+    };
 
     #[test]
     fn prefers_the_least_loaded() {
@@ -41,14 +36,14 @@ mod tests {
             (&[(1, u32::MAX, u32::MAX), (1, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0)], None),
         ];
-        assert_picks(&LeastConnections::default(), cases);
+        assert_picks(&Least::<LeastConnections>::default(), cases);
     }
 
     #[test]
     fn connections_that_stay_spread_evenly_whatever_the_weights() {
         let servers = servers(&[3, 1, 0, 1]);
         assert_eq!(
-            kept_connections(&LeastConnections::default(), &servers, 7),
+            kept_connections(&Least::<LeastConnections>::default(), &servers, 7),
             [0, 1, 3, 0, 1, 3, 0]
         );
     }

@@ -1,42 +1,69 @@
-//! What lc, wlc, sed and nq share: the walk for the real server with the least
-//! cost for its weight.
+//! What lc, wlc, sed and nq share: they pick the real server with the least cost for its
+//! share of the load.
 
-use super::{Load, RealServer, round, usable};
-use std::sync::atomic::Ordering::Relaxed;
+use std::{fmt, sync::atomic::Ordering::Relaxed};
 
-/// Open connections of a real server as a cost: IPVS reckons an established
+use super::{Flow, Load, RealServer, Scheduler, round, usable};
+
+/// What a real server costs.
+pub(super) trait Cost: fmt::Debug + Send + Sync + 'static {
+    /// Returns the cost of `server`, which has a weight, and the share of the load that
+    /// it is to take, which is not 0.
+    fn of(&self, server: &RealServer) -> (u64, u32);
+}
+
+/// Picks the usable real server whose cost is least for its share; among equals the one
+/// that comes first when counting begins at `first`.
+#[derive(Debug, Default)]
+pub(super) struct Least<C> {
+    /// Index of the real server that goes before its equals.
+    first: usize,
+    cost: C,
+}
+
+impl<C> Least<C> {
+    pub(super) fn new(cost: C, first: usize) -> Least<C> {
+        Least { first, cost }
+    }
+
+    /// Returns the indices of `servers` in the order in which equals are preferred.
+    pub(super) fn order(&self, servers: &[RealServer]) -> impl Iterator<Item = usize> {
+        round(servers, self.first)
+    }
+}
+
+impl<C: Cost> Scheduler for Least<C> {
+    fn pick(
+        &self,
+        servers: &[RealServer],
+        _flow: &Flow,
+        skip: &dyn Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let mut best: Option<(usize, u128, u128)> = None;
+        for i in self.order(servers) {
+            if !usable(servers, skip, i) {
+                continue;
+            }
+            let (cost, share) = self.cost.of(&servers[i]);
+            let (cost, share) = (u128::from(cost), u128::from(share));
+            // cost / share < least.cost / least.share without division.
+            let is_less = |(_, least_cost, least_share)| cost * least_share < least_cost * share;
+            if best.is_none_or(is_less) {
+                best = Some((i, cost, share));
+            }
+        }
+        best.map(|(i, ..)| i)
+    }
+}
+
+/// Returns the open connections of a real server as a cost: IPVS reckons an established
 /// one 256 times as costly as one that is ending (`ip_vs_dest_conn_overhead`
 /// in the kernel's `include/net/ip_vs.h`).
 pub(super) fn overhead(load: &Load) -> u64 {
     u64::from(load.active.load(Relaxed)) * 256 + u64::from(load.inactive.load(Relaxed))
 }
 
-/// Established connections, the new one included.
+/// Returns the established connections, the new one included.
 pub(super) fn expected(load: &Load) -> u64 {
     u64::from(load.active.load(Relaxed)) + 1
-}
-
-/// Returns the usable server whose cost is least for its share; among equals
-/// the one that comes first when counting begins at `first`. `share` is only
-/// asked for servers with a weight, and must not be 0.
-pub(super) fn least(
-    servers: &[RealServer],
-    skip: &dyn Fn(usize) -> bool,
-    first: usize,
-    cost: impl Fn(&Load) -> u64,
-    share: impl Fn(&RealServer) -> u32,
-) -> Option<usize> {
-    let mut best: Option<(usize, u128, u128)> = None;
-    for i in round(servers, first) {
-        if !usable(servers, skip, i) {
-            continue;
-        }
-        let cost = u128::from(cost(&servers[i].load));
-        let share = u128::from(share(&servers[i]));
-        // cost / share < least.cost / least.share without division.
-        if best.is_none_or(|(_, least_cost, least_share)| cost * least_share < least_cost * share) {
-            best = Some((i, cost, share));
-        }
-    }
-    best.map(|(i, ..)| i)
 }

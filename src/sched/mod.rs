@@ -57,6 +57,7 @@ mod tests;
 mod wlc;
 mod wrr;
 
+use least::Least;
 pub use name::{SchedulerName, SchedulerNameError};
 pub use seed::Seed;
 
@@ -161,10 +162,10 @@ pub fn build(
             of_kind(previous),
             seed,
         )),
-        SchedulerName::Lc => Box::new(lc::LeastConnections { first }),
-        SchedulerName::Wlc => Box::new(wlc::WeightedLeastConnections { first }),
-        SchedulerName::Sed => Box::new(sed::ShortestExpectedDelay { first }),
-        SchedulerName::Nq => Box::new(nq::NeverQueue { first }),
+        SchedulerName::Lc => Box::new(Least::new(lc::LeastConnections, first)),
+        SchedulerName::Wlc => Box::new(Least::new(wlc::WeightedLeastConnections, first)),
+        SchedulerName::Sed => Box::new(Least::new(sed::ShortestExpectedDelay, first)),
+        SchedulerName::Nq => Box::new(nq::NeverQueue::new(first)),
         SchedulerName::Sh => Box::new(sh::SourceHash::new(servers)),
         SchedulerName::Dh => Box::new(dh::DestinationHash::new(servers)),
         SchedulerName::Mh => Box::new(mh::Maglev::new(

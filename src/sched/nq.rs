@@ -3,30 +3,31 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{
-    Flow, RealServer, Scheduler,
-    least::{expected, least},
-    round, usable,
-};
+use super::{Flow, RealServer, Scheduler, least::Least, sed::ShortestExpectedDelay, usable};
 
 #[derive(Debug, Default)]
-pub(super) struct NeverQueue {
-    /// Index of the real server that goes before its equals.
-    pub(super) first: usize,
+pub(super) struct NeverQueue(Least<ShortestExpectedDelay>);
+
+impl NeverQueue {
+    pub(super) fn new(first: usize) -> NeverQueue {
+        NeverQueue(Least::new(ShortestExpectedDelay, first))
+    }
 }
 
 impl Scheduler for NeverQueue {
     fn pick(
         &self,
         servers: &[RealServer],
-        _flow: &Flow,
+        flow: &Flow,
         skip: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
         let idle =
             |&i: &usize| servers[i].load.active.load(Relaxed) == 0 && usable(servers, skip, i);
-        round(servers, self.first)
+        let NeverQueue(by_delay) = self;
+        by_delay
+            .order(servers)
             .find(idle)
-            .or_else(|| least(servers, skip, self.first, expected, |server| server.weight))
+            .or_else(|| by_delay.pick(servers, flow, skip))
     }
 }
 

@@ -2,30 +2,25 @@
 //! (kernel `ip_vs_sed.c`).
 
 use super::{
-    Flow, RealServer, Scheduler,
-    least::{expected, least},
+    RealServer,
+    least::{Cost, expected},
 };
 
 #[derive(Debug, Default)]
-pub(super) struct ShortestExpectedDelay {
-    /// Index of the real server that goes before its equals.
-    pub(super) first: usize,
-}
+pub(super) struct ShortestExpectedDelay;
 
-impl Scheduler for ShortestExpectedDelay {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        _flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
-        least(servers, skip, self.first, expected, |server| server.weight)
+impl Cost for ShortestExpectedDelay {
+    fn of(&self, server: &RealServer) -> (u64, u32) {
+        (expected(&server.load), server.weight)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::tests::*, *};
+    use super::{
+        super::{least::Least, tests::*},
+        *,
+    };
 
     #[test]
     fn prefers_the_shortest_expected_delay() {
@@ -40,7 +35,7 @@ mod tests {
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0)], None),
         ];
-        assert_picks(&ShortestExpectedDelay::default(), cases);
+        assert_picks(&Least::<ShortestExpectedDelay>::default(), cases);
     }
 
     #[test]
@@ -49,7 +44,7 @@ mod tests {
         // 3/3 1/1 → a (equal, the first); 4/3 1/1 → b; 4/3 2/1 → a.
         let servers = servers(&[3, 1]);
         assert_eq!(
-            kept_connections(&ShortestExpectedDelay::default(), &servers, 5),
+            kept_connections(&Least::<ShortestExpectedDelay>::default(), &servers, 5),
             [0, 0, 0, 1, 0]
         );
     }

@@ -1,30 +1,25 @@
 //! `wlc`: least connections for the weight (kernel `ip_vs_wlc.c`).
 
 use super::{
-    Flow, RealServer, Scheduler,
-    least::{least, overhead},
+    RealServer,
+    least::{Cost, overhead},
 };
 
 #[derive(Debug, Default)]
-pub(super) struct WeightedLeastConnections {
-    /// Index of the real server that goes before its equals.
-    pub(super) first: usize,
-}
+pub(super) struct WeightedLeastConnections;
 
-impl Scheduler for WeightedLeastConnections {
-    fn pick(
-        &self,
-        servers: &[RealServer],
-        _flow: &Flow,
-        skip: &dyn Fn(usize) -> bool,
-    ) -> Option<usize> {
-        least(servers, skip, self.first, overhead, |server| server.weight)
+impl Cost for WeightedLeastConnections {
+    fn of(&self, server: &RealServer) -> (u64, u32) {
+        (overhead(&server.load), server.weight)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::tests::*, *};
+    use super::{
+        super::{least::Least, tests::*},
+        *,
+    };
 
     #[test]
     fn prefers_the_least_loaded_for_its_weight() {
@@ -38,7 +33,7 @@ mod tests {
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0), (0, 0, 0)], None),
         ];
-        assert_picks(&WeightedLeastConnections::default(), cases);
+        assert_picks(&Least::<WeightedLeastConnections>::default(), cases);
     }
 
     #[test]
@@ -47,7 +42,7 @@ mod tests {
         // 2/3 1/1 → a; 3/3 1/1 → a (equal, the first); 4/3 1/1 → b.
         let servers = servers(&[3, 1]);
         assert_eq!(
-            kept_connections(&WeightedLeastConnections::default(), &servers, 6),
+            kept_connections(&Least::<WeightedLeastConnections>::default(), &servers, 6),
             [0, 1, 0, 0, 0, 1]
         );
     }
