@@ -5,8 +5,9 @@ use std::{collections::HashSet, net::IpAddr};
 use nix::{errno::Errno, libc};
 
 use super::{
-    netlink::{Error, Malformed, Message, Request, Socket},
+    netlink::{Error, Malformed, Message, Request, RtMsg, Socket},
     octets,
+    routes::if_known,
 };
 use crate::net::Family;
 
@@ -44,13 +45,14 @@ impl NextHop {
 /// When the kernel's answer cannot be read.
 pub fn to(socket: &mut Socket, address: &IpAddr) -> Result<Option<NextHop>, Error> {
     let family = Family::of(address);
-    // struct rtmsg: family, length of the destination, the rest unknown.
-    let mut header = [0; 12];
-    header[0] = family.number();
-    header[1] = family.bits();
+    let header = RtMsg {
+        family: family.number(),
+        dst_len: family.bits(),
+        ..RtMsg::default()
+    };
     let object = format!("the route to {address}");
     let request = Request::new(libc::RTM_GETROUTE, 0, "look up", object)
-        .header(&header)
+        .rtmsg(header)
         .attribute(libc::RTA_DST, &octets(address));
     let found = socket.call(&request, |message| {
         let header: [u8; 12] = message.header()?;
@@ -96,19 +98,18 @@ pub fn to(socket: &mut Socket, address: &IpAddr) -> Result<Option<NextHop>, Erro
 /// # Errors
 /// When the kernel cannot list routes.
 pub fn with_gateways(socket: &mut Socket, family: Family) -> Result<HashSet<u32>, Error> {
-    let mut header = [0; 12];
-    header[0] = family.number();
+    let header = RtMsg {
+        family: family.number(),
+        ..RtMsg::default()
+    };
     let object = format!("{family} routes");
-    let request = Request::new(libc::RTM_GETROUTE, 0, "list", object).header(&header);
+    let request = Request::new(libc::RTM_GETROUTE, 0, "list", object).rtmsg(header);
     let mut links = HashSet::new();
     let listed = socket.dump(&request, |message| {
         links.extend(gateways(message)?);
         Ok(None::<()>)
     });
-    match listed {
-        Err(e) if matches!(e.errno(), Some(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP)) => {}
-        other => drop(other?),
-    }
+    if_known(listed)?;
     Ok(links)
 }
 

@@ -7,7 +7,7 @@ use nix::{errno::Errno, libc};
 
 use super::{
     PROTOCOL,
-    netlink::{Error, Malformed, Message, Request, Socket},
+    netlink::{Error, Malformed, Message, Request, RtMsg, Socket},
     octets,
 };
 use crate::net::Family;
@@ -63,24 +63,17 @@ impl Route {
         } else {
             scope
         };
-        // struct rtmsg: family, lengths of destination and source, TOS, table
-        // (0: see RTA_TABLE), protocol, scope, type, flags.
-        let header = [
-            Family::of(&self.destination.addr()).number(),
-            self.destination.prefix_len(),
-            0,
-            0,
-            0,
-            PROTOCOL,
+        let header = RtMsg {
+            family: Family::of(&self.destination.addr()).number(),
+            dst_len: self.destination.prefix_len(),
+            // See RTA_TABLE.
+            table: 0,
+            protocol: PROTOCOL,
             scope,
-            number,
-            0,
-            0,
-            0,
-            0,
-        ];
+            kind: number,
+        };
         let mut request = Request::new(kind, flags as u16, operation, self.to_string())
-            .header(&header)
+            .rtmsg(header)
             .u32(libc::RTA_TABLE, self.table)
             .attribute(libc::RTA_DST, &octets(&self.destination.addr()));
         if let Kind::Local(index) = self.kind {
@@ -120,21 +113,43 @@ pub fn add_over_gateway(
     let requests: Vec<_> = destinations
         .iter()
         .map(|destination| {
-            let mut header = [0; 12];
-            header[0] = Family::of(&gateway).number();
-            header[1] = destination.prefix_len();
-            header[4] = libc::RT_TABLE_MAIN;
-            header[5] = libc::RTPROT_STATIC;
-            header[6] = libc::RT_SCOPE_UNIVERSE;
-            header[7] = libc::RTN_UNICAST;
+            let header = RtMsg {
+                family: Family::of(&gateway).number(),
+                dst_len: destination.prefix_len(),
+                table: libc::RT_TABLE_MAIN,
+                protocol: libc::RTPROT_STATIC,
+                scope: libc::RT_SCOPE_UNIVERSE,
+                kind: libc::RTN_UNICAST,
+            };
             let object = format!("route {destination} via {gateway}");
             Request::new(libc::RTM_NEWROUTE, flags as u16, "add", object)
-                .header(&header)
+                .rtmsg(header)
                 .attribute(libc::RTA_DST, &octets(&destination.addr()))
                 .attribute(libc::RTA_GATEWAY, &octets(&gateway))
         })
         .collect();
     socket.batch_all(&requests, &[Errno::EEXIST])
+}
+
+/// What the kernel answers to the deletion of what is not there. ESRCH: no such route.
+/// ENOENT: no such rule or table, or no such route (IPv6). EAFNOSUPPORT, EOPNOTSUPP: no
+/// such family, so none of its routes and rules either.
+pub(super) const GONE: [Errno; 4] = [
+    Errno::ESRCH,
+    Errno::ENOENT,
+    Errno::EAFNOSUPPORT,
+    Errno::EOPNOTSUPP,
+];
+
+/// Returns the routes or rules that were `listed`; none where the kernel lacks the
+/// family, or policy routing in it.
+pub(super) fn if_known<T>(listed: Result<Vec<T>, Error>) -> Result<Vec<T>, Error> {
+    match listed {
+        Err(e) if matches!(e.errno(), Some(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP)) => {
+            Ok(Vec::new())
+        }
+        listed => listed,
+    }
 }
 
 /// Deletes routes; one that is gone already is fine.
@@ -146,33 +161,27 @@ pub fn delete(socket: &mut Socket, routes: &[Route]) -> Result<(), Error> {
         .iter()
         .map(|r| r.request(libc::RTM_DELROUTE, 0, "delete"))
         .collect();
-    // ESRCH: no such route. ENOENT: no such table, or no such route (IPv6).
-    // EAFNOSUPPORT, EOPNOTSUPP: no such family, so no such route either.
-    let gone = [
-        Errno::ESRCH,
-        Errno::ENOENT,
-        Errno::EAFNOSUPPORT,
-        Errno::EOPNOTSUPP,
-    ];
-    socket.batch_all(&requests, &gone)
+    socket.batch_all(&requests, &GONE)
 }
 
 /// Deletes the local route of `address` from the kernel's own table, which the
 /// kernel put there because the address is assigned to interface `index`.
 pub(super) fn withdraw(address: IpAddr, index: u32) -> Request {
-    let mut header = [0; 12];
-    header[0] = Family::of(&address).number();
-    header[1] = Family::of(&address).bits();
-    header[5] = libc::RTPROT_KERNEL;
-    header[6] = libc::RT_SCOPE_NOWHERE;
-    header[7] = libc::RTN_LOCAL;
+    let header = RtMsg {
+        family: Family::of(&address).number(),
+        dst_len: Family::of(&address).bits(),
+        table: 0,
+        protocol: libc::RTPROT_KERNEL,
+        scope: libc::RT_SCOPE_NOWHERE,
+        kind: libc::RTN_LOCAL,
+    };
     Request::new(
         libc::RTM_DELROUTE,
         0,
         "delete",
         format!("the kernel's route to {address}"),
     )
-    .header(&header)
+    .rtmsg(header)
     .u32(libc::RTA_TABLE, TABLE_LOCAL)
     .attribute(libc::RTA_DST, &octets(&address))
     .u32(libc::RTA_OIF, index)
@@ -209,17 +218,14 @@ const LOOPBACK: u32 = 1;
 pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Route>, Error> {
     // A kernel that knows strict checks filters by protocol itself; an older
     // one lists everything.
-    let mut header = [0; 12];
-    header[0] = family.number();
-    header[5] = PROTOCOL;
+    let header = RtMsg {
+        family: family.number(),
+        protocol: PROTOCOL,
+        ..RtMsg::default()
+    };
     let object = format!("{family} routes");
-    let request = Request::new(libc::RTM_GETROUTE, 0, "list", object).header(&header);
-    match socket.dump(&request, |message| parse(message, family)) {
-        Err(e) if matches!(e.errno(), Some(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP)) => {
-            Ok(Vec::new())
-        }
-        other => other,
-    }
+    let request = Request::new(libc::RTM_GETROUTE, 0, "list", object).rtmsg(header);
+    if_known(socket.dump(&request, |message| parse(message, family)))
 }
 
 pub(in crate::kernel) fn parse(

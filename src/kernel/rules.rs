@@ -9,6 +9,7 @@ use nix::{errno::Errno, libc};
 use super::{
     PROTOCOL,
     netlink::{Error, Malformed, Message, Request, Socket},
+    routes::{GONE, if_known},
 };
 use crate::net::Family;
 
@@ -127,13 +128,7 @@ pub fn delete(socket: &mut Socket, rules: &[Rule]) -> Result<(), Error> {
         .iter()
         .map(|r| r.request(libc::RTM_DELRULE, 0, "delete"))
         .collect();
-    let gone = [
-        Errno::ENOENT,
-        Errno::ESRCH,
-        Errno::EAFNOSUPPORT,
-        Errno::EOPNOTSUPP,
-    ];
-    socket.batch_all(&requests, &gone)
+    socket.batch_all(&requests, &GONE)
 }
 
 /// Returns all rules of [`PROTOCOL`]; none where the kernel has no policy
@@ -146,12 +141,7 @@ pub fn list(socket: &mut Socket, family: Family) -> Result<Vec<Rule>, Error> {
     header[0] = family.number();
     let object = format!("{family} rules");
     let request = Request::new(libc::RTM_GETRULE, 0, "list", object).header(&header);
-    match socket.dump(&request, |message| parse(message, family)) {
-        Err(e) if matches!(e.errno(), Some(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP)) => {
-            Ok(Vec::new())
-        }
-        other => other,
-    }
+    if_known(socket.dump(&request, |message| parse(message, family)))
 }
 
 /// Tries whether rules can match destination ports here, with a rule on a table

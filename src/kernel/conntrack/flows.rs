@@ -43,14 +43,14 @@ use nix::{errno::Errno, libc};
 
 pub use super::state::State;
 use crate::{
-    kernel::netlink::{Attributes, Error, Malformed, Message, Request, Socket},
+    kernel::netlink::{Attributes, Error, Malformed, Message, Request, Socket, netfilter_kind},
     net::Family,
 };
 
-/// Messages of NFNL_SUBSYS_CTNETLINK (1) in the upper byte: `IPCTNL_MSG_CT_*`.
-pub(super) const CT_NEW: u16 = 1 << 8;
-const CT_GET: u16 = 1 << 8 | 1;
-pub(super) const CT_DELETE: u16 = 1 << 8 | 2;
+// Messages `IPCTNL_MSG_CT_*`.
+pub(super) const CT_NEW: u16 = netfilter_kind(libc::NFNL_SUBSYS_CTNETLINK, 0);
+const CT_GET: u16 = netfilter_kind(libc::NFNL_SUBSYS_CTNETLINK, 1);
+pub(super) const CT_DELETE: u16 = netfilter_kind(libc::NFNL_SUBSYS_CTNETLINK, 2);
 /// Size of `struct nfgenmsg`: family, version, a number that is 0 here.
 const HEADER: usize = 4;
 
@@ -287,7 +287,7 @@ fn or_any(at: SocketAddr) -> [(Option<IpAddr>, Option<u16>); 4] {
 }
 
 fn message(kind: u16, family: Family, operation: &'static str, object: String) -> Request {
-    Request::new(kind, 0, operation, object).header(&[family.number(), 0, 0, 0])
+    Request::new(kind, 0, operation, object).nfgenmsg(family.number())
 }
 
 /// Returns the dump, filtered by the protocol and port that all matches have in

@@ -8,13 +8,12 @@ use nix::{errno::Errno, libc};
 
 use super::{Element, Kind, LONGEST_NAME, Listed, Set};
 use crate::{
-    kernel::netlink::{Error, Malformed, Message, Protocol, Request, Socket},
+    kernel::netlink::{Error, Malformed, Message, Protocol, Request, Socket, netfilter_kind},
     net::Family,
 };
 
-/// The subsystem of nfnetlink (`NFNL_SUBSYS_IPSET`).
-const SUBSYSTEM: u16 = 6;
-// Commands of the subsystem (`IPSET_CMD_*`).
+// Commands (`IPSET_CMD_*`).
+const GET_PROTOCOL: u16 = 1;
 const CREATE: u16 = 2;
 const DESTROY: u16 = 3;
 const SWAP: u16 = 6;
@@ -65,9 +64,9 @@ impl IpSets {
         // The kernel refuses a version that it does not speak; which it does
         // has no bearing on what is asked here.
         let request = |version| {
-            let header = [libc::AF_INET as u8, 0, 0, 0];
-            Request::new(SUBSYSTEM << 8 | 1, 0, "use", "ipset")
-                .header(&header)
+            let kind = netfilter_kind(libc::NFNL_SUBSYS_IPSET, GET_PROTOCOL.into());
+            Request::new(kind, 0, "use", "ipset")
+                .nfgenmsg(libc::AF_INET as u8)
                 .attribute(PROTOCOL, &[version])
         };
         let mut outcome = Ok(());
@@ -93,15 +92,10 @@ impl IpSets {
         what: &Words<'_>,
     ) -> Request {
         let object = format!("{}{}", what.object, what.name);
-        Request::new(
-            SUBSYSTEM << 8 | command,
-            flags as u16,
-            what.operation,
-            object,
-        )
-        // struct nfgenmsg: family, version, a number that is 0 here.
-        .header(&[family, 0, 0, 0])
-        .attribute(PROTOCOL, &[self.version])
+        let kind = netfilter_kind(libc::NFNL_SUBSYS_IPSET, command.into());
+        Request::new(kind, flags as u16, what.operation, object)
+            .nfgenmsg(family)
+            .attribute(PROTOCOL, &[self.version])
     }
 
     fn named(&self, command: u16, flags: i32, what: &Words<'_>) -> Request {

@@ -20,6 +20,7 @@
 
 mod error;
 pub mod generic;
+mod headers;
 mod notifications;
 mod parse;
 mod request;
@@ -27,6 +28,7 @@ mod socket;
 mod transaction;
 
 pub use error::{Error, Malformed};
+pub use headers::{RtMsg, netfilter_kind};
 pub use notifications::Notifications;
 pub use parse::{Attribute, Attributes, Message, Messages};
 pub use request::Request;

@@ -3,25 +3,24 @@
 
 use nix::{errno::Errno, libc};
 
-use super::netlink::{Error, Protocol, Request, Socket};
+use super::netlink::{Error, Protocol, Request, Socket, netfilter_kind};
 
-/// Message types `NFNL_MSG_ACCT_*`, with NFNL_SUBSYS_ACCT in the upper byte.
-const NEW: u16 = 7 << 8;
-const GET: u16 = 7 << 8 | 1;
-const DEL: u16 = 7 << 8 | 3;
+// Messages `NFNL_MSG_ACCT_*`.
+const NEW: u16 = netfilter_kind(libc::NFNL_SUBSYS_ACCT, 0);
+const GET: u16 = netfilter_kind(libc::NFNL_SUBSYS_ACCT, 1);
+const DEL: u16 = netfilter_kind(libc::NFNL_SUBSYS_ACCT, 3);
 // enum nfnl_acct_type
 const NAME: u16 = 1;
 const PACKETS: u16 = 2;
 
 fn request(kind: u16, flags: i32, operation: &'static str, name: &str) -> Request {
-    // `struct nfgenmsg`: any family, version 0.
     Request::new(
         kind,
         flags as u16,
         operation,
         format!("nfacct object {name}"),
     )
-    .header(&[0; 4])
+    .nfgenmsg(libc::AF_UNSPEC as u8)
     .text(NAME, name)
 }
 

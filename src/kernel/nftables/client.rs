@@ -2,13 +2,14 @@
 
 use std::{thread, time::Duration};
 
-use nix::errno::Errno;
+use nix::{errno::Errno, libc};
 
 use super::{
     HEADER,
     chain::{self, ListedChain},
     element::{self, Element, Found},
     failure::{Failure, Refused},
+    kind,
     rule::{self, ListedRule},
     set::{self, ListedSet},
     table::Table,
@@ -19,13 +20,12 @@ use crate::{
     net::Family,
 };
 
-/// The subsystem in the upper byte: `NFT_MSG_*`.
-const GET_TABLE: u16 = 10 << 8 | 1;
-const GET_CHAIN: u16 = 10 << 8 | 4;
-pub(super) const GET_RULE: u16 = 10 << 8 | 7;
-const GET_SET: u16 = 10 << 8 | 10;
-const GET_ELEMENTS: u16 = 10 << 8 | 13;
-const GET_GENERATION: u16 = 10 << 8 | 16;
+const GET_TABLE: u16 = kind(libc::NFT_MSG_GETTABLE);
+const GET_CHAIN: u16 = kind(libc::NFT_MSG_GETCHAIN);
+pub(super) const GET_RULE: u16 = kind(libc::NFT_MSG_GETRULE);
+const GET_SET: u16 = kind(libc::NFT_MSG_GETSET);
+const GET_ELEMENTS: u16 = kind(libc::NFT_MSG_GETSETELEM);
+const GET_GENERATION: u16 = kind(libc::NFT_MSG_GETGEN);
 // enum nft_gen_attributes
 const GENERATION_ID: u16 = 1;
 /// How often a reading of several lists is begun anew when another process changed
@@ -342,7 +342,7 @@ impl Rules {
 }
 
 fn list(kind: u16, family: Family, object: String) -> Request {
-    Request::new(kind, 0, "list", object).header(&[family.number(), 0, 0, 0])
+    Request::new(kind, 0, "list", object).nfgenmsg(family.number())
 }
 
 /// The generation in a message that tells it.

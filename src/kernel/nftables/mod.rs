@@ -92,8 +92,17 @@ pub use value::{Value, concat};
 pub use verdict::{Datum, Verdict};
 pub use watcher::{Changes, Watcher};
 
+use nix::libc;
+
+use super::netlink::netfilter_kind;
+
 /// Size of `struct nfgenmsg`.
 const HEADER: usize = 4;
+
+/// Returns the type of a message of nf_tables (`NFT_MSG_*`).
+const fn kind(message: libc::c_int) -> u16 {
+    netfilter_kind(libc::NFNL_SUBSYS_NFTABLES, message)
+}
 
 /// Reads a message as each kind of answer there is, and prints what it is; for
 /// tests with bytes from anywhere.

@@ -91,22 +91,24 @@ impl RuleSummary {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use nix::libc;
+
+    use super::{super::kind, *};
     use crate::kernel::netlink::{Messages, Request};
 
     /// `NFTA_EXPR_NAME`
     const NAME: u16 = 1;
 
     #[test]
-    fn a_rule_of_iptables_is_told_by_its_comment_and_target() {
+    fn a_rule_of_iptables_is_known_by_its_comment_and_target() {
         let expression = |r: Request, kind: &str, name: &str, info: &[u8]| {
             r.nested(1, |r| {
                 r.text(NAME, kind)
                     .nested(DATA, |r| r.text(XT_NAME, name).attribute(XT_INFO, info))
             })
         };
-        let request = Request::new(10 << 8 | 6, 0, "read", "")
-            .header(&[2, 0, 0, 0])
+        let request = Request::new(kind(libc::NFT_MSG_NEWRULE), 0, "read", "")
+            .nfgenmsg(2)
             .nested(rule::EXPRESSIONS, |r| {
                 let r = expression(r, "match", "comment", b"default/web has no endpoints\0\0");
                 let r = expression(r, "match", "tcp", &[0; 4]);

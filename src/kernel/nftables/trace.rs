@@ -3,11 +3,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{HEADER, verdict::Verdict};
+use nix::libc;
+
+use super::{HEADER, kind, verdict::Verdict};
 use crate::kernel::netlink::{Attribute, Malformed, Message};
 
-/// `NFT_MSG_TRACE`, with the subsystem in the upper byte.
-const TRACE: u16 = 10 << 8 | 17;
+const TRACE: u16 = kind(libc::NFT_MSG_TRACE);
 
 // enum nft_trace_attributes
 const TABLE: u16 = 1;
@@ -185,7 +186,7 @@ mod tests {
 
     fn begin(kind: u16, of: u32) -> Request {
         Request::new(kind, 0, "trace", "")
-            .header(&[2, 0, 0, 0])
+            .nfgenmsg(2)
             .text(TABLE, "nat")
             .text(CHAIN, "KUBE-SERVICES")
             .be32(ID, 7)

@@ -108,7 +108,7 @@ impl Tracer {
     pub fn rule(&mut self, chain: &TracedChain, handle: u64) -> Result<RuleSummary, Error> {
         let object = format!("rule {handle} of chain {} of nf_tables", chain.name);
         let request = Request::new(GET_RULE, 0, "read", object)
-            .header(&[chain.family, 0, 0, 0])
+            .nfgenmsg(chain.family)
             .text(rule::TABLE, &chain.table)
             .text(rule::CHAIN, &chain.name)
             .be64(rule::HANDLE, handle);

@@ -9,7 +9,7 @@ use super::{
     chain,
     chain::Chain,
     element::{self, Element, Key, Purpose, Shown},
-    rule,
+    kind, rule,
     rule::Rule,
     set::Set,
     table,
@@ -17,23 +17,11 @@ use super::{
 };
 use crate::kernel::netlink::Request;
 
-// Begin and end of a transaction, see linux/netfilter/nfnetlink.h.
-const BEGIN: u16 = 0x10;
-const END: u16 = 0x11;
+// Begin and end of a transaction.
+const BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
+const END: u16 = libc::NFNL_MSG_BATCH_END as u16;
 /// `NFNL_BATCH_GENID`
 const GENERATION: u16 = 1;
-/// `NFNL_SUBSYS_NFTABLES`
-const SUBSYSTEM: u16 = 10;
-// enum nf_tables_msg_types
-const NEW_TABLE: u16 = 0;
-const DELETE_TABLE: u16 = 2;
-const NEW_CHAIN: u16 = 3;
-const DELETE_CHAIN: u16 = 5;
-const NEW_RULE: u16 = 6;
-const DELETE_RULE: u16 = 8;
-const NEW_SET: u16 = 9;
-const NEW_ELEMENTS: u16 = 12;
-const DELETE_ELEMENTS: u16 = 14;
 
 /// Changes of one table.
 #[derive(Clone, Debug)]
@@ -181,7 +169,7 @@ impl Transaction {
         generation: Option<u32>,
         grouping: Grouping,
     ) -> impl Iterator<Item = Request> {
-        let [high, low] = SUBSYSTEM.to_be_bytes();
+        let [high, low] = (libc::NFNL_SUBSYS_NFTABLES as u16).to_be_bytes();
         let frame = move |kind| Request::new(kind, 0, "", "").header(&[0, 0, high, low]);
         let begin = match generation {
             Some(generation) => frame(BEGIN).be32(GENERATION, generation),
@@ -225,32 +213,29 @@ impl Transaction {
     pub(super) fn request(&self, part: &Part<'_>, number: u32) -> Request {
         let create = libc::NLM_F_CREATE as u16;
         let append = create | libc::NLM_F_APPEND as u16;
-        let new = |kind: u16, flags: u16| {
-            Request::new(SUBSYSTEM << 8 | kind, flags, "", "").header(&[
-                self.table.family.number(),
-                0,
-                0,
-                0,
-            ])
-        };
+        let family = self.table.family.number();
+        let new = |message, flags| Request::new(kind(message), flags, "", "").nfgenmsg(family);
         // The attribute of the table's name is the same everywhere.
-        let request = |kind, flags| new(kind, flags).text(table::NAME, &self.table.name);
-        let rule = |kind, flags, chain: &str| request(kind, flags).text(rule::CHAIN, chain);
-        let of_set = |kind, flags, set: &Set| request(kind, flags).text(element::SET, &set.name);
+        let request = |message, flags| new(message, flags).text(table::NAME, &self.table.name);
+        let rule = |message, flags, chain: &str| request(message, flags).text(rule::CHAIN, chain);
+        let of_set =
+            |message, flags, set: &Set| request(message, flags).text(element::SET, &set.name);
         match part.step {
-            Step::AddTable => self.table.write(new(NEW_TABLE, create)),
-            Step::DeleteTable => request(DELETE_TABLE, 0),
-            Step::AddChain(chain) => chain.write(request(NEW_CHAIN, create)),
-            Step::DeleteChain(name) => request(DELETE_CHAIN, 0).text(chain::NAME, name),
-            Step::FlushChain(name) => rule(DELETE_RULE, 0, name),
-            Step::AddRule(chain, desired) => desired.write(rule(NEW_RULE, append, chain)),
-            Step::AddSet(set) => set.write(request(NEW_SET, create), number),
+            Step::AddTable => self.table.write(new(libc::NFT_MSG_NEWTABLE, create)),
+            Step::DeleteTable => request(libc::NFT_MSG_DELTABLE, 0),
+            Step::AddChain(chain) => chain.write(request(libc::NFT_MSG_NEWCHAIN, create)),
+            Step::DeleteChain(name) => request(libc::NFT_MSG_DELCHAIN, 0).text(chain::NAME, name),
+            Step::FlushChain(name) => rule(libc::NFT_MSG_DELRULE, 0, name),
+            Step::AddRule(chain, desired) => {
+                desired.write(rule(libc::NFT_MSG_NEWRULE, append, chain))
+            }
+            Step::AddSet(set) => set.write(request(libc::NFT_MSG_NEWSET, create), number),
             Step::AddElements(set, _) => {
-                let request = of_set(NEW_ELEMENTS, create, set);
+                let request = of_set(libc::NFT_MSG_NEWSETELEM, create, set);
                 element::write(request, set, part.elements, Purpose::Add)
             }
             Step::DeleteElements(set, _) => {
-                let request = of_set(DELETE_ELEMENTS, 0, set);
+                let request = of_set(libc::NFT_MSG_DELSETELEM, 0, set);
                 element::write(request, set, part.elements, Purpose::Delete)
             }
         }

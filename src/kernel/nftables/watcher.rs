@@ -9,7 +9,7 @@ use std::{
 use nix::libc;
 use socket2::{SockFilter, SockRef};
 
-use super::{Failure, HEADER, Rules, Transaction, client::generation_of, table};
+use super::{Failure, HEADER, Rules, Transaction, client::generation_of, kind, table};
 use crate::{
     kernel::netlink::{Error, Message, Protocol, Socket},
     net::Family,
@@ -17,8 +17,7 @@ use crate::{
 
 /// `NFNLGRP_NFTABLES`
 const GROUP: u32 = 7;
-/// `NFT_MSG_NEWGEN`, with the subsystem in the upper byte.
-const NEW_GENERATION: u16 = 10 << 8 | 15;
+const NEW_GENERATION: u16 = kind(libc::NFT_MSG_NEWGEN);
 
 /// Receives notifications of changes that others make.
 pub struct Watcher {

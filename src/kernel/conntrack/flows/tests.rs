@@ -66,7 +66,7 @@ pub(crate) fn enter(socket: &mut Socket, flow: &Flow, zone: u16) {
     };
     let create = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
     let mut request =
-        Request::new(CT_NEW, create, "add", flow.to_string()).header(&[family.number(), 0, 0, 0]);
+        Request::new(CT_NEW, create, "add", flow.to_string()).nfgenmsg(family.number());
     request = side(request, TUPLE_ORIGINAL, flow.original);
     request = side(request, TUPLE_REPLY, flow.reply);
     request = request.attribute(TIMEOUT, &600u32.to_be_bytes());

@@ -153,7 +153,7 @@ fn expressions_are_read_as_they_were_sent() {
             .into_iter()
             .flat_map(|(_, rules)| rules);
         let wire = wire(&example::whole(family));
-        let new_rule = |message: &Message<'_>| message.kind == 10 << 8 | 6;
+        let new_rule = |message: &Message<'_>| message.kind == kind(libc::NFT_MSG_NEWRULE);
         let mut sent = Messages::new(&wire).map(Result::unwrap).filter(new_rule);
         let mut kinds = BTreeMap::new();
         for rule in desired {

@@ -67,9 +67,9 @@ impl Tree {
     }
 }
 
-const NEW_SET: u16 = 10 << 8 | 9;
-const NEW_ELEMENTS: u16 = 10 << 8 | 12;
-const DELETE_ELEMENTS: u16 = 10 << 8 | 14;
+const NEW_SET: u16 = kind(libc::NFT_MSG_NEWSET);
+const NEW_ELEMENTS: u16 = kind(libc::NFT_MSG_NEWSETELEM);
+const DELETE_ELEMENTS: u16 = kind(libc::NFT_MSG_DELSETELEM);
 
 impl Sent {
     fn new(kind: u16, body: &[u8]) -> Sent {

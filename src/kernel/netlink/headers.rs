@@ -1,0 +1,54 @@
+//! The fixed headers that requests begin with.
+
+use nix::libc::c_int;
+
+use super::Request;
+
+/// Returns the type of a netfilter message: the number of its `subsystem`
+/// (`NFNL_SUBSYS_*`) is in the upper byte.
+pub const fn netfilter_kind(subsystem: c_int, message: c_int) -> u16 {
+    (subsystem << 8 | message) as u16
+}
+
+/// `struct rtmsg` of `linux/rtnetlink.h`; what is 0 is left open.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RtMsg {
+    /// The number of the IP family.
+    pub family: u8,
+    /// How many bits of the destination count.
+    pub dst_len: u8,
+    /// `RT_TABLE_*`
+    pub table: u8,
+    /// `RTPROT_*`: who made the route.
+    pub protocol: u8,
+    /// `RT_SCOPE_*`
+    pub scope: u8,
+    /// `RTN_*`
+    pub kind: u8,
+}
+
+impl Request {
+    /// Appends `struct nfgenmsg` of `linux/netfilter/nfnetlink.h`: the number of the IP
+    /// family, a version and a resource, both 0.
+    #[must_use]
+    pub fn nfgenmsg(self, family: u8) -> Request {
+        self.header(&[family, 0, 0, 0])
+    }
+
+    /// Appends `struct rtmsg`.
+    #[must_use]
+    pub fn rtmsg(self, route: RtMsg) -> Request {
+        let RtMsg {
+            family,
+            dst_len,
+            table,
+            protocol,
+            scope,
+            kind,
+        } = route;
+        // Length of the source, TOS and flags are 0.
+        self.header(&[
+            family, dst_len, 0, 0, table, protocol, scope, kind, 0, 0, 0, 0,
+        ])
+    }
+}
