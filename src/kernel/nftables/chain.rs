@@ -115,7 +115,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// One that rules lead to.
+    /// Returns a chain that rules lead to.
     pub fn new(name: impl Into<String>) -> Chain {
         Chain {
             name: name.into(),
@@ -124,7 +124,7 @@ impl Chain {
         }
     }
 
-    /// One that the kernel calls, whose packets pass at its end.
+    /// Returns a chain that the kernel calls, whose packets pass at its end.
     pub fn base(name: impl Into<String>, kind: ChainType, hook: Hook, priority: i32) -> Chain {
         let policy = Policy::Accept;
         Chain {
@@ -138,7 +138,7 @@ impl Chain {
         }
     }
 
-    /// The same with a comment.
+    /// Returns the same chain with a comment.
     #[must_use]
     pub fn commented(mut self, comment: &str) -> Chain {
         self.comment = Some(Comment::new(comment));
@@ -163,7 +163,7 @@ impl Chain {
         }
     }
 
-    /// What stands between the braces after `add chain`.
+    /// Writes what stands between the braces after `add chain`.
     pub(super) fn body(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.base.is_none() && self.comment.is_none() {
             return Ok(());
@@ -203,7 +203,7 @@ pub struct ListedChain {
 }
 
 impl ListedChain {
-    /// Reads one from a dump.
+    /// Returns the chain that a message of a dump has.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<ListedChain, Malformed> {
         let mut listed = ListedChain {
             table: String::new(),

@@ -57,7 +57,7 @@ pub struct Contents {
 }
 
 impl Rules {
-    /// Of the network namespace of the calling thread.
+    /// Returns the rules of the network namespace of the calling thread.
     ///
     /// # Errors
     /// When no netlink socket can be had.
@@ -67,7 +67,7 @@ impl Rules {
         Ok(Rules { socket })
     }
 
-    /// The number by which notifications name this socket as the author of a
+    /// Returns the number by which notifications name this socket as the author of a
     /// change; see [`Watcher::open`](super::Watcher::open).
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Rules {
         })
     }
 
-    /// A number that grows by one with each change, whichever process makes it.
+    /// Returns a number that grows by one with each change, whichever process makes it.
     ///
     /// # Errors
     /// When the kernel has no nf_tables, or refuses.
@@ -156,7 +156,7 @@ impl Rules {
         }
     }
 
-    /// The tables of `family`. One of both families, `inet`, is of neither.
+    /// Returns the tables of `family`. One of both families, `inet`, is of neither.
     ///
     /// # Errors
     /// When the kernel has no nf_tables, or refuses.
@@ -178,7 +178,7 @@ impl Rules {
         Ok(())
     }
 
-    /// The rules of a table, in their order in each chain.
+    /// Returns the rules of a table, in their order in each chain.
     ///
     /// # Errors
     /// As [`Rules::chains`].
@@ -195,7 +195,7 @@ impl Rules {
             .dump(&request, |m| ListedRule::read(m).map(ours))
     }
 
-    /// The sets and maps of a table, without their elements.
+    /// Returns the sets and maps of a table, without their elements.
     ///
     /// # Errors
     /// As [`Rules::chains`].
@@ -210,7 +210,7 @@ impl Rules {
         self.socket.dump(&request, |m| ListedSet::read(m).map(ours))
     }
 
-    /// The elements of a set or a map, in no order.
+    /// Returns the elements of a set or a map, in no order.
     ///
     /// # Errors
     /// As [`Rules::chains`]; also when there is no such set.
@@ -235,7 +235,7 @@ impl Rules {
         })
     }
 
-    /// A table with all that is in it; `None` if there is none.
+    /// Returns a table with all that is in it; `None` if there is none.
     ///
     /// # Errors
     /// As [`Rules::chains`].
@@ -345,7 +345,7 @@ fn list(kind: u16, family: Family, object: String) -> Request {
     Request::new(kind, 0, "list", object).nfgenmsg(family.number())
 }
 
-/// The generation in a message that tells it.
+/// Returns the generation in a message that names it.
 pub(super) fn generation_of(message: Message<'_>) -> Result<Option<u32>, Malformed> {
     for attribute in message.attributes(HEADER) {
         let attribute = attribute?;

@@ -24,7 +24,7 @@ const MARK: u32 = 3;
 /// `NFT_META_NFTRACE`
 const NFTRACE: u32 = 12;
 
-/// The expressions of these statements.
+/// Returns the expressions of these statements.
 pub(super) fn compile(statements: &[Statement]) -> Vec<Expression> {
     let mut out = Vec::with_capacity(2 * statements.len());
     for statement in statements {

@@ -65,7 +65,7 @@ impl DataType {
         DataType::IfName,
     ];
 
-    /// The number that `nft` gives it.
+    /// Returns the number that `nft` gives it.
     pub fn number(self) -> u32 {
         match self {
             DataType::Integer => 4,
@@ -83,7 +83,7 @@ impl DataType {
         }
     }
 
-    /// Its word after `type` in a set.
+    /// Returns its word after `type` in a set.
     pub fn name(self) -> &'static str {
         match self {
             DataType::Integer => "integer",
@@ -101,7 +101,7 @@ impl DataType {
         }
     }
 
-    /// Octets of a value; 0 for an unknown type.
+    /// Returns how many octets a value has; 0 for an unknown type.
     pub(super) fn len(self) -> usize {
         match self {
             DataType::Protocol | DataType::CtDirection => 1,
@@ -113,7 +113,8 @@ impl DataType {
         }
     }
 
-    /// Octets in a concatenation, where each value begins at a multiple of four.
+    /// Returns how many octets a value takes in a concatenation, where each begins at a
+    /// multiple of four.
     pub(super) fn padded(self) -> usize {
         self.len().next_multiple_of(4)
     }
@@ -126,7 +127,7 @@ impl DataType {
         }
     }
 
-    /// The types whose concatenation has this number.
+    /// Returns the types whose concatenation has this number.
     pub(super) fn concatenated(mut number: u32) -> Vec<DataType> {
         let mut types = Vec::new();
         while number != 0 {
@@ -139,7 +140,7 @@ impl DataType {
         types
     }
 
-    /// The number of a concatenation; `nft` has room for five types in it.
+    /// Returns the number of a concatenation; `nft` has room for five types in it.
     pub(super) fn concatenation(types: &[DataType]) -> u32 {
         let fold = |number: u32, t: &DataType| (number << BITS) | t.number();
         types.iter().fold(0, fold)

@@ -22,7 +22,8 @@ const FIB: u32 = 26;
 /// Any direction of a `ct` key, and none.
 const ANY: u32 = u32::MAX;
 
-/// Of a verdict, or of a concatenation of which only the types are known.
+/// Returns the user data of a verdict, or of a concatenation of which only the types are
+/// known.
 pub(super) fn bare(kind: u32) -> UserData {
     let empty = UserData::default();
     empty.number(KIND, kind).nested(DATA, UserData::default())
@@ -32,7 +33,7 @@ pub(super) fn bare_concat() -> UserData {
     bare(CONCAT)
 }
 
-/// Of these fields; `None` where one cannot be described.
+/// Returns the user data of these fields; `None` where one cannot be described.
 pub(super) fn write(fields: &[Field]) -> Option<UserData> {
     let (kind, data) = match fields {
         [one] => field(one)?,
@@ -84,7 +85,7 @@ fn payload(field: &Field) -> Option<(u32, u32)> {
     })
 }
 
-/// The fields that user data describe, as far as they are known here.
+/// Returns the fields that user data describe, as far as they are known here.
 pub(super) fn read(octets: &[u8]) -> Option<Vec<Field>> {
     let (kind, data) = (
         userdata::number(octets, KIND)?,

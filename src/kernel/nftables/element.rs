@@ -67,7 +67,7 @@ pub struct Counted {
 }
 
 impl Element {
-    /// One of a set.
+    /// Returns an element of a set.
     pub fn new(key: impl Into<Box<[u8]>>) -> Element {
         Element {
             key: key.into(),
@@ -80,7 +80,7 @@ impl Element {
         }
     }
 
-    /// One of a map.
+    /// Returns an element of a map.
     pub fn with(key: impl Into<Box<[u8]>>, data: Datum) -> Element {
         Element {
             data: Some(data),
@@ -88,7 +88,7 @@ impl Element {
         }
     }
 
-    /// A range of a set, its ends included.
+    /// Returns a range of a set, its ends included.
     pub fn range(key: impl Into<Box<[u8]>>, end: impl Into<Box<[u8]>>) -> Element {
         Element {
             end: Some(end.into()),
@@ -96,15 +96,16 @@ impl Element {
         }
     }
 
-    /// The same with a comment.
+    /// Returns the same element with a comment.
     #[must_use]
     pub fn commented(mut self, comment: &str) -> Element {
         self.comment = Some(Comment::new(comment));
         self
     }
 
-    /// The same without what changes by itself: what is left of its timeout, and what
-    /// it counted. What is sent and what is listed are equal in this form.
+    /// Returns the same element without what changes by itself: what is left of its
+    /// timeout, and what it counted. What is sent and what is listed are equal in this
+    /// form.
     #[must_use]
     pub fn comparable(self) -> Element {
         Element {
@@ -188,7 +189,7 @@ fn step(octets: &mut [u8], with: fn(u8, u8) -> (u8, bool)) -> bool {
     false
 }
 
-/// How many of `elements` go into one message.
+/// Returns how many of `elements` go into one message.
 pub(super) fn fitting(elements: &[Element]) -> usize {
     let mut room = 0;
     let fits = |element: &&Element| {
@@ -257,7 +258,7 @@ impl Raw {
 pub(in crate::kernel) struct Found(Vec<Raw>);
 
 impl Found {
-    /// Reads a message of a dump.
+    /// Returns what a message of a dump has.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<Found, Malformed> {
         let mut found = Vec::new();
         for attribute in message.attributes(HEADER) {
@@ -284,7 +285,7 @@ impl Found {
         !listed.all(|one| seen.insert(one))
     }
 
-    /// The elements of `set` in all messages of its dump, in no order.
+    /// Returns the elements of `set` in all messages of its dump, in no order.
     pub(in crate::kernel) fn elements(messages: Vec<Found>, set: &Set) -> Vec<Element> {
         let raw = messages.into_iter().flat_map(|found| found.0);
         let raw = raw.filter(|raw| !raw.is_catchall).map(|mut raw| {

@@ -46,7 +46,7 @@ fn all(refused: &[Refused]) -> String {
 }
 
 impl Failure {
-    /// The first reason as an error.
+    /// Returns the first reason as an error.
     pub fn first(self) -> Error {
         match self {
             Failure::Unknown(error) => error,
@@ -69,7 +69,7 @@ impl Failure {
 }
 
 impl Refused {
-    /// What the kernel refused of `transaction`, which was sent in this
+    /// Returns what the kernel refused of `transaction`, which was sent in this
     /// `grouping`, by name.
     pub(super) fn named(
         transaction: &Transaction,

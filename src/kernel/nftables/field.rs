@@ -220,7 +220,7 @@ impl Field {
         }
     }
 
-    /// The header, the offset and the length of what is part of a packet.
+    /// Returns the header, the offset and the length of what is part of a packet.
     pub(super) fn payload(&self) -> Option<(Header, u32, u32)> {
         Some(match self {
             Field::SourceAddress(Family::V4) => (Header::Network, 12, 4),
@@ -308,7 +308,7 @@ impl Field {
     }
 }
 
-/// Octets of a key of these fields.
+/// Returns how many octets a key of these fields has.
 pub(super) fn len(fields: &[Field]) -> usize {
     match fields {
         [one] => one.data_type().len(),
@@ -316,8 +316,8 @@ pub(super) fn len(fields: &[Field]) -> usize {
     }
 }
 
-/// Appends what loads a concatenation into the registers from `to` on; returns
-/// its length. `free` is as for [`Field::load`].
+/// Appends what loads a concatenation into the registers from `to` on. Returns its
+/// length. `free` is as for [`Field::load`].
 pub(super) fn load(fields: &[Field], to: usize, free: usize, out: &mut Vec<Expression>) -> usize {
     let len = len(fields);
     let free = free.max((to + len).next_multiple_of(4));

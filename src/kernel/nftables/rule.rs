@@ -31,7 +31,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// One without comment.
+    /// Returns a rule without a comment.
     pub fn new(statements: impl IntoIterator<Item = Statement>) -> Rule {
         Rule {
             statements: statements.into_iter().collect(),
@@ -39,14 +39,14 @@ impl Rule {
         }
     }
 
-    /// The same with a comment.
+    /// Returns the same rule with a comment.
     #[must_use]
     pub fn commented(mut self, comment: &str) -> Rule {
         self.comment = Some(Comment::new(comment));
         self
     }
 
-    /// What the kernel gets.
+    /// Returns what the kernel gets.
     pub fn expressions(&self) -> Vec<Expression> {
         compile(&self.statements)
     }
@@ -98,7 +98,7 @@ impl ListedRule {
         self.comment == rule.comment && desired.eq(self.expressions.iter().cloned())
     }
 
-    /// Reads one from a dump.
+    /// Returns the rule that a message of a dump has.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<ListedRule, Malformed> {
         let mut rule = ListedRule {
             table: String::new(),

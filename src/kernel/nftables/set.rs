@@ -59,7 +59,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// The types of the values.
+    /// Returns the types of the values.
     pub fn types(&self) -> Vec<DataType> {
         match self {
             Type::Named(types) => types.clone(),
@@ -131,7 +131,7 @@ pub struct Set {
 }
 
 impl Set {
-    /// A set of these keys.
+    /// Returns a set of these keys.
     pub fn new(name: &str, key: Type) -> Set {
         Set {
             name: name.into(),
@@ -147,7 +147,7 @@ impl Set {
         }
     }
 
-    /// A map from these keys to these data.
+    /// Returns a map from these keys to these data.
     pub fn map(name: &str, key: Type, data: Data) -> Set {
         Set {
             data: Some(data),
@@ -155,12 +155,12 @@ impl Set {
         }
     }
 
-    /// It holds ranges of concatenations, not of single values.
+    /// Returns true if it holds ranges of concatenations, not of single values.
     pub(super) fn ranges_of_concat(&self) -> bool {
         self.interval && self.key.types().len() > 1
     }
 
-    /// It holds ranges of single values: the kernel keeps their ends as
+    /// Returns true if it holds ranges of single values: the kernel has their ends as
     /// elements of their own.
     pub(super) fn ranges_of_one(&self) -> bool {
         self.interval && self.key.types().len() == 1
@@ -260,12 +260,12 @@ impl Set {
         user.comment(COMMENT, self.comment.as_ref())
     }
 
-    /// `set` or `map`.
+    /// Returns `set` or `map`.
     pub(super) fn word(&self) -> &'static str {
         if self.data.is_some() { "map" } else { "set" }
     }
 
-    /// What stands between the braces after `add set` or `add map`.
+    /// Writes what stands between the braces after `add set` or `add map`.
     pub(super) fn body(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{ ")?;
         match &self.key {
@@ -344,7 +344,7 @@ impl ListedSet {
         !self.anonymous && self.set == desired
     }
 
-    /// Reads one from a dump.
+    /// Returns the set that a message of a dump has.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<ListedSet, Malformed> {
         let (mut table, mut name) = (String::new(), "");
         let (mut flags, mut key, mut data, mut user) = (0, 0, 0, &[][..]);

@@ -24,7 +24,7 @@ pub struct RuleSummary {
 }
 
 impl RuleSummary {
-    /// Reads the answer to a question for one rule.
+    /// Returns what the answer to a question for one rule says.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<RuleSummary, Malformed> {
         let mut summary = RuleSummary::default();
         for attribute in message.attributes(super::HEADER) {

@@ -32,7 +32,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// One without comment, which all may change.
+    /// Returns a table without a comment, which all may change.
     pub fn new(family: Family, name: impl Into<String>) -> Table {
         Table {
             family,
@@ -52,7 +52,7 @@ impl Table {
         }
     }
 
-    /// Reads one from a dump.
+    /// Returns the table that a message of a dump has.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<Option<Table>, Malformed> {
         let Some(family) = Family::from_number(message.header::<4>()?[0]) else {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Table {
     }
 }
 
-/// How `nft` calls a family.
+/// Returns what `nft` calls a family.
 pub(super) fn word(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",

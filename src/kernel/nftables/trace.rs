@@ -85,7 +85,8 @@ pub struct Headers {
 }
 
 impl Trace {
-    /// Reads a notification; `None` where it is none of a packet's way.
+    /// Returns the step that a notification has; `None` where it is not about a packet's
+    /// way.
     pub(in crate::kernel) fn read(message: Message<'_>) -> Result<Option<Trace>, Malformed> {
         if message.kind != TRACE {
             return Ok(None);

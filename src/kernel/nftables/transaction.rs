@@ -55,7 +55,7 @@ pub(crate) enum Step {
 }
 
 impl Transaction {
-    /// Without changes, for this table.
+    /// Returns a transaction without changes, for this table.
     pub fn new(table: Table) -> Transaction {
         Transaction {
             table,
@@ -63,17 +63,17 @@ impl Transaction {
         }
     }
 
-    /// The table that it changes.
+    /// Returns the table that it changes.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// It changes nothing.
+    /// Returns true if it changes nothing.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// How many changes it makes; elements count one each.
+    /// Returns how many changes it makes; elements count one each.
     pub fn len(&self) -> usize {
         self.steps
             .iter()
@@ -81,13 +81,13 @@ impl Transaction {
             .sum()
     }
 
-    /// How many steps it has, however many elements they are of: the number of
+    /// Returns how many steps it has, however many elements they are of: the number of
     /// the next one.
     pub fn steps(&self) -> usize {
         self.steps.len()
     }
 
-    /// Its changes, for a table in memory.
+    /// Returns its changes, for a table in memory.
     #[cfg(test)]
     pub(crate) fn made_of(&self) -> &[Step] {
         &self.steps
@@ -162,8 +162,8 @@ impl Transaction {
         self.steps.iter().any(|step| step.elements().len() > 1)
     }
 
-    /// What goes to the kernel: a frame, and one message a change, elements
-    /// as `grouping` says. `generation`: refused if another was made since.
+    /// Returns what goes to the kernel: a frame, and one message a change, elements as
+    /// `grouping` says. It is refused if another change was made since `generation`.
     pub(super) fn requests(
         &self,
         generation: Option<u32>,
@@ -181,7 +181,7 @@ impl Transaction {
         std::iter::once(begin).chain(changes).chain(end)
     }
 
-    /// Changes, each of which is one message.
+    /// Returns the changes, each of which is one message.
     pub(super) fn parts(&self, grouping: Grouping) -> impl Iterator<Item = Part<'_>> {
         self.steps
             .iter()
@@ -209,7 +209,7 @@ impl Transaction {
             })
     }
 
-    /// The message of one part; `number` differs from that of all others.
+    /// Returns the message of one part; `number` differs from that of all others.
     pub(super) fn request(&self, part: &Part<'_>, number: u32) -> Request {
         let create = libc::NLM_F_CREATE as u16;
         let append = create | libc::NLM_F_APPEND as u16;
@@ -263,12 +263,12 @@ impl Step {
 }
 
 impl Part<'_> {
-    /// Which element of the step it is, if it is one alone.
+    /// Returns which element of the step it is, if it is one alone.
     pub(super) fn element(&self) -> Option<usize> {
         (self.elements.len() == 1).then_some(self.first)
     }
 
-    /// A verb and an object for an error about it.
+    /// Returns a verb and an object for an error about it.
     pub(super) fn named(&self, table: &Table) -> (&'static str, String) {
         let of_set = |set: &Set| format!("{} {}", set.word(), set.name);
         let (verb, object) = match self.step {

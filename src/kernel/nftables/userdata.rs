@@ -12,7 +12,7 @@ const COMMENT: usize = 128;
 pub struct Comment(Box<str>);
 
 impl Comment {
-    /// Of this text; what does not fit is left out.
+    /// Returns a comment of this text; what does not fit is left out.
     pub fn new(text: &str) -> Comment {
         let mut comment = String::with_capacity(text.len().min(COMMENT));
         for c in text.chars().filter(|c| !c.is_control() && *c != '"') {
@@ -65,14 +65,14 @@ impl UserData {
         }
     }
 
-    /// Its octets; `None` if there are none.
+    /// Returns its octets; `None` if there are none.
     pub(super) fn octets(&self) -> Option<&[u8]> {
         (!self.0.is_empty()).then_some(&self.0)
     }
 }
 
-/// The attributes in user data that any process may have written: reading ends with
-/// the first that is cut.
+/// Returns the attributes in user data that any process may have written: reading ends
+/// with the first that is cut.
 pub(super) fn attributes(octets: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = octets;
     std::iter::from_fn(move || {
@@ -83,18 +83,18 @@ pub(super) fn attributes(octets: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// The attribute of that kind.
+/// Returns the attribute of that kind.
 pub(super) fn find(octets: &[u8], kind: u8) -> Option<&[u8]> {
     attributes(octets).find(|(k, _)| *k == kind).map(|(_, o)| o)
 }
 
-/// The number of that kind.
+/// Returns the number of that kind.
 pub(super) fn number(octets: &[u8], kind: u8) -> Option<u32> {
     let octets = find(octets, kind)?;
     octets.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// The comment of that kind. What cannot be read as one is none.
+/// Returns the comment of that kind; `None` also for what cannot be read as one.
 pub(super) fn comment(octets: &[u8], kind: u8) -> Option<Comment> {
     let text = find(octets, kind)?;
     let end = text.iter().position(|octet| *octet == 0)?;

@@ -20,7 +20,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Its octets, as the kernel compares them.
+    /// Returns its octets, as the kernel compares them.
     pub fn octets(&self) -> Vec<u8> {
         let mut octets = Vec::with_capacity(16);
         self.append(&mut octets);
@@ -52,7 +52,7 @@ impl Value {
     }
 }
 
-/// The octets of a concatenation: each value begins at a multiple of four. One
+/// Returns the octets of a concatenation: each value begins at a multiple of four. One
 /// value alone is not filled up.
 pub fn concat(values: &[Value]) -> Vec<u8> {
     // Most are kept as boxes, which have no room to spare.

@@ -40,7 +40,7 @@ impl Verdict {
         }
     }
 
-    /// Reads one from its attributes.
+    /// Returns the verdict that an attribute has.
     pub(super) fn read(attribute: Attribute<'_>) -> Result<Verdict, Malformed> {
         verdict(attribute)
     }
@@ -99,7 +99,7 @@ impl Datum {
         Err(Malformed("data without a value"))
     }
 
-    /// The octets, where it is no verdict.
+    /// Returns the octets of what is no verdict.
     pub(super) fn octets(attribute: Attribute<'_>) -> Result<Box<[u8]>, Malformed> {
         match Datum::read(attribute)? {
             Datum::Value(octets) => Ok(octets),

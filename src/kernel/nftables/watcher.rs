@@ -37,7 +37,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Something in that table may have been changed.
+    /// Returns true if something in that table may have been changed.
     pub fn concern(&self, family: Family, table: &str) -> bool {
         let of = |(f, name): &(Family, String)| *f == family && name == table;
         self.lost || self.tables.iter().any(of)
@@ -45,8 +45,8 @@ impl Changes {
 }
 
 impl Watcher {
-    /// Of the network namespace of the calling thread. Changes by the sockets
-    /// with the numbers `own` are left out, in the kernel already: a large
+    /// Returns a watcher of the network namespace of the calling thread. Changes by the
+    /// sockets with the numbers `own` are left out, in the kernel already: a large
     /// transaction of ours brings no notifications.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Watcher {
         }
     }
 
-    /// What was changed since the last time; does not wait.
+    /// Returns what was changed since the last time; does not wait.
     ///
     /// # Errors
     /// When the socket fails.

@@ -43,7 +43,7 @@ struct Signs {
 }
 
 impl Engine {
-    /// Whether it holds `table` of `family` already. Reading a legacy table
+    /// Returns whether it holds `table` of `family` already. Reading a legacy table
     /// through its program would create it.
     pub fn has_table(self, family: Family, table: &str) -> bool {
         let list = match (self, family) {
@@ -105,7 +105,7 @@ pub struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// For programs of `family`, of which nothing is known.
+    /// Returns a search for programs of `family`, of which nothing is known.
     pub fn new(family: Family) -> Search<'static> {
         Search {
             family,
@@ -151,9 +151,9 @@ fn may_run(engine: Engine) -> Result<(), Error> {
 }
 
 impl Xtables {
-    /// The programs for the engine that this node's other components use; if
-    /// no sign shows it, the node owner's choice, as far as the kernel can do it;
-    /// nothing is changed.
+    /// Returns the programs for the engine that this node's other components use; if no
+    /// sign shows it, the node owner's choice, as far as the kernel can do it; nothing is
+    /// changed.
     ///
     /// # Errors
     /// When none works, or when some did not answer; with each one's message.
@@ -203,7 +203,7 @@ impl Xtables {
         }
     }
 
-    /// The engine that its programs speak to.
+    /// Returns the engine that its programs speak to.
     ///
     /// # Errors
     /// When the program cannot be run.

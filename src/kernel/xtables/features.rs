@@ -25,8 +25,8 @@ pub type Features = EnumSet<Extension>;
 /// A feature: which table it is tried in, and with what.
 type Probe = (Table, Rule, Extension);
 
-/// An nfacct object that exists while it is tried: one for each family, as both
-/// are tried at the same time.
+/// Returns the name of an nfacct object that exists while it is tried: one for each
+/// family, as both are tried at the same time.
 pub(in crate::kernel) fn account(family: Family) -> &'static str {
     match family {
         Family::V4 => "tripod-probe",
@@ -99,7 +99,7 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// All features are known.
+    /// Returns the outcome of a probe after which all features are known.
     pub fn known(there: Features) -> Probed {
         Probed {
             there,

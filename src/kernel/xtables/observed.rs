@@ -52,7 +52,7 @@ pub(super) struct ObservedTable {
 }
 
 impl Observed {
-    /// Tables of which nothing was read.
+    /// Returns tables of which nothing was read.
     pub fn new(interest: InterestIn) -> Observed {
         let tables = HashMap::new();
         Observed { interest, tables }

@@ -219,60 +219,60 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Matches everything and does nothing.
+    /// Returns a rule that matches everything and does nothing.
     pub fn new() -> Rule {
         Rule::default()
     }
 
-    /// `-s NET`: what comes from `net`.
+    /// Adds `-s NET`: what comes from `net`.
     pub fn source(mut self, net: impl Into<IpNet>) -> Rule {
         self.source = Some(Negatable::Is(net.into()));
         self
     }
 
-    /// `-s VALUE/MASK`, where the mask is no prefix.
+    /// Adds `-s VALUE/MASK`, where the mask is no prefix.
     pub fn source_bits(mut self, value: IpAddr, mask: IpAddr) -> Rule {
         self.source_bits = Some((value, mask));
         self
     }
 
-    /// `! -s NET`.
+    /// Adds `! -s NET`.
     pub fn not_source(mut self, net: impl Into<IpNet>) -> Rule {
         self.source = Some(Negatable::IsNot(net.into()));
         self
     }
 
-    /// `-d NET`: what goes to `net`.
+    /// Adds `-d NET`: what goes to `net`.
     pub fn destination(mut self, net: impl Into<IpNet>) -> Rule {
         self.destination = Some(Negatable::Is(net.into()));
         self
     }
 
-    /// `-i LINK`, where a name that ends in `+` stands for all that begin so.
+    /// Adds `-i LINK`, where a name that ends in `+` stands for all that begin so.
     pub fn input(mut self, link: impl Into<String>) -> Rule {
         self.input = Some(Negatable::Is(link.into()));
         self
     }
 
-    /// `! -i LINK`.
+    /// Adds `! -i LINK`.
     pub fn not_input(mut self, link: impl Into<String>) -> Rule {
         self.input = Some(Negatable::IsNot(link.into()));
         self
     }
 
-    /// `! -d NET`.
+    /// Adds `! -d NET`.
     pub fn not_destination(mut self, net: impl Into<IpNet>) -> Rule {
         self.destination = Some(Negatable::IsNot(net.into()));
         self
     }
 
-    /// `-p PROTOCOL`: what is of `protocol`.
+    /// Adds `-p PROTOCOL`: what is of `protocol`.
     pub fn protocol(mut self, protocol: Protocol) -> Rule {
         self.protocol = Some(protocol);
         self
     }
 
-    /// `-m comment --comment TEXT`; what is too long for the kernel is cut.
+    /// Adds `-m comment --comment TEXT`; what is too long for the kernel is cut.
     pub fn comment(self, text: impl Into<String>) -> Rule {
         let mut text = text.into();
         text.truncate(text.floor_char_boundary(COMMENT_LENGTH));
@@ -288,24 +288,24 @@ impl Rule {
         }
     }
 
-    /// `-m PROTOCOL --dport PORT`; leaves out `-p`.
+    /// Adds `-m PROTOCOL --dport PORT`; leaves out `-p`.
     pub fn destination_port(self, protocol: Protocol, port: u16) -> Rule {
         self.with(Match::DestinationPorts(protocol, port..=port))
     }
 
-    /// Any other extension.
+    /// Adds any other extension.
     pub fn with(mut self, one: Match) -> Rule {
         self.matches.push(one);
         self
     }
 
-    /// `-j TARGET`: what happens to it.
+    /// Adds `-j TARGET`: what happens to it.
     pub fn target(mut self, target: Target) -> Rule {
         self.target = Some(target);
         self
     }
 
-    /// `-j CHAIN`: it goes through `chain`, and comes back where no rule ends its way.
+    /// Adds `-j CHAIN`: it goes through `chain`, and comes back where no rule ends its way.
     pub fn jump(self, chain: impl Into<String>) -> Rule {
         self.target(Target::Jump(chain.into()))
     }

@@ -17,9 +17,9 @@ pub struct Toolkit {
 }
 
 impl Toolkit {
-    /// Finds out by trying; takes some tenths of a second. A process does this
-    /// as part of [`Kernel::examine`]. Changes nothing. Answers also what is not
-    /// known of the features.
+    /// Returns what is found out by trying, which takes some tenths of a second, and what
+    /// is not known of the features. A process does this as part of [`Kernel::examine`].
+    /// Changes nothing.
     ///
     /// [`Kernel::examine`]: crate::kernel::probe::Kernel::examine
     ///

@@ -73,12 +73,12 @@ pub struct Group<O> {
 pub(super) const CHAIN: usize = 4;
 
 impl<O> Group<O> {
-    /// A group that is everybody's.
+    /// Returns a group that is everybody's.
     pub fn common(ops: Vec<Op>) -> Group<O> {
         Group { owner: None, ops }
     }
 
-    /// A group of `owner`'s.
+    /// Returns a group of `owner`'s.
     pub fn of(owner: O, ops: Vec<Op>) -> Group<O> {
         let owner = Some(owner);
         Group { owner, ops }

@@ -76,7 +76,7 @@ impl Routes {
             .retain(|route| !other.node_ports.contains(route));
     }
 
-    /// Nothing is among them.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.node_ports.is_empty()
     }
@@ -198,7 +198,7 @@ impl Change {
         }
     }
 
-    /// What goes to the kernel, where `applied` is in force.
+    /// Returns what goes to the kernel, where `applied` is in force.
     pub fn batch(self, applied: &Applied, sets: &Sets) -> Batch {
         let mut batch = Batch::new(applied.options.family);
         let new: fn(u32, u32) -> bool = |before, after| before == 0 && after > 0;
@@ -269,7 +269,7 @@ impl Batch {
         }
     }
 
-    /// A table with what `change` adds to an empty one, in the place of the one
+    /// Returns a table with what `change` adds to an empty one, in the place of the one
     /// that `exists`. `affinity` are clients that stay on their endpoints.
     pub fn whole(
         change: Change,
@@ -341,7 +341,7 @@ impl Batch {
         }
     }
 
-    /// The ServicePort for which an element of a step is.
+    /// Returns the ServicePort for which an element of a step is.
     pub fn owner(&self, step: usize, element: usize) -> Option<&ServicePortName> {
         let owner = self.owners.get(&step)?.get(element)?;
         self.change.ports.get(*owner).map(|(name, _)| name)

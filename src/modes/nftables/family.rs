@@ -207,7 +207,7 @@ impl FamilyTable {
         plan::plan(port, &slots, options).own
     }
 
-    /// Compares the table with what it is to hold for `map`. Changes nothing.
+    /// Returns how the table differs from what it is to hold for `map`. Changes nothing.
     ///
     /// # Errors
     /// When the table cannot be read.

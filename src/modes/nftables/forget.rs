@@ -31,13 +31,14 @@ pub struct Forgotten {
 }
 
 impl Forgotten {
-    /// A change is in force. New entries of what it took away do not come any more.
+    /// Adds what a change that is in force took away: no new entries of that come any
+    /// more.
     pub fn after(&mut self, change: &mut Change) {
         self.routes.extend(std::mem::take(&mut change.forgotten));
         self.routes.remove(&change.preserved);
     }
 
-    /// The map of clients was written anew, without them.
+    /// Forgets them: the map of clients was written anew, without them.
     pub fn clear(&mut self) {
         self.routes = Routes::default();
     }

@@ -100,7 +100,7 @@ pub struct Nftables {
 }
 
 impl Nftables {
-    /// The mode on a `kernel` that was examined, for the families that it can
+    /// Returns the mode on a `kernel` that was examined, for the families that it can
     /// serve; changes nothing yet.
     ///
     /// # Errors

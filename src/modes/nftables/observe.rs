@@ -22,7 +22,7 @@ pub struct Observed {
     pub affinity: Vec<Element>,
 }
 
-/// Reads what is to be kept of the family's table; nothing else is read, for that
+/// Returns what is to be preserved of the family's table; nothing else is read, for that
 /// takes longer than writing it. `affinity` is the map of clients.
 ///
 /// # Errors

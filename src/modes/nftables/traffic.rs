@@ -37,8 +37,8 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Of Services in the namespaces `counted`, in the network namespace of the calling
-    /// thread.
+    /// Returns the traffic of Services in the namespaces `counted`, in the network
+    /// namespace of the calling thread.
     ///
     /// # Errors
     /// When no netlink socket can be had.

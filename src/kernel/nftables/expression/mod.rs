@@ -19,7 +19,7 @@ impl Register {
     /// All registers together, in octets.
     pub(super) const SPACE: usize = 64;
 
-    /// The register that begins at this many octets; beyond the last it is one
+    /// Returns the register that begins at this many octets; beyond the last it is one
     /// that the kernel refuses.
     pub(super) fn at(octets: usize) -> Register {
         Register(u8::try_from(octets / 4).unwrap_or(u8::MAX))
@@ -350,8 +350,8 @@ pub enum LookupData {
 }
 
 impl Expression {
-    /// The same without what changes by itself, and what the kernel adds: what
-    /// is sent and what is listed are equal in this form.
+    /// Returns the same expression without what changes by itself, and what the kernel
+    /// adds: what is sent and what is listed are equal in this form.
     #[must_use]
     pub fn comparable(mut self) -> Expression {
         match &mut self {
@@ -369,7 +369,7 @@ impl Expression {
         self
     }
 
-    /// A constant into a register.
+    /// Returns the expression that puts a constant into a register.
     pub(super) fn immediate(to: Register, octets: &[u8]) -> Expression {
         let octets = octets.into();
         Expression::Immediate { to, octets }

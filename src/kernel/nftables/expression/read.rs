@@ -20,14 +20,14 @@ use crate::kernel::{
 const DEEPEST: u32 = 3;
 
 impl Expression {
-    /// Reads a list of them.
+    /// Returns the expressions of a list.
     pub(in crate::kernel::nftables) fn read_all(
         list: Attribute<'_>,
     ) -> Result<Vec<Expression>, Malformed> {
         all(list, DEEPEST)
     }
 
-    /// Reads one expression from its attributes.
+    /// Returns the expression that an attribute has.
     pub(in crate::kernel::nftables) fn read(
         attribute: Attribute<'_>,
     ) -> Result<Expression, Malformed> {

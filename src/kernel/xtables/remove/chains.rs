@@ -33,7 +33,8 @@ struct Jump {
 }
 
 impl<F: Fn(&str) -> bool> OwnedChains<F> {
-    /// Of `table`; `ours` is true for the names of chains that are to go.
+    /// Returns those of `table`, none read yet; `ours` is true for the names of chains
+    /// that are to go.
     pub fn new(table: Table, ours: F) -> OwnedChains<F> {
         OwnedChains {
             table,
@@ -113,9 +114,9 @@ impl<F: Fn(&str) -> bool> OwnedChains<F> {
         self.input(&format!("{emptied}{rules}{deleted}"))
     }
 
-    /// As [`removal`](Self::removal) where `engine` can do it at once; else in
-    /// steps, one after the other, of which the first has nothing lead to the
-    /// chains any more. There is always a first.
+    /// Returns the [`removal`](Self::removal) where `engine` can do it at once; else
+    /// steps, one after the other, of which the first has nothing lead to the chains any
+    /// more. There is always a first.
     pub fn steps(&self, engine: Engine) -> Vec<String> {
         if engine == Engine::Legacy || self.chains.len() <= AT_ONCE {
             return vec![self.removal()];

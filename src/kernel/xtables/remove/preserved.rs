@@ -19,13 +19,14 @@ impl Preserved {
         Preserved::default()
     }
 
-    /// All that is in these engines stays.
+    /// Returns that all that is in these engines stays.
     pub fn all(engines: Vec<(Family, Engine)>) -> Preserved {
         let chains = None;
         Preserved { engines, chains }
     }
 
-    /// In these engines, chains of these names stay, with what leads to them.
+    /// Returns that, in these engines, chains of these names stay, with what leads to
+    /// them.
     pub fn chains(
         engines: Vec<(Family, Engine)>,
         names: &'static [(Table, &'static str)],

@@ -104,7 +104,7 @@ pub enum Scheduler {
 }
 
 impl SharedChain {
-    /// The chains and their rules, each after those to which it leads.
+    /// Returns the chains and their rules, each after those to which it leads.
     pub fn chains(&self, options: &Options, sets: &Sets) -> Vec<(Chain, Vec<Rule>)> {
         match self {
             SharedChain::Pick(pick) => vec![(Chain::new(pick.name()), pick.rules(options, sets))],
@@ -116,7 +116,7 @@ impl SharedChain {
         }
     }
 
-    /// The names of these chains.
+    /// Returns the names of these chains.
     pub fn names(&self) -> Vec<String> {
         match self {
             SharedChain::Pick(pick) => vec![pick.name()],
@@ -129,7 +129,7 @@ impl SharedChain {
         }
     }
 
-    /// A verdict that leads there.
+    /// Returns a verdict that leads there.
     pub(super) fn goto(&self) -> Verdict {
         let name = self.names().into_iter().next().unwrap_or_default();
         Verdict::Goto(name.into())
@@ -259,7 +259,7 @@ fn not_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
     Some(Statement::Match(field, other))
 }
 
-/// Matches what comes from a pod of this node, if that can be known.
+/// Returns what matches packets that come from a pod of this node, if that can be known.
 pub(super) fn is_local(detect: &DetectLocal, family: Family) -> Option<Statement> {
     local(detect, family).map(|(field, test)| Statement::Match(field, test))
 }
@@ -286,7 +286,8 @@ fn remember_name(timeout: Duration) -> String {
     format!("{REMEMBER}-{}", timeout.as_secs())
 }
 
-/// The protocol has to be matched before ports of a connection are used.
+/// Returns a rule for each protocol, which has to be matched before ports of a connection
+/// are used.
 pub(super) fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
     let of = |protocol: Protocol| {
         let octets = vec![protocol.number()];
@@ -298,7 +299,7 @@ pub(super) fn each_protocol(statement: impl Fn() -> Statement) -> Vec<Rule> {
         .into()
 }
 
-/// What the client called, in a packet that was translated.
+/// Returns the fields of what the client called, in a packet that was translated.
 pub(super) fn called(family: Family) -> Vec<Field> {
     let original = Some(Direction::Original);
     vec![

@@ -49,7 +49,7 @@ pub struct Fixed {
     pub elements: Vec<(SetId, Element)>,
 }
 
-/// What does not depend on ServicePorts.
+/// Returns what does not depend on ServicePorts.
 pub fn fixed(options: &Options, sets: &Sets) -> Fixed {
     let plan = Plan {
         options,

@@ -87,7 +87,7 @@ impl Role {
 }
 
 impl Frontend {
-    /// The values of a key that begins with this frontend.
+    /// Returns a key that begins with this frontend.
     pub(super) fn key(&self, rest: &[Value]) -> Vec<u8> {
         let mut values = Vec::with_capacity(5);
         values.extend(self.ip.map(Value::Ip));
@@ -97,7 +97,7 @@ impl Frontend {
         concat(&values)
     }
 
-    /// The set for that, of those for addresses or those for node ports.
+    /// Returns the set for `role`, of those for addresses or those for node ports.
     pub(super) fn set(&self, role: Role) -> SetId {
         role.set(self.called())
     }

@@ -88,9 +88,9 @@ impl Features {
 }
 
 impl Options {
-    /// What the configuration says, and the objects of `map` that are no Services.
-    /// `served` are the addresses of node ports that follow from both; Services of the
-    /// namespaces `counted` are counted.
+    /// Returns what the configuration says, and the objects of `map` that are no
+    /// Services. `served` are the addresses of node ports that follow from both; Services
+    /// of the namespaces `counted` are counted.
     pub fn new(
         configuration: &KubeProxyConfiguration,
         configured: &Effective,
@@ -132,7 +132,7 @@ impl Options {
         }
     }
 
-    /// Where nothing is configured.
+    /// Returns the options where nothing is configured.
     #[cfg(test)]
     pub(in crate::modes::nftables) fn usual(family: Family) -> Options {
         Options {

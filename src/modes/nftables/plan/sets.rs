@@ -171,18 +171,18 @@ const MOST_CLIENTS: u32 = 1 << 18;
 pub struct Sets(Vec<Arc<Set>>);
 
 impl Sets {
-    /// Those of a family.
+    /// Returns the sets of a family.
     pub fn new(family: Family) -> Sets {
         Sets(SetId::ALL.map(|id| Arc::new(set(id, family))).into())
     }
 
-    /// The set of that name.
+    /// Returns the set of that name.
     pub fn get(&self, id: SetId) -> &Arc<Set> {
         // All have a place, in the order of the enumeration.
         &self.0[id as usize]
     }
 
-    /// All of them that the options ask for.
+    /// Returns all of them that the options ask for.
     pub fn of<'a>(&'a self, options: &'a Options) -> impl Iterator<Item = &'a Arc<Set>> {
         let all = SetId::ALL.into_iter();
         let needed = all.filter(|id| match id {
@@ -202,14 +202,14 @@ impl Sets {
     }
 }
 
-/// Service address, protocol and port of a packet.
+/// Returns the fields of a key: service address, protocol and port of a packet.
 pub(super) fn service(family: Family) -> Vec<Field> {
     let mut key = vec![Field::DestinationAddress(family)];
     key.extend(node_port());
     key
 }
 
-/// Protocol and node port of a packet.
+/// Returns the fields of a key: protocol and node port of a packet.
 pub(super) fn node_port() -> Vec<Field> {
     vec![Field::Meta(Meta::L4Proto), Field::DestinationPort]
 }
@@ -219,7 +219,7 @@ pub(super) fn endpoint(family: Family) -> Vec<Field> {
     vec![Field::DestinationAddress(family), Field::DestinationPort]
 }
 
-/// The client, and what it calls.
+/// Returns the fields of a key: the client, and what it calls.
 pub(super) fn client(family: Family) -> Vec<Field> {
     let mut key = vec![Field::SourceAddress(family)];
     key.extend(service(family));

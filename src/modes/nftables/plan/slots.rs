@@ -34,12 +34,13 @@ pub struct Taken {
 }
 
 impl Slots {
-    /// Slots of a ServicePort that had none before.
+    /// Returns the slots of a ServicePort that had none before.
     pub fn new(port: &ServicePort) -> Slots {
         Slots::after(port, &Slots::default())
     }
 
-    /// Slots of a ServicePort that had others `before`: as few as possible change.
+    /// Returns the slots of a ServicePort that had others `before`: as few as possible
+    /// change.
     pub fn after(port: &ServicePort, before: &Slots) -> Slots {
         let of = |indices: &[u32], before: &Taken| {
             let all = &port.endpoints.all;

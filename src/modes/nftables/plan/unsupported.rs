@@ -6,8 +6,8 @@ use crate::{
     services::{Preferences, ServicePort, SessionAffinity},
 };
 
-/// How the endpoints of `port` are chosen: as it asks, where the kernel's maps can
-/// do that, else at random.
+/// Returns how the endpoints of `port` are chosen: as it asks, where the kernel's maps
+/// can do that, else at random.
 pub(super) fn scheduler(port: &ServicePort, features: &Features) -> Scheduler {
     let sticky = port.session_affinity != SessionAffinity::None;
     if sticky && !features.dynamic_maps && features.hash {
