@@ -23,6 +23,18 @@ pub(super) enum Running {
     Userspace(Box<Userspace>),
 }
 
+/// Calls the same method of whichever mode it is.
+macro_rules! of_mode {
+    ($running:ident, $mode:ident => $call:expr) => {
+        match $running {
+            Running::Ipvs($mode) => $call,
+            Running::Nftables($mode) => $call,
+            Running::Iptables($mode) => $call,
+            Running::Userspace($mode) => $call,
+        }
+    };
+}
+
 impl Running {
     /// Returns the hand-over for a mode that carries connections itself; `None`
     /// for others.
@@ -38,65 +50,30 @@ impl Running {
 
 impl Mode for Running {
     fn name(&self) -> ModeName {
-        match self {
-            Running::Ipvs(mode) => mode.name(),
-            Running::Nftables(mode) => mode.name(),
-            Running::Iptables(mode) => mode.name(),
-            Running::Userspace(mode) => mode.name(),
-        }
+        of_mode!(self, mode => mode.name())
     }
 
     async fn prepare(&mut self) -> Result<(), SyncError> {
-        match self {
-            Running::Ipvs(mode) => mode.prepare().await,
-            Running::Nftables(mode) => mode.prepare().await,
-            Running::Iptables(mode) => mode.prepare().await,
-            Running::Userspace(mode) => mode.prepare().await,
-        }
+        of_mode!(self, mode => mode.prepare().await)
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
-        match self {
-            Running::Ipvs(mode) => mode.sync(map, asked).await,
-            Running::Nftables(mode) => mode.sync(map, asked).await,
-            Running::Iptables(mode) => mode.sync(map, asked).await,
-            Running::Userspace(mode) => mode.sync(map, asked).await,
-        }
+        of_mode!(self, mode => mode.sync(map, asked).await)
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        match self {
-            Running::Ipvs(mode) => mode.compare(map).await,
-            Running::Nftables(mode) => mode.compare(map).await,
-            Running::Iptables(mode) => mode.compare(map).await,
-            Running::Userspace(mode) => mode.compare(map).await,
-        }
+        of_mode!(self, mode => mode.compare(map).await)
     }
 
     async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
-        match self {
-            Running::Ipvs(mode) => mode.explain(map, packet).await,
-            Running::Nftables(mode) => mode.explain(map, packet).await,
-            Running::Iptables(mode) => mode.explain(map, packet).await,
-            Running::Userspace(mode) => mode.explain(map, packet).await,
-        }
+        of_mode!(self, mode => mode.explain(map, packet).await)
     }
 
     async fn externally_modified(&mut self) {
-        match self {
-            Running::Ipvs(mode) => mode.externally_modified().await,
-            Running::Nftables(mode) => mode.externally_modified().await,
-            Running::Iptables(mode) => mode.externally_modified().await,
-            Running::Userspace(mode) => mode.externally_modified().await,
-        }
+        of_mode!(self, mode => mode.externally_modified().await)
     }
 
     fn engines(&self) -> Vec<(Family, Engine)> {
-        match self {
-            Running::Ipvs(mode) => mode.engines(),
-            Running::Nftables(mode) => mode.engines(),
-            Running::Iptables(mode) => mode.engines(),
-            Running::Userspace(mode) => mode.engines(),
-        }
+        of_mode!(self, mode => mode.engines())
     }
 }

@@ -357,27 +357,15 @@ fn private(number: i32) -> Option<&'static str> {
     })
 }
 
-/// What the system's error numbers mean here.
+/// Returns `error` with what the system's error numbers mean here.
 pub(super) fn explained(error: Error) -> Error {
-    let Error::Refused {
-        operation,
-        object,
-        errno,
-        hint,
-    } = error
-    else {
-        return error;
-    };
-    let meaning = match (errno, operation) {
-        (Errno::EINVAL, "use") => Some("this kernel has no ipset: module ip_set"),
-        (Errno::EEXIST, "create") => Some("there is one of that name, of another kind"),
-        (Errno::EPERM, _) => Some("it takes CAP_NET_ADMIN"),
-        _ => None,
-    };
-    Error::Refused {
-        operation,
-        object,
-        errno,
-        hint: hint.or(meaning.map(str::to_owned)),
-    }
+    error.explained(|errno, operation| {
+        let meaning = match (errno, operation) {
+            (Errno::EINVAL, "use") => "this kernel has no ipset: module ip_set",
+            (Errno::EEXIST, "create") => "there is one of that name, of another kind",
+            (Errno::EPERM, _) => "it takes CAP_NET_ADMIN",
+            _ => return None,
+        };
+        Some(meaning.to_owned())
+    })
 }

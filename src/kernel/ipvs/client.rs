@@ -293,18 +293,9 @@ fn is_removal(change: &Change) -> bool {
     matches!(change, Change::Delete(_) | Change::DeleteReal(..))
 }
 
-/// What an error number means here (`net/netfilter/ipvs/ip_vs_ctl.c`).
+/// Returns `error` with what its number means here (`net/netfilter/ipvs/ip_vs_ctl.c`).
 fn explained(error: Error, change: &Change) -> Error {
-    let Error::Refused {
-        operation,
-        object,
-        errno,
-        hint,
-    } = error
-    else {
-        return error;
-    };
-    let meaning = match (errno, change) {
+    error.explained(|errno, _| match (errno, change) {
         (Errno::ENOENT, Change::Add(server) | Change::Edit(server)) => Some(format!(
             "this kernel has no such scheduler; it is in module ip_vs_{}",
             server.scheduler
@@ -325,11 +316,5 @@ fn explained(error: Error, change: &Change) -> Error {
         (Errno::EAFNOSUPPORT, _) => Some("this kernel's IPVS was built without IPv6".to_owned()),
         (Errno::EPERM, _) => Some("it takes CAP_NET_ADMIN".to_owned()),
         _ => None,
-    };
-    Error::Refused {
-        operation,
-        object,
-        errno,
-        hint: hint.or(meaning),
-    }
+    })
 }

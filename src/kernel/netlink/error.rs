@@ -75,6 +75,24 @@ impl Error {
         matches!(self, Error::Unstable { .. }) || self.errno().is_some_and(passing::is_passing)
     }
 
+    /// Returns the same error with what `meaning` says of a refusal, by its number and the
+    /// operation, where the kernel gave no text.
+    pub(in crate::kernel) fn explained(
+        mut self,
+        meaning: impl FnOnce(Errno, &'static str) -> Option<String>,
+    ) -> Error {
+        if let Error::Refused {
+            operation,
+            errno,
+            hint: hint @ None,
+            ..
+        } = &mut self
+        {
+            *hint = meaning(*errno, operation);
+        }
+        self
+    }
+
     /// Returns the kernel's reason, where it was the kernel that refused.
     pub fn errno(&self) -> Option<Errno> {
         match self {
