@@ -168,13 +168,12 @@ async fn no_other_calls_than_documented() {
     let expected = expected.flat_map(|path| ["list", "watch"].map(|verb| (verb, path.to_owned())));
     assert_eq!(calls, expected.collect());
     for query in &server.script().queries {
-        let selected = match query.starts_with(NODES) {
-            true => query.contains("fieldSelector=metadata.name%3Dnode-a"),
-            false => {
-                let services = query.starts_with(SERVICES);
-                query.contains("service-proxy-name") == services
-                    && query.contains("headless") != services
-            }
+        let selected = if query.starts_with(NODES) {
+            query.contains("fieldSelector=metadata.name%3Dnode-a")
+        } else {
+            let services = query.starts_with(SERVICES);
+            query.contains("service-proxy-name") == services
+                && query.contains("headless") != services
         };
         assert!(selected, "{query}");
     }

@@ -62,12 +62,11 @@ impl Authority {
         let identity = self.identity(host);
         let certificate = CertificateDer::from_pem_slice(identity.certificate.as_bytes()).unwrap();
         let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).unwrap();
-        let config = match clients {
-            true => {
-                let verifier = WebPkiClientVerifier::builder(self.roots()).build().unwrap();
-                ServerConfig::builder().with_client_cert_verifier(verifier)
-            }
-            false => ServerConfig::builder().with_no_client_auth(),
+        let config = if clients {
+            let verifier = WebPkiClientVerifier::builder(self.roots()).build().unwrap();
+            ServerConfig::builder().with_client_cert_verifier(verifier)
+        } else {
+            ServerConfig::builder().with_no_client_auth()
         };
         let mut config = config.with_single_cert(vec![certificate], key).unwrap();
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();

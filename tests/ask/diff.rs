@@ -39,9 +39,10 @@ fn changes_are_named(lab: &Lab, changes: &[Change]) {
             let printed = diff(lab);
             let mut lines = printed.text.lines();
             let names = |line: &str| named.iter().all(|words| line.contains(words));
-            match lines.any(names) && printed.status == Some(1) {
-                true => Ok(()),
-                false => Err(format!("{printed:?}")),
+            if lines.any(names) && printed.status == Some(1) {
+                Ok(())
+            } else {
+                Err(format!("{printed:?}"))
             }
         });
         let json = tripod(&lab.node, &["diff", "--output=json"]).json();

@@ -69,9 +69,12 @@ impl Expected {
             Target::ClusterIp | Target::LoadBalancer | Target::ExternalIp
         );
         let prohibited = local && probe.target == Target::ClusterIp;
-        let refused = || match at_node {
-            true => vec!["refused", "notServed"],
-            false => vec!["refused"],
+        let refused = || {
+            if at_node {
+                vec!["refused", "notServed"]
+            } else {
+                vec!["refused"]
+            }
         };
         let verdicts = match &probe.observation {
             Observation::Answered(_) => vec!["forwarded"],
@@ -119,9 +122,10 @@ fn candidates(answered: &Answered, v4: bool) -> Vec<(String, Option<f64>)> {
     let of = |(pod, share): &(Pod, u32)| {
         let (ipv4, ipv6) = pod.addresses();
         let port = answered.port;
-        let address = match v4 {
-            true => format!("{ipv4}:{port}"),
-            false => format!("[{ipv6}]:{port}"),
+        let address = if v4 {
+            format!("{ipv4}:{port}")
+        } else {
+            format!("[{ipv6}]:{port}")
         };
         let share = f64::from(*share) / f64::from(whole);
         (address, (answered.how == How::Shares).then_some(share))

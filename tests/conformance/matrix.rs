@@ -19,9 +19,10 @@ pub fn cell(case: &Case, column: &Column) -> String {
                 .into_iter()
                 .map(|why| number(why).to_string())
                 .collect();
-            match numbers.is_empty() {
-                true => HOLDS.into(),
-                false => format!("{HOLDS} {}", numbers.join(", ")),
+            if numbers.is_empty() {
+                HOLDS.into()
+            } else {
+                format!("{HOLDS} {}", numbers.join(", "))
             }
         }
     }

@@ -339,9 +339,10 @@ impl Service {
 
     /// As items of a List.
     pub fn manifests(&self, number: u16) -> Vec<Value> {
-        let mut items = match self.gone {
-            true => Vec::new(),
-            false => self.objects(number, &format!("case-{number}{}", self.suffix)),
+        let mut items = if self.gone {
+            Vec::new()
+        } else {
+            self.objects(number, &format!("case-{number}{}", self.suffix))
         };
         if !self.rival.is_empty() {
             let rival = Service {

@@ -179,9 +179,10 @@ impl Run<'_> {
         let pins = round()?;
         let alike = pins.iter().all(|pin| *pin == pins[0]);
         if how == How::Sticky {
-            return match alike && endpoints > 1 {
-                true => Err(format!("all clients meet {}", pins[0])),
-                false => Ok(()),
+            return if alike && endpoints > 1 {
+                Err(format!("all clients meet {}", pins[0]))
+            } else {
+                Ok(())
             };
         }
         // The silence is what is tested; it is no wait for anything else.

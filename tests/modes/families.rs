@@ -112,9 +112,10 @@ fn counted(lab: &Lab, endpoints: usize) {
     eventually(&format!("{at} counts {endpoints}"), SOON, || {
         let answer = get(&lab.outside, at, "/").map_err(|error| error.to_string())?;
         let counted = answer.contains(&format!("\"localEndpoints\": {endpoints},"));
-        match counted && answer.starts_with(&format!("HTTP/1.1 {status} ")) {
-            true => Ok(()),
-            false => Err(answer),
+        if counted && answer.starts_with(&format!("HTTP/1.1 {status} ")) {
+            Ok(())
+        } else {
+            Err(answer)
         }
     });
 }

@@ -24,13 +24,11 @@ impl Hidden {
         std::fs::write(LOADER, with_refusal).expect("changing it");
         eventually("the module is unloaded", SOON, || {
             let loaded = std::fs::read_to_string("/proc/modules").unwrap_or_default();
-            match loaded.contains("xt_sctp ") {
-                true => Err({
-                    let _ = lab.node.command("rmmod").arg("xt_sctp").status();
-                    "it is loaded".to_owned()
-                }),
-                false => Ok(()),
+            if !loaded.contains("xt_sctp ") {
+                return Ok(());
             }
+            let _ = lab.node.command("rmmod").arg("xt_sctp").status();
+            Err("it is loaded".to_owned())
         });
         Hidden(loader)
     }

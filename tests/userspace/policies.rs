@@ -255,9 +255,10 @@ fn zone_hints_keep_traffic_in_the_zone_of_the_node(lab: &mut Lab) {
         for to in hinted.cluster() {
             eventually(&format!("the node is in {zone}"), SOON, || {
                 let answers: BTreeSet<_> = (0..24).flat_map(|_| ask(&lab.client, to)).collect();
-                match answers.iter().eq(names) {
-                    true => Ok(()),
-                    false => Err(format!("{answers:?}")),
+                if answers.iter().eq(names) {
+                    Ok(())
+                } else {
+                    Err(format!("{answers:?}"))
                 }
             });
         }
@@ -337,13 +338,10 @@ fn health_check_ports_count_local_endpoints(lab: &mut Lab) {
                 let answer = get(&lab.outside, at, "/").map_err(|error| error.to_string())?;
                 let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
                 let body: Value = serde_json::from_str(body).map_err(|_| answer.clone())?;
-                match head.starts_with(&format!("HTTP/1.1 {status} "))
+                let is_answered = head.starts_with(&format!("HTTP/1.1 {status} "))
                     && body["localEndpoints"] == count
-                    && body["service"] == json!({"namespace": "default", "name": "web-10"})
-                {
-                    true => Ok(()),
-                    false => Err(answer),
-                }
+                    && body["service"] == json!({"namespace": "default", "name": "web-10"});
+                if is_answered { Ok(()) } else { Err(answer) }
             });
         }
     }

@@ -151,9 +151,10 @@ fn a_goes(lab: &Lab, web: &Service, calls: &Calls) {
     for to in web.cluster() {
         eventually("a is gone", SOON, || {
             let answers: Vec<_> = (0..12).map(|_| ask(&lab.client, to)).collect();
-            match answers.iter().flatten().any(|name| name == "a") {
-                true => Err("it is not".into()),
-                false => Ok(()),
+            if answers.iter().flatten().any(|name| name == "a") {
+                Err("it is not".into())
+            } else {
+                Ok(())
             }
         });
     }

@@ -24,17 +24,18 @@ struct Size {
 
 impl Size {
     fn get() -> Size {
-        match acceptance() {
-            true => Size {
+        if acceptance() {
+            Size {
                 upgrades: 50,
                 pace: 1_000,
                 open: 200,
-            },
-            false => Size {
+            }
+        } else {
+            Size {
                 upgrades: 2,
                 pace: 100,
                 open: 20,
-            },
+            }
         }
     }
 }

@@ -201,9 +201,10 @@ fn converges(mode: Mode, kubelet: &str, now: &[u128], past: &[Past]) -> Result<(
     for family in ["IPv4", "IPv6"] {
         let synced = full_syncs(&tripod, family);
         eventually("a further full sync", SOON, || {
-            match full_syncs(&tripod, family) > synced {
-                true => Ok(()),
-                false => Err(tripod.log()),
+            if full_syncs(&tripod, family) > synced {
+                Ok(())
+            } else {
+                Err(tripod.log())
             }
         });
     }

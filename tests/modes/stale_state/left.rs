@@ -24,9 +24,10 @@ pub fn kube_proxys(node: &Host, case: &Case, mode: &str, engine: &str, kubelet: 
         // Sets before their members.
         let (mut create, mut add) = (String::new(), String::new());
         for line in saved.lines() {
-            match line.starts_with("create") {
-                true => create += &format!("{line}\n"),
-                false => add += &format!("{line}\n"),
+            if line.starts_with("create") {
+                create += &format!("{line}\n");
+            } else {
+                add += &format!("{line}\n");
             }
         }
         feed(node, "ipset restore", &(create + &add));

@@ -75,9 +75,12 @@ impl Calls {
     /// Waits until so many more have been made.
     fn wait(&self, more: usize) {
         let enough = self.made() + more;
-        eventually("some more calls", SOON, || match self.made() >= enough {
-            true => Ok(()),
-            false => Err(format!("{} of {enough}", self.made())),
+        eventually("some more calls", SOON, || {
+            if self.made() >= enough {
+                Ok(())
+            } else {
+                Err(format!("{} of {enough}", self.made()))
+            }
         });
     }
 }

@@ -70,9 +70,10 @@ fn clients_notice_nothing() {
                     // process keeps that.
                     if *old != "ipvs" {
                         eventually(&format!("{old} is gone"), SOON, || {
-                            match traces(lab).contains(&(*old, true)) {
-                                true => Err(format!("{:?}", traces(lab))),
-                                false => Ok(()),
+                            if traces(lab).contains(&(*old, true)) {
+                                Err(format!("{:?}", traces(lab)))
+                            } else {
+                                Ok(())
                             }
                         });
                     }

@@ -170,10 +170,12 @@ impl Ruleset {
                 state.packet.destination = address.ip();
                 state.packet.port = address.port();
             }
-            let hook = match is_local(state.packet.destination) {
-                _ if from_node => "OUTPUT",
-                true => "INPUT",
-                false => "FORWARD",
+            let hook = if from_node {
+                "OUTPUT"
+            } else if is_local(state.packet.destination) {
+                "INPUT"
+            } else {
+                "FORWARD"
             };
             let masquerade = state.mark & self.mark != 0;
             for (state, ended) in self.chain(Table::Filter, hook, state) {
