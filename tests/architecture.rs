@@ -45,15 +45,12 @@ fn root() -> &'static Path {
 /// `text` up to its inline module of tests. `mod tests;` ends nothing: it may stand
 /// above the `use` lines.
 fn without_tests(text: &str) -> &str {
-    let begins_tests = |at: &usize| {
-        let (line, _) = text[*at..]
-            .trim_start_matches("#[cfg(test)]\n")
-            .split_once('\n')
-            .unwrap_or_default();
-        line.starts_with("mod ") && line.ends_with('{')
-    };
-    let mut marks = text.match_indices("#[cfg(test)]\n").map(|(at, _)| at);
-    &text[..marks.find(begins_tests).unwrap_or(text.len())]
+    let marks = text.match_indices("#[cfg(test)]\nmod ");
+    let mut inline = marks.filter(|(at, mark)| {
+        let name = text[at + mark.len()..].lines().next();
+        name.is_some_and(|line| line.ends_with('{'))
+    });
+    inline.next().map_or(text, |(at, _)| &text[..at])
 }
 
 /// The paths that the `use` lines of `text` name, without their tests.

@@ -39,7 +39,7 @@ impl Caller {
 pub(super) enum Promise {
     /// One of some endpoints answers.
     Answers(Answers),
-    /// The caller is told at once that it is not served.
+    /// The caller learns at once that it is not served.
     Refused,
     /// No answer comes, and no refusal.
     Silence,

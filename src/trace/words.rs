@@ -49,8 +49,8 @@ fn chain(chain: &TracedChain) -> String {
     format!("chain {} of table {}", chain.name, chain.table)
 }
 
-/// Returns what tells the rule from others: its comment, what it looks up, its target, or
-/// else its number.
+/// Returns what distinguishes the rule from others: its comment, what it looks up, its
+/// target, or else its number.
 fn named(handle: u64, rule: Option<&RuleSummary>) -> String {
     let mut parts = Vec::new();
     if let Some(rule) = rule {

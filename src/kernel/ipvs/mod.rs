@@ -52,7 +52,7 @@ pub use self::{
 };
 use crate::net::{Family, Protocol};
 
-/// What tells a virtual server from the others.
+/// What distinguishes a virtual server from the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerId {
     /// The transport protocol that it speaks.

@@ -93,7 +93,7 @@ pub enum Origin {
 pub enum Verdict {
     /// It is sent to one of the candidates.
     Forwarded,
-    /// Its sender is told at once that it is not served: a reset, or an ICMP message.
+    /// Its sender learns at once that it is not served: a reset, or an ICMP message.
     Refused,
     /// It is discarded without an answer.
     Dropped,

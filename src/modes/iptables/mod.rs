@@ -123,7 +123,7 @@ impl Iptables {
         })
     }
 
-    /// Returns what tells how many connections endpoints of Services in the namespaces
+    /// Returns what reads how many connections endpoints of Services in the namespaces
     /// `counted` got.
     pub fn traffic(&self, counted: Namespaces) -> Traffic {
         let served = self.families.iter().filter_map(|(_, rules)| rules.as_ref());

@@ -148,7 +148,7 @@ pub fn retire(exclude: &[IpNet]) -> Result<u32, Error> {
     Ok(connections)
 }
 
-/// Reads what tells our virtual servers from others'.
+/// Reads what distinguishes our virtual servers from others'.
 fn read_own(
     route: &mut Socket,
     mut sets: Option<&mut IpSets>,

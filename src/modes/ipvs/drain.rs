@@ -79,7 +79,7 @@ impl Drains {
     /// that are drained.
     pub fn decide(&mut self, frontend: &Frontend, leaving: &Leaving, now: Instant) -> DrainAction {
         let (real, limit) = (leaving.address, leaving.limit);
-        // Only TCP tells when a connection is over.
+        // Only TCP shows when a connection is over.
         let at_once = frontend.protocol != Protocol::Tcp || limit == Some(Duration::ZERO);
         let since = self.since(frontend, real).unwrap_or(now);
         // A limit beyond what the clock can show is none.

@@ -11,7 +11,7 @@ use crate::{
     net::{Family, Protocol},
 };
 
-/// What tells our virtual servers from those of other programs.
+/// What distinguishes our virtual servers from those of other programs.
 #[derive(Debug, Default)]
 pub struct OwnServers {
     /// Addresses of Services: those of the dummy link.

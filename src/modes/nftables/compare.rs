@@ -131,7 +131,7 @@ fn compare_sets(
     }
 }
 
-/// What tells an element from the others of its set.
+/// What distinguishes an element from the others of its set.
 type Key = (Box<[u8]>, Option<Box<[u8]>>);
 
 fn key(element: &Element) -> Key {

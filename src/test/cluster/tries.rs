@@ -149,7 +149,7 @@ fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     for caller in callers(stage) {
         for protocol in PROTOCOLS {
             let is_node = caller.agent.is_none();
-            // A program of this node is told EPERM by its own kernel where a rule
+            // A program of this node gets EPERM from its own kernel where a rule
             // refuses its datagram, and not that it was refused.
             if service.kind == Kind::Empty && is_node && protocol == Protocol::Udp {
                 continue;

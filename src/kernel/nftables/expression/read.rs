@@ -281,7 +281,7 @@ fn action(name: &str, f: &Fields<'_>, depth: u32) -> Result<Option<Expression>, 
     }))
 }
 
-/// The kernel tells the greatest also where it is the least.
+/// The kernel lists the greatest also where it is the least.
 fn translation(f: &Fields<'_>) -> Result<Range, Malformed> {
     let mut range = Range {
         address: f.optional(nat::ADDRESS)?,

@@ -25,7 +25,7 @@ fn what_others_change_is_noticed_and_what_we_do_is_not() {
         assert!(!waits(&watcher));
         assert_eq!(watcher.changes().unwrap(), Changes::default());
 
-        // The kernel tells of a change before the program that made it ends.
+        // The kernel notifies of a change before the program that made it ends.
         sh("nft add table ip others; nft add chain ip others c");
         assert!(waits(&watcher));
         let changes = watcher.changes().unwrap();

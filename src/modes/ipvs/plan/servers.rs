@@ -61,7 +61,7 @@ impl fmt::Display for Frontend {
 /// A virtual server with its real servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualServer {
-    /// What tells it from other virtual servers.
+    /// What distinguishes it from other virtual servers.
     pub frontend: Frontend,
     /// How the kernel spreads connections.
     pub scheduler: Arc<str>,

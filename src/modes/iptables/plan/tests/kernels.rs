@@ -56,7 +56,7 @@ fn ports() -> ServiceMap {
     four.into_iter().chain(six).collect()
 }
 
-/// The rules as they were loaded and as the kernel tells them.
+/// The rules as they were loaded and as the kernel lists them.
 async fn there_and_back(options: &Options) {
     let mut text = String::new();
     render(&ports(), options, &mut text).expect("text");
