@@ -42,17 +42,13 @@ impl Scheduler for RoundRobin {
     ) -> Option<usize> {
         // The cursor must follow the server that is really picked: a plain
         // `fetch_add` would give the neighbour of a skipped one a double share.
-        let mut next = self.next.load(Relaxed);
-        loop {
-            let picked = next_usable(servers, skip, next & !UNUSED)?;
-            match self
-                .next
-                .compare_exchange_weak(next, picked + 1, Relaxed, Relaxed)
-            {
-                Ok(_) => return Some(picked),
-                Err(now) => next = now,
-            }
-        }
+        let mut picked = None;
+        let after = |next: usize| {
+            picked = next_usable(servers, skip, next & !UNUSED);
+            picked.map(|picked| picked + 1)
+        };
+        self.next.fetch_update(Relaxed, Relaxed, after).ok()?;
+        picked
     }
 }
 

@@ -143,21 +143,15 @@ impl Scheduler for WeightedRoundRobin {
         _flow: &Flow,
         skip: &dyn Fn(usize) -> bool,
     ) -> Option<usize> {
-        let mut word = self.place.load(Relaxed);
-        loop {
-            let (picked, level) = self.find(Place::unpack(word), servers, skip)?;
-            let moved = Place {
-                next: picked as u32 + 1,
-                level,
-            };
-            match self
-                .place
-                .compare_exchange_weak(word, moved.pack(), Relaxed, Relaxed)
-            {
-                Ok(_) => return Some(picked),
-                Err(now) => word = now,
-            }
-        }
+        let mut picked = None;
+        let after = |word| {
+            let (found, level) = self.find(Place::unpack(word), servers, skip)?;
+            picked = Some(found);
+            let next = found as u32 + 1;
+            Some(Place { next, level }.pack())
+        };
+        self.place.fetch_update(Relaxed, Relaxed, after).ok()?;
+        picked
     }
 }
 

@@ -47,7 +47,7 @@ pub struct Executor {
     /// What is closed at the end of a sync.
     closing: BTreeMap<ServicePortName, Vec<Closing>>,
     /// Released frontends that stay captured while connections use them.
-    retiring: BTreeMap<Frontend, Vec<InUse>>,
+    lingering: BTreeMap<Frontend, Vec<InUse>>,
     /// Sockets of an ended process that no group has taken.
     given: GivenSockets,
     /// That a filter does not fit was logged.
@@ -85,7 +85,7 @@ impl Executor {
             desired: Desired::new(),
             changed: BTreeSet::new(),
             closing: BTreeMap::new(),
-            retiring: BTreeMap::new(),
+            lingering: BTreeMap::new(),
             given: GivenSockets::default(),
             filter_logged: false,
             if_taken,
@@ -186,8 +186,8 @@ impl Executor {
     }
 
     /// Returns the frontends that stay captured until their last connection ends.
-    pub fn retiring(&self) -> impl Iterator<Item = &Frontend> {
-        self.retiring.keys()
+    pub fn lingering(&self) -> impl Iterator<Item = &Frontend> {
+        self.lingering.keys()
     }
 
     /// Runs the steps of a difference that are due at once, and keeps the others
@@ -270,7 +270,7 @@ impl Executor {
                 match release {
                     Release::Now => self.capture(&frontend, None),
                     Release::Unused if self.desired.contains_key(&frontend) => {
-                        self.retiring.entry(frontend).or_default();
+                        self.lingering.entry(frontend).or_default();
                     }
                     Release::Unused => {}
                 }
@@ -284,7 +284,7 @@ impl Executor {
         let affinity = affinity.map(|timeout| self.assignments.affinity(&plan.name.port, timeout));
         for frontend in &plan.frontends {
             self.shared.captured.insert(*frontend, &plan.name);
-            self.retiring.remove(frontend);
+            self.lingering.remove(frontend);
         }
         let shared = &self.shared;
         let group = match self.groups.entry(plan.name.clone()) {
@@ -408,7 +408,7 @@ impl Executor {
                     return;
                 };
                 let frontend = Frontend::service(port.protocol, address.ip(), address.port());
-                if let Some(uses) = self.retiring.get_mut(&frontend) {
+                if let Some(uses) = self.lingering.get_mut(&frontend) {
                     uses.push(in_use);
                 }
             }
@@ -425,16 +425,16 @@ impl Executor {
 
     /// Stops capturing released frontends of `families` that no connection uses any
     /// more.
-    pub fn retire(&mut self, families: PerFamily<bool>) {
+    pub fn end_lingering(&mut self, families: PerFamily<bool>) {
         let unused: Vec<Frontend> = self
-            .retiring
+            .lingering
             .iter()
             .filter(|(frontend, _)| *families.get(frontend.family))
             .filter(|(_, uses)| uses.iter().all(|u| u.strong_count() == 0))
             .map(|(frontend, _)| *frontend)
             .collect();
         for frontend in unused {
-            self.retiring.remove(&frontend);
+            self.lingering.remove(&frontend);
             self.capture(&frontend, None);
         }
     }

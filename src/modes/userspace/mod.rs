@@ -236,7 +236,7 @@ impl Userspace {
         self.executor.update(names, map, &self.node, plan, done);
         let due = extents.map(|_, extent| extent.is_some());
         self.close(Method::Local, due);
-        self.executor.retire(due);
+        self.executor.end_lingering(due);
     }
 
     /// Closes what is due of those `families` that are captured by `method`.
@@ -303,8 +303,8 @@ impl Userspace {
         report
             .unfinished
             .extend(self.return_path.unfinished(family).cloned());
-        let retiring = self.executor.retiring();
-        report.lingering = retiring.filter(|f| f.family == family).count();
+        let lingering = self.executor.lingering();
+        report.lingering = lingering.filter(|f| f.family == family).count();
         report
     }
 

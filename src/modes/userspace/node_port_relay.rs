@@ -181,7 +181,7 @@ impl NodePortRelay {
         self.executor.update(names, map, &self.node, plan, done);
         let this = PerFamily::each(|one| one == family);
         self.executor.close(this);
-        self.executor.retire(this);
+        self.executor.end_lingering(this);
         if full {
             self.executor.close_given(family);
         }
