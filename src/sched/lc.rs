@@ -1,18 +1,11 @@
 //! `lc`: least connections, whatever the weight as long as that is not 0
 //! (kernel `ip_vs_lc.c`).
 
-use super::{
-    RealServer,
-    least::{Cost, overhead},
-};
+use super::{RealServer, least::overhead};
 
-#[derive(Debug, Default)]
-pub(super) struct LeastConnections;
-
-impl Cost for LeastConnections {
-    fn of(&self, server: &RealServer) -> (u64, u32) {
-        (overhead(&server.load), 1)
-    }
+/// Returns what `server` costs, for its share.
+pub(super) fn cost(server: &RealServer) -> (u64, u32) {
+    (overhead(&server.load), 1)
 }
 
 #[cfg(test)]
@@ -36,14 +29,14 @@ mod tests {
             (&[(1, u32::MAX, u32::MAX), (1, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0)], None),
         ];
-        assert_picks(&Least::<LeastConnections>::default(), cases);
+        assert_picks(&Least::new(cost, 0), cases);
     }
 
     #[test]
     fn connections_that_stay_spread_evenly_whatever_the_weights() {
         let servers = servers(&[3, 1, 0, 1]);
         assert_eq!(
-            kept_connections(&Least::<LeastConnections>::default(), &servers, 7),
+            kept_connections(&Least::new(cost, 0), &servers, 7),
             [0, 1, 3, 0, 1, 3, 0]
         );
     }

@@ -1,28 +1,24 @@
 //! What lc, wlc, sed and nq share: they pick the real server with the least cost for its
 //! share of the load.
 
-use std::{fmt, sync::atomic::Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Flow, Load, RealServer, Scheduler, round, usable};
 
-/// What a real server costs.
-pub(super) trait Cost: fmt::Debug + Send + Sync + 'static {
-    /// Returns the cost of `server`, which has a weight, and the share of the load that
-    /// it is to take, which is not 0.
-    fn of(&self, server: &RealServer) -> (u64, u32);
-}
+/// Returns the cost of a real server that has a weight, and the share of the load that it
+/// is to take, which is not 0.
+type Cost = fn(&RealServer) -> (u64, u32);
 
 /// Picks the usable real server whose cost is least for its share; among equals the one
 /// that comes first when counting begins at `first`.
-#[derive(Debug, Default)]
-pub(super) struct Least<C> {
-    /// Index of the real server that goes before its equals.
+#[derive(Debug)]
+pub(super) struct Least {
     first: usize,
-    cost: C,
+    cost: Cost,
 }
 
-impl<C> Least<C> {
-    pub(super) fn new(cost: C, first: usize) -> Least<C> {
+impl Least {
+    pub(super) fn new(cost: Cost, first: usize) -> Least {
         Least { first, cost }
     }
 
@@ -32,7 +28,7 @@ impl<C> Least<C> {
     }
 }
 
-impl<C: Cost> Scheduler for Least<C> {
+impl Scheduler for Least {
     fn pick(
         &self,
         servers: &[RealServer],
@@ -44,7 +40,7 @@ impl<C: Cost> Scheduler for Least<C> {
             if !usable(servers, skip, i) {
                 continue;
             }
-            let (cost, share) = self.cost.of(&servers[i]);
+            let (cost, share) = (self.cost)(&servers[i]);
             let (cost, share) = (u128::from(cost), u128::from(share));
             // cost / share < least.cost / least.share without division.
             let is_less = |(_, least_cost, least_share)| cost * least_share < least_cost * share;

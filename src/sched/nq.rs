@@ -3,14 +3,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Flow, RealServer, Scheduler, least::Least, sed::ShortestExpectedDelay, usable};
+use super::{Flow, RealServer, Scheduler, least::Least, sed, usable};
 
-#[derive(Debug, Default)]
-pub(super) struct NeverQueue(Least<ShortestExpectedDelay>);
+#[derive(Debug)]
+pub(super) struct NeverQueue(Least);
 
 impl NeverQueue {
     pub(super) fn new(first: usize) -> NeverQueue {
-        NeverQueue(Least::new(ShortestExpectedDelay, first))
+        NeverQueue(Least::new(sed::cost, first))
     }
 }
 
@@ -45,7 +45,7 @@ mod tests {
             (&[(1, 1, 0), (3, 5, 0)], Some(0)),
             (&[(0, 0, 0)], None),
         ];
-        assert_picks(&NeverQueue::default(), cases);
+        assert_picks(&NeverQueue::new(0), cases);
     }
 
     #[test]
@@ -54,7 +54,7 @@ mod tests {
         // 3/3 2/1 → a; 4/3 2/1 → a; 5/3 2/1 → a; 6/3 2/1 → a (equal); 7/3 → b.
         let servers = servers(&[3, 1]);
         assert_eq!(
-            kept_connections(&NeverQueue::default(), &servers, 8),
+            kept_connections(&NeverQueue::new(0), &servers, 8),
             [0, 1, 0, 0, 0, 0, 0, 1]
         );
     }

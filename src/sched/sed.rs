@@ -1,18 +1,11 @@
 //! `sed`: shortest expected delay, that is least (active + 1) / weight
 //! (kernel `ip_vs_sed.c`).
 
-use super::{
-    RealServer,
-    least::{Cost, expected},
-};
+use super::{RealServer, least::expected};
 
-#[derive(Debug, Default)]
-pub(super) struct ShortestExpectedDelay;
-
-impl Cost for ShortestExpectedDelay {
-    fn of(&self, server: &RealServer) -> (u64, u32) {
-        (expected(&server.load), server.weight)
-    }
+/// Returns what `server` costs, for its share.
+pub(super) fn cost(server: &RealServer) -> (u64, u32) {
+    (expected(&server.load), server.weight)
 }
 
 #[cfg(test)]
@@ -35,7 +28,7 @@ mod tests {
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0)], None),
         ];
-        assert_picks(&Least::<ShortestExpectedDelay>::default(), cases);
+        assert_picks(&Least::new(cost, 0), cases);
     }
 
     #[test]
@@ -44,7 +37,7 @@ mod tests {
         // 3/3 1/1 → a (equal, the first); 4/3 1/1 → b; 4/3 2/1 → a.
         let servers = servers(&[3, 1]);
         assert_eq!(
-            kept_connections(&Least::<ShortestExpectedDelay>::default(), &servers, 5),
+            kept_connections(&Least::new(cost, 0), &servers, 5),
             [0, 0, 0, 1, 0]
         );
     }

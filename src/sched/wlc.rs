@@ -1,17 +1,10 @@
 //! `wlc`: least connections for the weight (kernel `ip_vs_wlc.c`).
 
-use super::{
-    RealServer,
-    least::{Cost, overhead},
-};
+use super::{RealServer, least::overhead};
 
-#[derive(Debug, Default)]
-pub(super) struct WeightedLeastConnections;
-
-impl Cost for WeightedLeastConnections {
-    fn of(&self, server: &RealServer) -> (u64, u32) {
-        (overhead(&server.load), server.weight)
-    }
+/// Returns what `server` costs, for its share.
+pub(super) fn cost(server: &RealServer) -> (u64, u32) {
+    (overhead(&server.load), server.weight)
 }
 
 #[cfg(test)]
@@ -33,7 +26,7 @@ mod tests {
             (&[(1, u32::MAX, 0), (u32::MAX, u32::MAX, 0)], Some(1)),
             (&[(0, 0, 0), (0, 0, 0)], None),
         ];
-        assert_picks(&Least::<WeightedLeastConnections>::default(), cases);
+        assert_picks(&Least::new(cost, 0), cases);
     }
 
     #[test]
@@ -42,7 +35,7 @@ mod tests {
         // 2/3 1/1 → a; 3/3 1/1 → a (equal, the first); 4/3 1/1 → b.
         let servers = servers(&[3, 1]);
         assert_eq!(
-            kept_connections(&Least::<WeightedLeastConnections>::default(), &servers, 6),
+            kept_connections(&Least::new(cost, 0), &servers, 6),
             [0, 1, 0, 0, 0, 1]
         );
     }
