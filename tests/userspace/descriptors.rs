@@ -3,14 +3,15 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::comes_to_fail;
-use crate::lab::{Lab, Service, Tripod, ask, eventually, get, say, tcp};
+use crate::lab::{Lab, Service, Tripod, ask, eventually, figure, get, say, tcp};
 
 on_each_capture!(
     connections_wait_for_descriptors,
     connections_leave_what_the_process_needs,
+    a_flood_of_one_service_leaves_the_others_alone,
 );
 
 /// Connections that have asked, but not yet heard an answer.
@@ -19,7 +20,7 @@ fn ask_many(lab: &Lab, to: SocketAddr, connections: usize) -> Vec<TcpStream> {
         let mut stream = tcp(&lab.client, to).unwrap_or_else(|e| panic!("connection {n}: {e}"));
         writeln!(stream, "name").expect("a question");
         stream
-            .set_read_timeout(Some(Duration::from_millis(20)))
+            .set_read_timeout(Some(Duration::from_millis(1)))
             .expect("a time limit");
         stream
     };
@@ -61,18 +62,7 @@ fn connections_wait_for_descriptors(lab: &mut Lab) {
         "{busy:?} of processor time in {window:?} while waiting"
     );
 
-    eventually(
-        "all are served as others close",
-        Duration::from_secs(30),
-        || {
-            answered.clear();
-            collect_answers(&mut waiting, &mut answered);
-            match waiting.len() {
-                0 => Ok(()),
-                n => Err(format!("{n} still wait")),
-            }
-        },
-    );
+    all_are_served(&mut waiting, &mut answered);
     answered.clear();
     let mut stream = tcp(&lab.client, to).expect("a connection");
     say(&mut stream, "name").expect("an answer");
@@ -102,6 +92,48 @@ fn connections_leave_what_the_process_needs(lab: &mut Lab) {
         let answer = get(&lab.node, healthz, "/healthz").expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
+}
+
+/// They have a quarter of the descriptors; the flood waits, and none of it is lost.
+fn a_flood_of_one_service_leaves_the_others_alone(lab: &mut Lab) {
+    const LIMIT: usize = 512;
+    let (web, other) = (Service::new("web", 10), Service::new("other", 11));
+    lab.three_backends().publish_all(&web);
+    lab.publish_all(&other);
+    let tripod = Tripod::start_with_descriptors(lab, LIMIT, &["--userspace-workers=2"]);
+    let (mut waiting, mut answered) = (ask_many(lab, web.cluster()[0], LIMIT), Vec::new());
+    run_out(lab, &tripod, &mut waiting, &mut answered);
+    let begun = Instant::now();
+    for _ in 0..20 {
+        for to in other.cluster() {
+            ask(&lab.client, to).unwrap_or_else(|error| panic!("{to}: {error}"));
+        }
+    }
+    figure(
+        "calls beside a flood",
+        format!("40 in {:?}", begun.elapsed()),
+    );
+    collect_answers(&mut waiting, &mut answered);
+    assert!(!waiting.is_empty(), "the flood is not over");
+    assert_eq!(tripod.logged(&["new connections wait", "default/web"]), 1);
+
+    all_are_served(&mut waiting, &mut answered);
+}
+
+/// Waits until all have their answer, while those that have it are closed.
+fn all_are_served(waiting: &mut Vec<TcpStream>, answered: &mut Vec<TcpStream>) {
+    eventually(
+        "all are served as others close",
+        Duration::from_secs(30),
+        || {
+            answered.clear();
+            collect_answers(waiting, answered);
+            match waiting.len() {
+                0 => Ok(()),
+                n => Err(format!("{n} still wait")),
+            }
+        },
+    );
 }
 
 /// Moves connections that have their answer from one list to the other.

@@ -1,11 +1,15 @@
 //! One task of a thread that watches many sockets. A task for each socket would cost
 //! a kilobyte, which is much for one that is seldom used.
 
-use std::{io, os::fd::AsFd, sync::Arc};
+use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    task::spawn_local,
+    time::sleep,
+};
 
 /// Sockets that are served in one turn of the task.
 const TURN: usize = 64;
@@ -20,7 +24,12 @@ pub enum Left {
     Nothing,
     /// More, perhaps.
     More,
+    /// What it has is to wait: it is asked again after [`PAUSE`].
+    Waiting,
 }
+
+/// How long a socket is left alone whose turn is not now.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Watches sockets; others add and remove them at any time.
 pub struct Poller<S> {
@@ -87,10 +96,25 @@ impl<S: AsFd> Poller<S> {
         Some(socket)
     }
 
+    /// Watches a socket for what comes, or leaves it alone for now.
+    fn watch(&self, token: Token, socket: &Arc<S>, flags: EpollFlags) {
+        let sockets = self.lock();
+        let place = sockets.places.get(token as usize);
+        let is_there = place.is_some_and(|s| s.as_ref().is_some_and(|s| Arc::ptr_eq(s, socket)));
+        if is_there {
+            let mut event = EpollEvent::new(flags, token.into());
+            // Fails only for a descriptor that is not watched.
+            let _ = self.epoll.modify(socket.as_fd(), &mut event);
+        }
+    }
+
     /// Hands each socket that has something to `serve`, for ever. Runs inside a
     /// worker's runtime. A socket that may have more is handed over again after
     /// the others, and after the worker's other tasks.
-    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>) -> Left) {
+    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>) -> Left)
+    where
+        S: 'static,
+    {
         // A second descriptor of the same epoll(7).
         let epoll = self.epoll.0.try_clone();
         let epoll = epoll.and_then(|fd| {
@@ -121,8 +145,18 @@ impl<S: AsFd> Poller<S> {
                 // which has nothing then.
                 let place = usize::try_from(event.data()).unwrap_or(usize::MAX);
                 let socket = self.lock().places.get(place).cloned().flatten();
-                if let Some(socket) = socket {
-                    all &= serve(&socket).await == Left::Nothing;
+                let Some(socket) = socket else {
+                    continue;
+                };
+                match serve(&socket).await {
+                    Left::Nothing => {}
+                    Left::More => all = false,
+                    Left::Waiting => {
+                        self.pause(event.data() as Token, socket);
+                        // As long as it was not asked for again, it is among those that
+                        // are ready, and no event makes it so anew (`ep_modify`).
+                        all = false;
+                    }
                 }
             }
             if all {
@@ -132,6 +166,19 @@ impl<S: AsFd> Poller<S> {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Leaves a socket alone for a while.
+    fn pause(self: &Arc<Self>, token: Token, socket: Arc<S>)
+    where
+        S: 'static,
+    {
+        self.watch(token, &socket, EpollFlags::empty());
+        let poller = Arc::clone(self);
+        spawn_local(async move {
+            sleep(PAUSE).await;
+            poller.watch(token, &socket, EpollFlags::EPOLLIN);
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, Sockets<S>> {
@@ -159,15 +206,13 @@ mod tests {
             .run_until(async {
                 let poller = Arc::new(Poller::new().unwrap());
                 let (send, mut served) = mpsc::unbounded_channel();
-                tokio::task::spawn_local(Arc::clone(&poller).run(
-                    async move |s: &Arc<UdpSocket>| {
-                        let mut bytes = [0; 8];
-                        let n = s.recv(&mut bytes).unwrap();
-                        send.send(String::from_utf8_lossy(&bytes[..n]).into_owned())
-                            .unwrap();
-                        Left::More
-                    },
-                ));
+                spawn_local(Arc::clone(&poller).run(async move |s: &Arc<UdpSocket>| {
+                    let mut bytes = [0; 8];
+                    let n = s.recv(&mut bytes).unwrap();
+                    send.send(String::from_utf8_lossy(&bytes[..n]).into_owned())
+                        .unwrap();
+                    Left::More
+                }));
                 let socket = || {
                     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
                     socket.set_nonblocking(true).unwrap();

@@ -35,7 +35,7 @@ counters! {
     connections_refused: IntCounter = "connections_refused_total", "TCP connections reset because source ranges exclude the peer.";
     dial_failures: IntCounter = "dial_failures_total", "Attempts to reach an endpoint that failed.";
     dial_retries: IntCounter = "dial_retries_total", "Attempts on another endpoint after a failure.";
-    accept_paused: IntCounter = "accept_paused_total", "Times that accepting paused because file descriptors ran out.";
+    accept_paused: IntCounter = "accept_paused_total", "Times that accepting paused because file descriptors ran out, or were left to other Services.";
     udp_associations: IntGauge = "udp_associations", "UDP clients that have a backend now.";
     udp_exhausted: IntCounter = "udp_exhausted_total", "UDP clients that got no backend because local ports or file descriptors ran out.";
     udp_ended_early: IntCounter = "udp_ended_early_total", "UDP clients that lost their backend while idle, to make room for others.";

@@ -140,6 +140,12 @@ impl Descriptors {
     pub fn short(&self) -> bool {
         self.free() < self.total() / 4
     }
+
+    /// Returns whether a Service with so many descriptors is to leave those that are free
+    /// to others: they are less than a quarter, and it has more than that itself.
+    pub fn are_for_others(&self, descriptors: usize) -> bool {
+        descriptors > self.total() / 4 && self.short()
+    }
 }
 
 /// Returns the data path's share of `limit` descriptors when `outside` are open beside

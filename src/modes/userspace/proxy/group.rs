@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -114,6 +114,9 @@ pub struct ServiceGroup {
     cluster_local: Arc<ClusterLocal>,
     failing: Failing,
     routing: ArcSwap<Routing>,
+    /// TCP connections that are open now.
+    pub connections: AtomicUsize,
+    waits_logged: AtomicBool,
     comes_back_logged: AtomicBool,
 }
 
@@ -125,6 +128,8 @@ impl ServiceGroup {
             cluster_local,
             failing: Failing::default(),
             routing: ArcSwap::from_pointee(routing),
+            connections: AtomicUsize::new(0),
+            waits_logged: AtomicBool::new(false),
             comes_back_logged: AtomicBool::new(false),
         }
     }
@@ -154,6 +159,12 @@ impl ServiceGroup {
     pub fn passes_over(&self, endpoint: &SocketAddr) -> bool {
         let ejected = self.failing.ejected();
         ejected.is_some_and(|ejected| ejected.has(endpoint))
+    }
+
+    /// Returns true for the first call: new connections wait, to leave descriptors to
+    /// other Services.
+    pub fn first_that_waits(&self) -> bool {
+        !self.waits_logged.swap(true, Relaxed)
     }
 
     /// Returns true for the first call: an endpoint was found whose calls come back.

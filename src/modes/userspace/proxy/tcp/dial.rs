@@ -228,21 +228,23 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Connections of a search that are still open count as long as it lives.
+/// A connection that is open counts as long as this lives.
 #[derive(Debug)]
-pub struct Open<'a>(&'a Shared);
+pub struct Open<'a>(&'a Shared, &'a ServiceGroup);
 
 impl<'a> Open<'a> {
     /// Counts one connection.
-    pub fn count(shared: &'a Shared) -> Self {
+    pub fn count(shared: &'a Shared, group: &'a ServiceGroup) -> Self {
         shared.counters.connections_total.inc();
         shared.counters.connections.inc();
-        Open(shared)
+        group.connections.fetch_add(1, Relaxed);
+        Open(shared, group)
     }
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         self.0.counters.connections.dec();
+        self.1.connections.fetch_sub(1, Relaxed);
     }
 }

@@ -80,6 +80,10 @@ impl AsFd for Listener {
 /// runtime.
 pub async fn accept(shared: &Arc<Shared>, listener: &Arc<Listener>) -> Left {
     for _ in 0..TURN {
+        if leaves_to_others(shared, &listener.address.group) {
+            shared.counters.accept_paused.inc();
+            return Left::Waiting;
+        }
         match accepted(listener) {
             Ok((client, peer)) => {
                 let permit = match shared.descriptors.try_take(PER_CONNECTION) {
@@ -102,6 +106,25 @@ pub async fn accept(shared: &Arc<Shared>, listener: &Arc<Listener>) -> Left {
         }
     }
     Left::More
+}
+
+/// Returns whether new connections of `group` wait in the kernel, so that a flood of one
+/// Service does not keep out the clients of others.
+fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
+    let connections = group.connections.load(Relaxed);
+    let waits = shared
+        .descriptors
+        .are_for_others(connections * PER_CONNECTION as usize);
+    if waits && group.first_that_waits() {
+        tracing::warn!(
+            service = %group.label,
+            connections,
+            "new connections wait: the Service has more than a quarter of the file descriptors, and \
+             less than a quarter is left, which is for others; raise the limit (ulimit -n); \
+             tripod_userspace_accept_paused_total counts it"
+        );
+    }
+    waits
 }
 
 /// Serves the connections that the kernel had completed before the `listener`
@@ -149,7 +172,7 @@ async fn connection(
     _held: OwnedSemaphorePermit,
 ) {
     let group = &address.group;
-    let _open = Open::count(&shared);
+    let _open = Open::count(&shared, group);
     if !group.admits(&flow) {
         shared.counters.connections_refused.inc();
         reset(&client);
