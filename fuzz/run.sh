@@ -20,7 +20,7 @@ CARGO_TARGET_DIR=$target cargo build --quiet --target "$host"
 # Where each begins, beside its own corpus.
 seeds() {
     case $1 in
-    manifests) echo ../tests/vectors/* ../examples/hello ;;
+    manifests) echo ../tests/vectors/[0-9]* ../examples/hello ;;
     saved_tables) echo ../tests/vectors/*/iptables ../tests/vectors/*/ipvs ;;
     configuration) echo ../tests/config ;;
     esac

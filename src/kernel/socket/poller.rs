@@ -24,7 +24,7 @@ pub enum Left {
     Nothing,
     /// More, perhaps.
     More,
-    /// What it has is to wait: it is asked again after [`PAUSE`].
+    /// What it has is to wait: it is asked again after 50 ms.
     Waiting,
 }
 
