@@ -8,7 +8,11 @@ set -eu
 cd "$(dirname "$0")"
 seconds=${SECONDS_EACH:-60}
 host=$(rustc -vV | sed -n 's/^host: //p')
-target=$(cd .. && pwd)/${CARGO_TARGET_DIR:-target}/fuzz
+case ${CARGO_TARGET_DIR:=target} in
+/*) ;;
+*) CARGO_TARGET_DIR=$(cd .. && pwd)/$CARGO_TARGET_DIR ;;
+esac
+target=$CARGO_TARGET_DIR/fuzz
 # With --target, build scripts are built without these.
 RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \

@@ -89,7 +89,10 @@ impl LoggedFailures {
             tracing::error!("{family}: {why}");
         }
         for why in before.unfinished.difference(&now.unfinished) {
-            tracing::info!("{family}: no longer so: {why}");
+            // Not where it goes on for another reason.
+            if !now.unfinished.iter().any(|now| what(now) == what(why)) {
+                tracing::info!("{family}: no longer so: {why}");
+            }
         }
         let mut others = before.ports.keys();
         while let Some(name) = others.find(|name| !now.ports.contains_key(*name)) {
@@ -158,6 +161,13 @@ impl LoggedFailures {
         let families = self.families.iter();
         families.map(|(_, failures)| failures.ports.len()).sum()
     }
+}
+
+/// Returns what was not done, without the reason after the last colon.
+fn what(unfinished: &str) -> &str {
+    unfinished
+        .rsplit_once(": ")
+        .map_or(unfinished, |(what, _)| what)
 }
 
 #[cfg(test)]

@@ -54,8 +54,8 @@ pub struct Sync {
     pub took: Duration,
     /// Whether everything was compared with the kernel.
     pub full: bool,
-    /// Addresses that stay until their last connection ends.
-    pub lingering: usize,
+    /// Addresses and real servers that stay only for the connections that they have.
+    pub draining: usize,
 }
 
 impl Status {

@@ -153,7 +153,7 @@ mod tests {
             ended: now,
             took: Duration::from_secs(5),
             full: true,
-            lingering: 0,
+            draining: 0,
         });
         assert_eq!(
             text(&kinds, &families, 2_499),

@@ -248,13 +248,18 @@ fn each_alert_fires_on_its_fault_and_none_on_a_healthy_node() {
         let done = done.expect("running promtool");
         assert!(done.status.success(), "{arguments:?}: {done:?}");
     }
-    // No rule is left out of the cases.
+    // No rule is left out of the cases, or of what there is to do.
+    let remedies = include_str!("../../docs/troubleshooting.md");
     let rules = spec["groups"][0]["rules"].as_array();
     for rule in rules.expect("rules") {
         let name = rule["alert"].as_str().expect("a name");
         assert!(
             cases.contains(&format!("\"{name}\"")),
             "{name} is not tested"
+        );
+        assert!(
+            remedies.contains(&format!("| {name} |")),
+            "docs/troubleshooting.md does not say what to do about {name}"
         );
     }
 }

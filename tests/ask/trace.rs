@@ -188,16 +188,16 @@ fn who_drops_is_named(mode: &str) {
         let trace = Trace::begin(&lab, &to.to_string(), &["--count=1"]);
         // No answer comes, so it is not waited for.
         let _call = lab.client.enter(|| begin(to));
-        let told = trace.end();
-        let connection = &told.connections[0];
-        assert_eq!(connection["outcome"], "dropped", "{told:#?}");
+        let output = trace.end();
+        let connection = &output.connections[0];
+        assert_eq!(connection["outcome"], "dropped", "{output:#?}");
         let by = connection["by"].as_str().expect("a rule");
         for words in ["rule with handle ", " of chain FORWARD of table filter"] {
-            assert!(by.contains(words), "no {words:?} in {told:#?}");
+            assert!(by.contains(words), "no {words:?} in {output:#?}");
         }
-        let dropped = &told.summary["dropped"][0];
-        assert_eq!(dropped["connections"], 1, "{told:#?}");
-        assert_eq!(dropped["what"], *by, "{told:#?}");
+        let dropped = &output.summary["dropped"][0];
+        assert_eq!(dropped["connections"], 1, "{output:#?}");
+        assert_eq!(dropped["what"], *by, "{output:#?}");
     });
 }
 

@@ -5,8 +5,12 @@ use std::{
     time::Duration,
 };
 
+use serde_json::Value;
+
 use super::node;
-use crate::lab::{Capture, EndpointChoice, Lab, Service, Share, ask, eventually, run, say, tcp};
+use crate::lab::{
+    Capture, EndpointChoice, Lab, Service, Share, ask, eventually, run, say, tcp, tripod_binary,
+};
 
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
@@ -22,6 +26,7 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
 
         lab.publish(&service, &["b"]);
         reals("a drains", &["10.244.0.11:8080 0", "10.244.0.12:8080 1"]);
+        await_draining(&lab, 1);
         for _ in 0..4 {
             assert_eq!(ask(&lab.outside, at).expect("an answer"), "b");
         }
@@ -40,6 +45,7 @@ fn an_endpoint_that_leaves_keeps_its_connections() {
         socket.set_linger(Some(Duration::ZERO)).expect("an option");
         drop(open);
         reals("a is gone", &["10.244.0.12:8080 1"]);
+        await_draining(&lab, 0);
     });
 }
 
@@ -92,6 +98,25 @@ fn published(service: &Service) -> (Lab, SocketAddr) {
     lab.add_backends(&["a", "b"]);
     lab.publish_all(service);
     (lab, service.external()[0])
+}
+
+/// Waits until `tripod status` counts so many real servers of IPv4 that drain.
+fn await_draining(lab: &Lab, expected: u64) {
+    eventually(
+        "the count of those that drain",
+        Duration::from_secs(10),
+        || {
+            let mut command = lab.node.command(tripod_binary());
+            let status = command.args(["status", "-o", "json"]).output();
+            let status = status.expect("running tripod status").stdout;
+            let status: Value =
+                serde_json::from_slice(&status).map_err(|error| error.to_string())?;
+            match &status["syncs"][0]["draining"] {
+                found if *found == expected => Ok(()),
+                found => Err(format!("{found}")),
+            }
+        },
+    );
 }
 
 /// Waits until the virtual server at `at` has these real servers.

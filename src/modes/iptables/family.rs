@@ -205,8 +205,13 @@ impl FamilyRules {
         let family = self.family;
         let applied = self.applied.take();
         let applied = applied.filter(|applied| applied.options == options);
-        // Only then a difference is the work of another process.
-        let repairs = applied.is_some() && changes.full;
+        // Only then a difference is the work of another process: not what this sync is
+        // asked for, or what was refused before.
+        let mut pending = changes.ports.iter();
+        let repairs = applied.is_some()
+            && changes.full
+            && self.state.failed().is_empty()
+            && !pending.any(|name| name.family == family);
         if let Some(applied) = applied
             && !self.must_observe(changes)
         {

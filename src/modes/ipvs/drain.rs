@@ -146,7 +146,6 @@ impl Drains {
     }
 
     /// Returns how many real servers are drained.
-    #[cfg(test)]
     pub fn len(&self) -> usize {
         let of = |draining: &Draining| draining.reals.len();
         self.frontends.values().map(of).sum()

@@ -216,6 +216,7 @@ impl ServedFamily {
             examined: work.examined,
             unsupported: work.unsupported,
             next_check: self.next_check(),
+            draining: self.drains.len(),
             ..SyncReport::default()
         };
         self.state.report(&mut report);

@@ -164,6 +164,17 @@ impl FamilyTable {
         self.applied.as_ref().map(|applied| &applied.options)
     }
 
+    /// Another process may have changed the table: the next sync writes it anew.
+    pub fn suspect(&mut self) {
+        if self.applied.take().is_some() {
+            tracing::warn!(
+                "{}: more was changed in nf_tables than there is room to notify of; table {TABLE} \
+                 is written anew",
+                self.family
+            );
+        }
+    }
+
     /// Another process changed the table: the next sync writes it anew.
     pub fn externally_modified(&mut self) {
         if self.applied.take().is_some() {

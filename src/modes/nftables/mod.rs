@@ -146,7 +146,11 @@ impl Nftables {
         for (family, served) in self.served_mut() {
             if changes.concern(family, TABLE) {
                 concerned = true;
-                served.table.externally_modified();
+                if changes.lost {
+                    served.table.suspect();
+                } else {
+                    served.table.externally_modified();
+                }
             }
         }
         concerned

@@ -96,7 +96,7 @@ fn sync(family: Family, status: &FamilyStatus, health: &Snapshot) -> FamilySync 
         under_way_since: status.under_way.map(time),
         trouble: status.failure.as_ref().map(trouble),
         overdue: !health.is_healthy(family),
-        draining: status.last.as_ref().map_or(0, |sync| sync.lingering),
+        draining: status.last.as_ref().map_or(0, |sync| sync.draining),
     }
 }
 

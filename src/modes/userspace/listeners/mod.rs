@@ -247,7 +247,8 @@ impl ListenerSet {
         for listeners in &self.open {
             // While ours close, one after the other, the last socket of the group takes
             // the number of each (`__reuseport_detach_sock` in
-            // net/core/sock_reuseport.c), and the first one behind ours keeps its own.
+            // net/core/sock_reuseport.c), and the first one behind ours keeps its own,
+            // unless the other process has fewer than this one.
             let _ = listeners.hand_over(Some(1));
             // Without it a few may be reset.
             let _ = listeners.filter(&Filter::deny_all());

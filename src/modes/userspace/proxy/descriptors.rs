@@ -141,8 +141,8 @@ impl Descriptors {
         self.free() < self.total() / 4
     }
 
-    /// Returns whether a Service with so many descriptors is to leave those that are free
-    /// to others: they are less than a quarter, and it has more than that itself.
+    /// Returns whether a service group with so many descriptors is to leave those that are
+    /// free to others: they are less than a quarter, and it has more than that itself.
     pub fn are_for_others(&self, descriptors: usize) -> bool {
         descriptors > self.total() / 4 && self.short()
     }

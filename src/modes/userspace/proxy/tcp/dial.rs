@@ -228,16 +228,16 @@ impl<'a> Search<'a> {
     }
 }
 
-/// A connection that is open counts as long as this lives.
+/// A connection that is open counts as long as this lives, in its group since it was
+/// accepted.
 #[derive(Debug)]
 pub struct Open<'a>(&'a Shared, &'a ServiceGroup);
 
 impl<'a> Open<'a> {
-    /// Counts one connection.
-    pub fn count(shared: &'a Shared, group: &'a ServiceGroup) -> Self {
+    /// Counts a connection that its group counts already.
+    pub fn begin(shared: &'a Shared, group: &'a ServiceGroup) -> Self {
         shared.counters.connections_total.inc();
         shared.counters.connections.inc();
-        group.connections.fetch_add(1, Relaxed);
         Open(shared, group)
     }
 }

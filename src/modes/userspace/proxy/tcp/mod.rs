@@ -108,8 +108,8 @@ pub async fn accept(shared: &Arc<Shared>, listener: &Arc<Listener>) -> Left {
     Left::More
 }
 
-/// Returns whether new connections of `group` wait in the kernel, so that a flood of one
-/// Service does not keep out the clients of others.
+/// Returns whether new connections of `group` wait in the kernel, so that a flood of it
+/// does not keep out the clients of others.
 fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
     let connections = group.connections.load(Relaxed);
     let waits = shared
@@ -119,9 +119,9 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
         tracing::warn!(
             service = %group.label,
             connections,
-            "new connections wait: the Service has more than a quarter of the file descriptors, and \
-             less than a quarter is left, which is for others; raise the limit (ulimit -n); \
-             tripod_userspace_accept_paused_total counts it"
+            "new connections wait: this port of the Service has more than a quarter of the file \
+             descriptors, and less than a quarter is left, which is for others; raise the limit \
+             (ulimit -n); tripod_userspace_accept_paused_total counts it"
         );
     }
     waits
@@ -160,6 +160,8 @@ fn serve(
         destination: address.called,
     };
     let shared = Arc::clone(shared);
+    // Here, as more may be accepted before the task runs.
+    address.group.connections.fetch_add(1, Relaxed);
     tokio::task::spawn_local(connection(shared, address, client, flow, permit));
 }
 
@@ -172,7 +174,7 @@ async fn connection(
     _held: OwnedSemaphorePermit,
 ) {
     let group = &address.group;
-    let _open = Open::count(&shared, group);
+    let _open = Open::begin(&shared, group);
     if !group.admits(&flow) {
         shared.counters.connections_refused.inc();
         reset(&client);

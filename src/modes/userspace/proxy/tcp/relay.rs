@@ -199,7 +199,9 @@ impl Direction {
         seen: &mut dyn FnMut(&[u8]),
     ) -> Poll<Result<Moved, Fault>> {
         if self.bulk && self.pipe.is_none() {
-            self.pipe = Pipe::take(|| descriptors.try_take(2));
+            // What is left then is for connections.
+            let spare = || (!descriptors.short()).then(|| descriptors.try_take(2));
+            self.pipe = Pipe::take(|| spare().flatten());
             self.bulk = self.pipe.is_some();
         }
         let moved = SHARED.with_borrow_mut(|buffer| {
