@@ -1,6 +1,9 @@
 //! Messages that are logged once for as long as they hold.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 /// Remembers which messages were logged.
 ///
@@ -42,6 +45,17 @@ impl LogOnce {
         let new = current.difference(&self.logged).cloned().collect();
         self.logged = current;
         new
+    }
+}
+
+/// Remembers whether something was logged, which threads may ask at the same time.
+#[derive(Debug, Default)]
+pub struct LoggedFlag(AtomicBool);
+
+impl LoggedFlag {
+    /// Returns true for the first call.
+    pub fn is_first(&self) -> bool {
+        !self.0.swap(true, Relaxed)
     }
 }
 

@@ -78,7 +78,7 @@ pub struct SyncReport {
     /// Addresses that stay only until their last connection ends; another
     /// sync is due then.
     pub lingering: usize,
-    /// Addresses and real servers that stay only for the connections that they have.
+    /// Real servers that stay only for the connections that they have.
     pub draining: usize,
     /// How soon another sync is due even if nothing changes until then.
     pub next_check: Option<Duration>,

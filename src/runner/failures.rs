@@ -124,7 +124,7 @@ impl LoggedFailures {
     pub(super) fn sync_in_force(&mut self, family: Family, now: Instant) {
         let failed = std::mem::take(self.syncs.get_mut(family));
         if let Some((since, times)) = failed.since {
-            // Nobody reads microseconds here.
+            // Microseconds are of no use here.
             let took = Duration::from_millis((now - since).as_millis() as u64);
             let took = duration::format(took);
             tracing::info!(

@@ -361,7 +361,7 @@ impl<M: Mode> Runner<M> {
                         ended: SystemTime::now(),
                         took: ended - begun,
                         full,
-                        draining: report.draining,
+                        draining: report.lingering + report.draining,
                     };
                     let outcome = self.in_force(family, report);
                     self.status.synced(family, sync, self.failures.of(family));

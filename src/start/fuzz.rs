@@ -1,30 +1,43 @@
 //! What any manifests come to in each mode: for a fuzz target in `fuzz/`.
 
-use crate::{cli, services::Tracker, watch};
+use std::sync::LazyLock;
+
+use crate::{
+    cli::{self, Settings},
+    services::Tracker,
+    watch,
+};
+
+/// The settings of each mode, with a file's name.
+static EACH: LazyLock<[(&str, Settings); 3]> = LazyLock::new(|| {
+    let modes = [
+        ("a.yaml", "ipvs"),
+        ("a.yaml", "nftables"),
+        ("a.json", "iptables"),
+    ];
+    modes.map(|(name, mode)| (name, settings(mode)))
+});
+
+fn settings(mode: &str) -> Settings {
+    let mode = format!("--proxy-mode={mode}");
+    let line = [
+        "tripod",
+        "render",
+        &mode,
+        "--manifests=/",
+        "--hostname-override=n",
+    ];
+    let settings = cli::read(line.map(Into::into), |_| unreachable!("no file is named"));
+    settings.unwrap_or_else(|_| unreachable!("the command line is right"))
+}
 
 /// Reads `text` as a file of manifests, and renders what comes of it in each mode that
 /// can be rendered. The result does not matter.
 pub fn manifests(text: &str) {
-    for (name, mode) in [
-        ("a.yaml", "ipvs"),
-        ("a.yaml", "nftables"),
-        ("a.json", "iptables"),
-    ] {
-        let mode = format!("--proxy-mode={mode}");
-        let line = [
-            "tripod",
-            "render",
-            &mode,
-            "--manifests=/",
-            "--hostname-override=n",
-        ];
-        let settings = cli::read(line.map(Into::into), |_| unreachable!("no file is named"));
-        let Ok(settings) = settings else {
-            unreachable!("the command line is right");
-        };
+    for (name, settings) in &*EACH {
         let mut tracker = Tracker::new("n");
         tracker.apply(watch::manifests::read_anything(name, text));
-        let _ = super::render::text(&settings, &mut tracker);
+        let _ = super::render::text(settings, &mut tracker);
     }
 }
 

@@ -17,13 +17,13 @@ pub struct RtMsg {
     pub family: u8,
     /// How many bits of the destination count.
     pub dst_len: u8,
-    /// `RT_TABLE_*`
+    /// The routing table: `RT_TABLE_*`, or 0 where an attribute names it.
     pub table: u8,
     /// `RTPROT_*`: who made the route.
     pub protocol: u8,
-    /// `RT_SCOPE_*`
+    /// How far the destination is: `RT_SCOPE_*`.
     pub scope: u8,
-    /// `RTN_*`
+    /// The type of the route: `RTN_*`.
     pub kind: u8,
 }
 

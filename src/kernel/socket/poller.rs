@@ -42,7 +42,7 @@ struct Sockets<S> {
     free: Vec<Token>,
 }
 
-impl<S: AsFd> Poller<S> {
+impl<S: AsFd + 'static> Poller<S> {
     /// Watches nothing yet.
     ///
     /// # Errors
@@ -99,9 +99,8 @@ impl<S: AsFd> Poller<S> {
     /// Watches a socket for what comes, or leaves it alone for now.
     fn watch(&self, token: Token, socket: &Arc<S>, flags: EpollFlags) {
         let sockets = self.lock();
-        let place = sockets.places.get(token as usize);
-        let is_there = place.is_some_and(|s| s.as_ref().is_some_and(|s| Arc::ptr_eq(s, socket)));
-        if is_there {
+        let place = sockets.places.get(token as usize).and_then(Option::as_ref);
+        if place.is_some_and(|there| Arc::ptr_eq(there, socket)) {
             let mut event = EpollEvent::new(flags, token.into());
             // Fails only for a descriptor that is not watched.
             let _ = self.epoll.modify(socket.as_fd(), &mut event);
@@ -111,10 +110,7 @@ impl<S: AsFd> Poller<S> {
     /// Hands each socket that has something to `serve`, for ever. Runs inside a
     /// worker's runtime. A socket that may have more is handed over again after
     /// the others, and after the worker's other tasks.
-    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>) -> Left)
-    where
-        S: 'static,
-    {
+    pub async fn run(self: Arc<Self>, serve: impl AsyncFn(&Arc<S>) -> Left) {
         // A second descriptor of the same epoll(7).
         let epoll = self.epoll.0.try_clone();
         let epoll = epoll.and_then(|fd| {
@@ -169,10 +165,7 @@ impl<S: AsFd> Poller<S> {
     }
 
     /// Leaves a socket alone for a while.
-    fn pause(self: &Arc<Self>, token: Token, socket: Arc<S>)
-    where
-        S: 'static,
-    {
+    fn pause(self: &Arc<Self>, token: Token, socket: Arc<S>) {
         self.watch(token, &socket, EpollFlags::empty());
         let poller = Arc::clone(self);
         spawn_local(async move {

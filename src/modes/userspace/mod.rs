@@ -305,7 +305,6 @@ impl Userspace {
             .extend(self.return_path.unfinished(family).cloned());
         let lingering = self.executor.lingering();
         report.lingering = lingering.filter(|f| f.family == family).count();
-        report.draining = report.lingering;
         report
     }
 

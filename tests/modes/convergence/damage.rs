@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
+
+use tripod::net::Family;
 
 use super::super::probe::kernel;
 use super::super::stale_state::{engines, program};
@@ -165,6 +168,14 @@ fn run(line: impl Into<String>) -> Change {
     }
 }
 
+/// Returns an address that nobody has.
+fn unused(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [192, 0, 2, 66].into(),
+        Family::V6 => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x66].into(),
+    }
+}
+
 /// Changes of sets of ipset.
 fn sets(node: &Host, foreign: &Foreign) -> Vec<Change> {
     let mut found = Vec::new();
@@ -177,11 +188,10 @@ fn sets(node: &Host, foreign: &Foreign) -> Vec<Change> {
             found.push(run(format!("ipset flush {name}")));
             found.push(run(format!("ipset destroy {name}")));
             found.push(run(format!("ipset rename {name} KUBE-RENAMED")));
-            let ip = if set.contains("inet6") {
-                "2001:db8::66"
-            } else {
-                "192.0.2.66"
-            };
+            let ip = unused(match set.contains("inet6") {
+                true => Family::V6,
+                false => Family::V4,
+            });
             let member = match kind {
                 "hash:ip,port" => format!("{ip},tcp:66"),
                 "hash:ip,port,ip" => format!("{ip},tcp:66,{ip}"),
@@ -242,12 +252,14 @@ fn servers(node: &Host, foreign: &Foreign) -> Vec<Change> {
                 found.push(run(format!("ipvsadm -D {kind} {server}")));
                 found.push(run(format!("ipvsadm -E {kind} {server} -s lc")));
                 found.push(run(format!("ipvsadm -E {kind} {server} -s rr -p 77")));
-                let real = if server.starts_with('[') {
-                    "[2001:db8::66]"
-                } else {
-                    "192.0.2.66"
-                };
-                found.push(run(format!("ipvsadm -a {kind} {server} -r {real}:66 -m")));
+                let real = SocketAddr::new(
+                    unused(match server.starts_with('[') {
+                        true => Family::V6,
+                        false => Family::V4,
+                    }),
+                    66,
+                );
+                found.push(run(format!("ipvsadm -a {kind} {server} -r {real} -m")));
             }
             ["-a", kind, server, "-r", real, ..] => {
                 found.push(run(format!("ipvsadm -d {kind} {server} -r {real}")));

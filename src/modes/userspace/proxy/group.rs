@@ -4,10 +4,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use arc_swap::ArcSwap;
@@ -21,6 +18,7 @@ use super::{
     failing::Failing,
 };
 use crate::{
+    log_once::LoggedFlag,
     sched::{Flow, RealServer, Seed},
     services::{ProxyProtocol, Retry},
 };
@@ -116,8 +114,10 @@ pub struct ServiceGroup {
     routing: ArcSwap<Routing>,
     /// TCP connections that are open now.
     pub connections: AtomicUsize,
-    waits_logged: AtomicBool,
-    comes_back_logged: AtomicBool,
+    /// That new connections wait, to leave descriptors to others, was logged.
+    pub waits_logged: LoggedFlag,
+    /// That an endpoint was found whose calls come back was logged.
+    pub comes_back_logged: LoggedFlag,
 }
 
 impl ServiceGroup {
@@ -129,8 +129,8 @@ impl ServiceGroup {
             failing: Failing::default(),
             routing: ArcSwap::from_pointee(routing),
             connections: AtomicUsize::new(0),
-            waits_logged: AtomicBool::new(false),
-            comes_back_logged: AtomicBool::new(false),
+            waits_logged: LoggedFlag::default(),
+            comes_back_logged: LoggedFlag::default(),
         }
     }
 
@@ -159,17 +159,6 @@ impl ServiceGroup {
     pub fn passes_over(&self, endpoint: &SocketAddr) -> bool {
         let ejected = self.failing.ejected();
         ejected.is_some_and(|ejected| ejected.has(endpoint))
-    }
-
-    /// Returns true for the first call: new connections wait, to leave descriptors to
-    /// other Services.
-    pub fn first_that_waits(&self) -> bool {
-        !self.waits_logged.swap(true, Relaxed)
-    }
-
-    /// Returns true for the first call: an endpoint was found whose calls come back.
-    pub fn first_that_comes_back(&self) -> bool {
-        !self.comes_back_logged.swap(true, Relaxed)
     }
 
     /// Returns whether source ranges let the client of `flow` call.

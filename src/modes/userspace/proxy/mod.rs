@@ -19,7 +19,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -28,7 +28,7 @@ use self::{
     captured::Captured, cluster_local::ClusterLocal, counters::Counters, descriptors::Descriptors,
     group::ServiceGroup, transparent::Transparent,
 };
-use crate::{hold::Holding, net::Protocol};
+use crate::{hold::Holding, log_once::LoggedFlag, net::Protocol};
 
 /// What all connections and associations share.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub struct Shared {
     /// The worker where the next listeners begin.
     pub next_worker: AtomicUsize,
     /// That local ports run out was logged.
-    pub ports_logged: AtomicBool,
+    pub ports_logged: LoggedFlag,
 }
 
 impl Shared {
@@ -72,7 +72,7 @@ impl Shared {
     /// once for each group.
     fn comes_back(&self, group: &ServiceGroup, protocol: Protocol, endpoint: SocketAddr) -> bool {
         let comes_back = self.captured.has(protocol, endpoint);
-        if comes_back && group.first_that_comes_back() {
+        if comes_back && group.comes_back_logged.is_first() {
             tracing::warn!(
                 service = %group.label,
                 %endpoint,

@@ -79,7 +79,7 @@ impl Proxy {
             captured: Default::default(),
             holding: Default::default(),
             next_worker: Default::default(),
-            ports_logged: false.into(),
+            ports_logged: Default::default(),
         });
         let workers = Workers::start(2, &shared).unwrap();
         let mut listeners = ListenerSet::new(&shared, &plan(protocol, targets), None);

@@ -1,7 +1,7 @@
 //! From an accepted client to a connected backend: which endpoints are tried,
 //! in which order and for how long.
 
-use std::{io, net::SocketAddr, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use socket2::Socket;
 use tokio::time::{Instant, timeout};
@@ -158,7 +158,7 @@ impl<'a> Search<'a> {
     /// endpoint in TIME_WAIT, a minute each with a local port (RFC 9293 section
     /// 3.6.1).
     fn log_exhausted_ports(&self, endpoint: SocketAddr) {
-        if !self.shared.ports_logged.swap(true, Relaxed) {
+        if self.shared.ports_logged.is_first() {
             tracing::warn!(
                 service = %self.group.label,
                 %endpoint,
@@ -225,26 +225,5 @@ impl<'a> Search<'a> {
                 }
             }
         }
-    }
-}
-
-/// A connection that is open counts as long as this lives, in its group since it was
-/// accepted.
-#[derive(Debug)]
-pub struct Open<'a>(&'a Shared, &'a ServiceGroup);
-
-impl<'a> Open<'a> {
-    /// Counts a connection that its group counts already.
-    pub fn begin(shared: &'a Shared, group: &'a ServiceGroup) -> Self {
-        shared.counters.connections_total.inc();
-        shared.counters.connections.inc();
-        Open(shared, group)
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        self.0.counters.connections.dec();
-        self.1.connections.fetch_sub(1, Relaxed);
     }
 }

@@ -22,7 +22,7 @@ use tokio::{io::Interest, sync::OwnedSemaphorePermit, time::Instant};
 
 pub use self::dial::Limits;
 use self::{
-    dial::{Dialed, Open, Search},
+    dial::{Dialed, Search},
     first_flight::FirstFlight,
     relay::{End, Progress, Relay, Side},
 };
@@ -115,7 +115,7 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
     let waits = shared
         .descriptors
         .are_for_others(connections * PER_CONNECTION as usize);
-    if waits && group.first_that_waits() {
+    if waits && group.waits_logged.is_first() {
         tracing::warn!(
             service = %group.label,
             connections,
@@ -154,27 +154,42 @@ fn serve(
     peer: SocketAddr,
     permit: OwnedSemaphorePermit,
 ) {
-    let address = Arc::clone(&listener.address);
     let flow = Flow {
         client: peer,
-        destination: address.called,
+        destination: listener.address.called,
     };
-    let shared = Arc::clone(shared);
-    // Here, as more may be accepted before the task runs.
-    address.group.connections.fetch_add(1, Relaxed);
-    tokio::task::spawn_local(connection(shared, address, client, flow, permit));
+    let open = Open::count(shared, &listener.address);
+    tokio::task::spawn_local(connection(open, client, flow, permit));
+}
+
+/// A connection, which counts from when it is accepted until this is dropped.
+struct Open {
+    shared: Arc<Shared>,
+    address: Arc<ListenerAddress>,
+}
+
+impl Open {
+    fn count(shared: &Arc<Shared>, address: &Arc<ListenerAddress>) -> Open {
+        shared.counters.connections_total.inc();
+        shared.counters.connections.inc();
+        address.group.connections.fetch_add(1, Relaxed);
+        Open {
+            shared: Arc::clone(shared),
+            address: Arc::clone(address),
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.shared.counters.connections.dec();
+        self.address.group.connections.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Serves one client to its end.
-async fn connection(
-    shared: Arc<Shared>,
-    address: Arc<ListenerAddress>,
-    client: Stream,
-    flow: Flow,
-    _held: OwnedSemaphorePermit,
-) {
-    let group = &address.group;
-    let _open = Open::begin(&shared, group);
+async fn connection(open: Open, client: Stream, flow: Flow, _held: OwnedSemaphorePermit) {
+    let (shared, group) = (&*open.shared, &*open.address.group);
     if !group.admits(&flow) {
         shared.counters.connections_refused.inc();
         reset(&client);
@@ -192,7 +207,7 @@ async fn connection(
     };
     drop(routing);
     let mut first = FirstFlight::default();
-    let mut search = Search::new(&shared, group, flow, retry);
+    let mut search = Search::new(shared, group, flow, retry);
     loop {
         let found = tokio::select! {
             biased;
@@ -211,7 +226,7 @@ async fn connection(
         };
         dialed.lease.connected();
         let mut relay = Relay::new(&header, first);
-        let end = carry(&shared, &mut relay, &client, &mut dialed).await;
+        let end = carry(shared, &mut relay, &client, &mut dialed).await;
         match end {
             End::Closed => return,
             End::Reset => {

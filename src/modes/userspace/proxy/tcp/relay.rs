@@ -199,9 +199,13 @@ impl Direction {
         seen: &mut dyn FnMut(&[u8]),
     ) -> Poll<Result<Moved, Fault>> {
         if self.bulk && self.pipe.is_none() {
-            // What is left then is for connections.
-            let spare = || (!descriptors.short()).then(|| descriptors.try_take(2));
-            self.pipe = Pipe::take(|| spare().flatten());
+            self.pipe = Pipe::take(|| {
+                // What is left then is for connections.
+                if descriptors.short() {
+                    return None;
+                }
+                descriptors.try_take(2)
+            });
             self.bulk = self.pipe.is_some();
         }
         let moved = SHARED.with_borrow_mut(|buffer| {

@@ -292,7 +292,7 @@ impl Associations {
     /// There is not enough of `what` for another client, and no other endpoint can help.
     fn exhausted<T>(&self, what: &str) -> Option<T> {
         self.shared.counters.udp_exhausted.inc();
-        if !self.shared.udp.exhaustion_logged.swap(true, Relaxed) {
+        if self.shared.udp.exhaustion_logged.is_first() {
             tracing::warn!(
                 service = %self.label(),
                 "no {what} are left for new UDP clients, whose datagrams are dropped; UDP may take \

@@ -31,6 +31,7 @@ use crate::{
         local_ports::{Failure, LocalPorts, PortLease},
         poller::Left,
     },
+    log_once::LoggedFlag,
     sched::Flow,
 };
 
@@ -40,7 +41,7 @@ pub struct Resources {
     flows: Arc<Flows>,
     ports: Arc<LocalPorts>,
     /// That they run out was logged.
-    exhaustion_logged: AtomicBool,
+    exhaustion_logged: LoggedFlag,
 }
 
 impl Resources {
@@ -50,7 +51,7 @@ impl Resources {
         Resources {
             flows: Flows::new(descriptors.total() / 2, ports.most(), timeout),
             ports,
-            exhaustion_logged: AtomicBool::new(false),
+            exhaustion_logged: LoggedFlag::default(),
         }
     }
 }
