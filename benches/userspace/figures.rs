@@ -142,6 +142,10 @@ impl Figures {
         let _ = writeln!(page, "|---|{}", "---:|".repeat(self.names.len()));
         for row in &ROWS {
             let direct = self.median(row, 0);
+            if direct.is_nan() {
+                // Its load was not asked for.
+                continue;
+            }
             let cells = (0..self.names.len()).map(|contender| {
                 let median = self.median(row, contender);
                 match row.shown {

@@ -56,6 +56,16 @@ impl Load {
     /// All of them.
     pub const ALL: [Load; 4] = [Load::Bulk, Load::Requests, Load::Connections, Load::Latency];
 
+    /// Its name in arguments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Load::Bulk => "bulk",
+            Load::Requests => "requests",
+            Load::Connections => "connections",
+            Load::Latency => "latency",
+        }
+    }
+
     /// Puts it on `address` for `length`.
     pub fn run(self, address: SocketAddr, length: Duration) -> Measured {
         let count = Arc::new(AtomicU64::new(0));

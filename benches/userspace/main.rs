@@ -2,7 +2,8 @@
 //! HAProxy and nginx: clients, a node for each and backends in network namespaces of
 //! their own, joined by veth(4), in interleaved rounds. What counts are the ratios.
 //!
-//! Arguments, each optional: the number of rounds, the seconds of each measurement, and
+//! Arguments, each optional: the number of rounds, the seconds of each measurement,
+//! `--only LOAD,...` (bulk, requests, connections, latency, idle) for some of the loads, and
 //! `--write FILE` for a page with the figures.
 
 mod contender;
@@ -39,7 +40,15 @@ const LENGTH: Duration = Duration::from_secs(2);
 struct Arguments {
     rounds: usize,
     length: Duration,
+    only: Option<String>,
     page: Option<String>,
+}
+
+impl Arguments {
+    fn wants(&self, load: &str) -> bool {
+        let only = self.only.as_deref();
+        only.is_none_or(|only| only.split(',').any(|name| name == load))
+    }
 }
 
 fn main() -> ExitCode {
@@ -74,6 +83,7 @@ fn arguments() -> Arguments {
     let mut arguments = Arguments {
         rounds: ROUNDS,
         length: LENGTH,
+        only: None,
         page: None,
     };
     let mut numbers = 0;
@@ -81,6 +91,7 @@ fn arguments() -> Arguments {
     while let Some(word) = words.next() {
         match (word.as_str(), word.parse()) {
             ("--write", _) => arguments.page = words.next(),
+            ("--only", _) => arguments.only = words.next(),
             (_, Ok(number)) if numbers == 0 => {
                 arguments.rounds = number;
                 numbers = 1;
@@ -109,7 +120,7 @@ fn measure(arguments: &Arguments) -> io::Result<String> {
     let mut figures = Figures::new(&contenders);
     for round in 0..arguments.rounds {
         eprintln!("round {} of {}", round + 1, arguments.rounds);
-        for load in Load::ALL {
+        for load in Load::ALL.into_iter().filter(|l| arguments.wants(l.name())) {
             for (number, contender) in contenders.iter().enumerate() {
                 let before = contender.cpu();
                 let client = || load.run(contender.address(), arguments.length);
@@ -120,6 +131,9 @@ fn measure(arguments: &Arguments) -> io::Result<String> {
         }
     }
     for (number, contender) in contenders.iter().enumerate() {
+        if !arguments.wants("idle") {
+            break;
+        }
         let Some(before) = contender.memory() else {
             continue;
         };

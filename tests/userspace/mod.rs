@@ -22,6 +22,7 @@ mod transparent;
 mod udp;
 mod unfinished;
 mod upgrades;
+mod workers;
 
 use std::io;
 use std::time::Duration;

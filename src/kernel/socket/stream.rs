@@ -47,6 +47,18 @@ pub enum Follows {
     End,
 }
 
+/// Accepts a connection of a `listener` that does not block, with the peer's address. It
+/// does not block either.
+///
+/// # Errors
+/// Those of accept4(2).
+pub fn accept(listener: impl AsFd) -> io::Result<(TcpStream, SocketAddr)> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (socket, peer) = acceptfrom_with(listener, flags)?;
+    let peer = peer.ok_or(io::ErrorKind::AddrNotAvailable)?.try_into()?;
+    Ok((socket.into(), peer))
+}
+
 /// A connection, watched by the runtime of the thread that it is used on.
 #[derive(Debug)]
 pub struct Stream {
@@ -60,7 +72,7 @@ impl Stream {
     ///
     /// # Errors
     /// Those of epoll_ctl(2).
-    fn new(socket: TcpStream) -> io::Result<Stream> {
+    pub fn new(socket: TcpStream) -> io::Result<Stream> {
         // SAFETY: the `AsyncFd` owns the stream, which always answers with the same
         // descriptor, and closes it only after it was taken out of the epoll.
         let socket = unsafe { AsyncFd::register_with_interest(socket, WATCHED) };
@@ -68,17 +80,6 @@ impl Stream {
             socket: socket.map_err(|error| error.into_parts().1)?,
             urgent: Cell::new(false),
         })
-    }
-
-    /// Accepts a connection of a `listener` that does not block, with the peer's address.
-    ///
-    /// # Errors
-    /// Those of accept4(2) and epoll_ctl(2).
-    pub fn accept(listener: impl AsFd) -> io::Result<(Stream, SocketAddr)> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (socket, peer) = acceptfrom_with(listener, flags)?;
-        let peer = peer.ok_or(io::ErrorKind::AddrNotAvailable)?.try_into()?;
-        Ok((Stream::new(socket.into())?, peer))
     }
 
     /// Connects to `address`. What `prepare` does with the socket, it does before that.

@@ -87,8 +87,9 @@ impl Drop for Listeners {
                 continue;
             };
             let (shared, descriptors) = (Arc::clone(&self.shared), descriptors.clone());
+            let placement = worker.placement.clone();
             worker.spawn(|| async move {
-                tcp::serve_rest(&shared, &listener);
+                tcp::serve_rest(&shared, &placement, &listener);
                 if held.is_some() {
                     // The holder has another descriptor.
                     records::stop_listening(&listener);
@@ -427,8 +428,10 @@ impl ListenerSet {
             address: Arc::new(address),
         });
         let shared = Arc::clone(shared);
-        workers.one(shared.next_worker(1)).spawn(|| async move {
-            tcp::serve_rest(&shared, &listener);
+        let worker = workers.one(shared.next_worker(1));
+        let placement = worker.placement.clone();
+        worker.spawn(|| async move {
+            tcp::serve_rest(&shared, &placement, &listener);
             records::stop_listening(&listener);
             drop(release);
         });

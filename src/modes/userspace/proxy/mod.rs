@@ -9,6 +9,7 @@ pub mod counters;
 pub mod descriptors;
 mod failing;
 pub mod group;
+mod placement;
 mod proxy_protocol;
 pub mod tcp;
 pub mod transparent;

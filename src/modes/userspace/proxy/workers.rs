@@ -20,11 +20,12 @@ use tokio::{
     task::spawn_local,
 };
 
-use super::{Shared, tcp, udp};
+use super::{
+    Shared,
+    placement::{Job, Placement},
+    tcp, udp,
+};
 use crate::kernel::socket::poller::Poller;
-
-/// Something to start on a worker; runs inside its runtime.
-type Job = Box<dyn FnOnce() + Send>;
 
 /// The workers. They end when this and all that listens on them is dropped,
 /// and what they carry with them. All that listens is to be dropped first: then no socket
@@ -43,6 +44,8 @@ const END: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Worker {
     jobs: UnboundedSender<Job>,
+    /// Where the connections that it accepts are served.
+    pub placement: Placement,
     /// Its TCP listeners.
     pub tcp: Arc<Poller<tcp::Listener>>,
     /// Its UDP listeners.
@@ -56,20 +59,25 @@ impl Workers {
     /// When a thread or its runtime cannot be made.
     pub fn start(count: usize, shared: &Arc<Shared>) -> io::Result<Self> {
         let (running, ended) = channel();
-        let workers = (0..count.max(1)).map(|i| {
-            let (send, receive) = unbounded_channel();
+        let channels = (0..count.max(1)).map(|_| unbounded_channel());
+        let (senders, receivers): (Vec<_>, Vec<_>) = channels.unzip();
+        let placements = Placement::of_all(&senders);
+        let parts = senders.into_iter().zip(receivers).zip(placements);
+        let workers = parts.enumerate().map(|(i, ((jobs, receive), placement))| {
             let worker = Worker {
-                jobs: send,
+                jobs,
+                placement,
                 tcp: Arc::new(Poller::new()?),
                 udp: Arc::new(Poller::new()?),
             };
             start_thread(i, receive, running.clone())?;
             let shared_by_udp = Arc::clone(shared);
             let (poller, shared) = (Arc::clone(&worker.tcp), Arc::clone(shared));
+            let placement = worker.placement.clone();
             worker.spawn(async move || {
                 let accept = async |listener: &Arc<_>| {
                     until_left(&shared).await;
-                    tcp::accept(&shared, listener).await
+                    tcp::accept(&shared, &placement, listener).await
                 };
                 poller.run(accept).await;
             });

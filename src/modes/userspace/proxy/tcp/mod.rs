@@ -7,7 +7,7 @@ mod relay;
 use std::{
     future::poll_fn,
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd},
     pin::pin,
     sync::{
@@ -26,9 +26,19 @@ use self::{
     first_flight::FirstFlight,
     relay::{End, Progress, Relay, Side},
 };
-use super::{Shared, descriptors, group::ServiceGroup, proxy_protocol};
+use super::{
+    Shared, descriptors,
+    group::ServiceGroup,
+    placement::{Placed, Placement},
+    proxy_protocol,
+};
 use crate::{
-    kernel::socket::{poller::Left, set_keep_alive, stream::Stream, user_timeout},
+    kernel::socket::{
+        poller::Left,
+        set_keep_alive,
+        stream::{self, Stream},
+        user_timeout,
+    },
     sched::Flow,
     services::{ProxyProtocol, Retry},
 };
@@ -76,9 +86,9 @@ impl AsFd for Listener {
 }
 
 /// Accepts connections of a `listener` that has some, though not so many that
-/// others would wait for long. Returns whether there may be more. Runs inside a worker's
-/// runtime.
-pub async fn accept(shared: &Arc<Shared>, listener: &Arc<Listener>) -> Left {
+/// others would wait for long. Returns whether there may be more. Runs inside the runtime
+/// of the worker of `placement`.
+pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Listener>) -> Left {
     for _ in 0..TURN {
         if leaves_to_others(shared, &listener.address.group) {
             shared.counters.accept_paused.inc();
@@ -93,7 +103,7 @@ pub async fn accept(shared: &Arc<Shared>, listener: &Arc<Listener>) -> Left {
                         shared.descriptors.take(PER_CONNECTION).await
                     }
                 };
-                serve(shared, listener, client, peer, permit);
+                serve(shared, placement, listener, client, peer, permit);
             }
             Err(e) if descriptors::exhausted(&e) => {
                 shared.counters.accept_paused.inc();
@@ -128,18 +138,18 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
 }
 
 /// Serves the connections that the kernel had completed before the `listener`
-/// went out of use. Runs inside a worker's runtime.
-pub fn serve_rest(shared: &Arc<Shared>, listener: &Arc<Listener>) {
+/// went out of use. Runs inside the runtime of the worker of `placement`.
+pub fn serve_rest(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<Listener>) {
     while let Some(permit) = shared.descriptors.try_take(PER_CONNECTION) {
         match accepted(listener) {
-            Ok((client, peer)) => serve(shared, listener, client, peer, permit),
+            Ok((client, peer)) => serve(shared, placement, listener, client, peer, permit),
             Err(_) => return,
         }
     }
 }
 
-fn accepted(listener: &Listener) -> io::Result<(Stream, SocketAddr)> {
-    let (client, peer) = Stream::accept(&listener.socket)?;
+fn accepted(listener: &Listener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (client, peer) = stream::accept(&listener.socket)?;
     if listener.address.filtered.load(Relaxed) {
         // Nothing more is to be filtered. Fails only if there is none.
         let _ = SockRef::from(&client).detach_filter();
@@ -149,8 +159,9 @@ fn accepted(listener: &Listener) -> io::Result<(Stream, SocketAddr)> {
 
 fn serve(
     shared: &Arc<Shared>,
+    placement: &Placement,
     listener: &Listener,
-    client: Stream,
+    client: TcpStream,
     peer: SocketAddr,
     permit: OwnedSemaphorePermit,
 ) {
@@ -158,24 +169,33 @@ fn serve(
         client: peer,
         destination: listener.address.called,
     };
-    let open = Open::count(shared, &listener.address);
-    tokio::task::spawn_local(connection(open, client, flow, permit));
+    let place = placement.place();
+    let number = place.number();
+    let open = Open::count(shared, &listener.address, place);
+    placement.run(number, move || {
+        // Fails only where the kernel has no memory left; the socket is closed then.
+        if let Ok(client) = Stream::new(client) {
+            tokio::task::spawn_local(connection(open, client, flow, permit));
+        }
+    });
 }
 
 /// A connection, which counts from when it is accepted until this is dropped.
 struct Open {
     shared: Arc<Shared>,
     address: Arc<ListenerAddress>,
+    _place: Placed,
 }
 
 impl Open {
-    fn count(shared: &Arc<Shared>, address: &Arc<ListenerAddress>) -> Open {
+    fn count(shared: &Arc<Shared>, address: &Arc<ListenerAddress>, place: Placed) -> Open {
         shared.counters.connections_total.inc();
         shared.counters.connections.inc();
         address.group.connections.fetch_add(1, Relaxed);
         Open {
             shared: Arc::clone(shared),
             address: Arc::clone(address),
+            _place: place,
         }
     }
 }
