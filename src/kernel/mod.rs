@@ -24,6 +24,7 @@ pub mod nftables;
 pub mod open_files;
 mod passing;
 pub mod probe;
+pub mod route_deletions;
 pub mod routes;
 pub mod rules;
 mod scratch;

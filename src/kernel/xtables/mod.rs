@@ -63,6 +63,7 @@ use tokio::{
     time::timeout,
 };
 
+pub mod chains;
 pub mod desired;
 pub mod difference;
 mod engine;
@@ -77,6 +78,7 @@ pub mod rule;
 pub mod run;
 mod toolkit;
 pub mod transaction;
+pub mod watch;
 pub mod words;
 
 pub use self::{

@@ -2,33 +2,18 @@
 //! wait for the next full sync because a firewall was restarted.
 //!
 //! nf_tables counts its changes. When the count is not what we left, our chains
-//! are listed: how many rules each has and how many lead to it, which changes with
-//! a flush, a deleted chain and a deleted jump, but not with what others do
-//! elsewhere. The legacy engine shows the size of each table.
-
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    time::{Duration, Instant},
-};
+//! are listed. The legacy engine shows the size of each table.
 
 use super::{count::Done, observe::is_ours};
 use crate::{
-    kernel::{
-        nftables::Rules,
-        xtables::{
-            Engine,
-            info::{self, Size},
-            rule::Table,
-        },
+    kernel::xtables::{
+        Engine,
+        chains::{ChainLister, sizes},
+        info::Size,
+        rule::Table,
     },
     net::Family,
 };
-
-/// Chains whose listing takes longer are listed less often: the kernel takes
-/// time with the square of their number (2 s for 240,000).
-const LONG: Duration = Duration::from_millis(200);
-/// So many times as long as a long listing took, there is no other.
-const PAUSE: u32 = 10;
 
 /// Watches one family.
 pub struct Watch {
@@ -38,21 +23,19 @@ pub struct Watch {
 
 /// What we left behind.
 enum Record {
-    Legacy(Option<[Option<Size>; 3]>),
+    Legacy(Option<Vec<Option<Size>>>),
     NfTables(Generations),
 }
 
 /// Counts of changes, and what was there then.
 struct Generations {
-    rules: Option<Rules>,
+    lister: Option<ChainLister>,
     /// The count at which all rules were known to be as we want them.
     right: Option<u32>,
     /// A later count, at which our chains still were.
     unmodified: Option<u32>,
     /// Our chains, at either.
     chains: Option<u64>,
-    /// They are not listed before.
-    next_listing: Option<Instant>,
 }
 
 impl Watch {
@@ -61,11 +44,10 @@ impl Watch {
         let record = match engine {
             Engine::Legacy => Record::Legacy(None),
             Engine::NfTables => Record::NfTables(Generations {
-                rules: Rules::open().ok(),
+                lister: ChainLister::open(family, |_, chain| is_ours(chain)),
                 right: None,
                 unmodified: None,
                 chains: None,
-                next_listing: None,
             }),
         };
         Watch { family, record }
@@ -84,7 +66,9 @@ impl Watch {
     /// made `all` transactions for all families: it counts those of both as one.
     pub fn after(&mut self, before: Option<u32>, all: u32, done: &Done) {
         match &mut self.record {
-            Record::Legacy(left) => *left = Some(sizes(self.family)),
+            Record::Legacy(left) => {
+                *left = Some(sizes(self.family, &Table::ALL));
+            }
             Record::NfTables(generations) => generations.after(before, all, done),
         }
     }
@@ -106,15 +90,15 @@ impl Watch {
     pub fn is_unmodified(&mut self) -> bool {
         match &mut self.record {
             Record::Legacy(None) => true,
-            Record::Legacy(Some(left)) => sizes(self.family) == *left,
-            Record::NfTables(generations) => generations.is_unmodified(self.family),
+            Record::Legacy(Some(left)) => sizes(self.family, &Table::ALL) == *left,
+            Record::NfTables(generations) => generations.is_unmodified(),
         }
     }
 }
 
 impl Generations {
     fn now(&mut self) -> Option<u32> {
-        self.rules.as_mut()?.generation().ok()
+        self.lister.as_mut()?.generation()
     }
 
     fn after(&mut self, before: Option<u32>, all: u32, done: &Done) {
@@ -130,21 +114,15 @@ impl Generations {
         }
     }
 
-    fn is_unmodified(&mut self, family: Family) -> bool {
+    fn is_unmodified(&mut self) -> bool {
         let now = self.now();
-        let Some(rules) = self.rules.as_mut().filter(|_| now.is_some()) else {
+        let Some(lister) = self.lister.as_mut().filter(|_| now.is_some()) else {
             return true;
         };
-        if self.unmodified == now && self.chains.is_some() {
+        if self.unmodified == now && self.chains.is_some() || !lister.is_due() {
             return true;
         }
-        let begun = Instant::now();
-        if self.next_listing.is_some_and(|next| begun < next) {
-            return true;
-        }
-        let found = ours(rules, family);
-        let took = begun.elapsed();
-        self.next_listing = (took > LONG).then(|| begun + took * PAUSE);
+        let found = lister.list();
         let is_same_moment = self.now() == now;
         let is_unmodified = match self.chains {
             Some(left) => found == Some(left),
@@ -155,24 +133,4 @@ impl Generations {
         }
         is_unmodified
     }
-}
-
-fn sizes(family: Family) -> [Option<Size>; 3] {
-    Table::ALL.map(|table| info::size(family, table.name()).ok())
-}
-
-/// Returns our chains of `family` in one number, whatever their order.
-fn ours(rules: &mut Rules, family: Family) -> Option<u64> {
-    let mut sum = 0u64;
-    rules
-        .chains(family, |listed| {
-            let table = Table::named(&listed.table).is_some();
-            if table && !listed.base && is_ours(&listed.chain.name) {
-                let mut hasher = DefaultHasher::new();
-                (listed.table, listed.chain.name, listed.handle, listed.uses).hash(&mut hasher);
-                sum = sum.wrapping_add(hasher.finish());
-            }
-        })
-        .ok()?;
-    Some(sum)
 }

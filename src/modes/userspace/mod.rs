@@ -418,6 +418,8 @@ impl Mode for Userspace {
         tokio::select! {
             others = self.handover.changed(self.reported) => self.reported = others,
             () = self.handover.holding().arrived() => {}
+            // Who yields writes nothing: the changes are the other process's.
+            () = self.capture.externally_modified(), if self.others.yields_to().is_none() => {}
         }
     }
 

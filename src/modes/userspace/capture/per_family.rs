@@ -1,6 +1,8 @@
 //! Each family is captured in its own way.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     Choice, Desired, Differing, Error, Extent, Frontend, Local, Method, Outcomes, Redirect, Report,
@@ -16,10 +18,16 @@ use crate::{
     node::Served,
 };
 
+/// How often it is checked whether another process changed what captures.
+const CHECK: Duration = Duration::from_secs(1);
+
 /// Brings packets for service addresses to our listeners.
 pub struct Capture {
     families: PerFamily<FamilyCapture>,
     node_ports: Arc<Served>,
+    /// When that is checked next. It stands here, as whoever waits for it may stop and
+    /// begin again at any time.
+    next_check: Instant,
 }
 
 /// Capture of one family.
@@ -60,6 +68,7 @@ impl Capture {
                 v6: family(Family::V6)?,
             },
             node_ports: Arc::new(Served::All),
+            next_check: Instant::now() + CHECK,
         })
     }
 
@@ -82,6 +91,21 @@ impl Capture {
     /// Returns how each family is captured.
     pub fn methods(&self) -> PerFamily<Method> {
         self.families.as_ref().map(|_, family| family.method())
+    }
+
+    /// Waits until another process changes what captures. May be dropped while it
+    /// waits.
+    pub async fn externally_modified(&mut self) {
+        loop {
+            sleep_until(self.next_check).await;
+            self.next_check = Instant::now() + CHECK;
+            for (family, capture) in self.families.iter_mut() {
+                if !capture.is_unmodified() {
+                    tracing::info!("{family}: another process changed what captures Services");
+                    return;
+                }
+            }
+        }
     }
 
     /// Makes the kernel capture what is desired of the families that `scopes` names.
@@ -125,6 +149,15 @@ impl FamilyCapture {
         match self.way {
             Way::Redirect(_) => Method::Redirect,
             Way::Local(_) => Method::Local,
+        }
+    }
+
+    /// Returns false if another process changed what is in force.
+    fn is_unmodified(&mut self) -> bool {
+        match &mut self.way {
+            Way::Redirect(redirect) => redirect.is_unmodified(),
+            // A full sync will say why the kernel cannot be asked.
+            Way::Local(local) => local.is_unmodified().unwrap_or(false),
         }
     }
 

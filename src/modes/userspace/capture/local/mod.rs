@@ -36,6 +36,7 @@ use crate::{
         links,
         netlink::{self, Protocol, Socket},
         probe::{Ability, Kernel},
+        route_deletions::RouteDeletions,
     },
     modes::{Difference, Found},
     net::Family,
@@ -53,6 +54,7 @@ pub struct Local {
     /// Nothing of ours was in the kernel when it was observed last, and nothing was
     /// added since.
     empty: bool,
+    deletions: RouteDeletions,
 }
 
 impl Local {
@@ -71,6 +73,7 @@ impl Local {
                 None => Ok(()),
             },
             empty: false,
+            deletions: RouteDeletions::open(family)?,
         })
     }
 
@@ -99,6 +102,25 @@ impl Local {
             })
         });
         found.unwrap_or(false)
+    }
+
+    /// Returns false if another process deleted routes or rules that are in force.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub fn is_unmodified(&mut self) -> Result<bool, Error> {
+        let deleted = self.deletions.happened().unwrap_or(true);
+        let Some(environment) = self.environment.as_ref().filter(|_| deleted) else {
+            return Ok(true);
+        };
+        // They may be those that a sync deleted.
+        let installed = observe::installed(&mut self.socket, self.family)?;
+        let installed: HashSet<Object> = installed.into_iter().collect();
+        let mut frontends = self.applied.frontends();
+        Ok(frontends.all(|frontend| {
+            let mut objects = self.applied.objects(frontend, environment).into_iter();
+            objects.all(|object| installed.contains(&object))
+        }))
     }
 
     /// Makes the kernel capture what is desired; frontends of other families are

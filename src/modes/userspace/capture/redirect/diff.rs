@@ -110,6 +110,11 @@ impl Applied {
         }
     }
 
+    /// Returns the frontends that have rules.
+    pub fn frontends(&self) -> impl Iterator<Item = Frontend> {
+        self.targets.keys().copied()
+    }
+
     /// Returns the frontends that have other rules than `before`.
     pub fn changed_since(&self, before: &Applied) -> BTreeSet<Frontend> {
         let both = self.targets.keys().chain(before.targets.keys());

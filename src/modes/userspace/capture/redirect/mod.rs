@@ -40,6 +40,7 @@ use crate::{
             rule::Table,
             run::Writer,
             transaction::{Action, Transaction},
+            watch::Watch,
             words::Words,
         },
     },
@@ -64,6 +65,8 @@ pub struct Redirect {
     /// What is applied is in force; if not, the next sync compares everything.
     in_force: bool,
     stale: Stale,
+    /// Notices changes by others.
+    watch: Watch,
 }
 
 impl Redirect {
@@ -73,7 +76,9 @@ impl Redirect {
     /// When nat does not work in it: see [`super::choose()`].
     pub fn new(family: Family, kernel: &Kernel) -> Result<Redirect, Error> {
         let tools = redirecting(kernel, family)?;
+        let watch = Watch::new(family, tools.writer.engine, &OWNED);
         Ok(Redirect {
+            watch,
             features: tools.features,
             writer: tools.writer,
             applied: Applied::default(),
@@ -85,6 +90,12 @@ impl Redirect {
     /// Returns the engine that its rules are in.
     pub fn engine(&self) -> Engine {
         self.writer.engine
+    }
+
+    /// Returns false if another process changed the rules in force, as far as that shows
+    /// without reading them.
+    pub fn is_unmodified(&mut self) -> bool {
+        !self.in_force || self.watch.is_unmodified()
     }
 
     /// Makes the kernel capture what is desired; frontends of other families are
@@ -207,7 +218,12 @@ impl Redirect {
             .observe(plan::interest, tables, nothing_else)
             .await?;
         let desired = self.applied.rule_set();
-        self.run(difference(&observed, &desired, family)).await?;
+        let transaction = difference(&observed, &desired, family);
+        if !transaction.is_empty() {
+            // Who called while rules were missing was led past them.
+            self.stale.extend(self.applied.frontends());
+        }
+        self.run(transaction).await?;
         self.forget_stale(report).await;
         Ok(())
     }
@@ -230,6 +246,7 @@ impl Redirect {
 
     async fn run(&mut self, transaction: Transaction<()>) -> Result<(), Error> {
         self.writer.run(&transaction).await?;
+        self.watch.record();
         self.in_force = true;
         Ok(())
     }
