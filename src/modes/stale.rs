@@ -17,7 +17,7 @@ use crate::{
     },
     log_once::LogOnce,
     modes::Metrics,
-    net::Family,
+    net::{Family, Protocol},
     services::{Changes, ServiceMap, ServicePort, ServicePortName, StaleAddresses, StaleUdp},
 };
 
@@ -116,12 +116,16 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     }
     for port in stale.revived.iter().filter_map(|name| map.get(name)) {
         if of_family(&port.name) {
-            let serving = serving(port);
-            let to = frontends(port);
-            matches.extend(to.map(|(ip, at)| flow(ip, at, Reply::NotFrom(serving.clone()))));
+            matches.extend(led_elsewhere(port));
         }
     }
     matches
+}
+
+/// What leads elsewhere than to an endpoint of `port`.
+fn led_elsewhere(port: &ServicePort) -> impl Iterator<Item = Match> {
+    let serving = serving(port);
+    frontends(port).map(move |(ip, at)| flow(ip, at, Reply::NotFrom(serving.clone())))
 }
 
 /// Flows that may wait to be deleted, while that fails; beyond that the oldest are
@@ -137,6 +141,18 @@ pub struct StaleFlows {
 }
 
 impl StaleFlows {
+    /// Has the next [`clear`](Self::clear) of a full sync delete what leads elsewhere than
+    /// to an endpoint, of any UDP port of `family` that has one: rules had been missing,
+    /// and who called meanwhile was led past them.
+    pub fn rules_were_missing(&mut self, family: Family, map: &ServiceMap) {
+        let ports = map.iter().filter(|port| {
+            let is_udp = port.name.protocol == Protocol::Udp && port.name.family == family;
+            is_udp && !serving(port).is_empty()
+        });
+        self.waiting
+            .extend(ports.flat_map(|port| led_elsewhere(port)));
+    }
+
     /// Deletes what is stale after `changes` of `family`, now that `map` is in
     /// force, and what could not be deleted before, if it is to be tried again.
     pub async fn clear(

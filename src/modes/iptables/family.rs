@@ -125,6 +125,9 @@ impl FamilyRules {
         let options = self.options(setup, map, changes);
         let done = self.bring_in_step(counters, map, changes, options).await?;
         counters.synced(self.family, done.total, done.written);
+        if done.observed && done.transactions > 0 {
+            self.flows.rules_were_missing(self.family, map);
+        }
         self.flows
             .clear(self.family, map, changes, &*setup.metrics)
             .await;

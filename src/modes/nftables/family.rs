@@ -78,6 +78,9 @@ impl ServedFamily {
         let family = self.table.family();
         let options = self.options(setup, map, changes);
         let done = self.table.sync(map, changes, options, watcher)?;
+        if done.rewritten {
+            self.flows.rules_were_missing(family, map);
+        }
         self.flows
             .clear(family, map, changes, &*setup.metrics)
             .await;
@@ -103,6 +106,8 @@ const ATTEMPTS: u32 = 20;
 pub struct Done {
     /// ServicePorts that were compared.
     pub examined: usize,
+    /// Whether the whole table was written.
+    pub rewritten: bool,
 }
 
 /// The table of one family.
@@ -290,7 +295,10 @@ impl FamilyTable {
             }
         }
         self.applied = Some(applied);
-        Ok(Some(Done { examined }))
+        Ok(Some(Done {
+            examined,
+            rewritten: false,
+        }))
     }
 
     /// Returns the ServicePorts that may not be in force as they are to be.
@@ -355,7 +363,10 @@ impl FamilyTable {
                     self.applied = Some(applied);
                     self.forgotten.clear();
                     self.state.applied();
-                    return Ok(Done { examined });
+                    return Ok(Done {
+                        examined,
+                        rewritten: true,
+                    });
                 }
                 Err(NotInForce::Changed(_)) => {}
                 Err(NotInForce::Elements(refused, error)) => {
