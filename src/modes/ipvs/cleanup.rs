@@ -31,7 +31,7 @@ fn has_ipvs() -> bool {
 }
 
 /// The chains that are ours.
-const OWNED: Owned = Owned {
+pub const OWNED: Owned = Owned {
     tables: &Table::ALL,
     is_ours: |table, chain| OWN_CHAINS.contains(&(table, chain)),
     shared: None,

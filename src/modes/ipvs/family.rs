@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use hashbrown::HashSet;
+use nix::errno::Errno;
 use tokio::time::Instant;
 
 use super::{
@@ -30,7 +31,6 @@ use crate::{
 };
 
 /// One IP family of the mode.
-#[derive(Debug)]
 pub struct ServedFamily {
     family: Family,
     /// Whether the kernel holds what was applied, and what is to be applied again.
@@ -104,6 +104,23 @@ impl ServedFamily {
     /// Returns how many virtual servers the kernel has.
     pub fn servers(&self) -> usize {
         self.servers.len()
+    }
+
+    /// Returns false if another process took the virtual servers away. One is asked for,
+    /// since whoever clears IPVS (`ipvsadm -C`) leaves none; the kernel has no
+    /// notifications of that.
+    pub fn has_virtual_servers(&mut self, clients: &mut Clients) -> bool {
+        let server = self.servers.keys().next();
+        server.is_none_or(|frontend| {
+            let found = clients.ipvs.totals(&frontend.id());
+            !found.is_err_and(|error| error.errno() == Some(Errno::ESRCH))
+        })
+    }
+
+    /// Returns false if another process changed the rules in force, as far as that shows
+    /// without reading them.
+    pub fn has_rules(&mut self) -> bool {
+        self.rules.is_unmodified()
     }
 
     /// Updates what is desired by the ServicePorts `names` of `map`. Returns what a

@@ -26,7 +26,9 @@ mod rules;
 mod settings;
 mod steps;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
 
 pub use self::{
     cleanup::{
@@ -60,6 +62,13 @@ use crate::{
     services::{ServiceMap, ServicePortName},
 };
 
+/// How often it is checked whether another process changed what is ours.
+const CHECK: Duration = Duration::from_secs(1);
+/// So many times as long as a sync took that read everything, rules are not checked
+/// again: of legacy tables only the sizes are known, which others may change all the
+/// time.
+const PAUSE: u32 = 3;
+
 /// Why ipvs mode as a whole could not do what it was to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -86,6 +95,11 @@ pub struct Ipvs {
     metrics: Arc<dyn Metrics>,
     /// Settings that the kernel refused.
     logged: LogOnce,
+    /// When to check next whether another process changed what is ours. It stands here,
+    /// as whoever waits for it may stop and begin again at any time.
+    next_check: Instant,
+    /// Rules are not checked before.
+    next_check_of_rules: Instant,
 }
 
 /// What is to be observed of each family, or was.
@@ -130,6 +144,8 @@ impl Ipvs {
                 .map(|family, writer| ServedFamily::new(family, FamilyRules::new(family, writer))),
             metrics,
             logged: LogOnce::default(),
+            next_check: Instant::now() + CHECK,
+            next_check_of_rules: Instant::now(),
         })
     }
 
@@ -260,6 +276,7 @@ impl Mode for Ipvs {
     }
 
     async fn sync(&mut self, map: &ServiceMap, asked: Asked<'_>) -> Outcomes {
+        let begun = Instant::now();
         let mut works = match self.update_desired(map, asked) {
             Ok(works) => works,
             Err(error) => return both_failed(asked, Error::from(error)),
@@ -294,7 +311,25 @@ impl Mode for Ipvs {
             let synced = of_family.sync(work, observation, (map, changes), shared);
             *outcomes.get_mut(family) = Some(synced.await.map_err(SyncError::from));
         }
+        if due.v4 || due.v6 {
+            self.next_check_of_rules = Instant::now() + begun.elapsed() * PAUSE;
+        }
         outcomes
+    }
+
+    async fn externally_modified(&mut self) {
+        loop {
+            sleep_until(self.next_check).await;
+            self.next_check = Instant::now() + CHECK;
+            let is_due = Instant::now() >= self.next_check_of_rules;
+            for (family, of_family) in self.families.iter_mut() {
+                let has_servers = of_family.has_virtual_servers(&mut self.clients);
+                if !has_servers || is_due && !of_family.has_rules() {
+                    tracing::debug!("{family}: another process changed rules or virtual servers");
+                    return;
+                }
+            }
+        }
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {

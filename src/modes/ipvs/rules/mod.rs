@@ -14,16 +14,22 @@ use self::{
 };
 use super::{
     Error,
+    cleanup::OWNED,
     plan::{FilledSets, NodeContext},
 };
-use crate::{kernel::xtables::Engine, modes::Difference, net::Family};
+use crate::{
+    kernel::xtables::{Engine, watch::Watch},
+    modes::Difference,
+    net::Family,
+};
 
 /// The rules of one family.
-#[derive(Debug)]
 pub struct FamilyRules {
     family: Family,
     /// `None` where there are no programs for this family.
     writer: Option<RuleWriter>,
+    /// Notices changes by others.
+    watch: Option<Watch>,
     in_force: InForce,
     /// What other programs had changed and was repaired.
     repaired: Vec<String>,
@@ -64,8 +70,10 @@ impl InForce {
 impl FamilyRules {
     /// Returns those of `family`, of which none are known to be in force.
     pub fn new(family: Family, writer: Option<RuleWriter>) -> FamilyRules {
+        let engine = writer.as_ref().map(RuleWriter::engine);
         FamilyRules {
             family,
+            watch: engine.map(|engine| Watch::new(family, engine, &OWNED)),
             writer,
             in_force: InForce::default(),
             repaired: Vec::new(),
@@ -91,6 +99,14 @@ impl FamilyRules {
     /// Returns, once, what other programs had changed and was repaired.
     pub fn take_repaired(&mut self) -> Vec<String> {
         std::mem::take(&mut self.repaired)
+    }
+
+    /// Returns false if another process changed the rules in force, as far as that shows
+    /// without reading them.
+    pub fn is_unmodified(&mut self) -> bool {
+        let settled = self.next_check().is_none() && self.in_force.failure.is_none();
+        let watch = self.watch.as_mut().filter(|_| settled);
+        watch.is_none_or(Watch::is_unmodified)
     }
 
     /// Returns how soon another sync should see whether rules were written; `None`:
@@ -202,6 +218,9 @@ impl FamilyRules {
                     info!("{} rules are in force again", self.family);
                 }
                 self.in_force.set(sets);
+                if let Some(watch) = &mut self.watch {
+                    watch.record();
+                }
                 let family = self.family;
                 let named = repaired.iter().map(|what| format!("{what} ({family})"));
                 self.repaired.extend(named);
