@@ -73,7 +73,7 @@ fn of_programs(mode: Mode, fault: ProgramFault, question: Question) -> Answer {
     // What is known to fail of some ServicePorts is said of those.
     let named = matches!(fault, ProgramFault::RestoreFails | ProgramFault::Family(_));
     match (mode, question) {
-        (Mode::Local, _) => GoesOn,
+        (Mode::Local | Mode::Nftables, _) => GoesOn,
         (Mode::Ipvs, Question::Guarded) => Waits(Why::Guard),
         (Mode::Ipvs, _) => GoesOn,
         (Mode::Iptables | Mode::Redirect, _) if reading => GoesOn,

@@ -6,17 +6,20 @@ use crate::lab::ProgramFault;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Ipvs,
+    Nftables,
     Iptables,
     Redirect,
     Local,
 }
 
 impl Mode {
+    /// Those in which accesses fail in turn. nftables mode runs no programs.
     pub const ALL: [Mode; 4] = [Mode::Ipvs, Mode::Iptables, Mode::Redirect, Mode::Local];
 
     pub fn title(self) -> &'static str {
         match self {
             Mode::Ipvs => "ipvs mode",
+            Mode::Nftables => "nftables mode",
             Mode::Iptables => "iptables mode",
             Mode::Redirect => "Userspace mode, redirect capture",
             Mode::Local => "Userspace mode, local capture",
@@ -26,6 +29,7 @@ impl Mode {
     pub fn flags(self) -> &'static [&'static str] {
         match self {
             Mode::Ipvs => &["--proxy-mode=ipvs"],
+            Mode::Nftables => &["--proxy-mode=nftables"],
             Mode::Iptables => &["--proxy-mode=iptables"],
             Mode::Redirect => &["--proxy-mode=userspace", "--userspace-capture=redirect"],
             Mode::Local => &["--proxy-mode=userspace", "--userspace-capture=local"],

@@ -9,6 +9,7 @@
 mod cluster;
 mod expected;
 mod fault;
+mod node;
 mod questions;
 mod run;
 mod table;

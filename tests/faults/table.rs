@@ -9,6 +9,7 @@ use std::{
 use super::{
     expected::{Answer, Why, answer},
     fault::{Fault, Mode},
+    node,
     questions::Question,
 };
 
@@ -82,6 +83,7 @@ fn document() -> String {
             let _ = writeln!(text, "| {} | {} |", fault.title(), cells.join(" | "));
         }
     }
+    node::table::write(&mut text);
     text.push_str(UPGRADES);
     text
 }

@@ -54,32 +54,14 @@ impl Lab {
             "link set cni0 up",
             "addr add 10.244.0.1/24 dev cni0",
             "addr add fd00:244::1/64 dev cni0 nodad",
-            "link add eth0 type veth peer name eth0 netns outside",
-            "link set eth0 up",
-            "addr add 192.0.2.10/24 dev eth0",
-            "addr add 2001:db8::10/64 dev eth0 nodad",
         ]);
         // It also ends the way of service addresses that are not captured: having
         // no route for them, it says so.
         outside.ip(&[
-            "link set eth0 up",
-            "addr add 192.0.2.20/24 dev eth0",
-            "addr add 2001:db8::20/64 dev eth0 nodad",
-            "route add 198.51.100.0/24 via 192.0.2.10",
-            "route add 203.0.113.0/24 via 192.0.2.10",
-            "route add 2001:db8:51::/64 via 2001:db8::10",
-            "route add 2001:db8:113::/64 via 2001:db8::10",
-            "route add 10.244.0.0/24 via 192.0.2.10",
-            "route add fd00:244::/64 via 2001:db8::10",
             "route add unreachable default",
             "route add unreachable ::/0",
         ]);
-        // Without a default route the node could not call a service address:
-        // the packet would fail before any rule sees it.
-        node.ip(&[
-            "route add default via 192.0.2.20",
-            "route add ::/0 via 2001:db8::20",
-        ]);
+        connect(&node, &outside);
         let client = pod(&node, "client", 9);
         let manifests = PathBuf::from("/run/manifests");
         std::fs::create_dir_all(&manifests).expect("a folder for manifests");
@@ -91,6 +73,12 @@ impl Lab {
             backends: Vec::new(),
             manifests,
         }
+    }
+
+    /// Deletes the link between the node and the outside host, and makes it again.
+    pub fn replace_uplink(&self) {
+        self.node.ip(&["link del eth0"]);
+        connect(&self.node, &self.outside);
     }
 
     /// Runs `body`, which is all of a test, in a lab with backends `a`, `b` and `c`
@@ -201,6 +189,32 @@ impl Lab {
             .ip(&[&format!("addr replace {address}/{length} dev eth0 {dad}")]);
         SocketAddr::new(address, 0)
     }
+}
+
+/// Joins the node and the outside host by a link. Without a default route the node could
+/// not call a service address: the packet would fail before any rule sees it.
+fn connect(node: &Host, outside: &Host) {
+    node.ip(&[
+        "link add eth0 type veth peer name eth0 netns outside",
+        "link set eth0 up",
+        "addr add 192.0.2.10/24 dev eth0",
+        "addr add 2001:db8::10/64 dev eth0 nodad",
+    ]);
+    outside.ip(&[
+        "link set eth0 up",
+        "addr add 192.0.2.20/24 dev eth0",
+        "addr add 2001:db8::20/64 dev eth0 nodad",
+        "route add 198.51.100.0/24 via 192.0.2.10",
+        "route add 203.0.113.0/24 via 192.0.2.10",
+        "route add 2001:db8:51::/64 via 2001:db8::10",
+        "route add 2001:db8:113::/64 via 2001:db8::10",
+        "route add 10.244.0.0/24 via 192.0.2.10",
+        "route add fd00:244::/64 via 2001:db8::10",
+    ]);
+    node.ip(&[
+        "route add default via 192.0.2.20",
+        "route add ::/0 via 2001:db8::20",
+    ]);
 }
 
 fn v6(second: u16, last: u16) -> Ipv6Addr {

@@ -1,0 +1,59 @@
+//! What is lost, mode by mode.
+
+use super::event::Event;
+use crate::faults::fault::Mode;
+
+/// What becomes of new calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum New {
+    /// All are answered.
+    Answered,
+    /// They may fail until it is noticed, within a second.
+    FailAtFirst,
+    /// They are answered when it is over.
+    Wait,
+    /// They fail as long as it lasts: the kernel drops their packets.
+    Fail,
+}
+
+/// What becomes of open connections on which nothing is sent meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open {
+    GoOn,
+    /// Those to node ports at the address are reset.
+    NodePortsReset,
+    /// All are.
+    Reset,
+}
+
+/// What is asserted, and what the document says.
+pub fn loss(mode: Mode, event: Event) -> (New, Open) {
+    (new(mode, event), open(mode, event))
+}
+
+fn new(mode: Mode, event: Event) -> New {
+    let userspace = matches!(mode, Mode::Redirect | Mode::Local);
+    match event {
+        Event::FlushRuleset if mode != Mode::Local => New::FailAtFirst,
+        Event::FlushNat | Event::RestoreTables
+            if matches!(mode, Mode::Iptables | Mode::Redirect | Mode::Ipvs) =>
+        {
+            New::FailAtFirst
+        }
+        Event::FlushRoutes if mode == Mode::Local => New::FailAtFirst,
+        Event::ClearServers | Event::ServiceLinkDeleted => New::FailAtFirst,
+        Event::AddressAgain | Event::ReplaceLink if mode == Mode::Ipvs => New::FailAtFirst,
+        Event::Suspend if userspace => New::Wait,
+        Event::FullConntrack => New::Fail,
+        _ => New::Answered,
+    }
+}
+
+fn open(mode: Mode, event: Event) -> Open {
+    match event {
+        Event::ClearServers => Open::Reset,
+        // The virtual servers of the address go with it, and their connections.
+        Event::AddressAgain | Event::ReplaceLink if mode == Mode::Ipvs => Open::NodePortsReset,
+        _ => Open::GoOn,
+    }
+}

@@ -1,0 +1,244 @@
+//! Makes events happen, and sees what is lost.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use super::{
+    event::Event,
+    expected::{New, Open, loss},
+};
+use crate::{
+    faults::fault::Mode,
+    lab::{
+        Capture, Host, Lab, Service, Tripod, eventually, figure, say, tcp, tripod_binary, udp,
+        udp_say,
+    },
+};
+
+/// Whatever is noticed is noticed within a second; the machine may be busy, and the guest
+/// kernel is slow.
+const SOON: Duration = Duration::from_secs(20);
+/// How long nothing answers, to be called silent.
+const SILENCE: Duration = Duration::from_millis(300);
+/// How long an answer may take that is on its way.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long what lasts does.
+const WHILE: Duration = Duration::from_secs(1);
+
+/// Who calls where.
+type Target<'a> = (&'a Host, SocketAddr);
+
+/// Returns what was not as expected of all events of a mode, which happen to one
+/// process.
+pub fn all(mode: Mode) -> Vec<String> {
+    let mut lab = Lab::new(Capture::Redirect);
+    lab.add_backends(&["a"]);
+    let web = Service::new("web", 1).with_load_balancer().with_node_port();
+    lab.publish_all(&web);
+    let tripod = start(mode, &lab);
+    let bench = Bench {
+        lab: &lab,
+        tripod,
+        inside: match mode {
+            // See `faults::run`.
+            Mode::Ipvs => &lab.node,
+            _ => &lab.client,
+        },
+        web,
+    };
+    let events = Event::ALL.into_iter().filter(|event| event.is_tried(mode));
+    events
+        .flat_map(|event| {
+            let (new, open) = loss(mode, event);
+            let seen = bench.observe(event);
+            figure(&format!("{mode:?}, {event:?}"), &seen.figure);
+            seen.differences(new, open)
+                .into_iter()
+                .map(move |difference| format!("{event:?}: {difference}"))
+        })
+        .collect()
+}
+
+fn start(mode: Mode, lab: &Lab) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .args(mode.flags())
+        .args(["--strict-proxy-mode", "--v=2", "--hostname-override=node"])
+        .arg("--manifests")
+        .arg(lab.manifests())
+        .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64"])
+        .args(["--nodeport-addresses=192.0.2.0/24,2001:db8::/64"])
+        .arg("--conntrack-max-per-core=0")
+        // Full syncs that are not asked for shall not help.
+        .args(["--iptables-sync-period=1h", "--ipvs-sync-period=1h"]);
+    Tripod::start_on(&lab.node, command)
+}
+
+struct Bench<'a> {
+    lab: &'a Lab,
+    tripod: Tripod,
+    /// Who calls cluster IPs.
+    inside: &'a Host,
+    web: Service,
+}
+
+/// What was seen.
+#[derive(Default)]
+struct Seen {
+    /// New calls that were not answered.
+    failed: Vec<String>,
+    /// New calls that were answered when it was over.
+    waited: usize,
+    /// Open connections that were reset: those to node ports, and others.
+    reset: [usize; 2],
+    figure: String,
+}
+
+impl Seen {
+    fn differences(&self, new: New, open: Open) -> Option<String> {
+        let expected = match new {
+            New::Answered => self.failed.is_empty() && self.waited == 0,
+            // It may be noticed before anything fails.
+            New::FailAtFirst => true,
+            New::Wait => self.failed.is_empty() && self.waited > 0,
+            New::Fail => !self.failed.is_empty(),
+        };
+        let kept = match open {
+            Open::GoOn => self.reset == [0, 0],
+            Open::NodePortsReset => self.reset[1] == 0,
+            Open::Reset => true,
+        };
+        let (failed, waited, reset) = (&self.failed, self.waited, self.reset);
+        (!expected || !kept)
+            .then(|| format!("not {new:?}, {open:?}: {failed:?}, {waited} waited, {reset:?} reset"))
+    }
+}
+
+impl<'a> Bench<'a> {
+    fn targets(&self) -> Vec<Target<'a>> {
+        let (lab, web) = (self.lab, &self.web);
+        let of_node = lab.node.addresses;
+        let node_ports = of_node.map(|ip| SocketAddr::new(ip, web.node_port()));
+        let inside = web.cluster().map(|to| (self.inside, to));
+        let outside = [node_ports, web.ingress()].concat();
+        let outside = outside.into_iter().map(|to| (&lab.outside, to));
+        outside.chain(inside).collect()
+    }
+
+    fn observe(&self, event: Event) -> Seen {
+        let targets = self.targets();
+        self.all_answer(&targets);
+        let mut open: Vec<_> = targets.iter().map(connected).collect();
+        let mut seen = Seen::default();
+        event.happen(self.lab, &self.tripod);
+        let mut since = Instant::now();
+        // A client that keeps its socket, and whose first datagram goes astray.
+        let flow = udp(self.inside, self.web.cluster()[0]).expect("a socket");
+        flow.set_read_timeout(Some(SILENCE)).expect("a time limit");
+        let _ = udp_say(&flow, "first");
+        if event.lasts() {
+            self.observe_while_it_lasts(event, since, &mut seen);
+            since = Instant::now();
+        }
+        let mut outage = Duration::ZERO;
+        eventually(&format!("{event:?} is repaired"), SOON, || {
+            let before = seen.failed.len();
+            for target in &targets {
+                if let Err(error) = call(target).and_then(|mut call| answered(&mut call, SILENCE)) {
+                    outage = since.elapsed();
+                    seen.failed.push(format!("{}: {error}", target.1));
+                }
+            }
+            match seen.failed.get(before) {
+                Some(failed) => Err(failed.clone()),
+                None => self.is_whole(event),
+            }
+        });
+        let took = since.elapsed();
+        seen.figure = format!("calls fail for {outage:.1?}, repaired after {took:.1?}");
+        eventually(
+            "the client with its own socket is answered",
+            PATIENCE,
+            || udp_say(&flow, "again").map_err(|error| error.to_string()),
+        );
+        for (target, stream) in targets.iter().zip(&mut open) {
+            if say(stream, "name").is_err() {
+                let of_node = self.lab.node.addresses.contains(&target.1.ip());
+                seen.reset[usize::from(!of_node)] += 1;
+            }
+        }
+        seen
+    }
+
+    /// Calls until the event ends.
+    fn observe_while_it_lasts(&self, event: Event, since: Instant, seen: &mut Seen) {
+        let mut pending = Vec::new();
+        while since.elapsed() < WHILE {
+            for target in self.targets() {
+                let called = call(&target).map(|mut stream| {
+                    let answer = answered(&mut stream, SILENCE / 10);
+                    (answer.is_err(), stream)
+                });
+                match called {
+                    Ok((false, _)) => {}
+                    Ok((true, stream)) => pending.push((target.1, stream)),
+                    Err(error) => seen.failed.push(format!("{}: {error}", target.1)),
+                }
+            }
+        }
+        event.end(&self.tripod);
+        seen.waited = pending.len();
+        for (to, mut stream) in pending {
+            if let Err(error) = answered(&mut stream, PATIENCE) {
+                seen.failed.push(format!("{to}: {error}"));
+            }
+        }
+    }
+
+    /// Returns whether the kernel holds all that it is to hold.
+    fn is_whole(&self, event: Event) -> Result<(), String> {
+        if event == Event::NewAddress {
+            let at = SocketAddr::from(([192, 0, 2, 11], self.web.node_port()));
+            let called = call(&(&self.lab.outside, at));
+            let answered = called.and_then(|mut stream| answered(&mut stream, SILENCE));
+            answered.map_err(|error| format!("{at}: {error}"))?;
+        }
+        let diff = self.lab.node.command(tripod_binary()).arg("diff").output();
+        let diff = diff.expect("running tripod diff");
+        let text = String::from_utf8_lossy(&diff.stdout).into_owned();
+        diff.status.success().then_some(()).ok_or(text)
+    }
+
+    fn all_answer(&self, targets: &[Target<'_>]) {
+        eventually("all answer", SOON, || {
+            targets.iter().try_for_each(|target| {
+                let answered = call(target).and_then(|mut call| answered(&mut call, SILENCE));
+                answered.map_err(|error| format!("{}: {error}", target.1))
+            })
+        });
+    }
+}
+
+/// An open connection that was answered.
+fn connected((from, to): &Target<'_>) -> TcpStream {
+    let mut stream = tcp(from, *to).expect("a connection");
+    say(&mut stream, "name").expect("an answer");
+    stream
+}
+
+/// Connects and asks; the answer is not waited for.
+fn call((from, to): &Target<'_>) -> io::Result<TcpStream> {
+    from.enter(|| {
+        let mut stream = TcpStream::connect_timeout(to, SILENCE)?;
+        stream.write_all(b"name\n")?;
+        Ok(stream)
+    })
+}
+
+fn answered(call: &mut TcpStream, within: Duration) -> io::Result<()> {
+    call.set_read_timeout(Some(within))?;
+    call.read_exact(&mut [0])
+}
