@@ -10,6 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use http::{Method, Uri};
 use kube::{
     Client,
     config::{InClusterError, KubeconfigError},
@@ -25,7 +26,7 @@ use super::{
     budget::Budget,
     credentials::{self, Loaded},
     exec::PluginError,
-    metrics::RequestMetrics,
+    metrics::{Asked, RequestMetrics},
     proxy::ProxyError,
 };
 
@@ -145,6 +146,7 @@ enum Source {
 
 struct Current {
     client: Client,
+    server: Uri,
     files: credentials::Files,
     renew_at: Option<Instant>,
     /// The server whose certificate is not verified, if so.
@@ -161,6 +163,7 @@ impl Current {
         let renew_in = loaded.renew_in.map(|left| left.max(RENEW_AT_MOST));
         Current {
             client: loaded.client,
+            server: loaded.server,
             files: loaded.files,
             renew_at: renew_in.map(|left| Instant::now() + left),
             unverified: loaded.unverified,
@@ -188,6 +191,7 @@ impl Access {
     pub fn fixed(client: Client) -> Access {
         let current = Current {
             client,
+            server: Uri::default(),
             files: credentials::Files::default(),
             renew_at: None,
             unverified: None,
@@ -270,6 +274,7 @@ impl Access {
                 warn!("{error}; the credentials from before stay in use");
                 Current {
                     client: before.client.clone(),
+                    server: before.server.clone(),
                     files: before.files.as_they_are(),
                     renew_at: before.renew_at.map(|_| Instant::now() + PLUGIN_AGAIN),
                     unverified: before.unverified.clone(),
@@ -285,8 +290,12 @@ impl Access {
         self.shared.refused.store(true, Relaxed);
     }
 
-    /// Waits until the rate limit lets a request pass.
-    pub(crate) async fn turn(&self) {
-        self.budget.take().await;
+    /// Waits until the rate limit lets a request with this method pass.
+    pub(crate) async fn turn(&self, method: &Method) {
+        let waited = self.budget.take().await;
+        if let (Source::Connection(_, metrics), Some(waited)) = (&self.shared.source, waited) {
+            let to = Asked::new(method, &self.shared.current.load().server);
+            metrics.waited(&to, waited);
+        }
     }
 }

@@ -33,11 +33,10 @@ impl Budget {
         }
     }
 
-    /// Waits for the turn of one request.
-    pub(super) async fn take(&self) {
-        let Some(cost) = self.cost else {
-            return;
-        };
+    /// Waits for the turn of one request. Returns how long that took; `None` where there
+    /// is no limit.
+    pub(super) async fn take(&self) -> Option<Duration> {
+        let cost = self.cost?;
         let now = Instant::now();
         let turn = {
             let mut paid_at = self.paid_at.lock();
@@ -46,6 +45,7 @@ impl Budget {
             turn
         };
         sleep_until(turn).await;
+        Some(now.elapsed())
     }
 }
 

@@ -23,8 +23,9 @@ use tower::{BoxError, Service, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
 
 use super::{
+    counted::Counted,
     forward::Forward,
-    metrics::{Counted, RequestMetrics},
+    metrics::RequestMetrics,
     proxy::{Proxy, ProxyKind},
 };
 

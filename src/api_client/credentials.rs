@@ -32,6 +32,8 @@ const BEFORE_EXPIRY: Duration = Duration::from_secs(60);
 /// A client, and how long it may be used.
 pub(super) struct Loaded {
     pub(super) client: Client,
+    /// Where the server is.
+    pub(super) server: Uri,
     pub(super) files: Files,
     /// When the credentials are to be renewed; `None`: when a file changes, or
     /// the server refuses them.
@@ -118,6 +120,7 @@ pub(super) async fn load(
     };
     // This program's own value counts.
     config.proxy_url = None;
+    let server = config.cluster_url.clone();
     let settings = connect::Settings {
         config,
         http2: Http2::of_this_process(),
@@ -130,6 +133,7 @@ pub(super) async fn load(
         client: client
             .map_err(|_| AccessError::Interrupted)?
             .map_err(AccessError::Credentials)?,
+        server,
         files: origin.files,
         renew_in,
         unverified,

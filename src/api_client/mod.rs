@@ -4,6 +4,7 @@
 mod access;
 mod budget;
 mod connect;
+mod counted;
 mod credentials;
 mod exec;
 mod forward;

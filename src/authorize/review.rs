@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use http::Method;
 use k8s_openapi::api::{
     authentication::v1::{TokenReview, TokenReviewSpec, UserInfo},
     authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
@@ -97,7 +98,7 @@ where
 {
     let kind = K::kind(&());
     let answer = async {
-        access.turn().await;
+        access.turn(&Method::POST).await;
         let api = Api::<K>::all(access.client().await);
         api.create(&PostParams::default(), &review).await
     };

@@ -77,6 +77,13 @@ async fn requests_are_counted_by_what_was_answered() {
         counted.is_some_and(|n| (3..=asked).contains(&n)),
         "{asked} calls\n{text}"
     );
+    let of_server = format!("host=\"{}\",verb=\"GET\"", tcp.address);
+    for metric in ["rate_limiter_duration_seconds", "request_size_bytes"] {
+        let count = format!("rest_client_{metric}_count{{{of_server}}} ");
+        let counted = text.lines().find_map(|line| line.strip_prefix(&count));
+        let counted = counted.and_then(|number| number.parse::<usize>().ok());
+        assert!(counted.is_some_and(|n| n >= 3), "{metric}: {text}");
+    }
 }
 
 #[tokio::test]

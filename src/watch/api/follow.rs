@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use http::Response;
+use http::{Method, Response};
 use http_body_util::BodyExt;
 use kube::{
     api::{ListParams, WatchParams},
@@ -100,7 +100,7 @@ impl<'a, K: Kind> Follower<'a, K> {
     /// Follows the objects for ever.
     pub(super) async fn run(mut self) {
         loop {
-            self.access.turn().await;
+            self.access.turn(&Method::GET).await;
             let result = match self.intake.version() {
                 None => self.list().await,
                 Some(_) => self.watch().await,
