@@ -161,8 +161,14 @@ impl Answer {
     }
 
     /// Returns 200 with metrics in the Prometheus text format, version 0.0.4.
-    pub(super) fn metrics(body: Vec<u8>) -> Answer {
+    pub(super) fn metrics(body: String) -> Answer {
         Answer::new("text/plain; version=0.0.4; charset=utf-8", body)
+    }
+
+    /// Returns 200 with metrics in OpenMetrics, version 1.0.0.
+    pub(super) fn openmetrics(body: String) -> Answer {
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        Answer::new(kind, body)
     }
 
     /// Returns 404 with plain text.

@@ -13,13 +13,13 @@ use std::{
 };
 
 use hyper::StatusCode;
-use prometheus::{Encoder, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::{IntGauge, Opts, Registry};
 use serde_json::{Value, json};
 
 use super::{
     StatusApi,
     http::{Answer, Asked, Reply},
-    page, process, status_api,
+    openmetrics, page, process, status_api,
     zpages::Pages,
 };
 use crate::{
@@ -158,9 +158,10 @@ impl Introspection {
             && let Some(refreshed) = api.traffic.refresh()
         {
             let registry = self.registry.clone();
+            let accept = asked.accept.to_owned();
             return Reply::later(async move {
                 refreshed.await;
-                metrics(&registry)
+                openmetrics::answer(&registry, &accept)
             });
         }
         self.page(asked).into()
@@ -168,7 +169,7 @@ impl Introspection {
 
     pub(super) fn page(&self, asked: Asked<'_>) -> Answer {
         match asked.path {
-            METRICS => metrics(&self.registry),
+            METRICS => openmetrics::answer(&self.registry, asked.accept),
             "/metrics/slis" => self.slis(),
             "/proxyMode" => Answer::text(self.running.mode.to_string()),
             "/healthz" => {
@@ -204,15 +205,6 @@ impl Introspection {
                  kubernetes_healthchecks_total{{name=\"ping\",status=\"success\",type=\"healthz\"}} {checks}\n"
             ),
         };
-        Answer::metrics(text.into_bytes())
-    }
-}
-
-fn metrics(registry: &Registry) -> Answer {
-    let mut text = Vec::new();
-    match TextEncoder::new().encode(&registry.gather(), &mut text) {
-        Ok(()) => Answer::metrics(text),
-        Err(error) => Answer::text(format!("cannot write metrics: {error}\n"))
-            .with_status(StatusCode::INTERNAL_SERVER_ERROR),
+        Answer::metrics(text)
     }
 }

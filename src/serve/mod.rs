@@ -8,6 +8,7 @@ pub mod endpoint_metrics;
 mod healthz;
 mod http;
 mod introspection;
+mod openmetrics;
 mod page;
 mod process;
 mod secure;

@@ -30,6 +30,12 @@ nftables mode, those of the relay are there where node ports are served on loopb
 addresses. `tripod_endpoint_…` are there for Services in the namespaces that
 `--service-metrics` names. A test of `make test` holds this list to what the program shows.
 
+They come in Prometheus' text format, and in OpenMetrics 1.0, without exemplars, to who
+accepts `application/openmetrics-text`, as Prometheus does. There, a counter that is called
+as a gauge is but for `_total` has the type unknown, since no two metrics may have one name.
+kube-proxy's `rest_client_transport_…`, of a cache of Go's, and `rest_client_exec_plugin_…`,
+of certificates that a credential plugin gives, are not there.
+
 | metric | type | labels | mode | meaning |
 |---|---|---|---|---|
 ";

@@ -204,6 +204,11 @@ fn every_panel_has_data_and_no_alert_fires() {
             let state = prometheus.rules_are(&["inactive"]);
             state.map_err(|why| format!("{why}\n{}", tripod.log()))
         });
+        // In OpenMetrics, which it asks for, that is how a counter is called.
+        let metadata = prometheus.get("/api/v1/metadata?metric=rest_client_requests");
+        let metadata = metadata.expect("metadata");
+        let kind = &metadata["data"]["rest_client_requests"][0]["type"];
+        assert_eq!(kind, "counter", "{metadata}");
         let job = "job=\"kube-proxy\"";
         let community =
             COMMUNITY.map(|(title, query)| (title.to_owned(), query.replace("JOB", job)));

@@ -1,0 +1,177 @@
+//! `/metrics`, in the text format of Prometheus or in OpenMetrics 1.0
+//! (<https://prometheus.io/docs/specs/om/open_metrics_spec/>), whichever is asked for.
+//! Neither has exemplars.
+
+use std::collections::BTreeSet;
+
+use hyper::StatusCode;
+use prometheus::{
+    Registry, TextEncoder,
+    proto::{MetricFamily, MetricType},
+};
+
+use super::http::Answer;
+
+/// The media type of OpenMetrics, and the one version of it that is served.
+const MEDIA_TYPE: &str = "application/openmetrics-text";
+const VERSION: &str = "1.0.0";
+
+/// Returns the metrics as they are now, in the format that `accept` asks for, an `Accept`
+/// header.
+pub(super) fn answer(registry: &Registry, accept: &str) -> Answer {
+    let families = registry.gather();
+    let made = if is_preferred(accept) {
+        encode(&families).map(Answer::openmetrics)
+    } else {
+        TextEncoder::new()
+            .encode_to_string(&families)
+            .map(Answer::metrics)
+    };
+    made.unwrap_or_else(|error| {
+        Answer::text(format!("cannot write metrics: {error}\n"))
+            .with_status(StatusCode::INTERNAL_SERVER_ERROR)
+    })
+}
+
+/// Whether `accept` gives OpenMetrics no less weight than plain text (RFC 9110, sections
+/// 12.4.2 and 12.5.1). Only who names it gets it: browsers accept everything.
+fn is_preferred(accept: &str) -> bool {
+    let (mut ours, mut text) = (0.0_f32, 0.0_f32);
+    for range in accept.split(',') {
+        let mut parts = range.split(';').map(str::trim);
+        let media = parts.next().unwrap_or_default();
+        let (mut weight, mut version) = (1.0, VERSION);
+        for (name, value) in parts.filter_map(|part| part.split_once('=')) {
+            match name {
+                "q" => weight = value.parse().unwrap_or(0.0),
+                "version" => version = value.trim_matches('"'),
+                _ => {}
+            }
+        }
+        if media.eq_ignore_ascii_case(MEDIA_TYPE) && version == VERSION {
+            ours = ours.max(weight);
+        } else if media.eq_ignore_ascii_case("text/plain") {
+            text = text.max(weight);
+        }
+    }
+    ours > 0.0 && ours >= text
+}
+
+/// Returns `families` in OpenMetrics. The library writes the samples, which are the same
+/// in both formats; what differs is what stands above them, and the end.
+fn encode(families: &[MetricFamily]) -> prometheus::Result<String> {
+    let names: BTreeSet<&str> = families.iter().map(MetricFamily::name).collect();
+    let mut text = String::new();
+    for family in families {
+        let (name, kind) = head(family, &names);
+        let samples = TextEncoder::new().encode_to_string(std::slice::from_ref(family))?;
+        for line in samples.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                let help = help.strip_prefix(family.name()).unwrap_or_default();
+                text += &format!("# HELP {name}{}\n", help.replace('"', "\\\""));
+            } else if line.starts_with("# TYPE ") {
+                text += &format!("# TYPE {name} {kind}\n");
+            } else {
+                text += line;
+                text.push('\n');
+            }
+        }
+    }
+    text += "# EOF\n";
+    Ok(text)
+}
+
+/// Returns the name and the type of a family. A counter's is the name of its samples
+/// without `_total`; where that is another family's name, as of a gauge of what is open
+/// beside a counter of what was ever opened, its type is unknown, since no two families
+/// may have one name.
+fn head<'a>(family: &'a MetricFamily, names: &BTreeSet<&str>) -> (&'a str, &'static str) {
+    let name = family.name();
+    let of_counter = name.strip_suffix("_total");
+    match family.get_field_type() {
+        MetricType::COUNTER => match of_counter.filter(|name| !names.contains(name)) {
+            Some(name) => (name, "counter"),
+            None => (name, "unknown"),
+        },
+        MetricType::GAUGE => (name, "gauge"),
+        MetricType::HISTOGRAM => (name, "histogram"),
+        MetricType::SUMMARY => (name, "summary"),
+        MetricType::UNTYPED => (name, "unknown"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts};
+
+    use super::*;
+
+    fn registry() -> Registry {
+        let registry = Registry::new();
+        let requests = Opts::new("requests_total", "Requests, by \"code\".");
+        let requests = IntCounterVec::new(requests, &["code"]).unwrap();
+        requests.with_label_values(&["a\"b"]).inc_by(7);
+        let open = IntGauge::new("open", "Open now.").unwrap();
+        let opened = IntCounter::new("open_total", "Ever opened.").unwrap();
+        let took = HistogramOpts::new("took_seconds", "Time.").buckets(vec![0.5, 2.0]);
+        let took = Histogram::with_opts(took).unwrap();
+        took.observe(1.0);
+        registry.register(Box::new(requests)).unwrap();
+        registry.register(Box::new(open)).unwrap();
+        registry.register(Box::new(opened)).unwrap();
+        registry.register(Box::new(took)).unwrap();
+        registry
+    }
+
+    #[test]
+    fn counters_lose_their_suffix_above_their_samples() {
+        let answer = answer(&registry(), "application/openmetrics-text; version=1.0.0");
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        assert_eq!(answer.kind, kind);
+        let expected = "\
+# HELP open Open now.
+# TYPE open gauge
+open 0
+# HELP open_total Ever opened.
+# TYPE open_total unknown
+open_total 0
+# HELP requests Requests, by \\\"code\\\".
+# TYPE requests counter
+requests_total{code=\"a\\\"b\"} 7
+# HELP took_seconds Time.
+# TYPE took_seconds histogram
+took_seconds_bucket{le=\"0.5\"} 0
+took_seconds_bucket{le=\"2\"} 1
+took_seconds_bucket{le=\"+Inf\"} 1
+took_seconds_sum 1
+took_seconds_count 1
+# EOF
+";
+        assert_eq!(String::from_utf8(answer.body).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_format_is_the_one_that_is_asked_for() {
+        let prometheus = "application/openmetrics-text;version=1.0.0,\
+             application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        for accept in [
+            prometheus,
+            "application/openmetrics-text",
+            "text/plain;q=0.5, Application/OpenMetrics-Text; version=\"1.0.0\"; q=0.5",
+        ] {
+            assert!(is_preferred(accept), "{accept}");
+        }
+        for accept in [
+            "",
+            "*/*",
+            "text/plain",
+            "application/openmetrics-text;version=0.0.1",
+            "application/openmetrics-text;q=0",
+            "application/openmetrics-text;q=0.4,text/plain;version=0.0.4;q=0.5",
+        ] {
+            assert!(!is_preferred(accept), "{accept}");
+        }
+        let plain = "text/plain; version=0.0.4; charset=utf-8";
+        assert_eq!(answer(&registry(), "").kind, plain);
+    }
+}
