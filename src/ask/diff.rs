@@ -7,7 +7,7 @@ use super::{
     paint::{Paint, Tone},
     table,
 };
-use crate::status_api::{Diff, Difference, FamilyDiff};
+use crate::status_api::{Diff, Difference, FamilyDiff, Listed};
 
 /// Differences of a family that are printed, unless all are asked for.
 const MOST: usize = 50;
@@ -28,7 +28,7 @@ pub(super) fn status(diff: &Diff) -> ExitCode {
         return ExitCode::from(UNREACHABLE);
     }
     let mut families = diff.families.iter();
-    if families.all(|family| family.differences.total == 0) {
+    if diff.node.total == 0 && families.all(|family| family.differences.total == 0) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -44,15 +44,22 @@ pub(super) fn table(diff: &Diff, detail: Detail, paint: Paint) -> String {
     if diff.families.is_empty() {
         text.push_str("Another process of userspace mode serves now: ask that one.\n");
     }
+    text.push_str(&lines("the node", &diff.node, None, detail, paint));
     text
 }
 
 fn section(of: &FamilyDiff, mode: &str, detail: Detail, paint: Paint) -> String {
-    let FamilyDiff {
-        family,
-        error,
-        differences,
-    } = of;
+    let name = format!("{mode} mode, {}", of.family);
+    lines(&name, &of.differences, of.error.as_deref(), detail, paint)
+}
+
+fn lines(
+    name: &str,
+    differences: &Listed<Difference>,
+    error: Option<&str>,
+    detail: Detail,
+    paint: Paint,
+) -> String {
     let heading = match (error, differences.total) {
         (Some(error), _) => {
             let why = format!("could not be compared: {error}");
@@ -62,7 +69,7 @@ fn section(of: &FamilyDiff, mode: &str, detail: Detail, paint: Paint) -> String 
         (None, 1) => paint.paint(Tone::Bad, "1 difference"),
         (None, total) => paint.paint(Tone::Bad, &format!("{total} differences")),
     };
-    let mut lines = vec![format!("{mode} mode, {family}: {heading}")];
+    let mut lines = vec![format!("{name}: {heading}")];
     let shown = match detail {
         Detail::First => MOST.min(differences.items.len()),
         Detail::All => differences.items.len(),

@@ -28,6 +28,7 @@ pub mod route_deletions;
 pub mod routes;
 pub mod rules;
 mod scratch;
+pub mod setting;
 pub mod socket;
 pub mod sysctl;
 pub mod uptime;

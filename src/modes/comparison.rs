@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 
 use super::SyncError;
 use crate::{
+    kernel::setting::Setting,
     kernel::xtables::{
         observed::Chains,
         rule::{Rule, Table},
@@ -115,6 +116,14 @@ impl Difference {
             object: object.into(),
             found,
         }
+    }
+
+    /// Returns which settings of the kernel have another value than they are to have.
+    pub fn of_settings(settings: impl IntoIterator<Item = Setting>) -> Vec<Difference> {
+        let differing = settings.into_iter().filter_map(|setting| setting.differs());
+        differing
+            .map(|differs| Difference::new(None, differs.to_string(), Found::Altered))
+            .collect()
     }
 
     /// Returns what a step of `owner`'s, which would mend a rule set with these `chains`,

@@ -109,12 +109,27 @@ impl<M: Mode> Mode for LocalhostNodePorts<M> {
     }
 
     async fn compare(&mut self, map: &ServiceMap) -> Compared {
-        // Sockets are this process's own: no other process closes them.
-        self.mode.compare(map).await
+        let compared = self.mode.compare(map).await;
+        let Some(relay) = &self.relay else {
+            return compared;
+        };
+        compared.map(|family, found| {
+            let found = found?.map(|mut found| {
+                found.extend(relay.missing_listeners(family));
+                found
+            });
+            Some(found)
+        })
     }
 
     async fn explain(&mut self, map: &ServiceMap, packet: &Packet) -> ExplainResult {
-        self.mode.explain(map, packet).await
+        let mut explanation = self.mode.explain(map, packet).await?;
+        if packet.to.ip().is_loopback()
+            && let (Some(relay), Some((port, _))) = (&self.relay, &explanation.served_by)
+        {
+            explanation.objects.extend(relay.listeners(port));
+        }
+        Ok(explanation)
     }
 
     async fn externally_modified(&mut self) {

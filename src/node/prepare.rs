@@ -5,7 +5,10 @@ use std::fs;
 use crate::{
     config::KubeProxyConfiguration,
     events::{Event, Recorder, Regarding, Severity},
-    kernel::conntrack::{self, Kernel, Reason},
+    kernel::{
+        conntrack::{self, Kernel, Reason},
+        setting::Setting,
+    },
 };
 
 /// The kernel's knob for who is ended first when memory runs out (proc(5)).
@@ -20,8 +23,9 @@ pub fn set_oom_score(score: i32) {
 }
 
 /// Sets the limits and timeouts of connection tracking. What cannot be set is logged, and
-/// keeps nothing from starting.
-pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) {
+/// keeps nothing from starting. Returns the settings that hold from now on, which leaves out
+/// what this kernel, or this container, does not let be set.
+pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) -> Vec<Setting> {
     let configured = &configuration.conntrack;
     let options = conntrack::Options {
         max_per_core: u32::try_from(configured.max_per_core).unwrap_or(0),
@@ -32,9 +36,13 @@ pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) {
         udp: configured.udp_timeout,
         udp_stream: configured.udp_stream_timeout,
     };
-    let plan = conntrack::plan(&options, conntrack::cpus());
+    let mut plan = conntrack::plan(&options, conntrack::cpus());
     for unset in conntrack::apply(&plan, &mut Kernel) {
+        if !matches!(unset.reason, Reason::Missing) {
+            plan.retain(|setting| *setting != unset.setting);
+        }
         match unset.reason {
+            // It comes with a module that may be loaded later.
             Reason::Missing => tracing::debug!("{unset}"),
             Reason::Forbidden(_) => {
                 tracing::warn!("{unset}");
@@ -49,4 +57,5 @@ pub fn prepare(configuration: &KubeProxyConfiguration, recorder: &Recorder) {
             _ => tracing::warn!("{unset}"),
         }
     }
+    plan
 }

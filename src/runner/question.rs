@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::services::ServicePort;
 
 pub use crate::modes::{
-    Compared, Difference, Explanation, Packet, SyncError,
+    Compared, Difference, Explanation, Found, Packet, SyncError,
     explain::{Caller, Connection, Origin, Stale, Verdict, connections, stale},
 };
 

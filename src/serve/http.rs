@@ -126,6 +126,19 @@ impl Listener for UnixListener {
     }
 }
 
+/// One that others look at while it serves.
+impl<L: Listener + Sync> Listener for Arc<L> {
+    type Stream = L::Stream;
+
+    async fn next(&self) -> io::Result<(L::Stream, IpAddr)> {
+        (**self).next().await
+    }
+
+    fn peer(address: IpAddr, host: Option<&str>) -> Peer {
+        L::peer(address, host)
+    }
+}
+
 /// An answer to a GET request.
 #[derive(Debug)]
 pub(super) struct Answer {

@@ -74,7 +74,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let source = source(&settings, &registry).await?;
     let recorder = recorder(&source, &node);
     recorder.post(Event::starting());
-    node::prepare(&settings.configuration, &recorder);
+    let node_settings = node::prepare(&settings.configuration, &recorder);
     report(&choice, &settings, &recorder);
 
     let node_ports = Arc::new(NodePorts::new(&effective.node_ports, effective.node_ip));
@@ -101,26 +101,25 @@ pub(super) async fn serve(settings: Settings) -> Done {
         metrics,
     );
     serve::endpoint_metrics::register(&registry, counted, runner.status(), Arc::clone(&traffic))?;
+    let service_health = service_health(&node_ports, &health, &recorder);
     let objects = Arc::new(SourceHealth::default());
     tokio::spawn(progress::log(Arc::clone(&objects), runner.status()));
     let api = Arc::new(StatusApi {
         about: about(&settings, &choice, &node, &source),
-        health: Arc::clone(&health),
+        health,
         runner: runner.status(),
         questions: runner.questions(),
         objects: Arc::clone(&objects),
         traffic,
+        node_settings,
+        health_listeners: service_health.listeners(),
     });
-    if let Some(path) = settings.own.status_socket.clone() {
-        tokio::spawn(serve::status(path, Arc::clone(&api)));
-    }
+    serve_status(&settings, &api);
     let pages = introspection(&settings, choice, &registry).with_api(api);
     pages.register()?;
     serve_pages(&mut serving, Arc::new(pages), &settings, &source, &node);
-    runner.post_to(recorder.clone());
-    let served = Arc::clone(&node_ports);
-    let addresses = move || health_check_addresses(&served);
-    runner.follow(ServiceHealth::start(addresses, health, recorder));
+    runner.post_to(recorder);
+    runner.follow(service_health);
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
     let batches = source.follow(api::Settings {
         node_weights: settings.own.node_weights,
@@ -241,6 +240,13 @@ fn bind(settings: &Settings, address: SocketAddr) -> Bind {
     Bind {
         address,
         hard_fail: settings.configuration.bind_address_hard_fail,
+    }
+}
+
+/// Serves the API on the unix socket that the settings name.
+fn serve_status(settings: &Settings, api: &Arc<StatusApi>) {
+    if let Some(path) = settings.own.status_socket.clone() {
+        tokio::spawn(serve::status(path, Arc::clone(api)));
     }
 }
 
@@ -375,6 +381,17 @@ async fn config_changed(file: Option<&ConfigFile>) -> String {
         Ok(()) => format!("{path} was changed: ending, to be started again with what it says now"),
         Err(e) => format!("cannot watch {path}: {e}"),
     }
+}
+
+/// Returns what serves health-check node ports, none before the first sync.
+fn service_health(
+    node_ports: &Arc<NodePorts>,
+    health: &Arc<Health>,
+    recorder: &Recorder,
+) -> ServiceHealth {
+    let served = Arc::clone(node_ports);
+    let addresses = move || health_check_addresses(&served);
+    ServiceHealth::start(addresses, Arc::clone(health), recorder.clone())
 }
 
 /// Returns the addresses at which health-check node ports listen now.

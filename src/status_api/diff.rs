@@ -16,6 +16,10 @@ pub struct Diff {
     pub mode: String,
     /// Each IP family that the mode serves.
     pub families: Vec<FamilyDiff>,
+    /// What of the node itself is not as it is to be, whatever the mode. An earlier
+    /// version has nothing of it.
+    #[serde(default)]
+    pub node: Listed<Difference>,
 }
 
 /// How the kernel differs in one IP family.

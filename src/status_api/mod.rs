@@ -57,6 +57,16 @@ pub struct Listed<T> {
     pub items: Vec<T>,
 }
 
+/// None.
+impl<T> Default for Listed<T> {
+    fn default() -> Listed<T> {
+        Listed {
+            total: 0,
+            items: Vec::new(),
+        }
+    }
+}
+
 /// An answer that is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::{Printed, SOON, started, started_in, tripod};
+use super::{Printed, SOON, started, started_in, started_in_with, tripod};
 use crate::lab::{
     Capture, Lab, Service, Share, Tripod, eventually, run,
     uml::{Profile, in_guest},
@@ -137,6 +137,17 @@ fn in_iptables_mode() {
                 command: "iptables -t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA",
                 named: &["unneeded", "chain KUBE-SVC-AAAAAAAAAAAAAAAA"],
             },
+            Change {
+                command: "sysctl -w net.ipv4.conf.all.route_localnet=0",
+                named: &[
+                    "altered",
+                    "net.ipv4.conf.all.route_localnet, which is 0, not 1",
+                ],
+            },
+            Change {
+                command: "sysctl -w net.netfilter.nf_conntrack_tcp_timeout_close_wait=60",
+                named: &["altered", "close_wait, which is 60, not 3600"],
+            },
         ],
     );
 }
@@ -172,6 +183,77 @@ fn in_userspace_mode_with_routes() {
     );
 }
 
+/// Has another program end what listens at these ports of the node, and `diff` name each
+/// with these words.
+fn ended_listeners_are_named(lab: &Lab, ports: &[(u16, &[&str])]) {
+    nothing_differs(lab);
+    for (port, named) in ports {
+        let kill = format!("ss --kill -tln sport = {port}");
+        let killed = lab.node.command("sh").args(["-c", &kill]).output();
+        assert!(killed.expect("running ss").status.success());
+        let printed = diff(lab);
+        let mut lines = printed.text.lines();
+        let names = |line: &str| named.iter().all(|words| line.contains(words));
+        assert!(lines.any(names) && printed.status == Some(1), "{printed:?}");
+    }
+}
+
+#[test]
+fn listeners_of_userspace_mode_and_of_health_checks() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Local);
+        let web = Service::new("web", 1)
+            .with_load_balancer()
+            .spec("externalTrafficPolicy", "Local")
+            .spec("healthCheckNodePort", 31_000);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let _running = started(&lab, &[]);
+        let listener = "listener 10.96.0.1:80/TCP";
+        ended_listeners_are_named(
+            &lab,
+            &[
+                (80, &["missing", listener, "default/web:tcp TCP"]),
+                (
+                    31_000,
+                    &[
+                        "missing",
+                        ":31000/TCP, the health-check node port of default/web",
+                    ],
+                ),
+            ],
+        );
+        let to = web.cluster()[0].to_string();
+        let explained = tripod(&lab.node, &["explain", "--to", &to]).text;
+        assert!(
+            explained.contains(&format!("missing  {listener}")),
+            "{explained}"
+        );
+        assert!(
+            explained.contains("the health-check node port of default/web"),
+            "{explained}"
+        );
+    });
+}
+
+#[test]
+fn listeners_of_node_ports_on_localhost() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1).with_node_port();
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let _running = started_in_with(&lab, "nftables", &["--nodeport-addresses=localhost"]);
+        let to = format!("127.0.0.1:{}", web.node_port());
+        let listener = format!("listener {to}/TCP");
+        let named = ["missing", &listener, "default/web:tcp TCP"];
+        ended_listeners_are_named(&lab, &[(web.node_port(), &named)]);
+        let explained = tripod(&lab.node, &["explain", "--to", &to, "--from", "node"]).text;
+        assert!(
+            explained.contains(&format!("missing  {listener}")),
+            "{explained}"
+        );
+    });
+}
+
 #[test]
 #[ignore = "for a guest kernel with IPVS"]
 fn in_ipvs_mode() {
@@ -198,6 +280,10 @@ fn in_ipvs_mode() {
             Change {
                 command: "iptables -t nat -F KUBE-SERVICES",
                 named: &["chain KUBE-SERVICES of table nat"],
+            },
+            Change {
+                command: "sysctl -w net.ipv4.vs.conntrack=0",
+                named: &["altered", "net.ipv4.vs.conntrack, which is 0, not 1"],
             },
         ],
     );

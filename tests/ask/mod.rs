@@ -70,11 +70,17 @@ fn started(lab: &Lab, flags: &[&str]) -> Tripod {
 
 /// A proxy of `lab` in a mode of the kernel.
 fn started_in(lab: &Lab, mode: &str) -> Tripod {
+    started_in_with(lab, mode, &[])
+}
+
+/// As [`started_in`], with further flags.
+fn started_in_with(lab: &Lab, mode: &str, flags: &[&str]) -> Tripod {
     let mut command = lab.node.command(tripod_binary());
     command
         .arg(format!("--proxy-mode={mode}"))
         .args(["--hostname-override=node", "--manifests"])
         .arg(lab.manifests())
-        .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--v=2"]);
+        .args(["--cluster-cidr=10.244.0.0/24,fd00:244::/64", "--v=2"])
+        .args(flags);
     Tripod::start_on(&lab.node, command)
 }

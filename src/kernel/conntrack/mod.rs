@@ -6,6 +6,4 @@ pub mod flows;
 mod settings;
 mod state;
 
-pub use settings::{
-    Kernel, Options, Reason, Setting, Settings, Unset, apply, cpus, is_tcp_liberal, plan,
-};
+pub use settings::{Kernel, Options, Reason, Settings, Unset, apply, cpus, is_tcp_liberal, plan};

@@ -8,7 +8,10 @@
 
 use std::{fmt, fs, io, time::Duration};
 
-use crate::kernel::sysctl;
+use crate::kernel::{
+    setting::{self, Setting},
+    sysctl,
+};
 
 /// The file with the list of CPUs that are online. The process' own CPU set is
 /// not the size of the node.
@@ -42,17 +45,6 @@ pub struct Options {
     pub udp: Duration,
     /// How long a UDP flow with answers stays in the table.
     pub udp_stream: Duration,
-}
-
-/// A kernel setting to be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setting {
-    /// Its name, or the path of its file.
-    pub name: &'static str,
-    /// The value to be set.
-    pub value: u64,
-    /// Whether a larger value is as good.
-    pub at_least: bool,
 }
 
 /// A setting that could not be made.
@@ -162,12 +154,7 @@ pub struct Kernel;
 
 impl Settings for Kernel {
     fn read(&self, name: &str) -> io::Result<u64> {
-        let text = if name.starts_with('/') {
-            fs::read_to_string(name)?
-        } else {
-            sysctl::read(name)?
-        };
-        text.trim().parse().map_err(io::Error::other)
+        setting::read(name)
     }
 
     fn write(&mut self, name: &str, value: u64) -> io::Result<()> {
@@ -184,13 +171,9 @@ impl Settings for Kernel {
 pub fn apply(plan: &[Setting], settings: &mut impl Settings) -> Vec<Unset> {
     let mut unset = Vec::new();
     for setting in plan {
-        let Setting {
-            name,
-            value,
-            at_least,
-        } = *setting;
+        let Setting { name, value, .. } = *setting;
         let done = match settings.read(name) {
-            Ok(present) if present == value || (at_least && present > value) => continue,
+            Ok(present) if setting.is_met_by(present) => continue,
             Ok(_) => settings.write(name, value),
             Err(error) => Err(error),
         };

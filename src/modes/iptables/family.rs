@@ -9,7 +9,7 @@ use super::{
     execute::Execution,
     observe::observe,
     plan::{self, Options},
-    setup::{open_loopback, without_unsettable},
+    setup::{open_loopback, settings, without_unsettable},
     watch::Watch,
 };
 use crate::{
@@ -184,6 +184,7 @@ impl FamilyRules {
     ) -> Result<Vec<Difference>, Error> {
         let family = self.family;
         let options = self.options(setup, map, &Changes::default());
+        let settings = Difference::of_settings(settings(&options));
         let observed = observe(&self.writer).await?;
         let chains = observed.chains();
         let steps = Full::new(map, observed, &plan::fixed(&options), options).steps();
@@ -193,7 +194,7 @@ impl FamilyRules {
             let chains = &chains;
             ops.map(move |op| Difference::of_step(owner, op, chains, family))
         });
-        Ok(differences.collect())
+        Ok(differences.chain(settings).collect())
     }
 
     /// Applies what changed since the last sync. If that is refused, or does not

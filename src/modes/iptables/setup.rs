@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
-    kernel::{probe::Setting, sysctl, xtables::features::Features},
+    kernel::{probe, setting::Setting, sysctl, xtables::features::Features},
     modes::Metrics,
     net::Family,
     node::NodePorts,
@@ -17,7 +17,7 @@ use crate::{
 
 /// Without it the kernel takes packets between loopback and other links for
 /// forged (`Documentation/networking/ip-sysctl.rst`).
-const ROUTE_LOCALNET: &str = Setting::RouteLocalnet.name();
+const ROUTE_LOCALNET: &str = probe::Setting::RouteLocalnet.name();
 
 /// What iptables mode is started with.
 #[derive(Clone, Debug)]
@@ -69,6 +69,12 @@ impl Setup {
 /// When the setting that this takes was refused.
 pub fn open_loopback() -> Result<(), sysctl::Error> {
     sysctl::write(ROUTE_LOCALNET, "1")
+}
+
+/// Returns what settings of the kernel rules with these `options` need.
+pub fn settings(options: &Options) -> Option<Setting> {
+    let needed = options.serves_localhost();
+    needed.then_some(Setting::exactly(ROUTE_LOCALNET, 1))
 }
 
 /// Leaves out what takes a kernel setting that is not to be had here. Returns why

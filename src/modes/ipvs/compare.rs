@@ -8,6 +8,7 @@ use super::{
     diff, objects,
     observe::{Listing, Observed, RealServers, ServerDigest, Servers},
     plan::{Frontend, Options, Set, VirtualServer},
+    settings,
 };
 use crate::{
     kernel::{ipset::Element, netlink::Error},
@@ -57,6 +58,11 @@ impl Comparison<'_> {
             self.set(set, &observed.servers, &mut differences)?;
         }
         self.servers(&observed.servers, &mut differences)?;
+        if family == Family::V4 {
+            // Their names are of IPv4, also where they are for both.
+            let settings = settings::desired(self.options);
+            differences.extend(Difference::of_settings(settings));
+        }
         differences.sort_unstable();
         Ok(differences)
     }

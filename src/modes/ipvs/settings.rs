@@ -3,7 +3,7 @@
 use nix::sys::utsname::uname;
 
 use super::plan::Options;
-use crate::kernel::{probe::Setting, sysctl};
+use crate::kernel::{probe, setting::Setting, sysctl};
 
 /// Before this, connections of a client that uses a port again waited a second
 /// under `conn_reuse_mode` 1 (kubernetes issue 81775); since then the kernel
@@ -14,8 +14,7 @@ const REUSE_MODE_EXISTS: (u32, u32) = (4, 1);
 
 /// A setting of the kernel as ipvs mode needs it.
 struct Sysctl {
-    name: &'static str,
-    value: &'static str,
+    setting: Setting,
     /// What goes wrong without it, for the log.
     without: &'static str,
 }
@@ -24,63 +23,64 @@ struct Sysctl {
 /// the kernel refused.
 pub fn apply(options: &Options) -> Vec<String> {
     let mut refused = Vec::new();
-    for setting in settings(options.strict_arp, release()) {
-        let Sysctl {
-            name,
-            value,
-            without,
-        } = setting;
-        if let Err(error) = sysctl::write(name, value) {
+    for Sysctl { setting, without } in settings(options.strict_arp, release()) {
+        let Setting { name, value, .. } = setting;
+        if let Err(error) = sysctl::write(name, &value.to_string()) {
             refused.push(format!("{error}; without {name}={value} {without}"));
         }
     }
     refused
 }
 
+/// Returns the settings that ipvs mode needs.
+pub fn desired(options: &Options) -> impl Iterator<Item = Setting> {
+    let settings = settings(options.strict_arp, release());
+    settings.into_iter().map(|needed| needed.setting)
+}
+
 fn settings(strict_arp: bool, release: Option<(u32, u32)>) -> Vec<Sysctl> {
     let setting = |name, value, without| Sysctl {
-        name,
-        value,
+        setting: Setting::exactly(name, value),
         without,
     };
     let mut settings = vec![
         setting(
-            Setting::VsConntrack.name(),
-            "1",
+            probe::Setting::VsConntrack.name(),
+            1,
             "sources are not masqueraded",
         ),
         setting(
             "net.ipv4.vs.expire_nodest_conn",
-            "1",
+            1,
             "clients of an endpoint that is gone wait for a timeout",
         ),
         setting(
             "net.ipv4.vs.expire_quiescent_template",
-            "1",
+            1,
             "clients with session affinity stick to an endpoint that is leaving",
         ),
         setting(
             "net.ipv4.ip_forward",
-            "1",
+            1,
             "nothing gets from other hosts to endpoints",
         ),
     ];
     if release.is_some_and(|r| (REUSE_MODE_EXISTS..REUSE_MODE_IS_FIXED).contains(&r)) {
         settings.push(setting(
             "net.ipv4.vs.conn_reuse_mode",
-            "0",
+            0,
             "a client that uses a port again waits for a second",
         ));
     }
     if strict_arp {
         settings.push(setting(
             "net.ipv4.conf.all.arp_ignore",
-            "1",
+            1,
             "this node answers ARP requests for addresses of Services",
         ));
         settings.push(setting(
             "net.ipv4.conf.all.arp_announce",
-            "2",
+            2,
             "this node may send ARP requests with an address of a Service as source",
         ));
     }
@@ -116,9 +116,10 @@ mod tests {
             let settings = settings(false, parse_release(release));
             let reuse = settings
                 .iter()
-                .any(|setting| setting.name.ends_with("conn_reuse_mode"));
+                .any(|needed| needed.setting.name.ends_with("conn_reuse_mode"));
             assert_eq!(reuse, set, "{release}");
-            assert!(!settings.iter().any(|setting| setting.name.contains("arp")));
+            let arp = |needed: &Sysctl| needed.setting.name.contains("arp");
+            assert!(!settings.iter().any(arp));
         }
     }
 }

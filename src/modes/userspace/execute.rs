@@ -1,6 +1,7 @@
 //! Runs the steps of a difference: opens and closes listeners, swaps routing, and
 //! keeps what capture is to bring to them.
 
+mod compare;
 mod given;
 
 use std::{

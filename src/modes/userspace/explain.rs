@@ -40,7 +40,7 @@ impl Explain for Userspace {
     fn objects(&mut self, _: &ServiceMap, port: &ServicePort) -> Vec<String> {
         let groups = plan::plan(port, self.options.scheduler);
         let frontends: Vec<Frontend> = groups.into_iter().flat_map(|g| g.frontends).collect();
-        let mut objects = Vec::new();
+        let mut objects = self.executor.listeners(&port.name);
         for frontend in frontends {
             for object in self.capture.objects(&frontend) {
                 // Frontends share some of them.

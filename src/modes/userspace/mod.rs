@@ -51,8 +51,8 @@ use self::{
     return_path::ReturnPath,
 };
 use super::{
-    Asked, Compared, Difference, ExplainResult, Found, Mode, Outcomes, Packet, SyncReport,
-    both_failed, explain::Explain, state::FamilyState,
+    Asked, Compared, Difference, ExplainResult, Mode, Outcomes, Packet, SyncReport, both_failed,
+    explain::Explain, state::FamilyState,
 };
 use crate::{
     kernel::{probe::Kernel, xtables::Engine},
@@ -392,18 +392,15 @@ impl Mode for Userspace {
         }
         let captured = self.capture.compare(self.executor.desired()).await;
         captured.map(|family, found| {
-            let failed = self.families.get(family).failed().iter();
-            let failed = failed.map(|(name, why)| {
-                let object = format!("listeners: {why}");
-                Difference::new(Some(name), object, Found::Missing)
-            });
+            let failed = self.families.get(family).failed();
+            let missing = self.executor.missing_listeners(family, failed);
             Some(match found {
                 Ok(found) => {
                     let owned = found.into_iter().map(|(frontend, difference)| Difference {
                         owner: frontend.and_then(|f| self.executor.owner(&f)),
                         ..difference
                     });
-                    Ok(failed.chain(owned).collect())
+                    Ok(missing.into_iter().chain(owned).collect())
                 }
                 Err(error) => Err(error.into()),
             })

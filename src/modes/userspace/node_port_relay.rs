@@ -21,7 +21,7 @@ use super::{
     proxy::counters::Counters,
 };
 use crate::{
-    modes::{Asked, SyncReport, state::FamilyState},
+    modes::{Asked, Difference, SyncReport, state::FamilyState},
     net::{Family, PerFamily},
     node::Served,
     sched::SchedulerName,
@@ -153,6 +153,17 @@ impl NodePortRelay {
             self.reported = others;
         }
         reports
+    }
+
+    /// Returns the listeners of `family` that are missing.
+    pub fn missing_listeners(&self, family: Family) -> Vec<Difference> {
+        let failed = self.families.get(family).failed();
+        self.executor.missing_listeners(family, failed)
+    }
+
+    /// Returns what is to listen for `port`.
+    pub fn listeners(&self, port: &ServicePortName) -> Vec<String> {
+        self.executor.listeners(port)
     }
 
     fn sync_family(&mut self, family: Family, map: &ServiceMap, changes: &Changes) -> SyncReport {

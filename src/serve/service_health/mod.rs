@@ -8,7 +8,7 @@ mod ports;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -53,6 +53,21 @@ pub struct ServiceHealth {
     addresses: Box<dyn FnMut() -> Vec<IpAddr> + Send>,
     parts: HashMap<ServiceName, BTreeMap<ServicePortName, Part>>,
     desired: watch::Sender<Desired>,
+    sockets: ports::Sockets,
+}
+
+/// Says where health checks are not served though they are to be.
+#[derive(Clone, Debug)]
+pub struct HealthListeners {
+    desired: watch::Receiver<Desired>,
+    sockets: ports::Sockets,
+}
+
+impl HealthListeners {
+    /// Returns each address at which no socket listens for the Service that it is for.
+    pub(super) fn missing(&self) -> Vec<(ServiceName, SocketAddr)> {
+        self.sockets.missing(&self.desired.borrow())
+    }
 }
 
 impl ServiceHealth {
@@ -66,11 +81,21 @@ impl ServiceHealth {
         events: Recorder,
     ) -> ServiceHealth {
         let (desired, receiver) = watch::channel(Desired::default());
-        tokio::spawn(ports::maintain(receiver, health, events));
+        let sockets = ports::Sockets::default();
+        tokio::spawn(ports::maintain(receiver, sockets.clone(), health, events));
         ServiceHealth {
             addresses: Box::new(addresses),
             parts: HashMap::new(),
             desired,
+            sockets,
+        }
+    }
+
+    /// Returns what says where health checks are not served.
+    pub fn listeners(&self) -> HealthListeners {
+        HealthListeners {
+            desired: self.desired.subscribe(),
+            sockets: self.sockets.clone(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -11,13 +11,15 @@ use hyper::{
     StatusCode,
     header::{HeaderName, HeaderValue},
 };
+use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
 use super::Desired;
 use crate::{
     backoff::Backoff,
     events::{Event, Recorder, Regarding, Severity},
+    kernel::socket::listening::identity,
     runner::health::Health,
     serve::{
         bind::bind,
@@ -36,6 +38,31 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Header with the number of endpoints here, for load balancers that have
 /// weights.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
+
+/// The sockets that listen, while they do.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sockets(Arc<Mutex<BTreeMap<Place, Weak<TcpListener>>>>);
+
+impl Sockets {
+    /// Returns where `desired` has no socket that listens.
+    pub(super) fn missing(&self, desired: &Desired) -> Vec<(ServiceName, SocketAddr)> {
+        let sockets = self.0.lock();
+        let listens = |place: &Place| {
+            let socket = sockets.get(place).and_then(Weak::upgrade);
+            socket.is_some_and(|socket| identity(&*socket).is_some())
+        };
+        let missing = places(desired).into_iter().filter(|place| !listens(place));
+        missing
+            .map(|place| (place.service, place.address))
+            .collect()
+    }
+
+    fn add(&self, place: &Place, socket: &Arc<TcpListener>) {
+        let mut sockets = self.0.lock();
+        sockets.retain(|_, socket| socket.strong_count() > 0);
+        sockets.insert(place.clone(), Arc::downgrade(socket));
+    }
+}
 
 /// One listener of one Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,6 +92,7 @@ impl Drop for Listening {
 /// dropped.
 pub(super) async fn maintain(
     mut desired: watch::Receiver<Desired>,
+    sockets: Sockets,
     health: Arc<Health>,
     events: Recorder,
 ) {
@@ -90,6 +118,7 @@ pub(super) async fn maintain(
                 Listening(tokio::spawn(listen(
                     place,
                     desired.clone(),
+                    sockets.clone(),
                     Arc::clone(&connections),
                     Arc::clone(&health),
                     events.clone(),
@@ -113,11 +142,12 @@ fn places(desired: &Desired) -> BTreeSet<Place> {
 async fn listen(
     place: Place,
     desired: watch::Receiver<Desired>,
+    sockets: Sockets,
     connections: Arc<Connections>,
     health: Arc<Health>,
     events: Recorder,
 ) {
-    let Place { service, address } = place;
+    let Place { service, address } = place.clone();
     let mut refusals = 0u32;
     let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
     let listener = loop {
@@ -149,6 +179,8 @@ async fn listen(
     } else {
         tracing::debug!(%service, %address, "health-check port opened")
     }
+    let listener = Arc::new(listener);
+    sockets.add(&place, &listener);
     serve(listener, connections, move |_| {
         let check = desired.borrow().checks.get(&service).copied();
         let count = check.map_or(0, |check| check.local_endpoints);

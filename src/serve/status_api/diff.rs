@@ -1,11 +1,13 @@
 //! Answers `/v1/diff`.
 
+use std::sync::Arc;
+
 use hyper::StatusCode;
 
 use super::{StatusApi, json, refused};
 use crate::{
     net::ModeName,
-    runner::question::{self, Compared, Questions, Unanswered},
+    runner::question::{self, Compared, Unanswered},
     serve::http::{Answer, Reply},
     status_api::{Diff, Difference, FamilyDiff, Listed, VERSION},
 };
@@ -14,15 +16,15 @@ use crate::{
 const MOST: usize = 1_000;
 
 impl StatusApi {
-    pub(super) fn diff(&self) -> Reply {
-        let (questions, mode) = (self.questions.clone(), self.about.mode);
-        Reply::later(answer(questions, mode))
+    pub(super) fn diff(self: &Arc<Self>) -> Reply {
+        let api = Arc::clone(self);
+        Reply::later(answer(api))
     }
 }
 
-async fn answer(questions: Questions, mode: ModeName) -> Answer {
-    match questions.compare().await {
-        Ok(compared) => json(&diff(compared, mode)),
+async fn answer(api: Arc<StatusApi>) -> Answer {
+    match api.questions.compare().await {
+        Ok(compared) => json(&diff(compared, api.about.mode, &api.node_differences(None))),
         Err(why) => unanswered(why),
     }
 }
@@ -36,7 +38,7 @@ pub(super) fn unanswered(why: Unanswered) -> Answer {
     refused(status, why.to_string())
 }
 
-fn diff(compared: Compared, mode: ModeName) -> Diff {
+fn diff(compared: Compared, mode: ModeName, node: &[question::Difference]) -> Diff {
     let families = compared.into_iter().filter_map(|(family, found)| {
         let (error, found) = match found? {
             Ok(found) => (None, found),
@@ -45,10 +47,7 @@ fn diff(compared: Compared, mode: ModeName) -> Diff {
         Some(FamilyDiff {
             family: family.to_string(),
             error,
-            differences: Listed {
-                total: found.len(),
-                items: found.iter().take(MOST).map(difference).collect(),
-            },
+            differences: listed(&found),
         })
     });
     Diff {
@@ -56,6 +55,14 @@ fn diff(compared: Compared, mode: ModeName) -> Diff {
         kind: "Diff".to_owned(),
         mode: mode.to_string(),
         families: families.collect(),
+        node: listed(node),
+    }
+}
+
+fn listed(found: &[question::Difference]) -> Listed<Difference> {
+    Listed {
+        total: found.len(),
+        items: found.iter().take(MOST).map(difference).collect(),
     }
 }
 

@@ -1,6 +1,9 @@
 //! Answers `/v1/explain`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use hyper::StatusCode;
 
@@ -11,7 +14,7 @@ use super::{
 };
 use crate::{
     net::{Family, ModeName, Protocol},
-    runner::question::{self, Caller, Explained, Origin, Packet, Questions, Reading, Verdict},
+    runner::question::{self, Caller, Explained, Origin, Packet, Reading, Verdict},
     serve::http::{Answer, Reply},
     services::ServicePort,
     status_api::{Candidate, Connections, Explanation, Listed, Object, PassedOver, VERSION},
@@ -21,13 +24,12 @@ use crate::{
 const MOST: usize = 100;
 
 impl StatusApi {
-    pub(super) fn explain(&self, query: &str) -> Reply {
+    pub(super) fn explain(self: &Arc<Self>, query: &str) -> Reply {
         let (packet, reading) = match read(query) {
             Ok(asked) => asked,
             Err(why) => return refused(StatusCode::BAD_REQUEST, why).into(),
         };
-        let (questions, mode) = (self.questions.clone(), self.about.mode);
-        Reply::later(answer(questions, mode, packet, reading))
+        Reply::later(answer(Arc::clone(self), packet, reading))
     }
 }
 
@@ -88,11 +90,18 @@ fn caller(value: &str) -> Result<Caller, String> {
     })
 }
 
-async fn answer(questions: Questions, mode: ModeName, packet: Packet, reading: Reading) -> Answer {
-    let explained = match questions.explain(packet, reading).await {
+async fn answer(api: Arc<StatusApi>, packet: Packet, reading: Reading) -> Answer {
+    let mode = api.about.mode;
+    let mut explained = match api.questions.explain(packet, reading).await {
         Ok(explained) => explained,
         Err(why) => return unanswered(why),
     };
+    let family = Family::of(&packet.to.ip());
+    if let Some(Some(Ok(found))) = (explained.compared.as_mut()).map(|all| all.get_mut(family)) {
+        let port = explained.service_port.as_ref();
+        let service = port.map(|port| &port.name.service);
+        found.extend(api.node_differences(service));
+    }
     let found = match reading {
         Reading::Whole => Some(question::connections(packet).await),
         Reading::Nothing => None,

@@ -4,6 +4,7 @@
 mod connections;
 mod diff;
 mod explain;
+mod node;
 mod services;
 mod status;
 mod syncs;
@@ -19,8 +20,12 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 pub use self::traffic::{PortTraffic, TrafficSource};
-use super::http::{Answer, Asked, Peer, Reply};
+use super::{
+    http::{Answer, Asked, Peer, Reply},
+    service_health::HealthListeners,
+};
 use crate::{
+    kernel::setting::Setting,
     net::ModeName,
     runner::{
         health::Health,
@@ -51,6 +56,10 @@ pub struct StatusApi {
     pub questions: Questions,
     /// What ServicePorts carried.
     pub traffic: Arc<dyn TrafficSource>,
+    /// Settings of the kernel that were made at start, whatever the mode.
+    pub node_settings: Vec<Setting>,
+    /// Says where health checks are not served.
+    pub health_listeners: HealthListeners,
 }
 
 /// What of a process does not change while it runs.

@@ -2,6 +2,7 @@
 //! without losing a connection that the kernel has already completed.
 
 mod admission;
+mod ended;
 pub mod given;
 pub mod redirect_ports;
 

@@ -1,0 +1,50 @@
+//! How listeners differ from what is to be there.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use super::{
+    super::plan::{GroupKind, GroupName},
+    Executor,
+};
+use crate::{
+    modes::{Difference, Found},
+    net::{Family, Protocol},
+    services::ServicePortName,
+};
+
+impl Executor {
+    /// Returns the listeners of `family` that are missing: those that could not be opened,
+    /// as the sync has it that `failed`, and those that listen no longer.
+    pub fn missing_listeners(
+        &self,
+        family: Family,
+        failed: &BTreeMap<ServicePortName, String>,
+    ) -> Vec<Difference> {
+        let failed = failed.iter().map(|(name, why)| {
+            let object = format!("listeners: {why}");
+            Difference::new(Some(name), object, Found::Missing)
+        });
+        let groups = self.groups.iter();
+        let groups = groups.filter(|(name, _)| name.port.family == family);
+        let ended = groups.flat_map(|(name, group)| {
+            let port = &name.port;
+            let ended = group.ended();
+            ended.map(|at| Difference::new(Some(port), listener(at, port.protocol), Found::Missing))
+        });
+        let mut missing: Vec<Difference> = failed.chain(ended).collect();
+        missing.sort_unstable();
+        missing
+    }
+
+    /// Returns what is to listen for `port`.
+    pub fn listeners(&self, port: &ServicePortName) -> Vec<String> {
+        let groups = GroupKind::ALL.map(|kind| self.groups.get(&GroupName::of(port, kind)));
+        let groups = groups.into_iter().flatten();
+        let addresses = groups.flat_map(|group| group.listens_on());
+        addresses.map(|at| listener(at, port.protocol)).collect()
+    }
+}
+
+fn listener(at: SocketAddr, protocol: Protocol) -> String {
+    format!("listener {at}/{protocol}")
+}

@@ -1,0 +1,23 @@
+//! What of the node itself is not as it is to be, whatever the mode.
+
+use super::StatusApi;
+use crate::{
+    runner::question::{Difference, Found},
+    services::ServiceName,
+};
+
+impl StatusApi {
+    /// Returns what of the node is not as it is to be: settings of the kernel, and
+    /// listeners of health-check node ports, of one Service if it is given.
+    pub(super) fn node_differences(&self, of: Option<&ServiceName>) -> Vec<Difference> {
+        let settings = self.node_settings.iter().copied();
+        let mut differences = Difference::of_settings(settings);
+        let missing = self.health_listeners.missing().into_iter();
+        let missing = missing.filter(|(service, _)| of.is_none_or(|of| of == service));
+        differences.extend(missing.map(|(service, at)| {
+            let object = format!("listener {at}/TCP, the health-check node port of {service}");
+            Difference::new(None, object, Found::Missing)
+        }));
+        differences
+    }
+}
