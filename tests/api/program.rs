@@ -168,3 +168,49 @@ fn a_certificate_that_is_not_verified_is_logged_once() {
         assert_eq!(tripod.logged(&["bypassed"]), 0);
     });
 }
+
+/// Waits until `tripod status`, in the sandbox itself, exits with `code` and prints all of
+/// `words`. Returns what it prints.
+fn comes_to_say(code: i32, words: &[&str]) -> String {
+    let what = format!("tripod status exits with {code}");
+    eventually(&what, SOON, || {
+        let output = Command::new(tripod_binary()).arg("status").output();
+        let output = output.expect("running tripod");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let says_all = words.iter().all(|words| text.contains(words));
+        if output.status.code() == Some(code) && says_all {
+            Ok(text)
+        } else {
+            Err(format!("{text}{output:?}"))
+        }
+    })
+}
+
+/// The last known state stays in force, and who asks is told how old it is.
+#[test]
+fn a_server_that_is_away_makes_the_proxy_unhealthy_and_says_since_when() {
+    in_sandbox(async || {
+        let tcp = TcpServer::open(shop(), "away", &Authority::new(), false).await;
+        let _tripod = tripod(&tcp, &[]);
+        let serving = |text: &str| {
+            let line = text.lines().find(|line| line.starts_with("serving"));
+            line.map(str::to_owned)
+        };
+        let before = comes_to_say(0, &["is healthy"]);
+        assert!(!before.contains("not followed"), "{before}");
+        tcp.server.down();
+        let away = comes_to_say(
+            1,
+            &[
+                "is not healthy",
+                "Services cannot be followed, the last known state stays in force: ",
+                "Services: known; not followed, since ",
+                "EndpointSlices: known; not followed, since ",
+            ],
+        );
+        assert_eq!(serving(&away), serving(&before));
+        tcp.server.up();
+        let again = comes_to_say(0, &["is healthy"]);
+        assert!(!again.contains("not followed"), "{again}");
+    });
+}
