@@ -106,6 +106,7 @@ dist: static aarch64 deb
 	cp $(STATIC)/tripod-aarch64 $(DIST)/tripod-aarch64
 	cp target/package/tripod.cdx.json $(DIST)/
 	cd $(DIST) && sha256sum -- *.deb tripod-x86_64 tripod-aarch64 tripod.cdx.json > SHA256SUMS
+	cd $(DIST) && sha256sum --check --strict --quiet SHA256SUMS
 
 # For any user: what takes root and does not run says SKIP.
 UNIT := api:: architecture:: conformance::table deploy::command deploy::configuration \
