@@ -36,6 +36,17 @@ pub(super) fn table(explanation: &Explanation, detail: Detail, paint: Paint) -> 
     lines.push(paint.paint(tone(explanation), &sentence(explanation)));
     let rows: Vec<_> = explanation.candidates.iter().map(candidate).collect();
     lines.extend(indented(&table::lines(&rows)));
+    let policies = explanation.forward_policies.as_deref().unwrap_or_default();
+    if !policies.is_empty() {
+        let heading =
+            "where it is forwarded, other programs drop it unless a rule of theirs accepts it:";
+        lines.push(paint.paint(Tone::Warning, heading));
+        lines.extend(
+            policies
+                .iter()
+                .map(|chain| format!("  the policy of {chain} is DROP")),
+        );
+    }
     if !explanation.passed_over.is_empty() {
         lines.push("not sent to:".to_owned());
         let rows = explanation.passed_over.iter().map(|endpoint| {

@@ -9,7 +9,7 @@ use crate::services::ServicePort;
 
 pub use crate::modes::{
     Compared, Difference, Explanation, Found, Packet, SyncError,
-    explain::{Caller, Connection, Origin, Stale, Verdict, connections, stale},
+    explain::{Caller, Connection, Origin, Stale, Verdict, connections, dropping_chains, stale},
 };
 
 /// Questions that may wait at a time. Each may take a reading of all that the kernel

@@ -35,6 +35,9 @@ pub struct Explanation {
     pub role: Option<String>,
     /// Where it may be sent.
     pub candidates: Vec<Candidate>,
+    /// Chains of other programs that drop it where it is forwarded, unless one of their
+    /// rules accepts it: their policy is DROP. `None`: that was not, or could not be, read.
+    pub forward_policies: Option<Vec<String>>,
     /// The other endpoints of the ServicePort, each with the reason.
     pub passed_over: Vec<PassedOver>,
     /// What the kernel, or the proxy, has for the ServicePort, each with what was found

@@ -83,6 +83,47 @@ fn who_gets_no_packets_is_named_with_the_reason() {
     });
 }
 
+/// A policy that another program gave the hook, of each engine and of a table of both
+/// families, is told with the chain that has it.
+#[test]
+fn policies_of_others_that_drop_what_is_forwarded_are_told() {
+    run(Share::Beside, || {
+        let mut lab = Lab::new(Capture::Redirect);
+        let web = Service::new("web", 1);
+        lab.add_backends(&["a"]).publish(&web, &["a"]);
+        let _running = started_in(&lab, "nftables");
+        let to = web.cluster()[0].to_string();
+        let told = |from: &str| {
+            let answer = explained(&lab, &["--to", &to, "--from", from]);
+            assert_eq!(answer["verdict"], "forwarded", "{answer:#}");
+            answer["forwardPolicies"].clone()
+        };
+        assert_eq!(told("pod"), json!([]));
+        let chain = "{ type filter hook forward priority 0; policy drop; }";
+        for line in [
+            "iptables-nft -P FORWARD DROP",
+            "nft add table inet firewall",
+            &format!("nft add chain inet firewall forward '{chain}'"),
+            "iptables-legacy -P FORWARD DROP",
+        ] {
+            let done = lab.node.command("sh").args(["-c", line]).status();
+            assert!(done.expect("running sh").success(), "{line}");
+        }
+        let chains = [
+            "chain FORWARD of table ip filter (nf_tables)",
+            "chain forward of table inet firewall (nf_tables)",
+            "chain FORWARD of table filter (IPv4, iptables-legacy)",
+        ];
+        assert_eq!(told("pod"), json!(chains));
+        assert_eq!(told("node"), json!([]), "it is not forwarded");
+        let printed = tripod(&lab.node, &["explain", "--to", &to]).text;
+        for chain in chains {
+            let line = format!("  the policy of {chain} is DROP\n");
+            assert!(printed.contains(&line), "{printed}");
+        }
+    });
+}
+
 /// What conntrack holds of `to`, with one connection open from the client pod, while the
 /// Service moves from backend `a` to `b`.
 fn a_connection_is_followed(mode: &str) {

@@ -6,13 +6,13 @@ use nix::{errno::Errno, libc};
 
 use super::{
     HEADER,
-    chain::{self, ListedChain},
+    chain::{self, Chain, Hook, ListedChain},
     element::{self, Element, Found},
     failure::{Failure, Refused},
     kind,
     rule::{self, ListedRule},
     set::{self, ListedSet},
-    table::Table,
+    table::{Table, word},
     transaction::{Grouping, Transaction},
 };
 use crate::{
@@ -26,6 +26,8 @@ pub(super) const GET_RULE: u16 = kind(libc::NFT_MSG_GETRULE);
 const GET_SET: u16 = kind(libc::NFT_MSG_GETSET);
 const GET_ELEMENTS: u16 = kind(libc::NFT_MSG_GETSETELEM);
 const GET_GENERATION: u16 = kind(libc::NFT_MSG_GETGEN);
+/// `NFPROTO_INET`, tables of both families.
+const INET: u8 = libc::NFPROTO_INET as u8;
 // enum nft_gen_attributes
 const GENERATION_ID: u16 = 1;
 /// How often a reading of several lists is begun anew when another process changed
@@ -170,12 +172,34 @@ impl Rules {
     /// # Errors
     /// When the kernel refuses, or goes on changing while it answers.
     pub fn chains(&mut self, family: Family, each: impl FnMut(ListedChain)) -> Result<(), Error> {
-        let request = list(GET_CHAIN, family, format!("{family} chains of nf_tables"));
-        let found = self
-            .socket
-            .dump(&request, |m| ListedChain::read(m).map(Some))?;
+        let found = self.listed_chains(family.number(), &family.to_string())?;
         found.into_iter().for_each(each);
         Ok(())
+    }
+
+    fn listed_chains(&mut self, number: u8, name: &str) -> Result<Vec<ListedChain>, Error> {
+        let object = format!("{name} chains of nf_tables");
+        let request = Request::new(GET_CHAIN, 0, "list", object).nfgenmsg(number);
+        self.socket
+            .dump(&request, |m| ListedChain::read(m).map(Some))
+    }
+
+    /// Returns the base chains that packets of `family` come through at `hook`, each with
+    /// the table as `nft` names it: also those of tables of both families, `inet`.
+    ///
+    /// # Errors
+    /// As [`Rules::chains`].
+    pub fn at_hook(&mut self, family: Family, hook: Hook) -> Result<Vec<(String, Chain)>, Error> {
+        let mut found = Vec::new();
+        for (number, name) in [(family.number(), word(family)), (INET, "inet")] {
+            let there = self.listed_chains(number, name)?.into_iter();
+            let there = there.filter(|listed| {
+                let base = listed.chain.base;
+                base.is_some_and(|base| base.hook == hook)
+            });
+            found.extend(there.map(|listed| (format!("{name} {}", listed.table), listed.chain)));
+        }
+        Ok(found)
     }
 
     /// Returns the rules of a table, in their order in each chain.

@@ -6,6 +6,7 @@
 mod behaviour;
 mod connections;
 mod decide;
+mod forward;
 mod frontend;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use self::decide::decide;
 pub use self::{
     behaviour::{Behaviour, Loopback, OtherPorts, Pods, Selection},
     connections::{Connection, Stale, connections, stale},
+    forward::dropping_chains,
 };
 use crate::{
     kernel::netlink,

@@ -111,13 +111,36 @@ async fn answer(api: Arc<StatusApi>, packet: Packet, reading: Reading) -> Answer
         Err(error) => (None, Some(error.to_string())),
     };
     let found = found.map(|found| connections::listed(&found, &packet, mode, &explained));
-    explanation(mode, &packet, explained, (found, error))
+    let policies = match &explained.explanation {
+        Ok(explanation) if reading == Reading::Whole => policies(explanation, mode, family).await,
+        _ => None,
+    };
+    explanation(mode, &packet, explained, policies, (found, error))
+}
+
+/// Returns which chains of other programs drop what is forwarded, where the packet may be:
+/// what the node sends itself, or userspace mode, is not.
+async fn policies(
+    of: &question::Explanation,
+    mode: ModeName,
+    family: Family,
+) -> Option<Vec<String>> {
+    let is_forwarded = of.verdict == Verdict::Forwarded
+        && of.origin != Origin::Node
+        && mode != ModeName::Userspace;
+    if !is_forwarded {
+        return Some(Vec::new());
+    }
+    let read = question::dropping_chains(family).await;
+    read.inspect_err(|error| tracing::info!("policies of the hook forward: {error}"))
+        .ok()
 }
 
 fn explanation(
     mode: ModeName,
     packet: &Packet,
     explained: Explained,
+    forward_policies: Option<Vec<String>>,
     (connections, connections_error): (Option<Connections>, Option<String>),
 ) -> Answer {
     let Explained {
@@ -174,17 +197,13 @@ fn explanation(
         mode: mode.to_string(),
         to: packet.to.to_string(),
         protocol: packet.protocol.to_string(),
-        from: match packet.from {
-            Caller::At(ip) => ip.to_string(),
-            Caller::Pod => "pod".to_owned(),
-            Caller::Node => "node".to_owned(),
-            Caller::Outside => "outside".to_owned(),
-        },
+        from: sender(packet.from),
         origin: origin(explanation.origin).to_owned(),
         verdict: verdict(explanation.verdict).to_owned(),
         service_port: name.map(ToString::to_string),
         role: served_by.map(|(_, role)| address_kind(*role)),
         candidates: candidates(&explanation, port),
+        forward_policies,
         passed_over: passed_over(&explanation, port),
         steps: explanation.steps,
         objects,
@@ -193,6 +212,15 @@ fn explanation(
         connections_error,
         error,
     })
+}
+
+fn sender(from: Caller) -> String {
+    match from {
+        Caller::At(ip) => ip.to_string(),
+        Caller::Pod => "pod".to_owned(),
+        Caller::Node => "node".to_owned(),
+        Caller::Outside => "outside".to_owned(),
+    }
 }
 
 fn candidates(explanation: &question::Explanation, port: Option<&ServicePort>) -> Vec<Candidate> {

@@ -59,6 +59,7 @@ fn call(port: &Declared, kind: AddressKind, caller: Caller) -> Call<'_> {
 fn explanation(verdict: &str, candidates: &[&str]) -> Explanation {
     let share = 1.0 / candidates.len() as f64;
     Explanation {
+        forward_policies: None,
         api_version: VERSION.to_owned(),
         kind: "Explanation".to_owned(),
         mode: "nftables".to_owned(),
