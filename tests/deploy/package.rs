@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::OnceLock,
@@ -259,4 +260,83 @@ fn the_holder_is_where_the_unit_looks_for_it_and_outlives_an_upgrade() {
     // An upgrade calls prerm with another word than removal.
     let stops = lines("prerm", "deb-systemd-invoke stop").len();
     assert_eq!(lines("prerm", "[ \"$1\" = remove ]").len(), stops);
+}
+
+/// A `dpkg` without its database: runs the package's scripts with programs of systemd that
+/// only record how they are called.
+struct Scripts {
+    folder: PathBuf,
+}
+
+impl Scripts {
+    fn unpack(package: &Package) -> Scripts {
+        let folder = PathBuf::from("/run/scripts");
+        let file = package.file.to_str().expect("a path");
+        output("dpkg-deb", &["-e", file, "/run/scripts"]);
+        // Only where systemd runs do the scripts call it (sd_booted(3)).
+        fs::create_dir_all("/run/systemd/system").expect("a folder");
+        let fakes = folder.join("bin");
+        fs::create_dir_all(&fakes).expect("a folder");
+        let record = "#!/bin/sh\necho \"${0##*/} $*\" >>/run/scripts/calls\n";
+        for program in ["systemctl", "deb-systemd-helper", "deb-systemd-invoke"] {
+            let path = fakes.join(program);
+            fs::write(&path, record).expect("a script");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a mode");
+        }
+        Scripts { folder }
+    }
+
+    /// Returns what a script calls that changes something, in order.
+    fn calls(&self, script: &str, arguments: &[&str]) -> Vec<String> {
+        let record = self.folder.join("calls");
+        fs::write(&record, "").expect("a file");
+        let path = format!(
+            "{}:/usr/sbin:/usr/bin:/sbin:/bin",
+            self.folder.join("bin").display()
+        );
+        let mut command = Command::new(self.folder.join(script));
+        let done = command.args(arguments).env("PATH", path).status();
+        assert!(done.expect(script).success(), "{script} {arguments:?}");
+        let calls = fs::read_to_string(record).expect("a file");
+        let asks = |call: &&str| call.contains("debian-installed") || call.contains("was-enabled");
+        let calls = calls.lines().filter(|call| !asks(call));
+        calls.map(str::to_owned).collect()
+    }
+}
+
+/// An installation starts nothing, an upgrade restarts the proxy alone and leaves the holder
+/// as it is, removal stops both, and what is purged leaves no state of systemd's behind.
+#[test]
+fn its_scripts_start_restart_and_stop_what_they_should() {
+    let Some(package) = package() else { return };
+    run(Share::Beside, || {
+        let scripts = Scripts::unpack(package);
+        let invoked = |calls: &[String]| {
+            let invoked = calls
+                .iter()
+                .filter_map(|call| call.strip_prefix("deb-systemd-invoke "));
+            invoked.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let nothing: [&str; 0] = [];
+        let installed = scripts.calls("postinst", &["configure", ""]);
+        assert_eq!(invoked(&installed), nothing, "{installed:?}");
+        assert!(installed.contains(&"systemctl --system daemon-reload".to_owned()));
+
+        let leaving = scripts.calls("prerm", &["upgrade", "0.2.0"]);
+        assert_eq!(leaving, nothing);
+        let upgraded = scripts.calls("postinst", &["configure", "0.0.9"]);
+        assert_eq!(invoked(&upgraded), ["try-restart tripod.service"]);
+
+        let mut stopped = invoked(&scripts.calls("prerm", &["remove"]));
+        stopped.sort_unstable();
+        assert_eq!(
+            stopped,
+            ["stop tripod-holder.service", "stop tripod.service"]
+        );
+        let purged = scripts.calls("postrm", &["purge"]);
+        for unit in ["tripod", "tripod-holder"] {
+            let call = format!("deb-systemd-helper purge {unit}.service");
+            assert!(purged.contains(&call), "{purged:?}");
+        }
+    });
 }
