@@ -71,6 +71,18 @@ fn shows(browser: &Browser<'_>, selector: &str, words: &str) {
     );
 }
 
+/// The Services that are shown, each as its line.
+const ROWS: &str =
+    "return [...document.querySelectorAll('#rows tr.one')].map((row) => row.textContent)";
+
+/// Chooses a value of a list, as who uses the page does.
+fn choose(browser: &Browser<'_>, field: &str, value: &str) {
+    browser.script(&format!(
+        "const field = document.getElementById('{field}'); field.value = '{value}'; \
+         for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, {{bubbles: true}}));"
+    ));
+}
+
 fn themes(browser: &Browser<'_>, mut look: impl FnMut(&str)) {
     for theme in ["light", "dark"] {
         let feature = json!([{"name": "prefers-color-scheme", "value": theme}]);
@@ -118,6 +130,29 @@ fn it_shows_the_mode_and_finds_a_service() {
         browser.type_into("#to", "10.96.0.2:80\u{e007}");
         shows(&browser, "#explained", "10.244.0.11");
         shows(&browser, "#explained", "forwarded");
+        choose(&browser, "kernel", "true");
+        browser.script("document.getElementById('explain').requestSubmit()");
+        shows(&browser, "#explained", "present: listener ");
+
+        browser.type_into("#search", " ");
+        for (field, value) in [("protocol", "UDP"), ("family", "IPv6")] {
+            choose(&browser, field, value);
+            eventually(&format!("only {value} is shown"), SOON, || {
+                let rows = browser.script(ROWS);
+                let rows: Vec<&str> = rows
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(Value::as_str)
+                    .collect();
+                let is_of = |row: &&str| row.contains(value);
+                if !rows.is_empty() && rows.iter().all(is_of) {
+                    Ok(())
+                } else {
+                    Err(format!("{rows:?}"))
+                }
+            });
+        }
         assert_eq!(browser.script(UNNAMED), json!([]));
         themes(&browser, |theme| {
             let contrast = browser.script(CONTRAST).as_f64().expect("a ratio");
