@@ -207,7 +207,7 @@ fn listeners_of_userspace_mode_and_of_health_checks() {
             .spec("externalTrafficPolicy", "Local")
             .spec("healthCheckNodePort", 31_000);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
-        let _running = started(&lab, &[]);
+        let running = started(&lab, &[]);
         let listener = "listener 10.96.0.1:80/TCP";
         ended_listeners_are_named(
             &lab,
@@ -222,6 +222,8 @@ fn listeners_of_userspace_mode_and_of_health_checks() {
                 ),
             ],
         );
+        // What has ended is not asked over and over.
+        running.spends_little_time();
         let to = web.cluster()[0].to_string();
         let explained = tripod(&lab.node, &["explain", "--to", &to]).text;
         assert!(

@@ -230,6 +230,18 @@ impl Tripod {
             .count()
     }
 
+    /// Sees that it takes little processor time while there is nothing for it to do.
+    pub fn spends_little_time(&self) {
+        let (start, window) = (self.processor_time(), Duration::from_secs(1));
+        // The length of the measurement, not a wait for something.
+        std::thread::sleep(window);
+        let busy = self.processor_time() - start;
+        assert!(
+            busy < window / 4,
+            "{busy:?} of processor time in {window:?}"
+        );
+    }
+
     /// Processor time used so far.
     pub fn processor_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));

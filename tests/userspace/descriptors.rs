@@ -54,13 +54,7 @@ fn connections_wait_for_descriptors(lab: &mut Lab) {
     let (mut waiting, mut answered) = (ask_many(lab, to, 60), Vec::new());
     run_out(lab, &tripod, &mut waiting, &mut answered);
     // Out of descriptors, not out of its mind.
-    let (start, window) = (tripod.processor_time(), Duration::from_secs(1));
-    std::thread::sleep(window);
-    let busy = tripod.processor_time() - start;
-    assert!(
-        busy < window / 4,
-        "{busy:?} of processor time in {window:?} while waiting"
-    );
+    tripod.spends_little_time();
 
     all_are_served(&mut waiting, &mut answered);
     answered.clear();

@@ -26,6 +26,8 @@ pub enum Left {
     More,
     /// What it has is to wait: it is asked again after 50 ms.
     Waiting,
+    /// It will never have anything again.
+    Ended,
 }
 
 /// How long a socket is left alone whose turn is not now.
@@ -147,6 +149,12 @@ impl<S: AsFd + 'static> Poller<S> {
                 match serve(&socket).await {
                     Left::Nothing => {}
                     Left::More => all = false,
+                    Left::Ended => {
+                        // To ask for no events is not enough: EPOLLHUP comes all the same
+                        // (epoll_ctl(2)).
+                        let _ = self.epoll.delete(socket.as_fd());
+                        all = false;
+                    }
                     Left::Waiting => {
                         self.pause(event.data() as Token, socket);
                         // As long as it was not asked for again, it is among those that

@@ -42,7 +42,10 @@ fn new(mode: Mode, event: Event) -> New {
         }
         Event::FlushRoutes if mode == Mode::Local => New::FailAtFirst,
         Event::ClearServers | Event::ServiceLinkDeleted => New::FailAtFirst,
-        Event::AddressAgain | Event::ReplaceLink if mode == Mode::Ipvs => New::FailAtFirst,
+        Event::AddressAgain if mode == Mode::Ipvs => New::FailAtFirst,
+        // Other hosts are looked for anew, which takes a second where the first question is
+        // lost (RETRANS_TIMER, RFC 4861 section 10).
+        Event::ReplaceLink => New::FailAtFirst,
         Event::Suspend if userspace => New::Wait,
         Event::FullConntrack => New::Fail,
         _ => New::Answered,

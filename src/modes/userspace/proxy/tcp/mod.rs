@@ -111,6 +111,8 @@ pub async fn accept(shared: &Arc<Shared>, placement: &Placement, listener: &Arc<
                 return Left::More;
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Left::Nothing,
+            // It listens no longer: another program ended it in the kernel (`ss -K`).
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Left::Ended,
             // The client gave up before it was accepted (accept(2)).
             Err(_) => return Left::More,
         }
