@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_nobody_reads_has_no_size() {
+    async fn an_answer_that_is_not_read_has_no_size() {
         let metrics = RequestMetrics::register(&Registry::new()).unwrap();
         let mut client = Counted::new(tower::service_fn(server), metrics.clone());
         let request = Request::get(format!("https://{HOST}/list"));

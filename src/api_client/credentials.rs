@@ -32,7 +32,7 @@ const BEFORE_EXPIRY: Duration = Duration::from_secs(60);
 /// A client, and how long it may be used.
 pub(super) struct Loaded {
     pub(super) client: Client,
-    /// Where the server is.
+    /// The address of the API server.
     pub(super) server: Uri,
     pub(super) files: Files,
     /// When the credentials are to be renewed; `None`: when a file changes, or

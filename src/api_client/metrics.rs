@@ -7,12 +7,12 @@ use std::time::Duration;
 use http::{Method, Uri};
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
-/// In seconds.
+/// Upper bounds of the buckets of durations, in seconds.
 const DURATIONS: [f64; 12] = [
     0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
 ];
 
-/// In bytes.
+/// Upper bounds of the buckets of sizes, in bytes.
 const SIZES: [f64; 11] = [
     64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0,
     16777216.0,

@@ -395,8 +395,7 @@ impl AddressChanges {
             object: "addresses".to_owned(),
             source,
         };
-        let socket = Socket::listen(Protocol::Route, &groups)?;
-        socket.set_nonblocking().map_err(failed)?;
+        let socket = Socket::watch(Protocol::Route, &groups, "addresses")?;
         // SAFETY: a `Socket` owns its descriptor, never exchanges it, and closes
         // it when dropped, which `AsyncFd` does after it has deregistered.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }

@@ -1,6 +1,7 @@
 //! Notices that routes or routing rules of Tripod's ([`PROTOCOL`]) were deleted, by
 //! whichever process: systemd-networkd removes what it does not know when it starts
-//! (`ManageForeignRoutes=`, networkd.conf(5)).
+//! (`ManageForeignRoutes=` and
+//! `ManageForeignRoutingPolicyRules=`, networkd.conf(5)).
 
 use std::io;
 
@@ -28,13 +29,7 @@ impl RouteDeletions {
             Family::V4 => [libc::RTNLGRP_IPV4_ROUTE, libc::RTNLGRP_IPV4_RULE],
             Family::V6 => [libc::RTNLGRP_IPV6_ROUTE, libc::RTNLGRP_IPV6_RULE],
         };
-        let socket = Socket::listen(Protocol::Route, &groups)?;
-        let failed = |source| Error::Socket {
-            operation: "watch",
-            object: format!("{family} routes"),
-            source,
-        };
-        socket.set_nonblocking().map_err(failed)?;
+        let socket = Socket::watch(Protocol::Route, &groups, &format!("{family} routes"))?;
         Ok(RouteDeletions { socket })
     }
 

@@ -7,12 +7,14 @@ use hashbrown::HashMap;
 
 use super::SyncError;
 use crate::{
-    kernel::setting::Setting,
-    kernel::xtables::{
-        observed::Chains,
-        rule::{Rule, Table},
-        transaction::{Action, Op},
-        words::Words,
+    kernel::{
+        setting::Setting,
+        xtables::{
+            observed::Chains,
+            rule::{Rule, Table},
+            transaction::{Action, Op},
+            words::Words,
+        },
     },
     net::{Family, PerFamily},
     services::ServicePortName,

@@ -1,6 +1,7 @@
 //! Ways to carry a Service's traffic to its endpoints: the [`Mode`] trait and
 //! its implementations.
 
+mod checks;
 pub mod comparison;
 mod contested;
 mod detect_local;

@@ -116,15 +116,14 @@ fn matches(family: Family, map: &ServiceMap, stale: &StaleUdp) -> Vec<Match> {
     }
     for port in stale.revived.iter().filter_map(|name| map.get(name)) {
         if of_family(&port.name) {
-            matches.extend(led_elsewhere(port));
+            matches.extend(led_elsewhere(port, serving(port)));
         }
     }
     matches
 }
 
-/// What leads elsewhere than to an endpoint of `port`.
-fn led_elsewhere(port: &ServicePort) -> impl Iterator<Item = Match> {
-    let serving = serving(port);
+/// What leads elsewhere than to the endpoints that are `serving` for `port`.
+fn led_elsewhere(port: &ServicePort, serving: HashSet<Source>) -> impl Iterator<Item = Match> {
     frontends(port).map(move |(ip, at)| flow(ip, at, Reply::NotFrom(serving.clone())))
 }
 
@@ -146,11 +145,15 @@ impl StaleFlows {
     /// and who called meanwhile was led past them.
     pub fn rules_were_missing(&mut self, family: Family, map: &ServiceMap) {
         let ports = map.iter().filter(|port| {
-            let is_udp = port.name.protocol == Protocol::Udp && port.name.family == family;
-            is_udp && !serving(port).is_empty()
+            let name = &port.name;
+            name.protocol == Protocol::Udp && name.family == family
         });
-        self.waiting
-            .extend(ports.flat_map(|port| led_elsewhere(port)));
+        for port in ports {
+            let serving = serving(port);
+            if !serving.is_empty() {
+                self.waiting.extend(led_elsewhere(port, serving));
+            }
+        }
     }
 
     /// Deletes what is stale after `changes` of `family`, now that `map` is in

@@ -57,7 +57,7 @@ pub struct Listed<T> {
     pub items: Vec<T>,
 }
 
-/// None.
+/// Nothing is listed.
 impl<T> Default for Listed<T> {
     fn default() -> Listed<T> {
         Listed {

@@ -6,6 +6,34 @@
 //! - [`run`], [`cluster`]: how it is brought about and seen.
 //! - [`table`]: how it is shown, in docs/reliability.md.
 
+/// Makes a test of each of the modes that the host can run, by `on_host`, and one of ipvs
+/// mode in a guest kernel, which runs the module `inside`.
+macro_rules! in_each_mode {
+    ($inside:literal, $($name:ident: $mode:ident,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                on_host(Mode::$mode);
+            }
+        )*
+
+        #[test]
+        fn guest_full_ipvs() {
+            in_guest(Profile::Full, &[$inside], &[]);
+        }
+
+        mod inside {
+            use super::{Mode, on_host};
+
+            #[test]
+            #[ignore = "for a guest kernel with IPVS"]
+            fn ipvs() {
+                on_host(Mode::Ipvs);
+            }
+        }
+    };
+}
+
 mod cluster;
 mod expected;
 mod fault;
@@ -20,34 +48,11 @@ use crate::lab::{
     uml::{Profile, in_guest},
 };
 
-#[test]
-fn host_iptables() {
-    on_host(Mode::Iptables);
-}
-
-#[test]
-fn host_userspace_redirect() {
-    on_host(Mode::Redirect);
-}
-
-#[test]
-fn host_userspace_local() {
-    on_host(Mode::Local);
-}
-
-#[test]
-fn guest_full_ipvs() {
-    in_guest(Profile::Full, &["faults::inside::"], &[]);
-}
-
-mod inside {
-    use super::{Mode, on_host};
-
-    #[test]
-    #[ignore = "for a guest kernel with IPVS"]
-    fn ipvs() {
-        on_host(Mode::Ipvs);
-    }
+in_each_mode! {
+    "faults::inside::",
+    host_iptables: Iptables,
+    host_userspace_redirect: Redirect,
+    host_userspace_local: Local,
 }
 
 fn on_host(mode: Mode) {

@@ -28,9 +28,8 @@ impl Notifications {
             object: object.to_owned(),
             source,
         };
-        let socket = Socket::listen(protocol, groups)?;
+        let socket = Socket::watch(protocol, groups, object)?;
         socket.expect_many_answers();
-        socket.set_nonblocking().map_err(failed)?;
         // SAFETY: a `Socket` owns its descriptor, never exchanges it, and closes
         // it when dropped, which `AsyncFd` does after it has deregistered.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }

@@ -68,6 +68,22 @@ impl Socket {
         Socket::listen(protocol, &[])
     }
 
+    /// Opens a socket that receives the notifications of `groups` and does not wait for them;
+    /// `object` is what they are about, for errors.
+    ///
+    /// # Errors
+    /// Those of [`Socket::listen`].
+    pub fn watch(protocol: Protocol, groups: &[u32], object: &str) -> Result<Socket, Error> {
+        let socket = Socket::listen(protocol, groups)?;
+        let set = socket.set_nonblocking();
+        set.map_err(|source| Error::Socket {
+            operation: "watch",
+            object: object.to_owned(),
+            source,
+        })?;
+        Ok(socket)
+    }
+
     /// Opens a socket that receives the notifications of `groups` (numbers as
     /// in `RTNLGRP_*`).
     ///

@@ -153,7 +153,6 @@ impl<S: AsFd + 'static> Poller<S> {
                         // To ask for no events is not enough: EPOLLHUP comes all the same
                         // (epoll_ctl(2)).
                         let _ = self.epoll.delete(socket.as_fd());
-                        all = false;
                     }
                     Left::Waiting => {
                         self.pause(event.data() as Token, socket);

@@ -2,12 +2,7 @@
 //! running its program (`IPT_SO_GET_INFO`, `IPT_SO_GET_ENTRIES`,
 //! `linux/netfilter_ipv4/ip_tables.h`).
 
-use std::{
-    io,
-    mem::{size_of, size_of_val},
-    net::UdpSocket,
-    os::fd::AsRawFd,
-};
+use std::{io, mem::size_of, net::UdpSocket, os::fd::AsRawFd};
 
 use nix::libc;
 
@@ -19,13 +14,13 @@ const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
 /// `XT_TABLE_MAXNAMELEN`.
 const NAME: usize = 32;
-/// `NF_INET_FORWARD`
+/// The number of the hook forward: `NF_INET_FORWARD`.
 const FORWARD: usize = 2;
-/// Size of `struct ipt_get_entries` before the entries, in words of 64 bits.
-const ENTRIES: usize = 5;
+/// Size of `struct ipt_get_entries` before the entries, in bytes.
+const ENTRIES: usize = 40;
 /// Size of `struct xt_entry_target`, behind which a standard target has its verdict.
 const TARGET: usize = 32;
-/// `-NF_DROP - 1`
+/// The verdict of a standard target that drops: `-NF_DROP - 1`.
 const DROP: i32 = -1;
 
 /// `struct ipt_getinfo`, which IPv6 has too.
@@ -69,41 +64,26 @@ pub fn size(family: Family, table: &str) -> io::Result<Size> {
 /// As [`size`]; also when the table changes meanwhile (EAGAIN).
 pub fn forward_drops(family: Family) -> io::Result<bool> {
     let (socket, info) = info(family, "filter")?;
-    let size = info.size as usize;
-    let mut words = vec![0u64; ENTRIES + size.div_ceil(size_of::<u64>())];
-    let [name @ .., last] = &mut words[..ENTRIES] else {
-        return Ok(false);
-    };
-    for (word, octets) in name
-        .iter_mut()
-        .zip(info.name.chunks_exact(size_of::<u64>()))
-    {
-        *word = u64::from_ne_bytes(octets.try_into().unwrap_or_default());
-    }
-    // The number has 32 bits, and padding behind it.
-    let mut number = [0; size_of::<u64>()];
-    number[..size_of::<u32>()].copy_from_slice(&info.size.to_ne_bytes());
-    *last = u64::from_ne_bytes(number);
-    let mut length = size_of_val(&words[..]) as libc::socklen_t;
-    // SAFETY: `words` is as large as `length` says, is written by no other thread
-    // meanwhile, and any bytes are valid words.
-    let answer = unsafe {
+    // struct ipt_get_entries: the table's name and size, and padding, before the entries.
+    let mut answer = vec![0u8; ENTRIES + info.size as usize];
+    answer[..NAME].copy_from_slice(&info.name);
+    answer[NAME..NAME + size_of::<u32>()].copy_from_slice(&info.size.to_ne_bytes());
+    let mut length = answer.len() as libc::socklen_t;
+    // SAFETY: `answer` is as large as `length` says, and is written by no other thread
+    // meanwhile; the kernel copies bytes, of whatever alignment.
+    let done = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             level(family),
             GET_ENTRIES,
-            words.as_mut_ptr().cast(),
+            answer.as_mut_ptr().cast(),
             &raw mut length,
         )
     };
-    if answer != 0 {
+    if done != 0 {
         return Err(io::Error::last_os_error());
     }
-    let entries: Vec<u8> = words[ENTRIES..]
-        .iter()
-        .flat_map(|word| word.to_ne_bytes())
-        .collect();
-    let policy = verdict(family, &entries, info.underflow[FORWARD] as usize);
+    let policy = verdict(family, &answer[ENTRIES..], info.underflow[FORWARD] as usize);
     policy
         .map(|verdict| verdict == DROP)
         .ok_or_else(|| io::Error::other("entries that do not fit the table"))

@@ -25,11 +25,11 @@ enum Record {
 
 /// What a sync left in nf_tables.
 #[derive(Clone, Copy)]
-struct Left {
+pub struct Left {
     /// The generation in which the chains were as we left them.
-    generation: u32,
+    pub generation: u32,
     /// The chains, once they were listed.
-    chains: Option<u64>,
+    pub chains: Option<u64>,
 }
 
 impl Watch {
@@ -75,7 +75,9 @@ impl Watch {
 }
 
 impl Left {
-    fn is_unmodified(&mut self, lister: &mut ChainLister) -> bool {
+    /// Returns true if the chains that `lister` lists are as they were left, or if the kernel
+    /// does not say it.
+    pub fn is_unmodified(&mut self, lister: &mut ChainLister) -> bool {
         let Some(now) = lister.generation() else {
             return true;
         };

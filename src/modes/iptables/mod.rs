@@ -27,9 +27,6 @@ mod watch;
 
 use std::time::Duration;
 
-use prometheus::Registry;
-use tokio::time::{Instant, sleep_until};
-
 pub use self::{
     cleanup::{chains, cleanup_except, is_there, retire},
     setup::Setup,
@@ -37,7 +34,8 @@ pub use self::{
 };
 use self::{count::Done, counters::Counters, family::FamilyRules};
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, explain::Explain,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
+    explain::Explain,
 };
 use crate::{
     kernel::{
@@ -49,6 +47,7 @@ use crate::{
     net::{Family, ModeName, PerFamily},
     services::{Namespaces, ServiceMap},
 };
+use prometheus::Registry;
 
 /// How often it is checked whether another process changed our rules.
 const CHECK: Duration = Duration::from_secs(1);
@@ -85,9 +84,8 @@ pub struct Iptables {
     setup: Setup,
     counters: Counters,
     families: PerFamily<Option<FamilyRules>>,
-    /// When to check next whether another process changed our rules. It stands here, as
-    /// whoever waits for it may stop and begin again at any time.
-    next_check: Instant,
+    /// When it is checked whether another process changed what is ours.
+    checks: Checks,
 }
 
 impl Iptables {
@@ -119,7 +117,7 @@ impl Iptables {
             setup,
             counters,
             families,
-            next_check: Instant::now() + CHECK,
+            checks: Checks::new(CHECK),
         })
     }
 
@@ -210,8 +208,7 @@ impl Mode for Iptables {
 
     async fn externally_modified(&mut self) {
         loop {
-            sleep_until(self.next_check).await;
-            self.next_check = Instant::now() + CHECK;
+            self.checks.due().await;
             for rules in self.served_mut() {
                 if !rules.is_unmodified() {
                     tracing::debug!("{}: another process changed rules", rules.family);

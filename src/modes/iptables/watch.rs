@@ -11,6 +11,7 @@ use crate::{
         chains::{ChainLister, sizes},
         info::Size,
         rule::Table,
+        watch::Left,
     },
     net::Family,
 };
@@ -32,10 +33,8 @@ struct Generations {
     lister: Option<ChainLister>,
     /// The count at which all rules were known to be as we want them.
     right: Option<u32>,
-    /// A later count, at which our chains still were.
-    unmodified: Option<u32>,
-    /// Our chains, at either.
-    chains: Option<u64>,
+    /// Our chains as we left them, at that count or a later one.
+    left: Option<Left>,
 }
 
 impl Watch {
@@ -46,8 +45,7 @@ impl Watch {
             Engine::NfTables => Record::NfTables(Generations {
                 lister: ChainLister::open(family, |_, chain| is_ours(chain)),
                 right: None,
-                unmodified: None,
-                chains: None,
+                left: None,
             }),
         };
         Watch { family, record }
@@ -106,31 +104,27 @@ impl Generations {
         let expected = before.map(|count| count.wrapping_add(all));
         let is_expected = now.is_some() && now == expected;
         let was = |count: Option<u32>| done.observed || before.is_some() && count == before;
-        let (was_right, was_unmodified) = (was(self.right), was(self.unmodified));
+        let unmodified = self.left.map(|left| left.generation);
+        let (was_right, was_unmodified) = (was(self.right), was(unmodified));
         self.right = now.filter(|_| is_expected && was_right);
-        self.unmodified = now.filter(|_| is_expected && was_unmodified);
-        if done.transactions > 0 || self.unmodified.is_none() {
-            self.chains = None;
-        }
+        let chains = self.left.and_then(|left| left.chains);
+        let chains = chains.filter(|_| done.transactions == 0);
+        let unmodified = now.filter(|_| is_expected && was_unmodified);
+        self.left = unmodified.map(|generation| Left { generation, chains });
     }
 
     fn is_unmodified(&mut self) -> bool {
-        let now = self.now();
-        let Some(lister) = self.lister.as_mut().filter(|_| now.is_some()) else {
+        let Some(lister) = &mut self.lister else {
             return true;
         };
-        if self.unmodified == now && self.chains.is_some() || !lister.is_due() {
+        if let Some(left) = &mut self.left {
+            return left.is_unmodified(lister);
+        }
+        if lister.generation().is_none() || !lister.is_due() {
             return true;
         }
-        let found = lister.list();
-        let is_same_moment = self.now() == now;
-        let is_unmodified = match self.chains {
-            Some(left) => found == Some(left),
-            None => self.unmodified == now,
-        };
-        if is_unmodified && is_same_moment {
-            (self.unmodified, self.chains) = (now, found);
-        }
-        is_unmodified
+        // Where that takes long, the next check waits.
+        lister.list();
+        false
     }
 }

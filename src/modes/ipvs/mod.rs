@@ -28,7 +28,7 @@ mod steps;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 pub use self::{
     cleanup::{
@@ -46,8 +46,8 @@ use self::{
     rules::{FamilyRules, RuleWriter},
 };
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, both_failed, comparison,
-    explain::Explain, state::CacheState,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, both_failed, checks::Checks,
+    comparison, explain::Explain, state::CacheState,
 };
 use crate::{
     kernel::{
@@ -95,9 +95,8 @@ pub struct Ipvs {
     metrics: Arc<dyn Metrics>,
     /// Settings that the kernel refused.
     logged: LogOnce,
-    /// When to check next whether another process changed what is ours. It stands here,
-    /// as whoever waits for it may stop and begin again at any time.
-    next_check: Instant,
+    /// When it is checked whether another process changed what is ours.
+    checks: Checks,
     /// Rules are not checked before.
     next_check_of_rules: Instant,
 }
@@ -144,7 +143,7 @@ impl Ipvs {
                 .map(|family, writer| ServedFamily::new(family, FamilyRules::new(family, writer))),
             metrics,
             logged: LogOnce::default(),
-            next_check: Instant::now() + CHECK,
+            checks: Checks::new(CHECK),
             next_check_of_rules: Instant::now(),
         })
     }
@@ -319,8 +318,7 @@ impl Mode for Ipvs {
 
     async fn externally_modified(&mut self) {
         loop {
-            sleep_until(self.next_check).await;
-            self.next_check = Instant::now() + CHECK;
+            self.checks.due().await;
             let is_due = Instant::now() >= self.next_check_of_rules;
             for (family, of_family) in self.families.iter_mut() {
                 let has_servers = of_family.has_virtual_servers(&mut self.clients);

@@ -24,8 +24,6 @@ mod traffic;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
-
 use self::family::ServedFamily;
 pub use self::{
     applied::TABLE,
@@ -33,7 +31,8 @@ pub use self::{
     traffic::{Carried, Traffic},
 };
 use super::{
-    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, explain::Explain,
+    Asked, Compared, ExplainResult, Mode, Outcomes, Packet, SyncError, SyncReport, checks::Checks,
+    explain::Explain,
 };
 use crate::{
     config::{Effective, KubeProxyConfiguration},
@@ -94,9 +93,8 @@ pub struct Nftables {
     /// `None`: this kernel cannot serve the family.
     families: PerFamily<Option<ServedFamily>>,
     watcher: Watcher,
-    /// When notifications are read next. Kept here, as whoever waits for it may
-    /// stop and begin again at any time.
-    next_check: Instant,
+    /// When it is checked whether another process changed what is ours.
+    checks: Checks,
 }
 
 impl Nftables {
@@ -123,7 +121,7 @@ impl Nftables {
             setup,
             families,
             watcher,
-            next_check: Instant::now() + CHECK,
+            checks: Checks::new(CHECK),
         })
     }
 
@@ -194,8 +192,7 @@ impl Mode for Nftables {
 
     async fn externally_modified(&mut self) {
         loop {
-            sleep_until(self.next_check).await;
-            self.next_check = Instant::now() + CHECK;
+            self.checks.due().await;
             for (_, served) in self.served_mut() {
                 served.table.forget();
             }

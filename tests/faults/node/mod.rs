@@ -17,39 +17,12 @@ use crate::lab::{
     uml::{Profile, in_guest},
 };
 
-#[test]
-fn host_nftables() {
-    on_host(Mode::Nftables);
-}
-
-#[test]
-fn host_iptables() {
-    on_host(Mode::Iptables);
-}
-
-#[test]
-fn host_userspace_redirect() {
-    on_host(Mode::Redirect);
-}
-
-#[test]
-fn host_userspace_local() {
-    on_host(Mode::Local);
-}
-
-#[test]
-fn guest_full_ipvs() {
-    in_guest(Profile::Full, &["faults::node::inside::"], &[]);
-}
-
-mod inside {
-    use super::{Mode, on_host};
-
-    #[test]
-    #[ignore = "for a guest kernel with IPVS"]
-    fn ipvs() {
-        on_host(Mode::Ipvs);
-    }
+in_each_mode! {
+    "faults::node::inside::",
+    host_nftables: Nftables,
+    host_iptables: Iptables,
+    host_userspace_redirect: Redirect,
+    host_userspace_local: Local,
 }
 
 fn on_host(mode: Mode) {

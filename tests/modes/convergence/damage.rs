@@ -168,7 +168,7 @@ fn run(line: impl Into<String>) -> Change {
     }
 }
 
-/// Returns an address that nobody has.
+/// Returns an address that no host has.
 fn unused(family: Family) -> IpAddr {
     match family {
         Family::V4 => [192, 0, 2, 66].into(),

@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
-
 use super::{
     Choice, Desired, Differing, Error, Extent, Frontend, Local, Method, Outcomes, Redirect, Report,
     Scope, Scopes,
@@ -14,6 +12,7 @@ use crate::{
         xtables::{Engine, remove::Preserved},
     },
     log_once::LogOnce,
+    modes::checks::Checks,
     net::{Family, PerFamily},
     node::Served,
 };
@@ -25,9 +24,8 @@ const CHECK: Duration = Duration::from_secs(1);
 pub struct Capture {
     families: PerFamily<FamilyCapture>,
     node_ports: Arc<Served>,
-    /// When that is checked next. It stands here, as whoever waits for it may stop and
-    /// begin again at any time.
-    next_check: Instant,
+    /// When it is checked whether another process changed what is ours.
+    checks: Checks,
 }
 
 /// Capture of one family.
@@ -68,7 +66,7 @@ impl Capture {
                 v6: family(Family::V6)?,
             },
             node_ports: Arc::new(Served::All),
-            next_check: Instant::now() + CHECK,
+            checks: Checks::new(CHECK),
         })
     }
 
@@ -97,8 +95,7 @@ impl Capture {
     /// waits.
     pub async fn externally_modified(&mut self) {
         loop {
-            sleep_until(self.next_check).await;
-            self.next_check = Instant::now() + CHECK;
+            self.checks.due().await;
             for (family, capture) in self.families.iter_mut() {
                 if !capture.is_unmodified() {
                     tracing::info!("{family}: another process changed what captures Services");

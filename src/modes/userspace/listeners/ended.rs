@@ -1,10 +1,16 @@
 //! Sockets that listen no longer though nothing here closed them: another program may end
 //! them in the kernel (`ss -K`, SOCK_DESTROY of `sock_diag(7)`).
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, os::fd::AsFd};
 
 use super::{ListenerSet, Listeners};
-use crate::{kernel::socket::listening::identity, net::Protocol};
+use crate::{
+    kernel::socket::{
+        listening::identity,
+        poller::{Poller, Token},
+    },
+    net::Protocol,
+};
 
 impl ListenerSet {
     /// Returns the addresses at which one of its sockets listens no longer.
@@ -17,14 +23,13 @@ impl ListenerSet {
 impl Listeners {
     fn has_ended(&self) -> bool {
         self.on.iter().any(|on| match self.protocol {
-            Protocol::Udp => {
-                let listener = on.worker.udp.get(on.token);
-                listener.is_none_or(|listener| identity(&*listener).is_none())
-            }
-            _ => {
-                let listener = on.worker.tcp.get(on.token);
-                listener.is_none_or(|listener| identity(&*listener).is_none())
-            }
+            Protocol::Udp => has_ended(&on.worker.udp, on.token),
+            _ => has_ended(&on.worker.tcp, on.token),
         })
     }
+}
+
+fn has_ended<S: AsFd + 'static>(poller: &Poller<S>, token: Token) -> bool {
+    let socket = poller.get(token);
+    socket.is_none_or(|socket| identity(&*socket).is_none())
 }

@@ -1,0 +1,29 @@
+//! When a mode looks next whether another process changed what is its own.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+/// Checks that come again and again. Whoever waits for one may stop and begin again at any
+/// time: that does not put it off.
+#[derive(Debug)]
+pub struct Checks {
+    every: Duration,
+    next: Instant,
+}
+
+impl Checks {
+    /// Returns checks of which the first is due after `every`.
+    pub fn new(every: Duration) -> Checks {
+        Checks {
+            every,
+            next: Instant::now() + every,
+        }
+    }
+
+    /// Waits until one is due.
+    pub async fn due(&mut self) {
+        sleep_until(self.next).await;
+        self.next = Instant::now() + self.every;
+    }
+}
