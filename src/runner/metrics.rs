@@ -55,6 +55,26 @@ pub(super) struct Changes {
     total: IntCounter,
 }
 
+/// How much of the kernel's state a sync compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SyncKind {
+    /// All of it.
+    Full,
+    /// What changed.
+    Partial,
+}
+
+impl SyncKind {
+    /// Returns that of a sync that was `full` or not.
+    pub(crate) fn of(full: bool) -> SyncKind {
+        if full {
+            SyncKind::Full
+        } else {
+            SyncKind::Partial
+        }
+    }
+}
+
 /// The traffic policy that leaves a ServicePort without endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Policy {
@@ -180,11 +200,10 @@ impl Metrics {
 
     /// Records the duration of a sync that concerned `family`, whether it
     /// succeeded or not.
-    pub(crate) fn took(&self, family: Family, took: Duration, full: bool) {
-        let kind = if full {
-            &self.sync_full
-        } else {
-            &self.sync_partial
+    pub(crate) fn took(&self, family: Family, took: Duration, kind: SyncKind) {
+        let kind = match kind {
+            SyncKind::Full => &self.sync_full,
+            SyncKind::Partial => &self.sync_partial,
         };
         for histogram in [&self.sync, kind] {
             let histogram = histogram.with_label_values(&[family_label(family)]);

@@ -36,7 +36,7 @@ use self::{
     failures::{Failing, LoggedFailures},
     health::Health,
     latency::Triggers,
-    metrics::Metrics,
+    metrics::{Metrics, SyncKind},
     no_local::NoLocalEndpoints,
     question::{Explained, Question, Questions, Reading},
     schedule::{Outcome, SyncScheduler, Turn},
@@ -350,7 +350,7 @@ impl<M: Mode> Runner<M> {
             }
             let full = *full.get(family);
             let outcome = outcome.unwrap_or_else(|| Ok(SyncReport::default()));
-            self.record(family, ended - begun, full, &outcome);
+            self.record(family, ended - begun, SyncKind::of(full), &outcome);
             let outcome = match outcome {
                 Ok(report) => {
                     let lingering = (report.lingering > 0).then_some(LINGER_CHECK);
@@ -437,10 +437,11 @@ impl<M: Mode> Runner<M> {
         &self,
         family: Family,
         took: Duration,
-        full: bool,
+        kind: SyncKind,
         outcome: &Result<SyncReport, SyncError>,
     ) {
-        self.metrics.took(family, took, full);
+        self.metrics.took(family, took, kind);
+        let full = kind == SyncKind::Full;
         let result = match outcome {
             Ok(report) => {
                 tracing::debug!(

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     modes,
     net::{Family, ModeName},
-    runner::metrics::Metrics,
+    runner::metrics::{Metrics, SyncKind},
     services::{Names, Node},
 };
 
@@ -215,7 +215,7 @@ fn a_scrape_has_every_name_of_kube_proxys_that_applies() {
     let metrics = Metrics::register(&registry).unwrap();
     metrics.queued(Family::V4);
     metrics.synced(Family::V4);
-    metrics.took(Family::V4, Duration::from_millis(3), false);
+    metrics.took(Family::V4, Duration::from_millis(3), SyncKind::Partial);
     modes::Metrics::conntrack_cleared(&metrics, Family::V6, Duration::from_millis(1), 7);
     probes.answer(get("/healthz"));
     let about = about(&registry);

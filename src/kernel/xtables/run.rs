@@ -103,11 +103,23 @@ impl Writer {
     /// # Errors
     /// What the program wrote as its error; a part may have taken effect.
     pub async fn run<O>(&self, transaction: &Transaction<O>) -> Result<u32, Error> {
+        self.run_phases(transaction, &Phase::ALL).await
+    }
+
+    /// Makes what of the change is due in these `phases`, as [`Writer::run`] does.
+    ///
+    /// # Errors
+    /// What the program wrote as its error; a part may have taken effect.
+    pub async fn run_phases<O>(
+        &self,
+        transaction: &Transaction<O>,
+        phases: &[Phase],
+    ) -> Result<u32, Error> {
         let (groups, family) = (&*transaction.groups, transaction.family);
+        let phases = phases.iter().copied();
         let runs: Vec<String> = if self.chunks(groups).nth(1).is_none() {
-            vec![transaction.to_string()]
+            vec![phases.map(|phase| text(groups, phase, family)).collect()]
         } else {
-            let phases = Phase::ALL.into_iter();
             phases
                 .flat_map(|phase| self.chunks(groups).map(move |some| (some, phase)))
                 .map(|(some, phase)| text(some, phase, family))

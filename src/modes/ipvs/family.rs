@@ -147,24 +147,36 @@ impl ServedFamily {
         work
     }
 
-    /// Compares what the kernel holds with what is desired, after making the sets that
-    /// are missing. Members are compared one set at a time: not all are in memory at
-    /// once.
+    /// Makes the sets that are missing. Returns their names.
     ///
     /// # Errors
-    /// When a set cannot be made or read.
+    /// When a set cannot be made.
+    pub fn ensure_sets(
+        &self,
+        clients: &mut Clients,
+        desired: &Desired,
+    ) -> Result<Vec<&'static str>, netlink::Error> {
+        let (family, needs) = (self.family, desired.needs());
+        let filled = needs.filled(family);
+        clients.ensure_sets(family, |set| {
+            let needed = set.is_kube_proxys() || filled.contains(set);
+            needed.then(|| needs.size(set, family))
+        })
+    }
+
+    /// Compares what the kernel holds with what is desired, after `made_sets` were
+    /// missing. Members are compared one set at a time: not all are in memory at once.
+    ///
+    /// # Errors
+    /// When a set cannot be read.
     pub fn observe(
         &mut self,
         listing: &mut Listing,
         clients: &mut Clients,
         desired: &Desired,
+        made_sets: Vec<&'static str>,
     ) -> Result<Observation, netlink::Error> {
         let (family, needs) = (self.family, desired.needs());
-        let filled = needs.filled(family);
-        let made_sets = clients.ensure_sets(family, |set| {
-            let needed = set.is_kube_proxys() || filled.contains(set);
-            needed.then(|| needs.size(set, family))
-        })?;
         let observed = listing.take(family, clients, desired, &self.servers)?;
         let mut dirty = diff::dirty(family, &observed, needs);
         let mut filled = FilledSets::default();

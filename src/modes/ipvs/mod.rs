@@ -59,7 +59,7 @@ use crate::{
     modes::Metrics,
     net::{Family, ModeName, PerFamily},
     node::NodePorts,
-    services::{ServiceMap, ServicePortName},
+    services::{ServiceMap, ServicePort, ServicePortName},
 };
 
 /// How often it is checked whether another process changed what is ours.
@@ -101,8 +101,16 @@ pub struct Ipvs {
     next_check_of_rules: Instant,
 }
 
-/// What is to be observed of each family, or was.
+/// The names of sets that were missing, of each family that is due.
+type MadeSets = PerFamily<Option<Result<Vec<&'static str>, netlink::Error>>>;
+
+/// What was observed of each family that was due.
 type Observations = PerFamily<Option<Result<Observation, netlink::Error>>>;
+
+/// Returns the scheduler that the Service of `port` asks for.
+fn asked_scheduler(port: &Arc<ServicePort>) -> Option<Arc<str>> {
+    port.preferences().scheduler.clone()
+}
 
 impl Ipvs {
     /// Returns the mode on a `kernel` that was examined; nothing of the kernel's state
@@ -172,7 +180,10 @@ impl Ipvs {
             repairs::log(&[format!("link {LINK}")]);
         }
         let served = self.node_ports.served();
-        let node = observe::node_context(&mut self.clients, &self.options, &served, map)?;
+        let mut node = observe::node_context(&mut self.clients, &self.options, &served, map)?;
+        let asked = map.iter().filter_map(asked_scheduler);
+        let asked = asked.chain([Arc::clone(&self.options.scheduler)]);
+        node.missing_schedulers = self.clients.missing_schedulers(asked.collect())?;
         if self.desired.set_node(node) {
             self.forget();
         }
@@ -212,8 +223,8 @@ impl Ipvs {
             let names = asked.into_iter().filter_map(|(_, changes)| changes);
             let names = names.flat_map(|changes| &changes.ports);
             let ports = names.filter_map(|name| map.get(name));
-            let schedulers = ports.filter_map(|port| port.preferences().scheduler.clone());
-            let missing = self.clients.missing_schedulers(schedulers.collect())?;
+            let asked = ports.filter_map(asked_scheduler).collect();
+            let missing = self.clients.missing_schedulers(asked)?;
             self.desired.add_missing_schedulers(missing);
         }
         // The node may be another one now.
@@ -233,21 +244,31 @@ impl Ipvs {
         }))
     }
 
-    /// Observes what the kernel holds of the `due` families. Virtual servers and
-    /// addresses are listed for both at once, sets for each.
+    /// Makes the sets of the `due` families that are missing, and observes what the kernel
+    /// holds of the families whose sets are there.
     ///
     /// # Errors
     /// When what both need cannot be listed.
-    fn observe(&mut self, due: PerFamily<bool>) -> Result<Observations, netlink::Error> {
-        let (clients, desired) = (&mut self.clients, &self.desired);
-        let mut listing = Listing::read(clients, desired)?;
+    fn ensure_and_observe(&mut self, due: PerFamily<bool>) -> Result<Observations, netlink::Error> {
+        let made_sets = due.map(|family, due| {
+            let of_family = self.families.get(family);
+            due.then(|| of_family.ensure_sets(&mut self.clients, &self.desired))
+        });
+        let listing = Listing::read(&mut self.clients, &self.desired)?;
         if listing.has_trial {
             // Of a process that was killed while it tried a scheduler.
-            clients.ipvs.remove_trial()?;
+            self.clients.ipvs.remove_trial()?;
         }
-        let mut observations = due.map(|family, due| {
+        Ok(self.observe(listing, made_sets))
+    }
+
+    /// Observes the families whose sets are there. Virtual servers and addresses were
+    /// listed for both at once, sets are for each.
+    fn observe(&mut self, mut listing: Listing, made_sets: MadeSets) -> Observations {
+        let (clients, desired) = (&mut self.clients, &self.desired);
+        let mut observations = made_sets.map(|family, made| {
             let of_family = self.families.get_mut(family);
-            due.then(|| of_family.observe(&mut listing, clients, desired))
+            made.map(|made| of_family.observe(&mut listing, clients, desired, made?))
         });
         let servers = self.families.iter().map(|(_, family)| family.servers());
         let servers: usize = servers.sum();
@@ -260,7 +281,7 @@ impl Ipvs {
                 }
             }
         }
-        Ok(observations)
+        observations
     }
 }
 
@@ -284,7 +305,7 @@ impl Mode for Ipvs {
         let due = works.as_ref().map(|_, work| observes(work));
         let mut observations = PerFamily::default();
         if due.v4 || due.v6 {
-            match self.observe(due) {
+            match self.ensure_and_observe(due) {
                 Ok(found) => observations = found,
                 Err(error) => {
                     for (_, family) in self.families.iter_mut() {

@@ -189,11 +189,11 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Finds out what plans depend on beside the ServicePorts. Schedulers that the
-/// ServicePorts of `map` ask for are tried, which adds a virtual server for a moment.
+/// Returns what plans depend on beside the ServicePorts, as far as it can be read: which
+/// schedulers the kernel lacks is found out by trying.
 ///
 /// # Errors
-/// When addresses cannot be listed or a socket fails.
+/// When addresses cannot be listed.
 pub fn node_context(
     clients: &mut Clients,
     options: &Options,
@@ -206,11 +206,5 @@ pub fn node_context(
         .filter(|address| !clients.is_on_link(address))
         .map(|address| address.address);
     let node: Option<&Node> = map.this_node().map(|node| &**node);
-    let mut context = NodeContext::new(options, node, served, own);
-    let asked = map
-        .iter()
-        .filter_map(|port| port.preferences().scheduler.clone())
-        .chain([options.scheduler.clone()]);
-    context.missing_schedulers = clients.missing_schedulers(asked.collect())?;
-    Ok(context)
+    Ok(NodeContext::new(options, node, served, own))
 }

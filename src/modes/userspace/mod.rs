@@ -220,10 +220,10 @@ impl Userspace {
         }
         let (families, scheduler) = (&mut self.families, self.options.scheduler);
         let plan = |port: &ServicePort| {
+            let reasons = plan::unsupported(port, scheduler).into_iter();
+            let unsupported = reasons.map(|reason| reason.at(&port.name));
             let report = reports.get_mut(port.name.family);
-            report
-                .unsupported
-                .extend(plan::unsupported(port, scheduler));
+            report.unsupported.extend(unsupported);
             Some(plan::plan(port, scheduler))
         };
         let done = |name: ServicePortName, opened: Result<(), String>| {

@@ -17,7 +17,7 @@ use super::{
     objects::{Kind, NO_ROLE, ROLE, Run, SERVICE_PORT},
     promise::{Promise, answered},
     setup::{self, Patience},
-    stage::Stage,
+    stage::{Reach, Stage},
     tries,
 };
 use crate::net::Protocol;
@@ -76,7 +76,7 @@ async fn open(stage: &Stage) -> Vec<Open> {
     let service = stage.service(Kind::ClusterIp);
     for ip in service.into_iter().flat_map(|service| &service.cluster_ips) {
         let to = SocketAddr::new(*ip, SERVICE_PORT);
-        let count = Promise::Every(stage.servers(Kind::ClusterIp, *ip, false)).calls();
+        let count = Promise::Every(stage.servers(Kind::ClusterIp, *ip, Reach::Cluster)).calls();
         let mut open = Open {
             to,
             streams: Vec::new(),

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::{
     kubernetes::{Kubernetes, Object},
     objects::{Kind, PROTOCOLS, PodPlan, Run, SINGLE},
-    stage::{Stage, TestPod, TestService, other_node},
+    stage::{Reach, Stage, TestPod, TestService, other_node},
 };
 use crate::{
     ask,
@@ -248,7 +248,7 @@ fn missing(stage: &Stage, ports: &[ServicePort]) -> BTreeSet<String> {
         let each = each.flat_map(|ip| PROTOCOLS.map(|protocol| (*ip, protocol)));
         for (ip, protocol) in each {
             let port = (ports.iter()).find(|port| service.is_of(port, ip, protocol));
-            let expected = stage.servers(service.kind, ip, false).len();
+            let expected = stage.servers(service.kind, ip, Reach::Cluster).len();
             match port.map(|port| port.endpoints.len()) {
                 Some(found) if found == expected => {}
                 Some(found) => {

@@ -59,19 +59,28 @@ pub struct TestService {
     pub scheduler: String,
 }
 
+/// Where the endpoints are that a call may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// On any node.
+    Cluster,
+    /// On this node.
+    Node,
+}
+
 impl Stage {
     /// Returns whether a pod runs on this node.
     pub fn is_here(&self, pod: &TestPod) -> bool {
         pod.plan.node == self.node
     }
 
-    /// Returns the names of a Service's endpoints of the IP family of `ip`; those on this
-    /// node alone if `here`.
-    pub fn servers(&self, kind: Kind, ip: IpAddr, here: bool) -> Servers {
+    /// Returns the names of a Service's endpoints of the IP family of `ip`, as far as
+    /// `reach` goes.
+    pub fn servers(&self, kind: Kind, ip: IpAddr, reach: Reach) -> Servers {
         let pods = self.pods.iter();
         let serving = pods.filter(|pod| pod.plan.serves && kind.has(pod.plan.name));
         let reachable = serving.filter(|pod| pod.of_family(ip).is_some());
-        let chosen = reachable.filter(|pod| !here || self.is_here(pod));
+        let chosen = reachable.filter(|pod| reach == Reach::Cluster || self.is_here(pod));
         chosen.map(|pod| pod.plan.name.to_owned()).collect()
     }
 

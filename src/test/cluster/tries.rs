@@ -6,7 +6,7 @@ use super::{
     super::{agent::Agent, many::Calls},
     objects::{Kind, PROTOCOLS, SERVICE_PORT, SINGLE},
     promise::{ClientPromise, Promise},
-    stage::{Stage, TestPod, TestService},
+    stage::{Reach, Stage, TestPod, TestService},
 };
 use crate::net::{ModeName, Protocol};
 
@@ -132,14 +132,14 @@ fn callers(stage: &Stage) -> Vec<Caller> {
 fn of_cluster_ip(stage: &Stage, service: &TestService, ip: IpAddr) -> Vec<Try> {
     let to = SocketAddr::new(ip, SERVICE_PORT);
     let (name, promise) = match service.kind {
-        Kind::ClusterIp => ("cluster IP", every(stage, service, ip, false)),
+        Kind::ClusterIp => ("cluster IP", every(stage, service, ip, Reach::Cluster)),
         Kind::Affinity => {
-            let servers = stage.servers(service.kind, ip, false);
+            let servers = stage.servers(service.kind, ip, Reach::Cluster);
             ("session affinity", Promise::SameOne(servers))
         }
         Kind::InternalLocal => (
             "internalTrafficPolicy Local",
-            every(stage, service, ip, true),
+            every(stage, service, ip, Reach::Node),
         ),
         Kind::Empty => ("no endpoints", refused(stage)),
         Kind::Single => return hairpin(stage, service, to),
@@ -193,7 +193,7 @@ fn hairpin(stage: &Stage, service: &TestService, to: SocketAddr) -> Vec<Try> {
             protocol,
             at_node: false,
             caller: caller.clone(),
-            promise: Promise::Every(stage.servers(service.kind, to.ip(), false)),
+            promise: Promise::Every(stage.servers(service.kind, to.ip(), Reach::Cluster)),
             client: None,
             at_once: AT_ONCE,
             from_outside: false,
@@ -214,13 +214,12 @@ fn of_node_port(stage: &Stage, service: &TestService, node: IpAddr) -> Vec<Try> 
             let is_pod = caller.agent.is_some();
             let is_userspace = stage.mode == ModeName::Userspace;
             let from_outside = service.kind == Kind::ExternalLocal && caller.words == ELSEWHERE;
-            let (name, here) = match service.kind {
-                Kind::NodePort => ("node port", false),
-                // IPVS: one virtual server serves all callers, as in kube-proxy.
-                _ => (
-                    "externalTrafficPolicy Local",
-                    from_outside || stage.mode == ModeName::Ipvs,
-                ),
+            // IPVS: one virtual server serves all callers, as in kube-proxy.
+            let is_local = from_outside || stage.mode == ModeName::Ipvs;
+            let (name, reach) = match service.kind {
+                Kind::NodePort => ("node port", Reach::Cluster),
+                _ if is_local => ("externalTrafficPolicy Local", Reach::Node),
+                _ => ("externalTrafficPolicy Local", Reach::Cluster),
             };
             let keeps = is_pod && !is_userspace && service.kind != Kind::NodePort;
             tries.push(Try {
@@ -230,7 +229,7 @@ fn of_node_port(stage: &Stage, service: &TestService, node: IpAddr) -> Vec<Try> 
                 protocol: *protocol,
                 at_node: true,
                 caller: caller.clone(),
-                promise: every(stage, service, node, here),
+                promise: every(stage, service, node, reach),
                 client: keeps.then(|| ClientPromise {
                     addresses: caller.of_family(node),
                     may_be_masqueraded: false,
@@ -253,10 +252,9 @@ fn elsewhere(stage: &Stage) -> Option<Caller> {
     Some(caller)
 }
 
-/// Returns that each endpoint is reached, as far as calls are spread; the endpoints of this
-/// node alone if `here`.
-fn every(stage: &Stage, service: &TestService, ip: IpAddr, here: bool) -> Promise {
-    let servers = stage.servers(service.kind, ip, here);
+/// Returns that each endpoint is reached that `reach` has, as far as calls are spread.
+fn every(stage: &Stage, service: &TestService, ip: IpAddr, reach: Reach) -> Promise {
+    let servers = stage.servers(service.kind, ip, reach);
     let spreads = SPREADING.contains(&&*service.scheduler) && !lacks(stage, BY_PORT);
     if spreads || servers.len() == 1 {
         Promise::Every(servers)

@@ -49,8 +49,8 @@ struct Reworded {
 
 #[derive(Debug)]
 struct Takeover {
-    /// The changes of table nat.
-    batch: String,
+    /// The changes, of which those that carry are not made yet.
+    transaction: Transaction<()>,
     rules: RuleSet,
 }
 
@@ -104,19 +104,16 @@ impl Tables {
         }
         self.attempted = Some(rules.clone());
         if is_iptables_mode {
-            let now = [Phase::Close, Phase::Open].map(|phase| transaction.text(phase));
-            let now = now.concat();
-            if !now.is_empty() {
-                self.writer.xtables.restore(&now).await?;
-            }
+            let now = [Phase::Close, Phase::Open];
+            self.writer.run_phases(&transaction, &now).await?;
             self.later = Some(Takeover {
-                batch: transaction.text(Phase::Carry),
+                transaction,
                 rules: rules.clone(),
             });
             self.is_in_force(rules);
             return Ok(Vec::new());
         }
-        self.write(&transaction.to_string(), rules).await?;
+        self.write(&transaction, &Phase::ALL, rules).await?;
         Ok(changed)
     }
 
@@ -145,10 +142,10 @@ impl Tables {
     /// repairs.
     pub async fn take_over(&mut self) -> Result<(), Error> {
         match self.later.take() {
-            Some(Takeover { batch, rules }) => {
+            Some(Takeover { transaction, rules }) => {
                 self.in_force = None;
                 self.attempted = Some(rules.clone());
-                self.write(&batch, rules).await
+                self.write(&transaction, &[Phase::Carry], rules).await
             }
             None => Ok(()),
         }
@@ -180,10 +177,15 @@ impl Tables {
         self.previous = Previous::InForce;
     }
 
-    /// Writes `batch`, which puts `rules` in force, and reads how the program words
-    /// them.
-    async fn write(&mut self, batch: &str, rules: RuleSet) -> Result<(), Error> {
-        self.writer.xtables.restore(batch).await?;
+    /// Runs these phases of `transaction`, after which `rules` are in force, and reads how
+    /// the program words them.
+    async fn write(
+        &mut self,
+        transaction: &Transaction<()>,
+        phases: &[Phase],
+        rules: RuleSet,
+    ) -> Result<(), Error> {
+        self.writer.run_phases(transaction, phases).await?;
         let observed = self.observe(&rules, |_, _| {}).await?;
         let words_differ = !self.difference(&observed, &rules).is_empty();
         self.reworded = words_differ.then(|| Reworded {

@@ -1,7 +1,7 @@
 //! What a Service asks for beyond the API, as far as this mode can do it.
 
 use crate::{
-    modes::{Reason, Unsupported},
+    modes::Reason,
     net::Protocol,
     sched::{SchedulerName, SchedulerNameError},
     services::{Forwarding, Preferences, ServicePort},
@@ -41,7 +41,7 @@ pub fn scheduler(port: &ServicePort, default: SchedulerName) -> Result<Scheduler
 }
 
 /// Returns what `port` asks for and this mode does not support.
-pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Unsupported> {
+pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Reason> {
     let Some(preferences) = &port.preferences else {
         return Vec::new();
     };
@@ -73,6 +73,5 @@ pub fn unsupported(port: &ServicePort, default: SchedulerName) -> Vec<Unsupporte
     [scheduler, forwarding, drain_timeout, proxy_protocol]
         .into_iter()
         .flatten()
-        .map(|reason| reason.at(&port.name))
         .collect()
 }

@@ -220,6 +220,7 @@ impl Local {
             report.failed.extend(ours.map(|f| (*f, reason.clone())));
             return Ok(());
         };
+        links::set_up(&mut self.socket, environment.loopback)?;
         if let Err(why) = &self.ports {
             let ability = Ability::PortRules(family);
             report.messages.push(format!(

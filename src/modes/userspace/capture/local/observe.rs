@@ -28,15 +28,14 @@ pub fn installed(socket: &mut Socket, family: Family) -> Result<Vec<Object>, Err
 }
 
 /// Returns what the kernel and the node offer, where routing rules match ports if
-/// `ports`; `None` if the kernel does not have the family. Sets up the loopback
-/// interface.
+/// `matches_ports`; `None` if the kernel does not have the family.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
 pub fn environment(
     socket: &mut Socket,
     family: Family,
-    ports: bool,
+    matches_ports: bool,
 ) -> Result<Option<Environment>, Error> {
     let domain = match family {
         Family::V4 => Domain::IPV4,
@@ -48,12 +47,11 @@ pub fn environment(
         return Ok(None);
     }
     let loopback = links::index("lo")?;
-    links::set_up(socket, loopback)?;
     let own = addresses::list(socket)?;
     let is_loopback = |ip: &IpAddr| ip.is_loopback() && Family::of(ip) == family;
     Ok(Some(Environment {
         family,
-        ports,
+        matches_ports,
         loopback,
         has_loopback_address: own.iter().any(|a| is_loopback(&a.address)),
         own: own.iter().map(|a| a.address).collect(),

@@ -137,7 +137,7 @@ pub struct Environment {
     /// The family that is captured.
     pub family: Family,
     /// Rules can match ports.
-    pub ports: bool,
+    pub matches_ports: bool,
     /// Index of the loopback interface.
     pub loopback: u32,
     /// The loopback address is there to be the source of what programs here
@@ -170,7 +170,7 @@ pub fn delivery(
     }
     Ok(if environment.own.contains(&address) {
         Delivery::Already
-    } else if environment.ports && frontend.port <= HIGHEST_PORT {
+    } else if environment.matches_ports && frontend.port <= HIGHEST_PORT {
         Delivery::PerPort(target.other_ports)
     } else {
         Delivery::WholeAddress
@@ -285,7 +285,7 @@ mod tests {
     fn v4() -> Environment {
         Environment {
             family: Family::V4,
-            ports: true,
+            matches_ports: true,
             loopback: 1,
             has_loopback_address: true,
             own: HashSet::from(["192.0.2.1".parse().unwrap()]),
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn how_packets_are_delivered() {
         let without_ports = || Environment {
-            ports: false,
+            matches_ports: false,
             ..v4()
         };
         let (refuse, whole) = (

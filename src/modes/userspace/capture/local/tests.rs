@@ -47,7 +47,7 @@ fn present(family: Family) -> BTreeSet<Object> {
 fn expected(desired: &Desired, family: Family) -> BTreeSet<Object> {
     let environment = Environment {
         family,
-        ports: true,
+        matches_ports: true,
         loopback: 1,
         has_loopback_address: true,
         own: HashSet::new(),
