@@ -15,6 +15,7 @@ pub mod cli;
 pub mod config;
 pub mod confine;
 pub mod duration;
+pub mod ejection;
 pub mod enum_set;
 pub mod events;
 pub mod hold;

@@ -261,7 +261,8 @@ impl<M: Mode> Runner<M> {
                 Event::Node(_)
                 | Event::NodeGone(_)
                 | Event::ServiceCidr(_)
-                | Event::ServiceCidrGone(_) => {}
+                | Event::ServiceCidrGone(_)
+                | Event::Ejected(_) => {}
             }
         }
         let changes = self.tracker.apply(batch.events);

@@ -1,6 +1,6 @@
 //! Builds the ServicePorts of one Service from its objects.
 
-use std::{cmp::Reverse, net::SocketAddr, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use super::{
     Endpoint, EndpointSlice, Service, ServicePort, ServicePortName, TrafficPolicy,
@@ -13,13 +13,14 @@ use super::{
 use crate::net::Family;
 
 /// Returns the ServicePorts of `service`: one for each port and family, with
-/// the addresses that they own.
+/// the addresses that they own. Endpoints that are `ejected` take no new connections.
 pub(super) fn service_ports<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
     node: &ThisNode,
     weights: &NodeWeights,
     ownership: &AddressOwnership,
+    ejected: &BTreeSet<SocketAddr>,
 ) -> Vec<ServicePort> {
     let Ok(serving) = &service.serving else {
         return Vec::new();
@@ -31,7 +32,11 @@ pub(super) fn service_ports<'a>(
             let mut service_port = without_endpoints(service, serving, port, *cluster_ip);
             ownership.leave_owned(&service.name, number, &mut service_port);
             let candidates = candidates(port, family, slices.clone(), node, weights);
-            service_port.endpoints = Arc::new(select(candidates, uses(&service_port), node));
+            let mut endpoints = select(candidates, uses(&service_port), node);
+            if !ejected.is_empty() && service_port.is_ejecting() {
+                endpoints.eject(ejected);
+            }
+            service_port.endpoints = Arc::new(endpoints);
             made.push(service_port);
         }
     }

@@ -39,6 +39,9 @@ pub struct Endpoints {
     pub all_reachable: Box<[u32]>,
     /// Some endpoint in the cluster is usable, even if none on this node is.
     pub has_any: bool,
+    /// Indices into `all`: those that have weight 0 because connections to them are not
+    /// answered.
+    pub ejected: Box<[u32]>,
 }
 
 impl Endpoint {
@@ -83,6 +86,8 @@ pub enum NotUsed {
     Topology,
     /// Its weight is 0.
     NoWeight,
+    /// It is ejected for a while: connections to it were not answered.
+    Ejected,
 }
 
 impl fmt::Display for NotUsed {
@@ -93,6 +98,7 @@ impl fmt::Display for NotUsed {
             NotUsed::OtherNode => "on another node, the traffic policy is Local",
             NotUsed::Topology => "for other zones or nodes, by topology hints",
             NotUsed::NoWeight => "weight 0",
+            NotUsed::Ejected => "ejected, it did not answer lately",
         })
     }
 }
@@ -108,7 +114,11 @@ impl Endpoints {
 
     fn not_used(&self, at: u32, endpoint: &Endpoint) -> Option<NotUsed> {
         if self.all_reachable.binary_search(&at).is_ok() {
-            return (endpoint.weight == 0).then_some(NotUsed::NoWeight);
+            return match endpoint.weight {
+                0 if self.ejected.contains(&at) => Some(NotUsed::Ejected),
+                0 => Some(NotUsed::NoWeight),
+                _ => None,
+            };
         }
         Some(if endpoint.terminating {
             NotUsed::Terminating
@@ -152,6 +162,7 @@ mod tests {
         };
         let used = |cluster: &[u32], local: &[u32]| {
             let endpoints = Endpoints {
+                ejected: Box::default(),
                 all: Box::new(all()),
                 cluster: cluster.into(),
                 local: local.into(),

@@ -1,6 +1,6 @@
 //! Changes of the objects of the cluster.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use super::{EndpointSlice, Node, Service, ServiceCidr, ServiceName, SliceName};
 
@@ -23,6 +23,18 @@ pub enum Event {
     ServiceCidr(Arc<ServiceCidr>),
     /// A ServiceCIDR went.
     ServiceCidrGone(Arc<str>),
+    /// Endpoints of a Service stopped answering, or are to be tried again.
+    Ejected(Ejected),
+}
+
+/// The endpoints of a Service that get no new connections for now, because those to
+/// them are not answered. Where that would leave none, they are used all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ejected {
+    /// The Service.
+    pub service: ServiceName,
+    /// All of its endpoints that are ejected now.
+    pub endpoints: BTreeSet<SocketAddr>,
 }
 
 /// Events that are folded together, so that no mode sees the map between two of

@@ -45,6 +45,9 @@ pub struct Preferences {
     pub proxy_protocol: Option<ProxyProtocol>,
     /// `tripod.proxy/retry`: what may be tried again on another endpoint.
     pub retry: Option<Retry>,
+    /// `tripod.proxy/eject`: whether endpoints that do not answer connections get none
+    /// for a while.
+    pub eject: Option<bool>,
     /// Annotations whose values cannot be read, each with the reason. They count
     /// as not given.
     pub malformed: Vec<(&'static str, String)>,
@@ -63,6 +66,8 @@ impl Preferences {
     pub const PROXY_PROTOCOL: &str = "tripod.proxy/proxy-protocol";
     /// Annotation that names what may be tried again on another endpoint.
     pub const RETRY: &str = "tripod.proxy/retry";
+    /// Annotation that says whether endpoints that do not answer are ejected.
+    pub const EJECT: &str = "tripod.proxy/eject";
 
     /// The preferences of a Service that asks for nothing.
     pub const NONE: Preferences = Preferences {
@@ -71,6 +76,7 @@ impl Preferences {
         drain_timeout: None,
         proxy_protocol: None,
         retry: None,
+        eject: None,
         malformed: Vec::new(),
     };
 }
@@ -220,6 +226,10 @@ pub(super) fn preferences(metadata: &ObjectMeta, names: &mut Names) -> Option<Ar
             let why = "retry is first-flight, connect or off; it is left at first-flight";
             known.ok_or(why.to_owned())
         }),
+        eject: read.value(Preferences::EJECT, |value| {
+            let why = "eject is true or false; it is left at false";
+            value.parse().map_err(|_| why.to_owned())
+        }),
         malformed,
     };
     (preferences != Preferences::NONE).then(|| Arc::new(preferences))
@@ -334,6 +344,7 @@ mod tests {
             (Preferences::DRAIN_TIMEOUT, "1m30s"),
             (Preferences::PROXY_PROTOCOL, "v2"),
             (Preferences::RETRY, "connect"),
+            (Preferences::EJECT, "true"),
             ("other.example/scheduler", "sh"),
         ]);
         let expected = Preferences {
@@ -342,6 +353,7 @@ mod tests {
             drain_timeout: Some(Duration::from_secs(90)),
             proxy_protocol: Some(ProxyProtocol::V2),
             retry: Some(Retry::Connect),
+            eject: Some(true),
             malformed: vec![],
         };
         assert_eq!(all, Some(expected));
@@ -387,6 +399,11 @@ mod tests {
                 Preferences::RETRY,
                 "never",
                 "retry is first-flight, connect or off; it is left at first-flight",
+            ),
+            (
+                Preferences::EJECT,
+                "yes",
+                "eject is true or false; it is left at false",
             ),
         ] {
             let read = preferences_of(&[(key, value)]).expect(key);

@@ -36,7 +36,7 @@ pub(crate) mod service_ports;
 use crate::net::Protocol;
 pub use changes::{Changes, LostAddresses, StaleAddresses, StaleEndpoint, StaleUdp};
 pub use endpoint::{Endpoint, Endpoints, NotUsed};
-pub use event::{Batch, Event};
+pub use event::{Batch, Ejected, Event};
 pub use extensions::{DEFAULT_WEIGHT, Forwarding, Preferences, ProxyProtocol, Retry, WEIGHT};
 pub use invalid::{Invalid, Reduced};
 pub use names::Names;

@@ -135,6 +135,12 @@ impl ServicePort {
         self.preferences.as_deref().unwrap_or(&NONE)
     }
 
+    /// Returns whether its endpoints get no new connections for a while when they do not
+    /// answer. Over UDP it does not show whether one does.
+    pub fn is_ejecting(&self) -> bool {
+        self.preferences().eject == Some(true) && self.name.protocol == Protocol::Tcp
+    }
+
     /// Returns the name of the scheduler that the Service asks for, else
     /// `default`. Where that is `rr`, which ignores weights, and reachable
     /// endpoints have different ones, it is `wrr`, which is the same otherwise.

@@ -1,7 +1,7 @@
 //! Which endpoints traffic may reach: readiness, fall-back to terminating
 //! endpoints (KEP-1669), topology hints (KEP-2433, KEP-3015), traffic policies.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use hashbrown::HashMap;
 
@@ -74,6 +74,37 @@ pub(super) fn select(candidates: Vec<Candidate<'_>>, uses: Uses, node: &ThisNode
         local: local.into(),
         all_reachable: all_reachable.into(),
         has_any,
+        ejected: Box::default(),
+    }
+}
+
+impl Endpoints {
+    /// Has those that are `ejected` take no new connections, but where no other is left
+    /// that traffic of a policy may reach.
+    pub(super) fn eject(&mut self, ejected: &BTreeSet<SocketAddr>) {
+        let takes = |at: &&u32| self.all.get(**at as usize).is_some_and(|e| e.weight > 0);
+        let is_ejected = |at: &u32| {
+            let endpoint = self.all.get(*at as usize);
+            endpoint.is_some_and(|endpoint| ejected.contains(&endpoint.address))
+        };
+        let mut out: BTreeSet<u32> = BTreeSet::new();
+        let mut spared: BTreeSet<u32> = BTreeSet::new();
+        for set in [&self.cluster, &self.local] {
+            let taking: Vec<u32> = set.iter().filter(takes).copied().collect();
+            let failing = taking.iter().copied().filter(is_ejected);
+            let into = if taking.iter().all(is_ejected) {
+                &mut spared
+            } else {
+                &mut out
+            };
+            into.extend(failing);
+        }
+        self.ejected = out.difference(&spared).copied().collect();
+        for at in &self.ejected {
+            if let Some(endpoint) = self.all.get_mut(*at as usize) {
+                endpoint.weight = 0;
+            }
+        }
     }
 }
 

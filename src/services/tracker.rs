@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -12,8 +12,8 @@ use ipnet::IpNet;
 use tracing::info;
 
 use super::{
-    Changes, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr, ServiceMap,
-    ServiceName, ServicePort, SliceName,
+    Changes, Ejected, EndpointSlice, Event, Node, NotServed, Oddity, Service, ServiceCidr,
+    ServiceMap, ServiceName, ServicePort, SliceName,
     assemble::service_ports,
     owners::AddressOwnership,
     select::{NodeWeights, ThisNode},
@@ -45,6 +45,8 @@ struct Entry {
     ports: Box<[Arc<ServicePort>]>,
     /// Oddities that were logged once.
     oddities: Vec<Oddity>,
+    /// Endpoints to which connections are not answered.
+    ejected: BTreeSet<SocketAddr>,
 }
 
 impl Tracker {
@@ -142,6 +144,7 @@ impl Tracker {
                 Event::ServiceCidrGone(name) => {
                     self.service_cidrs.remove(&name);
                 }
+                Event::Ejected(ejected) => self.set_ejected(ejected, &mut dirty),
             }
         }
         let networks_changed = self.set_service_networks();
@@ -245,6 +248,15 @@ impl Tracker {
         }
     }
 
+    fn set_ejected(&mut self, ejected: Ejected, dirty: &mut HashSet<ServiceName>) {
+        if let Some(entry) = self.services.get_mut(&ejected.service)
+            && entry.ejected != ejected.endpoints
+        {
+            entry.ejected = ejected.endpoints;
+            dirty.insert(ejected.service);
+        }
+    }
+
     /// Sets the object of this node. Returns whether the node's own addresses
     /// or those of its pods changed.
     fn set_node(&mut self, node: Arc<Node>) -> bool {
@@ -262,7 +274,9 @@ impl Tracker {
         };
         let made = entry.service.as_ref().map_or_else(Vec::new, |service| {
             let slices = entry.slices.iter().map(|slice| &**slice);
-            service_ports(service, slices, &self.this, &self.weights, &self.ownership)
+            let (this, weights) = (&self.this, &self.weights);
+            let ejected = &entry.ejected;
+            service_ports(service, slices, this, weights, &self.ownership, ejected)
         });
 
         let mut ports = Vec::with_capacity(made.len());

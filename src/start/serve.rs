@@ -11,6 +11,7 @@ use std::{
 use prometheus::Registry;
 use tokio::{
     signal::unix::{SignalKind, signal},
+    sync::mpsc::Receiver,
     task::JoinSet,
 };
 
@@ -28,8 +29,12 @@ use crate::{
     authorize::Authorizer,
     cli::Settings,
     config::{self, ConfigFile, Effective},
+    ejection,
     events::{self, Event, Recorder},
-    modes::userspace::{self, Handover},
+    modes::{
+        Mode,
+        userspace::{self, Handover},
+    },
     net::ModeName,
     node::{self, NodePorts, Served},
     runner::{Runner, health::Health, metrics::Metrics, schedule},
@@ -38,7 +43,7 @@ use crate::{
         self, About, Bind, Identity, Introspection, Secure, StatusApi,
         service_health::ServiceHealth,
     },
-    services::Tracker,
+    services::{Batch, Tracker},
     watch::{Source, SourceHealth, api},
 };
 
@@ -127,11 +132,28 @@ pub(super) async fn serve(settings: Settings) -> Done {
         health: objects,
         ..api::Settings::for_node(&node)
     });
+    let batches = ejecting(batches, &mut runner, mode, &registry)?;
     let sockets = userspace::workers(settings.own.workers);
     let (batches, serves) = succession::announced(batches, sockets, handover.clone());
     runner.follow(serves);
     let running = pin!(runner.run(batches, Some(addresses)));
     until_ended(running, serving, handover, &settings).await
+}
+
+/// Has endpoints that do not answer ejected, where the kernel carries their connections:
+/// userspace mode sees itself which of them answer. Returns the batches for the runner.
+fn ejecting<M: Mode>(
+    batches: Receiver<Batch>,
+    runner: &mut Runner<M>,
+    mode: ModeName,
+    registry: &Registry,
+) -> prometheus::Result<Receiver<Batch>> {
+    if mode == ModeName::Userspace {
+        return Ok(batches);
+    }
+    let (batches, follower) = ejection::begin(batches, ejection::Metrics::register(registry)?);
+    runner.follow(follower);
+    Ok(batches)
 }
 
 /// Returns when syncs are due.

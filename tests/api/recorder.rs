@@ -127,6 +127,7 @@ impl Recorder {
                 Event::EndpointSliceGone(name) => format!("-{}", name.name),
                 Event::NodeGone(name) | Event::ServiceCidrGone(name) => format!("-{name}"),
                 Event::ServiceCidr(cidr) => cidr.name.to_string(),
+                Event::Ejected(ejected) => panic!("no object: {ejected:?}"),
             };
             let bare = name.trim_start_matches('-');
             assert!(!self.untouched.contains(&bare), "{name} did not change");

@@ -26,13 +26,21 @@ pub fn tcp_from(host: &Host, from: SocketAddr, to: SocketAddr) -> io::Result<Tcp
 
 /// As [`tcp`], in the calling thread's namespace.
 fn connect(from: Option<SocketAddr>, to: SocketAddr) -> io::Result<TcpStream> {
+    connect_within(from, to, PATIENCE)
+}
+
+fn connect_within(
+    from: Option<SocketAddr>,
+    to: SocketAddr,
+    patience: Duration,
+) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     if let Some(from) = from {
         socket.bind(&from.into())?;
     }
-    socket.connect_timeout(&to.into(), PATIENCE)?;
+    socket.connect_timeout(&to.into(), patience)?;
     let stream = TcpStream::from(socket);
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
@@ -60,6 +68,12 @@ pub fn say(stream: &mut TcpStream, line: &str) -> io::Result<String> {
 /// Which backend answers a new connection.
 pub fn ask(host: &Host, to: SocketAddr) -> io::Result<String> {
     say(&mut tcp(host, to)?, "name")
+}
+
+/// As [`ask`], by a client that waits no longer than that for each step.
+pub fn ask_within(host: &Host, to: SocketAddr, patience: Duration) -> io::Result<String> {
+    let mut stream = host.enter(|| connect_within(None, to, patience))?;
+    say(&mut stream, "name")
 }
 
 /// How many forbidden connections are tried at once. It takes many calls to meet a

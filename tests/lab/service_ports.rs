@@ -83,6 +83,7 @@ pub fn endpoints(all: impl IntoIterator<Item = Endpoint>) -> Arc<Endpoints> {
         taking.map(|(index, _)| index).collect()
     };
     Arc::new(Endpoints {
+        ejected: Box::default(),
         cluster: indices(|_| true),
         local: indices(|endpoint| endpoint.local),
         all_reachable: indices(|_| true),

@@ -61,3 +61,9 @@ fn guest_full_without_sctp_match() {
     let tests = ["modes::sctp::"];
     uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
 }
+
+#[test]
+fn guest_full_ejection() {
+    let tests = ["modes::ejection::"];
+    uml::in_guest(uml::Profile::Full, &tests, &[(KERNEL, "full")]);
+}

@@ -3,6 +3,7 @@
 mod choosing;
 mod confined;
 mod convergence;
+mod ejection;
 mod families;
 mod guest;
 mod links;

@@ -7,8 +7,9 @@ use nix::libc;
 use super::flows::{self, Flow};
 use crate::kernel::netlink::{Error, Malformed, Message, Notifications, Protocol};
 
-/// `NFNLGRP_CONNTRACK_NEW`, `_UPDATE`, `_DESTROY`
-const GROUPS: [u32; 3] = [1, 2, 3];
+// `NFNLGRP_CONNTRACK_NEW`, `_UPDATE`, `_DESTROY`
+const NEW: u32 = 1;
+const ALL: [u32; 3] = [NEW, 2, 3];
 
 /// What became of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +41,19 @@ impl Events {
     /// # Errors
     /// When the kernel has no ctnetlink, or the caller lacks CAP_NET_ADMIN.
     pub fn open() -> Result<Events, Error> {
-        Notifications::open(Protocol::Netfilter, &GROUPS, "connection tracking").map(Events)
+        Events::of(&ALL)
+    }
+
+    /// Subscribes to new entries alone, as [`Events::open`] does to all changes.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn of_new() -> Result<Events, Error> {
+        Events::of(&[NEW])
+    }
+
+    fn of(groups: &[u32]) -> Result<Events, Error> {
+        Notifications::open(Protocol::Netfilter, groups, "connection tracking").map(Events)
     }
 
     /// Waits until some may have arrived; they must be drained then.

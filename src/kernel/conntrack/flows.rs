@@ -59,6 +59,7 @@ const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const STATUS: u16 = 3;
 const PROTOCOL_INFO: u16 = 4;
+const TIMEOUT: u16 = 7;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
@@ -84,6 +85,8 @@ const BY_DESTINATION_PORT: u32 = 1 << 5;
 
 /// The protocol number of UDP, `IPPROTO_UDP`.
 pub const UDP: u8 = libc::IPPROTO_UDP as u8;
+/// The protocol number of TCP, `IPPROTO_TCP`.
+pub const TCP: u8 = libc::IPPROTO_TCP as u8;
 
 /// A pattern of flows. `None` matches anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,6 +210,48 @@ pub fn list(socket: &mut Socket, family: Family, matches: &[Match]) -> Result<Ve
     let mut seen = HashSet::new();
     flows.retain(|f| seen.insert((f.tuple.clone(), f.zone.clone())));
     Ok(flows)
+}
+
+/// An entry at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// How far the flow has come.
+    pub state: State,
+    /// When the entry ends if no packet comes, in whole seconds; each packet puts it off.
+    pub expires_in: Option<u32>,
+}
+
+/// Returns what has become of `flow`; `None`: its entry is gone.
+///
+/// # Errors
+/// When the kernel refuses, or its answer cannot be read.
+pub fn look_up(socket: &mut Socket, flow: &Flow) -> Result<Option<Snapshot>, Error> {
+    let family = Family::of(&flow.original.source.ip());
+    let nested = TUPLE_ORIGINAL | libc::NLA_F_NESTED as u16;
+    let mut request =
+        message(CT_GET, family, "look up", flow.to_string()).attribute(nested, &flow.tuple);
+    if let Some(zone) = &flow.zone {
+        request = request.attribute(ZONE, zone);
+    }
+    let found = socket.call(&request, |message| {
+        let mut expires_in = None;
+        for attribute in message.attributes(HEADER) {
+            let attribute = attribute?;
+            if attribute.kind == TIMEOUT {
+                expires_in = Some(attribute.be32()?);
+            }
+        }
+        // A later flow may have the same addresses and ports.
+        let same = parse(message)?.filter(|found| found.id == flow.id);
+        Ok(same.map(|found| Snapshot {
+            state: found.state,
+            expires_in,
+        }))
+    });
+    match found {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(None),
+        found => Ok(found?.pop()),
+    }
 }
 
 /// Deletes the flows of `family` that one of `matches` matches, and returns how

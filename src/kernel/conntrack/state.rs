@@ -62,6 +62,15 @@ impl State {
         }
     }
 
+    /// Returns that of an entry of which packets came back.
+    #[cfg(test)]
+    pub(crate) fn answered() -> State {
+        State {
+            status: SEEN_REPLY,
+            of_protocol: None,
+        }
+    }
+
     /// Returns whether packets came back.
     pub fn is_answered(self) -> bool {
         self.status & SEEN_REPLY != 0

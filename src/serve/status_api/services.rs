@@ -9,17 +9,14 @@ use crate::{
     runner::status::FamilyStatus,
     serve::http::Answer,
     services::{
-        AddressKind, Preferences, ServicePort, ServicePortName, ServicePorts, SessionAffinity,
-        TrafficPolicy,
+        AddressKind, NotUsed, Preferences, ServicePort, ServicePortName, ServicePorts,
+        SessionAffinity, TrafficPolicy,
     },
     status_api::{self, Address, Endpoint, ServicePortList, Unsupported, VERSION},
 };
 
 /// Most ServicePorts on a page.
 const MOST: usize = 500;
-
-/// Why an endpoint of userspace mode is passed over while others are available.
-const EJECTED: &str = "ejected, it did not answer lately";
 
 /// Endpoints above which a page gets no further ServicePort.
 const MOST_ENDPOINTS: usize = 5_000;
@@ -224,7 +221,7 @@ fn endpoints(port: &ServicePort, traffic: &PortTraffic) -> Vec<Endpoint> {
     let shown = usage.map(|(endpoint, why)| {
         let why = why.map(|why| why.to_string());
         let ejected = traffic.ejected.contains(&endpoint.address);
-        let why = why.or_else(|| ejected.then(|| EJECTED.to_owned()));
+        let why = why.or_else(|| ejected.then(|| NotUsed::Ejected.to_string()));
         Endpoint {
             address: endpoint.address.to_string(),
             node: endpoint.node_name.as_ref().map(ToString::to_string),

@@ -10,8 +10,6 @@ use crate::kernel::{
     octets,
 };
 
-const TCP: u8 = libc::IPPROTO_TCP as u8;
-
 fn at(address: &str) -> SocketAddr {
     address.parse().unwrap()
 }
@@ -44,8 +42,6 @@ fn flow(protocol: u8, client: &str, called: &str, served: &str) -> Flow {
 
 /// Enters a flow into the table, in `zone` if it is not 0.
 pub(crate) fn enter(socket: &mut Socket, flow: &Flow, zone: u16) {
-    // enum ctattr_type: what a new entry needs beside its tuples.
-    const TIMEOUT: u16 = 7;
     let family = Family::of(&flow.original.source.ip());
     let (source, destination) = match family {
         Family::V4 => (V4_SOURCE, V4_DESTINATION),

@@ -157,6 +157,7 @@ fn endpoints(family: Family, choices: &mut Choices) -> Endpoints {
     reachable.sort_unstable();
     reachable.dedup();
     Endpoints {
+        ejected: Box::default(),
         cluster,
         local,
         all_reachable: reachable.into(),

@@ -26,6 +26,7 @@ fn take(folder: &mut Folder, files: &[(&str, Found)]) -> (Vec<String>, Vec<Strin
         Event::NodeGone(name) => format!("-node {name}"),
         Event::ServiceCidr(cidr) => format!("+service cidr {}", cidr.name),
         Event::ServiceCidrGone(name) => format!("-service cidr {name}"),
+        Event::Ejected(ejected) => panic!("no object: {ejected:?}"),
     });
     let reports = outcome.reports.iter().map(ToString::to_string);
     (events.collect(), reports.collect())

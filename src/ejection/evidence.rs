@@ -1,0 +1,252 @@
+//! What connections say of endpoints. Pure: it is given the time and what the kernel said.
+//!
+//! A connection is looked up a quarter of a second after it began, and once more a second
+//! later unless it was answered by then:
+//! - packets came back: the endpoint answers;
+//! - the entry is gone: the endpoint refused it (`tcp_in_window` and its callers in
+//!   `net/netfilter/nf_conntrack_proto_tcp.c` delete an entry of which the only answer is a
+//!   reset);
+//! - nothing came back: it is not answered. Where the client sent its SYN again meanwhile,
+//!   which it does after a second (RFC 6298), two packets were lost, not one.
+//!
+//! One lost packet ejects no endpoint: it takes two connections, or one with two SYNs. A
+//! connection counts only if none that began after it was answered: otherwise it is the
+//! client that is kept from the endpoint.
+
+use std::{collections::VecDeque, net::SocketAddr, time::Duration};
+
+use hashbrown::HashMap;
+use tokio::time::Instant;
+
+use crate::kernel::conntrack::flows::{Flow, Snapshot};
+
+/// From the beginning of a connection until it is first looked up: longer than an answer
+/// takes from anywhere.
+const FIRST_LOOK: Duration = Duration::from_millis(250);
+
+/// From the first look to the second: longer than a client waits until it sends its SYN
+/// again.
+const SECOND_LOOK: Duration = Duration::from_millis(1050);
+
+/// Connections of one endpoint that are looked up at a time, and of all.
+const OF_ENDPOINT: usize = 8;
+const OF_ALL: usize = 512;
+
+/// Signs of failure that eject an endpoint.
+const ENOUGH: u32 = 2;
+
+/// How long the first ejection lasts; each further one in a row lasts twice as long.
+const SHORTEST: Duration = Duration::from_secs(10);
+
+/// The longest ejection, and how long it is remembered that there was one.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// What is known of watched endpoints.
+#[derive(Debug, Default)]
+pub struct Evidence {
+    endpoints: HashMap<SocketAddr, Known>,
+    /// Connections to look up, those that are due first in front.
+    first: VecDeque<Asked>,
+    second: VecDeque<Asked>,
+}
+
+/// What is known of one endpoint.
+#[derive(Debug, Default)]
+struct Known {
+    /// Its connections that are to be looked up.
+    asked: usize,
+    /// Signs of failure since it answered.
+    failures: u32,
+    /// When the last connection began that it answered.
+    answered: Option<Instant>,
+    ejection: Option<Ejection>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ejection {
+    until: Instant,
+    length: Duration,
+    /// Its time is over, and it gets connections again.
+    is_over: bool,
+}
+
+/// A connection that is to be looked up.
+#[derive(Debug)]
+pub struct Asked {
+    flow: Flow,
+    began: Instant,
+    due: Instant,
+    /// What the first look found of when the entry ends.
+    expired_in: Option<u32>,
+    is_first: bool,
+}
+
+/// An endpoint is ejected from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// The endpoint.
+    pub endpoint: SocketAddr,
+    /// For how long.
+    pub length: Duration,
+}
+
+impl Asked {
+    /// Returns the connection as it was when it began.
+    pub fn flow(&self) -> &Flow {
+        &self.flow
+    }
+
+    fn endpoint(&self) -> SocketAddr {
+        self.flow.reply.source
+    }
+}
+
+impl Evidence {
+    /// A connection to a watched endpoint began.
+    pub fn began(&mut self, flow: Flow, now: Instant) {
+        let known = self.endpoints.entry(flow.reply.source).or_default();
+        if known.asked >= OF_ENDPOINT || self.first.len() + self.second.len() >= OF_ALL {
+            return;
+        }
+        known.asked += 1;
+        self.first.push_back(Asked {
+            flow,
+            began: now,
+            due: now + FIRST_LOOK,
+            expired_in: None,
+            is_first: true,
+        });
+    }
+
+    /// Returns when something is to be done; `None`: nothing waits.
+    pub fn due(&self) -> Option<Instant> {
+        let looks = [self.first.front(), self.second.front()];
+        let looks = looks.into_iter().flatten().map(|asked| asked.due);
+        let ejections = self.endpoints.values().filter_map(|known| known.ejection);
+        let ends = ejections.filter(|ejection| !ejection.is_over);
+        looks.chain(ends.map(|ejection| ejection.until)).min()
+    }
+
+    /// Returns a connection that is to be looked up by `now`; `None`: there is none left.
+    /// By then ejections whose time is over have ended.
+    pub fn next(&mut self, now: Instant) -> Option<Asked> {
+        for queue in [&mut self.first, &mut self.second] {
+            if queue.front().is_some_and(|asked| asked.due <= now) {
+                return queue.pop_front();
+            }
+        }
+        for known in self.endpoints.values_mut() {
+            if let Some(ejection) = &mut known.ejection
+                && ejection.until <= now
+            {
+                ejection.is_over = true;
+                known.failures = 0;
+            }
+        }
+        self.endpoints.retain(|_, known| {
+            let ejection = known.ejection.as_ref();
+            known.asked > 0
+                || known.failures > 0
+                || ejection.is_some_and(|ejection| now < ejection.until + LONGEST)
+        });
+        None
+    }
+
+    /// Takes what the kernel said of a connection; `None`: it has none such any more.
+    /// Returns the endpoint if it is ejected for that.
+    pub fn found(
+        &mut self,
+        mut asked: Asked,
+        found: Option<Snapshot>,
+        now: Instant,
+    ) -> Option<Verdict> {
+        let endpoint = asked.endpoint();
+        // It may be watched no longer.
+        let known = self.endpoints.get_mut(&endpoint)?;
+        let signs = match found {
+            Some(found) if found.state.is_answered() => {
+                known.asked = known.asked.saturating_sub(1);
+                known.answers(asked.began);
+                return None;
+            }
+            Some(found) if asked.is_first => {
+                asked.expired_in = found.expires_in;
+                asked.is_first = false;
+                asked.due = now + SECOND_LOOK;
+                self.second.push_back(asked);
+                return None;
+            }
+            // A second later it would end a second sooner.
+            Some(found) if found.expires_in.is_some() && found.expires_in >= asked.expired_in => {
+                ENOUGH
+            }
+            Some(_) | None => 1,
+        };
+        known.asked = known.asked.saturating_sub(1);
+        let length = known.fails(asked.began, signs, now)?;
+        Some(Verdict { endpoint, length })
+    }
+
+    /// What became of a connection could not be found out.
+    pub fn dropped(&mut self, asked: &Asked) {
+        if let Some(known) = self.endpoints.get_mut(&asked.endpoint()) {
+            known.asked = known.asked.saturating_sub(1);
+        }
+    }
+
+    /// Returns the endpoints that are ejected.
+    pub fn ejected(&self) -> impl Iterator<Item = SocketAddr> {
+        let all = self.endpoints.iter();
+        all.filter_map(|(endpoint, known)| {
+            let ejection = known.ejection.filter(|ejection| !ejection.is_over);
+            ejection.map(|_| *endpoint)
+        })
+    }
+
+    /// Forgets the endpoints that are not watched any more.
+    pub fn retain(&mut self, is_watched: impl Fn(&SocketAddr) -> bool) {
+        self.endpoints.retain(|endpoint, _| is_watched(endpoint));
+        for queue in [&mut self.first, &mut self.second] {
+            queue.retain(|asked| is_watched(&asked.endpoint()));
+        }
+    }
+}
+
+impl Known {
+    /// It answered a connection that began then.
+    fn answers(&mut self, began: Instant) {
+        self.answered = self.answered.max(Some(began));
+        self.failures = 0;
+        if self.ejection.is_some_and(|ejection| ejection.is_over) {
+            self.ejection = None;
+        }
+    }
+
+    /// It failed a connection that began then. Returns for how long it is ejected for that,
+    /// if it is.
+    fn fails(&mut self, began: Instant, signs: u32, now: Instant) -> Option<Duration> {
+        let is_ejected = self.ejection.is_some_and(|ejection| !ejection.is_over);
+        if is_ejected || self.answered.is_some_and(|answered| answered >= began) {
+            return None;
+        }
+        self.failures += signs;
+        // One that is tried again has failed before.
+        if self.failures < ENOUGH && self.ejection.is_none() {
+            return None;
+        }
+        let length = match self.ejection {
+            Some(before) => (before.length * 2).min(LONGEST),
+            None => SHORTEST,
+        };
+        self.failures = 0;
+        self.ejection = Some(Ejection {
+            until: now + length,
+            length,
+            is_over: false,
+        });
+        Some(length)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! Connections made by hand, and the time.
+
+use super::*;
+use crate::kernel::conntrack::flows::{State, TCP, Tuple};
+
+const ENDPOINT: &str = "10.1.0.1:80";
+
+/// What the kernel says of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Answered,
+    Refused,
+    /// No packet came back, and the client sent one.
+    Silent,
+    /// No packet came back, and the client sent its SYN again after a second.
+    SilentTwice,
+}
+
+use Fate::{Answered, Refused, Silent, SilentTwice};
+
+/// Connections, each with the millisecond at which it begins.
+struct Play {
+    evidence: Evidence,
+    start: Instant,
+    flows: Vec<(Fate, u64)>,
+}
+
+impl Play {
+    fn new() -> Play {
+        Play {
+            evidence: Evidence::default(),
+            start: Instant::now(),
+            flows: Vec::new(),
+        }
+    }
+
+    fn at(&self, milliseconds: u64) -> Instant {
+        self.start + Duration::from_millis(milliseconds)
+    }
+
+    /// Lets connections begin, and looks them up, until `until`. Returns when the endpoint
+    /// was ejected, and for how many seconds.
+    fn run(&mut self, connections: &[(u64, Fate)], until: u64) -> Vec<(u64, u64)> {
+        let mut verdicts = Vec::new();
+        let mut connections = connections.iter().peekable();
+        let from = self.flows.last().map_or(0, |(_, at)| *at);
+        for now in from..=until {
+            while let Some((at, fate)) = connections.next_if(|(at, _)| *at <= now) {
+                let source = SocketAddr::from(([10, 0, 0, 1], 10_000 + self.flows.len() as u16));
+                self.flows.push((*fate, *at));
+                let endpoint = ENDPOINT.parse().unwrap();
+                let original = Tuple {
+                    source,
+                    destination: ([10, 96, 0, 1], 80).into(),
+                };
+                let reply = Tuple {
+                    source: endpoint,
+                    destination: source,
+                };
+                let flow = Flow::of(TCP, original, reply, State::default());
+                self.evidence.began(flow, self.at(*at));
+            }
+            let now_at = self.at(now);
+            if self.evidence.due().is_none_or(|due| due > now_at) {
+                continue;
+            }
+            while let Some(asked) = self.evidence.next(now_at) {
+                let port = usize::from(asked.flow().original.source.port());
+                let (fate, began) = self.flows[port - 10_000];
+                let found = snapshot(fate, now - began);
+                if let Some(verdict) = self.evidence.found(asked, found, now_at) {
+                    verdicts.push((now, verdict.length.as_secs()));
+                }
+            }
+        }
+        verdicts
+    }
+
+    fn is_ejected(&self) -> bool {
+        self.evidence.ejected().next().is_some()
+    }
+}
+
+/// What the kernel says so many milliseconds after the connection began.
+fn snapshot(fate: Fate, after: u64) -> Option<Snapshot> {
+    let silent_for = if fate == SilentTwice && after >= 1000 {
+        after - 1000
+    } else {
+        after
+    };
+    let state = match fate {
+        Refused => return None,
+        Answered => State::answered(),
+        Silent | SilentTwice => State::default(),
+    };
+    // nf_conntrack_tcp_timeout_syn_sent is 120 s.
+    let expires_in = u32::try_from((120_000 - silent_for) / 1000).ok();
+    Some(Snapshot { state, expires_in })
+}
+
+#[test]
+fn it_takes_more_than_one_lost_packet_to_eject_an_endpoint() {
+    for (connections, ejected_by) in [
+        (&[(0, Silent)][..], None),
+        (&[(0, SilentTwice)], Some(1400)),
+        (&[(0, Silent), (500, Silent)], Some(1900)),
+        (&[(0, Refused)], None),
+        (&[(0, Refused), (100, Refused)], Some(400)),
+        (&[(0, Refused), (100, Silent)], Some(1500)),
+        (&[(0, Answered), (10, SilentTwice)], Some(1400)),
+        // The client is kept from it.
+        (&[(0, SilentTwice), (100, Answered)], None),
+        (&[(0, Silent), (10, Answered), (500, Silent)], None),
+        (&[(0, Answered), (10, Answered)], None),
+    ] {
+        let mut play = Play::new();
+        let verdicts = play.run(connections, 4000);
+        match (ejected_by, &verdicts[..]) {
+            (None, []) => {}
+            (Some(by), [(at, 10)]) if *at <= by => {}
+            _ => panic!("{connections:?}: {verdicts:?}"),
+        }
+        assert_eq!(play.is_ejected(), ejected_by.is_some());
+    }
+}
+
+#[test]
+fn an_endpoint_is_tried_again_after_a_while_and_ejected_for_longer_if_it_fails_still() {
+    let mut play = Play::new();
+    assert_eq!(play.run(&[(0, SilentTwice)], 5000).len(), 1);
+    assert!(play.is_ejected());
+    assert_eq!(play.run(&[], 12_000), []);
+    assert!(!play.is_ejected(), "it is tried");
+    let again = play.run(&[(12_000, Silent)], 14_000);
+    assert!(matches!(again[..], [(_, 20)]), "{again:?}");
+    assert_eq!(play.run(&[], 34_000), []);
+    assert!(!play.is_ejected());
+    // An answer ends it.
+    assert_eq!(
+        play.run(&[(34_000, Answered), (34_500, Silent)], 37_000),
+        []
+    );
+    assert_eq!(play.run(&[(37_000, Silent)], 37_100), []);
+    let anew = play.run(&[(37_200, Silent)], 40_000);
+    assert!(matches!(anew[..], [(_, 10)]), "{anew:?}");
+}
+
+#[test]
+fn few_connections_are_looked_up_however_many_begin() {
+    let mut play = Play::new();
+    let many: Vec<_> = (0..1000).map(|at| (at / 10, Silent)).collect();
+    play.run(&many, 100);
+    assert_eq!(play.evidence.first.len(), OF_ENDPOINT);
+    let verdicts = play.run(&[], 5000);
+    assert_eq!(verdicts.len(), 1);
+    assert_eq!(play.evidence.due(), Some(play.at(verdicts[0].0 + 10_000)));
+}
+
+#[test]
+fn nothing_is_kept_of_endpoints_that_are_not_watched() {
+    let mut play = Play::new();
+    play.run(&[(0, Silent), (10, SilentTwice)], 3000);
+    assert!(play.is_ejected());
+    play.evidence.retain(|_| false);
+    assert!(!play.is_ejected() && play.evidence.due().is_none());
+    let last = play.evidence.endpoints.len() + play.evidence.second.len();
+    assert_eq!(last, 0);
+}

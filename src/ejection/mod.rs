@@ -1,0 +1,298 @@
+//! Endpoints that do not answer get no new connections for a while, in the modes in which
+//! the kernel carries them and for the Services that ask for it (`tripod.proxy/eject`).
+//!
+//! The kernel notifies of each new connection. Of those that go to a watched endpoint some
+//! are looked up twice (`evidence`), and what follows from them goes to the service map
+//! as an event, as if an object of the cluster had changed. While no Service asks for it,
+//! nothing is subscribed to.
+
+mod evidence;
+mod watched;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use prometheus::{IntCounter, IntGauge, Registry};
+use tokio::{
+    sync::{
+        Notify,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::{Instant, sleep_until},
+};
+
+use self::{
+    evidence::{Evidence, Verdict},
+    watched::Watched,
+};
+use crate::{
+    kernel::{
+        conntrack::{events::Events, flows},
+        netlink::{Protocol, Socket},
+        sysctl,
+    },
+    log_once::LogOnce,
+    net::Family,
+    runner::AfterSync,
+    services::{Batch, Changes, Ejected, Event, ServiceMap, ServiceName},
+};
+
+/// Whether the kernel notifies of entries of connection tracking
+/// (`Documentation/networking/nf_conntrack-sysctl.rst`).
+const NOTIFIES: &str = "net/netfilter/nf_conntrack_events";
+
+/// Batches that may wait for the runner.
+const WAITING: usize = 16;
+
+/// What tells this part of the process which endpoints to watch: a follower of syncs.
+pub struct Follower(Arc<Shared>);
+
+/// What the follower and the task have in common.
+#[derive(Default)]
+struct Shared {
+    watched: Mutex<Watched>,
+    /// Other endpoints are to be watched.
+    changed: Notify,
+}
+
+/// Metrics of this part.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    ejections: IntCounter,
+    ejected: IntGauge,
+}
+
+impl Metrics {
+    /// Registers them.
+    ///
+    /// # Errors
+    /// When a name is taken.
+    pub fn register(registry: &Registry) -> prometheus::Result<Metrics> {
+        let metrics = Metrics {
+            ejections: IntCounter::new(
+                "tripod_endpoint_ejections_total",
+                "How often an endpoint was ejected because connections to it were not answered, \
+                 in the modes of the kernel.",
+            )?,
+            ejected: IntGauge::new(
+                "tripod_endpoints_ejected",
+                "Endpoints that are ejected now, in the modes of the kernel.",
+            )?,
+        };
+        registry.register(Box::new(metrics.ejections.clone()))?;
+        registry.register(Box::new(metrics.ejected.clone()))?;
+        Ok(metrics)
+    }
+}
+
+/// Watches endpoints, and adds what follows to the `batches` of the cluster. Returns the
+/// batches for the runner, and what follows its syncs.
+pub fn begin(batches: Receiver<Batch>, metrics: Metrics) -> (Receiver<Batch>, Follower) {
+    let shared = Arc::new(Shared::default());
+    let (send, receive) = channel(WAITING);
+    let ejector = Ejector {
+        shared: Arc::clone(&shared),
+        evidence: Evidence::default(),
+        kernel: None,
+        logged: LogOnce::default(),
+        in_force: BTreeMap::new(),
+        metrics,
+    };
+    tokio::spawn(ejector.run(batches, send));
+    (receive, Follower(shared))
+}
+
+impl AfterSync for Follower {
+    fn synced(&mut self, family: Family, map: &ServiceMap, changes: &Changes) {
+        let mut watched = self.0.watched.lock();
+        if watched.update(family, map, changes) {
+            self.0.changed.notify_one();
+        }
+    }
+}
+
+/// The kernel's notifications of new connections, and what asks about them.
+struct Kernel {
+    events: Events,
+    socket: Socket,
+}
+
+struct Ejector {
+    shared: Arc<Shared>,
+    evidence: Evidence,
+    /// `None`: nothing is watched, or the kernel has no notifications.
+    kernel: Option<Kernel>,
+    logged: LogOnce,
+    /// What each Service was last said to have ejected.
+    in_force: BTreeMap<ServiceName, BTreeSet<SocketAddr>>,
+    metrics: Metrics,
+}
+
+impl Ejector {
+    async fn run(mut self, mut batches: Receiver<Batch>, send: Sender<Batch>) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let due = self.evidence.due();
+            tokio::select! {
+                batch = batches.recv() => {
+                    let Some(batch) = batch else { return };
+                    if send.send(batch).await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                () = shared.changed.notified() => self.watch(),
+                () = arrived(self.kernel.as_ref()) => self.read(),
+                () = until(due) => self.look_up(),
+            }
+            let events = self.events();
+            if !events.is_empty() && send.send(Batch { events }).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Other endpoints are to be watched.
+    fn watch(&mut self) {
+        let watched = self.shared.watched.lock();
+        self.evidence.retain(|endpoint| watched.has(endpoint));
+        if watched.is_empty() {
+            self.kernel = None;
+            return;
+        }
+        if self.kernel.is_some() {
+            return;
+        }
+        match Kernel::open() {
+            Ok(kernel) => self.kernel = Some(kernel),
+            Err(why) => {
+                let why = format!("tripod.proxy/eject has no effect here: {why}");
+                if self.logged.is_new(&why) {
+                    tracing::warn!("{why}");
+                }
+            }
+        }
+    }
+
+    /// Reads which connections are new.
+    fn read(&mut self) {
+        let Some(kernel) = &mut self.kernel else {
+            return;
+        };
+        let now = Instant::now();
+        let (evidence, watched) = (&mut self.evidence, self.shared.watched.lock());
+        let read = kernel.events.drain(|event| {
+            let flow = event.flow;
+            let endpoint = flow.reply.source;
+            // Who calls the endpoint itself may be kept from it by a rule for that.
+            let is_through_service = flow.original.destination != endpoint;
+            if flow.protocol == flows::TCP && is_through_service && watched.has(&endpoint) {
+                evidence.began(flow, now);
+            }
+        });
+        drop(watched);
+        if let Err(error) = read {
+            tracing::warn!("new connections are followed anew: {error}");
+            self.kernel = None;
+            self.watch();
+        }
+    }
+
+    /// Looks up the connections that are due, and has endpoints tried again whose time is
+    /// over.
+    fn look_up(&mut self) {
+        let now = Instant::now();
+        while let Some(asked) = self.evidence.next(now) {
+            let Some(kernel) = &mut self.kernel else {
+                self.evidence.dropped(&asked);
+                continue;
+            };
+            let looked_up = flows::look_up(&mut kernel.socket, asked.flow());
+            match looked_up {
+                Ok(found) => {
+                    if let Some(verdict) = self.evidence.found(asked, found, now) {
+                        self.log(&verdict);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!("{error}");
+                    self.evidence.dropped(&asked);
+                }
+            }
+        }
+    }
+
+    fn log(&self, verdict: &Verdict) {
+        let Verdict { endpoint, length } = verdict;
+        self.metrics.ejections.inc();
+        for service in self.shared.watched.lock().services(endpoint) {
+            tracing::info!(
+                %service,
+                %endpoint,
+                "connections to this endpoint are not answered: it gets no new ones for {length:?}, \
+                 unless no other is left"
+            );
+        }
+    }
+
+    /// Returns what changed of the endpoints that are ejected.
+    fn events(&mut self) -> Vec<Event> {
+        let mut ejected: BTreeMap<ServiceName, BTreeSet<SocketAddr>> = BTreeMap::new();
+        let watched = self.shared.watched.lock();
+        let mut count = 0;
+        for endpoint in self.evidence.ejected() {
+            count += 1;
+            for service in watched.services(&endpoint) {
+                ejected.entry(service.clone()).or_default().insert(endpoint);
+            }
+        }
+        drop(watched);
+        self.metrics.ejected.set(count);
+        if ejected == self.in_force {
+            return Vec::new();
+        }
+        let before = std::mem::replace(&mut self.in_force, ejected);
+        let names: BTreeSet<_> = before.keys().chain(self.in_force.keys()).collect();
+        let changed = names
+            .into_iter()
+            .filter(|name| before.get(name) != self.in_force.get(name));
+        let events = changed.map(|service| {
+            let endpoints = self.in_force.get(service).cloned().unwrap_or_default();
+            let service = service.clone();
+            Event::Ejected(Ejected { service, endpoints })
+        });
+        events.collect()
+    }
+}
+
+impl Kernel {
+    /// Subscribes. The error says why not, and what to do.
+    fn open() -> Result<Kernel, String> {
+        if sysctl::read(NOTIFIES).is_ok_and(|value| value.trim() == "0") {
+            return Err(format!("{NOTIFIES} is 0; set it to 1"));
+        }
+        let events = Events::of_new().map_err(|error| error.to_string())?;
+        let socket = Socket::open(Protocol::Netfilter).map_err(|error| error.to_string())?;
+        Ok(Kernel { events, socket })
+    }
+}
+
+/// Waits until the kernel may have notified of new connections.
+async fn arrived(kernel: Option<&Kernel>) {
+    match kernel {
+        // That the runtime ends, ends this as well.
+        Some(kernel) => drop(kernel.events.arrived().await),
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,211 @@
+//! Endpoints that do not answer get no new connections, where the Service asks for it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::probe::default_mode;
+use crate::lab::{
+    Capture, Lab, Service, Share, Tripod, ask, ask_within, eventually, figure, run, say, tcp,
+    tripod_binary,
+};
+
+/// From the failure of an endpoint until it is avoided.
+const AVOIDED: Duration = Duration::from_secs(3);
+/// Calls in a row that all have to succeed.
+const CALLS: usize = 40;
+const EJECTED: &str = "ejected, it did not answer lately";
+
+/// The modes of the kernel that run here.
+fn modes() -> &'static [&'static str] {
+    match default_mode() {
+        "ipvs" => &["ipvs"],
+        "nftables" => &["nftables", "iptables"],
+        _ => &[],
+    }
+}
+
+fn with_each_mode(test: impl Fn(&str, &mut Lab, &Tripod, &Service)) {
+    run(Share::Beside, || {
+        for mode in modes() {
+            let mut lab = Lab::new(Capture::Local);
+            lab.three_backends();
+            let web = Service::new("web", 1).annotated("tripod.proxy/eject", "true");
+            lab.publish_all(&web);
+            let mut command = lab.node.command(tripod_binary());
+            command
+                .args([&format!("--proxy-mode={mode}"), "--strict-proxy-mode"])
+                .arg("--manifests")
+                .arg(lab.manifests())
+                .arg("--hostname-override=node")
+                // Pods are on one bridge: their answers have to come through the node.
+                .arg("--masquerade-all")
+                .arg("--metrics-bind-address=127.0.0.1:10249");
+            let tripod = Tripod::start_on(&lab.node, command);
+            for to in web.cluster() {
+                eventually("the Service", Duration::from_secs(10), || {
+                    ask(&lab.client, to).map_err(|error| error.to_string())
+                });
+            }
+            test(mode, &mut lab, &tripod, &web);
+        }
+    });
+}
+
+/// Calls without pause until `CALLS` in a row succeed; each waits for a tenth of a second.
+/// Returns when the first of these began.
+fn all_succeed(lab: &Lab, to: SocketAddr, what: &str) -> Instant {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let (mut since, mut row) = (Instant::now(), 0);
+    while row < CALLS {
+        assert!(Instant::now() < deadline, "{what}: calls fail still");
+        let began = Instant::now();
+        // The client goes on sending SYNs of a call that it gave up no more than others.
+        match ask_within(&lab.client, to, Duration::from_millis(100)) {
+            Ok(_) if row == 0 => (since, row) = (began, 1),
+            Ok(_) => row += 1,
+            Err(_) => row = 0,
+        }
+    }
+    since
+}
+
+fn why(lab: &Lab, backend: &str) -> Vec<Option<String>> {
+    let program = tripod_binary();
+    let line = format!("{} services --output json", program.display());
+    let shown: serde_json::Value = serde_json::from_str(&lab.node.show(&line)).expect("JSON");
+    let address = lab.backends.iter().find(|one| one.name() == backend);
+    let address = address.expect("the backend").direct().to_string();
+    let ports = shown["items"].as_array().expect("a list").iter();
+    let endpoints = ports.filter(|port| port["protocol"] == "TCP");
+    let endpoints = endpoints.flat_map(|port| port["endpoints"].as_array().expect("a list"));
+    let found = endpoints.filter(|endpoint| endpoint["address"] == address);
+    found
+        .map(|endpoint| endpoint["why"].as_str().map(str::to_owned))
+        .collect()
+}
+
+#[test]
+fn an_endpoint_that_falls_silent_or_refuses_is_avoided_within_three_seconds() {
+    with_each_mode(|mode, lab, tripod, web| {
+        for (name, silent) in [("a", true), ("b", false)] {
+            let [v4, v6] = web.cluster();
+            let began = Instant::now();
+            if silent {
+                lab.backend(name).blackhole();
+            } else {
+                lab.backend(name).kill();
+            }
+            let took = all_succeed(lab, v4, mode) - began;
+            figure(
+                &format!("{mode}: {name} is avoided after"),
+                format!("{took:?}"),
+            );
+            assert!(took < AVOIDED, "{mode} {name}: {took:?}\n{}", tripod.log());
+            all_succeed(lab, v6, mode);
+            assert_eq!(why(lab, name), [Some(EJECTED.to_owned())], "{mode} {name}");
+        }
+        assert_eq!(
+            tripod.metric(&lab.node, "tripod_endpoints_ejected"),
+            Some(4.0)
+        );
+    });
+}
+
+#[test]
+fn the_last_endpoint_stays_and_one_that_answers_again_comes_back() {
+    with_each_mode(|mode, lab, tripod, web| {
+        let [v4, _] = web.cluster();
+        for name in ["a", "b", "c"] {
+            lab.backend(name).kill();
+        }
+        // All of them refuse, so all are tried.
+        eventually("all are ejected", Duration::from_secs(10), || {
+            let _ = ask_within(&lab.client, v4, Duration::from_millis(100));
+            match tripod.metric(&lab.node, "tripod_endpoints_ejected") {
+                Some(3.0) => Ok(()),
+                count => Err(format!("{count:?} ejected")),
+            }
+        });
+        assert_eq!(why(lab, "a"), [None], "{mode}: none is left otherwise");
+        for name in ["a", "b", "c"] {
+            lab.backend(name).restart();
+        }
+        all_succeed(lab, v4, mode);
+        eventually("each gets connections", Duration::from_secs(20), || {
+            let mut names: Vec<String> = Vec::new();
+            for _ in 0..CALLS {
+                names.push(ask(&lab.client, v4).map_err(|error| error.to_string())?);
+            }
+            names.sort();
+            names.dedup();
+            if names == ["a", "b", "c"] {
+                Ok(())
+            } else {
+                Err(format!("{names:?}"))
+            }
+        });
+    });
+}
+
+#[test]
+fn open_connections_of_an_ejected_endpoint_go_on() {
+    with_each_mode(|mode, lab, tripod, web| {
+        let [v4, _] = web.cluster();
+        let mut open: Vec<_> = (0..12)
+            .map(|_| tcp(&lab.client, v4).expect("a connection"))
+            .collect();
+        for stream in &mut open {
+            say(stream, "name").expect("an answer");
+        }
+        lab.backend("a").blackhole();
+        all_succeed(lab, v4, mode);
+        assert!(tripod.logged(&["are not answered"]) > 0, "{}", tripod.log());
+        lab.backend("a").heal();
+        for stream in &mut open {
+            say(stream, "name").expect("an open connection goes on");
+        }
+    });
+}
+
+/// Drops the first SYN that comes to a pod: 60 bytes of IPv4.
+const LOSE_ONE: [&str; 3] = [
+    "nft add table ip lose",
+    "nft add chain ip lose in { type filter hook input priority 0 ; }",
+    "nft add rule ip lose in tcp flags & (syn|ack) == syn quota until 60 bytes counter drop",
+];
+
+#[test]
+fn one_lost_packet_ejects_nothing() {
+    // The packet filter of the guest's kernel is another; what decides is the same.
+    if default_mode() != "nftables" {
+        return;
+    }
+    with_each_mode(|mode, lab, tripod, web| {
+        let [v4, _] = web.cluster();
+        for backend in &lab.backends {
+            for step in LOSE_ONE {
+                backend.host().show(step);
+            }
+        }
+        let lost = |lab: &Lab| {
+            let counters = lab.backends.iter().map(|backend| {
+                let rules = backend.host().show("nft list table ip lose");
+                usize::from(rules.contains("counter packets 1 "))
+            });
+            counters.sum::<usize>()
+        };
+        // A connection whose SYN was lost is looked up until 1.6 s after it began.
+        let mut until = Instant::now() + Duration::from_secs(30);
+        let mut all_lost = false;
+        while Instant::now() < until {
+            ask(&lab.client, v4).expect("the SYN is sent again");
+            if !all_lost && lost(lab) == lab.backends.len() {
+                all_lost = true;
+                until = Instant::now() + Duration::from_secs(2);
+            }
+        }
+        assert!(all_lost, "{mode}: {}", lost(lab));
+        let ejections = tripod.metric(&lab.node, "tripod_endpoint_ejections_total");
+        assert_eq!(ejections, Some(0.0), "{mode}: {}", tripod.log());
+    });
+}
