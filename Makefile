@@ -53,7 +53,7 @@ endef
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static aarch64 deb dist unit lab guest test conformance reliability check bench acceptance fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help demo static aarch64 deb dist unit lab guest test conformance reliability check bench acceptance soak fuzz demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
@@ -69,6 +69,7 @@ help:
 	@echo 'make reliability what stops and what goes on when something fails, into docs/reliability.md'
 	@echo 'make check       formatting, lints, documentation'
 	@echo 'make bench       measurements'
+	@echo 'make soak        changes under traffic for an hour in each mode; shorter: make soak SOAK=600'
 	@echo 'make fuzz        bytes from anywhere, a minute for each reader; one: make fuzz T=manifests'
 	@echo 'make acceptance  the measuring tests, with the sizes of the acceptance list (release build)'
 
@@ -163,6 +164,15 @@ acceptance: test-tools
 	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(CARGO) test --test suite -- \
 	    userspace::retry userspace::streams userspace::idle userspace::udp userspace::guest \
 	    userspace::upgrades
+
+# All modes at once, SOAK seconds each; then docs/soak.csv, its plot and docs/reliability.md.
+SOAK ?= 3600
+soak: test-tools
+	TRIPOD_SOAK=$(SOAK) $(SUITE) faults::soak::host faults::soak::guest --nocapture \
+	    > target/soak.log 2>&1 || { grep -v FIGURE target/soak.log; exit 1; }
+	TRIPOD_SOAK_LOG=$(CURDIR)/target/soak.log $(SUITE) --exact --ignored \
+	    faults::soak::report::write_samples
+	$(SUITE) --exact --ignored faults::table::write
 
 # A minute each; T names some of fuzz/fuzz_targets.
 fuzz:

@@ -30,6 +30,7 @@ use self::{
     watched::Watched,
 };
 use crate::{
+    events::{self, Recorder},
     kernel::{
         conntrack::{events::Events, flows},
         netlink::{Protocol, Socket},
@@ -38,7 +39,7 @@ use crate::{
     log_once::LogOnce,
     net::Family,
     runner::AfterSync,
-    services::{Batch, Changes, Ejected, Event, ServiceMap, ServiceName},
+    services::{Batch, Changes, Ejected, Event, Preferences, ServiceMap, ServiceName},
 };
 
 /// Whether the kernel notifies of entries of connection tracking
@@ -90,8 +91,13 @@ impl Metrics {
 }
 
 /// Watches endpoints, and adds what follows to the `batches` of the cluster. Returns the
-/// batches for the runner, and what follows its syncs.
-pub fn begin(batches: Receiver<Batch>, metrics: Metrics) -> (Receiver<Batch>, Follower) {
+/// batches for the runner, and what follows its syncs. Where the kernel does not say what
+/// becomes of connections, `recorder` posts that for each Service that asks.
+pub fn begin(
+    batches: Receiver<Batch>,
+    metrics: Metrics,
+    recorder: Recorder,
+) -> (Receiver<Batch>, Follower) {
     let shared = Arc::new(Shared::default());
     let (send, receive) = channel(WAITING);
     let ejector = Ejector {
@@ -101,6 +107,7 @@ pub fn begin(batches: Receiver<Batch>, metrics: Metrics) -> (Receiver<Batch>, Fo
         logged: LogOnce::default(),
         in_force: BTreeMap::new(),
         metrics,
+        recorder,
     };
     tokio::spawn(ejector.run(batches, send));
     (receive, Follower(shared))
@@ -130,6 +137,7 @@ struct Ejector {
     /// What each Service was last said to have ejected.
     in_force: BTreeMap<ServiceName, BTreeSet<SocketAddr>>,
     metrics: Metrics,
+    recorder: Recorder,
 }
 
 impl Ejector {
@@ -170,9 +178,14 @@ impl Ejector {
         match Kernel::open() {
             Ok(kernel) => self.kernel = Some(kernel),
             Err(why) => {
-                let why = format!("tripod.proxy/eject has no effect here: {why}");
-                if self.logged.is_new(&why) {
-                    tracing::warn!("{why}");
+                let note = format!("{} is not honoured here: {why}", Preferences::EJECT);
+                for service in watched.all_services() {
+                    let message = format!("Service {service}: {note}");
+                    if self.logged.is_new(&message) {
+                        tracing::warn!("{message}");
+                        let event = events::Event::not_honoured(service.clone(), note.clone());
+                        self.recorder.post(event);
+                    }
                 }
             }
         }

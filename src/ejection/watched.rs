@@ -75,6 +75,11 @@ impl Watched {
         self.endpoints.contains_key(endpoint)
     }
 
+    /// Returns the Services that ask for it.
+    pub fn all_services(&self) -> HashSet<&ServiceName> {
+        self.ports.keys().map(|name| &name.service).collect()
+    }
+
     /// Returns the Services that have `endpoint`.
     pub fn services(&self, endpoint: &SocketAddr) -> HashSet<&ServiceName> {
         let names = self.endpoints.get(endpoint).into_iter().flatten();

@@ -123,7 +123,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
     let pages = introspection(&settings, choice, &registry).with_api(api);
     pages.register()?;
     serve_pages(&mut serving, Arc::new(pages), &settings, &source, &node);
-    runner.post_to(recorder);
+    runner.post_to(recorder.clone());
     runner.follow(service_health);
     let addresses = Addresses::open(Arc::clone(&node_ports))?;
     let batches = source.follow(api::Settings {
@@ -132,7 +132,7 @@ pub(super) async fn serve(settings: Settings) -> Done {
         health: objects,
         ..api::Settings::for_node(&node)
     });
-    let batches = ejecting(batches, &mut runner, mode, &registry)?;
+    let batches = ejecting(batches, &mut runner, mode, (&registry, recorder))?;
     let sockets = userspace::workers(settings.own.workers);
     let (batches, serves) = succession::announced(batches, sockets, handover.clone());
     runner.follow(serves);
@@ -146,12 +146,13 @@ fn ejecting<M: Mode>(
     batches: Receiver<Batch>,
     runner: &mut Runner<M>,
     mode: ModeName,
-    registry: &Registry,
+    (registry, recorder): (&Registry, Recorder),
 ) -> prometheus::Result<Receiver<Batch>> {
     if mode == ModeName::Userspace {
         return Ok(batches);
     }
-    let (batches, follower) = ejection::begin(batches, ejection::Metrics::register(registry)?);
+    let metrics = ejection::Metrics::register(registry)?;
+    let (batches, follower) = ejection::begin(batches, metrics, recorder);
     runner.follow(follower);
     Ok(batches)
 }

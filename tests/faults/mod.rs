@@ -40,6 +40,7 @@ mod fault;
 mod node;
 mod questions;
 mod run;
+mod soak;
 mod table;
 
 use self::fault::Mode;

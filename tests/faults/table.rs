@@ -11,6 +11,7 @@ use super::{
     fault::{Fault, Mode},
     node,
     questions::Question,
+    soak,
 };
 
 const HEAD: &str = "\
@@ -85,6 +86,7 @@ fn document() -> String {
     }
     node::table::write(&mut text);
     text.push_str(UPGRADES);
+    soak::report::write(&mut text);
     text
 }
 

@@ -40,7 +40,7 @@ pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use process::{Group, die_with_parent};
 pub use programs::{ProgramFault, Programs};
-pub use sandbox::{Share, acceptance, figure, is_inside, run};
+pub use sandbox::{SOAK_ENDS, Share, acceptance, figure, is_inside, run, soak_length};
 pub use service_ports::{endpoint, endpoints, service_port};
 pub use skip::skip;
 pub use topology::{Capture, Lab};

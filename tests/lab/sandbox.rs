@@ -18,7 +18,17 @@ const INSIDE: &str = "TRIPOD_LAB_SANDBOX";
 /// all of what can be left out, some take half an hour.
 fn lifetime() -> Duration {
     let much = acceptance() || std::env::var_os("TRIPOD_CONFORMANCE_WITHOUT").is_some();
-    Duration::from_secs(if much { 3600 } else { 420 })
+    Duration::from_secs(if much { 3600 } else { 420 }).max(soak_length() + SOAK_ENDS)
+}
+
+/// What starting and ending take of a long run.
+pub const SOAK_ENDS: Duration = Duration::from_secs(300);
+
+/// How long Services are changed under traffic: `TRIPOD_SOAK` has it in seconds.
+pub fn soak_length() -> Duration {
+    let asked = std::env::var("TRIPOD_SOAK").ok();
+    let seconds = asked.and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(10))
 }
 
 /// Whether a test may run while others do.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::probe::default_mode;
 use crate::lab::{
-    Capture, Lab, Service, Share, Tripod, ask, ask_within, eventually, figure, run, say, tcp,
+    Capture, Host, Lab, Service, Share, Tripod, ask, ask_within, eventually, figure, run, say, tcp,
     tripod_binary,
 };
 
@@ -25,10 +25,16 @@ fn modes() -> &'static [&'static str] {
 }
 
 fn with_each_mode(test: impl Fn(&str, &mut Lab, &Tripod, &Service)) {
+    with_each_mode_after(|_| {}, test);
+}
+
+/// Prepares the node before Tripod starts there.
+fn with_each_mode_after(prepare: impl Fn(&Host), test: impl Fn(&str, &mut Lab, &Tripod, &Service)) {
     run(Share::Beside, || {
         for mode in modes() {
             let mut lab = Lab::new(Capture::Local);
             lab.three_backends();
+            prepare(&lab.node);
             let web = Service::new("web", 1).annotated("tripod.proxy/eject", "true");
             lab.publish_all(&web);
             let mut command = lab.node.command(tripod_binary());
@@ -207,5 +213,21 @@ fn one_lost_packet_ejects_nothing() {
         assert!(all_lost, "{mode}: {}", lost(lab));
         let ejections = tripod.metric(&lab.node, "tripod_endpoint_ejections_total");
         assert_eq!(ejections, Some(0.0), "{mode}: {}", tripod.log());
+    });
+}
+
+#[test]
+fn a_kernel_that_says_nothing_of_connections_is_named() {
+    let silent = |node: &Host| {
+        let events = "/proc/sys/net/netfilter/nf_conntrack_events";
+        node.enter(|| std::fs::write(events, "0"))
+            .expect("a sysctl");
+    };
+    with_each_mode_after(silent, |_, _, tripod, _| {
+        tripod.logs_once(&[
+            "WARN",
+            "Service default/web: tripod.proxy/eject is not honoured here",
+            "nf_conntrack_events is 0; set it to 1",
+        ]);
     });
 }

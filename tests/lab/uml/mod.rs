@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::process::{Group, die_with_parent};
-use super::{Share, figure, skip, tripod_binary};
+use super::{SOAK_ENDS, Share, figure, skip, soak_length, tripod_binary};
 
 /// What the guest kernel can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,7 +192,11 @@ pub fn in_guest(profile: Profile, names: &[&str], environment: &[(&str, &str)]) 
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             environment.push(("UPDATE_GOLDEN", "1"));
         }
-        let outcome = run(profile, &arguments, &environment, GUEST);
+        let soak = soak_length();
+        let seconds = soak.as_secs().to_string();
+        environment.push(("TRIPOD_SOAK", &seconds));
+        let limit = GUEST.max(soak + SOAK_ENDS);
+        let outcome = run(profile, &arguments, &environment, limit);
         assert_eq!(outcome.status, Some(0), "see the guest's console");
         for name in names {
             let start = format!("test {name}");

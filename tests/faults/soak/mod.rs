@@ -1,0 +1,30 @@
+//! Changes for a long time under traffic: no call fails, and what the process and the kernel hold
+//! does not grow.
+//!
+//! `make test` runs some seconds of it in each mode, `make soak` an hour.
+//!
+//! - [`run`]: what changes, who calls, and what has to hold.
+//! - [`sample`]: what is measured on the way.
+//! - [`report`]: the samples as a plot and a table, in docs/reliability.md.
+
+pub mod report;
+mod run;
+mod sample;
+
+use super::fault::Mode;
+use crate::lab::{
+    self, Share,
+    uml::{Profile, in_guest},
+};
+
+in_each_mode! {
+    "faults::soak::inside::",
+    host_nftables: Nftables,
+    host_iptables: Iptables,
+    host_userspace_redirect: Redirect,
+    host_userspace_local: Local,
+}
+
+fn on_host(mode: Mode) {
+    lab::run(Share::Beside, || run::soak(mode));
+}

@@ -1,0 +1,245 @@
+//! Services come, go and change their endpoints while others are called.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::sample::{Sample, objects};
+use crate::{
+    faults::fault::Mode,
+    lab::{
+        Capture, Lab, Service, Tripod, ask, eventually, figure, say, soak_length, tcp,
+        tripod_binary, udp_ask,
+    },
+};
+
+/// Changes a second.
+const CHANGES: u32 = 10;
+/// Calls a second of each of two callers.
+const CALLS: u32 = 25;
+/// Every so many calls are over UDP.
+const UDP_SHARE: u64 = 5;
+/// Connections that are open all the while.
+const OPEN: usize = 12;
+/// Services that come and go.
+const COMING: u8 = 40;
+/// Samples of a run.
+const SAMPLES: u32 = 120;
+const SOON: Duration = Duration::from_secs(30);
+/// What a process may need more after the first quarter of the time, in KiB.
+const SLACK: u64 = 4096;
+
+/// The endpoints of a Service, one choice after the other.
+const CHOICES: [&[&str]; 5] = [
+    &["a", "b", "c"],
+    &["a", "b"],
+    &["b", "c"],
+    &["c"],
+    &["a", "c"],
+];
+
+pub fn soak(mode: Mode) {
+    let length = soak_length();
+    let mut lab = Lab::new(match mode {
+        Mode::Local => Capture::Local,
+        _ => Capture::Redirect,
+    });
+    lab.three_backends();
+    let called = [
+        Service::new("steady", 1).with_load_balancer(),
+        Service::new("sticky", 2).sticky(60),
+    ];
+    for service in &called {
+        lab.publish_all(service);
+    }
+    let tripod = start(mode, &lab);
+    let addresses: Vec<_> = called.iter().flat_map(Service::cluster).collect();
+    for to in &addresses {
+        eventually("the Services answer", SOON, || {
+            ask(&lab.client, *to).map_err(|error| error.to_string())
+        });
+    }
+    let before = (objects(mode, &lab), tripod.descriptors());
+    let samples = under_calls(&lab, &addresses, |calls| {
+        churn(mode, &lab, &called, (&tripod, calls), length)
+    });
+    for service in &called {
+        lab.publish_all(service);
+    }
+    eventually("nothing is left of what came and went", SOON, || {
+        // Clients of sticky Services and open flows end by and by.
+        let now = (objects(mode, &lab), tripod.descriptors());
+        if now.0 <= before.0 && now.1 <= before.1 {
+            Ok(())
+        } else {
+            Err(format!(
+                "{now:?} objects and descriptors, before {before:?}"
+            ))
+        }
+    });
+    check(mode, &samples, &tripod);
+}
+
+fn start(mode: Mode, lab: &Lab) -> Tripod {
+    let mut command = lab.node.command(tripod_binary());
+    command
+        .args(mode.flags())
+        .args(["--strict-proxy-mode", "--v=1", "--hostname-override=node"])
+        .arg("--manifests")
+        .arg(lab.manifests())
+        // Pods are on one bridge: their answers have to come through the node.
+        .arg("--masquerade-all")
+        .arg("--conntrack-max-per-core=0");
+    Tripod::start_on(&lab.node, command)
+}
+
+/// The calls of a run.
+#[derive(Default)]
+struct Calls {
+    over: AtomicBool,
+    made: AtomicU64,
+    failures: Mutex<Vec<String>>,
+}
+
+impl Calls {
+    fn failed(&self, what: String) {
+        self.failures.lock().expect("no caller panics").push(what);
+    }
+
+    fn count(&self) -> (u64, u64) {
+        let failures = self.failures.lock().expect("no caller panics");
+        (self.made.load(Relaxed), failures.len() as u64)
+    }
+}
+
+/// Runs `body` while callers call `addresses`. Fails if a call did.
+fn under_calls<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls) -> T) -> T {
+    let calls = Calls::default();
+    let done = thread::scope(|scope| {
+        scope.spawn(|| {
+            at_pace(&calls, |number| {
+                let to = addresses[number as usize % addresses.len()];
+                let answer = if number.is_multiple_of(UDP_SHARE) {
+                    udp_ask(&lab.client, to)
+                } else {
+                    ask(&lab.client, to)
+                };
+                (to, answer.map(drop))
+            })
+        });
+        let open = open(lab, addresses);
+        scope.spawn(|| {
+            let open = Mutex::new(open);
+            at_pace(&calls, |number| {
+                let mut open = open.lock().expect("one caller");
+                let at = number as usize % open.len();
+                let (to, stream) = &mut open[at];
+                (*to, say(stream, "name").map(drop))
+            });
+        });
+        let done = body(&calls);
+        calls.over.store(true, Relaxed);
+        done
+    });
+    let failures = calls.failures.lock().expect("no caller panics");
+    assert!(failures.is_empty(), "{failures:#?}");
+    done
+}
+
+fn open(lab: &Lab, addresses: &[SocketAddr]) -> Vec<(SocketAddr, TcpStream)> {
+    let all = addresses.iter().cycle().take(OPEN);
+    all.map(|to| (*to, tcp(&lab.client, *to).expect("a connection")))
+        .collect()
+}
+
+fn at_pace(calls: &Calls, call: impl Fn(u64) -> (SocketAddr, io::Result<()>)) {
+    let begun = Instant::now();
+    for number in 0.. {
+        if calls.over.load(Relaxed) {
+            break;
+        }
+        // The pace itself, not a wait for something.
+        let due = Duration::from_secs(1) * number as u32 / CALLS;
+        thread::sleep(due.saturating_sub(begun.elapsed()));
+        let began = begun.elapsed();
+        let (to, answer) = call(number);
+        calls.made.fetch_add(1, Relaxed);
+        if let Err(error) = answer {
+            calls.failed(format!("{to} after {began:?}: {error}"));
+        }
+    }
+}
+
+/// Changes Services for `length`. Returns what was measured meanwhile.
+fn churn(
+    mode: Mode,
+    lab: &Lab,
+    called: &[Service],
+    (tripod, calls): (&Tripod, &Calls),
+    length: Duration,
+) -> Vec<Sample> {
+    let coming: Vec<_> = (0..COMING)
+        .map(|number| Service::new(&format!("coming-{number}"), 10 + number).with_node_port())
+        .collect();
+    let mut there = [false; COMING as usize];
+    let mut samples: Vec<Sample> = Vec::new();
+    let begun = Instant::now();
+    let (mut changes, mut random) = (0, 1_u32);
+    while begun.elapsed() < length {
+        // A linear congruential generator (Numerical Recipes): the same changes each time.
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let choice = CHOICES[(random >> 16) as usize % 256 % CHOICES.len()];
+        let at = (random >> 24) as usize % coming.len();
+        if changes % 4 == 0 {
+            lab.publish(&called[changes as usize / 4 % called.len()], choice);
+        } else if there[at] && random & 0x1000 == 0 {
+            lab.withdraw(&coming[at]);
+            there[at] = false;
+        } else {
+            lab.publish(&coming[at], choice);
+            there[at] = true;
+        }
+        changes += 1;
+        let elapsed = begun.elapsed();
+        if elapsed >= length / SAMPLES * samples.len() as u32 {
+            let (calls, failed) = calls.count();
+            let sample = Sample {
+                changes,
+                calls,
+                failed,
+                ..Sample::take(mode, lab, tripod, elapsed)
+            };
+            figure(&format!("soak {mode:?}"), sample);
+            samples.push(sample);
+        }
+        let due = Duration::from_secs(1) * changes as u32 / CHANGES;
+        thread::sleep(due.saturating_sub(begun.elapsed()));
+    }
+    for (service, there) in coming.iter().zip(there) {
+        if there {
+            lab.withdraw(service);
+        }
+    }
+    samples
+}
+
+/// Nothing grows, once all has been there for a while.
+fn check(mode: Mode, samples: &[Sample], tripod: &Tripod) {
+    assert_eq!(tripod.logged(&["ERROR"]), 0, "{}", tripod.log());
+    let later = &samples[samples.len() / 4..];
+    let (Some(first), Some(last)) = (later.first(), later.last()) else {
+        panic!("{mode:?}: {samples:?}");
+    };
+    assert!(last.changes > 0 && last.calls > 0, "{last:?}");
+    assert!(
+        last.memory_kib <= first.memory_kib * 11 / 10 + SLACK,
+        "{mode:?}: memory grows: {first:?} {last:?}"
+    );
+}
