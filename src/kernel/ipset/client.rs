@@ -34,6 +34,7 @@ const PORT_FROM: u16 = 4;
 const PORT_TO: u16 = 5;
 const HASH_SIZE: u16 = 18;
 const MAX_MEMBERS: u16 = 19;
+const ELEMENTS: u16 = 24;
 const REFERENCES: u16 = 25;
 /// `IPSET_PROTOCOL` of Linux 4.18 to now; kernels before 5.0 speak 6 only.
 const VERSIONS: [u8; 2] = [7, 6];
@@ -274,6 +275,7 @@ pub(in crate::kernel) fn listed(message: &Message<'_>) -> Result<Option<Listed>,
         family: None,
         max_members: 0,
         references: 0,
+        members: None,
     };
     for attribute in message.attributes(HEADER) {
         let attribute = attribute?;
@@ -286,6 +288,7 @@ pub(in crate::kernel) fn listed(message: &Message<'_>) -> Result<Option<Listed>,
                     let inner = inner?;
                     match inner.kind {
                         MAX_MEMBERS => set.max_members = u32::from_be(inner.u32()?),
+                        ELEMENTS => set.members = Some(u32::from_be(inner.u32()?)),
                         REFERENCES => set.references = u32::from_be(inner.u32()?),
                         _ => {}
                     }

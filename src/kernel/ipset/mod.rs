@@ -172,6 +172,8 @@ pub struct Listed {
     pub max_members: u32,
     /// How many rules and sets refer to it.
     pub references: u32,
+    /// How many members it has; `None`: the kernel does not say (before Linux 4.10).
+    pub members: Option<u32>,
 }
 
 impl Listed {

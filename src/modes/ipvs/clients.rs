@@ -196,6 +196,20 @@ impl Clients {
         Ok(())
     }
 
+    /// Returns how many members each of the sets has that are ours, by its name.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_sizes(&mut self) -> Result<BTreeMap<String, Option<u32>>, Error> {
+        let is_ours = |name: &str| {
+            let mut families = Family::ALL.into_iter();
+            families.any(|family| Set::ALL.iter().any(|set| set.name(family) == name))
+        };
+        let listed = self.sets.list()?.into_iter();
+        let ours = listed.filter(|set| is_ours(&set.name));
+        Ok(ours.map(|set| (set.name, set.members)).collect())
+    }
+
     /// Makes a set that is missing, and a larger one of one that cannot hold so
     /// many members.
     ///

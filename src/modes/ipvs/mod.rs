@@ -26,7 +26,11 @@ mod rules;
 mod settings;
 mod steps;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -99,6 +103,8 @@ pub struct Ipvs {
     checks: Checks,
     /// Rules are not checked before.
     next_check_of_rules: Instant,
+    /// How many members the sets had after the last sync, if that could be read.
+    set_sizes: Option<BTreeMap<String, Option<u32>>>,
 }
 
 /// The names of sets that were missing, of each family that is due.
@@ -153,6 +159,7 @@ impl Ipvs {
             logged: LogOnce::default(),
             checks: Checks::new(CHECK),
             next_check_of_rules: Instant::now(),
+            set_sizes: None,
         })
     }
 
@@ -334,12 +341,18 @@ impl Mode for Ipvs {
         if due.v4 || due.v6 {
             self.next_check_of_rules = Instant::now() + begun.elapsed() * PAUSE;
         }
+        self.set_sizes = self.clients.set_sizes().ok();
         outcomes
     }
 
     async fn externally_modified(&mut self) {
         loop {
             self.checks.due().await;
+            let sizes = self.clients.set_sizes().ok();
+            if sizes.is_some() && self.set_sizes.is_some() && sizes != self.set_sizes {
+                tracing::debug!("another process changed members of sets");
+                return;
+            }
             let is_due = Instant::now() >= self.next_check_of_rules;
             for (family, of_family) in self.families.iter_mut() {
                 let has_servers = of_family.has_virtual_servers(&mut self.clients);

@@ -19,6 +19,7 @@ pub enum Event {
     Docker,
     FlushRoutes,
     ClearServers,
+    FlushSets,
     ServiceLinkDown,
     ServiceLinkDeleted,
     NewAddress,
@@ -34,13 +35,14 @@ pub enum Event {
 
 impl Event {
     /// In the order in which they happen to one process.
-    pub const ALL: [Event; 17] = [
+    pub const ALL: [Event; 18] = [
         Event::FlushRuleset,
         Event::FlushNat,
         Event::RestoreTables,
         Event::Docker,
         Event::FlushRoutes,
         Event::ClearServers,
+        Event::FlushSets,
         Event::ServiceLinkDown,
         Event::ServiceLinkDeleted,
         Event::NewAddress,
@@ -70,6 +72,7 @@ impl Event {
                 "routing rules are removed, as by systemd-networkd those that it does not know"
             }
             Event::ClearServers => "`ipvsadm -C`",
+            Event::FlushSets => "`ipset flush`: all members of all sets go",
             Event::ServiceLinkDown => "`ip link set kube-ipvs0 down`",
             Event::ServiceLinkDeleted => "`ip link del kube-ipvs0`",
             Event::NewAddress => "the node gets another address, with node ports",
@@ -98,6 +101,7 @@ impl Event {
             | Event::RenameLink
             | Event::LoopbackDown => !ipvs,
             Event::ClearServers
+            | Event::FlushSets
             | Event::ServiceLinkDown
             | Event::ServiceLinkDeleted
             | Event::ClockForward
@@ -131,6 +135,7 @@ impl Event {
                 .iter()
                 .for_each(|family| flush_rules(node, family)),
             Event::ClearServers => drop(node.show("ipvsadm -C")),
+            Event::FlushSets => drop(node.show("ipset flush")),
             Event::ServiceLinkDown => node.ip(&["link set kube-ipvs0 down"]),
             Event::ServiceLinkDeleted => node.ip(&["link del kube-ipvs0"]),
             Event::NewAddress => node.ip(&["addr add 192.0.2.11/24 dev eth0"]),

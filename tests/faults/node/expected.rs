@@ -41,7 +41,7 @@ fn new(mode: Mode, event: Event) -> New {
             New::FailAtFirst
         }
         Event::FlushRoutes if mode == Mode::Local => New::FailAtFirst,
-        Event::ClearServers | Event::ServiceLinkDeleted => New::FailAtFirst,
+        Event::ClearServers | Event::FlushSets | Event::ServiceLinkDeleted => New::FailAtFirst,
         Event::AddressAgain if mode == Mode::Ipvs => New::FailAtFirst,
         // Other hosts are looked for anew, which takes a second where the first question is
         // lost (RETRANS_TIMER, RFC 4861 section 10).

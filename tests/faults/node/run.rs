@@ -179,7 +179,7 @@ impl<'a> Bench<'a> {
         while since.elapsed() < WHILE {
             for target in self.targets() {
                 let called = call(&target).map(|mut stream| {
-                    let answer = answered(&mut stream, SILENCE / 10);
+                    let answer = answered(&mut stream, SILENCE / 3);
                     (answer.is_err(), stream)
                 });
                 match called {

@@ -44,8 +44,9 @@ const FOOT: &str = "
 2. Connections to node ports at these addresses are reset: their virtual servers go with the
    address.
 
-`ipset destroy` is refused by the kernel while a rule names the set. Members that another
-program takes out of a set are put back at the next full sync (`--ipvs-sync-period`).
+`ipset destroy` is refused by the kernel while a rule names the set. What another program
+takes out of a set is noticed by the number of its members: one that is exchanged for another
+is put right at the next full sync (`--ipvs-sync-period`).
 ";
 
 /// Adds it to the document.

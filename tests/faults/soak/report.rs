@@ -26,9 +26,6 @@ mode over the time of the run](images/soak.svg)
 
 ";
 
-/// What each line of the file is, after the name of the mode.
-const COLUMNS: &str = "mode,seconds,memory KiB,descriptors,objects,flows,changes,calls,failed";
-
 type Samples = BTreeMap<String, Vec<Sample>>;
 
 fn docs(file: &str) -> PathBuf {
@@ -167,7 +164,7 @@ fn write_samples() {
     let log = std::env::var("TRIPOD_SOAK_LOG").expect("TRIPOD_SOAK_LOG");
     let samples = printed(&fs::read_to_string(log).expect("the log of a run"));
     assert!(!samples.is_empty(), "no samples");
-    let mut text = format!("{COLUMNS}\n");
+    let mut text = format!("mode,{}\n", Sample::NAMES.join(","));
     for (mode, samples) in &samples {
         for sample in samples {
             let _ = writeln!(text, "{},{sample}", mode.replace(',', ""));

@@ -7,25 +7,46 @@ use crate::{
     lab::{Lab, Tripod},
 };
 
-/// What there was at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+/// Makes a struct of numbers that are written side by side, in this order.
+macro_rules! sample {
+    ($($(#[$doc:meta])+ $name:ident,)+) => {
+        /// What there was at one moment.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Sample {
+            $($(#[$doc])+ pub $name: u64,)+
+        }
+
+        impl Sample {
+            pub const NAMES: &[&str] = &[$(stringify!($name)),+];
+
+            fn numbers(&self) -> Vec<u64> {
+                vec![$(self.$name),+]
+            }
+
+            fn of(mut numbers: impl Iterator<Item = u64>) -> Option<Sample> {
+                Some(Sample { $($name: numbers.next()?),+ })
+            }
+        }
+    };
+}
+
+sample! {
     /// Since the beginning.
-    pub seconds: u64,
+    seconds,
     /// Resident memory of the process.
-    pub memory_kib: u64,
+    memory_kib,
     /// Open descriptors of the process.
-    pub descriptors: u64,
+    descriptors,
     /// What the mode has in the kernel: lines that list it.
-    pub objects: u64,
+    objects,
     /// Entries of connection tracking.
-    pub flows: u64,
+    flows,
     /// Changes of Services and endpoints so far.
-    pub changes: u64,
+    changes,
     /// Calls so far.
-    pub calls: u64,
+    calls,
     /// Calls that were not answered, so far.
-    pub failed: u64,
+    failed,
 }
 
 impl Sample {
@@ -41,34 +62,13 @@ impl Sample {
             ..Sample::default()
         }
     }
-
-    fn numbers(&self) -> [u64; 8] {
-        let Sample {
-            seconds,
-            memory_kib,
-            descriptors,
-            objects,
-            flows,
-            changes,
-            calls,
-            failed,
-        } = *self;
-        [
-            seconds,
-            memory_kib,
-            descriptors,
-            objects,
-            flows,
-            changes,
-            calls,
-            failed,
-        ]
-    }
 }
 
 impl fmt::Display for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.numbers().map(|number| number.to_string()).join(","))
+        let numbers = self.numbers().into_iter();
+        let words: Vec<_> = numbers.map(|number| number.to_string()).collect();
+        f.write_str(&words.join(","))
     }
 }
 
@@ -78,29 +78,7 @@ impl FromStr for Sample {
     fn from_str(line: &str) -> Result<Sample, String> {
         let numbers: Result<Vec<u64>, _> = line.split(',').map(str::parse).collect();
         let numbers = numbers.map_err(|error| format!("{line:?}: {error}"))?;
-        let [
-            seconds,
-            memory_kib,
-            descriptors,
-            objects,
-            flows,
-            changes,
-            calls,
-            failed,
-        ] = numbers[..]
-        else {
-            return Err(format!("{line:?} has {} numbers, not 8", numbers.len()));
-        };
-        Ok(Sample {
-            seconds,
-            memory_kib,
-            descriptors,
-            objects,
-            flows,
-            changes,
-            calls,
-            failed,
-        })
+        Sample::of(numbers.into_iter()).ok_or_else(|| format!("{line:?} has too few numbers"))
     }
 }
 
