@@ -16,7 +16,7 @@ use crate::{
     faults::fault::Mode,
     lab::{
         Capture, Lab, Service, Tripod, ask, eventually, figure, say, soak_length, tcp,
-        tripod_binary, udp_ask,
+        tripod_binary, udp, udp_say,
     },
 };
 
@@ -126,12 +126,11 @@ fn under_calls<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls)
         scope.spawn(|| {
             at_pace(&calls, |number| {
                 let to = addresses[number as usize % addresses.len()];
-                let answer = if number.is_multiple_of(UDP_SHARE) {
-                    udp_ask(&lab.client, to)
+                if number.is_multiple_of(UDP_SHARE) {
+                    (format!("datagram to {to}"), datagram(lab, to))
                 } else {
-                    ask(&lab.client, to)
-                };
-                (to, answer.map(drop))
+                    (format!("call of {to}"), ask(&lab.client, to).map(drop))
+                }
             })
         });
         let open = open(lab, addresses);
@@ -141,7 +140,8 @@ fn under_calls<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls)
                 let mut open = open.lock().expect("one caller");
                 let at = number as usize % open.len();
                 let (to, stream) = &mut open[at];
-                (*to, say(stream, "name").map(drop))
+                let answer = say(stream, "name").map(drop);
+                (format!("open connection to {to}"), answer)
             });
         });
         let done = body(&calls);
@@ -159,7 +159,15 @@ fn open(lab: &Lab, addresses: &[SocketAddr]) -> Vec<(SocketAddr, TcpStream)> {
         .collect()
 }
 
-fn at_pace(calls: &Calls, call: impl Fn(u64) -> (SocketAddr, io::Result<()>)) {
+/// Asks by a new socket, and once more: a datagram may be on its way to an endpoint that
+/// leaves, or its answer on the way back, which UDP leaves to the program.
+fn datagram(lab: &Lab, to: SocketAddr) -> io::Result<()> {
+    let socket = udp(&lab.client, to)?;
+    let first = udp_say(&socket, "first");
+    first.or_else(|_| udp_say(&socket, "again")).map(drop)
+}
+
+fn at_pace(calls: &Calls, call: impl Fn(u64) -> (String, io::Result<()>)) {
     let begun = Instant::now();
     for number in 0.. {
         if calls.over.load(Relaxed) {
@@ -169,10 +177,11 @@ fn at_pace(calls: &Calls, call: impl Fn(u64) -> (SocketAddr, io::Result<()>)) {
         let due = Duration::from_secs(1) * number as u32 / CALLS;
         thread::sleep(due.saturating_sub(begun.elapsed()));
         let began = begun.elapsed();
-        let (to, answer) = call(number);
+        let (what, answer) = call(number);
         calls.made.fetch_add(1, Relaxed);
         if let Err(error) = answer {
-            calls.failed(format!("{to} after {began:?}: {error}"));
+            let took = begun.elapsed() - began;
+            calls.failed(format!("{what} at {began:.1?}, for {took:.1?}: {error}"));
         }
     }
 }
