@@ -140,8 +140,10 @@ impl Difference {
         let whole = || chain(table, name);
         let of_rule = |desired: &Rule| rule(table, name, desired.words(family));
         let (object, found) = match &op.action {
-            Action::Fill(_) if chains.contain(table, name) => (whole(), Found::Altered),
-            Action::Fill(_) => (whole(), Found::Missing),
+            Action::Fill(_) | Action::FillLast(_) if chains.contain(table, name) => {
+                (whole(), Found::Altered)
+            }
+            Action::Fill(_) | Action::FillLast(_) => (whole(), Found::Missing),
             Action::Delete => (whole(), Found::Unneeded),
             Action::Insert(new) | Action::Append(new) => (of_rule(new), Found::Missing),
             Action::Raise(old, _) => (of_rule(old), Found::Altered),

@@ -11,6 +11,7 @@ mod gap;
 mod guest;
 mod idle;
 mod manifests;
+mod many;
 mod policies;
 mod preferences;
 mod proxy_protocol;

@@ -152,6 +152,14 @@ pub fn difference(observed: &Observed, desired: &RuleSet, family: Family) -> Tra
     Transaction::common(family, ops)
 }
 
+/// As [`difference`], and also takes away chains of ours that are not desired.
+pub fn exact_difference(observed: &Observed, desired: &RuleSet, family: Family) -> Transaction<()> {
+    let (mut comparison, ops) = Comparison::begin(observed.clone(), desired, family);
+    let mut groups = vec![Group::common(ops)];
+    groups.extend(comparison.stale(|_| 0, usize::MAX));
+    Transaction { family, groups }
+}
+
 /// What was observed, beside what is desired.
 #[derive(Debug)]
 pub struct Comparison {

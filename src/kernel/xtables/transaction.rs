@@ -27,6 +27,8 @@ pub struct Op {
 pub enum Action {
     /// It is there and holds these rules only.
     Fill(Vec<Rule>),
+    /// The same, but not before table nat changed: the rules that go kept out what it led to.
+    FillLast(Vec<Rule>),
     /// The rule comes to the top.
     Insert(Rule),
     /// The rule, which is there so often, comes to the top, and is there once. To take
@@ -87,7 +89,7 @@ impl<O> Group<O> {
     /// Returns how much work it is, in rules.
     pub fn weight(&self) -> usize {
         let of = |op: &Op| match op.action {
-            Action::Fill(_) | Action::Delete => CHAIN,
+            Action::Fill(_) | Action::FillLast(_) | Action::Delete => CHAIN,
             _ => 1,
         };
         self.ops.iter().map(of).sum()
@@ -124,7 +126,10 @@ impl Op {
 
     /// Returns when it is due.
     pub fn phase(&self) -> Phase {
-        let takes = matches!(self.action, Action::Remove(_) | Action::Delete);
+        let takes = matches!(
+            self.action,
+            Action::FillLast(_) | Action::Remove(_) | Action::Delete
+        );
         match self.table {
             Table::Nat => Phase::Carry,
             _ if takes => Phase::Open,
@@ -222,7 +227,7 @@ where
     writeln!(out, "*{table}")?;
     let mut emptied = HashSet::new();
     for Op { chain, action, .. } in due() {
-        if let Action::Fill(_) | Action::Delete = action {
+        if let Action::Fill(_) | Action::FillLast(_) | Action::Delete = action {
             writeln!(out, ":{chain} - [0:0]")?;
         }
         if *action == Action::Delete {
@@ -230,7 +235,7 @@ where
         }
     }
     for Op { chain, action, .. } in due() {
-        if let Action::Fill(rules) = action {
+        if let Action::Fill(rules) | Action::FillLast(rules) = action {
             for rule in rules {
                 writeln!(out, "-A {chain} {}", rule.words(family))?;
             }

@@ -50,7 +50,7 @@ impl RuleCount {
     /// Returns how many `ops` write.
     pub fn written<'a>(ops: impl IntoIterator<Item = &'a Op>) -> RuleCount {
         let of = |op: &Op| match &op.action {
-            Action::Fill(rules) => rules.len(),
+            Action::Fill(rules) | Action::FillLast(rules) => rules.len(),
             Action::Insert(_) | Action::Raise(..) | Action::Append(_) => 1,
             Action::Remove(_) | Action::Delete => 0,
         };

@@ -86,8 +86,13 @@ fn service(at: usize, number: u128, protocols: &[&str]) -> Vec<Value> {
         let ingress: Vec<_> = ingress.iter().map(|ip| json!({"ip": ip})).collect();
         made["status"] = json!({"loadBalancer": {"ingress": ingress}});
     }
-    made["spec"] = spec;
     let endpoints: Vec<Value> = (0..pick(5)).map(|last| endpoint(last, &mut pick)).collect();
+    // More than are in one chain where many have a tree of them.
+    if pick(4) == 3 {
+        let many = (1..=40).flat_map(|number| of("198.51.101", "2001:db8:52", number));
+        spec["externalIPs"] = many.collect();
+    }
+    made["spec"] = spec;
     let slices = families
         .iter()
         .map(|family| slice(at, family, &ports, &endpoints));

@@ -99,7 +99,7 @@ impl State {
 /// Userspace mode listens on ports that the kernel chooses, leads there, and
 /// refuses what comes there by itself.
 fn neutral(line: &str) -> String {
-    if !line.starts_with("-A TRIPOD-USERSPACE ") {
+    if !line.starts_with("-A TRIPOD-US") {
         return line.to_owned();
     }
     let mut words: Vec<&str> = line.split(' ').collect();

@@ -1,5 +1,6 @@
-//! Capture by nat rules: [`plan`] has the picture. Everything is in one chain
-//! of Tripod's own name in table nat, and one in table filter.
+//! Capture by nat rules: [`plan`] has the picture. Everything is in chains of Tripod's
+//! own in table nat and in table filter: few rules in one chain of each, many in search
+//! trees of chains ([`tree`]).
 //!
 //! Verified with namespaces on Linux 6.18, both families, from a pod's
 //! namespace and from the node itself:
@@ -16,15 +17,22 @@
 //!   default route: the kernel asks for one before nat. kube-proxy's modes
 //!   need the same.
 
-mod diff;
+mod applied;
+mod chains;
+mod key;
 mod plan;
 mod stale;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use std::{collections::BTreeSet, mem};
 
-use self::{diff::Applied, plan::Environment, stale::Stale};
+use self::{
+    applied::{Applied, RuleIn},
+    plan::Environment,
+    stale::Stale,
+};
 use super::{Desired, Differing, Error, Extent, Frontend, Report, Scope, choose::redirecting};
 use crate::{
     kernel::{
@@ -34,14 +42,13 @@ use crate::{
         probe::Kernel,
         xtables::{
             Engine,
-            difference::difference,
+            difference::exact_difference,
             features::Features,
             remove::{Owned, Preserved},
             rule::Table,
             run::Writer,
             transaction::{Action, Transaction},
             watch::Watch,
-            words::Words,
         },
     },
     modes::{Difference, comparison},
@@ -53,7 +60,7 @@ use crate::{
 /// them.
 const OWNED: Owned = Owned {
     tables: &[Table::Nat, Table::Filter],
-    is_ours: |_, chain| chain == plan::CHAIN,
+    is_ours: |_, chain| plan::is_ours(chain),
     shared: None,
 };
 
@@ -99,8 +106,8 @@ impl Redirect {
     }
 
     /// Makes the kernel capture what is desired; frontends of other families are
-    /// left out. A full sync compares everything and repairs jumps; node ports are
-    /// `served` as it found them.
+    /// left out. A full sync compares everything and repairs jumps, and so does any other when
+    /// another process changed something; node ports are `served` as it found them.
     ///
     /// A frontend's target must be another port than its own: conntrack sees
     /// no translation where nothing changes, and the guard would refuse it.
@@ -117,7 +124,8 @@ impl Redirect {
         // While this fails or is cancelled, what is recorded is not what the kernel
         // has.
         let in_force = mem::take(&mut self.in_force);
-        if in_force && scope.extent < Extent::Full {
+        // A change writes whole chains: it would hide what others changed of them.
+        if in_force && scope.extent < Extent::Full && self.watch.is_unmodified() {
             self.update(desired, &scope.changed, report).await
         } else {
             self.compare(desired, served, report).await
@@ -158,29 +166,34 @@ impl Redirect {
         let interest = plan::by_rule;
         let observed = self.writer.observe(interest, tables, nothing_else).await?;
         let chains = observed.chains();
-        let transaction = difference(&observed, &applied.rule_set(), family);
+        let transaction = exact_difference(&observed, &applied.rule_set(), family);
         let steps = transaction.groups.iter().flat_map(|group| &group.ops);
         let differences = steps.flat_map(|op| {
-            let there = observed.rules(op.table, &op.chain);
-            match (&op.action, there) {
+            let step = || Difference::of_step(None, op, &chains, family);
+            let chain = (op.table, &*op.chain);
+            match (&op.action, observed.rules(op.table, &op.chain)) {
                 (Action::Fill(rules), Some(there)) => {
-                    comparison::of_rules((op.table, &op.chain), rules, there, family)
+                    comparison::of_rules(chain, rules, there, family)
                 }
-                _ => vec![Difference::of_step(None, op, &chains, family)],
+                (Action::Fill(rules), None) => {
+                    let mut missing = comparison::of_rules(chain, rules, &[], family);
+                    missing.push(step());
+                    missing
+                }
+                _ => vec![step()],
             }
         });
         Ok(differences.map(|difference| (None, difference)).collect())
     }
 
-    /// Returns the rules that capture `frontend`, in the words of
+    /// Returns the rules that capture `frontend` and those that lead to them, in the words of
     /// [`Redirect::differences`].
     pub fn objects(&self, frontend: &Frontend) -> Vec<String> {
-        let words = |rule| Words::of(rule, frontend.family);
-        let rules = self.applied.rules(frontend);
-        let named = rules.iter().map(words);
-        named
-            .map(|words| comparison::rule(Table::Nat, plan::CHAIN, words))
-            .collect()
+        let way = self.applied.way(frontend);
+        let named = way.iter().map(|RuleIn { table, chain, rule }| {
+            comparison::rule(*table, chain, rule.words(frontend.family))
+        });
+        named.collect()
     }
 
     /// Returns what the rules depend on beside what is captured.
@@ -218,7 +231,7 @@ impl Redirect {
             .observe(plan::interest, tables, nothing_else)
             .await?;
         let desired = self.applied.rule_set();
-        let transaction = difference(&observed, &desired, family);
+        let transaction = exact_difference(&observed, &desired, family);
         if !transaction.is_empty() {
             // Who called while rules were missing was led past them.
             self.stale.extend(self.applied.frontends());

@@ -8,6 +8,21 @@
 //!     --ctstate DNAT                       RETURN             came through the rules above
 //!     --dport OUR LISTENER                 REJECT             called directly, from anywhere
 //! ```
+//!
+//! With more than [`FEW`](super::tree::FEW) of them, jumps to chains of a search tree take
+//! the place of these rules, so that a packet is compared with few of many:
+//!
+//! ```text
+//! nat TRIPOD-USERSPACE
+//!     -d 10.96.0.0/17                      → TRIPOD-US-…      what all service addresses have
+//!         -d 10.96.0.0/21                  → TRIPOD-US-…      in common, then parts of that
+//!             -d SERVICE ADDRESS --dport PORT      → our listener
+//!     --dst-type LOCAL --dport 30000:30015 → TRIPOD-US-…
+//!         --dport NODE PORT                → our listener
+//! filter TRIPOD-USERSPACE
+//!     --dport 32768:49151                  → TRIPOD-US-…
+//!         --dport OUR LISTENER             REJECT
+//! ```
 
 #[cfg(test)]
 mod tests;
@@ -17,12 +32,16 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use data_encoding::BASE32;
+use sha2::{Digest, Sha256};
+
+use super::key::Prefix;
 use crate::{
     kernel::{
         addresses::Address,
         extension::Extension,
         xtables::{
-            desired::{FixedChain, Jump, Place, RuleSet},
+            desired::{Chain, Contents, FixedChain, Jump, Place, RuleSet},
             features::Features,
             observed::Interest,
             rule::{Match, Negatable, Rule, Side, Table, Target as Action},
@@ -33,8 +52,10 @@ use crate::{
     node::Served,
 };
 
-/// The chain that Tripod owns, in table nat and in table filter.
+/// The chain of ours to which the kernel's lead, in table nat and in table filter.
 pub const CHAIN: &str = "TRIPOD-USERSPACE";
+/// What the names of the other chains of ours begin with.
+const PARTS: &str = "TRIPOD-US-";
 
 /// Nearly all packets are of established connections; they skip the chain.
 const STATES: &str = "INVALID,NEW,UNTRACKED";
@@ -73,6 +94,50 @@ impl Environment {
     }
 }
 
+/// What a search tree of chains is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Service addresses, in table nat.
+    Services,
+    /// Node ports, in table nat.
+    NodePorts,
+    /// Listeners that nobody is to call directly, in table filter.
+    Guards,
+}
+
+impl Purpose {
+    /// Returns the table that its chains are in.
+    pub fn table(self) -> Table {
+        match self {
+            Purpose::Services | Purpose::NodePorts => Table::Nat,
+            Purpose::Guards => Table::Filter,
+        }
+    }
+
+    /// Returns the name of the chain for what has this prefix.
+    pub fn chain(self, prefix: Prefix) -> String {
+        let what = match self {
+            Purpose::Services => "service",
+            Purpose::NodePorts => "node port",
+            Purpose::Guards => "listener",
+        };
+        // 80 bits, which are 16 letters: a name has 28 at most.
+        let hash = Sha256::digest(format!("{what} {}", prefix.identity()));
+        format!("{PARTS}{}", BASE32.encode(&hash[..10]))
+    }
+
+    /// Returns `rule` as a jump to the chain of `to`, for what is `within` a prefix.
+    pub fn jump(self, rule: Rule, family: Family, within: Prefix, to: Prefix) -> Rule {
+        let addresses = (self == Purpose::Services).then_some(family);
+        within.within(rule, addresses).jump(self.chain(to))
+    }
+}
+
+/// Returns true if a chain of one of the tables is ours, by its name.
+pub fn is_ours(chain: &str) -> bool {
+    chain == CHAIN || chain.starts_with(PARTS)
+}
+
 /// How a chain is compared where its rules may stand in another order.
 pub fn by_rule(table: Table, chain: &str) -> Interest {
     match interest(table, chain) {
@@ -84,7 +149,7 @@ pub fn by_rule(table: Table, chain: &str) -> Interest {
 /// How a chain is compared.
 pub fn interest(table: Table, chain: &str) -> Interest {
     match table {
-        Table::Nat | Table::Filter if chain == CHAIN => Interest::Whole,
+        Table::Nat | Table::Filter if is_ours(chain) => Interest::Whole,
         _ => Interest::Foreign,
     }
 }
@@ -159,22 +224,38 @@ fn plain(name: &str) -> String {
         .collect()
 }
 
-/// Returns the nat rules of a frontend.
+/// Returns the nat rules of a frontend, which stand anywhere.
 pub fn nat(frontend: &Frontend, target: &Target, environment: &Environment) -> Vec<Rule> {
-    let protocol = frontend.protocol;
-    let complete = |rule: Rule| {
-        let rule = rule.protocol(protocol);
-        let rule = rule.destination_port(protocol, frontend.port);
-        let rule = rule.commented(environment.features, plain(&target.name));
-        rule.target(match environment.destination {
-            Some(ip) => Action::Dnat(SocketAddr::new(ip, target.port)),
-            None => Action::Redirect(target.port),
-        })
-    };
     match frontend.address {
-        Some(ip) => vec![complete(Rule::new().destination(ip))],
-        None => environment.node.iter().cloned().map(complete).collect(),
+        Some(_) => vec![leading(Rule::new(), frontend, target, environment)],
+        None => {
+            let beginnings = environment.node.iter().cloned();
+            let rules = beginnings.map(|rule| leading(rule, frontend, target, environment));
+            rules.collect()
+        }
     }
+}
+
+/// Returns the nat rule of a frontend that completes `rule`: of a node port, for packets that
+/// are known to come to the node.
+pub fn leading(
+    rule: Rule,
+    frontend: &Frontend,
+    target: &Target,
+    environment: &Environment,
+) -> Rule {
+    let protocol = frontend.protocol;
+    let rule = match frontend.address {
+        Some(ip) => rule.destination(ip),
+        None => rule,
+    };
+    let rule = rule.protocol(protocol);
+    let rule = rule.destination_port(protocol, frontend.port);
+    let rule = rule.commented(environment.features, plain(&target.name));
+    rule.target(match environment.destination {
+        Some(ip) => Action::Dnat(SocketAddr::new(ip, target.port)),
+        None => Action::Redirect(target.port),
+    })
 }
 
 /// Returns the filter rule that keeps direct callers from a listener.
@@ -191,10 +272,22 @@ pub fn guard(listener: Listener, features: &Features) -> Rule {
     )
 }
 
-/// Returns all that is to be in the tables, with these nat rules and guarded
-/// listeners.
-pub fn rule_set(nat: Vec<Rule>, guards: Vec<Rule>, environment: &Environment) -> RuleSet {
-    let chain = |table, rules| FixedChain::exactly(table, CHAIN, rules);
+/// Returns the filter rule for what came through nat rules.
+pub fn translated() -> Rule {
+    state("DNAT").target(Action::Return)
+}
+
+fn state(states: &'static str) -> Rule {
+    Rule::new().with(Match::ConnectionState(Negatable::Is(states)))
+}
+
+/// Returns all that is to be in the tables, with these chains of ours.
+pub fn rule_set(chains: Vec<Chain>, environment: &Environment) -> RuleSet {
+    let fixed = |chain: Chain| FixedChain {
+        table: chain.table,
+        name: chain.name.into(),
+        contents: Contents::Exactly(chain.rules),
+    };
     let jump = |table, from, rule: Rule| Jump {
         table,
         from,
@@ -203,20 +296,13 @@ pub fn rule_set(nat: Vec<Rule>, guards: Vec<Rule>, environment: &Environment) ->
             .jump(CHAIN),
         place: Place::Top,
     };
-    let state = |states| Match::ConnectionState(Negatable::Is(states));
-    let mut desired = RuleSet {
-        chains: vec![chain(Table::Nat, nat)],
-        jumps: vec![
-            jump(Table::Nat, "PREROUTING", Rule::new()),
-            jump(Table::Nat, "OUTPUT", Rule::new()),
-        ],
-    };
-    if environment.features.contains(Extension::Conntrack) {
-        let through_nat = Rule::new().with(state("DNAT")).target(Action::Return);
-        let rules = std::iter::once(through_nat).chain(guards).collect();
-        let new = Rule::new().with(state(STATES));
-        desired.chains.push(chain(Table::Filter, rules));
-        desired.jumps.push(jump(Table::Filter, "INPUT", new));
+    let mut jumps = vec![
+        jump(Table::Nat, "PREROUTING", Rule::new()),
+        jump(Table::Nat, "OUTPUT", Rule::new()),
+    ];
+    if environment.tables().contains(&Table::Filter) {
+        jumps.push(jump(Table::Filter, "INPUT", state(STATES)));
     }
-    desired
+    let chains = chains.into_iter().map(fixed).collect();
+    RuleSet { chains, jumps }
 }

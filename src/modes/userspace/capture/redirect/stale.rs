@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use super::diff::Applied;
+use super::applied::Applied;
 use crate::{
     kernel::conntrack::flows::{Match, Reply, Source, UDP},
     modes::{stale, userspace::capture::Frontend},

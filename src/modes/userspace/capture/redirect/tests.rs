@@ -1,6 +1,6 @@
 //! Against the real kernel, in a network namespace of the test's own thread.
 
-use super::*;
+use super::{tree::FEW, *};
 use crate::{
     kernel::{
         conntrack::flows::tests::{enter_udp, udp},
@@ -79,16 +79,13 @@ fn rules_follow_are_repaired_and_go() {
             redirect.sync_both(&desired, None).await.unwrap();
             assert_eq!(sorted(ours(Family::V4).await), sorted(step));
 
-            // A failed step is made good by the next one, of its own accord.
+            // A change that comes then has everything repaired, too.
             xtables.restore(&broken).await.unwrap();
             desired.remove(&https);
-            redirect
-                .sync_both(&desired, Some(&[https]))
-                .await
-                .unwrap_err();
-            redirect.sync_both(&desired, Some(&[])).await.unwrap();
+            redirect.sync_both(&desired, Some(&[https])).await.unwrap();
             let good = ours(Family::V4).await;
             assert!(!good.contains("--dport 443") && good.contains("--dport 30080"));
+            assert!(good.contains("-A PREROUTING -m comment"), "{good}");
 
             let foreign = "*nat\n-A POSTROUTING -s 192.0.2.0/24 -j RETURN\nCOMMIT\n";
             xtables.restore(foreign).await.unwrap();
@@ -103,6 +100,99 @@ fn rules_follow_are_repaired_and_go() {
             assert!(left.contains("-A POSTROUTING -s 192.0.2.0/24"), "{left}");
         });
     });
+}
+
+/// With every engine that there is: the kernel takes trees of chains, and has them in the words
+/// in which they were written; another process finds nothing to write.
+#[test]
+fn many_frontends_have_trees_of_chains() {
+    in_namespace(|| {
+        ip("addr add 192.0.2.1/32 dev lo");
+        block_on(async {
+            for family in BOTH {
+                for (xtables, engine) in Xtables::engines(family).await {
+                    many_in(Writer { xtables, engine }).await;
+                }
+            }
+        });
+    });
+}
+
+async fn many_in(writer: Writer) {
+    let family = writer.family();
+    let mut redirect = Redirect {
+        watch: Watch::new(family, writer.engine, &OWNED),
+        features: Features::ALL,
+        writer,
+        applied: Applied::default(),
+        in_force: false,
+        stale: Stale::default(),
+    };
+    let full = Scope {
+        extent: Extent::Full,
+        changed: Vec::new(),
+    };
+    let mut desired: Desired = (0..300_u16).map(|number| many(family, number)).collect();
+    let (served, report) = (Served::All, &mut Report::default());
+    redirect
+        .sync(&desired, &full, &served, report)
+        .await
+        .unwrap();
+    for steps in [1, 7, 20] {
+        let mut changed: Vec<_> = (0..300)
+            .step_by(9)
+            .take(steps)
+            .map(|n| many(family, n).0)
+            .collect();
+        desired.retain(|frontend, _| !changed.contains(frontend));
+        for number in 1000..1000 + steps as u16 {
+            let (frontend, target) = many(family, number);
+            desired.insert(frontend, target);
+            changed.push(frontend);
+        }
+        let scope = Scope {
+            extent: Extent::Changed,
+            changed,
+        };
+        redirect
+            .sync(&desired, &scope, &served, report)
+            .await
+            .unwrap();
+        let differences = redirect.differences(&desired, &served).await.unwrap();
+        assert_eq!(differences, vec![]);
+        let environment = redirect.environment(&desired, &served).unwrap();
+        let tables = environment.tables();
+        let applied = Applied::of(&desired, environment, report);
+        let nothing = |_: Table, _: &str| {};
+        let observed = redirect
+            .writer
+            .observe(plan::interest, tables, nothing)
+            .await
+            .unwrap();
+        let again = exact_difference(&observed, &applied.rule_set(), family);
+        assert!(again.is_empty(), "{again}");
+    }
+    assert_eq!(*report, Report::default());
+    Redirect::cleanup(&[family], &Preserved::nothing())
+        .await
+        .unwrap();
+    assert!(!Redirect::is_there(&Preserved::nothing()).await);
+}
+
+/// Returns one of many frontends: service addresses, dense and sparse, and node ports.
+fn many(family: Family, number: u16) -> (Frontend, Target) {
+    let [high, low] = number.wrapping_mul(7919).to_be_bytes();
+    let address = match (family, number % 3) {
+        (Family::V4, 0) => format!("10.96.{high}.{low}"),
+        (Family::V4, _) => format!("10.112.0.{}", number % 128),
+        (Family::V6, 0) => format!("fd96::{high:x}:{low:x}"),
+        (Family::V6, _) => format!("fd97::{:x}", number % 128),
+    };
+    let address = (!number.is_multiple_of(5)).then_some(&*address);
+    (
+        frontend(family, address, 20_000 + number),
+        Target::at(40_000 + number),
+    )
 }
 
 #[test]
@@ -159,20 +249,48 @@ fn udp_flows_that_lead_elsewhere_are_forgotten_when_rules_change() {
             desired.remove(&dns);
             redirect.sync_both(&desired, None).await.unwrap();
             assert_eq!(udp(socket, Family::V4), [strange]);
+        });
+    });
+}
 
-            // What could not be written is made good, and its flows with it.
+/// Of one of ours that another program's chain leads to, the kernel does not let go.
+#[test]
+fn what_could_not_be_written_is_made_good_and_its_flows_with_it() {
+    in_namespace(|| {
+        ip("addr add 192.0.2.1/32 dev lo");
+        block_on(async {
+            let web = |port| frontend(Family::V4, Some("10.96.1.1"), port);
+            let many: Vec<_> = (1..=FEW as u16).map(web).collect();
+            let dns = Frontend {
+                protocol: net::Protocol::Udp,
+                ..frontend(Family::V4, Some("10.96.0.11"), 53)
+            };
+            let all = many.iter().chain([&dns]);
+            let mut desired: Desired = all.map(|f| (*f, Target::at(40_002))).collect();
+            let mut redirect = Capture::of_both(Method::Redirect);
+            redirect.sync_both(&desired, None).await.unwrap();
+
             let xtables = Xtables::chosen(&Search::new(Family::V4)).await.unwrap().0;
-            let broken = format!("*nat\n-F {}\nCOMMIT\n", plan::CHAIN);
-            xtables.restore(&broken).await.unwrap();
+            let saved = xtables.saved("nat").await.unwrap();
+            let declared = saved.lines().filter_map(|line| line.strip_prefix(':'));
+            let mut names = declared.filter_map(|line| line.split(' ').next());
+            let part = names.find(|name| plan::is_ours(name) && *name != plan::CHAIN);
+            let others = |lines: &str| format!("*nat\n:THEIRS - [0:0]\n{lines}\nCOMMIT\n");
+            let leads = format!("-A THEIRS -g {}", part.unwrap());
+            xtables.restore(&others(&leads)).await.unwrap();
+
+            let mut netfilter = Socket::open(Protocol::Netfilter).unwrap();
+            let socket = &mut netfilter;
             enter_udp(socket, "10.0.0.1:1006", "10.96.0.11:53", "192.0.2.1:40002");
-            desired.remove(&other);
-            redirect
-                .sync_both(&desired, Some(&[other]))
-                .await
-                .unwrap_err();
-            assert_eq!(udp(socket, Family::V4).len(), 2);
+            desired.retain(|frontend, _| *frontend == many[0]);
+            let changed: Vec<_> = many[1..].iter().chain([&dns]).copied().collect();
+            let synced = redirect.sync_both(&desired, Some(&changed)).await;
+            synced.unwrap_err();
+            assert_eq!(udp(socket, Family::V4).len(), 1);
+            xtables.restore(&others("-X THEIRS")).await.unwrap();
             redirect.sync_both(&desired, Some(&[])).await.unwrap();
-            assert_eq!(udp(socket, Family::V4), [strange]);
+            assert!(udp(socket, Family::V4).is_empty());
+            assert!(!ours(Family::V4).await.contains("10.96.0.11"));
         });
     });
 }

@@ -162,7 +162,12 @@ fn jumps_are_repaired_to_exactly_one() {
         destination: None,
         node: Vec::new(),
     };
-    let desired = rule_set(Vec::new(), Vec::new(), &environment);
+    let empty = Chain {
+        table: Table::Nat,
+        name: CHAIN.to_owned(),
+        rules: Vec::new(),
+    };
+    let desired = rule_set(vec![empty], &environment);
     for (saved, expected) in cases {
         let mut observed = Observed::new(interest);
         let chains = ["PREROUTING", "OUTPUT", "POSTROUTING", CHAIN];
@@ -179,7 +184,7 @@ fn jumps_are_repaired_to_exactly_one() {
         features: ALL,
         ..environment
     };
-    let jumps = rule_set(Vec::new(), Vec::new(), &guarded).jumps;
+    let jumps = rule_set(Vec::new(), &guarded).jumps;
     let of_filter = jumps.iter().filter(|jump| jump.table == Table::Filter);
     assert_eq!(of_filter.count(), 1);
 }

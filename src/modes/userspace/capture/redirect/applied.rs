@@ -1,0 +1,261 @@
+//! What is in force in one family, and the difference to what is desired. Pure.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use super::{
+    chains::{Affected, Changed, Trees, listener},
+    plan::{self, Environment, Listener},
+};
+use crate::{
+    kernel::xtables::{
+        desired::{Chain, OwnerRules, RuleSet},
+        difference::between,
+        rule::{Rule, Table},
+        transaction::{Action, Op},
+    },
+    modes::userspace::capture::{Desired, Frontend, Report, Target},
+    net::Family,
+};
+
+/// The rules of one family, as they were last written.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// What they were made of; `None`: nothing was written.
+    environment: Option<Environment>,
+    /// What has rules.
+    trees: Trees,
+}
+
+/// The steps from what is in force to what is desired.
+#[derive(Debug, Default)]
+pub struct Difference {
+    /// The steps that lead from one to the other.
+    pub ops: Vec<Op>,
+    /// The frontends whose rules are to be added or deleted.
+    pub frontends: Vec<Frontend>,
+}
+
+/// A rule in its chain.
+#[derive(Debug, PartialEq, Eq)]
+pub struct RuleIn {
+    /// The table of the chain.
+    pub table: Table,
+    /// The name of the chain.
+    pub chain: String,
+    /// The rule.
+    pub rule: Rule,
+}
+
+/// Returns what `frontend` is captured for; none, and an entry in the report, if it
+/// cannot be.
+fn possible<'a>(
+    frontend: &Frontend,
+    target: Option<&'a Target>,
+    family: Family,
+    report: &mut Report,
+) -> Option<&'a Target> {
+    let target = target?;
+    let reason = match frontend.address {
+        Some(ip) if Family::of(&ip) != family => format!("{ip} is no {family} address"),
+        _ if frontend.port == 0 || target.port == 0 => "port 0 cannot be called".to_owned(),
+        _ => return Some(target),
+    };
+    report.failed.push((*frontend, reason));
+    None
+}
+
+/// Returns the steps from these chains to those.
+fn steps(from: Vec<Chain>, to: Vec<Chain>, family: Family) -> Vec<Op> {
+    let [from, to] = [from, to].map(|chains| OwnerRules {
+        chains,
+        ..OwnerRules::default()
+    });
+    between(&from, &to, family)
+}
+
+impl Applied {
+    /// Returns what is to be in force for all that is desired. What cannot be is in
+    /// the `report`.
+    pub fn of(desired: &Desired, environment: Environment, report: &mut Report) -> Applied {
+        let mut applied = Applied::default();
+        let family = environment.family;
+        for (frontend, target) in desired.iter().filter(|(f, _)| f.family == family) {
+            if let Some(target) = possible(frontend, Some(target), family, report) {
+                applied.trees.insert(frontend, target);
+            }
+        }
+        applied.environment = Some(environment);
+        applied
+    }
+
+    /// Returns where the rules of `frontend` lead; `None` if it has none.
+    pub fn listener(&self, frontend: &Frontend) -> Option<Listener> {
+        let target = self.trees.target(frontend)?;
+        Some(listener(frontend, target))
+    }
+
+    /// Returns the address that nat rules lead to; `None`: REDIRECT.
+    pub fn destination(&self) -> Option<IpAddr> {
+        self.environment.as_ref()?.destination
+    }
+
+    /// Returns the rules of `frontend`, as they are where few have some.
+    fn rules(&self, frontend: &Frontend) -> Vec<Rule> {
+        match (&self.environment, self.trees.target(frontend)) {
+            (Some(environment), Some(target)) => plan::nat(frontend, target, environment),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the rules by which packets to `frontend` get to its listener, in the order in
+    /// which they do.
+    pub fn way(&self, frontend: &Frontend) -> Vec<RuleIn> {
+        let (Some(environment), Some(target)) = (&self.environment, self.trees.target(frontend))
+        else {
+            return Vec::new();
+        };
+        let mut changed = Changed::default();
+        changed.add(frontend, None);
+        let mut own = plan::nat(frontend, target, environment);
+        own.push(plan::leading(Rule::new(), frontend, target, environment));
+        let chains = self.trees.nat(environment, Some(&changed)).into_chains();
+        let names: BTreeSet<String> = chains.iter().map(|chain| chain.name.clone()).collect();
+        let leads = |rule: &Rule| match rule.leads_to() {
+            Some(to) => names.contains(to),
+            None => own.contains(rule),
+        };
+        let first_to_last = chains.into_iter().rev();
+        first_to_last
+            .flat_map(|Chain { table, name, rules }| {
+                let rules = rules.into_iter().filter(leads);
+                rules.map(move |rule| {
+                    let chain = name.clone();
+                    RuleIn { table, chain, rule }
+                })
+            })
+            .collect()
+    }
+
+    /// Returns the frontends that have rules.
+    pub fn frontends(&self) -> impl Iterator<Item = Frontend> {
+        self.trees.frontends().copied()
+    }
+
+    /// Returns the frontends that have other rules than `before`.
+    pub fn changed_since(&self, before: &Applied) -> BTreeSet<Frontend> {
+        let both = self.frontends().chain(before.frontends());
+        let alike = self.environment == before.environment;
+        let changed = both.filter(|frontend| {
+            let targets = [self, before].map(|one| one.trees.target(frontend));
+            let same = alike && targets[0] == targets[1];
+            !same && self.rules(frontend) != before.rules(frontend)
+        });
+        changed.collect()
+    }
+
+    /// Returns all that is to be in the tables.
+    pub fn rule_set(&self) -> RuleSet {
+        let Some(environment) = &self.environment else {
+            return RuleSet::default();
+        };
+        let mut chains = self.trees.nat(environment, None).into_chains();
+        chains.extend(self.trees.filter(environment, None).into_chains());
+        plan::rule_set(chains, environment)
+    }
+
+    /// Becomes what is desired of `changed`, and returns the difference, of which it compares
+    /// no chains but those that lead to these frontends and their listeners.
+    pub fn update(
+        &mut self,
+        desired: &Desired,
+        changed: &[Frontend],
+        report: &mut Report,
+    ) -> Difference {
+        let Some(environment) = self.environment.clone() else {
+            return Difference::default();
+        };
+        let family = environment.family;
+        let frontends: BTreeSet<_> = changed.iter().filter(|f| f.family == family).collect();
+        let mut changed = Changed::default();
+        let mut new = BTreeMap::new();
+        for frontend in frontends {
+            let target = possible(frontend, desired.get(frontend), family, report);
+            changed.add(frontend, self.trees.target(frontend));
+            changed.add(frontend, target);
+            new.insert(frontend, target);
+        }
+        let nat = self.trees.nat(&environment, Some(&changed));
+        let filter = self.trees.filter(&environment, Some(&changed));
+
+        let mut released = Vec::new();
+        let mut difference = Difference::default();
+        for (frontend, target) in new {
+            let old = self.rules(frontend);
+            let replaced = self.trees.remove(frontend);
+            released.extend(replaced.map(|target| listener(frontend, &target)));
+            if let Some(target) = target {
+                self.trees.insert(frontend, target);
+            }
+            if old != self.rules(frontend) {
+                difference.frontends.push(*frontend);
+            }
+        }
+        let contents = |trees: &Trees, purpose, prefix| trees.chain(&environment, purpose, prefix);
+        let trees = &self.trees;
+        let nat_after = trees.nat(&environment, Some(&changed));
+        let new = nat_after.since(&nat, |purpose, prefix| contents(trees, purpose, prefix));
+        difference.ops = steps(nat.until(&nat_after), new, family);
+
+        let both = trees.filter(&environment, Some(&changed));
+        let new = both.since(&filter, |purpose, prefix| contents(trees, purpose, prefix));
+        for listener in &released {
+            self.trees.release(listener);
+        }
+        let trees = &self.trees;
+        let after = trees.filter(&environment, Some(&changed));
+        let last = after.since(&both, |purpose, prefix| contents(trees, purpose, prefix));
+        let ops = guarding([&filter, &both, &after], new, last, family);
+        difference.ops.extend(ops);
+        difference
+    }
+}
+
+/// Returns the steps that have listeners guarded. Chains of table filter were as the first of
+/// `states` says and become as the second, in which old and new listeners are guarded: `both`
+/// of it is new. When nat leads to the new ones alone, they become as the third, of which `last`
+/// is new.
+fn guarding(
+    [before, meanwhile, after]: [&Affected; 3],
+    both: Vec<Chain>,
+    last: Vec<Chain>,
+    family: Family,
+) -> Vec<Op> {
+    let old = before.until(meanwhile);
+    let named = |chain: Chain| (chain.name.clone(), chain);
+    let mut there: BTreeMap<String, Chain> = old.iter().cloned().map(named).collect();
+    there.extend(both.iter().cloned().map(named));
+    for chain in meanwhile.until(after) {
+        there.entry(chain.name.clone()).or_insert(chain);
+    }
+    for name in meanwhile.unchanged(after) {
+        there.remove(&name);
+    }
+    let mut ops = steps(old, both, family);
+    // What goes now is at the end still there, or needed again.
+    ops.retain(|op| matches!(op.action, Action::Fill(_)));
+    let later = steps(there.into_values().collect(), last, family);
+    ops.extend(later.into_iter().map(|op| match op.action {
+        Action::Fill(rules) => Op {
+            action: Action::FillLast(rules),
+            ..op
+        },
+        _ => op,
+    }));
+    ops
+}

@@ -1,0 +1,162 @@
+//! Tables as `iptables-restore` leaves them, and the way of a packet through them.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ipnet::IpNet;
+
+use crate::{
+    kernel::xtables::{
+        rule::{BASE_CHAINS, Table, word},
+        words::{Line, target},
+    },
+    net::Protocol,
+};
+
+/// Rules by chain, in the words of `iptables-save`.
+type Chains = BTreeMap<String, Vec<String>>;
+
+/// What the tables hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tables(BTreeMap<Table, Chains>);
+
+/// A packet that begins a flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet {
+    pub address: IpAddr,
+    pub protocol: Protocol,
+    pub port: u16,
+    /// The address is one of the node's.
+    pub is_local: bool,
+}
+
+/// Where a packet got to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The target of the last rule and what follows it; `None`: no rule ended its way.
+    pub end: Option<String>,
+    /// With how many rules it was compared.
+    pub rules: usize,
+    /// How many chains it came to.
+    pub chains: usize,
+}
+
+impl Tables {
+    /// Runs input of `iptables-restore --noflush`, and shows the tables to `committed` after
+    /// each transaction.
+    pub fn run(&mut self, input: &str, mut committed: impl FnMut(&Tables)) {
+        let mut table = Table::Nat;
+        for line in input.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                table = Table::named(name).expect("a table");
+                for chain in BASE_CHAINS {
+                    let of_table = self.0.entry(table).or_default();
+                    of_table.entry(chain.to_owned()).or_default();
+                }
+            } else if line == "COMMIT" {
+                committed(self);
+            } else {
+                self.command(table, line);
+            }
+        }
+    }
+
+    fn command(&mut self, table: Table, line: &str) {
+        let chains = self.0.get_mut(&table).expect("a line after its table");
+        if let Some(Line::Chain(name)) = Line::parse(line) {
+            chains.insert(name.to_owned(), Vec::new());
+            return;
+        }
+        let (command, rest) = line.split_once(' ').expect("a command");
+        let (chain, words) = rest.split_once(' ').unwrap_or((rest, ""));
+        if let Some(to) = target(words).filter(|to| to.starts_with("TRIPOD")) {
+            assert!(chains.contains_key(to), "no chain {to} for {line}");
+        }
+        let rules = chains.get_mut(chain);
+        let rules = rules.unwrap_or_else(|| panic!("no chain for {line}"));
+        match command {
+            "-A" => rules.push(words.to_owned()),
+            "-I" => rules.insert(0, words.to_owned()),
+            "-D" => {
+                let at = rules.iter().position(|rule| rule == words);
+                rules.remove(at.expect("only what is there is deleted"));
+            }
+            "-X" => {
+                assert!(rules.is_empty(), "{line}");
+                chains.remove(chain);
+                let mut left = chains.values().flatten();
+                assert!(!left.any(|rule| target(rule) == Some(chain)), "{line}");
+            }
+            _ => panic!("{line}"),
+        }
+    }
+
+    /// Returns the rules of our chains.
+    pub fn ours(&self, table: Table) -> impl Iterator<Item = (&String, &Vec<String>)> {
+        let chains = self.0.get(&table).into_iter().flatten();
+        chains.filter(|(name, _)| !BASE_CHAINS.contains(&name.as_str()))
+    }
+
+    /// Returns the way of a packet that comes to `chain`.
+    pub fn way(&self, table: Table, chain: &str, packet: Packet) -> Way {
+        let mut way = Way {
+            end: None,
+            rules: 0,
+            chains: 0,
+        };
+        if let Some(chains) = self.0.get(&table) {
+            walk(chains, chain, packet, &mut way);
+        }
+        way
+    }
+}
+
+fn walk(chains: &Chains, chain: &str, packet: Packet, way: &mut Way) {
+    way.chains += 1;
+    for rule in &chains[chain] {
+        way.rules += 1;
+        let Some(target) = packet.led_by(rule) else {
+            continue;
+        };
+        if chains.contains_key(target) {
+            walk(chains, target, packet, way);
+        } else {
+            way.end = Some(target.to_owned());
+        }
+        if way.end.is_some() {
+            return;
+        }
+    }
+}
+
+impl Packet {
+    /// Returns where `rule` leads the packet, if it matches.
+    fn led_by(self, rule: &str) -> Option<&str> {
+        let (matches, target) = rule.split_once("-j ")?;
+        // What is quoted is a comment.
+        let bare: String = matches.split('"').step_by(2).collect();
+        let mut words = bare.split(' ').filter(|word| !word.is_empty());
+        while let Some(word) = words.next() {
+            if word == "--comment" {
+                continue;
+            }
+            let value = words.next()?;
+            let is_match = match word {
+                "-d" => value.parse::<IpNet>().ok()?.contains(&self.address),
+                "-p" => value == self::word(self.protocol),
+                "--dport" => {
+                    let (first, last) = value.split_once(':').unwrap_or((value, value));
+                    (first.parse().ok()?..=last.parse().ok()?).contains(&self.port)
+                }
+                "--dst-type" => self.is_local,
+                // The packet was not translated.
+                "--ctstate" => value.contains("NEW"),
+                "-m" => true,
+                _ => panic!("{rule}"),
+            };
+            if !is_match {
+                return None;
+            }
+        }
+        Some(target)
+    }
+}

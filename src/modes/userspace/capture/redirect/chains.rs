@@ -1,0 +1,309 @@
+//! Our chains with their rules, all or those that lead to what changed: one flat chain of
+//! few rules, or search trees. Pure.
+
+use std::collections::BTreeSet;
+
+use super::{
+    key::{Key, Prefix},
+    plan::{self, CHAIN, Environment, Listener, Purpose},
+    tree::{FEW, Step, Tree},
+};
+use crate::{
+    kernel::xtables::{
+        desired::Chain,
+        rule::{Rule, Table},
+    },
+    modes::userspace::capture::{Frontend, Target},
+};
+
+/// What has rules.
+#[derive(Debug, Default)]
+pub struct Trees {
+    services: Tree<(Frontend, Target)>,
+    node_ports: Tree<(Frontend, Target)>,
+    /// With how many frontends lead there.
+    listeners: Tree<(Listener, u32)>,
+}
+
+/// What of the trees is to change, by its keys.
+#[derive(Debug, Default)]
+pub struct Changed {
+    services: BTreeSet<Key>,
+    node_ports: BTreeSet<Key>,
+    listeners: BTreeSet<Key>,
+}
+
+/// The chains of a table that lead to what changed.
+#[derive(Debug)]
+pub struct Affected {
+    /// These chains, each before the one that jumps to it.
+    chains: Vec<Chain>,
+    /// Chains that they jump to and that lead to nothing that changed.
+    others: BTreeSet<(Purpose, Prefix)>,
+}
+
+fn key(frontend: &Frontend) -> Key {
+    Key::new(frontend.address, frontend.protocol, frontend.port)
+}
+
+fn listener_key(listener: &Listener) -> Key {
+    Key::new(None, listener.protocol, listener.port)
+}
+
+/// Returns where the rules of a frontend lead.
+pub fn listener(frontend: &Frontend, target: &Target) -> Listener {
+    Listener {
+        protocol: frontend.protocol,
+        port: target.port,
+    }
+}
+
+impl Changed {
+    /// Adds a frontend, and the listener that it led to or is to lead to.
+    pub fn add(&mut self, frontend: &Frontend, target: Option<&Target>) {
+        match frontend.address {
+            Some(_) => self.services.insert(key(frontend)),
+            None => self.node_ports.insert(key(frontend)),
+        };
+        if let Some(target) = target {
+            let listener = listener(frontend, target);
+            self.listeners.insert(listener_key(&listener));
+        }
+    }
+}
+
+impl Affected {
+    /// Returns what became of chains since they were as `before`: these, and, with their
+    /// `contents` now, those that lead to nothing that changed and are new.
+    pub fn since(
+        &self,
+        before: &Affected,
+        contents: impl Fn(Purpose, Prefix) -> Chain,
+    ) -> Vec<Chain> {
+        let new = self.others.difference(&before.others);
+        let new = new.map(|(purpose, prefix)| contents(*purpose, *prefix));
+        new.chain(self.chains.iter().cloned()).collect()
+    }
+
+    /// Returns the chains that were there before they were as `after`. What was in those
+    /// that go is left out.
+    pub fn until(&self, after: &Affected) -> Vec<Chain> {
+        let gone = self.others.difference(&after.others);
+        let gone = gone.map(|(purpose, prefix)| Chain {
+            table: purpose.table(),
+            name: purpose.chain(*prefix),
+            rules: Vec::new(),
+        });
+        gone.chain(self.chains.iter().cloned()).collect()
+    }
+
+    /// Returns the names of chains that lead to nothing that changed, here as there.
+    pub fn unchanged(&self, other: &Affected) -> BTreeSet<String> {
+        let both = self.others.intersection(&other.others);
+        both.map(|(purpose, prefix)| purpose.chain(*prefix))
+            .collect()
+    }
+
+    /// Returns the chains.
+    pub fn into_chains(self) -> Vec<Chain> {
+        self.chains
+    }
+
+    /// Adds those of a tree, and returns what leads to them.
+    fn add<'a, V>(
+        &mut self,
+        tree: &'a Tree<V>,
+        purpose: Purpose,
+        changed: Option<&BTreeSet<Key>>,
+        rule: impl Fn(&Step<'a, V>) -> Rule,
+    ) -> Option<Step<'a, V>> {
+        let has = |keys: &BTreeSet<Key>, prefix: Prefix| keys.range(prefix.keys()).next().is_some();
+        let chains = tree.chains(&|prefix| changed.is_none_or(|keys| has(keys, prefix)));
+        for (prefix, steps) in &chains.asked {
+            self.chains.push(Chain {
+                table: purpose.table(),
+                name: purpose.chain(*prefix),
+                rules: steps.iter().map(&rule).collect(),
+            });
+        }
+        let others = chains.others.into_iter();
+        self.others.extend(others.map(|prefix| (purpose, prefix)));
+        chains.top
+    }
+
+    /// Adds the chain to which the kernel's lead.
+    fn add_first(&mut self, table: Table, rules: Vec<Rule>) {
+        self.chains.push(Chain {
+            table,
+            name: CHAIN.to_owned(),
+            rules,
+        });
+    }
+}
+
+impl Trees {
+    fn of(&self, frontend: &Frontend) -> &Tree<(Frontend, Target)> {
+        match frontend.address {
+            Some(_) => &self.services,
+            None => &self.node_ports,
+        }
+    }
+
+    fn of_mut(&mut self, frontend: &Frontend) -> &mut Tree<(Frontend, Target)> {
+        match frontend.address {
+            Some(_) => &mut self.services,
+            None => &mut self.node_ports,
+        }
+    }
+
+    /// Returns what `frontend` is captured for.
+    pub fn target(&self, frontend: &Frontend) -> Option<&Target> {
+        let (of, target) = self.of(frontend).get(&key(frontend))?;
+        (of == frontend).then_some(target)
+    }
+
+    /// Returns the frontends that are captured.
+    pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+        let all = self.services.values().chain(self.node_ports.values());
+        all.map(|(frontend, _)| frontend)
+    }
+
+    /// Has `frontend` captured, and its listener guarded by one more.
+    pub fn insert(&mut self, frontend: &Frontend, target: &Target) {
+        let entry = (*frontend, target.clone());
+        self.of_mut(frontend).insert(key(frontend), entry);
+        let listener = listener(frontend, target);
+        let key = listener_key(&listener);
+        match self.listeners.get_mut(&key) {
+            Some((_, users)) => *users += 1,
+            None => self.listeners.insert(key, (listener, 1)),
+        }
+    }
+
+    /// Has `frontend` no longer captured. Its listener stays guarded.
+    pub fn remove(&mut self, frontend: &Frontend) -> Option<Target> {
+        let removed = self.of_mut(frontend).remove(&key(frontend))?;
+        Some(removed.1)
+    }
+
+    /// Has the listener of a frontend that was removed guarded by one less.
+    pub fn release(&mut self, listener: &Listener) {
+        let key = listener_key(listener);
+        match self.listeners.get_mut(&key) {
+            Some((_, users)) if *users > 1 => *users -= 1,
+            _ => drop(self.listeners.remove(&key)),
+        }
+    }
+
+    /// Returns our chains of table nat, all or those that lead to what `changed`.
+    pub fn nat(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
+        let mut affected = Affected {
+            chains: Vec::new(),
+            others: BTreeSet::new(),
+        };
+        if self.services.len() + self.node_ports.len() <= FEW {
+            affected.add_first(Table::Nat, self.flat(environment));
+            return affected;
+        }
+        let rule = |purpose| move |step: &Step<_>| led(purpose, Rule::new(), step, environment);
+        let of = changed.map(|changed| &changed.services);
+        let purpose = Purpose::Services;
+        let services = affected.add(&self.services, purpose, of, rule(purpose));
+        let of = changed.map(|changed| &changed.node_ports);
+        let purpose = Purpose::NodePorts;
+        let node_ports = affected.add(&self.node_ports, purpose, of, rule(purpose));
+        // Service addresses first: the node may have one of them.
+        let mut rules: Vec<Rule> = services.iter().map(rule(Purpose::Services)).collect();
+        for beginning in &environment.node {
+            let led = |step| led(purpose, beginning.clone(), step, environment);
+            rules.extend(node_ports.as_ref().map(led));
+        }
+        affected.add_first(Table::Nat, rules);
+        affected
+    }
+
+    /// Returns the rules of one chain that has them all: service addresses first.
+    fn flat(&self, environment: &Environment) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        for tree in [&self.services, &self.node_ports] {
+            let mut all: Vec<&(Frontend, Target)> = tree.values().collect();
+            all.sort_unstable_by_key(|(frontend, _)| *frontend);
+            let nat = |(frontend, target): &(_, _)| plan::nat(frontend, target, environment);
+            rules.extend(all.into_iter().flat_map(nat));
+        }
+        rules
+    }
+
+    /// Returns our chains of table filter, if it has some: all or those that lead to what
+    /// `changed`.
+    pub fn filter(&self, environment: &Environment, changed: Option<&Changed>) -> Affected {
+        let mut affected = Affected {
+            chains: Vec::new(),
+            others: BTreeSet::new(),
+        };
+        if !environment.tables().contains(&Table::Filter) {
+            return affected;
+        }
+        let mut rules = vec![plan::translated()];
+        if self.listeners.len() <= FEW {
+            let guard = |(listener, _): &(_, _)| plan::guard(*listener, &environment.features);
+            rules.extend(self.listeners.values().map(guard));
+        } else {
+            let of = changed.map(|changed| &changed.listeners);
+            let rule = |step: &Step<_>| guarded(step, environment);
+            let top = affected.add(&self.listeners, Purpose::Guards, of, rule);
+            rules.extend(top.iter().map(rule));
+        }
+        affected.add_first(Table::Filter, rules);
+        affected
+    }
+
+    /// Returns a chain of a tree.
+    pub fn chain(&self, environment: &Environment, purpose: Purpose, prefix: Prefix) -> Chain {
+        let of_frontends = |tree: &Tree<_>| -> Vec<Rule> {
+            let steps = tree.chain(prefix);
+            let steps = steps.iter();
+            steps
+                .map(|step| led(purpose, Rule::new(), step, environment))
+                .collect()
+        };
+        let rules = match purpose {
+            Purpose::Services => of_frontends(&self.services),
+            Purpose::NodePorts => of_frontends(&self.node_ports),
+            Purpose::Guards => {
+                let steps = self.listeners.chain(prefix);
+                steps
+                    .iter()
+                    .map(|step| guarded(step, environment))
+                    .collect()
+            }
+        };
+        Chain {
+            table: purpose.table(),
+            name: purpose.chain(prefix),
+            rules,
+        }
+    }
+}
+
+/// Returns `rule`, for what goes to frontends.
+fn led(
+    purpose: Purpose,
+    rule: Rule,
+    step: &Step<(Frontend, Target)>,
+    environment: &Environment,
+) -> Rule {
+    match step {
+        Step::Entry((frontend, target)) => plan::leading(rule, frontend, target, environment),
+        Step::Jump { within, to } => purpose.jump(rule, environment.family, *within, *to),
+    }
+}
+
+/// Returns the rule for what goes to listeners.
+fn guarded(step: &Step<(Listener, u32)>, environment: &Environment) -> Rule {
+    let family = environment.family;
+    match step {
+        Step::Entry((listener, _)) => plan::guard(*listener, &environment.features),
+        Step::Jump { within, to } => Purpose::Guards.jump(Rule::new(), family, *within, *to),
+    }
+}

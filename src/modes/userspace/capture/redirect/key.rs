@@ -1,0 +1,268 @@
+//! What the rules of a frontend or a listener match, as a number of bits that can be
+//! searched by its first ones.
+//!
+//! The bits are those of the address (128; of IPv4 the first 32, then zeros; zeros
+//! where no address is matched), the protocol (4) and the port (16).
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
+};
+
+use ipnet::IpNet;
+
+use crate::{
+    kernel::xtables::rule::{Match, Rule},
+    net::{Family, Protocol},
+};
+
+/// Where the protocol begins, where the port does, and where that ends.
+const PROTOCOL: u8 = 128;
+const PORT: u8 = 132;
+const END: u8 = 148;
+/// Chains begin at every bit of this number.
+pub const STRIDE: u8 = 4;
+
+/// An address, a protocol and a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    address: u128,
+    /// Protocol and port, from the highest bit on.
+    rest: u32,
+}
+
+/// All keys that begin with certain bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Prefix {
+    /// The others of its bits are 0.
+    bits: Key,
+    length: u8,
+}
+
+impl Key {
+    /// Returns the key of a port, at `address` or wherever it is called.
+    pub fn new(address: Option<IpAddr>, protocol: Protocol, port: u16) -> Key {
+        let address = match address {
+            None => 0,
+            Some(IpAddr::V4(ip)) => u128::from(ip.to_bits()) << 96,
+            Some(IpAddr::V6(ip)) => ip.to_bits(),
+        };
+        let rest = (number(protocol) << 28) | (u32::from(port) << 12);
+        Key { address, rest }
+    }
+
+    fn port(self) -> u16 {
+        // The mask leaves nothing to lose.
+        (self.rest >> 12 & 0xffff) as u16
+    }
+}
+
+/// Returns the number of a protocol among the bits of a key; none has 0.
+fn number(protocol: Protocol) -> u32 {
+    match protocol {
+        Protocol::Tcp => 1,
+        Protocol::Udp => 2,
+        Protocol::Sctp => 3,
+    }
+}
+
+/// Returns the bits of a key that a prefix of that length has.
+fn mask(length: u8) -> Key {
+    let (of_address, of_rest) = (length.min(PROTOCOL), length.saturating_sub(PROTOCOL));
+    let gone = 128 - u32::from(of_address);
+    Key {
+        address: u128::MAX.checked_shl(gone).unwrap_or(0),
+        rest: u32::MAX.checked_shl(32 - u32::from(of_rest)).unwrap_or(0),
+    }
+}
+
+impl Prefix {
+    /// What all keys begin with.
+    pub const ALL: Prefix = Prefix {
+        bits: Key {
+            address: 0,
+            rest: 0,
+        },
+        length: 0,
+    };
+
+    fn of(key: Key, length: u8) -> Prefix {
+        let mask = mask(length);
+        let bits = Key {
+            address: key.address & mask.address,
+            rest: key.rest & mask.rest,
+        };
+        Prefix { bits, length }
+    }
+
+    /// Returns the longest that both keys have and a rule can match, which asks for a whole
+    /// protocol.
+    pub fn common(one: Key, other: Key) -> Prefix {
+        let of_address = (one.address ^ other.address).leading_zeros();
+        let of_rest = (one.rest ^ other.rest).leading_zeros();
+        let same = match of_address {
+            128 => of_address + of_rest,
+            _ => of_address,
+        };
+        let same = u8::try_from(same).unwrap_or(END).min(END);
+        match same {
+            PROTOCOL..PORT => Prefix::of(one, PROTOCOL),
+            _ => Prefix::of(one, same),
+        }
+    }
+
+    /// Returns the longest prefix of it at which a chain may begin.
+    pub fn aligned(self) -> Prefix {
+        Prefix::of(self.bits, self.length - self.length % STRIDE)
+    }
+
+    /// Returns how many bits it has.
+    pub fn length(self) -> u8 {
+        self.length
+    }
+
+    /// Returns the keys that begin with it.
+    pub fn keys(self) -> RangeInclusive<Key> {
+        let mask = mask(self.length);
+        let last = Key {
+            address: self.bits.address | !mask.address,
+            rest: self.bits.rest | !mask.rest,
+        };
+        self.bits..=last
+    }
+
+    /// Returns the next longer prefixes that a rule can match, in order: two, or one for each
+    /// protocol.
+    pub fn parts(self) -> impl Iterator<Item = Prefix> {
+        let width = match self.length {
+            PROTOCOL => PORT - PROTOCOL,
+            _ => 1,
+        };
+        let length = (self.length + width).min(END);
+        let part = move |number: u32| {
+            let mut bits = self.bits;
+            if length > PROTOCOL {
+                bits.rest |= number << (32 - u32::from(length - PROTOCOL));
+            } else {
+                bits.address |= u128::from(number) << (128 - u32::from(length));
+            }
+            Prefix { bits, length }
+        };
+        (0..1 << width).map(part)
+    }
+
+    /// Returns `rule` for those of its packets that have this prefix; `addresses` are of that
+    /// family, or are not matched.
+    pub fn within(self, rule: Rule, addresses: Option<Family>) -> Rule {
+        let rule = match addresses {
+            Some(family) if self.length > 0 => rule.destination(self.network(family)),
+            _ => rule,
+        };
+        let number = self.bits.rest >> 28;
+        let mut protocols = Protocol::ALL.into_iter();
+        let protocol = protocols.find(|protocol| self::number(*protocol) == number);
+        let Some(protocol) = protocol.filter(|_| self.length >= PORT) else {
+            return rule;
+        };
+        let rule = rule.protocol(protocol);
+        if self.length == PORT {
+            return rule;
+        }
+        let ports = self.keys();
+        let ports = ports.start().port()..=ports.end().port();
+        rule.with(Match::DestinationPorts(protocol, ports))
+    }
+
+    fn network(self, family: Family) -> IpNet {
+        let (address, longest) = match family {
+            Family::V4 => {
+                let bits = (self.bits.address >> 96) as u32;
+                (IpAddr::V4(Ipv4Addr::from_bits(bits)), 32)
+            }
+            Family::V6 => (IpAddr::V6(Ipv6Addr::from_bits(self.bits.address)), 128),
+        };
+        // At most the longest there is.
+        IpNet::new_assert(address, self.length.min(longest))
+    }
+
+    /// Returns what no other prefix has, as text.
+    pub fn identity(self) -> String {
+        let Key { address, rest } = self.bits;
+        format!("{address:x} {rest:x} {}", self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(address: &str, protocol: Protocol, port: u16) -> Key {
+        Key::new(address.parse().ok(), protocol, port)
+    }
+
+    #[test]
+    fn prefixes_match_what_their_keys_have_in_common() {
+        use Protocol::{Tcp, Udp};
+        for (one, other, family, words) in [
+            (
+                ("10.96.0.1", Tcp, 80),
+                ("10.96.7.1", Udp, 53),
+                Some(Family::V4),
+                "-d 10.96.0.0/21",
+            ),
+            (
+                ("10.96.0.1", Tcp, 80),
+                ("200.0.0.1", Tcp, 80),
+                Some(Family::V4),
+                "",
+            ),
+            (
+                ("10.96.0.1", Tcp, 80),
+                ("10.96.0.1", Udp, 80),
+                Some(Family::V4),
+                "-d 10.96.0.1/32",
+            ),
+            (
+                ("10.96.0.1", Tcp, 80),
+                ("10.96.0.1", Tcp, 8080),
+                Some(Family::V4),
+                "-d 10.96.0.1/32 -p tcp -m tcp --dport 0:8191",
+            ),
+            (
+                ("fd96::1", Tcp, 80),
+                ("fd96::ff:2", Tcp, 80),
+                Some(Family::V6),
+                "-d fd96::/104",
+            ),
+            (("-", Tcp, 30_080), ("-", Udp, 30_080), None, ""),
+            (("-", Tcp, 1), ("-", Tcp, 65_535), None, "-p tcp"),
+            (
+                ("-", Udp, 30_080),
+                ("-", Udp, 30_081),
+                None,
+                "-p udp -m udp --dport 30080:30081",
+            ),
+            (
+                ("-", Udp, 30_080),
+                ("-", Udp, 30_080),
+                None,
+                "-p udp -m udp --dport 30080",
+            ),
+        ] {
+            let [one, other] = [one, other].map(|(ip, protocol, port)| key(ip, protocol, port));
+            let common = Prefix::common(one, other);
+            let rule = common.within(Rule::new(), family);
+            let of = family.unwrap_or(Family::V4);
+            assert_eq!(rule.words(of).to_string(), words);
+            assert!([one, other].iter().all(|key| common.keys().contains(key)));
+            let parts: Vec<_> = common.parts().filter(|_| one != other).collect();
+            for key in [one, other] {
+                let having = parts.iter().filter(|part| part.keys().contains(&key));
+                assert_eq!(having.count(), usize::from(one != other), "{key:?}");
+            }
+            let has_both =
+                |part: &&Prefix| part.keys().contains(&one) && part.keys().contains(&other);
+            assert_eq!(parts.iter().find(has_both), None);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A search tree of chains, by which few rules are tried of many: a chain has few rules, or
+//! jumps to chains for parts of what it is for. Pure.
+//!
+//! What is in a chain follows from the keys that begin with its prefix, and from nothing
+//! else: not from other keys, nor from what was there before. So a change of one key
+//! concerns the chains that lead to it, and the same keys always give the same chains.
+//!
+//! Parts with no more than [`FEW`] keys are leaves. Larger ones are halved, up to four times
+//! in one chain; bits that all keys of a part have in common are passed over, but chains
+//! that jump begin at every fourth bit only, and so stay when a key comes that has fewer of
+//! the bits in common: it only has another chain lead to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::key::{Key, Prefix, STRIDE};
+
+/// The most rules of a chain that jumps to no others.
+pub const FEW: usize = 32;
+
+/// Values by key.
+#[derive(Debug)]
+pub struct Tree<V> {
+    entries: BTreeMap<Key, V>,
+}
+
+/// One rule of a chain.
+#[derive(Debug)]
+pub enum Step<'a, V> {
+    /// That of one value.
+    Entry(&'a V),
+    /// A jump to the chain that has the values of a part.
+    Jump {
+        /// What all keys of the part begin with.
+        within: Prefix,
+        /// Which chain.
+        to: Prefix,
+    },
+}
+
+/// Chains of a tree.
+#[derive(Debug)]
+pub struct Chains<'a, V> {
+    /// What leads to the first of them, or takes its place.
+    pub top: Option<Step<'a, V>>,
+    /// Those that were asked for, each before the one that jumps to it.
+    pub asked: Vec<(Prefix, Vec<Step<'a, V>>)>,
+    /// The others that these jump to.
+    pub others: BTreeSet<Prefix>,
+}
+
+impl<V> Default for Tree<V> {
+    fn default() -> Tree<V> {
+        let entries = BTreeMap::new();
+        Tree { entries }
+    }
+}
+
+impl<V> Tree<V> {
+    /// Returns how many values there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the values, in the order of their keys.
+    pub fn values(&self) -> impl Iterator<Item = &V> {
+        self.entries.values()
+    }
+
+    /// Returns the value of `key`.
+    pub fn get(&self, key: &Key) -> Option<&V> {
+        self.entries.get(key)
+    }
+
+    /// Returns the value of `key`, to be changed.
+    pub fn get_mut(&mut self, key: &Key) -> Option<&mut V> {
+        self.entries.get_mut(key)
+    }
+
+    /// Sets the value of `key`.
+    pub fn insert(&mut self, key: Key, value: V) {
+        self.entries.insert(key, value);
+    }
+
+    /// Removes the value of `key`, and returns it.
+    pub fn remove(&mut self, key: &Key) -> Option<V> {
+        self.entries.remove(key)
+    }
+
+    /// Returns the chains that are `asked` for, of those that others lead to which are.
+    pub fn chains(&self, asked: &dyn Fn(Prefix) -> bool) -> Chains<'_, V> {
+        let mut chains = Chains {
+            top: self.step(Prefix::ALL),
+            asked: Vec::new(),
+            others: BTreeSet::new(),
+        };
+        if let Some(Step::Jump { to, .. }) = chains.top {
+            self.descend(to, asked, &mut chains);
+        }
+        chains
+    }
+
+    fn descend<'a>(&'a self, to: Prefix, asked: &dyn Fn(Prefix) -> bool, into: &mut Chains<'a, V>) {
+        if !asked(to) {
+            into.others.insert(to);
+            return;
+        }
+        let steps = self.chain(to);
+        for step in &steps {
+            if let Step::Jump { to, .. } = step {
+                self.descend(*to, asked, into);
+            }
+        }
+        into.asked.push((to, steps));
+    }
+
+    /// Returns what is in the chain of `prefix`.
+    pub fn chain(&self, prefix: Prefix) -> Vec<Step<'_, V>> {
+        if self.is_large(prefix) {
+            let mut steps = Vec::new();
+            self.split(prefix, prefix.length() + STRIDE, &mut steps);
+            return steps;
+        }
+        let entries = self.entries.range(prefix.keys());
+        entries.map(|(_, value)| Step::Entry(value)).collect()
+    }
+
+    /// Adds the steps for the parts of `prefix`, which have as many bits as `until` at most.
+    fn split<'a>(&'a self, prefix: Prefix, until: u8, steps: &mut Vec<Step<'a, V>>) {
+        for part in prefix.parts() {
+            if part.length() < until && self.is_large(part) {
+                self.split(part, until, steps);
+            } else {
+                steps.extend(self.step(part));
+            }
+        }
+    }
+
+    /// Returns what leads to the values of `part`; `None`: there are none.
+    fn step(&self, part: Prefix) -> Option<Step<'_, V>> {
+        let mut of_part = self.entries.range(part.keys());
+        let (first, value) = of_part.next()?;
+        let Some((last, _)) = of_part.next_back() else {
+            return Some(Step::Entry(value));
+        };
+        let within = Prefix::common(*first, *last);
+        let to = if self.is_large(part) {
+            within.aligned()
+        } else {
+            part
+        };
+        Some(Step::Jump { within, to })
+    }
+
+    fn is_large(&self, prefix: Prefix) -> bool {
+        self.entries.range(prefix.keys()).nth(FEW).is_some()
+    }
+}
