@@ -162,6 +162,22 @@ impl<O> Transaction<O> {
         self.groups.iter().all(|group| group.ops.is_empty())
     }
 
+    /// Returns true if chains go.
+    pub fn deletes(&self) -> bool {
+        let mut ops = self.groups.iter().flat_map(|group| &group.ops);
+        ops.any(|op| op.action == Action::Delete)
+    }
+
+    /// Returns the same change but for the chains that go: they are left there, empty.
+    pub fn emptying(mut self) -> Transaction<O> {
+        for op in self.groups.iter_mut().flat_map(|group| &mut group.ops) {
+            if op.action == Action::Delete {
+                op.action = Action::FillLast(Vec::new());
+            }
+        }
+        self
+    }
+
     /// Returns the steps that are due in `phase`, as input of `iptables-restore`;
     /// empty if there are none.
     pub fn text(&self, phase: Phase) -> String {

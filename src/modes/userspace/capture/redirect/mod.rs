@@ -41,7 +41,7 @@ use crate::{
         netlink::{Protocol, Socket},
         probe::Kernel,
         xtables::{
-            Engine,
+            self, Engine,
             difference::exact_difference,
             features::Features,
             remove::{Owned, Preserved},
@@ -236,7 +236,7 @@ impl Redirect {
             // Who called while rules were missing was led past them.
             self.stale.extend(self.applied.frontends());
         }
-        self.run(transaction).await?;
+        self.run(transaction, report).await?;
         self.forget_stale(report).await;
         Ok(())
     }
@@ -251,14 +251,30 @@ impl Redirect {
         let difference = self.applied.update(desired, changed, report);
         self.stale.extend(difference.frontends);
         let family = self.writer.family();
-        self.run(Transaction::common(family, difference.ops))
-            .await?;
+        let transaction = Transaction::common(family, difference.ops);
+        self.run(transaction, report).await?;
         self.forget_stale(report).await;
         Ok(())
     }
 
-    async fn run(&mut self, transaction: Transaction<()>) -> Result<(), Error> {
-        self.writer.run(&transaction).await?;
+    /// Makes the change. Where the kernel refuses it and would delete chains, they are only
+    /// emptied: another program's rule may lead to one of them, which is not ours to remove.
+    async fn run(
+        &mut self,
+        transaction: Transaction<()>,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        match self.writer.run(&transaction).await {
+            Err(error @ xtables::Error::Failed { .. }) if transaction.deletes() => {
+                self.writer.run(&transaction.emptying()).await?;
+                report.messages.push(format!(
+                    "{}: chains that nothing needs any more are left empty, because another \
+                     program's rule leads to one of them: {error}",
+                    self.writer.family()
+                ));
+            }
+            done => drop(done?),
+        }
         self.watch.record();
         self.in_force = true;
         Ok(())

@@ -273,6 +273,26 @@ fn a_change_writes_few_rules_of_many() {
 }
 
 #[test]
+fn chains_go_with_the_frontends_that_need_them() {
+    let mut desired = cluster(Family::V4, 1_000);
+    let mut applied = applied_to(&desired, Family::V4);
+    let mut tables = whole(&applied, Family::V4);
+    let all: Vec<Frontend> = desired.keys().copied().collect();
+    // One after the other, in an order that leaves some of each part until the end.
+    for number in 0..all.len() {
+        let frontend = all[number * 7919 % all.len()];
+        desired.remove(&frontend);
+        let ops = applied
+            .update(&desired, &[frontend], &mut Report::default())
+            .ops;
+        let text = Transaction::common(Family::V4, ops).to_string();
+        tables.run(&text, |_| {});
+        assert_eq!(tables.unused(), [""; 0], "{number}: {text}");
+    }
+    assert!(desired.is_empty() && tables == whole(&applied, Family::V4));
+}
+
+#[test]
 fn the_way_to_a_frontend_is_named() {
     let desired = cluster(Family::V4, 2_000);
     let applied = applied_to(&desired, Family::V4);

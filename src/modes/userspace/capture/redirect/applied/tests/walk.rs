@@ -1,6 +1,9 @@
 //! Tables as `iptables-restore` leaves them, and the way of a packet through them.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 
@@ -94,6 +97,20 @@ impl Tables {
     pub fn ours(&self, table: Table) -> impl Iterator<Item = (&String, &Vec<String>)> {
         let chains = self.0.get(&table).into_iter().flatten();
         chains.filter(|(name, _)| !BASE_CHAINS.contains(&name.as_str()))
+    }
+
+    /// Returns the chains of ours that no rule leads to.
+    pub fn unused(&self) -> Vec<&String> {
+        let used: HashSet<&str> = self
+            .0
+            .values()
+            .flat_map(BTreeMap::values)
+            .flatten()
+            .filter_map(|rule| target(rule))
+            .collect();
+        let ours = self.0.keys().flat_map(|table| self.ours(*table));
+        let names = ours.map(|(name, _)| name);
+        names.filter(|name| !used.contains(name.as_str())).collect()
     }
 
     /// Returns the way of a packet that comes to `chain`.
