@@ -106,12 +106,34 @@ impl Capture {
     }
 
     /// Makes the kernel capture what is desired of the families that `scopes` names.
+    /// Where another process changed rules, everything is compared.
     pub async fn sync(&mut self, desired: &Desired, scopes: &Scopes) -> Outcomes {
+        let mut scopes = scopes.clone();
+        let mut unmodified = PerFamily::each(|_| true);
+        for (family, capture) in self.families.iter_mut() {
+            let Way::Redirect(redirect) = &mut capture.way else {
+                continue;
+            };
+            // A change writes whole chains: it would hide what others changed of them.
+            let is_unmodified = redirect.is_unmodified();
+            *unmodified.get_mut(family) = is_unmodified;
+            if let Some(scope) = scopes.get_mut(family).as_mut().filter(|_| !is_unmodified) {
+                scope.extent = Extent::Full;
+            }
+        }
         let served = &self.node_ports;
         let PerFamily { v4, v6 } = &mut self.families;
         let v4 = v4.sync(Family::V4, desired, scopes.v4.as_ref(), served);
         let v6 = v6.sync(Family::V6, desired, scopes.v6.as_ref(), served);
         let (v4, v6) = tokio::join!(v4, v6);
+        // nf_tables counts changes of both families together: what one wrote would pass for
+        // another process's change of the other's rules.
+        for (family, capture) in self.families.iter_mut() {
+            let is_known = scopes.get(family).is_some() || *unmodified.get(family);
+            if let (Way::Redirect(redirect), true) = (&mut capture.way, is_known) {
+                redirect.record();
+            }
+        }
         PerFamily { v4, v6 }
     }
 }

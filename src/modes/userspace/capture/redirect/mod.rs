@@ -105,9 +105,16 @@ impl Redirect {
         !self.in_force || self.watch.is_unmodified()
     }
 
+    /// Records that the rules in force are as they should be now.
+    pub fn record(&mut self) {
+        if self.in_force {
+            self.watch.record();
+        }
+    }
+
     /// Makes the kernel capture what is desired; frontends of other families are
-    /// left out. A full sync compares everything and repairs jumps, and so does any other when
-    /// another process changed something; node ports are `served` as it found them.
+    /// left out. A full sync compares everything and repairs jumps; node ports are
+    /// `served` as it found them. Afterwards the rules are to be [recorded](Self::record).
     ///
     /// A frontend's target must be another port than its own: conntrack sees
     /// no translation where nothing changes, and the guard would refuse it.
@@ -124,8 +131,7 @@ impl Redirect {
         // While this fails or is cancelled, what is recorded is not what the kernel
         // has.
         let in_force = mem::take(&mut self.in_force);
-        // A change writes whole chains: it would hide what others changed of them.
-        if in_force && scope.extent < Extent::Full && self.watch.is_unmodified() {
+        if in_force && scope.extent < Extent::Full {
             self.update(desired, &scope.changed, report).await
         } else {
             self.compare(desired, served, report).await
@@ -148,8 +154,8 @@ impl Redirect {
         OWNED.is_there(preserved).await
     }
 
-    /// Returns how the rules differ from those for what is desired, whatever their order,
-    /// which follows from when each came. Changes nothing.
+    /// Returns how the rules differ from those for what is desired, rule by rule: that those of a
+    /// chain stand in another order is left out. Changes nothing.
     ///
     /// # Errors
     /// When the kernel could not be asked.
@@ -275,7 +281,6 @@ impl Redirect {
             }
             done => drop(done?),
         }
-        self.watch.record();
         self.in_force = true;
         Ok(())
     }

@@ -138,7 +138,7 @@ pub fn is_ours(chain: &str) -> bool {
     chain == CHAIN || chain.starts_with(PARTS)
 }
 
-/// How a chain is compared where its rules may stand in another order.
+/// How a chain is compared where each rule that differs is to be known.
 pub fn by_rule(table: Table, chain: &str) -> Interest {
     match interest(table, chain) {
         Interest::Whole => Interest::ByRule,
