@@ -14,6 +14,7 @@ pub mod ipset;
 pub mod ipvs;
 pub mod isolation;
 pub mod links;
+pub mod memory_limit;
 pub mod modules;
 #[cfg(test)]
 pub(crate) mod namespace;

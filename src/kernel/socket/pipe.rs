@@ -34,15 +34,15 @@ pub struct Pipe {
     write: OwnedFd,
     capacity: usize,
     filled: usize,
-    /// Its two descriptors in the budget that they count in.
-    _descriptors: OwnedSemaphorePermit,
+    /// Its two descriptors in the budgets that they count in.
+    _descriptors: [OwnedSemaphorePermit; 2],
 }
 
 impl Pipe {
     /// Returns an empty pipe, from the worker's pool if it has one, else a new one
     /// with what `descriptors` gives for its two. `None` when they are short: the
     /// flow then goes on copying.
-    pub fn take(descriptors: impl FnOnce() -> Option<OwnedSemaphorePermit>) -> Option<Pipe> {
+    pub fn take(descriptors: impl FnOnce() -> Option<[OwnedSemaphorePermit; 2]>) -> Option<Pipe> {
         if let Some(pipe) = POOL.with_borrow_mut(Vec::pop) {
             return Some(pipe);
         }

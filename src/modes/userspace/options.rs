@@ -3,11 +3,14 @@
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use super::proxy::{
-    Shared, cluster_local::ClusterLocal, counters::Counters, descriptors::Descriptors,
-    tcp::Limits as DialLimits, transparent::Transparent, udp,
+    Shared, buffered::Buffered, cluster_local::ClusterLocal, counters::Counters,
+    descriptors::Descriptors, tcp::Limits as DialLimits, transparent::Transparent, udp,
 };
 use crate::{
-    hold::Holding, kernel::socket::local_ports::LocalPorts, net::DetectLocal, node::NodePorts,
+    hold::Holding,
+    kernel::{memory_limit, socket::local_ports::LocalPorts},
+    net::DetectLocal,
+    node::NodePorts,
     sched::SchedulerName,
 };
 
@@ -56,12 +59,18 @@ impl Options {
     /// counts with `counters`.
     pub(super) fn shared(&self, counters: Counters) -> Arc<Shared> {
         let cluster_local = Arc::new(ClusterLocal::new(self.detect_local.clone()));
-        let descriptors = Descriptors::of_this_process();
+        let memory = memory_limit::of_this_process();
+        let descriptors = Descriptors::of_this_process(memory);
+        let most = descriptors.in_memory().map(i64::try_from);
+        counters
+            .memory_descriptors
+            .set(most.map_or(0, |most| most.unwrap_or(i64::MAX)));
         let local_ports = LocalPorts::of_this_node();
         Arc::new(Shared {
             node: Arc::clone(&self.node),
             udp: udp::Resources::new(&descriptors, local_ports, self.udp_timeout),
             descriptors,
+            buffered: Buffered::new(counters.buffered.clone(), memory),
             counters,
             udp_timeout: self.udp_timeout,
             dial: self.dial,

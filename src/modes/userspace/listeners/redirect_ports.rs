@@ -204,7 +204,8 @@ mod tests {
         // Three neighbouring ports that are free now; taken ones are skipped.
         let probe = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         let first = probe.local_addr().unwrap().port().clamp(1024, 65_000);
-        let mut ports = RedirectPorts::new(Some(first..=first + 2), Descriptors::of_this_process());
+        let mut ports =
+            RedirectPorts::new(Some(first..=first + 2), Descriptors::of_this_process(None));
         let mut taken = Vec::new();
         let error = loop {
             match ports.take(Protocol::Tcp, Family::V4) {
@@ -232,7 +233,8 @@ mod tests {
         let port = both.local_addr().unwrap().port();
         drop(both);
         for families in [[Family::V4, Family::V6], [Family::V6, Family::V4]] {
-            let mut ports = RedirectPorts::new(Some(port..=port), Descriptors::of_this_process());
+            let mut ports =
+                RedirectPorts::new(Some(port..=port), Descriptors::of_this_process(None));
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 let taken = families.map(|family| ports.take(protocol, family).unwrap());
                 assert!(taken.iter().all(|taken| taken.address.port() == port));
@@ -245,7 +247,7 @@ mod tests {
     fn no_port_is_held_twice() {
         // As many as make it likely that the kernel picks one again: of 28,000
         // ports, the same is among 1,000 more often than not.
-        let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
+        let mut ports = RedirectPorts::new(None, Descriptors::of_this_process(None));
         let mut seen = HashSet::new();
         for _ in 0..2_000 {
             let taken = ports.take(Protocol::Udp, Family::V4).unwrap();
@@ -256,7 +258,7 @@ mod tests {
     #[test]
     fn a_held_udp_port_refuses_and_no_other_program_gets_it() {
         for family in [Family::V4, Family::V6] {
-            let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
+            let mut ports = RedirectPorts::new(None, Descriptors::of_this_process(None));
             let taken = ports.take(Protocol::Udp, family).unwrap();
             let error = std::net::UdpSocket::bind(taken.address).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
@@ -291,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_held_port_refuses_until_there_is_a_listener() {
-        let mut ports = RedirectPorts::new(None, Descriptors::of_this_process());
+        let mut ports = RedirectPorts::new(None, Descriptors::of_this_process(None));
         let taken = ports.take(Protocol::Tcp, Family::V4).unwrap();
         let target = ("127.0.0.1", taken.address.port());
         let refused = std::net::TcpStream::connect(target).unwrap_err();

@@ -35,9 +35,11 @@ counters! {
     connections_refused: IntCounter = "connections_refused_total", "TCP connections reset because source ranges exclude the peer.";
     dial_failures: IntCounter = "dial_failures_total", "Attempts to reach an endpoint that failed.";
     dial_retries: IntCounter = "dial_retries_total", "Attempts on another endpoint after a failure.";
-    accept_paused: IntCounter = "accept_paused_total", "Times that accepting paused because file descriptors ran out, or were left to other Services.";
+    buffered: IntGauge = "buffered_bytes", "Bytes that are kept for clients and endpoints that do not take them.";
+    memory_descriptors: IntGauge = "memory_descriptors", "File descriptors of TCP connections, UDP clients and pipes that the limit of memory leaves room for; 0: there is no limit.";
+    accept_paused: IntCounter = "accept_paused_total", "Times that accepting paused because file descriptors, or memory for them, ran out, or were left to other Services.";
     udp_associations: IntGauge = "udp_associations", "UDP clients that have a backend now.";
-    udp_exhausted: IntCounter = "udp_exhausted_total", "UDP clients that got no backend because local ports or file descriptors ran out.";
+    udp_exhausted: IntCounter = "udp_exhausted_total", "UDP clients that got no backend because local ports, file descriptors or memory for them ran out.";
     udp_ended_early: IntCounter = "udp_ended_early_total", "UDP clients that lost their backend while idle, to make room for others.";
     datagrams_dropped: IntCounter = "datagrams_dropped_total", "UDP datagrams that could not be passed on.";
 }

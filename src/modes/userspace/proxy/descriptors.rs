@@ -5,6 +5,10 @@
 //! clients, listeners, ports that are reserved. What the rest of the process has
 //! open (logs, epoll, netlink, the API server, probes, health-check node ports) is
 //! counted and left out of it.
+//!
+//! Clients come and go, and what each has costs memory of this process and of the
+//! kernel: where that has a limit, they take out of a second budget what there is memory
+//! for.
 
 use std::{
     fs, io,
@@ -29,6 +33,16 @@ const LEAST: usize = 2;
 /// Descriptors that this process has open (`proc_pid_fd(5)`).
 const OPEN: &str = "/proc/self/fd";
 
+/// Memory that a descriptor of a client costs, in bytes: with that of the kernel for the
+/// socket, half of a connection's task, or a UDP client's. About 5,300 were measured.
+const COST: u64 = 6 * 1024;
+
+/// What clients' descriptors may cost is this fraction of the memory limit.
+const MEMORY_SHARE: u64 = 2;
+
+/// What a client has taken, of descriptors and of memory.
+pub type Taken = [OwnedSemaphorePermit; 2];
+
 /// Permits that the data path may hold, one a descriptor.
 #[derive(Clone, Debug)]
 pub struct Descriptors(Arc<Budget>);
@@ -36,6 +50,10 @@ pub struct Descriptors(Arc<Budget>);
 #[derive(Debug)]
 struct Budget {
     permits: Arc<Semaphore>,
+    /// Permits of those descriptors that clients have.
+    clients: Arc<Semaphore>,
+    /// How many of them there are, free or not; `None`: memory has no limit.
+    in_memory: Option<usize>,
     /// Permits that there are, free or not.
     total: AtomicUsize,
     /// What the process may open.
@@ -45,17 +63,21 @@ struct Budget {
 }
 
 impl Descriptors {
-    /// Returns a budget of what this process may open, after its limit was raised.
-    pub fn of_this_process() -> Self {
-        let descriptors = Descriptors::with_limit(open_files::raise_limit());
+    /// Returns a budget of what this process may open, after its limit was raised, and of
+    /// what there is `memory` for, a limit in bytes.
+    pub fn of_this_process(memory: Option<u64>) -> Self {
+        let descriptors = Descriptors::with_limit(open_files::raise_limit(), memory);
         descriptors.count();
         descriptors
     }
 
-    fn with_limit(limit: usize) -> Self {
+    fn with_limit(limit: usize, memory: Option<u64>) -> Self {
         let total = share(limit, 0);
+        let in_memory = memory.map(in_memory);
         Descriptors(Arc::new(Budget {
             permits: Arc::new(Semaphore::new(total)),
+            clients: Arc::new(Semaphore::new(in_memory.unwrap_or(Semaphore::MAX_PERMITS))),
+            in_memory,
             total: AtomicUsize::new(total),
             limit,
             outside: AtomicUsize::new(0),
@@ -100,30 +122,29 @@ impl Descriptors {
         budget.total.store(total, Relaxed);
     }
 
-    /// Takes `n` descriptors if they are free.
-    pub fn try_take(&self, n: u32) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.0.permits).try_acquire_many_owned(n).ok()
+    /// Takes `n` descriptors of a client if they are free, and there is memory for them.
+    pub fn try_take(&self, n: u32) -> Option<Taken> {
+        let take = |of: &Arc<Semaphore>| Arc::clone(of).try_acquire_many_owned(n).ok();
+        Some([take(&self.0.permits)?, take(&self.0.clients)?])
     }
 
-    /// Takes `n` descriptors for something that a Service needs.
+    /// Takes `n` descriptors for something that a Service needs, however much memory there is.
     ///
     /// # Errors
     /// When so many are not free.
     pub fn take_now(&self, n: usize) -> io::Result<OwnedSemaphorePermit> {
         let n = u32::try_from(n).ok();
-        n.and_then(|n| self.try_take(n)).ok_or_else(|| {
-            io::Error::other("no file descriptors are left for it; raise the limit (ulimit -n)")
-        })
+        let permits = || Arc::clone(&self.0.permits);
+        n.and_then(|n| permits().try_acquire_many_owned(n).ok())
+            .ok_or_else(|| {
+                io::Error::other("no file descriptors are left for it; raise the limit (ulimit -n)")
+            })
     }
 
-    /// Waits for `n` descriptors; first come, first served.
-    pub async fn take(&self, n: u32) -> OwnedSemaphorePermit {
-        match Arc::clone(&self.0.permits).acquire_many_owned(n).await {
-            Ok(permit) => permit,
-            // Acquiring fails only once the semaphore is closed, and nothing
-            // closes it.
-            Err(_) => std::future::pending().await,
-        }
+    /// Waits for `n` descriptors of a client, and for memory; first come, first served.
+    pub async fn take(&self, n: u32) -> Taken {
+        let memory = wait_for(&self.0.clients, n).await;
+        [wait_for(&self.0.permits, n).await, memory]
     }
 
     /// Returns how many are free.
@@ -136,15 +157,29 @@ impl Descriptors {
         self.0.total.load(Relaxed)
     }
 
-    /// Less than a quarter is free: who can do with fewer should.
+    /// Returns how many of clients there is memory for; `None`: memory has no limit.
+    pub fn in_memory(&self) -> Option<usize> {
+        self.0.in_memory
+    }
+
+    /// Returns how many clients may have in all.
+    pub fn for_clients(&self) -> usize {
+        self.total().min(self.in_memory().unwrap_or(usize::MAX))
+    }
+
+    /// Less than a quarter is free, or has memory left: who can do with fewer should.
     pub fn short(&self) -> bool {
-        self.free() < self.total() / 4
+        self.are_for_others(usize::MAX)
     }
 
     /// Returns whether a service group with so many descriptors is to leave those that are
-    /// free to others: they are less than a quarter, and it has more than that itself.
+    /// free to others: they are less than a quarter, and it has more than that itself, be it
+    /// of all or of those that there is memory for.
     pub fn are_for_others(&self, descriptors: usize) -> bool {
-        descriptors > self.total() / 4 && self.short()
+        let few = |free, total| free < total / 4 && descriptors > total / 4;
+        let memory = self.in_memory();
+        few(self.free(), self.total())
+            || memory.is_some_and(|total| few(self.0.clients.available_permits(), total))
     }
 }
 
@@ -154,6 +189,20 @@ fn share(limit: usize, outside: usize) -> usize {
     let left = limit.saturating_sub(outside);
     let share = left - SPARE.min(left / 2);
     share.clamp(LEAST, Semaphore::MAX_PERMITS)
+}
+
+/// Returns how many descriptors of clients there is memory for under a limit in bytes.
+fn in_memory(limit: u64) -> usize {
+    let most = usize::try_from(limit / MEMORY_SHARE / COST).unwrap_or(usize::MAX);
+    most.clamp(LEAST, Semaphore::MAX_PERMITS)
+}
+
+async fn wait_for(permits: &Arc<Semaphore>, n: u32) -> OwnedSemaphorePermit {
+    match Arc::clone(permits).acquire_many_owned(n).await {
+        Ok(permit) => permit,
+        // Acquiring fails only once the semaphore is closed, and nothing closes it.
+        Err(_) => std::future::pending().await,
+    }
 }
 
 /// Returns how many descriptors are open, if the kernel has that number.
@@ -188,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_finds_the_budget_empty_waits_for_what_others_return() {
-        let descriptors = Descriptors::with_limit(SPARE + 100);
+        let descriptors = Descriptors::with_limit(SPARE + 100, None);
         let most = descriptors.try_take(99).expect("free");
         assert!(descriptors.try_take(2).is_none());
         assert!(descriptors.take_now(2).is_err());
@@ -201,7 +250,7 @@ mod tests {
 
     #[test]
     fn what_is_open_elsewhere_is_left_out_of_the_budget() {
-        let descriptors = Descriptors::with_limit(1_000);
+        let descriptors = Descriptors::with_limit(1_000, None);
         descriptors.counted(300);
         assert_eq!(descriptors.total(), 1_000 - 300 - SPARE);
         let taken = descriptors.try_take(600).expect("free");
@@ -216,6 +265,23 @@ mod tests {
         assert_eq!(descriptors.total(), 1_000 - 380 - SPARE);
         descriptors.counted(80);
         assert_eq!(descriptors.free(), 1_000 - 80 - SPARE);
+    }
+
+    #[tokio::test]
+    async fn clients_wait_for_memory_and_listeners_do_not() {
+        let descriptors = Descriptors::with_limit(10_000, Some(100 * MEMORY_SHARE * COST));
+        assert_eq!(descriptors.for_clients(), 100);
+        let most = descriptors.try_take(76).expect("free");
+        assert!(descriptors.short());
+        assert!(descriptors.are_for_others(76) && !descriptors.are_for_others(24));
+        assert!(descriptors.try_take(25).is_none());
+        assert!(descriptors.take_now(1_000).is_ok());
+        let mut waiting = Box::pin(descriptors.take(25));
+        let now = tokio::time::timeout(std::time::Duration::ZERO, &mut waiting).await;
+        assert!(now.is_err(), "there is memory for 24");
+        drop(most);
+        drop(waiting.await);
+        assert!(!descriptors.short());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 pub mod affinity;
 pub mod backends;
+pub mod buffered;
 pub mod captured;
 pub mod cluster_local;
 pub mod counters;
@@ -26,8 +27,8 @@ use std::{
 };
 
 use self::{
-    captured::Captured, cluster_local::ClusterLocal, counters::Counters, descriptors::Descriptors,
-    group::ServiceGroup, transparent::Transparent,
+    buffered::Buffered, captured::Captured, cluster_local::ClusterLocal, counters::Counters,
+    descriptors::Descriptors, group::ServiceGroup, transparent::Transparent,
 };
 use crate::{hold::Holding, log_once::LoggedFlag, net::Protocol};
 
@@ -38,6 +39,8 @@ pub struct Shared {
     pub node: Arc<str>,
     /// The budget of file descriptors.
     pub descriptors: Descriptors,
+    /// What relays keep for slow receivers.
+    pub buffered: Buffered,
     /// What is counted for `/metrics`.
     pub counters: Counters,
     /// What all UDP flows share.

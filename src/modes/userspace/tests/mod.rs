@@ -19,8 +19,8 @@ use super::{
     listeners::{ListenerSet, redirect_ports::RedirectPorts},
     plan::{GroupPlan, Target},
     proxy::{
-        Shared, cluster_local::ClusterLocal, transparent::Transparent, udp::Resources,
-        workers::Workers,
+        Shared, buffered::Buffered, cluster_local::ClusterLocal, transparent::Transparent,
+        udp::Resources, workers::Workers,
     },
 };
 use crate::{
@@ -61,13 +61,15 @@ impl Proxy {
 
     fn on(node: &str, udp_timeout: Duration, protocol: Protocol, targets: &[SocketAddr]) -> Proxy {
         let cluster_local = Arc::new(ClusterLocal::new(DetectLocal::NodeCidr));
-        let descriptors = Descriptors::of_this_process();
+        let descriptors = Descriptors::of_this_process(None);
+        let counters = Counters::register(&prometheus::Registry::new()).unwrap();
         let ports = LocalPorts::with_most(UDP_PORTS);
         let shared = Arc::new(Shared {
             node: node.into(),
             udp: Resources::new(&descriptors, ports, udp_timeout),
             descriptors,
-            counters: Counters::register(&prometheus::Registry::new()).unwrap(),
+            buffered: Buffered::new(counters.buffered.clone(), None),
+            counters,
             udp_timeout,
             dial: DialLimits {
                 attempts: 8,

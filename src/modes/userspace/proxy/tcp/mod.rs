@@ -1,7 +1,9 @@
 //! The TCP data path: accept, pick, connect, relay.
 
+mod budget;
 mod dial;
 mod first_flight;
+mod pending;
 mod relay;
 
 use std::{
@@ -18,7 +20,7 @@ use std::{
 };
 
 use socket2::SockRef;
-use tokio::{io::Interest, sync::OwnedSemaphorePermit, time::Instant};
+use tokio::{io::Interest, time::Instant};
 
 pub use self::dial::Limits;
 use self::{
@@ -27,7 +29,8 @@ use self::{
     relay::{End, Progress, Relay, Side},
 };
 use super::{
-    Shared, descriptors,
+    Shared,
+    descriptors::{self, Taken},
     group::ServiceGroup,
     placement::{Placed, Placement},
     proxy_protocol,
@@ -132,8 +135,9 @@ fn leaves_to_others(shared: &Shared, group: &ServiceGroup) -> bool {
             service = %group.label,
             connections,
             "new connections wait: this port of the Service has more than a quarter of the file \
-             descriptors, and less than a quarter is left, which is for others; raise the limit \
-             (ulimit -n); tripod_userspace_accept_paused_total counts it"
+             descriptors, or of those that there is memory for, and less than a quarter is left, \
+             which is for others; raise the limit (ulimit -n, or that of memory); \
+             tripod_userspace_accept_paused_total counts it"
         );
     }
     waits
@@ -165,7 +169,7 @@ fn serve(
     listener: &Listener,
     client: TcpStream,
     peer: SocketAddr,
-    permit: OwnedSemaphorePermit,
+    permit: Taken,
 ) {
     let flow = Flow {
         client: peer,
@@ -210,7 +214,7 @@ impl Drop for Open {
 }
 
 /// Serves one client to its end.
-async fn connection(open: Open, client: Stream, flow: Flow, _held: OwnedSemaphorePermit) {
+async fn connection(open: Open, client: Stream, flow: Flow, _held: Taken) {
     let (shared, group) = (&*open.shared, &*open.address.group);
     if !group.admits(&flow) {
         shared.counters.connections_refused.inc();
@@ -291,7 +295,7 @@ async fn carry(shared: &Shared, relay: &mut Relay, client: &Stream, dialed: &mut
     let mut check = pin!(tokio::time::sleep(first));
     loop {
         let step = poll_fn(|cx| {
-            let progress = relay.poll(cx, client, backend, &shared.descriptors);
+            let progress = relay.poll(cx, client, backend, shared.into());
             let (from_client, to_client) = relay.take_counts();
             dialed.lease.carried(from_client, to_client);
             progress

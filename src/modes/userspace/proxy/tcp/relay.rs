@@ -16,7 +16,9 @@ use std::{
 use socket2::SockRef;
 use tokio::time::Instant;
 
-use super::{super::descriptors::Descriptors, first_flight::FirstFlight};
+use super::{
+    super::buffered::Buffered, budget::Budget, first_flight::FirstFlight, pending::Pending,
+};
 use crate::kernel::socket::{
     pipe::Pipe,
     stream::{Follows, Read, Stream},
@@ -24,6 +26,9 @@ use crate::kernel::socket::{
 
 /// Size of the buffer that a worker's connections share, in bytes.
 const SCRATCH: usize = 64 * 1024;
+
+/// What is read at once while much is kept for slow receivers, in bytes.
+const LITTLE: usize = 2 * 1024;
 
 /// A read of at least this many bytes speaks for a bulk flow.
 const BULK_READ: usize = 16 * 1024;
@@ -124,9 +129,8 @@ struct Direction {
     bulk: bool,
     streak: u8,
     pipe: Option<Pipe>,
-    /// Copied bytes that the receiver did not take yet, from `written` on.
-    pending: Vec<u8>,
-    written: usize,
+    /// Copied bytes that the receiver did not take yet.
+    pending: Pending,
     /// Bytes that were read and not counted yet.
     uncounted: usize,
     /// The error of a send that was made right after a read. The kernel gives it
@@ -141,8 +145,7 @@ impl Direction {
             bulk: false,
             streak: 0,
             pipe: None,
-            pending: Vec::new(),
-            written: 0,
+            pending: Pending::default(),
             uncounted: 0,
             refused: None,
         }
@@ -158,19 +161,14 @@ impl Direction {
         if let Some(why) = self.refused.take() {
             return Poll::Ready(Err(why.into()));
         }
-        while self.written < self.pending.len() {
-            let left = &self.pending[self.written..];
-            match to.write_some(left, Follows::Nothing) {
-                Ok(n) => self.written += n,
+        while !self.pending.is_empty() {
+            match to.write_some(self.pending.left(), Follows::Nothing) {
+                Ok(n) => self.pending.delivered(n),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     ready!(to.poll_writable(cx))?;
                 }
                 Err(e) => return Poll::Ready(Err(e)),
             }
-        }
-        if self.written > 0 {
-            self.pending = Vec::new();
-            self.written = 0;
         }
         while let Some(pipe) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
             match to.drain(pipe) {
@@ -195,21 +193,26 @@ impl Direction {
         &mut self,
         cx: &mut Context<'_>,
         ends: &Ends<'_>,
-        descriptors: &Descriptors,
+        budget: Budget<'_>,
         seen: &mut dyn FnMut(&[u8]),
     ) -> Poll<Result<Moved, Fault>> {
         if self.bulk && self.pipe.is_none() {
             self.pipe = Pipe::take(|| {
                 // What is left then is for connections.
-                if descriptors.short() {
+                if budget.descriptors.short() {
                     return None;
                 }
-                descriptors.try_take(2)
+                budget.descriptors.try_take(2)
             });
             self.bulk = self.pipe.is_some();
         }
         let moved = SHARED.with_borrow_mut(|buffer| {
-            let read = ready!(ends.from.poll_read(cx, self.pipe.as_mut(), buffer))?;
+            let at_once = if budget.buffered.is_much() {
+                &mut buffer[..LITTLE]
+            } else {
+                &mut buffer[..]
+            };
+            let read = ready!(ends.from.poll_read(cx, self.pipe.as_mut(), at_once))?;
             Poll::Ready(io::Result::Ok(match read {
                 Read::Spliced(length) => Moved {
                     length,
@@ -218,7 +221,7 @@ impl Direction {
                 Read::Copied { length, last } => {
                     seen(&buffer[..length]);
                     let last = last && !ends.sender_dead;
-                    self.pass_on(&buffer[..length], last, ends.to);
+                    self.pass_on(&buffer[..length], last, ends.to, budget.buffered);
                     Moved { length, last }
                 }
             }))
@@ -239,7 +242,7 @@ impl Direction {
     }
 
     /// Writes `bytes`, the `last` ones perhaps, and keeps what the receiver does not take.
-    fn pass_on(&mut self, bytes: &[u8], last: bool, to: &Stream) {
+    fn pass_on(&mut self, bytes: &[u8], last: bool, to: &Stream, buffered: &Buffered) {
         let follows = if last { Follows::End } else { Follows::Nothing };
         let mut sent = 0;
         while sent < bytes.len() {
@@ -252,9 +255,7 @@ impl Direction {
                 }
             }
         }
-        if sent < bytes.len() {
-            self.pending = bytes[sent..].to_vec();
-        }
+        self.pending = Pending::copy(&bytes[sent..], buffered);
     }
 
     /// Decides from the size of a read whether this is a bulk flow.
@@ -276,7 +277,7 @@ impl Direction {
         &mut self,
         cx: &mut Context<'_>,
         ends: &Ends<'_>,
-        descriptors: &Descriptors,
+        budget: Budget<'_>,
         seen: &mut dyn FnMut(&[u8]),
     ) -> Poll<Result<(), Fault>> {
         let mut moved = 0;
@@ -305,7 +306,7 @@ impl Direction {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            let step = ready!(self.poll_move(cx, ends, descriptors, seen))?;
+            let step = ready!(self.poll_move(cx, ends, budget, seen))?;
             if step.length == 0 && ends.sender_dead {
                 return Poll::Ready(Err(Fault::Sender));
             }
@@ -343,7 +344,7 @@ impl Relay {
     /// backend that did not answer.
     pub fn new(header: &[u8], first: FirstFlight) -> Self {
         let mut out = Direction::new();
-        out.pending = [header, &first.bytes].concat();
+        out.pending = Pending::first([header, &first.bytes].concat());
         if first.ended {
             out.phase = Phase::Ended;
         }
@@ -365,7 +366,7 @@ impl Relay {
         cx: &mut Context<'_>,
         client: &Stream,
         backend: &Stream,
-        descriptors: &Descriptors,
+        budget: Budget<'_>,
     ) -> Poll<Progress> {
         let first = &mut self.first_flight;
         let ends = Ends {
@@ -374,7 +375,7 @@ impl Relay {
             sender_dead: false,
             other_closed: self.back.phase == Phase::Closed,
         };
-        let out = self.out.poll(cx, &ends, descriptors, &mut |bytes| {
+        let out = self.out.poll(cx, &ends, budget, &mut |bytes| {
             if first.as_mut().is_some_and(|f| !f.push(bytes)) {
                 *first = None;
             }
@@ -408,7 +409,7 @@ impl Relay {
             sender_dead: dead,
             other_closed: self.out.phase == Phase::Closed,
         };
-        let back = self.back.poll(cx, &ends, descriptors, &mut |bytes| {
+        let back = self.back.poll(cx, &ends, budget, &mut |bytes| {
             // An end is an answer, too, if it is the backend's own.
             if !bytes.is_empty() || !dead {
                 *first = None;

@@ -12,12 +12,12 @@ use std::{
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use tokio::{net::UdpSocket, sync::OwnedSemaphorePermit, time::Instant};
+use tokio::{net::UdpSocket, time::Instant};
 
 use super::super::{
     Shared,
     backends::{Endpoint, Lease, Tried},
-    descriptors,
+    descriptors::{self, Taken},
     group::ServiceGroup,
 };
 use super::{
@@ -78,7 +78,7 @@ struct Association {
     unanswered: Mutex<Vec<u8>>,
     /// Endpoints that refused this client before, for the next association.
     tried: Mutex<Tried>,
-    _descriptor: OwnedSemaphorePermit,
+    _descriptor: Taken,
 }
 
 /// The associations of one service group, shared by all workers: whichever worker the
@@ -297,7 +297,7 @@ impl Associations {
                 service = %self.label(),
                 "no {what} are left for new UDP clients, whose datagrams are dropped; UDP may take \
                  half of net.ipv4.ip_local_port_range for each endpoint, and half of the open \
-                 files (ulimit -n); tripod_userspace_udp_exhausted_total counts them"
+                 files (ulimit -n), and of those that there is memory for; tripod_userspace_udp_exhausted_total counts them"
             );
         }
         None

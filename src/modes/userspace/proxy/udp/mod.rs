@@ -49,7 +49,7 @@ impl Resources {
     /// other programs on the node need the rest. Idle flows end after `timeout`.
     pub fn new(descriptors: &Descriptors, ports: Arc<LocalPorts>, timeout: Duration) -> Self {
         Resources {
-            flows: Flows::new(descriptors.total() / 2, ports.most(), timeout),
+            flows: Flows::new(descriptors.for_clients() / 2, ports.most(), timeout),
             ports,
             exhaustion_logged: LoggedFlag::default(),
         }

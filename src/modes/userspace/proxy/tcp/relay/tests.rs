@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use prometheus::IntGauge;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, Interest},
     net::{TcpListener, TcpStream},
     time::timeout,
 };
 
-use super::*;
+use super::{super::super::descriptors::Descriptors, *};
 
 /// Longer than anything here takes unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -33,9 +34,14 @@ async fn reset(stream: TcpStream, seen_by: &Stream) {
 }
 
 async fn run(relay: &mut Relay, client: &Stream, backend: &Stream) -> End {
-    let descriptors = Descriptors::of_this_process();
+    let descriptors = Descriptors::of_this_process(None);
+    let buffered = Buffered::new(IntGauge::new("kept", "kept").unwrap(), None);
+    let budget = Budget {
+        descriptors: &descriptors,
+        buffered: &buffered,
+    };
     loop {
-        let step = std::future::poll_fn(|cx| relay.poll(cx, client, backend, &descriptors));
+        let step = std::future::poll_fn(|cx| relay.poll(cx, client, backend, budget));
         match timeout(DEADLINE, step).await.expect("it ends") {
             Progress::Ended(end) => return end,
             Progress::HalfClosed(_) | Progress::Stalled => {}
