@@ -163,7 +163,7 @@ acceptance: test-tools
 	$(CARGO) build --release --bin tripod
 	TRIPOD=$(RELEASE)/tripod TRIPOD_ACCEPTANCE=1 TRIPOD_NO_SKIP=1 $(CARGO) test --test suite -- \
 	    userspace::retry userspace::streams userspace::idle userspace::udp userspace::guest \
-	    userspace::upgrades
+	    userspace::upgrades userspace::overload
 
 # All modes at once, SOAK seconds each; then docs/soak.csv, its plot and docs/reliability.md.
 SOAK ?= 3600

@@ -17,6 +17,7 @@ mod call;
 mod checks;
 mod host;
 mod manifests;
+mod memory;
 mod pattern;
 mod process;
 mod programs;
@@ -37,6 +38,7 @@ pub use call::{
 };
 pub use host::Host;
 pub use manifests::{BACKEND_PORT, EndpointChoice, Service};
+pub use memory::MemoryCgroup;
 pub use pattern::{Pattern, send_pattern, verify_pattern};
 pub use process::{Group, die_with_parent};
 pub use programs::{ProgramFault, Programs};

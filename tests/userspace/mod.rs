@@ -12,6 +12,7 @@ mod guest;
 mod idle;
 mod manifests;
 mod many;
+mod overload;
 mod policies;
 mod preferences;
 mod proxy_protocol;

@@ -1,0 +1,85 @@
+//! Loads on one Service: clients by the thousand that ask for more than can be given.
+
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use socket2::{Domain, Socket, Type};
+
+use crate::lab::{Lab, bind_new, eventually};
+
+/// Clients of one Service, whose connections end when this is dropped: with a reset, which
+/// leaves no port of a client behind (TIME_WAIT).
+pub struct Clients(Vec<TcpStream>);
+
+/// Connects `count` clients without waiting for any of them.
+pub fn connect(lab: &Lab, to: SocketAddr, count: usize) -> Clients {
+    let client = || {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).expect("a socket");
+        socket.set_nonblocking(true).expect("a socket");
+        socket.set_linger(Some(Duration::ZERO)).expect("a socket");
+        // Goes on while nobody waits for it.
+        let _ = socket.connect(&to.into());
+        TcpStream::from(socket)
+    };
+    lab.client
+        .enter(|| Clients((0..count).map(|_| client()).collect()))
+}
+
+impl Clients {
+    /// Has each client whose connection has come about send `bytes`, as far as they are
+    /// taken; answers how many took some.
+    pub fn send(&mut self, bytes: &[u8]) -> usize {
+        let sent = self.0.iter_mut().map(|client| client.write(bytes));
+        sent.filter(Result::is_ok).count()
+    }
+
+    /// Waits until all connections have come about, and has each client say `line`.
+    pub fn say(&mut self, line: &str) {
+        for (n, client) in self.0.iter_mut().enumerate() {
+            let mut waits = [PollFd::new(client.as_fd(), PollFlags::POLLOUT)];
+            let ready = poll(&mut waits, PollTimeout::from(10_000_u16)).expect("poll(2)");
+            assert_eq!(ready, 1, "client {n} is not connected");
+            writeln!(client, "{line}").unwrap_or_else(|error| panic!("client {n}: {error}"));
+        }
+    }
+
+    /// Has the clients send all that is taken, until nothing more is for half a second.
+    pub fn send_all_that_is_taken(&mut self) {
+        let chunk = vec![b'x'; 64 * 1024];
+        let mut last = Instant::now();
+        eventually("nothing more is taken", Duration::from_secs(60), || {
+            if self.send(&chunk) > 0 {
+                last = Instant::now();
+            }
+            if last.elapsed() > Duration::from_millis(500) {
+                return Ok(());
+            }
+            Err("some is taken".to_owned())
+        });
+    }
+
+    /// Returns how many there are whose connection was neither refused nor reset.
+    pub fn open(&self) -> usize {
+        let open = |client: &&TcpStream| match client.peek(&mut [0]) {
+            Ok(n) => n > 0,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        };
+        self.0.iter().filter(open).count()
+    }
+}
+
+/// Has `count` UDP clients send one question each, from so many addresses and ports, and
+/// not wait for the answer.
+pub fn udp_clients(lab: &Lab, to: SocketAddr, count: usize) {
+    let sources: Vec<_> = (1..=8).map(|n| lab.another_source(to.ip(), n)).collect();
+    lab.client.enter(|| {
+        for n in 0..count {
+            let socket = bind_new(sources[n % sources.len()]).expect("a socket");
+            // Fails where the answer to an earlier one was refused.
+            let _ = socket.send_to(b"name", to);
+        }
+    });
+}

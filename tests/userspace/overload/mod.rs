@@ -1,0 +1,247 @@
+//! More than can be served: one Service has clients by the thousand while memory or
+//! descriptors are limited. The process lives, another Service is served all the while, and
+//! the one that was flooded is, a second after that has ended.
+
+mod fairness;
+mod loads;
+
+use std::net::SocketAddr;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use self::loads::{connect, udp_clients};
+use crate::lab::{
+    self, Capture, Lab, MemoryCgroup, Service, Share, Tripod, ask, eventually, figure, skip,
+    tripod_binary, udp, udp_say,
+};
+
+const MIB: u64 = 1024 * 1024;
+
+/// Memory that the process and its sockets may take, where that is what runs out.
+const LITTLE: u64 = 64 * MIB;
+
+/// Memory where descriptors run out.
+const MUCH: u64 = 1024 * MIB;
+
+/// Descriptors that it may have.
+const DESCRIPTORS: usize = 20_000;
+
+/// Clients of one Service whose connections are all carried with little memory.
+const MANY: usize = 2_000;
+
+/// How soon a Service is served again after its flood.
+const RECOVERY: Duration = Duration::from_secs(1);
+
+/// Declares each named load as two tests: one for each way to capture traffic.
+macro_rules! overloads {
+    ($($name:ident: $memory:expr,)+) => { $(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn redirect() {
+                in_lab(Capture::Redirect, |lab| overload(lab, $memory, super::$name));
+            }
+
+            #[test]
+            fn local() {
+                in_lab(Capture::Local, |lab| overload(lab, $memory, super::$name));
+            }
+        }
+    )+ };
+}
+
+overloads! {
+    a_flood_that_memory_ends: LITTLE,
+    a_flood_that_descriptors_end: MUCH,
+    clients_that_never_read: LITTLE,
+    clients_that_send_nothing_or_a_byte_now_and_then: LITTLE,
+    backends_that_never_read: LITTLE,
+    datagrams_of_many_clients: LITTLE,
+}
+
+fn in_lab(capture: Capture, body: impl FnOnce(&mut Lab)) {
+    match MemoryCgroup::missing() {
+        Some(reason) => skip(reason),
+        None => lab::run(Share::Alone, || body(&mut Lab::new(capture))),
+    }
+}
+
+/// What is overloaded.
+struct Overloaded<'a> {
+    lab: &'a Lab,
+    tripod: &'a Tripod,
+    cgroup: &'a MemoryCgroup,
+    /// The Service that has so many clients.
+    flooded: SocketAddr,
+}
+
+impl Overloaded<'_> {
+    /// Waits until new connections wait for what others have.
+    fn runs_out(&self) {
+        eventually("new connections wait", Duration::from_secs(30), || {
+            let name = "tripod_userspace_accept_paused_total";
+            let paused = self.tripod.metric(&self.lab.node, name);
+            paused
+                .filter(|n| *n > 0.0)
+                .map(drop)
+                .ok_or(format!("{paused:?}"))
+        });
+    }
+
+    fn show(&self, when: &str) {
+        let mib = |bytes: u64| format!("{:.1}", bytes as f64 / MIB as f64);
+        let [tcp, most_tcp] = self.cgroup.tcp();
+        figure(
+            when,
+            format!(
+                "{} descriptors, {} of memory, {} MiB at most, {} of TCP, {} MiB at most, {} KiB resident",
+                self.tripod.descriptors(),
+                mib(self.cgroup.usage()),
+                mib(self.cgroup.most()),
+                mib(tcp),
+                mib(most_tcp),
+                self.tripod.resident_kib(),
+            ),
+        );
+    }
+}
+
+/// Runs `load`, which ends with what it returns, and sees what it costs.
+fn overload<L>(lab: &mut Lab, memory: u64, load: impl FnOnce(&Overloaded) -> L) {
+    let (web, other) = (Service::new("web", 10), Service::new("other", 11));
+    lab.three_backends().publish_all(&web);
+    lab.publish_all(&other);
+    let cgroup = MemoryCgroup::new(memory);
+    let command = cgroup.command(&lab.node, DESCRIPTORS, &tripod_binary());
+    let tripod = Tripod::start_as(lab, command);
+    let (flooded, beside) = (web.cluster()[0], other.cluster()[0]);
+    for to in [flooded, beside] {
+        ask(&lab.client, to).expect("an answer before the load");
+    }
+    let overloaded = Overloaded {
+        lab,
+        tripod: &tripod,
+        cgroup: &cgroup,
+        flooded,
+    };
+    let (idle, before) = (tripod.descriptors(), cgroup.usage());
+    overloaded.show("before");
+    let over = AtomicBool::new(false);
+    let load = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| call_until(lab, beside, &over));
+        let load = load(&overloaded);
+        overloaded.show("under load");
+        over.store(true, Relaxed);
+        beside.join().expect("calls of the other Service");
+        load
+    });
+    assert_eq!(cgroup.killed(), 0, "processes killed for want of memory");
+    drop(load);
+    let begun = Instant::now();
+    eventually("the flooded Service is served", RECOVERY, || {
+        ask(&lab.client, flooded).map_err(|error| error.to_string())?;
+        // What was dropped at first is asked again.
+        let socket = udp(&lab.client, flooded).expect("a socket");
+        let patience = Some(Duration::from_millis(50));
+        socket.set_read_timeout(patience).expect("a socket");
+        udp_say(&socket, "name").map_err(|error| error.to_string())
+    });
+    figure("served again", format!("after {:?}", begun.elapsed()));
+    // Those that the kernel had completed are served first, and found to be gone. UDP
+    // clients are kept for a while.
+    eventually("descriptors are free", 5 * RECOVERY, || {
+        let open = tripod.descriptors();
+        if open <= idle + 150 {
+            return Ok(());
+        }
+        Err(format!("{open} are open, {idle} were"))
+    });
+    overloaded.show(&format!("{:?} afterwards", begun.elapsed()));
+    assert_eq!(cgroup.reached(), 0, "times that all memory was in use");
+    // The allocator keeps some.
+    let (after, most) = (cgroup.usage(), cgroup.most());
+    assert!(
+        after < 8 * MIB + (before + most) / 2,
+        "{before}, {most}, now {after}"
+    );
+}
+
+/// Calls `to` until it is `over`, once at least; all calls succeed.
+fn call_until(lab: &Lab, to: SocketAddr, over: &AtomicBool) {
+    let mut delays = Vec::new();
+    loop {
+        let calls = lab::FirstByte::measure(&lab.client, to, 20, 1, &RwLock::new(()));
+        assert_eq!(calls.failures(), [""; 0], "calls of the other Service");
+        delays.extend(calls.delays);
+        if over.load(Relaxed) {
+            break;
+        }
+    }
+    delays.sort_unstable();
+    let [half, most] = [50, 99].map(|percent| delays[(delays.len() - 1) * percent / 100]);
+    let calls = delays.len();
+    figure(
+        "other Service",
+        format!(
+            "{calls} calls, p50 {half:?}, p99 {most:?}, slowest {:?}",
+            delays[calls - 1]
+        ),
+    );
+}
+
+fn a_flood_that_memory_ends(of: &Overloaded) -> impl Sized + use<> {
+    flood(of)
+}
+
+fn a_flood_that_descriptors_end(of: &Overloaded) -> impl Sized + use<> {
+    flood(of)
+}
+
+/// More connections than there are descriptors for; each client asks something.
+fn flood(of: &Overloaded) -> loads::Clients {
+    let mut clients = connect(of.lab, of.flooded, DESCRIPTORS * 6 / 10);
+    of.runs_out();
+    clients.send(b"name\n");
+    // For that long the flood is at its height, while others call.
+    std::thread::sleep(Duration::from_secs(3));
+    clients
+}
+
+fn clients_that_never_read(of: &Overloaded) -> impl Sized + use<> {
+    let mut clients = connect(of.lab, of.flooded, MANY);
+    clients.say(&format!("source {}", u32::MAX));
+    std::thread::sleep(Duration::from_secs(5));
+    clients
+}
+
+fn clients_that_send_nothing_or_a_byte_now_and_then(of: &Overloaded) -> impl Sized + use<> {
+    let mut slow = connect(of.lab, of.flooded, 200);
+    let silent = connect(of.lab, of.flooded, 2 * MANY);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(5) {
+        slow.send(b"n");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(
+        silent.open(),
+        2 * MANY,
+        "silent clients that keep their connections"
+    );
+    (silent, slow)
+}
+
+fn backends_that_never_read(of: &Overloaded) -> impl Sized + use<> {
+    let mut clients = connect(of.lab, of.flooded, MANY);
+    clients.say("stall");
+    clients.send_all_that_is_taken();
+    clients
+}
+
+fn datagrams_of_many_clients(of: &Overloaded) {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(5) {
+        udp_clients(of.lab, of.flooded, 10_000);
+    }
+}
