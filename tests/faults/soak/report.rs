@@ -70,7 +70,10 @@ pub fn write(text: &mut String) {
             most(|sample| sample.objects),
         );
     }
-    text.push_str("\nThe samples are in [soak.csv](soak.csv).\n");
+    text.push_str(
+        "\nThe samples are in [soak.csv](soak.csv). (Unoptimised build; the modes ran side by side \
+         on two cores\nthat also ran other programs, ipvs mode in a guest kernel.)\n",
+    );
 }
 
 /// A panel of the plot: its title, and what it shows.
