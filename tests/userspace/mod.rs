@@ -7,6 +7,7 @@ mod changes;
 mod circles;
 mod command_line;
 mod descriptors;
+mod ended;
 mod gap;
 mod guest;
 mod idle;

@@ -145,6 +145,14 @@ impl Drains {
         self.due.first().map(|(at, _)| *at)
     }
 
+    /// Returns the real servers of a virtual server that are drained.
+    pub fn of(&self, frontend: &Frontend) -> Vec<SocketAddr> {
+        let draining = self.frontends.get(frontend);
+        draining.map_or_else(Vec::new, |draining| {
+            draining.reals.keys().copied().collect()
+        })
+    }
+
     /// Returns how many real servers are drained.
     pub fn len(&self) -> usize {
         let of = |draining: &Draining| draining.reals.len();

@@ -125,7 +125,10 @@ impl Executor {
                 self.assignments.forget(&name);
             }
             let difference = diff(plans.unwrap_or_default(), &self.applied(&name), node);
-            let opened = self.open(&name, difference);
+            let mut opened = self.open(&name, difference);
+            if node.opens_listeners {
+                opened = opened.and(self.reopen_ended(&name));
+            }
             done(name, opened);
         }
     }

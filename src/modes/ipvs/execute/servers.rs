@@ -141,10 +141,16 @@ impl Execution<'_> {
         });
         let limit = port.preferences().drain_timeout;
         let limit = limit.or(self.options.drain_timeout);
-        let before = changes.len();
+        let (before, drained) = (changes.len(), self.drains.of(frontend));
         server_changes(server, present, limit, self.drains, self.now, changes);
         let known = self.full.and_then(|full| full.known.as_ref());
-        if changes.len() > before && known.is_some_and(|known| !known.contains(frontend)) {
+        let is_end_of_drain = |change: &Change| match change {
+            Change::DeleteReal(_, real) => drained.contains(real),
+            _ => false,
+        };
+        if !changes[before..].iter().all(is_end_of_drain)
+            && known.is_some_and(|known| !known.contains(frontend))
+        {
             self.progress
                 .repaired
                 .push(objects::virtual_server(frontend));

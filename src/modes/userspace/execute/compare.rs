@@ -36,6 +36,20 @@ impl Executor {
         missing
     }
 
+    /// Has the groups of `port` listen again where another program ended a socket. Fails
+    /// with why one cannot.
+    pub(super) fn reopen_ended(&mut self, port: &ServicePortName) -> Result<(), String> {
+        let mut outcome = Ok(());
+        for name in GroupKind::ALL.map(|kind| GroupName::of(port, kind)) {
+            let Some(group) = self.groups.get_mut(&name) else {
+                continue;
+            };
+            let reopened = group.reopen_ended();
+            outcome = outcome.and(reopened.map_err(|(at, error)| self.cannot_bind(at, &error)));
+        }
+        outcome
+    }
+
     /// Returns what is to listen for `port`.
     pub fn listeners(&self, port: &ServicePortName) -> Vec<String> {
         let groups = GroupKind::ALL.map(|kind| self.groups.get(&GroupName::of(port, kind)));

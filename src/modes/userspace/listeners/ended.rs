@@ -1,12 +1,12 @@
 //! Sockets that listen no longer though nothing here closed them: another program may end
 //! them in the kernel (`ss -K`, SOCK_DESTROY of `sock_diag(7)`).
 
-use std::{net::SocketAddr, os::fd::AsFd};
+use std::{io, mem, net::SocketAddr, os::fd::AsFd, sync::Arc};
 
-use super::{ListenerSet, Listeners};
+use super::{ListenerSet, Listeners, WorkerListener};
 use crate::{
     kernel::socket::{
-        listening::identity,
+        listening::{self, identity},
         poller::{Poller, Token},
     },
     net::Protocol,
@@ -16,16 +16,71 @@ impl ListenerSet {
     /// Returns the addresses at which one of its sockets listens no longer.
     pub fn ended(&self) -> impl Iterator<Item = SocketAddr> {
         let ended = self.open.iter().filter(|listeners| listeners.has_ended());
-        ended.map(|listeners| listeners.address)
+        ended.map(|listeners| listeners.bind.address)
+    }
+
+    /// Has each worker whose socket at an address listens no longer listen there anew.
+    /// Those that listen go on meanwhile.
+    ///
+    /// # Errors
+    /// When an address cannot be bound, and which; the others are tried all the same.
+    pub fn reopen_ended(&mut self) -> Result<(), (SocketAddr, io::Error)> {
+        let mut open = mem::take(&mut self.open);
+        let mut outcome = Ok(());
+        for listeners in &mut open {
+            let address = listeners.bind.address;
+            let reopened = self.reopen(listeners);
+            outcome = outcome.and(reopened.map_err(|error| (address, error)));
+        }
+        self.open = open;
+        outcome
+    }
+
+    fn reopen(&self, listeners: &mut Listeners) -> io::Result<()> {
+        for number in 0..listeners.on.len() {
+            let on = &listeners.on[number];
+            if !on.has_ended(self.protocol) {
+                continue;
+            }
+            let worker = Arc::clone(&on.worker);
+            let fresh = match &self.associations {
+                Some(associations) => {
+                    let socket = listening::udp(listeners.bind)?;
+                    let fresh = self.on_udp(listeners, &worker, socket, associations)?;
+                    // Answers of its associations go out by it.
+                    if let Some(ended) = worker.udp.remove(listeners.on[number].token) {
+                        ended.close();
+                    }
+                    fresh
+                }
+                None => {
+                    let Some(ended) = worker.tcp.get(on.token) else {
+                        continue;
+                    };
+                    let socket = listening::tcp(listeners.bind)?;
+                    let fresh = self.on_tcp(listeners, &worker, socket, &ended.address)?;
+                    worker.tcp.remove(listeners.on[number].token);
+                    fresh
+                }
+            };
+            listeners.on[number] = fresh;
+        }
+        Ok(())
     }
 }
 
 impl Listeners {
     fn has_ended(&self) -> bool {
-        self.on.iter().any(|on| match self.protocol {
-            Protocol::Udp => has_ended(&on.worker.udp, on.token),
-            _ => has_ended(&on.worker.tcp, on.token),
-        })
+        self.on.iter().any(|on| on.has_ended(self.protocol))
+    }
+}
+
+impl WorkerListener {
+    fn has_ended(&self, protocol: Protocol) -> bool {
+        match protocol {
+            Protocol::Udp => has_ended(&self.worker.udp, self.token),
+            _ => has_ended(&self.worker.tcp, self.token),
+        }
     }
 }
 

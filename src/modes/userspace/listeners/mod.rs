@@ -4,6 +4,7 @@
 mod admission;
 mod ended;
 pub mod given;
+mod on_worker;
 pub mod redirect_ports;
 
 use std::{
@@ -47,7 +48,7 @@ pub type InUse = Weak<tcp::ListenerAddress>;
 /// The listeners of one address. Dropping them closes them.
 #[derive(Debug)]
 struct Listeners {
-    address: SocketAddr,
+    bind: Bind,
     protocol: Protocol,
     on: Vec<WorkerListener>,
     in_use: InUse,
@@ -277,7 +278,7 @@ impl ListenerSet {
 
     /// Returns the addresses it listens on.
     pub fn listens_on(&self) -> impl Iterator<Item = SocketAddr> {
-        self.open.iter().map(|listeners| listeners.address)
+        self.open.iter().map(|listeners| listeners.bind.address)
     }
 
     /// Returns the addresses that are bound and silent.
@@ -316,7 +317,7 @@ impl ListenerSet {
         });
         // Should anything fail, its drop closes what is open by then.
         let mut listeners = Listeners {
-            address: bind.address,
+            bind,
             protocol: self.protocol,
             on: Vec::with_capacity(count),
             in_use: Arc::downgrade(&address),
@@ -344,14 +345,8 @@ impl ListenerSet {
                 let bound = several(fresh, || listening::udp(bind))?;
                 let given = given.into_iter().map(std::net::UdpSocket::from);
                 for (worker, socket) in on.zip(given.chain(bound)) {
-                    let listener = udp::Listener::new(socket, Arc::clone(associations));
-                    let listener = Arc::new(listener);
-                    let held: Weak<udp::Listener> = Arc::downgrade(&listener);
-                    listeners.on.push(WorkerListener {
-                        token: worker.udp.add(listener)?,
-                        worker: Arc::clone(worker),
-                        held: self.hold(shared, bind, held),
-                    });
+                    let listener = self.on_udp(&listeners, worker, socket, associations)?;
+                    listeners.on.push(listener);
                 }
             }
             (Protocol::Udp | Protocol::Sctp, _) => {
@@ -377,34 +372,10 @@ impl ListenerSet {
         address: &Arc<tcp::ListenerAddress>,
     ) -> io::Result<()> {
         for (worker, socket) in on.zip(sockets) {
-            if address.filtered.load(Relaxed) {
-                // It was logged when it was made; who gets in is reset.
-                let _ = self.filter.attach(&socket);
-            }
-            let listener = Arc::new(tcp::Listener {
-                socket: listening::start(socket)?,
-                address: Arc::clone(address),
-            });
-            let held: Weak<tcp::Listener> = Arc::downgrade(&listener);
-            let bind = Bind::of_node(listeners.address);
-            listeners.on.push(WorkerListener {
-                token: worker.tcp.add(listener)?,
-                worker: Arc::clone(worker),
-                held: self.hold(&listeners.shared, bind, held),
-            });
+            let listener = self.on_tcp(listeners, worker, socket, address)?;
+            listeners.on.push(listener);
         }
         Ok(())
-    }
-
-    /// Has the holder keep a socket at an address.
-    fn hold(
-        &self,
-        shared: &Shared,
-        bind: Bind,
-        socket: Weak<dyn AsFd + Send + Sync>,
-    ) -> Option<Held> {
-        let holding = &shared.holding;
-        holding.hold(self.protocol, bind.address, &self.held_as, socket)
     }
 
     /// Serves the connections that wait at a socket of an ended process, and closes it:
@@ -470,7 +441,7 @@ impl ListenerSet {
         let at = self
             .open
             .iter()
-            .position(|listeners| listeners.address == address)?;
+            .position(|listeners| listeners.bind.address == address)?;
         Some(self.open.swap_remove(at).in_use.clone())
     }
 

@@ -60,6 +60,10 @@ const IDLE_CHECK: Duration = Duration::from_secs(2);
 /// short.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_secs(1);
 
+/// How long answers of an endpoint that has left its Service are passed on: they may have
+/// been on the way.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
 /// One client's conversation with one backend.
 struct Association {
     key: Key,
@@ -74,6 +78,8 @@ struct Association {
     sent: AtomicU32,
     received: AtomicU32,
     answered: AtomicBool,
+    /// Its endpoint has left the Service: the client's next datagram goes to another one.
+    leaves: AtomicBool,
     /// The first datagram, until the backend answers.
     unanswered: Mutex<Vec<u8>>,
     /// Endpoints that refused this client before, for the next association.
@@ -87,6 +93,8 @@ pub struct Associations {
     shared: Arc<Shared>,
     group: Arc<ServiceGroup>,
     table: Mutex<HashMap<Key, Arc<Association>>>,
+    /// Those whose endpoint has left, for answers that are on the way.
+    leaving: Mutex<Vec<Arc<Association>>>,
     inherited: Mutex<Inherited>,
 }
 
@@ -105,6 +113,7 @@ impl Associations {
             shared,
             group,
             table: Mutex::default(),
+            leaving: Mutex::default(),
             inherited: Mutex::default(),
         })
     }
@@ -214,7 +223,11 @@ impl Associations {
                 self.unreachable(&endpoint, &mut tried, &error);
                 continue;
             }
-            let (place, ended) = self.shared.udp.flows.begin(endpoint.address);
+            let (place, ended) = self
+                .shared
+                .udp
+                .flows
+                .begin(&self.group.label, endpoint.address);
             self.count_ended(ended);
             let place = match place {
                 Ok(place) => place,
@@ -253,6 +266,7 @@ impl Associations {
             sent: AtomicU32::new(0),
             received: AtomicU32::new(0),
             answered: AtomicBool::new(false),
+            leaves: AtomicBool::new(false),
             unanswered: Mutex::default(),
             tried: Mutex::new(tried),
             _descriptor: descriptor,
@@ -331,8 +345,14 @@ impl Associations {
         }
     }
 
-    /// Takes the association out of the table; false if another has its place.
+    /// Ends the association. Returns whether its client has no other one.
     fn forget(&self, association: &Arc<Association>) -> bool {
+        if association.leaves.load(Relaxed) {
+            association.end();
+            let mut leaving = self.leaving.lock();
+            leaving.retain(|one| !Arc::ptr_eq(one, association));
+            return !self.table.lock().contains_key(&association.key);
+        }
         let mut table = self.table.lock();
         let current = table
             .get(&association.key)
@@ -350,6 +370,7 @@ impl Associations {
         let mut check = Box::pin(tokio::time::sleep(
             self.idle_limit(&association).min(IDLE_CHECK),
         ));
+        let leaves = || association.leaves.load(Relaxed);
         loop {
             tokio::select! {
                 ready = association.backend.ready(ANSWER_OR_REFUSAL) => {
@@ -372,8 +393,12 @@ impl Associations {
                         _ => {}
                     }
                 }
-                () = association.place.activity().ended() => break,
+                () = association.place.activity().changed() => {
+                    if association.place.activity().ends() { break }
+                    check.as_mut().reset(Instant::now() + LAST_ANSWERS);
+                }
                 () = &mut check => {
+                    if leaves() { break }
                     let limit = self.idle_limit(&association);
                     let left = limit.saturating_sub(association.place.idle());
                     if left.is_zero() { break }
@@ -385,19 +410,28 @@ impl Associations {
         self.shared.counters.udp_associations.dec();
     }
 
-    /// Ends the associations with endpoints that have left the Service.
+    /// Has clients of endpoints that have left the Service go to others with their next
+    /// datagram. What the endpoints had been asked they may still answer.
     pub fn end_gone(&self) {
-        let table = self.table.lock();
-        let all = table.values();
-        let gone = all.filter(|association| !self.serves(association.lease.endpoint().address));
-        gone.for_each(|association| association.end());
+        let mut leaving = self.leaving.lock();
+        let mut table = self.table.lock();
+        let gone = table.extract_if(|_, a| !self.serves(a.lease.endpoint().address));
+        for (_, association) in gone {
+            association.leaves.store(true, Relaxed);
+            association.place.activity().wake();
+            leaving.push(association);
+        }
     }
 
     /// Ends and forgets the associations of clients that came in by `listener`: as long
-    /// as one is in the table, the socket stays open, even if nothing runs any more.
+    /// as one is kept here, the socket stays open, even if nothing runs any more.
     pub(super) fn end_at(&self, listener: &Arc<Listener>) {
+        let came_in_there = |a: &Association| Arc::ptr_eq(&a.listener, listener);
+        let mut leaving = self.leaving.lock();
+        let leaving = leaving.extract_if(.., |a| came_in_there(a));
+        leaving.for_each(|association| association.end());
         let mut table = self.table.lock();
-        let ending = table.extract_if(|_, a| Arc::ptr_eq(&a.listener, listener));
+        let ending = table.extract_if(|_, a| came_in_there(a));
         ending.for_each(|(_, association)| association.end());
     }
 

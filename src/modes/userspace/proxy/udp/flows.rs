@@ -3,6 +3,7 @@
 
 use std::{
     collections::VecDeque,
+    hash::Hash,
     net::SocketAddr,
     sync::{
         Arc, Weak,
@@ -39,6 +40,9 @@ pub struct Flows {
 struct State {
     all: Queue,
     remotes: HashMap<SocketAddr, Queue>,
+    services: HashMap<Arc<str>, Queue>,
+    /// The Services that have more than a quarter of the flows that there may be.
+    large: Vec<Arc<str>>,
 }
 
 /// Flows, those that have been idle for longest first, roughly: one that was used
@@ -61,7 +65,7 @@ pub struct Activity {
 /// There are as many flows as there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// Of all: they take descriptors.
+    /// Of all, or of this Service where few are left for others: they take descriptors.
     All,
     /// To that endpoint: they take local ports.
     Endpoint,
@@ -71,6 +75,7 @@ pub enum Full {
 #[derive(Debug)]
 pub struct Place {
     flows: Arc<Flows>,
+    service: Arc<str>,
     remote: SocketAddr,
     activity: Arc<Activity>,
 }
@@ -88,20 +93,27 @@ impl Flows {
         })
     }
 
-    /// Returns the place of a new flow to `remote`, unless there are too many. Answers
-    /// also how many others were ended to make room.
-    pub fn begin(self: &Arc<Self>, remote: SocketAddr) -> (Result<Place, Full>, usize) {
+    /// Returns the place of a new flow of `service` to `remote`, unless there are too many.
+    /// Answers also how many others were ended to make room: those of Services that have
+    /// many before those of others.
+    pub fn begin(
+        self: &Arc<Self>,
+        service: &Arc<str>,
+        remote: SocketAddr,
+    ) -> (Result<Place, Full>, usize) {
         let now = self.now();
         let mut state = self.state.lock();
         let allowed = self.allowed(state.all.count, self.most);
-        let mut ended = state.all.end_idle(now, allowed);
+        let mut ended = state.end_idle(service, now, allowed);
         let of_remote = state.remotes.entry(remote).or_default();
         let allowed = self.allowed(of_remote.count, self.most_each);
         ended += of_remote.end_idle(now, allowed);
         let full = if of_remote.count >= self.most_each {
             Some(Full::Endpoint)
         } else {
-            (state.all.count >= self.most).then_some(Full::All)
+            let left = self.most.saturating_sub(state.all.count);
+            let is_full = left == 0 || left < self.large() && state.large.contains(service);
+            is_full.then_some(Full::All)
         };
         if let Some(full) = full {
             return (Err(full), ended);
@@ -111,9 +123,12 @@ impl Flows {
             ends: AtomicBool::new(false),
             end: Notify::new(),
         });
-        state.add(remote, &activity, now);
+        if state.add(service, remote, &activity, now) == self.large() + 1 {
+            state.large.push(Arc::clone(service));
+        }
         let place = Place {
             flows: Arc::clone(self),
+            service: Arc::clone(service),
             remote,
             activity,
         };
@@ -140,26 +155,61 @@ impl Flows {
         Some(self.timeout.mul_f64(share).max(SHORTEST))
     }
 
+    /// Returns how many flows a Service may have while few are left for others.
+    fn large(&self) -> usize {
+        self.most / 4
+    }
+
     fn now(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
 impl State {
-    fn add(&mut self, remote: SocketAddr, activity: &Arc<Activity>, now: u64) {
+    /// Adds a flow. Returns how many the Service has now.
+    fn add(
+        &mut self,
+        service: &Arc<str>,
+        remote: SocketAddr,
+        activity: &Arc<Activity>,
+        now: u64,
+    ) -> usize {
         self.all.add(activity, now);
         self.remotes.entry(remote).or_default().add(activity, now);
+        let of_service = self.services.entry(Arc::clone(service)).or_default();
+        of_service.add(activity, now);
+        of_service.count
     }
 
-    fn remove(&mut self, remote: SocketAddr) {
+    /// Takes a flow out. Returns how many the Service has now.
+    fn remove(&mut self, service: &Arc<str>, remote: SocketAddr) -> usize {
         self.all.count -= 1;
-        if let Some(of_remote) = self.remotes.get_mut(&remote) {
-            of_remote.count -= 1;
-            if of_remote.count == 0 {
-                self.remotes.remove(&remote);
-            }
-        }
+        remove(&mut self.remotes, &remote);
+        remove(&mut self.services, service)
     }
+
+    /// Ends flows that were idle for longer than `allowed`, before another one of `service`
+    /// begins: its own if it has many, otherwise those of a Service that has, or of all if
+    /// none has. Answers how many.
+    fn end_idle(&mut self, service: &Arc<str>, now: u64, allowed: Option<Duration>) -> usize {
+        let large = self.large.iter().find(|large| *large == service);
+        let large = large.or(self.large.first());
+        let queue = large.and_then(|large| self.services.get_mut(large));
+        queue.unwrap_or(&mut self.all).end_idle(now, allowed)
+    }
+}
+
+/// Takes a flow out of the `queues`: one that is left empty goes. Returns how many are left.
+fn remove<K: Eq + Hash>(queues: &mut HashMap<K, Queue>, key: &K) -> usize {
+    let Some(queue) = queues.get_mut(key) else {
+        return 0;
+    };
+    queue.count -= 1;
+    let left = queue.count;
+    if left == 0 {
+        queues.remove(key);
+    }
+    left
 }
 
 impl Queue {
@@ -208,8 +258,18 @@ impl Activity {
         self.end.notify_one();
     }
 
-    /// Waits until the flow is to end.
-    pub async fn ended(&self) {
+    /// Returns whether the flow is to end.
+    pub fn ends(&self) -> bool {
+        self.ends.load(Relaxed)
+    }
+
+    /// Wakes who waits for [`Activity::changed`].
+    pub fn wake(&self) {
+        self.end.notify_one();
+    }
+
+    /// Waits until the flow is to end, or something else about it changed.
+    pub async fn changed(&self) {
         self.end.notified().await;
     }
 }
@@ -234,7 +294,10 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.flows.state.lock().remove(self.remote);
+        let mut state = self.flows.state.lock();
+        if state.remove(&self.service, self.remote) == self.flows.large() {
+            state.large.retain(|large| *large != self.service);
+        }
     }
 }
 
@@ -250,8 +313,16 @@ mod tests {
         SocketAddr::from(([10, 1, 0, last], 53))
     }
 
+    fn service(number: u8) -> Arc<str> {
+        format!("service {number}").into()
+    }
+
+    fn begin_of(flows: &Arc<Flows>, of: u8, to: u8) -> Place {
+        flows.begin(&service(of), remote(to)).0.expect("a place")
+    }
+
     fn begin(flows: &Arc<Flows>, to: u8) -> Place {
-        flows.begin(remote(to)).0.expect("a place")
+        begin_of(flows, to, to)
     }
 
     fn ends(place: &Place) -> bool {
@@ -272,7 +343,7 @@ mod tests {
         places.push(begin(&flows, 2));
         assert!(!places.iter().any(ends), "none was idle for so long");
         advance(Duration::from_secs(2)).await;
-        let (place, ended) = flows.begin(remote(2));
+        let (place, ended) = flows.begin(&service(2), remote(2));
         places.push(place.expect("a place"));
         // The first one was used.
         assert_eq!(ended, EXAMINED);
@@ -284,20 +355,50 @@ mod tests {
     async fn there_are_never_too_many_and_none_that_waits_for_its_answer_ends() {
         for (most, each) in [(10, 100), (100, 10)] {
             let flows = Flows::new(most, each, TIMEOUT);
-            let mut places: Vec<Place> = (0..10).map(|_| begin(&flows, 1)).collect();
+            let mut places: Vec<Place> = (0..10).map(|n| begin_of(&flows, n, 1)).collect();
             let full = [Full::All, Full::Endpoint][usize::from(most > each)];
-            assert_eq!(flows.begin(remote(1)).0.err(), Some(full));
+            let another = || flows.begin(&service(10), remote(1)).0;
+            assert_eq!(another().err(), Some(full));
             assert_eq!(flows.make_room(remote(1)), 0);
             assert!(!places.iter().any(ends));
             advance(SHORTEST * 2).await;
-            assert!(
-                flows.begin(remote(1)).0.is_err(),
-                "the ended are still there"
-            );
+            assert!(another().is_err(), "the ended are still there");
             places.retain(|place| !ends(place));
             assert_eq!(places.len(), 10 - EXAMINED);
             begin(&flows, 1);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_with_many_flows_leaves_places_and_time_to_others() {
+        let flows = Flows::new(100, 1000, TIMEOUT);
+        let quiet: Vec<Place> = (0..10).map(|_| begin(&flows, 1)).collect();
+        advance(TIMEOUT / 2).await;
+        // So that none of its own may be ended.
+        let mut flood: Vec<Place> = Vec::new();
+        let full = loop {
+            match flows.begin(&service(2), remote(2)) {
+                (Ok(place), ended) => {
+                    assert_eq!(ended, 0);
+                    flood.push(place);
+                }
+                (Err(full), _) => break full,
+            }
+        };
+        assert_eq!((full, flood.len()), (Full::All, 66));
+        // Others have the last quarter, and what is idle of the many goes for them, however
+        // long others were.
+        advance(TIMEOUT / 3).await;
+        let mut ended = 0;
+        for _ in 0..20 {
+            let (place, more) = flows.begin(&service(3), remote(3));
+            std::mem::forget(place.expect("a place"));
+            ended += more;
+        }
+        assert!(ended > 20 && flood.iter().filter(|place| ends(place)).count() == ended);
+        assert!(!quiet.iter().any(ends));
+        drop(flood);
+        assert!(flows.state.lock().large.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -308,6 +409,7 @@ mod tests {
         }
         let state = flows.state.lock();
         assert!(state.all.entries.len() <= 65 && state.remotes.is_empty());
+        assert!(state.services.is_empty());
         assert_eq!(state.all.count, 0);
     }
 }

@@ -1,0 +1,65 @@
+//! One socket of an address on one worker.
+
+use std::{
+    io,
+    os::fd::AsFd,
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+};
+
+use socket2::Socket;
+
+use super::{ListenerSet, Listeners, WorkerListener};
+use crate::{
+    hold::Held,
+    kernel::socket::listening,
+    modes::userspace::proxy::{tcp, udp, workers::Worker},
+};
+
+impl ListenerSet {
+    /// Has `worker` accept connections from a bound socket at the address of `listeners`.
+    pub(super) fn on_tcp(
+        &self,
+        listeners: &Listeners,
+        worker: &Arc<Worker>,
+        socket: Socket,
+        address: &Arc<tcp::ListenerAddress>,
+    ) -> io::Result<WorkerListener> {
+        if address.filtered.load(Relaxed) {
+            // It was logged when it was made; who gets in is reset.
+            let _ = self.filter.attach(&socket);
+        }
+        let listener = Arc::new(tcp::Listener {
+            socket: listening::start(socket)?,
+            address: Arc::clone(address),
+        });
+        let held: Weak<tcp::Listener> = Arc::downgrade(&listener);
+        Ok(WorkerListener {
+            token: worker.tcp.add(listener)?,
+            worker: Arc::clone(worker),
+            held: self.hold(listeners, held),
+        })
+    }
+
+    /// Has `worker` take datagrams from a bound socket at the address of `listeners`.
+    pub(super) fn on_udp(
+        &self,
+        listeners: &Listeners,
+        worker: &Arc<Worker>,
+        socket: std::net::UdpSocket,
+        associations: &Arc<udp::Associations>,
+    ) -> io::Result<WorkerListener> {
+        let listener = Arc::new(udp::Listener::new(socket, Arc::clone(associations)));
+        let held: Weak<udp::Listener> = Arc::downgrade(&listener);
+        Ok(WorkerListener {
+            token: worker.udp.add(listener)?,
+            worker: Arc::clone(worker),
+            held: self.hold(listeners, held),
+        })
+    }
+
+    /// Has the holder keep a socket at the address of `listeners`.
+    fn hold(&self, listeners: &Listeners, socket: Weak<dyn AsFd + Send + Sync>) -> Option<Held> {
+        let (holding, address) = (&listeners.shared.holding, listeners.bind.address);
+        holding.hold(self.protocol, address, &self.held_as, socket)
+    }
+}
