@@ -2,7 +2,8 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    ops::RangeFrom,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -15,7 +16,7 @@ use super::sample::{Sample, objects};
 use crate::{
     faults::fault::Mode,
     lab::{
-        Capture, Lab, Service, Tripod, ask, eventually, figure, say, soak_length, tcp,
+        Capture, Lab, Service, Tripod, ask, eventually, figure, say, soak_length, tcp_from,
         tripod_binary, udp, udp_say,
     },
 };
@@ -28,6 +29,8 @@ const CALLS: u32 = 25;
 const UDP_SHARE: u64 = 5;
 /// Connections that are open all the while.
 const OPEN: usize = 12;
+/// Their ports, below what `net.ipv4.ip_local_port_range` gives to others.
+const OPEN_FROM: RangeFrom<u16> = 10_000..;
 /// Services that come and go.
 const COMING: u8 = 40;
 /// Samples of a run.
@@ -153,10 +156,22 @@ fn under_calls<T>(lab: &Lab, addresses: &[SocketAddr], body: impl FnOnce(&Calls)
     done
 }
 
+/// Opens connections from ports that the kernel gives to no other one: IPVS finds the
+/// connection that an answer belongs to by client and real server (`ip_vs_conn_out_get`), and
+/// mistakes it where a client calls two Services from one port and both lead to the same
+/// endpoint.
 fn open(lab: &Lab, addresses: &[SocketAddr]) -> Vec<(SocketAddr, TcpStream)> {
-    let all = addresses.iter().cycle().take(OPEN);
-    all.map(|to| (*to, tcp(&lab.client, *to).expect("a connection")))
-        .collect()
+    let all = addresses.iter().cycle().zip(OPEN_FROM).take(OPEN);
+    let opened = all.map(|(to, port)| {
+        let any: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let from = SocketAddr::new(any, port);
+        let stream = tcp_from(&lab.client, from, *to);
+        (*to, stream.expect("a connection"))
+    });
+    opened.collect()
 }
 
 /// Asks by a new socket, and once more: a datagram may be on its way to an endpoint that
