@@ -46,18 +46,24 @@ RELEASE := $(TARGET)/release
 # would otherwise have everything built again.
 STATIC := $(TARGET)/static
 HOST    = $(shell rustc -vV | sed -n 's/^host: //p')
+# No folder of the machine that builds is in it, so that each gets the same bytes.
+REGISTRY = $(or $(CARGO_HOME),$(HOME)/.cargo)
+SAME_PATHS = --remap-path-prefix=$(abspath $(TARGET))=/target --remap-path-prefix=$(CURDIR)=/tripod \
+    --remap-path-prefix=$(REGISTRY)=/cargo
 define static-build
-RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) $(1) --target $(HOST) --target-dir $(STATIC)
+RUSTFLAGS='-C target-feature=+crt-static $(SAME_PATHS)' \
+    $(CARGO) $(1) --target $(HOST) --target-dir $(STATIC)
 endef
 
 # ip and iptables are often in sbin, which is not on every user's PATH.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help demo static aarch64 deb dist unit lab guest test conformance reliability check bench acceptance soak fuzz demo-tools test-tools dist-tools aarch64-tools
+.PHONY: help demo static reproducible aarch64 deb dist unit lab guest test conformance reliability check bench acceptance soak fuzz demo-tools test-tools dist-tools aarch64-tools
 
 help:
 	@echo 'make demo        Tripod at work in a playground of namespaces (no root needed)'
 	@echo 'make static      a release binary without dependencies, for images: target/static/tripod'
+	@echo 'make reproducible  builds it twice, in two folders, and compares the sums (a quarter of an hour)'
 	@echo 'make aarch64     the same for aarch64: target/static/tripod-aarch64'
 	@echo 'make deb         a package for nodes without a cluster, into target/dist'
 	@echo 'make dist        the package, both static binaries, an SBOM and SHA256SUMS, into target/dist'
@@ -81,10 +87,14 @@ static:
 	$(call static-build,build --bin tripod --release)
 	cp $(STATIC)/$(HOST)/release/tripod $(STATIC)/tripod
 
+# Builds the newest commit in two folders, and compares the programs.
+reproducible:
+	deploy/dist/reproducible.sh $(abspath $(TARGET))/reproducible
+
 # Debian's cross compiler links; deploy/dist/aarch64.sh finds a standard library.
 AARCH64 := aarch64-unknown-linux-gnu
 define aarch64-build
-deploy/dist/aarch64.sh $(TARGET)/tools/aarch64 && RUSTC=$(TARGET)/tools/aarch64/bin/rustc RUSTFLAGS='-C target-feature=+crt-static' \
+deploy/dist/aarch64.sh $(TARGET)/tools/aarch64 && RUSTC=$(TARGET)/tools/aarch64/bin/rustc RUSTFLAGS='-C target-feature=+crt-static $(SAME_PATHS)' \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
     $(CARGO) $(1) --target $(AARCH64) --target-dir $(TARGET)/aarch64
 endef
