@@ -1,6 +1,7 @@
 //! What the documents say holds: links lead somewhere, commands and flags are those of
 //! the program, and the contents list every page.
 
+mod dependencies;
 mod manual;
 mod recording;
 

@@ -1,0 +1,94 @@
+//! docs/dependencies.md names the crates with unsafe code that Tripod is built from, and no
+//! others.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    process::Command,
+};
+
+use serde_json::Value;
+
+use super::root;
+
+/// What follows the keyword where it is not in a comment or an attribute.
+const UNSAFE: [&str; 5] = [
+    "unsafe {",
+    "unsafe fn ",
+    "unsafe impl",
+    "unsafe extern ",
+    "unsafe trait ",
+];
+
+#[test]
+fn crates_with_unsafe_code_are_those_that_are_reviewed() {
+    let found: BTreeSet<String> = dependencies()
+        .into_iter()
+        .filter(|(_, source)| has_unsafe(Path::new(source)))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(found.len() > 50, "{found:?}");
+    let page = fs::read_to_string(root().join("docs/dependencies.md")).expect("the page");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let firsts = rows.filter_map(|row| row.split(" | ").next());
+    let named: BTreeSet<String> = firsts
+        .flat_map(|first| first.split(", "))
+        .map(|name| name.trim_matches('`').to_owned())
+        .collect();
+    let differ: Vec<_> = found.symmetric_difference(&named).collect();
+    assert!(
+        differ.is_empty(),
+        "look at {differ:?}, and add or remove them in docs/dependencies.md"
+    );
+}
+
+/// Returns the crates that are built into the program or run by the compiler for it, each
+/// with the folder of its source.
+fn dependencies() -> BTreeMap<String, String> {
+    // What is built with the features in use, a line each: its name and version.
+    let tree = cargo(&["tree", "--edges=normal", "--prefix=none"]);
+    let built: BTreeSet<String> = tree
+        .lines()
+        .map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" "))
+        .collect();
+    let metadata = cargo(&["metadata", "--format-version=1"]);
+    let metadata: Value = serde_json::from_str(&metadata).expect("JSON");
+    let packages = metadata["packages"].as_array().expect("packages");
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let packages = packages.iter().filter_map(|package| {
+        let name = text(&package["name"]);
+        let is_built = built.contains(&format!("{name} v{}", text(&package["version"])));
+        let source = text(&package["manifest_path"]).replace("Cargo.toml", "src");
+        (is_built && name != env!("CARGO_PKG_NAME")).then_some((name, source))
+    });
+    packages.collect()
+}
+
+fn cargo(arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(arguments).args(["--offline", "--locked"]);
+    let output = command.current_dir(root()).output().expect("running cargo");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn has_unsafe(folder: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return false;
+    };
+    entries.flatten().any(|entry| {
+        let path = entry.path();
+        if path.is_dir() {
+            return has_unsafe(&path);
+        }
+        let is_rust = path.extension().is_some_and(|kind| kind == "rs");
+        is_rust && fs::read_to_string(&path).is_ok_and(|text| is_unsafe(&text))
+    })
+}
+
+fn is_unsafe(text: &str) -> bool {
+    let lines = text.lines().map(str::trim_start);
+    let mut code = lines.filter(|line| !line.starts_with("//"));
+    code.any(|line| UNSAFE.iter().any(|what| line.contains(what)))
+}
