@@ -141,10 +141,10 @@ fn printed(log: &str) -> Samples {
     let mut samples = Samples::new();
     for line in log.lines() {
         // What ran in a guest is printed by it, and once more at its end.
-        let Some((_, found)) = line.split_once("FIGURE soak ") else {
-            continue;
-        };
-        let Some((mode, sample)) = found.split_once(": ") else {
+        let figure = line.split_once("FIGURE ").map(|(_, figure)| figure);
+        let figure = figure.map(|figure| figure.strip_prefix("guest, ").unwrap_or(figure));
+        let soak = figure.and_then(|figure| figure.strip_prefix("soak "));
+        let Some((mode, sample)) = soak.and_then(|soak| soak.split_once(": ")) else {
             continue;
         };
         let mode = match mode {
