@@ -1,5 +1,7 @@
 //! Which backend a UDP client talks to, and for how long.
 
+mod search;
+
 use std::{
     io,
     net::{IpAddr, SocketAddr},
@@ -14,23 +16,15 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::{net::UdpSocket, time::Instant};
 
+use self::search::Found;
 use super::super::{
     Shared,
-    backends::{Endpoint, Lease, Tried},
-    descriptors::{self, Taken},
+    backends::{Lease, Tried},
+    descriptors::Taken,
     group::ServiceGroup,
 };
-use super::{
-    ANSWER_OR_REFUSAL, Listener, Local, connected,
-    flows::{Full, Place},
-    receive_answer,
-};
-use crate::{
-    kernel::socket::{datagram, local_ports::Failure},
-    net::Protocol,
-    sched::Flow,
-    services::Retry,
-};
+use super::{ANSWER_OR_REFUSAL, Listener, Local, flows::Place, receive_answer};
+use crate::{kernel::socket::datagram, sched::Flow, services::Retry};
 
 /// A client, and the address of ours that it sends to.
 pub type Key = (SocketAddr, IpAddr);
@@ -42,10 +36,6 @@ const KEPT: usize = 2048;
 /// Datagrams of a client that may be all that it has to ask: a name server is
 /// asked for the addresses of both families at once.
 const FEW: u32 = 2;
-
-/// Endpoints that may be found to have as many flows as there are local ports, before a
-/// datagram of a new client is dropped: of each, flows that are idle end meanwhile.
-const MOST_FULL: usize = 8;
 
 /// Idle time after which an association ends whose client asked no more than
 /// that, and got as many answers. It would seldom come back; the kernel's
@@ -207,53 +197,12 @@ impl Associations {
         let Some(descriptor) = self.shared.descriptors.try_take(1) else {
             return self.exhausted("file descriptors");
         };
-        let mut preferred = self.inherited(&key).filter(|_| tried.is_empty());
-        let mut full = 0;
-        let (endpoint, backend, local, place) = loop {
-            let endpoint = match self.choose(key, preferred.take(), &mut tried) {
-                Some(endpoint) => endpoint,
-                None if full > 0 => return self.exhausted("local ports"),
-                None => return None,
-            };
-            if self
-                .shared
-                .comes_back(&self.group, Protocol::Udp, endpoint.address)
-            {
-                let error = io::Error::other("its calls come back here");
-                self.unreachable(&endpoint, &mut tried, &error);
-                continue;
-            }
-            let (place, ended) = self
-                .shared
-                .udp
-                .flows
-                .begin(&self.group.label, endpoint.address);
-            self.count_ended(ended);
-            let place = match place {
-                Ok(place) => place,
-                Err(Full::All) => return self.exhausted("file descriptors"),
-                Err(Full::Endpoint) => {
-                    full += 1;
-                    if full == MOST_FULL || self.group.has_affinity() {
-                        return self.exhausted("local ports");
-                    }
-                    tried.add(endpoint.address);
-                    continue;
-                }
-            };
-            match connected(&self.shared, &flow(key), endpoint.address) {
-                Ok((backend, local)) => break (endpoint, backend, local, place),
-                Err(Failure::NoPort) => {
-                    self.count_ended(self.shared.udp.flows.make_room(endpoint.address));
-                    return self.exhausted("local ports");
-                }
-                Err(Failure::Other(e)) if descriptors::exhausted(&e) => {
-                    return self.exhausted("file descriptors");
-                }
-                // No route leads there, most often.
-                Err(Failure::Other(e)) => self.unreachable(&endpoint, &mut tried, &e),
-            }
-        };
+        let Found {
+            endpoint,
+            backend,
+            local,
+            place,
+        } = self.find(key, &mut tried)?;
         let lease = endpoint.lease();
         lease.connected();
         let association = Arc::new(Association {
@@ -282,44 +231,6 @@ impl Associations {
             self.forget(&association);
         }
         Some(association)
-    }
-
-    /// Returns the endpoint for a client: the one that is `preferred`, if it takes clients.
-    fn choose(
-        &self,
-        key: Key,
-        preferred: Option<SocketAddr>,
-        tried: &mut Tried,
-    ) -> Option<Endpoint> {
-        let preferred = preferred.and_then(|address| self.group.prefer(&flow(key), address));
-        preferred.or_else(|| self.group.pick(&flow(key), tried))
-    }
-
-    /// The endpoint cannot be reached from here: another one may be.
-    fn unreachable(&self, endpoint: &Endpoint, tried: &mut Tried, error: &io::Error) {
-        tracing::trace!(service = %self.label(), endpoint = %endpoint.address, "{error}");
-        self.group.failed(endpoint.address);
-        self.shared.counters.dial_failures.inc();
-        tried.add(endpoint.address);
-    }
-
-    /// There is not enough of `what` for another client, and no other endpoint can help.
-    fn exhausted<T>(&self, what: &str) -> Option<T> {
-        self.shared.counters.udp_exhausted.inc();
-        if self.shared.udp.exhaustion_logged.is_first() {
-            tracing::warn!(
-                service = %self.label(),
-                "no {what} are left for new UDP clients, whose datagrams are dropped; UDP may take \
-                 half of net.ipv4.ip_local_port_range for each endpoint, and half of the open \
-                 files (ulimit -n), and of those that there is memory for; tripod_userspace_udp_exhausted_total counts them"
-            );
-        }
-        None
-    }
-
-    fn count_ended(&self, ended: usize) {
-        let ended = u64::try_from(ended).unwrap_or(u64::MAX);
-        self.shared.counters.udp_ended_early.inc_by(ended);
     }
 
     /// The endpoint refused the client: begins an association with the next
