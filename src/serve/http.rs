@@ -260,8 +260,8 @@ pub(super) async fn serve<L: Listener, R: Into<Reply>>(
     .await;
 }
 
-/// Has `serve` serve each connection to `listener`, for ever. They count among `open`,
-/// have a bounded time, and end with this.
+/// Has `serve` serve each connection to `listener`, until another program ends that in the
+/// kernel (`ss -K`). They count among `open`, have a bounded time, and end with this.
 pub(super) async fn each_connection<L: Listener, F>(
     listener: L,
     open: Arc<Connections>,
@@ -275,9 +275,14 @@ pub(super) async fn each_connection<L: Listener, F>(
             accepted = listener.next() => accepted,
             Some(_) = connections.join_next() => continue,
         };
-        let Ok((stream, peer)) = accepted else {
-            tokio::time::sleep(ACCEPT_AGAIN).await;
-            continue;
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            // It listens no longer (accept(2)).
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            Err(_) => {
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
         };
         let mut place = open.enter(peer);
         let served = serve(stream, peer);

@@ -33,7 +33,11 @@ pub use self::{
     secure::Secure,
     status_api::{About, PortTraffic, StatusApi, TrafficSource},
 };
-use self::{connections::Connections, healthz::Probes};
+use self::{
+    connections::Connections,
+    healthz::Probes,
+    http::{Asked, Reply},
+};
 use crate::runner::health::Health;
 
 /// Registers the metrics of probes with `registry`. Returns the task to run: it
@@ -48,12 +52,7 @@ pub fn health(
     registry: &Registry,
 ) -> Result<impl Future<Output = Result<(), Error>> + use<>, Error> {
     let probes = Probes::register(health, registry)?;
-    Ok(async move {
-        let listener = at.listen("/healthz").await?;
-        let open = Arc::new(Connections::default());
-        http::serve(listener, open, move |asked| probes.answer(asked)).await;
-        Ok(())
-    })
+    Ok(async move { serve(at, "/healthz", move |asked| probes.answer(asked)).await })
 }
 
 /// Serves metrics and pages for people at `at`. Ends only when the address cannot be
@@ -62,10 +61,22 @@ pub fn health(
 /// # Errors
 /// Says why it cannot be bound.
 pub async fn metrics(at: Bind, about: Arc<Introspection>) -> Result<(), Error> {
-    let listener = at.listen("/metrics").await?;
+    serve(at, "/metrics", move |asked| about.answer(asked)).await
+}
+
+/// Serves `what` at `at`, which is bound anew when another program has ended the listener.
+async fn serve<R: Into<Reply>>(
+    mut at: Bind,
+    what: &'static str,
+    answer: impl Fn(Asked<'_>) -> R + Clone + Send + Sync + 'static,
+) -> Result<(), Error> {
     let open = Arc::new(Connections::default());
-    http::serve(listener, open, move |asked| about.answer(asked)).await;
-    Ok(())
+    loop {
+        let listener = at.listen(what).await?;
+        http::serve(listener, Arc::clone(&open), answer.clone()).await;
+        // Whether it can be bound at all was seen at the start.
+        at.hard_fail = false;
+    }
 }
 
 /// Serves the same over TLS, to those whom the API server lets. Ends only when the
@@ -81,9 +92,12 @@ pub async fn secure_metrics(secure: Secure, about: Arc<Introspection>) -> Result
 /// user of this process may use; does not end. A socket that cannot be opened is tried
 /// again.
 pub async fn status(path: PathBuf, api: Arc<StatusApi>) {
-    let listener = unix::listen(path).await;
     let open = Arc::new(Connections::default());
-    http::serve(listener, open, move |asked| api.answer(asked)).await;
+    loop {
+        let listener = unix::listen(path.clone()).await;
+        let api = Arc::clone(&api);
+        http::serve(listener, Arc::clone(&open), move |asked| api.answer(asked)).await;
+    }
 }
 
 /// Why something cannot be served at all.

@@ -72,14 +72,17 @@ pub(super) async fn serve(secure: Secure, about: Arc<Introspection>) -> Result<(
 
 async fn run(secure: Secure, about: Arc<Introspection>) -> Result<(), Error> {
     let certificate = open(secure.identity, secure.at.hard_fail).await?;
-    let listener = secure.at.listen("/metrics over TLS").await?;
+    let mut at = secure.at;
     let guard = Arc::new(Guard {
         certificate,
         authorizer: secure.authorizer,
         about,
     });
-    guard.serve(listener).await;
-    Ok(())
+    loop {
+        let listener = at.listen("/metrics over TLS").await?;
+        Arc::clone(&guard).serve(listener).await;
+        at.hard_fail = false;
+    }
 }
 
 async fn open(identity: Identity, hard_fail: bool) -> Result<Certificate, CertificateError> {

@@ -199,39 +199,21 @@ fn ended_listeners_are_named(lab: &Lab, ports: &[(u16, &[&str])]) {
 }
 
 #[test]
-fn listeners_of_userspace_mode_and_of_health_checks() {
+fn listeners_of_userspace_mode() {
     run(Share::Beside, || {
         let mut lab = Lab::new(Capture::Local);
-        let web = Service::new("web", 1)
-            .with_load_balancer()
-            .spec("externalTrafficPolicy", "Local")
-            .spec("healthCheckNodePort", 31_000);
+        let web = Service::new("web", 1);
         lab.add_backends(&["a"]).publish(&web, &["a"]);
         let running = started(&lab, &[]);
         let listener = "listener 10.96.0.1:80/TCP";
-        ended_listeners_are_named(
-            &lab,
-            &[
-                (80, &["missing", listener, "default/web:tcp TCP"]),
-                (
-                    31_000,
-                    &[
-                        "missing",
-                        ":31000/TCP, the health-check node port of default/web",
-                    ],
-                ),
-            ],
-        );
+        let named = ["missing", listener, "default/web:tcp TCP"];
+        ended_listeners_are_named(&lab, &[(80, &named)]);
         // What has ended is not asked over and over.
         running.spends_little_time();
         let to = web.cluster()[0].to_string();
         let explained = tripod(&lab.node, &["explain", "--to", &to]).text;
         assert!(
             explained.contains(&format!("missing  {listener}")),
-            "{explained}"
-        );
-        assert!(
-            explained.contains("the health-check node port of default/web"),
             "{explained}"
         );
     });

@@ -1,21 +1,36 @@
 //! Listeners that another program ended in the kernel.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use super::SOON;
-use crate::lab::{Lab, Service, Tripod, ask, eventually, say, tcp, udp_ask};
+use crate::lab::{Lab, Service, Tripod, ask, eventually, get, say, tcp, udp_ask};
 
 on_each_capture!(listeners_that_another_program_ended_open_anew);
 
-/// Ends what listens in the node's kernel, but for the ports of `/healthz` and `/metrics`.
-const END: [&str; 2] = [
-    "ss --kill -tln '( sport != :10249 and sport != :10256 )'",
-    "ss --kill -uln",
-];
+/// Ends what listens in the node's kernel.
+const END: [&str; 2] = ["ss --kill -tln", "ss --kill -uln"];
+
+/// What answers over HTTP: its port and path.
+const SERVED: [(u16, &str); 3] = [(10_256, "/healthz"), (10_249, "/metrics"), (31_000, "/")];
 
 fn listeners_that_another_program_ended_open_anew(lab: &mut Lab) {
-    let web = Service::new("web", 1);
+    let web = Service::new("web", 1)
+        .with_load_balancer()
+        .spec("externalTrafficPolicy", "Local")
+        .spec("healthCheckNodePort", 31_000);
     lab.three_backends().publish_all(&web);
     let tripod = Tripod::start_with(lab, &["--iptables-sync-period=1s"]);
     let called = web.cluster();
+    let answers = |port, path| {
+        let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        eventually(path, SOON, || {
+            let answer = get(&lab.node, at, path).map_err(|error| error.to_string())?;
+            answer.starts_with("HTTP/1.1 ").then_some(()).ok_or(answer)
+        });
+    };
+    for (port, path) in SERVED {
+        answers(port, path);
+    }
     let mut open: Vec<_> = called
         .iter()
         .map(|to| tcp(&lab.client, *to).expect("a connection"))
@@ -35,6 +50,9 @@ fn listeners_that_another_program_ended_open_anew(lab: &mut Lab) {
                 call(&lab.client, *to).map_err(|error| error.to_string())
             });
         }
+    }
+    for (port, path) in SERVED {
+        answers(port, path);
     }
     for stream in &mut open {
         say(stream, "name").expect("open connections go on");

@@ -147,7 +147,31 @@ async fn listen(
     health: Arc<Health>,
     events: Recorder,
 ) {
-    let Place { service, address } = place.clone();
+    loop {
+        let listener = Arc::new(bound(&place, &events).await);
+        sockets.add(&place, &listener);
+        let (desired, health) = (desired.clone(), Arc::clone(&health));
+        let service = place.service.clone();
+        // Until another program ends it in the kernel.
+        serve(listener, Arc::clone(&connections), move |_| {
+            let check = desired.borrow().checks.get(&service).copied();
+            let count = check.map_or(0, |check| check.local_endpoints);
+            let health = health.snapshot();
+            // A family that fails does not concern Services of the other.
+            let healthy = check.map_or(health.healthy, |check| {
+                let mut families = check.families.iter();
+                families.any(|(family, has)| *has && health.is_healthy(family))
+            });
+            answer(&service, count, healthy)
+        })
+        .await;
+    }
+}
+
+/// Listens at `place`, as soon as it can be bound.
+async fn bound(place: &Place, events: &Recorder) -> TcpListener {
+    let Place { service, address } = place;
+    let address = *address;
     let mut refusals = 0u32;
     let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
     let listener = loop {
@@ -179,20 +203,7 @@ async fn listen(
     } else {
         tracing::debug!(%service, %address, "health-check port opened")
     }
-    let listener = Arc::new(listener);
-    sockets.add(&place, &listener);
-    serve(listener, connections, move |_| {
-        let check = desired.borrow().checks.get(&service).copied();
-        let count = check.map_or(0, |check| check.local_endpoints);
-        let health = health.snapshot();
-        // A family that fails does not concern Services of the other.
-        let healthy = check.map_or(health.healthy, |check| {
-            let mut families = check.families.iter();
-            families.any(|(family, has)| *has && health.is_healthy(family))
-        });
-        answer(&service, count, healthy)
-    })
-    .await;
+    listener
 }
 
 fn answer(service: &ServiceName, count: usize, healthy: bool) -> Answer {
