@@ -1,6 +1,8 @@
 //! `tripod diff`: nothing differs once all is in force, and what another program
 //! changes is named.
 
+use std::process::Stdio;
+
 use serde_json::Value;
 
 use super::{Printed, SOON, started, started_in, started_in_with, tripod};
@@ -28,15 +30,20 @@ fn nothing_differs(lab: &Lab) {
     });
 }
 
-/// Makes each change again until it is seen: the proxy may have repaired it before it is
-/// asked.
+/// Makes each change over and over until it is seen: the proxy may have repaired it before it
+/// is asked.
 fn changes_are_named(lab: &Lab, changes: &[Change]) {
     nothing_differs(lab);
     for Change { command, named } in changes {
         eventually(&format!("{command} is named"), SOON, || {
+            let again = format!("while :; do {command}; sleep 0.05; done");
+            let mut shell = lab.node.command("sh");
             // What is gone already need not go again.
-            let _ = lab.node.command("sh").args(["-c", command]).output();
+            shell.args(["-c", &again]).stderr(Stdio::null());
+            let mut running = shell.spawn().expect("running sh");
             let printed = diff(lab);
+            let ended = running.kill().and_then(|()| running.wait());
+            ended.expect("the end of sh");
             let mut lines = printed.text.lines();
             let names = |line: &str| named.iter().all(|words| line.contains(words));
             if lines.any(names) && printed.status == Some(1) {
